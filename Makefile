@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # One more than there are cores: many tests wait for a process or a timer.
 TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
+# Of `make test-python`.
+VERSION ?= 3.13
 # Of `make test`: where its files lie. In memory if a GiB is free there: what must survive a crash waits for the disk,
 # thousands of times.
 IN_MEMORY := import os, tempfile; path = "/dev/shm"; found = os.access(path, os.W_OK) and os.statvfs(path); \
@@ -26,7 +28,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 	--no-emit-find-links --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow wheel sdist deb image sbom lint format bench readability scenarios restarts fuzz tools e2e e2e-api e2e-node \
+.PHONY: help run test test-slow test-python wheel sdist deb image sbom lint format bench readability scenarios restarts fuzz tools e2e e2e-api e2e-node e2e-versions \
 	proto lock clean command-files session screenshot effect
 
 help:  ## list the targets
@@ -50,6 +52,10 @@ test: $(INSTALLED)  ## the tests of every change, in all cores; 4 minutes on two
 
 test-slow: $(INSTALLED) tools  ## the others: a real containerd, the second event loop, long runs; 10 minutes
 	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup -m slow
+
+test-python:  ## `make test` on Python 3.13, which is installed if need be (VERSION=3.12: another one)
+	python=$$(sh tests/lab/install_python.sh $(VERSION)) && \
+		$(MAKE) test PYTHON=$$python VENV=$(VENV)-$(VERSION)
 
 wheel: $(INSTALLED)  ## build the wheel into dist/
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
@@ -91,11 +97,17 @@ tools:  ## install containerd 1.6 (as root) and build containerd 2, grpcurl, h2s
 e2e: $(INSTALLED) tools  ## the tests on a real containerd
 	$(BIN)/pytest tests/e2e tests/lab
 
+e2e-versions: $(INSTALLED) tools  ## both ends of the supported versions: containerd 1.6 to 2.4, whole kubelets 1.34 and 1.37 in qemu (as root); 30 minutes
+	sh tests/lab/build_tools.sh versions
+	E2E_VERSIONS=all $(BIN)/pytest -n 2 --dist loadgroup tests/e2e tests/lab tests/pods/test_containerd.py
+	bash tests/node/install.sh
+	$(BIN)/python -m tests.node --boot kubelets
+
 e2e-api: $(INSTALLED)  ## the API server as a source, on a real kube-apiserver with etcd (built once: 5 minutes); 1 minute
 	sh tests/lab/build_tools.sh api-server
 	KOORD_RUNTIMEPROXY_E2E_API=1 $(BIN)/pytest tests/e2e_api
 
-e2e-node: $(INSTALLED)  ## a Debian node in qemu (as root): systemd, cgroup v2, the installed wheel; 15 minutes
+e2e-node: $(INSTALLED)  ## a Debian node in qemu (as root): systemd, the installed wheel, cgroup v2 and v1; 25 minutes
 	bash tests/node/install.sh
 	$(BIN)/python -m tests.node
 
@@ -136,4 +148,4 @@ lock: | $(BIN)/pip  ## pin the newest versions that pyproject.toml allows
 	echo cyclonedx-bom | $(LOCK) --no-annotate - -o $(PACKAGES)/sbom.lock
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) .tools dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-3.* .tools dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -7,16 +7,22 @@ spec 1.6).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Final, NoReturn, TypeAlias, TypeVar
 
+from runtimeproxy.documents.reading import InputError, json_value, member
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.slo.names import MAX_ANNOTATION_LENGTH
-from runtimeproxy.units import is_cpu_list, quantity_bytes, quantity_millicores
+from runtimeproxy.units import (
+    MAX_CPU_ID,
+    is_cpu_list,
+    longest_cpu_list,
+    quantity_bytes,
+    quantity_millicores,
+)
 
 RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
 """The scheduler's allocation of CPUs. Source: policies spec 1.2, 1.6.1."""
@@ -60,11 +66,7 @@ class Place:
 
     def member(self, name: str) -> Place:
         """Return a struct's member, matching its key in any case; the last match wins, as in Go."""
-        found: JSON = None
-        for key, value in self._dict().items():
-            if key.lower() == name.lower():
-                found = value
-        return Place(f"{self.path}.{name}", found)
+        return Place(f"{self.path}.{name}", member(self._dict(), name))
 
     def entries(self) -> Mapping[str, Place]:
         """Return a map's entries; keys are not changed."""
@@ -143,14 +145,9 @@ def parse(name: str, text: str) -> Place:
     if len(text) > MAX_ANNOTATION_LENGTH:
         raise AnnotationError(f"annotation {name} is longer than {MAX_ANNOTATION_LENGTH:,} characters")
     try:
-        value: JSON = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise AnnotationError(f"annotation {name} is not valid JSON") from error
-    return Place(name, value)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not valid JSON")
+        return Place(name, json_value(text))
+    except InputError as error:
+        raise AnnotationError(f"annotation {name} is not valid JSON: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,28 +166,46 @@ class ResourceStatus:
 _NO_STATUS: Final = ResourceStatus()
 
 
-def resource_status(annotations: Mapping[str, str]) -> ResourceStatus:
+def resource_status(annotations: Mapping[str, str], last_cpu: int | None = None) -> ResourceStatus:
     """Return the scheduler's allocation for a pod. Source: policies spec 1.6.1, 2.4.
 
+    Args:
+        annotations: of the pod.
+        last_cpu: of the node, which bounds what is read; None: not known.
+
     Raises:
-        AnnotationError: the annotation is malformed, or its CPUs are not a CPU list.
+        AnnotationError: the annotation is malformed, or its CPUs or NUMA nodes are not those of a node.
     """
     text = annotations.get(RESOURCE_STATUS)
-    return _NO_STATUS if text is None else _resource_status(text)
+    return _NO_STATUS if text is None else _resource_status_on(last_cpu)(text)
 
 
-@remembered
-def _resource_status(text: str) -> ResourceStatus:
+@lru_cache(maxsize=1)
+def _resource_status_on(last_cpu: int | None) -> Callable[[str], ResourceStatus]:
+    """Return what reads the annotation on this node."""
+    return remembered(partial(_resource_status, last_cpu))
+
+
+def _resource_status(last_cpu: int | None, text: str) -> ResourceStatus:
     status = parse(RESOURCE_STATUS, text)
     place = status.member("cpuset")
     cpus = place.text()
-    if cpus and not is_cpu_list(cpus):
+    if len(cpus) > longest_cpu_list(last_cpu):
+        place.fail("is longer than any list of this node's CPUs")
+    if cpus and not is_cpu_list(cpus, last_cpu):
         place.fail("is not a CPU list")
     if cpus:
         # Nodes do not count beside CPUs, so an unreadable one does not matter.
         return ResourceStatus(cpus)
     nodes: dict[int, None] = {}
-    for entry in status.member("numaNodeResources").items():
+    place = status.member("numaNodeResources")
+    # Each node with CPU has at least one.
+    if (
+        isinstance(place.value, list)
+        and len(place.value) > (MAX_CPU_ID if last_cpu is None else last_cpu) + 1
+    ):
+        place.fail("has more NUMA nodes than this node has CPUs")
+    for entry in place.items():
         node = entry.member("node").integer()
         resources = entry.member("resources").entries()
         if any(name in resources and resources[name].quantity(read) > 0 for name, read in _CPU_RESOURCES):

@@ -26,8 +26,8 @@ from runtimeproxy.hooks import (
 from runtimeproxy.node.snapshot import Feature, Input, Node
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.slo.names import CPU_BURST
-from runtimeproxy.slo.schema import CpuBurst as Strategy
 from runtimeproxy.slo.schema import CpuBurstPolicy
+from runtimeproxy.slo.schema import CpuBurstStrategy as Strategy
 from runtimeproxy.units import CPU_PERIOD_US
 
 BURST: Final = "cpu.cfs_burst_us"

@@ -1,8 +1,10 @@
 """CPU sets: the CPUs that the scheduler allocated to a pod, or those that its class shares.
 
-The scheduler writes a pod's own CPUs into an annotation. All containers of the pod get exactly these, and the
-quotas of containers and pod are removed: throttling has no use on CPUs that belong to the pod alone. Pods
-without CPUs of their own get the shared pools of their class, where the node knows any (policies spec 2.4).
+The scheduler writes a pod's own CPUs into an annotation. All containers of the pod get exactly these. Of
+`LSE` and `LSR` pods the quotas of containers and pod are removed: throttling has no use on CPUs that belong
+to the pod alone. Others with such an annotation are bound to its CPUs, keep their quotas, and take none from
+others. Pods without CPUs of their own get the shared pools of their class, where the node knows any (policies
+spec 2.4).
 
 CPUs that the kubelet's CPU manager gave to one container alone stay as they are. Where this policy decides,
 the kubelet's updates carry the same CPUs as the creation.
@@ -30,7 +32,7 @@ from runtimeproxy.hooks import (
     ResourceChange,
 )
 from runtimeproxy.node.snapshot import Input, Node, Pool, Pools
-from runtimeproxy.qos import KubeQoSClass, QoSClass
+from runtimeproxy.qos import EXCLUSIVE, KubeQoSClass, QoSClass
 from runtimeproxy.units import UNLIMITED, format_cpu_list
 
 REMEMBERED_LISTS: Final = 64
@@ -47,7 +49,7 @@ class CpusetOptions:
     """Settings of the policy."""
 
     disable_unset_cpu_quota: bool = False
-    """True keeps the quotas of pods with a CPU set; Koordinator's flag of the same name."""
+    """True keeps the quotas of all pods with a CPU set; Koordinator's flag of the same name."""
     be_cpu_manager: bool = False
     """True places `BE` pods in the pools of the NUMA nodes that the scheduler chose; Koordinator's feature
     gate BECPUManager."""
@@ -111,7 +113,7 @@ def _joined(pools: tuple[Pool, ...], numa_nodes: tuple[int, ...] | None = None) 
 
 
 class Cpuset(Policy):
-    """Sets the CPU set from `resource-status` and removes the CPU quota; else the CPUs of the class."""
+    """Sets the CPU set from `resource-status`, without quotas of LSE and LSR pods; else that of the class."""
 
     name: ClassVar[str] = "cpuset"
     selector_without: ClassVar[Mapping[Input, PodSelector]] = {
@@ -127,12 +129,12 @@ class Cpuset(Policy):
         self._options = options or CpusetOptions()
 
     def pod(self, pod: PodView, node: Node) -> PodChange | None:
-        """Return an unlimited quota for the pod's own cgroup, if the scheduler allocated CPUs."""
+        """Return an unlimited quota for the pod's own cgroup, if it has allocated CPUs for itself."""
         try:
-            status = resource_status(pod.annotations)
+            status = resource_status(pod.annotations, node.facts.last_cpu)
         except AnnotationError as error:
             return PodChange(problems=(str(error),))
-        if status.cpus is None or self._options.disable_unset_cpu_quota:
+        if status.cpus is None or not self._is_unlimited(pod):
             return None
         return PodChange(cgroup={"cpu.cfs_quota_us": UNLIMITED}, reason=_ALLOCATED)
 
@@ -140,7 +142,7 @@ class Cpuset(Policy):
         """Return the container's CPUs."""
         pod = container.pod
         try:
-            status = resource_status(pod.annotations)
+            status = resource_status(pod.annotations, node.facts.last_cpu)
         except AnnotationError as error:
             return ContainerChange(problems=(str(error),))
         kubelet = node.kubelet
@@ -155,9 +157,13 @@ class Cpuset(Policy):
             return None
         if status.cpus is None:
             return ContainerChange(resources=ResourceChange(cpuset_cpus=cpus), reason=_SHARED)
-        quota_us = None if self._options.disable_unset_cpu_quota else UNLIMITED
+        quota_us = UNLIMITED if self._is_unlimited(pod) else None
         resources = ResourceChange(cpuset_cpus=cpus, cpu_quota_us=quota_us)
         return ContainerChange(resources=resources, requires=_NO_QUOTA_WITHOUT_CPUS, reason=_ALLOCATED)
+
+    def _is_unlimited(self, pod: PodView) -> bool:
+        """Return whether a pod with allocated CPUs loses its quota."""
+        return pod.qos in EXCLUSIVE and not self._options.disable_unset_cpu_quota
 
     def node(self, node: Node) -> NodeChange | None:
         """Return the CPUs of host applications."""

@@ -34,7 +34,7 @@ from runtimeproxy.hooks.algebra import NEUTRAL
 from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.slo.names import MEMORY_QOS
-from runtimeproxy.slo.schema import MemoryQoS as Strategy
+from runtimeproxy.slo.schema import MemoryQoSStrategy as Strategy
 from runtimeproxy.units import MAX_INT64, UNLIMITED
 
 PAGE_BYTES: Final = 4_096
@@ -56,11 +56,12 @@ _FILES: Final[Mapping[Feature, tuple[str, ...]]] = {
     ),
 }
 _FEATURE_OF: Final = {name: feature for feature, names in _FILES.items() for name in names}
+_PROTECTING: Final = ("memory.min", "memory.low")
 _OFF: Final = Strategy()
 _REASON: Final = "memory QoS of the class"
 
 
-class Amounts(NamedTuple):
+class MemoryAmounts(NamedTuple):
     """Memory request and limit of a container or pod; None: not known."""
 
     request_bytes: int | None
@@ -69,23 +70,23 @@ class Amounts(NamedTuple):
     """-1: none."""
 
 
-def batch_amounts(container: BatchContainer) -> Amounts:
+def batch_amounts(container: BatchContainer) -> MemoryAmounts:
     """Return the batch memory of a container."""
     request, limit = container.request_memory_bytes, container.limit_memory_bytes
-    return Amounts(
+    return MemoryAmounts(
         None if request is None else max(request, 0), UNLIMITED if limit is not None and limit <= 0 else limit
     )
 
 
-def sum_of(containers: Iterable[Amounts]) -> Amounts:
+def sum_of(containers: Iterable[MemoryAmounts]) -> MemoryAmounts:
     """Return the amounts of a pod; unlimited with no containers, or if one has no limit."""
     listed = tuple(containers)
     requests = [each.request_bytes for each in listed if each.request_bytes is not None]
     limits = [each.limit_bytes for each in listed if each.limit_bytes is not None]
     request = sum(requests) if len(requests) == len(listed) else None
     if UNLIMITED in limits or not listed:
-        return Amounts(request, UNLIMITED)
-    return Amounts(request, sum(limits) if len(limits) == len(listed) else None)
+        return MemoryAmounts(request, UNLIMITED)
+    return MemoryAmounts(request, sum(limits) if len(limits) == len(listed) else None)
 
 
 def protected_bytes(request_bytes: int, strategy: Strategy) -> dict[str, int]:
@@ -97,6 +98,46 @@ def protected_bytes(request_bytes: int, strategy: Strategy) -> dict[str, int]:
         low = _percent_of(request_bytes, strategy.low_limit_percent)
         values["memory.low"] = max(low, values.get("memory.min", 0)) if low else 0
     return values
+
+
+class MemoryBound(NamedTuple):
+    """What no memory can be protected above."""
+
+    amount_bytes: int
+    what: str
+    """For problems."""
+
+
+def bounds_of(*limits_bytes: int | None, node: Node) -> tuple[MemoryBound, ...]:
+    """Return what bounds the protection of a pod, container or directory, as far as it is known.
+
+    Args:
+        limits_bytes: its memory limits; -1 and 0 for none, None: not known.
+        node: whose allocatable memory counts, else all that the machine has.
+    """
+    bounds = [MemoryBound(each, "the memory limit") for each in limits_bytes if each is not None and each > 0]
+    if allocatable := (node.allocatable or {}).get("memory"):
+        bounds.append(MemoryBound(allocatable, "the node's allocatable memory"))
+    elif machine := sum(node.memory_bytes.values()):
+        bounds.append(MemoryBound(machine, "the node's memory"))
+    return tuple(bounds)
+
+
+def within_bounds(
+    values: Mapping[str, int], bounds: Sequence[MemoryBound]
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the values with `memory.min` and `memory.low` within bounds, and a problem for each above them.
+
+    Koordinator has no bound: a pod's author could protect more memory than the node has, and with it all that
+    the pod ever touches.
+    """
+    found, problems = dict(values), []
+    least = min(bounds, default=None)
+    for name in _PROTECTING:
+        if least is not None and found.get(name, 0) > least.amount_bytes:
+            amount, found[name] = found[name], least.amount_bytes
+            problems.append(f"{name} of {amount} is bounded to {least.amount_bytes}, {least.what}")
+    return found, tuple(problems)
 
 
 def high_bytes(
@@ -164,7 +205,9 @@ def page_cache_values(limit_bytes: int, strategy: Strategy) -> dict[str, int]:
     return values
 
 
-def container_values(amounts: Amounts, allocatable_bytes: int | None, strategy: Strategy) -> dict[str, int]:
+def container_values(
+    amounts: MemoryAmounts, allocatable_bytes: int | None, strategy: Strategy
+) -> dict[str, int]:
     """Return all values of a container, by cgroup parameter; those that are not known are missing."""
     values = class_values(strategy)
     if amounts.request_bytes is None:
@@ -177,7 +220,7 @@ def container_values(amounts: Amounts, allocatable_bytes: int | None, strategy: 
     return values
 
 
-def pod_values(amounts: Amounts, strategy: Strategy) -> dict[str, int]:
+def pod_values(amounts: MemoryAmounts, strategy: Strategy) -> dict[str, int]:
     """Return all values of a pod's own cgroup, by cgroup parameter; those that are not known are missing."""
     values = class_values(strategy)
     if amounts.request_bytes is not None:
@@ -197,7 +240,7 @@ def directory_values(pods: Sequence[Mapping[str, int | str]], strategy: Strategy
         strategy: of the directory's class; None for `kubepods`, which holds all classes.
     """
     values: dict[str, int] = {}
-    for name in ("memory.min", "memory.low"):
+    for name in _PROTECTING:
         amounts = [value for pod in pods if isinstance(value := pod.get(name), int)]
         # One pod with `max` protects all that there is.
         values[name] = MAX_INT64 if UNLIMITED in amounts else min(sum(amounts), MAX_INT64)
@@ -220,7 +263,7 @@ class MemoryQoS(Policy):
     }
     inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES})
     optional_inputs: ClassVar[frozenset[Input]] = frozenset(
-        {Input.POD_REQUESTS, Input.NODE_OBJECT, Input.KUBELET}
+        {Input.POD_REQUESTS, Input.NODE_OBJECT, Input.MEMORY, Input.KUBELET}
     )
     strategy_parts: ClassVar[frozenset[str]] = frozenset({"memory_qos"})
     optional_features: ClassVar[frozenset[str]] = frozenset(_FILES)
@@ -234,8 +277,11 @@ class MemoryQoS(Policy):
         values: Mapping[str, int] = {}
         if strategy != _OFF:
             amounts, unreadable = pod_amounts(pod, node)
-            values = _claimed(pod_values(amounts, strategy), node)
-            problems += unknown_amounts(amounts, strategy, unreadable)
+            limits = amounts.limit_bytes, pod.resources.memory_limit_bytes
+            found, above = within_bounds(pod_values(amounts, strategy), bounds_of(*limits, node=node))
+            values = _claimed(found, node)
+            problems += above + unknown_amounts(amounts, strategy, unreadable)
+            problems += left_to_unknown_kubelet(pod, values, node)
         if not values and not problems:
             return None
         return PodChange(cgroup=values, problems=problems, reason=_REASON)
@@ -247,8 +293,11 @@ class MemoryQoS(Policy):
             return None
         amounts, unreadable = container_amounts(container, node)
         allocatable = (node.allocatable or {}).get("memory")
-        values = _claimed(container_values(amounts, allocatable, strategy), node)
-        problems = unknown_amounts(amounts, strategy, unreadable)
+        limits = amounts.limit_bytes, container.requested.memory_limit_bytes
+        bounds = bounds_of(*limits, node=node)
+        found, above = within_bounds(container_values(amounts, allocatable, strategy), bounds)
+        values = _claimed(found, node)
+        problems = above + unknown_amounts(amounts, strategy, unreadable)
         if not values and not problems:
             return None
         return ContainerChange(cgroup=values, problems=problems, reason=_REASON)
@@ -260,14 +309,39 @@ class MemoryQoS(Policy):
             KubeQoSClass.BEST_EFFORT: node.strategies.qos.be_class,
         }
         strategy = classes[qos].memory_qos if qos in classes else None
-        values = _claimed(directory_values([each.cgroup for each in pods], strategy), node)
-        if node.kubelet is not None and node.kubelet.has_memory_qos:
-            # The kubelet writes the sum of all requests there.
-            values.pop("memory.min", None)
-        return CgroupChange(cgroup=values, reason=_REASON) if values else None
+        sums = directory_values([each.cgroup for each in pods], strategy)
+        found, problems = within_bounds(sums, bounds_of(node=node))
+        of_kubelet = written_by_kubelet(qos, node)
+        values = {name: value for name, value in _claimed(found, node).items() if name not in of_kubelet}
+        return CgroupChange(cgroup=values, problems=problems, reason=_REASON) if values else None
 
 
-def pod_amounts(pod: PodView, node: Node) -> tuple[Amounts, tuple[str, ...]]:
+def written_by_kubelet(qos: KubeQoSClass, node: Node) -> frozenset[str]:
+    """Return what the kubelet writes to a directory of pods itself: the sums of their requests, or 0.
+
+    All that it may write if its version is not known.
+    """
+    if node.kubelet is None or node.facts.cgroup_version == 1:
+        return frozenset()
+    return node.kubelet.class_memory.get(qos, frozenset())
+
+
+def left_to_unknown_kubelet(pod: PodView, values: Iterable[str], node: Node) -> tuple[str, ...]:
+    """Return the problem that values of a pod may have no effect, as those of its directories are left alone.
+
+    They are left to a kubelet that writes them in some versions, and its version is not known.
+    """
+    if node.kubelet is None or node.kubelet.version:
+        return ()
+    left = written_by_kubelet(pod.kube_qos, node) | written_by_kubelet(KubeQoSClass.GUARANTEED, node)
+    if left.isdisjoint(values):
+        return ()
+    names = " and ".join(sorted(left.intersection(values), reverse=True))
+    why = "left to the kubelet's MemoryQoS, as its version is not known without a Node object"
+    return (f"{names} of QoS classes may not cover it: {why}",)
+
+
+def pod_amounts(pod: PodView, node: Node) -> tuple[MemoryAmounts, tuple[str, ...]]:
     """Return request and limit of a pod, and what of its annotation cannot be read.
 
     Of `BE` pods: the batch memory. Of others: the request from the kubelet's own state; without that the
@@ -278,31 +352,33 @@ def pod_amounts(pod: PodView, node: Node) -> tuple[Amounts, tuple[str, ...]]:
         try:
             batch = batch_specification(pod.annotations).containers.values()
         except AnnotationError as error:
-            return Amounts(None, None), (str(error),)
+            return MemoryAmounts(None, None), (str(error),)
         return sum_of(batch_amounts(each) for each in batch), ()
     limit = pod.resources.memory_limit_bytes
     request = _known_request(pod.kube_qos, limit)
     if requests := node.requests_of(pod):
         request = sum(each.get("memory", 0) for each in requests.values())
-    return Amounts(request, limit or UNLIMITED), ()
+    return MemoryAmounts(request, limit or UNLIMITED), ()
 
 
-def container_amounts(container: ContainerView, node: Node) -> tuple[Amounts, tuple[str, ...]]:
+def container_amounts(container: ContainerView, node: Node) -> tuple[MemoryAmounts, tuple[str, ...]]:
     """Return request and limit of a container, and what cannot be read; as `pod_amounts`."""
     pod = container.pod
     if pod.qos is QoSClass.BE:
         try:
             batch = batch_specification(pod.annotations).containers.get(container.name)
         except AnnotationError as error:
-            return Amounts(None, None), (str(error),)
-        return Amounts(0, UNLIMITED) if batch is None else batch_amounts(batch), ()
+            return MemoryAmounts(None, None), (str(error),)
+        return MemoryAmounts(0, UNLIMITED) if batch is None else batch_amounts(batch), ()
     limit = container.requested.memory_limit_bytes
     known = node.requests_of(pod).get(container.name)
     request = _known_request(pod.kube_qos, limit) if known is None else known.get("memory", 0)
-    return Amounts(request, limit or UNLIMITED), ()
+    return MemoryAmounts(request, limit or UNLIMITED), ()
 
 
-def unknown_amounts(amounts: Amounts, strategy: Strategy, unreadable: tuple[str, ...]) -> tuple[str, ...]:
+def unknown_amounts(
+    amounts: MemoryAmounts, strategy: Strategy, unreadable: tuple[str, ...]
+) -> tuple[str, ...]:
     """Return the problems if the strategy depends on a memory request that is not known."""
     uses = strategy.min_limit_percent or strategy.low_limit_percent or strategy.throttling_percent
     if amounts.request_bytes is not None or not uses:

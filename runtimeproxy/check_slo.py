@@ -9,24 +9,33 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from runtimeproxy.documents.reading import InputError, parse_documents, printable
 from runtimeproxy.hooks.views import PodView
-from runtimeproxy.node.documents import InputError, parse_documents, parse_json
-from runtimeproxy.node.input_file import read_file
-from runtimeproxy.node.inputs import MAX_STATE_BYTES, STATE_FILE
+from runtimeproxy.node.inputs import state_file
 from runtimeproxy.node.object_folder import SUFFIXES, texts_of
-from runtimeproxy.node.objects import ConfigMapObject, NodeObject, NodeSloObject, Object, Reader, Rejected
+from runtimeproxy.node.objects import (
+    ConfigMapObject,
+    Ignored,
+    NodeObject,
+    NodeSloObject,
+    Object,
+    Reader,
+    Rejected,
+    has_incomplete,
+)
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
 from runtimeproxy.pods.records import Lifecycle, PodRecord
 from runtimeproxy.qos import kube_qos_class, qos_class
-from runtimeproxy.simulate.files import UsageError, content, node_name, object_files, pairs
+from runtimeproxy.simulate.files import UnusableInputError, content, node_name, object_files, pairs
 from runtimeproxy.simulate.manifests import read_pods
 from runtimeproxy.slo.keys import SECTIONS
 from runtimeproxy.slo.loading import Loaded, NodeSlo, Text, load
 from runtimeproxy.slo.names import CONFIG_MAP
-from runtimeproxy.slo.reading import Problem, json_key, printable
-from runtimeproxy.slo.strategies import BY_DEFAULT, PodStrategy, Provenance, Source, Strategies
+from runtimeproxy.slo.pod_names import name_problems
+from runtimeproxy.slo.reading import Problem, json_key
+from runtimeproxy.slo.strategies import BY_DEFAULT, Layer, PodStrategy, Provenance, Strategies
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -114,7 +123,9 @@ def check(arguments: Namespace, settings: Settings) -> tuple[str, bool]:
         found.notes.append(f"the pod's label {skip.key} says that it is left alone")
     present = _present(state_dir, labels, annotations)
     running, reason = _running(loaded.strategies, present, state_dir, skip)
-    report = _Report(found, labels, loaded, pod, arguments.pod or "", strategy, running, reason)
+    report = _Report(
+        found, labels, loaded, pod, arguments.pod or "", strategy, running, reason, arguments.strict
+    )
     if arguments.output == "json":
         return report.as_json(), report.is_good
     return "\n".join(map(printable, report.as_text())), report.is_good
@@ -129,21 +140,26 @@ class _Report(NamedTuple):
     strategy: PodStrategy | None
     running: Running | None
     no_running: str
+    is_strict: bool
 
     @property
     def is_good(self) -> bool:
-        errors = [*self.found.problems, *(each for each in self._problems() if not each.is_warning)]
-        return not errors
+        return not (self.found.problems or any(map(self._is_error, self._problems())))
+
+    def _is_error(self, problem: Problem) -> bool:
+        return not problem.is_warning or (self.is_strict and problem.is_unknown_name)
 
     def _problems(self) -> list[Problem]:
         of_pod = self.strategy.problems if self.strategy else ()
+        if self.pod is not None:
+            of_pod = (*of_pod, *name_problems(self.pod))
         return [*self.loaded.problems, *(each._replace(file=self.pod_file) for each in of_pod)]
 
     def as_text(self) -> Iterator[str]:
         yield from (f"note: {each}" for each in self.found.notes)
         yield from (f"error: {each}" for each in self.found.problems)
         for each in self._problems():
-            yield f"{'warning' if each.is_warning else 'error'}: {each}"
+            yield f"{'error' if self._is_error(each) else 'warning'}: {each}"
         for title, rows in self._sections():
             yield from _table(title, _configured(rows))
         if self.pod is not None and self.strategy is not None:
@@ -153,7 +169,7 @@ class _Report(NamedTuple):
         if unused := dict.fromkeys(each.key for each in self.loaded.problems if not each.is_warning):
             yield f"keys of which a running instance keeps the last good values: {', '.join(unused)}"
         yield from self._running_text()
-        count = sum(not each.is_warning for each in self._problems()) + len(self.found.problems)
+        count = sum(map(self._is_error, self._problems())) + len(self.found.problems)
         if count:
             yield f"not valid: {count} error{'s' if count > 1 else ''}"
         else:
@@ -176,7 +192,7 @@ class _Report(NamedTuple):
         problems = [*(Problem("", "", "", each) for each in self.found.problems), *self._problems()]
         report: dict[str, object] = {
             "valid": self.is_good,
-            "problems": [_problem_as_json(each) for each in problems],
+            "problems": [_problem_as_json(each, is_error=self._is_error(each)) for each in problems],
             "notes": self.found.notes,
             "nodeLabels": self.labels,
             "strategies": {title: [_as_json(row) for row in rows] for title, rows in self._sections()},
@@ -225,12 +241,12 @@ class _Report(NamedTuple):
 
 def _read_files(names: Sequence[str]) -> _Input:
     found = _Input()
-    documents: list[tuple[str, object]] = []
+    files: dict[str, list[Any]] = {}
     for path in object_files(names):
         data = content(path)
         if path.name.endswith(SUFFIXES):
             try:
-                documents += [(str(path), each) for each in parse_documents(data)]
+                files[str(path)] = parse_documents(data)
             except InputError as error:
                 found.problems.append(f"{path}: {error}")
         else:
@@ -238,19 +254,37 @@ def _read_files(names: Sequence[str]) -> _Input:
                 found.texts.setdefault(path.name, Text(str(path), data.decode("utf-8-sig")))
             except UnicodeDecodeError:
                 found.problems.append(f"{path}: is not UTF-8")
-    reader = Reader(node_name(document for _, document in documents))
-    for file, document in documents:
-        for each in reader.read([document]):
-            _take(each, file, found)
+    reader = Reader(node_name(document for documents in files.values() for document in documents))
+    for file, documents in files.items():
+        if not documents:
+            found.problems.append(f"{file}: is empty")
+        if has_incomplete(documents):
+            found.problems.append(f"{file}: has an object without kind or name; is it half written?")
+        objects = reader.read(documents)
+        # Beside an object that is read, one that is not may be what else a list holds.
+        is_other = all(isinstance(each, Ignored) and each.of_other_node is None for each in objects)
+        for each in objects:
+            _take(each, file, found, is_other=is_other)
     return found
 
 
-def _take(each: object, file: str, found: _Input) -> None:
+def _take(each: Object | Rejected | Ignored, file: str, found: _Input, *, is_other: bool) -> None:
+    """Takes what is read of an object.
+
+    Args:
+        each: the object.
+        file: where it is.
+        found: gets it.
+        is_other: whether its file holds nothing that is read.
+    """
     if isinstance(each, Rejected):
         found.problems.append(f"{file}: {each.kind}: {each.reason}")
-    elif not isinstance(each, Object):
-        found.notes.append(f"{file}: {getattr(each, 'reason', each)}")
+    elif isinstance(each, Ignored):
+        kind = found.problems if is_other or each.is_misspelled else found.notes
+        kind.append(f"{file}: {each.reason}")
     elif isinstance(each.value, ConfigMapObject):
+        if not each.value.data:
+            found.problems.append(f"{file}: {each.kind}: has no data; is it half written?")
         for key, text in each.value.data.items():
             if key in found.texts:
                 found.problems.append(f"{file}: {key}: is in {found.texts[key].file}, too, which counts")
@@ -265,9 +299,9 @@ def _read_pod(path: Path) -> PodView:
     try:
         pods = read_pods(parse_documents(content(path))).pods
     except InputError as error:
-        raise UsageError(f"{path}: {error}") from None
+        raise UnusableInputError(f"{path}: {error}") from None
     if len(pods) != 1:
-        raise UsageError(f"{path}: has {len(pods)} pods, not one")
+        raise UnusableInputError(f"{path}: has {len(pods)} pods, not one")
     pod = pods[0]
     return PodView(
         namespace=pod.namespace,
@@ -284,11 +318,10 @@ def _read_pod(path: Path) -> PodView:
 
 def _present(state_dir: Path, labels: Mapping[str, str], annotations: Mapping[str, str]) -> Strategies | None:
     """The strategies that the instance with this state folder used last; None if they are not known."""
-    try:
-        saved = parse_json(read_file(state_dir / STATE_FILE, MAX_STATE_BYTES)[0])
-        texts, node_slo = texts_of(saved["strategies"])
-    except (FileNotFoundError, InputError, ValueError, TypeError, LookupError, AttributeError):
+    saved = state_file(state_dir).load(lambda saved: texts_of(saved["strategies"]))
+    if saved is None:
         return None
+    texts, node_slo = saved
     return load(texts, node_slo=node_slo, labels=labels, annotations=annotations).strategies
 
 
@@ -336,7 +369,7 @@ def _counted(
         changed += present is not None and bool(_differences(strategy, present.for_pod(view)))
         by_part.update(parts)
         by_strategy.update(
-            {each.strategy for each in strategy.provenance.values() if each.source is Source.POD}
+            {each.strategy for each in strategy.provenance.values() if each.source is Layer.POD}
         )
     return Running(
         file=file,
@@ -427,12 +460,10 @@ def _plain(value: object) -> object:
     return value
 
 
-def _problem_as_json(problem: Problem) -> dict[str, object]:
-    file, key, path, reason, is_warning = problem
-    found: dict[str, object] = {
-        name: text for name, text in (("file", file), ("key", key), ("path", path)) if text
-    }
-    return found | {"reason": reason, "severity": "warning" if is_warning else "error"}
+def _problem_as_json(problem: Problem, *, is_error: bool) -> dict[str, object]:
+    places = (("file", problem.file), ("key", problem.key), ("path", problem.path))
+    found: dict[str, object] = {name: text for name, text in places if text}
+    return found | {"reason": problem.reason, "severity": "error" if is_error else "warning"}
 
 
 def _as_json(row: Row) -> dict[str, object]:

@@ -163,7 +163,7 @@ def _wrong_usage(arguments: argparse.Namespace, wrong: Sequence[str]) -> int:
 
 def _fail(message: str) -> None:
     """Prints an error, and reports it to the process that started this one as its successor, if one did."""
-    from runtimeproxy.service.handover.protocol import report_to_predecessor
+    from runtimeproxy.frontends.cri_proxy.handover.protocol import report_to_predecessor
 
     print(f"{PROGRAM}: {message}", file=sys.stderr)
     report_to_predecessor(message)

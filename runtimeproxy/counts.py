@@ -13,7 +13,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Final, Generic, TypeVar
 
-from runtimeproxy.interception import Outcome
+from runtimeproxy.frontends.cri_proxy.interception import Outcome
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 

@@ -34,6 +34,17 @@ class StatusCode(IntEnum):
     UNAUTHENTICATED = 16
 
 
+UNLIKE_OURS: Final = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What reading a document raises that is not as this program has written it."""
+
+
 class RuntimeProxyError(Exception):
     """Base class of the proxy's own errors."""
 

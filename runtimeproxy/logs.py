@@ -474,16 +474,26 @@ def _printable(text: str) -> str:
 
 def _quoted(value: object) -> str:
     if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False)
+        return _escaped(json.dumps(value, ensure_ascii=False))
     text = str(value)
     is_plain = text.isprintable() and text and not any(letter in text for letter in ' "=')
-    return text if is_plain else json.dumps(text, ensure_ascii=False)
+    return text if is_plain else _escaped(json.dumps(text, ensure_ascii=False))
+
+
+def _escaped(text: str) -> str:
+    """The text with the characters escaped that a terminal may obey: controls, and changes of direction.
+
+    JSON escapes of them only those below U+0020.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each == "\n" else _JSON.encode(each)[1:-1] for each in text)
 
 
 def _traceback(record: logging.LogRecord) -> str:
     if record.exc_info and record.exc_info[1] is not None:
-        return _cut("\n".join(_trace_lines(record.exc_info[1])), TRACEBACK_LIMIT)
-    return _cut(record.exc_text or "", TRACEBACK_LIMIT)
+        return _cut(_escaped("\n".join(_trace_lines(record.exc_info[1]))), TRACEBACK_LIMIT)
+    return _cut(_escaped(record.exc_text or ""), TRACEBACK_LIMIT)
 
 
 def _trace_lines(error: BaseException, above: frozenset[int] = frozenset()) -> Iterator[str]:

@@ -24,6 +24,12 @@ class QoSClass(StrEnum):
     NONE = ""
 
 
+EXCLUSIVE: Final = frozenset({QoSClass.LSE, QoSClass.LSR})
+"""The classes whose pods have CPUs for themselves. Source: Koordinator's scheduler, AllowUseCPUSet."""
+NEVER_EVICTED: Final = frozenset({QoSClass.SYSTEM, QoSClass.LSE})
+"""The classes whose pods are never evicted."""
+
+
 class KubeQoSClass(StrEnum):
     """The QoS class that Kubernetes itself derives from requests and limits."""
 
@@ -58,6 +64,13 @@ DEFAULT_PRIORITIES: Final[Mapping[PriorityClass, int]] = {
     PriorityClass.NONE: 0,
 }
 """The priority value of a class alone. Source: Koordinator apis/extension/priority.go (policies spec 1.5)."""
+
+DEFAULT_PRIORITY_CLASSES: Final[Mapping[QoSClass, PriorityClass]] = {
+    **dict.fromkeys(QoSClass, PriorityClass.PROD),
+    QoSClass.BE: PriorityClass.BATCH,
+    QoSClass.NONE: PriorityClass.NONE,
+}
+"""The priority class of a QoS class. Source: Koordinator apis/extension/priority_utils.go."""
 
 _QOS_BY_LABEL: Final = {qos.value: qos for qos in QoSClass}
 _PRIORITY_BY_LABEL: Final = {priority.value: priority for priority in PriorityClass}
@@ -116,23 +129,20 @@ def priority_class(labels: Mapping[str, str], priority: int | None = None) -> Pr
     return next((name for name, band in PRIORITY_BANDS.items() if priority in band), PriorityClass.NONE)
 
 
-def priority_class_with_default(labels: Mapping[str, str], priority: int | None = None) -> PriorityClass:
-    """Return the priority class, from the raw QoS class when neither label nor priority names one.
+def priority_class_with_default(
+    labels: Mapping[str, str], priority: int | None = None, kube_qos: KubeQoSClass | None = None
+) -> PriorityClass:
+    """Return the priority class, from the QoS class when neither label nor priority names one.
 
-    Source: policies spec 1.5: BE is batch, every other class prod, no class none.
+    Source: policies spec 1.5: BE is batch, every other class prod.
+
+    Args:
+        labels: the pod's.
+        priority: as of `priority_class`.
+        kube_qos: of the same pod, for the QoS class of one without a label; None: it has no class then.
     """
     named = priority_class(labels, priority)
     if named is not PriorityClass.NONE:
         return named
-    qos = qos_class(labels)
-    if qos is QoSClass.NONE:
-        return PriorityClass.NONE
-    return PriorityClass.BATCH if qos is QoSClass.BE else PriorityClass.PROD
-
-
-def priority_value_with_default(labels: Mapping[str, str], priority: int | None = None) -> int:
-    """Return the pod's priority, or the default value of its class when that is 0 or unknown.
-
-    Source: policies spec 1.5.
-    """
-    return priority or DEFAULT_PRIORITIES[priority_class_with_default(labels, priority)]
+    qos = qos_class(labels) if kube_qos is None else qos_class_with_default(labels, kube_qos)
+    return DEFAULT_PRIORITY_CLASSES[qos]

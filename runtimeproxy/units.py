@@ -58,6 +58,9 @@ _LIST_REGION: Final = re.compile(
     r"(?:(?P<first>[0-9]{1,5}|N)(?:-(?P<last>[0-9]{1,5}|N))?|(?P<all>[aA][lL][lL]))"
     r"(?::(?P<used>[0-9]{1,5})/(?P<group>[0-9]{1,5}))?"
 )
+_LIST_FIXED_LENGTH: Final = 100
+_LIST_LENGTH_PER_CPU: Final = 6
+_LIST_DIGITS: Final = 4
 _LIST_SEPARATORS: Final = re.compile(r"[,\s]+", re.ASCII)
 _PLAIN_LIST: Final = re.compile(r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*")
 
@@ -223,6 +226,14 @@ def quantity_millicores(text: str) -> int:
     return _scaled_quantity(text, 3)
 
 
+def longest_cpu_list(last: int | None = None) -> int:
+    """Return how many characters a list of CPUs (or NUMA nodes) up to `last` may have; None: not known.
+
+    Source: Linux kernel/cgroup/cpuset.c, max_write_len of cpuset.cpus: 100 + 6 * NR_CPUS.
+    """
+    return _LIST_FIXED_LENGTH + _LIST_LENGTH_PER_CPU * ((MAX_CPU_ID if last is None else last) + 1)
+
+
 def parse_cpu_list(text: str, last: int | None = None) -> frozenset[int]:
     """Return the CPU (or NUMA node) numbers of a list such as `0-3,8`, as the kernel reads it.
 
@@ -238,13 +249,16 @@ def parse_cpu_list(text: str, last: int | None = None) -> frozenset[int]:
         last: the number that `N` stands for; None if that is not known.
 
     Raises:
-        ValueError: the text is not such a list, or names a number above 8,191.
+        ValueError: the text is not such a list, is longer than `longest_cpu_list`, or names a number above
+            8,191.
     """
+    if len(text) > longest_cpu_list(last):
+        raise ValueError(f"CPU list of more than {longest_cpu_list(last)} characters: {_shortened(text)}")
     members = 0
     stripped = text.strip(" \t\n\v\f\r")
     if "\n" in stripped:
         raise ValueError(f"CPU list of more than one line: {_shortened(text)}")
-    for part in _LIST_SEPARATORS.split(stripped):
+    for part in dict.fromkeys(_LIST_SEPARATORS.split(stripped)):
         if part:
             members |= _region(part, last)
     return frozenset(number for number, bit in enumerate(reversed(f"{members:b}")) if bit == "1")
@@ -275,16 +289,19 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def is_cpu_list(text: str) -> bool:
-    """Return whether the text is a CPU list that names at least one CPU."""
+def is_cpu_list(text: str, last: int | None = None) -> bool:
+    """Return whether the text is a CPU list that names at least one CPU; `last` as in `parse_cpu_list`."""
     try:
-        return bool(parse_cpu_list(text))
+        return bool(parse_cpu_list(text, last))
     except ValueError:
         return False
 
 
 def _region(part: str, last: int | None) -> int:
     """Return the numbers of one element of a list as bits: however long a text is, each costs little."""
+    # Most elements; the others take ten times as long.
+    if len(part) <= _LIST_DIGITS and part.isascii() and part.isdecimal() and int(part) <= MAX_CPU_ID:
+        return 1 << int(part)
     match = _LIST_REGION.fullmatch(part)
     if match is None:
         raise ValueError(f"not a CPU list: {_shortened(part)}")

@@ -16,7 +16,7 @@ from runtimeproxy.cli import main
 from runtimeproxy.node.inputs import STATE_FILE
 from runtimeproxy.node.object_folder import FolderObjects, StrategyTexts
 from runtimeproxy.node.objects import NodeObject
-from runtimeproxy.pods.checkpoint.codec import Change, Kind
+from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind
 from runtimeproxy.pods.checkpoint.file import CheckpointFile
 from runtimeproxy.pods.records import Lifecycle, PodRecord
 from runtimeproxy.slo.loading import Text
@@ -83,12 +83,97 @@ def test_the_documents_example_is_a_real_run(run: Run) -> None:
     assert code == 1
 
 
-def test_files_without_strategies_are_not_called_valid(run: Run) -> None:
-    misspelled = {**CONFIG_MAP, "metadata": {"name": "slo-controller-confg"}}
-    code, out, _ = run(write("slo.json", misspelled))
-    assert code == 0
-    assert "ConfigMap 'slo-controller-confg' is not read" in out
-    assert out.endswith("\nnothing to check\n")
+CONFIG_NAME = "slo-controller-config"
+OTHER_NAME = {**CONFIG_MAP, "metadata": {"name": "slo-controller-confg"}}
+NOTHING_THAT_IS_READ = {
+    "another name": (
+        json.dumps(OTHER_NAME),
+        f"ConfigMap 'slo-controller-confg' is not read; {CONFIG_NAME} is; did you mean {CONFIG_NAME}?",
+    ),
+    "a quite different name": (
+        json.dumps({**CONFIG_MAP, "metadata": {"name": "other"}}),
+        "ConfigMap 'other' is not read; slo-controller-config is",
+    ),
+    "a misspelled kind": (
+        json.dumps({**CONFIG_MAP, "kind": "ConfigMpa"}),
+        "ConfigMpa is not read; ConfigMap, Node, NodeResourceTopology, NodeSLO are; did you mean ConfigMap?",
+    ),
+    "another kind": (
+        json.dumps({"kind": "Deployment", "metadata": {"name": "a"}}),
+        "Deployment is not read; ConfigMap, Node, NodeResourceTopology, NodeSLO are",
+    ),
+    "empty": ("", "is empty"),
+    "comments": ("# strategies\n", "is empty"),
+    "a text": ("strategies", "a text is not a Kubernetes object"),
+    "cut before the kind": (
+        "apiVersion: v1\ndata:\n  cpu-burst-config: '{}'\n",
+        "has an object without kind or name; is it half written?",
+    ),
+    "cut before the data": (
+        "kind: ConfigMap\nmetadata:\n  name: slo-controller-config\n",
+        "ConfigMap: has no data; is it half written?",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING_THAT_IS_READ)
+def test_a_file_that_holds_nothing_to_check_is_an_error(run: Run, name: str) -> None:
+    content, problem = NOTHING_THAT_IS_READ[name]
+    Path("slo.yaml").write_text(content)
+    code, out, _ = run("slo.yaml")
+    assert code == 1
+    assert f"error: slo.yaml: {problem}\n" in out
+    assert out.splitlines()[-1].startswith("not valid: ")
+    # As much beside a file that is good.
+    assert run("slo.yaml", write("good.json", CONFIG_MAP))[0] == 1
+
+
+def test_other_objects_of_a_file_that_is_read_are_notes(run: Run) -> None:
+    other = {**CONFIG_MAP, "metadata": {"name": "koord-scheduler-config"}}
+    code, out, _ = run(write("slo.json", {"kind": "List", "items": [other, CONFIG_MAP]}))
+    assert (code, out.splitlines()[-1]) == (0, "valid")
+    assert "note: slo.json: ConfigMap 'koord-scheduler-config' is not read" in out
+
+
+def test_a_node_alone_is_nothing_to_check(run: Run) -> None:
+    code, out, _ = run(write("node.json", NODE))
+    assert (code, out.splitlines()[-1]) == (0, "nothing to check")
+
+
+POD = {
+    "kind": "Pod",
+    "metadata": {"name": "t", "annotations": {"koordinator.sh/cpuBrust": "{}", "koordinator.sh/new": ""}},
+    "spec": {"containers": [{"name": "a"}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("data", "pod", "warnings"),
+    [
+        ({"cpu-burst-config": '{"clusterStrategy": {"cpuBurstPercnt": 200}}'}, None, 1),
+        ({"cpu-burst-config": '{"clusterStrategy": {"burstShares": 200}}'}, None, 1),
+        ({"cpu-brust-config": "{}", "my-extension": "{}"}, None, 2),
+        ({"cpu-burst-config": "{}"}, POD, 2),
+    ],
+)
+def test_unknown_names_are_errors_only_if_asked_for(
+    run: Run, data: dict[str, str], pod: object, warnings: int
+) -> None:
+    words = [write("slo.json", {**CONFIG_MAP, "data": data})]
+    words += ["--pod", write("pod.json", pod)] if pod is not None else []
+    code, out, _ = run(*words)
+    assert (code, out.splitlines()[-1]) == (0, "valid")
+    assert out.count("warning: ") == warnings
+    code, out, _ = run(*words, "--strict")
+    assert code == 1
+    assert out.count("error: ") == warnings
+    assert not json.loads(run(*words, "--strict", "--output", "json")[1])["valid"]
+
+
+def test_other_warnings_are_none_of_the_strict_ones(run: Run) -> None:
+    text = '{"clusterStrategy": {"policy": "auto", "Policy": "none"}}'
+    code, out, _ = run(write("slo.json", {**CONFIG_MAP, "data": {"cpu-burst-config": text}}), "--strict")
+    assert (code, out.count("warning: ")) == (0, 1)
 
 
 def test_every_json_of_the_document_is_valid(run: Run) -> None:
@@ -214,9 +299,9 @@ def test_wrong_usage(run: Run, arguments: list[str], reason: str) -> None:
     assert reason in err
 
 
-def record(number: int, **values: Any) -> Change:
+def record(number: int, **values: Any) -> RowChange:
     pod = PodRecord(id=f"p{number}", cgroup_parent="/kubepods/burstable/pod", **values)
-    return Change(Kind.POD, pod.id, pod)
+    return RowChange(RowKind.POD, pod.id, pod)
 
 
 def test_running_pods_are_counted_from_the_checkpoint(run: Run, tmp_path: Path) -> None:

@@ -503,3 +503,17 @@ def test_all_failure_logs_are_flushed_together(caplog: pytest.LogCaptureFixture)
         "policy: hung (1 more times since the last report)",
         "policy: hung (2 more times since the last report)",
     ]
+
+
+@pytest.mark.parametrize(
+    "character", ["\x1b", "\x7f", "\x80", "\x85", "\x9b", "\x9f", "\u202e", "\u2066", "\u200f"]
+)
+def test_no_character_that_a_terminal_obeys_reaches_the_log(character: str) -> None:
+    record = logging.makeLogRecord({"msg": f"a{character}b", "levelno": logging.INFO, "levelname": "INFO"})
+    record.field = f"c {character}d"
+    record.rows = [f"e{character}"]
+    record.table = [{"reason": f"f {character}"}]
+    record.exc_info = (ValueError, ValueError(f"g{character}h"), None)
+    for written in (format_text(record), format_json(record)):
+        assert character not in written
+        assert all(each.isprintable() or each == "\n" for each in written)

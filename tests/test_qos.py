@@ -15,7 +15,6 @@ from runtimeproxy.qos import (
     kube_qos_class,
     priority_class,
     priority_class_with_default,
-    priority_value_with_default,
     qos_class,
     qos_class_with_default,
 )
@@ -108,16 +107,22 @@ def test_priority_class_falls_back_on_the_qos_class(qos: str, expected: Priority
 
 
 @pytest.mark.parametrize(
-    ("labels", "priority", "expected"),
+    ("labels", "priority", "kube_qos", "expected"),
     [
-        ({}, 7001, 7001),
-        ({QOS_CLASS_LABEL: "BE"}, 0, 5500),
-        ({PRIORITY_CLASS_LABEL: "koord-free"}, None, 3500),
-        ({}, None, 0),
+        ({}, None, KubeQoSClass.BEST_EFFORT, PriorityClass.BATCH),
+        ({}, 0, KubeQoSClass.BEST_EFFORT, PriorityClass.BATCH),
+        ({}, None, KubeQoSClass.BURSTABLE, PriorityClass.PROD),
+        ({}, 1_000_000, KubeQoSClass.GUARANTEED, PriorityClass.PROD),
+        ({}, 7_500, KubeQoSClass.BEST_EFFORT, PriorityClass.MID),
+        ({QOS_CLASS_LABEL: "LS"}, None, KubeQoSClass.BEST_EFFORT, PriorityClass.PROD),
+        ({QOS_CLASS_LABEL: "other"}, None, KubeQoSClass.BEST_EFFORT, PriorityClass.BATCH),
+        ({PRIORITY_CLASS_LABEL: "other"}, 7_500, KubeQoSClass.BEST_EFFORT, PriorityClass.BATCH),
     ],
 )
-def test_priority_value_with_default(labels: dict[str, str], priority: int | None, expected: int) -> None:
-    assert priority_value_with_default(labels, priority) == expected
+def test_priority_class_of_a_pod_without_label_falls_back_on_its_kube_qos_class(
+    labels: dict[str, str], priority: int | None, kube_qos: KubeQoSClass, expected: PriorityClass
+) -> None:
+    assert priority_class_with_default(labels, priority, kube_qos) is expected
 
 
 @pytest.mark.parametrize("name", PRIORITY_BANDS)

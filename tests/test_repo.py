@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text()
 TESTED_ELSEWHERE = {
     "__main__": "tests/test_cli.py",
     "errors": "tests/conformance/test_status.py",
-    "interception": "tests/relay",
+    "interception": "tests/frontends/cri_proxy/relay",
 }
 """Tests of the modules at the top; a package has a folder of its name, and the daemon as a whole
 `tests/daemon`."""
@@ -76,3 +76,11 @@ def test_no_file_holds_a_path_of_a_developers_machine() -> None:
         if MACHINE_PATHS.search(line)
     ]
     assert found == []
+
+
+def test_ci_runs_the_fast_tests_on_the_pythons_of_debian_12_and_13() -> None:
+    """The first is the system's own where CI runs."""
+    commands = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert "make test" in commands
+    assert "make test-python VERSION=3.13" in commands
+    assert "make test-slow" in commands

@@ -98,7 +98,8 @@ def _with_infinity(value: Value) -> float:
 
 def _union(current: str, wanted: str) -> str:
     old, new = parse_cpu_list(current), parse_cpu_list(wanted)
-    return wanted if old <= new else format_cpu_list(old | new)
+    # An empty list has all that the parent has.
+    return wanted if old <= new or not new else format_cpu_list(old | new)
 
 
 def _equal(name: str, one: Value, other: Value | None) -> bool:

@@ -12,6 +12,7 @@ from enum import Enum
 from runtimeproxy.cgroups import formats
 from runtimeproxy.cgroups.formats import FileFormat, Value, number
 from runtimeproxy.units import (
+    MAX_CPU_ID,
     MAX_CPU_PERIOD_US,
     MAX_CPU_QUOTA_US,
     MAX_CPU_SHARES,
@@ -33,7 +34,7 @@ class Direction(Enum):
     """A larger number is looser, and unlimited is the loosest."""
     SMALLER = "smaller"
     UNION = "union"
-    """A list is looser the more members it has."""
+    """A list is looser the more members it has; an empty one is the loosest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,26 @@ def check_value(name: str, value: Value) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def saved_value(name: str, value: object) -> Value:
+    """A value that was saved, as all that compares and orders values can read it; its range may be another.
+
+    One of a parameter that is not known, such as after a downgrade, is any number or text.
+
+    Raises:
+        ValueError: It is no such value.
+    """
+    parameter = PARAMETERS.get(name)
+    if isinstance(value, str) and (parameter is None or parameter.is_list):
+        if parameter is not None:
+            # The kernel's `N` is the last CPU of a node.
+            parse_cpu_list(value, MAX_CPU_ID)
+        return value
+    is_list = parameter is not None and parameter.is_list
+    if is_list or isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_INT64:
+        raise ValueError(f"{name} has no value of its kind")
+    return value
 
 
 def clamped(name: str, value: Value) -> Value:

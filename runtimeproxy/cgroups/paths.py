@@ -41,6 +41,14 @@ def cgroup_path(text: str) -> tuple[str, ...]:
     return components
 
 
+def path_or_none(text: str) -> tuple[str, ...] | None:
+    """As `cgroup_path`, but None where that raises CgroupPathError."""
+    try:
+        return cgroup_path(text)
+    except CgroupPathError:
+        return None
+
+
 def expand_slice(name: str) -> tuple[str, ...]:
     """The folders of a systemd slice: `a-b.slice` lies in `a.slice`.
 

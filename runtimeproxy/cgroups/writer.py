@@ -140,7 +140,7 @@ class WriteResult:
     """The cgroup as the caller named it."""
     name: str
     value: Value
-    """The wanted value, as given; the whole node's list for an empty one that the kernel does not take."""
+    """The wanted value, as given; the list that stands for an empty one which the kernel does not take."""
     outcome: WriteOutcome
     old: Value | None = None
     """What the file held before; None when that is not known."""
@@ -154,6 +154,8 @@ _GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENXIO})
 _LINKED = frozenset({errno.ELOOP, errno.ENOTDIR})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors that say nothing about the file."""
+_NOT_EMPTY = frozenset({errno.ENOSPC, errno.EBUSY})
+"""Errors of an empty list where there are processes; EBUSY: on version 1, where a cgroup below has a list."""
 
 
 class _UnlessExhausted:
@@ -208,6 +210,7 @@ class _Target:
     given: Value
     value: Value
     folder: Path
+    version: int
     format: FileFormat
     present: FileText | None = None
     raw: str | None = None
@@ -429,6 +432,7 @@ class CgroupWriter:
             value,
             PARAMETERS[name].canonical(value),
             folder,
+            self.mounts[PARAMETERS[name].controller].version,
             file_format,
             wanted.present.get(name),
             wanted.raw.get(name),
@@ -484,17 +488,24 @@ def _compare(target: _Target, batch: _Batch) -> None:
     batch.current[key] = old
 
 
-def _inherit(target: _Target, old: Value | None, batch: _Batch) -> WriteResult:
-    """Gives a cgroup what the whole node has, in place of an empty list: it has its parent's then.
+def _inherit(target: _Target, old: Value | None, refused: OSError, batch: _Batch) -> WriteResult:
+    """Gives a cgroup in place of an empty list what stands for it: all that its parent has.
 
     Version 2 has an empty list in a new cgroup, and takes one back only while no process is in it or below.
-    A list may have more than the parent's, what counts is what both have. A copy of the parent's would hold
-    when that grows.
+    A list may have more than the parent's, what counts is what both have. That of the whole node stays true
+    when the parent's grows; a copy of the parent's would not.
+    Version 1 takes an empty list only while nothing below has another one, too, and none with more than the
+    parent's: a copy of that is all there is.
     Source: Linux, kernel/cgroup/cpuset.c, validate_change and update_cpumask.
     """
     file = target.format.file
+    path, source = (target.key.path[:-1], file) if target.version == 1 else ((), f"{file}.effective")
     try:
-        value = target.format.decode(_read(f"{file}.effective", batch.folders.open(target.folder, ())))
+        text = _read(source, batch.folders.open(target.folder, path))
+    except OSError as error:
+        return target.failed(refused if error.errno == errno.ENOENT else error, old)
+    try:
+        value = target.format.decode(text)
         inherited = replace(target, given=value)
         if value == old:
             return inherited.result(WriteOutcome.UNCHANGED, old)
@@ -518,8 +529,8 @@ def _carry_out(step: Step, batch: _Batch) -> WriteResult:
             text = target.format.compose(step.value, _read(file, folder))
         _write(file, folder, text)
     except OSError as error:
-        if error.errno == errno.ENOSPC and text == "" and PARAMETERS[target.key.name].is_list:
-            return _inherit(target, old, batch)
+        if error.errno in _NOT_EMPTY and text == "" and PARAMETERS[target.key.name].is_list:
+            return _inherit(target, old, error, batch)
         return target.failed(error, old)
     except ValueError as error:
         return target.result(WriteOutcome.FAILED, old, str(error))

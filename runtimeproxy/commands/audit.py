@@ -18,6 +18,7 @@ _STYLES: Final = {
     "refused": BAD,
     "failed": BAD,
     "invalid": BAD,
+    "not-applied": DOUBTFUL,
 }
 _KIND_WIDTH: Final = len("would-change")
 

@@ -54,6 +54,7 @@ AUDIT_KINDS: Final = (
     "pending",
     "void",
     "off",
+    "not-applied",
 )
 _REASON: Final[_Options] = {
     "--reason": {
@@ -190,13 +191,19 @@ COMMANDS: Final = (
         "show what strategies say, where each value comes from, and what is wrong",
         ". FILE holds Kubernetes objects (the ConfigMap slo-controller-config, this node's Node and "
         "NodeSLO), or is a folder of such files or of a mounted ConfigMap. Nothing is changed, and no "
-        "instance need run; the exit code is 1 if something cannot be used.",
-        "FILE... [--node-labels K=V,...] [--node-annotations K=V,...] [--pod FILE] [--output text|json] ",
+        "instance need run; the exit code is 1 if something cannot be used, or a file holds nothing that is "
+        "read.",
+        "FILE... [--node-labels K=V,...] [--node-annotations K=V,...] [--pod FILE] [--strict] "
+        "[--output text|json] ",
         {
             "files": {"nargs": "+", "metavar": "FILE", "help": "file or folder with the objects"},
             "--node-labels": {**_PAIRS, "help": "labels of the node, beside those of its Node object"},
             "--node-annotations": {**_PAIRS, "help": "annotations of the node, in the same way"},
             "--pod": {"metavar": "FILE", "help": "also show what counts for the Pod in this file"},
+            "--strict": {
+                "action": "store_true",
+                "help": "names of keys and fields that Koordinator does not have are errors, too",
+            },
             "--output": {"choices": ("text", "json"), "default": "text", "help": "(default: text)"},
         },
     ),

@@ -12,7 +12,8 @@ from runtimeproxy.commands.arguments import PROGRAM
 from runtimeproxy.commands.configuration import load_policies, load_settings, read_settings
 from runtimeproxy.commands.exit_codes import CommandError, ExitCode
 from runtimeproxy.config.sources import config_path
-from runtimeproxy.config.validation import CombinedConfigError, check_on_node
+from runtimeproxy.config.validation import CombinedConfigError
+from runtimeproxy.doctor.configuration import check_on_node
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks.policy import Policy
@@ -45,11 +46,11 @@ def check_slo(arguments: Namespace) -> int:
     """
     settings = load_settings(arguments)
     from runtimeproxy.check_slo import check
-    from runtimeproxy.simulate.files import UsageError
+    from runtimeproxy.simulate.files import UnusableInputError
 
     try:
         text, is_good = check(arguments, settings)
-    except UsageError as error:
+    except UnusableInputError as error:
         raise CommandError(str(error), ExitCode.USAGE) from error
     print(text)
     return ExitCode.OK if is_good else ExitCode.FAILED

@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.commands.arguments import PROGRAM
 from runtimeproxy.commands.configuration import read_settings
 from runtimeproxy.commands.exit_codes import CommandError, ExitCode
-from runtimeproxy.config.validation import admin_socket, parse_endpoint
+from runtimeproxy.config.parsing import parse_endpoint
+from runtimeproxy.config.validation import admin_socket
 from runtimeproxy.errors import MESSAGE_PREFIX
 
 if TYPE_CHECKING:
-    import grpc
-
     from cri_api.runtimeproxy.v1.api_pb2_grpc import AdminStub, RuntimeProxyStub
     from runtimeproxy.config.settings import Settings
-
-_UNBOUNDED: Final = -1
-"""Of gRPC's option for the size of a response: the daemon is trusted."""
+    from runtimeproxy.stubs import BlockingClient
 
 _START: Final = "start it (systemctl start koord-runtime-proxy), or name its socket with --endpoint"
 _START_ADMIN: Final = (
@@ -70,10 +67,10 @@ def reading(arguments: Namespace) -> Iterator[RuntimeProxyStub]:
     Raises:
         CommandError: the daemon does not answer, or what was asked for is not there.
     """
-    with _connected(endpoint_of(arguments)) as channel:
-        from cri_api.runtimeproxy.v1.api_pb2_grpc import RuntimeProxyStub
+    with _connected(endpoint_of(arguments)) as client:
+        from cri_api.runtimeproxy.v1 import api_pb2
 
-        yield RuntimeProxyStub(channel)
+        yield client.stub(api_pb2.DESCRIPTOR.services_by_name["RuntimeProxy"])
 
 
 @contextlib.contextmanager
@@ -83,26 +80,23 @@ def writing(arguments: Namespace) -> Iterator[AdminStub]:
     Raises:
         CommandError: the daemon does not answer, or refuses.
     """
-    with _connected(admin_socket_of(arguments), _START_ADMIN) as channel:
-        from cri_api.runtimeproxy.v1.api_pb2_grpc import AdminStub
+    with _connected(admin_socket_of(arguments), _START_ADMIN) as client:
+        from cri_api.runtimeproxy.v1 import api_pb2
 
-        yield AdminStub(channel)
+        yield client.stub(api_pb2.DESCRIPTOR.services_by_name["Admin"])
 
 
 @contextlib.contextmanager
-def _connected(path: str, advice: str = _START) -> Iterator[grpc.Channel]:
+def _connected(path: str, advice: str = _START) -> Iterator[BlockingClient]:
     _check_socket(path, advice)
-    import grpc
+    from runtimeproxy.http2.client import RpcError
+    from runtimeproxy.stubs import BlockingClient
 
-    options = (("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", _UNBOUNDED))
-    with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
+    with BlockingClient(path) as client:
         try:
-            yield channel
-        except grpc.RpcError as error:
-            # Errors of calls have both; grpc's types do not say so.
-            code: grpc.StatusCode = error.code()
-            details: str | None = error.details()
-            raise explained(code.name, details or "", path, advice) from error
+            yield client
+        except RpcError as error:
+            raise explained(error.code.name, error.text, path, advice) from error
 
 
 def admin_socket_of(arguments: Namespace) -> str:
@@ -134,7 +128,7 @@ def _parsed(option: str, text: str) -> str:
 
 
 def _check_socket(path: str, advice: str) -> None:
-    """Says what is wrong before gRPC, which has one code for all of it, is even imported.
+    """Says what is wrong with the socket before anything else is imported.
 
     Raises:
         CommandError: there is no socket, or this user may not connect to it.

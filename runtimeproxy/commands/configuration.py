@@ -46,8 +46,8 @@ def read_settings(arguments: Namespace) -> Reading:
 
 def load_policies(settings: Settings) -> LoadResult:
     """Loads all policies, as the daemon does at its start."""
-    from runtimeproxy.hooks.loading import PolicyLoader, Sources
+    from runtimeproxy.hooks.loading import PolicyLoader, PolicySources
 
     hooks = settings.hooks
-    sources = Sources(hooks.third_party, hooks.policies_dir, hooks.load_timeout_s)
+    sources = PolicySources(hooks.third_party, hooks.policies_dir, hooks.load_timeout_s)
     return PolicyLoader().load(sources, settings.policies)

@@ -10,11 +10,12 @@ from runtimeproxy.commands.client import reading
 from runtimeproxy.commands.configuration import load_policies, read_settings
 from runtimeproxy.commands.exit_codes import CommandError, ExitCode
 from runtimeproxy.commands.output import BAD, DOUBTFUL, FAINT, GOOD, Cell, Page, counted, print_value
-from runtimeproxy.doctor.checks import Finding, Level, examine
-from runtimeproxy.doctor.gather import Answer, gather
+from runtimeproxy.doctor.checks import Finding, Severity, examine
+from runtimeproxy.doctor.facts import QosManagerFacts
+from runtimeproxy.doctor.gather import ApiAnswer, gather
 
-_STYLES: Final = {Level.OK: GOOD, Level.WARNING: DOUBTFUL, Level.PROBLEM: BAD}
-_LEVEL_WIDTH: Final = max(len(level) for level in Level)
+_STYLES: Final = {Severity.OK: GOOD, Severity.WARNING: DOUBTFUL, Severity.PROBLEM: BAD}
+_LEVEL_WIDTH: Final = max(len(level) for level in Severity)
 
 
 def doctor(arguments: Namespace) -> int:
@@ -26,16 +27,22 @@ def doctor(arguments: Namespace) -> int:
     else:
         print_value(findings_as_json(findings), arguments.output)
     levels = {each.level for found in findings.values() for each in found}
-    return ExitCode.FAILED if Level.PROBLEM in levels else ExitCode.OK
+    return ExitCode.FAILED if Severity.PROBLEM in levels else ExitCode.OK
 
 
-def _ask(arguments: Namespace) -> Answer:
+def _ask(arguments: Namespace) -> ApiAnswer:
     try:
         with reading(arguments) as api:
             status = api.GetStatus(api_pb2.GetStatusRequest(), timeout=arguments.timeout)
     except CommandError as error:
-        return Answer(error=str(error))
-    return Answer(status.daemon.version, "", tuple(status.problems))
+        return ApiAnswer(error=str(error))
+    manager = status.qos_manager
+    is_missing = manager.state == api_pb2.QosManagerStatus.STATE_MISSING
+    is_running = manager.state == api_pb2.QosManagerStatus.STATE_RUNNING
+    facts = QosManagerFacts(is_running, is_missing, manager.note)
+    # A check of its own has what is missing.
+    problems = tuple(each for each in status.problems if not (is_missing and each == manager.note))
+    return ApiAnswer(status.daemon.version, "", problems, facts)
 
 
 def show_findings(findings: dict[str, list[Finding]], page: Page) -> None:
@@ -49,7 +56,7 @@ def show_findings(findings: dict[str, list[Finding]], page: Page) -> None:
                 page.entry("", Cell(each.advice, FAINT), indent=2, label_width=_LEVEL_WIDTH)
     page.gap()
     levels = [each.level for found in findings.values() for each in found]
-    problems, warnings = levels.count(Level.PROBLEM), levels.count(Level.WARNING)
+    problems, warnings = levels.count(Severity.PROBLEM), levels.count(Severity.WARNING)
     style = BAD if problems else GOOD
     page.line(Cell(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}", style))
 

@@ -66,14 +66,14 @@ def _ask(arguments: Namespace) -> api_pb2.ExplainResponse:
             raise (error if is_pod_unknown else other) from None
 
 
-def _explanation(arguments: Namespace, target: Target) -> api_pb2.ExplainResponse:
+def _explanation(arguments: Namespace, target: ShownTarget) -> api_pb2.ExplainResponse:
     with reading(arguments) as api:
         request = api_pb2.ExplainRequest(pod=target.pod, container=target.container)
         found: api_pb2.ExplainResponse = api.Explain(request, timeout=arguments.timeout)
         return found
 
 
-class Target(NamedTuple):
+class ShownTarget(NamedTuple):
     """A pod, or one of its containers."""
 
     pod: str
@@ -81,7 +81,7 @@ class Target(NamedTuple):
     container: str = ""
 
 
-def targets_of(text: str) -> list[Target]:
+def targets_of(text: str) -> list[ShownTarget]:
     """What `[NAMESPACE/]POD[/CONTAINER]` may mean, the likelier one first.
 
     Raises:
@@ -91,8 +91,8 @@ def targets_of(text: str) -> list[Target]:
     if not all(parts) or len(parts) > 3:
         raise CommandError(f"{text!r} is not [NAMESPACE/]POD[/CONTAINER]", ExitCode.USAGE)
     if len(parts) == 3:
-        return [Target("/".join(parts[:2]), parts[2])]
-    return [Target(text)] if len(parts) == 1 else [Target(text), Target(*parts)]
+        return [ShownTarget("/".join(parts[:2]), parts[2])]
+    return [ShownTarget(text)] if len(parts) == 1 else [ShownTarget(text), ShownTarget(*parts)]
 
 
 def show_explanation(found: api_pb2.ExplainResponse, page: Page, *, is_everything: bool = False) -> None:
@@ -111,6 +111,8 @@ def show_explanation(found: api_pb2.ExplainResponse, page: Page, *, is_everythin
         page.line(Cell("policies leave it alone: it has the skip label", DOUBTFUL))
     for problem in found.problems:
         page.entry(Cell("problem", BAD), problem)
+    for note in found.notes:
+        page.entry(Cell("note", FAINT), note)
     hidden = 0
     for target in found.targets:
         fields = [each for each in target.fields if is_everything or is_changed(each)]
@@ -138,6 +140,7 @@ def is_changed(field: api_pb2.ExplainedField) -> bool:
     return bool(
         field.claims
         or field.problem
+        or field.unapplied
         or field.is_different
         or field.HasField("applied")
         or field.HasField("yielded")
@@ -187,7 +190,11 @@ def _remarks(field: api_pb2.ExplainedField) -> Iterator[tuple[Cell, Words]]:
         yield Cell("yielded", DOUBTFUL), text
     if field.is_observed_only:
         yield Cell("observed", DOUBTFUL), "another program owns it: it is not kept"
-    if field.problem:
+    for each in field.unapplied:
+        owners = f" of {', '.join(each.owners)}" if each.owners else ""
+        text = f"{each.wanted}{owners} is not applied ({each.cause}): {each.reason}"
+        yield Cell("not applied", BAD if each.is_problem else DOUBTFUL), text
+    if field.problem and all(field.problem != each.reason for each in field.unapplied):
         yield Cell("note", DOUBTFUL), field.problem
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
-from runtimeproxy.slo.reading import printable
+from runtimeproxy.documents.reading import printable
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

@@ -33,7 +33,7 @@ def serve(arguments: Namespace) -> int:
 
 def upgrade(arguments: Namespace) -> int:
     """Has the serving instance start its successor."""
-    from runtimeproxy.service.handover.upgrade import request_upgrade
+    from runtimeproxy.frontends.cri_proxy.handover.upgrade import request_upgrade
 
     proxy = load_settings(arguments).proxy
     old, new = request_upgrade(proxy.endpoint, proxy.upgrade_start_s)

@@ -10,13 +10,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-import grpc
-
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.commands.arguments import PROGRAM
 from runtimeproxy.commands.client import writing
 from runtimeproxy.commands.exit_codes import CommandError, ExitCode
 from runtimeproxy.commands.output import counted
+from runtimeproxy.errors import StatusCode
+from runtimeproxy.http2.client import RpcError
 
 _MODE = 0o600
 """Of the file: it has the names and annotations of all pods."""
@@ -95,8 +95,8 @@ def record(arguments: Namespace) -> int:
             for response in api.Record(api_pb2.RecordRequest(), timeout=arguments.duration):
                 writer = writer or Writer(Path(arguments.out), arguments.max_size)
                 writer.write(response.lines)
-        except grpc.RpcError as error:
-            if writer is None or error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+        except RpcError as error:
+            if writer is None or error.code is not StatusCode.DEADLINE_EXCEEDED:
                 raise
         except KeyboardInterrupt:
             if writer is None:

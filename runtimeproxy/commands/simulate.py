@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.simulate.kubelet import PodCalls
-    from runtimeproxy.simulate.result import PolicyChange, SimulatedField, SimulatedPod, Simulation, Target
+    from runtimeproxy.simulate.result import (
+        PodSimulation,
+        PolicyChange,
+        SimulatedField,
+        SimulatedTarget,
+        Simulation,
+    )
 
 
 _OBJECTS_DIR: Final = next(each.destination for each in FLAGS if each.name == "node.objects_dir")
@@ -54,13 +60,13 @@ def simulate(arguments: Namespace) -> int:
     settings = load_settings(arguments)
     from runtimeproxy.node.snapshot import Input, InputState
     from runtimeproxy.simulate import simulation
-    from runtimeproxy.simulate.files import UsageError, registered_servers
+    from runtimeproxy.simulate.files import UnusableInputError, registered_servers
     from runtimeproxy.simulate.result import simulation_as_json
 
     try:
         node = _node(arguments, settings)
         calls = [each for name in arguments.file for each in _calls(name, node, webhook=arguments.webhook)]
-    except UsageError as error:
+    except UnusableInputError as error:
         raise CommandError(str(error), ExitCode.USAGE) from error
     loaded = load_policies(settings)
     for problem in loaded.problems:
@@ -105,15 +111,15 @@ def _node(arguments: Namespace, settings: Settings) -> Node:
 
 
 def _calls(name: str, node: Node, *, webhook: bool) -> list[PodCalls]:
-    from runtimeproxy.node.documents import InputError
-    from runtimeproxy.simulate.files import UsageError, content_or_input
+    from runtimeproxy.documents.reading import InputError
+    from runtimeproxy.simulate.files import UnusableInputError, content_or_input
     from runtimeproxy.simulate.reading import pod_calls
 
     data, source = content_or_input(name)
     try:
         return pod_calls(data, source, node, webhook=webhook)
     except InputError as error:
-        raise UsageError(f"{source}: {error}") from None
+        raise UnusableInputError(f"{source}: {error}") from None
 
 
 def show_simulation(found: Simulation, page: Page) -> None:
@@ -124,7 +130,7 @@ def show_simulation(found: Simulation, page: Page) -> None:
         _show_pod(pod, page)
 
 
-def _show_pod(pod: SimulatedPod, page: Page) -> None:
+def _show_pod(pod: PodSimulation, page: Page) -> None:
     qos = f"  {pod.qos or 'no QoS class'}, {pod.kube_qos}"
     page.line((Cell(f"{pod.namespace}/{pod.name}", STRONG), qos))
     page.line(Cell(pod.source, FAINT))
@@ -137,7 +143,7 @@ def _show_pod(pod: SimulatedPod, page: Page) -> None:
         _show_target(target, page)
 
 
-def _show_target(target: Target, page: Page) -> None:
+def _show_target(target: SimulatedTarget, page: Page) -> None:
     page.line(Cell("pod" if target.kind == "pod" else f"{target.kind} {target.name}", STRONG))
     if target.refusal:
         page.entry(Cell("refused", BAD), target.refusal, indent=2)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _LABEL_WIDTH: Final = 8
 _GOOD_STATES: Final = frozenset(("loaded", "serving", "known", "ready", "running", "enforce", "leased"))
+_MOST_UNAPPLIED: Final = 10
+"""Rows about values that are not applied; the answer has more."""
 _BAD_STATES: Final = frozenset(("failed",))
 
 
@@ -75,6 +77,15 @@ def show_status(found: api_pb2.GetStatusResponse, page: Page, now: datetime) -> 
     if found.node.inputs:
         page.gap()
         page.table(("INPUT", "STATE", "FROM"), map(_input_row, found.node.inputs))
+    _show_unapplied(found.ledger, page)
+    _show_problems(found, page)
+
+
+def _show_problems(found: api_pb2.GetStatusResponse, page: Page) -> None:
+    if found.notes:
+        page.gap()
+    for note in found.notes:
+        page.entry(Cell("note", FAINT), note, label_width=_LABEL_WIDTH)
     page.gap()
     if not found.problems:
         page.line(Cell("no problems", GOOD))
@@ -82,6 +93,22 @@ def show_status(found: api_pb2.GetStatusResponse, page: Page, now: datetime) -> 
     page.line(Cell("problems:" if len(found.problems) > 1 else "problem:", BAD))
     for problem in found.problems:
         page.entry("-", problem, indent=2)
+
+
+def _show_unapplied(ledger: api_pb2.LedgerStatus, page: Page) -> None:
+    """Prints what is wanted and not in force."""
+    if not ledger.unapplied:
+        return
+    page.gap()
+    shown = ledger.unapplied[:_MOST_UNAPPLIED]
+    page.table(("NOT APPLIED", "VALUE", "WANTED", "BY", "WHY"), map(_unapplied_row, shown))
+    if (more := ledger.unapplied_values - len(shown)) > 0:
+        page.line(Cell(f"{more} more: status --output json has 100, explain those of a pod", FAINT), indent=2)
+
+
+def _unapplied_row(each: api_pb2.UnappliedValue) -> tuple[Cell | str, ...]:
+    cause = Cell(f"{each.cause}: {each.reason}", BAD if each.is_problem else "")
+    return each.target or each.cgroup or "node", each.field, each.wanted, ", ".join(each.owners), cause
 
 
 def _overview(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple[str, Words]]:
@@ -249,7 +276,9 @@ def _policy_remarks(policy: api_pb2.PolicyStatus, now: datetime) -> Iterator[str
         elif reason:
             yield f"{mode_name(each.mode)}{reason}"
     if policy.hanging_threads:
-        yield f"{counted(policy.hanging_threads, 'thread')} hang in it"
+        replaced = policy.replaced_threads
+        of_before = f", {replaced} as it was before a reload" if replaced else ""
+        yield f"{counted(policy.hanging_threads, 'thread')} hang in it{of_before}"
     last = policy.last_failure
     if policy.HasField("last_failure"):
         where = "/".join(part for part in (last.pod, last.container) if part)

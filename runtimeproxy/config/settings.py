@@ -50,8 +50,11 @@ class ProxySettings:
     allowed_uids: tuple[Annotated[int, Within(0, 2**32 - 2)], ...] = ()
     """Users besides root and the daemon's own that may connect. None by default: a CRI socket gives root."""
     max_connections_per_process: Annotated[int, Within(1, 1024)] = 64
-    """Connections that one client process may have; more are refused. Processes that the daemon cannot see,
-    as in another pid namespace, count together by user. The kubelet has two or three."""
+    """Connections that one client process may have whatever the others do. It may have more while there is
+    room, which is for 1,024 in all, or for as many as there are file descriptors for. When a quarter is left,
+    idle connections of the process with the most are closed, with GOAWAY; the last eighth is for processes
+    with fewer than this. Processes that the daemon cannot see, as in another pid namespace, count together
+    by user. The kubelet has two or three."""
     upstream_wait_s: Annotated[float, Within(0, 600)] = 10.0
     """How long the first calls of a new connection wait for a runtime that is not there. A containerd with
     many containers restarts within the default; the kubelet calls the node not ready after 30 s without a
@@ -102,8 +105,8 @@ class HooksSettings:
     worker_threads: Annotated[int, Within(1, 64)] = 4
     """Threads that run policies. The default leaves room for one that hangs."""
     on_unparsable: Literal["forward", "refuse"] = "forward"
-    """What happens to an intercepted call whose message cannot be parsed: it is forwarded as it came, or
-    refused."""
+    """What happens to an intercepted call whose message cannot be parsed, or has more annotations than the
+    API server allows: it is forwarded as it came, or refused."""
     on_failure: Literal["forward", "refuse"] = "forward"
     """What happens to an intercepted call that the proxy itself fails to decide on (policies not loaded in
     time, an internal error): it is forwarded as it came, or refused."""
@@ -288,8 +291,10 @@ class TracingSettings:
 class QosManagerSettings:
     """`[qosmanager]`: the process `koord-qos-manager`, which reads this file, too."""
 
-    mode: Literal["enforce", "dry-run"] = "enforce"
-    """`dry-run`: all plugins compute and explain, nothing is claimed and no pod is evicted."""
+    mode: Literal["enforce", "dry-run", "none"] = "enforce"
+    """`dry-run`: all plugins compute and explain, nothing is claimed and no pod is evicted. `none`: this node
+    has no QoS manager; one that runs has all plugins off, and where strategies ask for one the daemon says so
+    and reports no problem."""
     interval_s: Annotated[float, Within(0.1, 60)] = 1.0
     """Time between two rounds of samples and plugins. The default is Koordinator's."""
     feature_gates: tuple[str, ...] = ()

@@ -19,19 +19,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import grpc
-
-from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
+from cri_api.runtime.v1 import api_pb2
+from cri_api.runtimeproxy.v1.api_pb2 import DESCRIPTOR as OWN_API
 from cri_api.runtimeproxy.v1.api_pb2 import ExplainRequest, ExplainResponse
-from cri_api.runtimeproxy.v1.api_pb2_grpc import RuntimeProxyStub
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 from runtimeproxy.commands.explain import show_explanation
 from runtimeproxy.commands.output import Page
-from runtimeproxy.config.validation import TEMPORARY_SUFFIX_BYTES, parse_endpoint
+from runtimeproxy.config.parsing import TEMPORARY_SUFFIX_BYTES, parse_endpoint
 from runtimeproxy.demo.live import OBJECTS_FOLDER, PERCENT, LiveChange, show_strategy, write_strategy
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.audit import TROUBLE, AuditKind
 from runtimeproxy.hooks.loading import built_in
+from runtimeproxy.http2.client import RpcError
+from runtimeproxy.stubs import BlockingClient
 from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, PodCgroups, RuntimeState
 from runtimeproxy.testing.builders import (
     KubeletQos,
@@ -44,6 +44,7 @@ from runtimeproxy.testing.builders import (
 from runtimeproxy.testing.cgroups import container_path, parent_path
 
 if TYPE_CHECKING:
+    from cri_api.runtime.v1.api_pb2_grpc import ImageServiceStub, RuntimeServiceStub
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks import Policy
 
@@ -61,6 +62,7 @@ CGROUP_TREE: Final = "koordproxydemo"
 
 START_TIMEOUT_S: Final = 8.0
 CALL_TIMEOUT_S: Final = 20.0
+_CRI: Final = api_pb2.DESCRIPTOR.services_by_name
 _PROBE_TIMEOUT_S: Final = 5.0
 _WIDTH: Final = 80
 _SOCKET: Final = "proxy.sock"
@@ -180,12 +182,12 @@ class Shown(NamedTuple):
         explanation: of `EXPLAINED_POD`, while it ran.
     """
 
-    changes: list[Change]
+    changes: list[ShownChange]
     live: list[LiveChange]
     explanation: ExplainResponse | None = None
 
 
-class Change(NamedTuple):
+class ShownChange(NamedTuple):
     """A field that a policy changed, or failed to change.
 
     Attributes:
@@ -242,8 +244,8 @@ def find_runtime(candidates: Iterable[str]) -> tuple[DemoRuntime | None, str]:
                 continue
         try:
             runtime = _probe(path)
-        except grpc.RpcError as error:
-            reason = f"{path} does not answer: {error.code().name}"
+        except RpcError as error:
+            reason = f"{path} does not answer: {error.code.name}"
             continue
         if runtime is not None:
             return runtime, ""
@@ -253,9 +255,9 @@ def find_runtime(candidates: Iterable[str]) -> tuple[DemoRuntime | None, str]:
 
 def _probe(path: str) -> DemoRuntime | None:
     """Returns a runtime with the smallest of its images; None if it has no image."""
-    with channel(path) as opened:
-        runtime = api_pb2_grpc.RuntimeServiceStub(opened)
-        images = api_pb2_grpc.ImageServiceStub(opened)
+    with BlockingClient(path) as client:
+        runtime: RuntimeServiceStub = client.stub(_CRI["RuntimeService"])
+        images: ImageServiceStub = client.stub(_CRI["ImageService"])
         version = runtime.Version(api_pb2.VersionRequest(), timeout=_PROBE_TIMEOUT_S)
         listed = images.ListImages(api_pb2.ListImagesRequest(), timeout=_PROBE_TIMEOUT_S).images
         names = [(image.size, image.repo_tags[0]) for image in listed if image.repo_tags]
@@ -263,17 +265,11 @@ def _probe(path: str) -> DemoRuntime | None:
             return None
         driver = CgroupDriver.CGROUPFS
         # Runtimes before CRI 1.28 do not know the call; most of them use cgroupfs.
-        with contextlib.suppress(grpc.RpcError):
+        with contextlib.suppress(RpcError):
             config = runtime.RuntimeConfig(api_pb2.RuntimeConfigRequest(), timeout=_PROBE_TIMEOUT_S)
             if config.HasField("linux") and config.linux.cgroup_driver == api_pb2.SYSTEMD:
                 driver = CgroupDriver.SYSTEMD
         return DemoRuntime(path, f"{version.runtime_name} {version.runtime_version}", min(names)[1], driver)
-
-
-def channel(socket_path: str) -> grpc.Channel:
-    """Opens a channel as the kubelet does."""
-    options = (("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", -1))
-    return grpc.insecure_channel(f"unix:{socket_path}", options=options)
 
 
 def _drive_on_fake_runtime(folder: Path) -> Shown | None:
@@ -297,13 +293,16 @@ def _drive(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = Non
     cgroup_root = DEFAULT_ROOT if cgroups is None else cgroups.root
     write_strategy(folder, is_set=False)
     try:
-        with _daemon(folder, log, runtime, cgroup_root) as socket_path, channel(str(socket_path)) as opened:
-            calls = api_pb2_grpc.RuntimeServiceStub(opened)
+        with (
+            _daemon(folder, log, runtime, cgroup_root) as socket_path,
+            BlockingClient(str(socket_path)) as client,
+        ):
+            calls: RuntimeServiceStub = client.stub(_CRI["RuntimeService"])
             explanation = None
             for pod in DEMO_PODS:
                 running = _run_pod(calls, pod, runtime, cgroups, folder.name)
                 if pod.name == EXPLAINED_POD:
-                    explain = RuntimeProxyStub(opened).Explain
+                    explain = client.stub(OWN_API.services_by_name["RuntimeProxy"]).Explain
                     explanation = explain(
                         ExplainRequest(pod=f"{NAMESPACE}/{pod.name}"), timeout=CALL_TIMEOUT_S
                     )
@@ -311,8 +310,8 @@ def _drive(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = Non
             running = _run_pod(calls, LIVE_POD, runtime, cgroups, folder.name)
             live = show_strategy(folder, cgroup_root, running.cgroups)
             _remove_pod(calls, running.id)
-    except grpc.RpcError as error:
-        print(f"the runtime refused a pod: {error.code().name}: {error.details()}")
+    except RpcError as error:
+        print(f"the runtime refused a pod: {error}")
         return None
     finally:
         _remove_pods(runtime, folder.name)
@@ -383,7 +382,7 @@ def _last_message(log: Path) -> str:
 
 
 def _run_pod(
-    calls: api_pb2_grpc.RuntimeServiceStub,
+    calls: RuntimeServiceStub,
     pod: DemoPod,
     runtime: DemoRuntime,
     cgroups: CgroupFiles | None,
@@ -411,7 +410,7 @@ def _run_pod(
     request = create_container_request(pod_id, wanted, config)
     container_id = calls.CreateContainer(request, timeout=CALL_TIMEOUT_S).container_id
     start = api_pb2.StartContainerRequest(container_id=container_id)
-    with contextlib.suppress(grpc.RpcError):  # the image may have no command of its own
+    with contextlib.suppress(RpcError):  # the image may have no command of its own
         calls.StartContainer(start, timeout=CALL_TIMEOUT_S)
     parent = config.linux.cgroup_parent
     paths = {
@@ -421,7 +420,7 @@ def _run_pod(
     return RunningPod(pod_id, paths)
 
 
-def _remove_pod(calls: api_pb2_grpc.RuntimeServiceStub, pod_id: str) -> None:
+def _remove_pod(calls: RuntimeServiceStub, pod_id: str) -> None:
     calls.StopPodSandbox(api_pb2.StopPodSandboxRequest(pod_sandbox_id=pod_id), timeout=CALL_TIMEOUT_S)
     calls.RemovePodSandbox(api_pb2.RemovePodSandboxRequest(pod_sandbox_id=pod_id), timeout=CALL_TIMEOUT_S)
 
@@ -429,11 +428,11 @@ def _remove_pod(calls: api_pb2_grpc.RuntimeServiceStub, pod_id: str) -> None:
 def _remove_pods(runtime: DemoRuntime, run: str) -> None:
     """Removes the pods that a run left, at the runtime, because the proxy may have failed."""
     label = api_pb2.PodSandboxFilter(label_selector={RUN_LABEL: run})
-    with channel(runtime.socket_path) as opened, contextlib.suppress(grpc.RpcError):
-        calls = api_pb2_grpc.RuntimeServiceStub(opened)
+    with BlockingClient(runtime.socket_path) as client, contextlib.suppress(RpcError):
+        calls: RuntimeServiceStub = client.stub(_CRI["RuntimeService"])
         listing = api_pb2.ListPodSandboxRequest(filter=label)
         for pod in calls.ListPodSandbox(listing, timeout=_PROBE_TIMEOUT_S).items:
-            with contextlib.suppress(grpc.RpcError):
+            with contextlib.suppress(RpcError):
                 _remove_pod(calls, pod.id)
 
 
@@ -446,9 +445,9 @@ def _remove_cgroups(root: Path) -> None:
                 folder.rmdir()
 
 
-def _changes(log: str) -> list[Change]:
+def _changes(log: str) -> list[ShownChange]:
     """Reads the audit lines of the daemon's log, where libraries may have written lines of their own."""
-    changes: list[Change] = []
+    changes: list[ShownChange] = []
     for line in log.splitlines():
         if '"runtimeproxy.audit"' not in line:
             continue
@@ -461,11 +460,13 @@ def _changes(log: str) -> list[Change]:
                 reason, values = f"{entry['kind']}: {each['reason']}", ""
             else:
                 continue
-            changes.append(Change(pod, each["policy"], reason, container, each["field"], values))
+            changes.append(ShownChange(pod, each["policy"], reason, container, each["field"], values))
     return changes
 
 
-def _report(changes: list[Change], live: list[LiveChange], explanation: ExplainResponse | None = None) -> int:
+def _report(
+    changes: list[ShownChange], live: list[LiveChange], explanation: ExplainResponse | None = None
+) -> int:
     """Prints each pod with its changes, or why there are none; returns 1 if nothing was changed at all."""
     policies = built_in()
     names = max(len(policy.name) for policy in policies)

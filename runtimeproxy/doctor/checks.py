@@ -14,6 +14,7 @@ from runtimeproxy.node.snapshot import Feature
 from runtimeproxy.service.kubelet import DEFAULT_ENDPOINT, is_endpoint
 
 SERVICE: Final = "koord-runtime-proxy.service"
+MANAGER_SERVICE: Final = "koord-qos-manager.service"
 
 _MIB: Final = 1024 * 1024
 LEAST_FREE_BYTES: Final = 64 * _MIB
@@ -31,7 +32,7 @@ _RIGHTS: Final = {
 """Capabilities of the unit, and what is missing without them."""
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """How bad it is."""
 
     OK = "ok"
@@ -42,7 +43,7 @@ class Level(StrEnum):
 class Finding(NamedTuple):
     """The result of a check, or one of its results."""
 
-    level: Level
+    level: Severity
     text: str
     advice: str = ""
     """What to do; empty if nothing."""
@@ -54,11 +55,13 @@ Findings = Iterator[Finding]
 def check_configuration(facts: Facts) -> Findings:
     """Flags, environment, file, folders, policies, registrations: as `check-config`."""
     for text in facts.configuration_problems:
-        yield Finding(Level.PROBLEM, text, "correct it; the daemon does not start, or keeps its old settings")
+        yield Finding(
+            Severity.PROBLEM, text, "correct it; the daemon does not start, or keeps its old settings"
+        )
     for text in facts.configuration_warnings:
-        yield Finding(Level.WARNING, text)
+        yield Finding(Severity.WARNING, text)
     if not facts.configuration_problems and not facts.configuration_warnings:
-        yield Finding(Level.OK, "the configuration is valid")
+        yield Finding(Severity.OK, "the configuration is valid")
 
 
 def check_daemon(facts: Facts) -> Findings:
@@ -66,26 +69,26 @@ def check_daemon(facts: Facts) -> Findings:
     endpoint = facts.settings.proxy.endpoint
     start = f"systemctl start {SERVICE}, and journalctl -u {SERVICE} if it does not"
     if facts.endpoint is SocketState.DENIED:
-        yield Finding(Level.WARNING, f"{endpoint}: this user may not connect", "run doctor as root")
+        yield Finding(Severity.WARNING, f"{endpoint}: this user may not connect", "run doctor as root")
     elif facts.endpoint is not SocketState.ANSWERS:
         what = "does not exist" if facts.endpoint is SocketState.MISSING else "has no process that listens"
-        yield Finding(Level.PROBLEM, f"{endpoint} {what}: no daemon serves", start)
+        yield Finding(Severity.PROBLEM, f"{endpoint} {what}: no daemon serves", start)
     elif facts.api_error:
-        yield Finding(Level.PROBLEM if facts.is_served else Level.WARNING, facts.api_error)
+        yield Finding(Severity.PROBLEM if facts.is_served else Severity.WARNING, facts.api_error)
     else:
-        yield Finding(Level.OK, f"version {facts.version} serves on {endpoint}")
+        yield Finding(Severity.OK, f"version {facts.version} serves on {endpoint}")
     for text in facts.daemon_problems:
-        yield Finding(Level.PROBLEM, text, "koord-runtime-proxy status shows more")
+        yield Finding(Severity.PROBLEM, text, "koord-runtime-proxy status shows more")
 
 
 def check_runtime(facts: Facts) -> Findings:
     """Whether the runtime answers behind the proxy."""
     endpoint = facts.settings.proxy.runtime_endpoint
     if facts.runtime.name:
-        yield Finding(Level.OK, f"{facts.runtime.name} answers on {endpoint}")
+        yield Finding(Severity.OK, f"{facts.runtime.name} answers on {endpoint}")
     else:
         advice = "start it, or set proxy.runtime_endpoint"
-        yield Finding(Level.PROBLEM, f"the runtime does not answer: {facts.runtime.error}", advice)
+        yield Finding(Severity.PROBLEM, f"the runtime does not answer: {facts.runtime.error}", advice)
 
 
 def check_endpoint(facts: Facts) -> Findings:
@@ -96,10 +99,10 @@ def check_endpoint(facts: Facts) -> Findings:
         value = kubelet.endpoint.value if kubelet.endpoint else DEFAULT_ENDPOINT
         place = kubelet.endpoint.place if kubelet.endpoint else "its default"
         if is_endpoint(value, proxy.endpoint):
-            yield Finding(Level.OK, f"the kubelet (process {kubelet.pid}) calls the proxy, by {place}")
+            yield Finding(Severity.OK, f"the kubelet (process {kubelet.pid}) calls the proxy, by {place}")
         else:
             yield Finding(
-                Level.PROBLEM,
+                Severity.PROBLEM,
                 f"the kubelet (process {kubelet.pid}) calls {value} ({place}): no call reaches the proxy",
                 f"set containerRuntimeEndpoint or --container-runtime-endpoint to {wanted} and restart it",
             )
@@ -108,12 +111,12 @@ def check_endpoint(facts: Facts) -> Findings:
     others = [each for each in files if each not in ours]
     if not facts.kubelets:
         if ours:
-            yield Finding(Level.WARNING, f"no kubelet runs; {ours[0].place} names the proxy")
+            yield Finding(Severity.WARNING, f"no kubelet runs; {ours[0].place} names the proxy")
         else:
-            yield Finding(Level.WARNING, "no kubelet runs here, and no file names the proxy's socket")
+            yield Finding(Severity.WARNING, "no kubelet runs here, and no file names the proxy's socket")
     if ours and others:
         yield Finding(
-            Level.WARNING,
+            Severity.WARNING,
             f"{ours[0].place} names the proxy, {others[0].place} has {others[0].name} = {others[0].value}",
             "set both to the same: a restart or an upgrade of the kubelet may take the other one",
         )
@@ -134,32 +137,32 @@ def check_cgroup_driver(facts: Facts) -> Findings:
     if len(by_driver) > 1:
         text = "; ".join(f"{driver}: {' and '.join(names)}" for driver, names in by_driver.items())
         advice = "drain the node, set the kubelet's cgroupDriver or the runtime's SystemdCgroup, restart both"
-        yield Finding(Level.PROBLEM, f"the cgroup drivers differ ({text})", advice)
+        yield Finding(Severity.PROBLEM, f"the cgroup drivers differ ({text})", advice)
     elif by_driver:
         ((driver, names),) = by_driver.items()
-        yield Finding(Level.OK, f"{driver}, by {' and '.join(names)}")
+        yield Finding(Severity.OK, f"{driver}, by {' and '.join(names)}")
     else:
-        yield Finding(Level.WARNING, "the cgroup driver is not known: neither kubelet nor runtime says it")
+        yield Finding(Severity.WARNING, "the cgroup driver is not known: neither kubelet nor runtime says it")
 
 
 def check_cpu_manager(facts: Facts) -> Findings:
     """The kubelet's CPU manager against the policy `cpuset`."""
     if all(each.name != "cpuset" for each in facts.policies):
-        yield Finding(Level.OK, "the policy cpuset is off")
+        yield Finding(Severity.OK, "the policy cpuset is off")
         return
     manager = facts.node.kubelet.cpu_manager_policy if facts.node.kubelet else None
     if manager is None:
         yield Finding(
-            Level.WARNING,
+            Severity.WARNING,
             "the policy of the kubelet's CPU manager is not known: cpuset leaves pods without own CPUs alone",
             f"set node.kubelet_dir (now {facts.settings.node.kubelet_dir!r}) to the kubelet's --root-dir",
         )
     elif manager == "none":
-        yield Finding(Level.OK, "the kubelet's CPU manager has the policy none")
+        yield Finding(Severity.OK, "the kubelet's CPU manager has the policy none")
     else:
         static = facts.node.kubelet.static_cpus if facts.node.kubelet else {}
         yield Finding(
-            Level.WARNING,
+            Severity.WARNING,
             f"the kubelet's CPU manager has the policy {manager}, with CPUs for {len(static)} containers: "
             "cpuset leaves them and all pods without CPUs of their own alone",
             "set cpuManagerPolicy: none (remove cpu_manager_state), or [policies.cpuset] enabled = false",
@@ -173,24 +176,24 @@ def check_koordlet(facts: Facts) -> Findings:
     advice = "switch these policies off, or koordlet's hooks (systemd/coming-from-koordinator.md)"
     if registered and own:
         text = f"koordlet is registered ({registered[0]}), and these policies do the same: {', '.join(own)}"
-        yield Finding(Level.WARNING, text, advice)
+        yield Finding(Severity.WARNING, text, advice)
     elif registered:
-        yield Finding(Level.OK, f"koordlet is a hook server ({registered[0]})")
+        yield Finding(Severity.OK, f"koordlet is a hook server ({registered[0]})")
     for each in facts.koordlets:
         if each.uses_nri and facts.has_nri_socket:
             yield Finding(
-                Level.WARNING,
+                Severity.WARNING,
                 f"koordlet (process {each.pid}) is an NRI plugin, too: it changes containers after the proxy",
                 "start koordlet with --enable-nri-runtime-hook=false, or switch the policies off",
             )
         elif not registered and own:
             yield Finding(
-                Level.WARNING,
+                Severity.WARNING,
                 f"koordlet (process {each.pid}) writes cgroup files itself, which {', '.join(own)} set, too",
                 advice,
             )
     if not registered and not facts.koordlets:
-        yield Finding(Level.OK, "no koordlet is on this node")
+        yield Finding(Severity.OK, "no koordlet is on this node")
 
 
 _KOORDLETS_POLICIES: Final = frozenset(
@@ -203,12 +206,12 @@ def check_hook_servers(facts: Facts) -> Findings:
     """Whether the sockets of registered hook servers answer."""
     for each in facts.hook_servers:
         if each.state is SocketState.ANSWERS:
-            yield Finding(Level.OK, f"{each.name}: {each.endpoint} answers")
+            yield Finding(Severity.OK, f"{each.name}: {each.endpoint} answers")
         else:
             text = f"{each.name}: {each.endpoint} is {each.state}: calls go on without it, or are refused"
-            yield Finding(Level.WARNING, text, "start it, or remove its file")
+            yield Finding(Severity.WARNING, text, "start it, or remove its file")
     if not facts.hook_servers:
-        yield Finding(Level.OK, "none is registered")
+        yield Finding(Severity.OK, "none is registered")
 
 
 def check_kernel(facts: Facts) -> Findings:
@@ -218,37 +221,39 @@ def check_kernel(facts: Facts) -> Findings:
         if missing := sorted(policy.features - facts.node.features):
             is_fine = False
             text = f"the policy {policy.name} does nothing: the kernel lacks {', '.join(missing)}"
-            yield Finding(Level.WARNING if policy.is_configured else Level.OK, text)
+            yield Finding(Severity.WARNING if policy.is_configured else Severity.OK, text)
     if is_fine:
-        yield Finding(Level.OK, "it has what the policies need")
+        yield Finding(Severity.OK, "it has what the policies need")
 
 
 def check_unit(facts: Facts) -> Findings:
     """Whether systemd starts the daemon, and with the rights that it needs."""
     unit = facts.unit
     if unit is None:
-        yield Finding(Level.OK, "systemd does not run here")
+        yield Finding(Severity.OK, "systemd does not run here")
         return
     if unit.get("LoadState") != "loaded":
         text = f"there is no {SERVICE}: nothing starts the daemon with the node, or again after its end"
-        yield Finding(Level.WARNING, text, "install the units (systemd/README.md)")
+        yield Finding(Severity.WARNING, text, "install the units (systemd/README.md)")
         return
     found = [*_life_of(unit), *_rights_of(facts, unit)]
-    yield from found or [Finding(Level.OK, "enabled, active, and with the rights that the daemon needs")]
+    yield from found or [Finding(Severity.OK, "enabled, active, and with the rights that the daemon needs")]
 
 
 def _life_of(unit: Mapping[str, str]) -> Findings:
     if unit.get("ActiveState") != "active":
         text = f"the service is {unit.get('ActiveState')} ({unit.get('Result')})"
-        yield Finding(Level.PROBLEM, text, f"journalctl -u {SERVICE} says why; systemctl start {SERVICE}")
+        yield Finding(Severity.PROBLEM, text, f"journalctl -u {SERVICE} says why; systemctl start {SERVICE}")
     if not unit.get("UnitFileState", "").startswith("enabled"):
         text = f"the service is {unit.get('UnitFileState') or 'not enabled'}: it does not start with the node"
-        yield Finding(Level.WARNING, text, f"systemctl enable {SERVICE}")
+        yield Finding(Severity.WARNING, text, f"systemctl enable {SERVICE}")
     if unit.get("NeedDaemonReload") == "yes":
-        yield Finding(Level.WARNING, "the unit's files have changed", "systemctl daemon-reload, then restart")
+        yield Finding(
+            Severity.WARNING, "the unit's files have changed", "systemctl daemon-reload, then restart"
+        )
     if unit.get("NRestarts", "0") != "0":
         text = f"systemd has restarted the daemon {unit['NRestarts']} times since it was started"
-        yield Finding(Level.WARNING, text, f"journalctl -u {SERVICE} has the reasons")
+        yield Finding(Severity.WARNING, text, f"journalctl -u {SERVICE} has the reasons")
 
 
 def _rights_of(facts: Facts, unit: Mapping[str, str]) -> Findings:
@@ -262,16 +267,16 @@ def _rights_of(facts: Facts, unit: Mapping[str, str]) -> Findings:
     for name, path in writable.items():
         if not may_write(unit, path):
             text = f"{name}: the unit may not write to {path}"
-            yield Finding(Level.PROBLEM, text, f"a drop-in with ReadWritePaths={path}")
+            yield Finding(Severity.PROBLEM, text, f"a drop-in with ReadWritePaths={path}")
     capabilities = unit.get("CapabilityBoundingSet", "").lower().split()
     for name, effect in _RIGHTS.items():
         if "CapabilityBoundingSet" in unit and name not in capabilities:
-            yield Finding(Level.WARNING, f"the unit lacks {name.upper()}: {effect}", "add it in a drop-in")
+            yield Finding(Severity.WARNING, f"the unit lacks {name.upper()}: {effect}", "add it in a drop-in")
     has_policy = any(each.name == "group-identity" for each in facts.policies)
     has_sysctl = {Feature.BVT, Feature.GROUP_IDENTITY_SYSCTL} <= facts.node.features
     if has_policy and has_sysctl and unit.get("ProtectKernelTunables") == "yes":
         yield Finding(
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "the policy group-identity may not set its sysctls: ProtectKernelTunables=yes",
             "install the drop-in koord-runtime-proxy.service.d/10-group-identity.conf",
         )
@@ -307,23 +312,48 @@ def _plain(path: str) -> PurePosixPath:
     return PurePosixPath("/run", pure.relative_to("/var/run")) if pure.is_relative_to("/var/run") else pure
 
 
+def check_qos_manager(facts: Facts) -> Findings:
+    """Whether a QoS manager runs where strategies ask for one."""
+    found, unit = facts.qos_manager, facts.manager_unit
+    if found.is_missing:
+        yield Finding(Severity.PROBLEM, found.note, _how_to_start(unit))
+    elif found.note:
+        yield Finding(Severity.OK, found.note)
+    elif found.is_running:
+        yield Finding(Severity.OK, "koord-qos-manager runs")
+    else:
+        yield Finding(Severity.OK, "no strategy asks for one, as far as the daemon says")
+
+
+def _how_to_start(unit: Mapping[str, str] | None) -> str:
+    if unit is None:
+        return "start koord-qos-manager beside the daemon"
+    if unit.get("LoadState") != "loaded":
+        return f"install {MANAGER_SERVICE} (systemd/README.md), and systemctl enable --now koord-qos-manager"
+    if unit.get("ActiveState") == "active":
+        return "journalctl -u koord-qos-manager says why it does not reach the daemon (api.admin_socket)"
+    if not unit.get("UnitFileState", "").startswith("enabled"):
+        return "systemctl enable --now koord-qos-manager"
+    return "systemctl start koord-qos-manager; journalctl -u koord-qos-manager says why it ended"
+
+
 def check_state_folder(facts: Facts) -> Findings:
     """Whether records and originals of values survive a restart."""
     path, folder = facts.settings.state.dir, facts.state_folder
     if not folder.exists:
-        level = Level.PROBLEM if facts.is_served else Level.WARNING
+        level = Severity.PROBLEM if facts.is_served else Severity.WARNING
         yield Finding(level, f"{path} does not exist: no restart keeps anything", f"mkdir -m 0700 {path}")
         return
     is_fine = True
     if folder.mode & 0o077:
         is_fine = False
-        yield Finding(Level.WARNING, f"{path} has mode {folder.mode:04o}", f"chmod 0700 {path}")
+        yield Finding(Severity.WARNING, f"{path} has mode {folder.mode:04o}", f"chmod 0700 {path}")
     if folder.free_bytes < LEAST_FREE_BYTES:
         is_fine = False
         text = f"{path} has {folder.free_bytes // _MIB} MiB free: without its journal no value is written"
-        yield Finding(Level.PROBLEM, text, "make room on its file system")
+        yield Finding(Severity.PROBLEM, text, "make room on its file system")
     if is_fine:
-        yield Finding(Level.OK, f"{path} is there and private")
+        yield Finding(Severity.OK, f"{path} is there and private")
 
 
 def check_inputs(facts: Facts) -> Findings:
@@ -333,39 +363,41 @@ def check_inputs(facts: Facts) -> Findings:
         text = f"{file.path} ({kinds}) was written {_age(file.age_s)} ago"
         stale = [kind for kind in file.kinds if file.age_s > STALE_S.get(kind, file.age_s)]
         if file.age_s < -_FUTURE_S:
-            yield Finding(Level.WARNING, f"{file.path} was written in the future", "check the node's clock")
+            yield Finding(
+                Severity.WARNING, f"{file.path} was written in the future", "check the node's clock"
+            )
         elif stale:
             advice = f"export the {' and '.join(stale)} regularly, or remove it"
-            yield Finding(Level.WARNING, text, advice)
+            yield Finding(Severity.WARNING, text, advice)
         else:
-            yield Finding(Level.OK, text)
+            yield Finding(Severity.OK, text)
     if not facts.input_files:
         folder = facts.settings.node.objects_dir or "node.objects_dir"
-        yield Finding(Level.OK, f"no file is in {folder}: there are no strategies of the cluster")
+        yield Finding(Severity.OK, f"no file is in {folder}: there are no strategies of the cluster")
 
 
 def check_api_server(facts: Facts) -> Findings:
     """Whether the API server answers, gives what is watched, and is within the unit's reach."""
     found = facts.api_server
     if found is None:
-        yield Finding(Level.OK, "it is not used (kubernetes.enabled)")
+        yield Finding(Severity.OK, "it is not used (kubernetes.enabled)")
         return
     unit = list(_network_of(facts.unit or {}, found.server))
     yield from unit
     if found.error:
         where = found.server or facts.settings.kubernetes.kubeconfig or "the API server"
         yield Finding(
-            Level.PROBLEM, f"{where}: {found.error}", "correct kubernetes.kubeconfig, or the network"
+            Severity.PROBLEM, f"{where}: {found.error}", "correct kubernetes.kubeconfig, or the network"
         )
         return
     for kind, reason in found.refused.items():
-        yield Finding(Level.PROBLEM, f"{kind}: {reason}", "kubectl apply -f systemd/kubernetes/rbac.yaml")
+        yield Finding(Severity.PROBLEM, f"{kind}: {reason}", "kubectl apply -f systemd/kubernetes/rbac.yaml")
     if not found.has_node:
         text = f"it has no Node {found.node_name}: nothing of this node is found"
-        yield Finding(Level.PROBLEM, text, "set node.name to the Node's name (kubectl get nodes)")
+        yield Finding(Severity.PROBLEM, text, "set node.name to the Node's name (kubectl get nodes)")
     if not unit and not found.refused and found.has_node:
         absent = f"; it has no {', '.join(found.absent)}" if found.absent else ""
-        yield Finding(Level.OK, f"{found.server} answers, with Node {found.node_name}{absent}")
+        yield Finding(Severity.OK, f"{found.server} answers, with Node {found.node_name}{absent}")
 
 
 def _network_of(unit: Mapping[str, str], server: str) -> Findings:
@@ -373,7 +405,7 @@ def _network_of(unit: Mapping[str, str], server: str) -> Findings:
     families = unit.get("RestrictAddressFamilies", "AF_INET")
     if unit.get("PrivateNetwork") == "yes" or "AF_INET" not in families:
         yield Finding(
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "the unit has no network: the daemon cannot reach the API server",
             "install the drop-in koord-runtime-proxy.service.d/40-kubernetes.conf",
         )
@@ -388,7 +420,7 @@ def _network_of(unit: Mapping[str, str], server: str) -> Findings:
     )
     if denied and not allowed:
         text = f"the unit may not connect to {address}: the daemon cannot reach the API server"
-        yield Finding(Level.PROBLEM, text, f"IPAddressAllow={address} in the drop-in 40-kubernetes.conf")
+        yield Finding(Severity.PROBLEM, text, f"IPAddressAllow={address} in the drop-in 40-kubernetes.conf")
 
 
 def _age(seconds: float) -> str:
@@ -409,6 +441,7 @@ CHECKS: Final[Mapping[str, Callable[[Facts], Iterable[Finding]]]] = {
     "hook servers": check_hook_servers,
     "kernel": check_kernel,
     "service": check_unit,
+    "QoS manager": check_qos_manager,
     "state folder": check_state_folder,
     "node objects": check_inputs,
     "API server": check_api_server,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from runtimeproxy.config.settings import Settings
 from runtimeproxy.node.snapshot import Node
+from runtimeproxy.service.koordlet import Koordlet
 from runtimeproxy.service.kubelet import KubeletSetting, RunningKubelet
 
 
@@ -52,12 +53,14 @@ class HookServerFacts(NamedTuple):
     state: SocketState
 
 
-class Koordlet(NamedTuple):
-    """A koordlet that runs on this node."""
+class QosManagerFacts(NamedTuple):
+    """The QoS manager, by the daemon."""
 
-    pid: int
-    uses_nri: bool
-    """Whether its NRI mode is on; it needs the runtime's socket, too."""
+    is_running: bool = False
+    is_missing: bool = False
+    """Whether strategies ask for what nothing does."""
+    note: str = ""
+    """Why plugins that strategies ask for do not run; empty if all of them do."""
 
 
 class FolderFacts(NamedTuple):
@@ -110,6 +113,7 @@ class Facts:
     api_error: str = ""
     daemon_problems: tuple[str, ...] = ()
     """What the daemon itself reports."""
+    qos_manager: QosManagerFacts = field(default_factory=QosManagerFacts)
     kubelets: tuple[RunningKubelet, ...] = ()
     kubelet_files: tuple[KubeletSetting, ...] = ()
     """Endpoints in files, whether a kubelet runs or not."""
@@ -124,6 +128,8 @@ class Facts:
     has_nri_socket: bool = False
     unit: Mapping[str, str] | None = None
     """Properties of the service by `systemctl show`; None without systemd."""
+    manager_unit: Mapping[str, str] | None = None
+    """The same of the QoS manager's."""
     state_folder: FolderFacts = field(default_factory=FolderFacts)
     input_files: tuple[InputFile, ...] = ()
     api_server: ApiServerFacts | None = None

@@ -17,38 +17,39 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import grpc
-
-from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
-from runtimeproxy.config.validation import check_on_node, places_of
-from runtimeproxy.doctor.checks import SERVICE
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.config.validation import places_of
+from runtimeproxy.doctor.checks import MANAGER_SERVICE, SERVICE
+from runtimeproxy.doctor.configuration import check_on_node
 from runtimeproxy.doctor.facts import (
     ApiServerFacts,
     Facts,
     FolderFacts,
     HookServerFacts,
     InputFile,
-    Koordlet,
     PolicyFacts,
+    QosManagerFacts,
     RuntimeFacts,
     SocketState,
 )
+from runtimeproxy.documents.files import read_file
+from runtimeproxy.documents.reading import InputError, parse_documents
 from runtimeproxy.hooks.remote.registrations import (
-    UnreadableFileError,
     parse_registration,
     read_registration,
     registration_names,
 )
-from runtimeproxy.node.documents import InputError, parse_documents
+from runtimeproxy.http2.client import RpcError
 from runtimeproxy.node.facts import NodeReader
-from runtimeproxy.node.input_file import read_file
 from runtimeproxy.node.inputs import NodeInputs, name_of_node
 from runtimeproxy.node.kubelet import CONFIG, MAX_BYTES, parse_config
 from runtimeproxy.node.machine import CGROUPFS, SYSTEMD, guess_cgroup_driver
 from runtimeproxy.node.object_folder import MAX_FILE_BYTES, SUFFIXES
 from runtimeproxy.node.objects import Kind
+from runtimeproxy.service.koordlet import koordlets
 from runtimeproxy.service.kubelet import endpoint_settings, running_kubelets
 from runtimeproxy.service.signals import is_served
+from runtimeproxy.stubs import BlockingClient
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -59,8 +60,6 @@ TIMEOUT_S: Final = 5.0
 """Of each question to the runtime or to systemd."""
 _NRI_SOCKET: Final = "var/run/nri/nri.sock"
 """Source: Koordinator pkg/koordlet/util/system, the default of the runtime's NRI socket."""
-_NO_NRI: Final = re.compile(r"--?enable-nri-runtime-hook=(?:false|f|0)\b", re.IGNORECASE)
-"""NRI is koordlet's default. Source: Koordinator pkg/koordlet/runtimehooks/config.go."""
 _KINDS: Final = re.compile(
     rb"""^[ \t-]*"?kind"?[ \t]*:[ \t]*"?(ConfigMap|Node|NodeSLO|NodeResourceTopology)"?[ \t]*,?[ \t]*$""",
     re.MULTILINE,
@@ -73,15 +72,16 @@ _PROPERTIES: Final = (
 )
 
 
-class Answer(NamedTuple):
+class ApiAnswer(NamedTuple):
     """What the daemon's API said."""
 
     version: str = ""
     error: str = ""
     problems: tuple[str, ...] = ()
+    qos_manager: QosManagerFacts = QosManagerFacts()
 
 
-def gather(reading: Reading, policies: LoadResult, answer: Answer, root: Path = Path("/")) -> Facts:
+def gather(reading: Reading, policies: LoadResult, answer: ApiAnswer, root: Path = Path("/")) -> Facts:
     """Returns all facts.
 
     Args:
@@ -108,6 +108,7 @@ def gather(reading: Reading, policies: LoadResult, answer: Answer, root: Path = 
         version=answer.version,
         api_error=answer.error,
         daemon_problems=answer.problems,
+        qos_manager=answer.qos_manager,
         kubelets=tuple(running_kubelets(root)),
         kubelet_files=tuple(endpoint_settings(root)),
         runtime=ask_runtime(settings.proxy.runtime_endpoint),
@@ -115,9 +116,10 @@ def gather(reading: Reading, policies: LoadResult, answer: Answer, root: Path = 
         tree_cgroup_driver=guess_cgroup_driver(places.cgroup_root) or "",
         node=inputs.look(0, is_first=True).node,
         hook_servers=tuple(_hook_servers(settings)),
-        koordlets=tuple(_koordlets(root / "proc")),
+        koordlets=tuple(koordlets(root / "proc")),
         has_nri_socket=(root / _NRI_SOCKET).exists(),
-        unit=_unit(root),
+        unit=_unit(root, SERVICE),
+        manager_unit=_unit(root, MANAGER_SERVICE),
         state_folder=_state_folder(Path(settings.state.dir)),
         input_files=tuple(_input_files(settings)),
         api_server=ask_api_server(settings) if settings.kubernetes.enabled else None,
@@ -140,20 +142,19 @@ def ask_runtime(path: str) -> RuntimeFacts:
     """Asks a runtime for its name and its cgroup driver."""
     if (state := socket_state(path)) is not SocketState.ANSWERS:
         return RuntimeFacts(error=f"{path} is {state}")
-    options = (("grpc.default_authority", "localhost"),)
-    with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
-        stub = api_pb2_grpc.RuntimeServiceStub(channel)
+    with BlockingClient(path) as client:
+        stub = client.stub(api_pb2.DESCRIPTOR.services_by_name["RuntimeService"])
         try:
             version = stub.Version(api_pb2.VersionRequest(), timeout=TIMEOUT_S)
-        except grpc.RpcError as error:
-            return RuntimeFacts(error=f"{path}: {error.code().name}: {error.details()}")
+        except RpcError as error:
+            return RuntimeFacts(error=f"{path}: {error}")
         driver = ""
         try:
             config = stub.RuntimeConfig(api_pb2.RuntimeConfigRequest(), timeout=TIMEOUT_S)
             driver = SYSTEMD if config.linux.cgroup_driver == api_pb2.SYSTEMD else CGROUPFS
-        except grpc.RpcError:
+        except RpcError:
             # Runtimes of before CRI 1.28 do not know it, but containerd shows its configuration.
-            with contextlib.suppress(grpc.RpcError):
+            with contextlib.suppress(RpcError):
                 status = stub.Status(api_pb2.StatusRequest(verbose=True), timeout=TIMEOUT_S)
                 driver = containerd_driver(status.info.get("config", ""))
         return RuntimeFacts(f"{version.runtime_name} {version.runtime_version}", driver)
@@ -194,26 +195,11 @@ def _hook_servers(settings: Settings) -> Iterator[HookServerFacts]:
     for name in names:
         try:
             parsed = parse_registration(name, read_registration(folder / name).data, 1.0)
-        except (OSError, UnreadableFileError):
+        except (OSError, InputError):
             continue  # check_on_node reports it
         if parsed.registration is not None:
             endpoint = parsed.registration.endpoint
             yield HookServerFacts(name, endpoint, socket_state(endpoint))
-
-
-def _koordlets(proc: Path) -> Iterator[Koordlet]:
-    """The processes called koordlet; the command lines of others are not read."""
-    try:
-        processes = sorted(path for path in proc.iterdir() if path.name.isdecimal())
-    except OSError:
-        return
-    for process in processes:
-        try:
-            if (process / "comm").read_text().strip() == "koordlet":
-                command = (process / "cmdline").read_bytes().decode("utf-8", "replace")
-                yield Koordlet(int(process.name), _NO_NRI.search(command) is None)
-        except OSError:
-            continue  # it has ended
 
 
 def ask_api_server(settings: Settings) -> ApiServerFacts:
@@ -252,11 +238,11 @@ def ask_api_server(settings: Settings) -> ApiServerFacts:
         client.close()
 
 
-def _unit(root: Path) -> Mapping[str, str] | None:
+def _unit(root: Path, service: str) -> Mapping[str, str] | None:
     program = shutil.which("systemctl")
     if program is None or not (root / "run/systemd/system").is_dir():
         return None
-    command = [program, "show", SERVICE, f"--property={','.join(_PROPERTIES)}"]
+    command = [program, "show", service, f"--property={','.join(_PROPERTIES)}"]
     try:
         # S603: the arguments are constants.
         done = subprocess.run(  # noqa: S603

@@ -36,6 +36,7 @@ from runtimeproxy.units import (
     format_cpu_list,
     parse_cpu_list,
 )
+from runtimeproxy.vocabulary import Role as Role
 
 Value: TypeAlias = int | str
 
@@ -81,17 +82,6 @@ _UNLIMITABLE: Final = frozenset(
 )
 
 
-class Role(StrEnum):
-    """The effect of a claim on the value."""
-
-    SET = "set"
-    SCALE = "scale"
-    """Divides it; one owner per field."""
-    ADD = "add"
-    AT_MOST = "at_most"
-    """Bounds it."""
-
-
 class Claim(NamedTuple):
     """One owner's wish for one field of one target."""
 
@@ -109,7 +99,7 @@ class Claim(NamedTuple):
     """Of an add: what the scaled value and this add reach at most; None for no ceiling."""
 
 
-class Outcome(StrEnum):
+class ClaimOutcome(StrEnum):
     """Why a claim has no effect, or only a part of it."""
 
     LOST = "lost"
@@ -124,7 +114,7 @@ class Note(NamedTuple):
     """A claim that has no effect, or only a part of it."""
 
     claim: Claim
-    outcome: Outcome
+    outcome: ClaimOutcome
     reason: str
 
 
@@ -258,13 +248,13 @@ class _Run:
         winner: Claim | None = None
         for claim in self._claims_of(Role.SET):
             if winner is not None:
-                self._note(claim, Outcome.LOST, f"{winner.owner} sets this value")
+                self._note(claim, ClaimOutcome.LOST, f"{winner.owner} sets this value")
             elif (
                 claim.value is None
                 or isinstance(claim.value, float)
                 or (self._is_list and _members(claim.value) is None)
             ):
-                self._note(claim, Outcome.VOID, "is not a value of this field")
+                self._note(claim, ClaimOutcome.VOID, "is not a value of this field")
             else:
                 winner = claim
         if winner is None:
@@ -282,11 +272,11 @@ class _Run:
         winner: Claim | None = None
         for claim in self._claims_of(Role.SCALE):
             if winner is not None:
-                self._note(claim, Outcome.LOST, f"{winner.owner} scales this value")
+                self._note(claim, ClaimOutcome.LOST, f"{winner.owner} scales this value")
                 continue
             problem = self._problem(value) or _ratio_problem(claim.value)
             if problem:
-                self._note(claim, Outcome.VOID, problem)
+                self._note(claim, ClaimOutcome.VOID, problem)
             else:
                 winner = claim
         if winner is None or not isinstance(value, int):
@@ -295,7 +285,7 @@ class _Run:
         assert isinstance(winner.value, int | float)  # noqa: S101 - see the loop; for the type checker
         scaled = divided(value, winner.value)
         if scaled < least:
-            self._note(winner, Outcome.CLAMPED, f"{scaled} is below {least}")
+            self._note(winner, ClaimOutcome.CLAMPED, f"{scaled} is below {least}")
         return max(least, scaled)
 
     def add(self, value: _Amount) -> _Amount:
@@ -304,15 +294,15 @@ class _Run:
             amount = claim.value
             problem = self._problem(value) or ("" if _is_number(amount) else "is not a whole number")
             if problem or not (isinstance(value, int) and isinstance(amount, int)):
-                self._note(claim, Outcome.VOID, problem)
+                self._note(claim, ClaimOutcome.VOID, problem)
                 continue
             most = amount if claim.ceiling is None else claim.ceiling - value
             added = max(0, min(amount, most))
             if added != amount:
                 limit = f"{value} + {amount} is above {claim.ceiling}" if amount > most else "is below 0"
-                self._note(claim, Outcome.CLAMPED if added else Outcome.VOID, limit)
+                self._note(claim, ClaimOutcome.CLAMPED if added else ClaimOutcome.VOID, limit)
             elif not added:
-                self._note(claim, Outcome.VOID, "adds nothing")
+                self._note(claim, ClaimOutcome.VOID, "adds nothing")
             if added:
                 self.used.append(claim)
                 total += added
@@ -327,7 +317,7 @@ class _Run:
             elif not _is_number(claim.value):
                 problem = "is not a whole number"
             if problem or not isinstance(claim.value, int):
-                self._note(claim, Outcome.VOID, problem)
+                self._note(claim, ClaimOutcome.VOID, problem)
             else:
                 bounds.append((claim.value, claim))
         self.is_bounded = bool(bounds)
@@ -339,7 +329,7 @@ class _Run:
             if bound == result and value != result:
                 self.used.append(claim)
             else:
-                self._note(claim, Outcome.VOID, f"the value is {result} already")
+                self._note(claim, ClaimOutcome.VOID, f"the value is {result} already")
         return result
 
     def bound_list(self, value: _Amount) -> _Amount:
@@ -350,12 +340,12 @@ class _Run:
         wanted = _members(value) or frozenset()
         if wanted and wanted <= shared:
             for claim in bounding:
-                self._note(claim, Outcome.VOID, f"the value is {value} already")
+                self._note(claim, ClaimOutcome.VOID, f"the value is {value} already")
             return value
         if wanted and not wanted & shared:
             self.problem = f"{value} shares no member with {format_cpu_list(shared)} of {bounding[0].owner}"
             for claim in self.used:
-                self._note(claim, Outcome.LOST, self.problem)
+                self._note(claim, ClaimOutcome.LOST, self.problem)
             self.used.clear()
         self.used.extend(bounding)
         return format_cpu_list(wanted & shared or shared)
@@ -366,11 +356,11 @@ class _Run:
         for claim in self._claims_of(Role.AT_MOST):
             members = _members(claim.value)
             if value is None:
-                self._note(claim, Outcome.VOID, _UNKNOWN)
+                self._note(claim, ClaimOutcome.VOID, _UNKNOWN)
             elif not members:
-                self._note(claim, Outcome.VOID, "is not a list with members")
+                self._note(claim, ClaimOutcome.VOID, "is not a list with members")
             elif bounding and not shared & members:
-                self._note(claim, Outcome.LOST, f"shares no member with that of {bounding[0].owner}")
+                self._note(claim, ClaimOutcome.LOST, f"shares no member with that of {bounding[0].owner}")
             else:
                 shared = shared & members if bounding else members
                 bounding.append(claim)
@@ -379,12 +369,12 @@ class _Run:
     def void(self, roles: Iterable[Role], reason: str) -> None:
         for role in roles:
             for claim in self._claims_of(role):
-                self._note(claim, Outcome.VOID, reason)
+                self._note(claim, ClaimOutcome.VOID, reason)
 
     def _claims_of(self, role: Role) -> Sequence[Claim]:
         return self._by_role.get(role, ())
 
-    def _note(self, claim: Claim, outcome: Outcome, reason: str) -> None:
+    def _note(self, claim: Claim, outcome: ClaimOutcome, reason: str) -> None:
         self.notes.append(Note(claim, outcome, reason))
 
     def _is_unlimited(self, value: object) -> bool:

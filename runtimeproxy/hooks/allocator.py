@@ -7,12 +7,10 @@ the state of this node, which policies see as `node.allocations`.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
-from runtimeproxy.errors import described
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.node.snapshot import PodCpus
@@ -45,14 +43,20 @@ class Allocator(Protocol):
 
 
 class SharePools:
-    """Pods with CPUs from the scheduler have them for themselves; the shared pools are what is left.
+    """LSE and LSR pods have the CPUs from the scheduler for themselves; the shared pools are what is left.
 
-    CPUs of `LSE` pods are nobody else's; those of other pods are shared with `BE` pods only. The scheduler
+    No other pod may use the CPUs of an `LSE` pod; only `BE` pods may use those of an `LSR` pod. The scheduler
     has decided: this only notes which pods there are. Source: policies spec 2.4, share pool computation.
+
+    Args:
+        last_cpu: of the node, which bounds what is read of a pod; None: not known.
     """
 
+    def __init__(self, last_cpu: Callable[[], int | None] = lambda: None) -> None:
+        self._last_cpu = last_cpu
+
     def admit(self, pod: PodView, before: Allocations) -> Allocations:
-        cpus = pod_cpus(pod.labels, pod.annotations)
+        cpus = pod_cpus(pod.labels, pod.annotations, self._last_cpu())
         if cpus is None:
             return self.release(pod.uid, before)
         if not pod.uid or before.get(pod.uid) == cpus:
@@ -68,7 +72,7 @@ class SharePools:
         return MappingProxyType({other: cpus for other, cpus in before.items() if other != uid})
 
     def rebuild(self, pods: Iterable[PodView]) -> Allocations:
-        found = ((pod.uid, pod_cpus(pod.labels, pod.annotations)) for pod in pods)
+        found = ((pod.uid, pod_cpus(pod.labels, pod.annotations, self._last_cpu())) for pod in pods)
         return MappingProxyType({uid: cpus for uid, cpus in found if uid and cpus is not None})
 
 
@@ -97,29 +101,19 @@ def _exclusive(allocations: Allocations) -> frozenset[int]:
     return frozenset[int]().union(*(each.cpus for each in allocations.values() if each.qos is QoSClass.LSE))
 
 
-def to_text(allocations: Allocations, boot_id: str) -> str:
+def as_document(allocations: Allocations) -> dict[str, object]:
     """Return a state as it is saved."""
     pods = {
         uid: {"qos": each.qos.value, "cpus": format_cpu_list(each.cpus)} for uid, each in allocations.items()
     }
-    return json.dumps({"boot_id": boot_id, "pods": pods}, sort_keys=True)
+    return {"pods": pods}
 
 
-def from_text(text: str, boot_id: str) -> Allocations | None:
-    """Return a saved state; None if it is of another boot, whose pods are gone.
-
-    Raises:
-        ValueError: the text is not one.
-    """
-    try:
-        saved = json.loads(text)
-        if saved["boot_id"] != boot_id:
-            return None
-        return MappingProxyType(
-            {
-                str(uid): PodCpus(QoSClass(each["qos"]), parse_cpu_list(each["cpus"]))
-                for uid, each in saved["pods"].items()
-            }
-        )
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not a saved state of allocations: {described(error)}") from error
+def from_document(saved: Mapping[str, Any]) -> Allocations:
+    """Return a saved state; raises one of `UNLIKE_OURS` if it is none."""
+    return MappingProxyType(
+        {
+            str(uid): PodCpus(QoSClass(each["qos"]), parse_cpu_list(each["cpus"]))
+            for uid, each in saved["pods"].items()
+        }
+    )

@@ -8,16 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from runtimeproxy.hooks.changes import CLEAR, DeviceSpec, MountSpec
 from runtimeproxy.hooks.fields import CGROUP, ENV, Field, FieldUpdate, Value, View, pod_of, policies_in
 from runtimeproxy.hooks.loaded import LoadedPolicy
-from runtimeproxy.hooks.origin import NO_ORIGIN, Origin
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ClassView, ContainerView, PodView
@@ -70,6 +69,8 @@ class AuditKind(StrEnum):
     """What a policy wanted to scale, add or bound has no effect, or not the whole."""
     OFF = "off"
     """The policy is off for this pod: an input is not known. Reported once per pod."""
+    NOT_APPLIED = "not-applied"
+    """A value of what runs that is wanted and not in force; the note has the cause."""
 
 
 TROUBLE: Final = frozenset({AuditKind.REFUSED, AuditKind.FAILED, AuditKind.INVALID, AuditKind.LEFT_OUT})
@@ -114,6 +115,37 @@ AuditSink: TypeAlias = Callable[[AuditEntry], None]
 
 
 _FAILURES: Final = frozenset({AuditKind.FAILED, AuditKind.INVALID})
+
+
+class PolicyRun(NamedTuple):
+    """A policy or hook server that has returned."""
+
+    policy: str
+    duration_s: float
+    ended_s: float
+    """By the monotonic clock."""
+
+
+class DecisionTrace(Protocol):
+    """Takes the decisions on a call that is traced; in the event loop's thread."""
+
+    def on_decision(self, subject: Subject, runs: Sequence[PolicyRun], entries: Sequence[AuditEntry]) -> None:
+        """Takes one of them with its audit entries, when the call has gone on already."""
+
+
+class Origin(NamedTuple):
+    """The call that a decision is about."""
+
+    call: str = ""
+    """The method of the CRI; empty outside of calls."""
+    trace_id: str = ""
+    """Of the client's trace, 32 hexadecimal digits; empty if it does not trace."""
+    trace: DecisionTrace | None = None
+    """None if the call is not traced here."""
+
+
+NO_ORIGIN: Final = Origin()
+"""Outside of calls."""
 
 
 @dataclass(slots=True, eq=False)

@@ -3,11 +3,13 @@
 Each policy is given the requested values, and never sees what others make of them; hook servers come last,
 and see the merged result.
 
-Everything here runs in the event loop's thread. The policies of this process run in one worker thread, in
-sequence (`workers`), so a call costs one hop there and back. The loop keeps the time: a policy that
-takes too long is left behind with its thread, stays disabled until that thread returns, and those after it
-continue in another thread, from the state before it. No thread waits for a policy in another process: the
-loop sends the request, and evaluates the response.
+Everything here runs in the event loop's thread. So do quick policies, when a call is short: a worker thread
+would take longer to begin than they take to end. `CpuLimit` interrupts one that is not quick after all.
+
+The other policies of this process run in one worker thread, in sequence (`workers`), so a call costs one hop
+there and back. The loop keeps the time: a policy that takes too long is left behind with its thread, stays
+disabled until that thread returns, and those after it continue in another thread, from the state before it.
+No thread waits for a policy in another process: the loop sends the request, and evaluates the response.
 """
 
 from __future__ import annotations
@@ -16,13 +18,25 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
-from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink, Subject, Written, with_written
+from runtimeproxy.hooks.audit import (
+    NO_ORIGIN,
+    AuditEntry,
+    AuditKind,
+    AuditSink,
+    Origin,
+    PolicyRun,
+    Subject,
+    Written,
+    with_written,
+)
 from runtimeproxy.hooks.counts import PolicyCounts
+from runtimeproxy.hooks.cpu_limit import CPU_LIMIT_S, CpuLimit, OverCpuLimitError
 from runtimeproxy.hooks.decision import (
     HANGS,
     Decision,
@@ -46,20 +60,13 @@ from runtimeproxy.hooks.loaded import (
     RemoteHook,
     RemoteRequest,
 )
-from runtimeproxy.hooks.origin import NO_ORIGIN, Origin, PolicyRun
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.selector import PodSelector, PodTraits
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView, PodView
-from runtimeproxy.hooks.workers import RunTimer, Stage, WorkerRun, Workers, WorkerTask
+from runtimeproxy.hooks.workers import ApplyDecision, Stage, WorkerRun, Workers, WorkerTask
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import FixedNode, Node, NodeSource
-
-ApplyDecision: TypeAlias = Callable[[Decision], Mapping[str, Written] | None]
-"""Applies a decision: edits the message and writes cgroup values; runs in a worker thread.
-
-Of a short call whose decision has no cgroup values, it may run in the loop's thread. May return the results
-of writing the cgroup values, by parameter."""
 
 GRACE_S: Final = 0.25
 """How long writes, or reading a response, may take when the chain's budget is spent: results that came in
@@ -78,6 +85,10 @@ EVALUATION_S: Final = 10.0
 _NO_WORKER: Final = "no worker thread is left"
 _NO_TIME: Final = "the time for this call's policies is spent"
 
+
+OVER_CPU_LIMIT: Final = 3
+"""As often a policy may be too slow for the loop's thread, as its first call may import something; from then
+on it runs in worker threads."""
 
 _NO_SELECTORS: Final[Mapping[int, PodSelector]] = {}
 
@@ -116,10 +127,10 @@ class Chain:
     Attributes:
         counts: see above.
         policies: in the order in which they run.
-        hung: the policies that are disabled at present, with the number of threads that hang in each. Worker
-            threads look into it, too.
+        cpu_limit: of quick policies in this thread.
+        over_cpu_limit: how often it has interrupted each of them.
         hooks: those that any policy implements.
-        timer: watches the runs that have a worker thread.
+        timer: that of the workers.
     """
 
     def __init__(
@@ -139,8 +150,9 @@ class Chain:
         self.node = node or FixedNode()
         self.failures = failures or FailureLog()
         self.counts = counts or PolicyCounts()
-        self.hung: Counter[str] = Counter()
-        self.timer = RunTimer(self.hung)
+        self.over_cpu_limit: Counter[str] = Counter()
+        self.cpu_limit = CpuLimit()
+        self.timer = workers.timer
         self._sink = sink
         self._skip_label = skip_label
         self.policies: tuple[LoadedPolicy, ...] = ()
@@ -152,7 +164,7 @@ class Chain:
         self.use(policies)
 
     def use(self, policies: Iterable[LoadedPolicy]) -> None:
-        """Run other policies from the next call on; those that hang now stay disabled."""
+        """Run other policies from the next call on."""
         self.policies = tuple(sorted(policies, key=lambda policy: (policy.priority, policy.name)))
         self._by_hook = {}
         self._has_dry_run = any(policy.mode is Mode.DRY_RUN for policy in self.policies)
@@ -164,6 +176,16 @@ class Chain:
         self._has_inputs = any(
             each.inputs or each.optional_inputs or each.selector_without for each in self.policies
         )
+
+    @property
+    def hung(self) -> Mapping[str, int]:
+        """The policies that are skipped at present, with the number of threads that hang in each."""
+        hanging = self.workers.hanging
+        return {each.name: hanging[id(each.policy)].threads for each in self.policies if self.is_hung(each)}
+
+    def is_hung(self, policy: LoadedPolicy) -> bool:
+        """Return whether a policy is skipped because a thread hangs in it; in any thread."""
+        return id(policy.policy) in self.workers.hanging
 
     @property
     def unsettled(self) -> frozenset[str]:
@@ -221,6 +243,7 @@ class Chain:
         *,
         budget_s: float,
         apply: ApplyDecision | None = None,
+        has_writes: Callable[[Decision], bool] | None = None,
         is_short: bool = True,
         origin: Origin = NO_ORIGIN,
     ) -> Decision:
@@ -242,6 +265,7 @@ class Chain:
             on_decided,
             budget_s=budget_s,
             apply=apply,
+            has_writes=has_writes,
             is_short=is_short,
             origin=origin,
         )
@@ -260,6 +284,7 @@ class Chain:
         *,
         budget_s: float,
         apply: ApplyDecision | None = None,
+        has_writes: Callable[[Decision], bool] | None = None,
         is_short: bool = True,
         origin: Origin = NO_ORIGIN,
     ) -> ChainRun:
@@ -272,17 +297,20 @@ class Chain:
             on_decided: called once with the decision, unless the run is cancelled; maybe before this returns.
             budget_s: the time for the whole chain.
             apply: called after the last policy, unless the call is refused or nothing changes.
+            has_writes: whether `apply` writes cgroup values, which takes a worker thread; None if it writes
+                all that a decision has.
             is_short: whether the call's message is so short that the loop's thread may work with all of it.
             origin: the call, for the audit.
         """
         subject = Subject(hook, view, time.time(), self.rule, origin)
-        run = ChainRun(self, subject, apply, on_decided, time.monotonic() + budget_s, is_short)
+        deadline_s = time.monotonic() + budget_s
+        run = ChainRun(self, subject, apply, has_writes or _has_values, on_decided, deadline_s, is_short)
         merged = Merged(view)
         dry_run = merged if self._has_dry_run else None
         progress = Progress(merged, dry_run, without_answer=self._on_node.unsettled)
-        if self.hung:
-            hung = [policy for policy in policies if policy.name in self.hung]
-            policies = [policy for policy in policies if policy.name not in self.hung]
+        if self.workers.hanging:
+            hung = [policy for policy in policies if self.is_hung(policy)]
+            policies = [policy for policy in policies if not self.is_hung(policy)]
             progress = run.skip(hung, progress, HANGS)
         run.proceed(policies, progress)
         return run
@@ -292,7 +320,7 @@ class Chain:
         subject = run.subject
         self.counts.count_runs(subject.hook, run.runs)
         if subject.origin.trace is not None:
-            subject.origin.trace.on_decision(subject, run.runs, decision)
+            subject.origin.trace.on_decision(subject, run.runs, decision.audit)
         is_evaluation = subject.hook.startswith("evaluate_")
         for entry in decision.audit:
             if is_evaluation and entry.kind not in _REPORTED:
@@ -342,6 +370,7 @@ class ChainRun:
     chain: Chain
     subject: Subject
     apply: ApplyDecision | None
+    _has_writes: Callable[[Decision], bool]
 
     _on_decided: Callable[[Decision], None]
     _deadline_s: float
@@ -373,6 +402,8 @@ class ChainRun:
             self._apply(self.skip(policies, progress, _NO_TIME), now_s)
         elif self.subject.hook in policies[0].remote_hooks:
             self._make_request(policies, progress)
+        elif self._is_short and self._are_quick(policies, now_s):
+            self._run_here(policies, progress)
         else:
             self._start_worker(policies, progress, now_s)
 
@@ -380,7 +411,7 @@ class ChainRun:
         """Apply the decision here if that is short, else in a worker thread, and conclude."""
         decision = make_decision(self.subject, progress)
         if decision.change is not None and self.apply is not None:
-            if not self._is_short or plain_cgroup_values(decision.change):
+            if not self._is_short or self._has_writes(decision):
                 self._start_worker((), progress, now_s)
                 return
             try:
@@ -389,7 +420,71 @@ class ChainRun:
                 decision = self._with_unwritten(decision, error_texts(error, self.subject.view)[0])
         self._conclude(decision)
 
-    # --- policies of this process, and writes: in a worker thread -------------------------------------------
+    # --- quick policies: in the loop's thread ---------------------------------------------------------------
+
+    def _are_quick(self, policies: Sequence[LoadedPolicy], now_s: float) -> bool:
+        """Return whether the policies before the first one in another process may run in this thread."""
+        chain, hook = self.chain, self.subject.hook
+        # Old facts of the node are read again in a worker thread. No call waits for an evaluation.
+        is_old = now_s >= chain.node.fresh_until_s
+        if is_old or not self.subject.is_refusable or not chain.cpu_limit.is_usable:
+            return False
+        for policy in policies:
+            if hook in policy.remote_hooks:
+                break
+            is_slow = chain.over_cpu_limit[policy.name] >= OVER_CPU_LIMIT
+            if is_slow or not policy.is_quick or chain.is_hung(policy):
+                return False
+        return True
+
+    def _run_here(self, policies: Sequence[LoadedPolicy], progress: Progress) -> None:
+        """Run the policies before the first one in another process, or until one is not quick."""
+        results: list[tuple[Progress, Failure | None]] = []
+        with suppress(OverCpuLimitError):
+            self.chain.cpu_limit.run(self._run_quick, policies, progress, results)
+        for _, failure in results:
+            if failure is not None:
+                self.chain.log_failure(self.subject, failure)
+        if results:
+            progress = results[-1][0]
+        following = policies[len(results) :]
+        hook = self.subject.hook
+        if progress.refusal is not None or not following or hook in following[0].remote_hooks:
+            self.proceed(following, progress)
+            return
+        self._report_slow(following[0])
+        self._start_worker(following, progress, time.monotonic())
+
+    def _run_quick(
+        self,
+        policies: Sequence[LoadedPolicy],
+        progress: Progress,
+        results: list[tuple[Progress, Failure | None]],
+    ) -> None:
+        """Run policies within the CPU limit; the result of each is there as soon as it has one."""
+        hook, node = self.subject.hook, self.chain.node.latest
+        for policy in policies:
+            if hook in policy.remote_hooks:
+                return
+            started_s = time.monotonic()
+            result = run_policy(policy, self.subject, node, progress)
+            ended_s = time.monotonic()
+            self.runs.append(PolicyRun(policy.name, ended_s - started_s, ended_s))
+            results.append(result)
+            progress = result[0]
+            if progress.refusal is not None:
+                return
+
+    def _report_slow(self, policy: LoadedPolicy) -> None:
+        self.chain.over_cpu_limit[policy.name] += 1
+        text = f"policy has used {CPU_LIMIT_S * 1000:g} ms of CPU time in {self.subject.hook}"
+        is_last = self.chain.over_cpu_limit[policy.name] >= OVER_CPU_LIMIT
+        if is_last:
+            text += ": until policies are loaded again it runs in worker threads"
+        # A cause of its own: the log leaves out repetitions of one.
+        self.chain.failures.report(policy.name, ("CPU limit", is_last), text, **self.subject.names)
+
+    # --- other policies of this process, and writes: in a worker thread -------------------------------------
 
     def _start_worker(self, policies: Sequence[LoadedPolicy], progress: Progress, now_s: float) -> None:
         """Run the policies before the first one in another process, or the writes, in a worker thread."""
@@ -399,7 +494,18 @@ class ChainRun:
                 break
             count += 1
         until_s = self._deadline_s if policies else max(self._deadline_s, now_s + GRACE_S)
-        self._worker = worker = WorkerRun(self, policies[:count], policies[count:], progress, until_s)
+        chain = self.chain
+        self._worker = worker = WorkerRun(
+            self,
+            self.subject,
+            chain.node,
+            chain.is_hung,
+            policies[:count],
+            policies[count:],
+            self.apply,
+            progress,
+            until_s,
+        )
         self.chain.timer.add(self)
         # Submitting comes last: the thread cannot start before this one releases the interpreter.
         if not self.chain.workers.submit(worker):
@@ -407,11 +513,6 @@ class ChainRun:
 
     def on_worker_done(self, worker: WorkerRun) -> None:
         """A worker thread is back, in time or long after it was left behind."""
-        if worker.blamed is not None:
-            hung, name = self.chain.hung, worker.blamed.name
-            hung[name] -= 1
-            if not hung[name]:
-                del hung[name]
         if worker is not self._worker:
             return
         self._detach_worker()
@@ -449,9 +550,8 @@ class ChainRun:
         self._detach_worker()
         if worker.stage is Stage.POLICIES and worker.index < len(worker.policies):
             worker.blamed = worker.policies[worker.index]
-            self.chain.hung[worker.blamed.name] += 1
         if worker.stage is not Stage.WAITING:
-            self.chain.workers.give_up(worker)
+            self.chain.workers.give_up(worker, worker.blamed)
         if not self.is_over:
             self._proceed_without(worker)
 
@@ -596,6 +696,10 @@ class ChainRun:
             # The waiting call goes on first; the audit has its turn right after it.
             asyncio.get_running_loop().call_soon(self.chain.report, self, decision)
             self._on_decided(decision)
+
+
+def _has_values(decision: Decision) -> bool:
+    return decision.change is not None and bool(plain_cgroup_values(decision.change))
 
 
 def _is_small(view: View) -> bool:

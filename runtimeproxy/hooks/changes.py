@@ -3,7 +3,7 @@
 In every field None (or an empty mapping) means "leave alone", CLEAR means "take the value away", and
 a plain value is the value to set. Scale, Add and AtMost say what to do with the value that others set or
 ask for; see `runtimeproxy.hooks.algebra`. The CRI's scalars have no presence (0 and absent are the same on
-the wire); only `runtimeproxy.calls` knows how "set" and "clear" are encoded there.
+the wire); only `runtimeproxy.frontends.cri_proxy.calls` knows how "set" and "clear" are encoded there.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ from runtimeproxy.hooks.fields import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from runtimeproxy.hooks.audit import AuditEntry, AuditKind
-    from runtimeproxy.hooks.origin import PolicyRun
+    from runtimeproxy.hooks.audit import AuditEntry, AuditKind, PolicyRun
     from runtimeproxy.hooks.policy import Hook, Mode
 
 OTHER: Final = "other"

@@ -14,9 +14,10 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
-from runtimeproxy.hooks.algebra import Outcome, Resolved, Role
+from runtimeproxy.hooks.algebra import ClaimOutcome, Resolved, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject
 from runtimeproxy.hooks.changes import Change, PodChange
+from runtimeproxy.hooks.cpu_limit import OverCpuLimitError
 from runtimeproxy.hooks.fields import (
     CGROUP,
     Field,
@@ -181,14 +182,14 @@ def evaluation_of(view: View) -> Hook:
     return Hook.EVALUATE_QOS_CLASS if isinstance(view, ClassView) else Hook.EVALUATE_NODE
 
 
-def run_policy(
+def run_policy(  # noqa: C901 - all that may happen to one answer, in order
     policy: LoadedPolicy,
     subject: Subject,
     node: Node,
     progress: Progress,
     response: ReadResponse | None = None,
 ) -> tuple[Progress, Failure | None]:
-    """Run one policy, check its change and merge it. Never raises, whatever the policy does.
+    """Run one policy, check its change and merge it. Raises nothing that the policy raises.
 
     Args:
         policy: the policy.
@@ -196,6 +197,9 @@ def run_policy(
         node: the node.
         progress: as of before the policy.
         response: the response of the policy's process, instead of a method in this process.
+
+    Raises:
+        OverCpuLimitError: by the `CpuLimit` below which this runs, if it does.
     """
     enforces = policy.mode is Mode.ENFORCE
     merged = progress.enforced if enforces or progress.dry_run is None else progress.dry_run
@@ -228,6 +232,8 @@ def run_policy(
             accepted = usable(subject.hook, change, merged, node.facts)
             return _with_change(policy, subject, progress, change, accepted), None
         failure = Failure(policy, FailureKind.INVALID, problem or "", f"invalid: {problem}")
+    except OverCpuLimitError:
+        raise
     except BaseException as error:  # noqa: BLE001 - a policy may raise anything, SystemExit too: it failed
         failure = Failure(policy, FailureKind.FAILED, *error_texts(error, view))
     return add_failure(subject, progress, failure), failure
@@ -384,7 +390,7 @@ def make_decision(subject: Subject, progress: Progress) -> Decision:
 def _notes(subject: Subject, field: Field, resolved: Resolved) -> Iterator[AuditEntry]:
     """Yield an entry for each claim without its whole effect; of sets the conflict has been reported."""
     for claim, outcome, why in resolved.notes:
-        if claim.role is not Role.SET or outcome is not Outcome.LOST:
+        if claim.role is not Role.SET or outcome is not ClaimOutcome.LOST:
             reason = f"{claim.role} {claim.value}: {why}"
             entry = subject.entry(AuditKind.VOID, claim.owner, reason)
             yield entry._replace(field=str(field), new="" if resolved.value is None else str(resolved.value))

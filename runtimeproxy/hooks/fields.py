@@ -88,8 +88,9 @@ _GROUPS: Final[Mapping[Hook, frozenset[str]]] = {
     Hook.PRE_CREATE_CONTAINER: _CREATE,
     Hook.PRE_UPDATE_CONTAINER_RESOURCES: _RUNNING | {ANNOTATIONS},
     Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: _RUNNING,
-    Hook.EVALUATE_POD: _RUNNING,
-    Hook.EVALUATE_CONTAINER: _RUNNING,
+    # What only a creation can give is not applied to what runs, and reported.
+    Hook.EVALUATE_POD: _CREATE_POD,
+    Hook.EVALUATE_CONTAINER: _CREATE,
     Hook.EVALUATE_NODE: frozenset({SYSCTL, NODE_CGROUP}),
 }
 """The groups of fields that count at a hook; at all others only cgroup values do."""

@@ -30,6 +30,8 @@ OnResponse: TypeAlias = Callable[[ReadResponse, bool], None]
 
 The second argument says whether that call takes long, and so belongs into a worker thread."""
 
+BUILT_IN_PACKAGE: Final = "policies"
+"""The proxy's own policies, all of which are quick."""
 MIN_PRIORITY: Final = 0
 MAX_PRIORITY: Final = 99
 
@@ -85,6 +87,9 @@ class LoadedPolicy:
     """The policy is off on a node that is known to lack one."""
     optional_features: frozenset[str] = frozenset()
     """What the policy makes use of, where the node has it."""
+    is_quick: bool = False
+    """Whether it is known to compute for some tens of microseconds and to wait for nothing: the loop's thread
+    may run it."""
 
     def selector_on(self, node: Node) -> PodSelector:
         """The pods that it runs for while the node is like that."""
@@ -153,6 +158,7 @@ def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy
         optional_inputs=tuple(sorted(policy.optional_inputs)),
         features=policy.features,
         optional_features=policy.optional_features,
+        is_quick=type(policy).__module__.startswith(f"{BUILT_IN_PACKAGE}."),
     )
 
 

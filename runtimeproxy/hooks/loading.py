@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from runtimeproxy.errors import PolicyLoadError, described
-from runtimeproxy.hooks.loaded import LoadedPolicy, bind, origin_of
+from runtimeproxy.hooks.loaded import BUILT_IN_PACKAGE, LoadedPolicy, bind, origin_of
 from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.policy_checks import check_policy_class
 from runtimeproxy.hooks.settings import PolicySettings
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP: Final = "runtimeproxy.policies"
 """Distributions add policies under this group: `name = "module:Class"`."""
 
-BUILT_IN_PACKAGE: Final = "policies"
-"""Its `BUILT_IN` lists the proxy's own policies, each as `module:Class`."""
 
 OWN_DISTRIBUTION: Final = "koord-runtime-proxy"
 
@@ -58,7 +56,7 @@ class LoadProblem(NamedTuple):
         return f"{self.text}; it stays as it was loaded before" if self.is_kept else self.text
 
 
-class Sources(NamedTuple):
+class PolicySources(NamedTuple):
     """Sources of policies besides the proxy itself."""
 
     third_party: bool = True
@@ -156,7 +154,7 @@ class PolicyLoader:
         # By reference, the names of policies of entry points, which may have other names.
         self._names: dict[str, str] = {}
 
-    def load(self, sources: Sources, settings: Mapping[str, PolicySettings]) -> LoadResult:
+    def load(self, sources: PolicySources, settings: Mapping[str, PolicySettings]) -> LoadResult:
         """Load all policies that can be loaded. One in use that cannot be loaded now stays as it is."""
         changed = self._code.changed()
         problems: list[LoadProblem] = []
@@ -182,7 +180,7 @@ class PolicyLoader:
         """Note that these policies are in use now."""
         self._running = {policy.name: policy for policy in result.policies}
 
-    def _find(self, sources: Sources, problems: list[LoadProblem]) -> tuple[type[Policy], ...]:
+    def _find(self, sources: PolicySources, problems: list[LoadProblem]) -> tuple[type[Policy], ...]:
         """Import all policy classes that can be imported: built in, of distributions, of files."""
         by_name: dict[str, type[Policy]] = {}
 
@@ -229,7 +227,7 @@ class PolicyLoader:
         self._code.note(reference, _name_of(entry_point.dist) if entry_point.dist is not None else "")
         return policy
 
-    def _in_files(self, sources: Sources) -> Iterable[FilePolicies]:
+    def _in_files(self, sources: PolicySources) -> Iterable[FilePolicies]:
         if self._files is None:
             if not sources.directory:
                 return ()
@@ -371,11 +369,12 @@ def _name_of(distribution: Distribution) -> str:
 
 def _entry_points(problems: list[LoadProblem]) -> list[EntryPoint]:
     """Return the entry points of all installed distributions; add a problem for each unreadable one."""
-    importlib.invalidate_caches()
     if not _may_have_entry_points():
         return []
     from importlib.metadata import entry_points
 
+    # Not before: from Python 3.13 on it imports `importlib.metadata` itself.
+    importlib.invalidate_caches()
     try:
         found = list(entry_points(group=ENTRY_POINT_GROUP))
     except Exception:  # noqa: BLE001 - files of any distribution, however broken

@@ -10,15 +10,15 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtimeproxy.hooks.owners import PREFIX, Owner
-from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.selector import EVERY_POD, PodSelector, PodTraits
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
+from runtimeproxy.vocabulary import Mode
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks.loaded import LoadedPolicy
@@ -28,21 +28,12 @@ MOST_OVERRIDES: Final = 100
 _OF_NO_POD: Final = frozenset({Hook.EVALUATE_QOS_CLASS, Hook.EVALUATE_NODE})
 
 
-class SetMode(StrEnum):
-    """A mode as operators set it."""
-
-    ENFORCE = "enforce"
-    DRY_RUN = "dry-run"
-    OFF = "off"
-    """The policy does not run."""
-
-
 class Override(NamedTuple):
     """The mode of a policy for some pods, as an operator has set it."""
 
     policy: str
     """Its name; or of an owner of claims, as it is called in the ledger: `plugin:NAME`."""
-    mode: SetMode
+    mode: Mode
     selector: PodSelector = EVERY_POD
     """Namespaces and labels only."""
     set_s: float = 0.0
@@ -98,14 +89,14 @@ def needed(
     """The settings with which policies are loaded that an operator uses, whatever the configuration says."""
     found = dict(settings)
     for each in overrides:
-        if each.mode is not SetMode.OFF and not each.policy.startswith(PREFIX):
+        if each.mode is not Mode.OFF and not each.policy.startswith(PREFIX):
             found[each.policy] = replace(found.get(each.policy, PolicySettings()), enabled=True)
     return found
 
 
 def with_owner_modes(owners: Mapping[str, Owner], overrides: Iterable[Override]) -> dict[str, Owner]:
     """The owners of claims, in the modes that operators have set, the oldest first."""
-    modes = {each.policy: str(each.mode) for each in overrides}
+    modes = {each.policy: each.mode for each in overrides}
     return {
         name: owner._replace(mode=modes.get(owner.claimant, owner.mode)) for name, owner in owners.items()
     }
@@ -134,8 +125,8 @@ def with_modes(
 def _parts(policy: LoadedPolicy, chosen: Iterable[Override], *, is_disabled: bool) -> Iterator[LoadedPolicy]:
     earlier: tuple[PodSelector, ...] = ()
     for each in reversed(list(chosen)):
-        if each.mode is not SetMode.OFF:
-            part = replace(policy, mode=Mode(each.mode))
+        if each.mode is not Mode.OFF:
+            part = replace(policy, mode=each.mode)
             yield _narrowed(part, each.selector, earlier)
         if each.is_for_all:
             return
@@ -200,7 +191,7 @@ def from_json(saved: Mapping[str, Any]) -> Override:
     until_s = saved["until_s"]
     return Override(
         str(saved["policy"]),
-        SetMode(saved["mode"]),
+        Mode(saved["mode"]),
         selector_of(
             map(str, saved["namespaces"]), LabelSelector(match_labels=labels, match_expressions=expressions)
         ),

@@ -8,28 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.parameters import PARAMETERS, check_value, unknown_parameter
-from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Role
+from runtimeproxy.hooks.algebra import NEUTRAL, Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.units import MAX_INT64, UNLIMITED, parse_cpu_list
+from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES, MOST_VALUE, Level, Mode, Role
 
 PREFIX: Final = "plugin:"
 """Begins the owner of such a claim in the ledger."""
-MOST_REASON_BYTES: Final = 256
-"""Of a claim."""
-
-
-class ClaimLevel(StrEnum):
-    """What a claim may be for."""
-
-    CONTAINER = "container"
-    POD = "pod"
-    QOS_CLASS = "qos-class"
-    HOST_APPLICATION = "host-application"
+_LEVELS: Final = tuple(level for level in Level if level is not Level.NODE)
 
 
 class Rule(NamedTuple):
@@ -37,7 +27,7 @@ class Rule(NamedTuple):
 
     field: str
     role: Role
-    levels: frozenset[ClaimLevel]
+    levels: frozenset[Level]
 
 
 class Owner(NamedTuple):
@@ -47,8 +37,8 @@ class Owner(NamedTuple):
     rules: tuple[Rule, ...] = ()
     priority: int = 80
     """Of its sets, beside those of policies: 0 to 99, and the highest one counts."""
-    mode: str = "enforce"
-    """`enforce`; `dry-run`: its claims are kept and shown, and not applied; `off`: they are refused."""
+    mode: Mode = Mode.ENFORCE
+    """In dry-run its claims are kept and shown, and not applied; off, they are refused."""
     hold_roles: frozenset[Role] = frozenset({Role.AT_MOST})
     """Claims that are held when the lease ends; others are released."""
     hold_s: float = 300.0
@@ -83,11 +73,11 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = MappingProxyType(
 )
 """The plugins of `koord-qos-manager`. What each writes: policies spec 3.1, 3.2, 3.3 and 3.4."""
 
-_NEVER: Final[Mapping[str, frozenset[ClaimLevel]]] = MappingProxyType(
+_NEVER: Final[Mapping[str, frozenset[Level]]] = MappingProxyType(
     {
-        "cpu.shares": frozenset({ClaimLevel.QOS_CLASS}),
+        "cpu.shares": frozenset({Level.QOS_CLASS}),
         # The kernel refuses a weight while a group is idle, and kubelet and runtime write weights.
-        "cpu.idle": frozenset(set(ClaimLevel) - {ClaimLevel.HOST_APPLICATION}),
+        "cpu.idle": frozenset(_LEVELS) - {Level.HOST_APPLICATION},
     }
 )
 """What the kubelet writes there itself, or needs."""
@@ -109,10 +99,10 @@ def parse_rule(text: str) -> Rule:
         raise ValueError(f"{field} cannot be written")
     if role not in set(Role):
         raise ValueError(f"{role!r} is not a role: {', '.join(Role)}")
-    unknown = [each for each in levels.split() if each not in set(ClaimLevel)]
+    unknown = [each for each in levels.split() if each not in _LEVELS]
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is not a level: {', '.join(ClaimLevel)}")
-    found = frozenset(map(ClaimLevel, levels.split()))
+        raise ValueError(f"{unknown[0]!r} is not a level: {', '.join(_LEVELS)}")
+    found = frozenset(map(Level, levels.split()))
     if never := sorted(found & _NEVER.get(field, frozenset())):
         raise ValueError(f"{field} of a {never[0]} belongs to the kubelet")
     if PARAMETERS[field].is_list and role in (Role.ADD, Role.SCALE):
@@ -120,7 +110,7 @@ def parse_rule(text: str) -> Rule:
     return Rule(field, Role(role), found)
 
 
-def refusal(rules: Iterable[Rule], field: str, role: Role, level: ClaimLevel) -> str:
+def refusal(rules: Iterable[Rule], field: str, role: Role, level: Level) -> str:
     """Return why an owner may not make a claim; empty if it may."""
     of_field = [rule for rule in rules if rule.field == field]
     of_role = [rule for rule in of_field if rule.role is role]
@@ -150,8 +140,8 @@ def claim_of(
     Raises:
         ValueError: the value, the ceiling or the reason cannot be used; says why.
     """
-    if len(reason.encode("utf-8", "replace")) > MOST_REASON_BYTES:
-        raise ValueError(f"the reason has more than {MOST_REASON_BYTES} bytes")
+    if len(reason.encode("utf-8", "replace")) > MOST_CLAIM_REASON_BYTES:
+        raise ValueError(f"the reason has more than {MOST_CLAIM_REASON_BYTES} bytes")
     if ceiling is not None and role is not Role.ADD:
         raise ValueError("only an add has a ceiling")
     if ceiling is not None and not 0 <= ceiling <= MAX_INT64:
@@ -165,8 +155,8 @@ def _value(field: str, role: Role, text: str | None) -> int | float | str | Clea
         if role is not Role.SET or field not in NEUTRAL:
             raise ValueError("a value is missing")
         return CLEAR
-    if len(text) > _MOST_VALUE:
-        raise ValueError(f"the value has more than {_MOST_VALUE} characters")
+    if len(text) > MOST_VALUE:
+        raise ValueError(f"the value has more than {MOST_VALUE} characters")
     if role is Role.SCALE:
         return _ratio(text)
     value = text if PARAMETERS[field].is_list else _integer(text)
@@ -181,10 +171,6 @@ def _value(field: str, role: Role, text: str | None) -> int | float | str | Clea
     ):
         raise ValueError(f"{value!r} is unlimited, which bounds nothing")
     return value
-
-
-_MOST_VALUE: Final = 4096
-"""Characters of a value: more than a list of all CPUs of the largest node."""
 
 
 def _integer(text: str) -> int:

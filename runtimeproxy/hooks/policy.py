@@ -10,6 +10,7 @@ from runtimeproxy.hooks.changes import CgroupChange, ContainerChange, NodeChange
 from runtimeproxy.hooks.selector import EVERY_POD, PodSelector
 from runtimeproxy.hooks.views import ContainerView, PodView, ResolvedPod
 from runtimeproxy.qos import KubeQoSClass
+from runtimeproxy.vocabulary import Mode as Mode
 
 if TYPE_CHECKING:
     from runtimeproxy.node.snapshot import Input, Node
@@ -58,13 +59,6 @@ class FailurePolicy(StrEnum):
 
     IGNORE = "ignore"
     FAIL = "fail"
-
-
-class Mode(StrEnum):
-    """Whether a policy's changes are applied (enforce) or only computed and audited (dry-run)."""
-
-    ENFORCE = "enforce"
-    DRY_RUN = "dry-run"
 
 
 class Policy:

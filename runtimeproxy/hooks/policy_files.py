@@ -22,6 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+from runtimeproxy.documents.files import read_file
+from runtimeproxy.documents.reading import InputError
 from runtimeproxy.errors import PolicyLoadError, described
 from runtimeproxy.hooks.loaded import FILE_MODULE_PREFIX, origin_of
 from runtimeproxy.hooks.policy import Policy
@@ -193,17 +195,12 @@ def read_trusted(path: str) -> bytes:
     try:
         # No other user can change the path between this check and the reading.
         real = _followed(path)
-        about = real.stat()
-        if not stat.S_ISREG(about.st_mode):
-            raise PolicyLoadError(f"{path}: is not a regular file")
-        _check_writers(str(real), about, may_be_sticky=False)
-        with real.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        _check_writers(str(real), real.stat(), may_be_sticky=False)
+        return read_file(real, MAX_FILE_BYTES)[0]
     except OSError as error:
         raise PolicyLoadError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise PolicyLoadError(f"{path}: has more than {MAX_FILE_BYTES} bytes")
-    return content
+    except InputError as error:
+        raise PolicyLoadError(f"{path}: {error}") from error
 
 
 def _followed(path: str) -> Path:

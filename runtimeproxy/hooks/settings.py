@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
-from runtimeproxy.hooks.policy import FailurePolicy, Mode
+from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.labels import LabelSelector
+from runtimeproxy.vocabulary import Mode
 
 
 class ConflictRule(StrEnum):
@@ -24,7 +26,7 @@ class PolicySettings:
     enabled: bool | None = None
     """Whether the policy is used; unset keeps the policy's own. A disabled one is checked at load but never
     created."""
-    mode: Mode = Mode.ENFORCE
+    mode: Literal[Mode.ENFORCE, Mode.DRY_RUN] = Mode.ENFORCE
     """`enforce` applies the policy's changes; `dry-run` only computes and logs them."""
     failure_policy: FailurePolicy = FailurePolicy.IGNORE
     """What happens to a call when the policy fails: `ignore` goes on without it; `fail` refuses the call."""

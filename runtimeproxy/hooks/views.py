@@ -33,6 +33,8 @@ class PodView:
     """A pod as the kubelet described it.
 
     Labels, annotations and cgroup parent have the changes that policies made when the sandbox was created.
+    `kubectl.kubernetes.io/last-applied-configuration` is among the annotations in the calls that create pods
+    and containers only: it is never kept.
     """
 
     id: str = ""

@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from runtimeproxy.hooks.audit import Written
+from runtimeproxy.hooks.audit import PolicyRun, Subject, Written
 from runtimeproxy.hooks.decision import (
     HANGS,
     Decision,
@@ -35,10 +35,7 @@ from runtimeproxy.hooks.decision import (
     run_policy,
 )
 from runtimeproxy.hooks.loaded import LoadedPolicy
-from runtimeproxy.hooks.origin import PolicyRun
-
-if TYPE_CHECKING:
-    from runtimeproxy.hooks.chain import ChainRun
+from runtimeproxy.node.snapshot import NodeSource
 
 logger = logging.getLogger(__name__)
 
@@ -70,26 +67,51 @@ class Task(Protocol):
 _Item: TypeAlias = "tuple[Task, asyncio.AbstractEventLoop] | None"
 
 
+class Hanging(NamedTuple):
+    """A policy in which threads hang."""
+
+    policy: LoadedPolicy
+    threads: int
+    since_s: float
+    """When the first of them was given up, in seconds since the epoch."""
+
+
 class Workers:
     """The pool. Every public method is called in the loop's thread.
 
-    Attributes:
+    Args:
         size: how many threads work at the same time.
-        spares: how many more may be started for threads that hang.
+        spares: how many more may be started for threads that hang; None for as many as `size`.
+        switch_interval: the interpreter's.
+
+    Attributes:
+        size: see above.
+        spares: see above.
         threads: how many threads there are, hung ones included.
+        hanging: the policies in which threads hang, by the `id` of `LoadedPolicy.policy`, whichever chain had
+            them run: one that a reload has replaced goes on computing. Worker threads look into it, too.
+        timer: watches the runs that have a thread.
     """
 
-    def __init__(self, size: int = DEFAULT_SIZE, *, spares: int | None = None) -> None:
+    def __init__(
+        self,
+        size: int = DEFAULT_SIZE,
+        *,
+        spares: int | None = None,
+        switch_interval: SwitchInterval | None = None,
+    ) -> None:
         self.size = size
         self.spares = size if spares is None else spares
         self.threads = 0
+        self.hanging: dict[int, Hanging] = {}
+        self.timer = RunTimer(self.hanging, switch_interval or SWITCH_INTERVAL)
         self._items: deque[_Item] = deque()
         # Threads are woken by a write to a file: that releases the interpreter, while a thread that wakes up
         # from a lock finds the interpreter taken by the one that woke it, and sleeps again. On two cores that
         # makes a hop there and back 0.1 ms longer.
         self._wake_fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
         self._pending = 0
-        self._stuck: set[Task] = set()
+        self._stuck: dict[Task, LoadedPolicy | None] = {}
         self._is_closed = False
 
     def __del__(self) -> None:
@@ -114,9 +136,16 @@ class Workers:
         os.eventfd_write(self._wake_fd, 1)
         return True
 
-    def give_up(self, task: Task) -> None:
-        """Count the thread that runs the task as lost until it returns."""
-        self._stuck.add(task)
+    def give_up(self, task: Task, policy: LoadedPolicy | None = None) -> None:
+        """Count the thread that runs the task as lost until it returns.
+
+        Args:
+            task: the task.
+            policy: the policy that it hangs in; None if it is in none.
+        """
+        self._stuck[task] = policy
+        if policy is not None:
+            self._count_hanging(policy, 1)
         self._pending -= 1
         if self._pending > self.threads - len(self._stuck):
             self._add_thread()
@@ -125,6 +154,13 @@ class Workers:
             if item is not None:
                 self._pending -= 1
                 item[0].on_dropped()
+
+    def _count_hanging(self, policy: LoadedPolicy, more: int) -> None:
+        key = id(policy.policy)
+        present = self.hanging.get(key) or Hanging(policy, 0, time.time())
+        self.hanging[key] = present._replace(threads=present.threads + more)
+        if not self.hanging[key].threads:
+            del self.hanging[key]
 
     def close(self) -> None:
         """Let idle threads end; busy ones end after their task, hung ones with the process."""
@@ -166,7 +202,9 @@ class Workers:
 
     def _on_done(self, task: Task) -> None:
         if task in self._stuck:
-            self._stuck.discard(task)
+            policy = self._stuck.pop(task)
+            if policy is not None:
+                self._count_hanging(policy, -1)
             if self.threads - len(self._stuck) > self.size:
                 self.threads -= 1
                 self._end_one_thread()
@@ -185,16 +223,37 @@ class Stage(Enum):
     ENDED = "ended"
 
 
+ApplyDecision: TypeAlias = Callable[[Decision], Mapping[str, Written] | None]
+"""Applies a decision: edits the message and writes cgroup values; runs in a worker thread.
+
+Of a short call whose decision has no cgroup values to write, it may run in the loop's thread. May return the
+results of writing the cgroup values, by parameter."""
+
+
+class WorkerRunOwner(Protocol):
+    """The run through the chain that a worker run is a part of; in the loop's thread."""
+
+    def on_worker_done(self, worker: WorkerRun) -> None:
+        """A worker thread is back, in time or long after it was left behind."""
+
+    def on_worker_dropped(self, worker: WorkerRun) -> None:
+        """No thread is left."""
+
+
 @dataclass(slots=True, eq=False)
 class WorkerRun:
     """Runs policies in sequence in a worker thread, then applies the decision; a `Task`."""
 
-    chain_run: ChainRun
-    """The call's run, which this one reads and reports to."""
+    owner: WorkerRunOwner
+    subject: Subject
+    node: NodeSource
+    is_hung: Callable[[LoadedPolicy], bool]
+    """Whether a thread hangs in a policy; in any thread."""
     policies: Sequence[LoadedPolicy]
     following: Sequence[LoadedPolicy]
-    """The policies after these, the first of which is in another process. The decision is applied only if
-    there are none."""
+    """The policies after these, the first of which is in another process."""
+    apply: ApplyDecision | None
+    """Called with the decision, if that changes something and no policies follow."""
     progress: Progress
     """As of before the policy at `index`; valid for the loop's thread once the run is given up or over."""
     until_s: float
@@ -222,17 +281,17 @@ class WorkerRun:
 
     def run(self) -> None:
         """Run all policies, until one refuses, then apply the decision."""
-        subject, chain, progress = self.chain_run.subject, self.chain_run.chain, self.progress
+        subject, progress = self.subject, self.progress
         failure: Failure | None = None
-        is_old = bool(self.policies) and time.monotonic() >= chain.node.fresh_until_s
-        node = chain.node.snapshot() if is_old else chain.node.latest
+        is_old = bool(self.policies) and time.monotonic() >= self.node.fresh_until_s
+        node = self.node.snapshot() if is_old else self.node.latest
         for index, policy in enumerate(self.policies):
             with self._lock:
                 if self.is_given_up:
                     return
                 self.stage, self._started_s = Stage.POLICIES, time.monotonic()
                 self._note(index, progress, failure)
-            if policy.name in chain.hung:
+            if self.is_hung(policy):
                 failure = Failure(policy, FailureKind.SKIPPED, HANGS)
                 progress = add_failure(subject, progress, failure)
             else:
@@ -242,7 +301,7 @@ class WorkerRun:
             if progress.refusal is not None:
                 break
         decision = make_decision(subject, progress)
-        apply = self.chain_run.apply if decision.change is not None and not self.following else None
+        apply = self.apply if decision.change is not None and not self.following else None
         with self._lock:
             if self.is_given_up:
                 return
@@ -266,10 +325,10 @@ class WorkerRun:
     # --- in the loop's thread -------------------------------------------------------------------------------
 
     def on_done(self) -> None:
-        self.chain_run.on_worker_done(self)
+        self.owner.on_worker_done(self)
 
     def on_dropped(self) -> None:
-        self.chain_run.on_worker_dropped(self)
+        self.owner.on_worker_dropped(self)
 
     def give_up(self) -> bool:
         """Discard the run; False if its writes have begun."""
@@ -401,7 +460,7 @@ class RunTimer:
         runs: the runs in progress; the one that adds a run discards it.
     """
 
-    def __init__(self, hung: Collection[str], switch_interval: SwitchInterval = SWITCH_INTERVAL) -> None:
+    def __init__(self, hung: Collection[object], switch_interval: SwitchInterval = SWITCH_INTERVAL) -> None:
         self.runs: set[TimedRun] = set()
         self._hung = hung
         self._switch_interval = switch_interval

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.node.documents import (
+from runtimeproxy.documents.files import Stamp, read_file, stamp_of
+from runtimeproxy.documents.reading import (
     InputError,
     list_of,
     mapping_of,
@@ -28,7 +28,7 @@ from runtimeproxy.node.documents import (
     text_of,
     within,
 )
-from runtimeproxy.node.input_file import Stamp, read_file, stamp_of
+from runtimeproxy.errors import RuntimeProxyError
 
 SERVICE_ACCOUNT_DIR: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Source: Kubernetes, "Accessing the Kubernetes API from a Pod"."""

@@ -21,9 +21,9 @@ from urllib3.connection import HTTPConnection
 from urllib3.exceptions import HTTPError
 
 from runtimeproxy import __version__
+from runtimeproxy.documents.reading import InputError, mapping_of, parse_json, shortened
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.kubernetes.access import Access, AccessError
-from runtimeproxy.node.documents import InputError, mapping_of, parse_json, shortened
 
 CONNECT_S: Final = 5.0
 RESPONSE_S: Final = 30.0
@@ -80,7 +80,7 @@ class Timeouts(NamedTuple):
 USUAL_TIMEOUTS: Final = Timeouts()
 
 
-class Response:
+class ApiResponse:
     """A successful response, to be read in one thread and closed in any.
 
     Args:
@@ -93,7 +93,7 @@ class Response:
         self,
         response: urllib3.BaseHTTPResponse,
         total_s: float | None,
-        on_closed: Callable[[Response], None],
+        on_closed: Callable[[ApiResponse], None],
     ) -> None:
         self._response = response
         self._until_s = None if total_s is None else time.monotonic() + total_s
@@ -149,7 +149,7 @@ class ApiClient:
         self._access: Access | None = None
         self._pool: urllib3.HTTPConnectionPool | None = None
         self._prefix = ""
-        self._open: set[Response] = set()
+        self._open: set[ApiResponse] = set()
         self._is_closed = False
 
     @property
@@ -159,7 +159,7 @@ class ApiClient:
 
     def get(
         self, path: str, query: Mapping[str, str], *, is_watch: bool = False, pause_s: float | None = None
-    ) -> Response:
+    ) -> ApiResponse:
         """Begins to get something.
 
         Args:
@@ -172,7 +172,7 @@ class ApiClient:
             ApiError: There is no successful answer.
         """
         response = self._request("GET", f"{path}?{urlencode(query)}" if query else path, pause_s=pause_s)
-        opened = Response(response, None if is_watch else self._timeouts.total_s, self._forget)
+        opened = ApiResponse(response, None if is_watch else self._timeouts.total_s, self._forget)
         with self._lock:
             if self._is_closed:
                 response.close()
@@ -190,7 +190,7 @@ class ApiClient:
         """
         data = json.dumps(body).encode()
         response = self._request(method, path, data, content_type)
-        with Response(response, self._timeouts.total_s, self._forget) as opened:
+        with ApiResponse(response, self._timeouts.total_s, self._forget) as opened:
             return _object_of(_read_all(opened))
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class ApiClient:
         if pool is not None:
             pool.close()
 
-    def _forget(self, response: Response) -> None:
+    def _forget(self, response: ApiResponse) -> None:
         with self._lock:
             self._open.discard(response)
 
@@ -241,7 +241,7 @@ class ApiClient:
         except AccessError as error:
             raise ApiError(str(error)) from None
         if not 200 <= response.status < 300:
-            with Response(response, self._timeouts.total_s, self._forget) as opened:
+            with ApiResponse(response, self._timeouts.total_s, self._forget) as opened:
                 raise _error_of(opened, response)
         return response
 
@@ -281,7 +281,7 @@ def _pool_of(access: Access) -> urllib3.HTTPConnectionPool:
     )
 
 
-def _read_all(response: Response) -> bytes:
+def _read_all(response: ApiResponse) -> bytes:
     data = bytearray()
     for piece in response.pieces():
         data += piece
@@ -297,7 +297,7 @@ def _object_of(data: bytes) -> Mapping[str, Any]:
         raise ApiError(f"the answer {error}") from None
 
 
-def _error_of(opened: Response, response: urllib3.BaseHTTPResponse) -> ApiError:
+def _error_of(opened: ApiResponse, response: urllib3.BaseHTTPResponse) -> ApiError:
     """What an answer that is not successful says. Source: Kubernetes meta/v1, Status."""
     status, causes = response.status, frozenset[str]()
     try:

@@ -30,7 +30,7 @@ MAX_KEPT: Final = 256
 _NOT_FOUND: Final = 404
 
 
-class Rates(NamedTuple):
+class EventRates(NamedTuple):
     """How many Events are sent."""
 
     burst: int = 20
@@ -43,7 +43,7 @@ class Rates(NamedTuple):
     """A repetition after so long is a new Event. Source: client-go, defaultAggregateIntervalInSeconds."""
 
 
-USUAL_RATES: Final = Rates()
+USUAL_RATES: Final = EventRates()
 
 
 class PodEvent(NamedTuple):
@@ -91,7 +91,7 @@ class EventRecorder:
         self,
         client: ApiClient,
         node_name: str,
-        rates: Rates = USUAL_RATES,
+        rates: EventRates = USUAL_RATES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.sent = self.lost = 0

@@ -18,7 +18,7 @@ _TOO_MANY: Final = 429
 _FORBIDDEN: Final = 403
 
 
-class EvictionOutcome(StrEnum):
+class ApiEvictionOutcome(StrEnum):
     """What became of an eviction."""
 
     EVICTED = "evicted"
@@ -33,16 +33,16 @@ class EvictionOutcome(StrEnum):
     """There is no answer, or it is not known what became of it; worth another try."""
 
 
-class EvictionResult(NamedTuple):
+class ApiEvictionResult(NamedTuple):
     """The outcome and a reason for people; empty if it was evicted."""
 
-    outcome: EvictionOutcome
+    outcome: ApiEvictionOutcome
     reason: str = ""
     retry_s: float | None = None
     """In how many seconds the server wants to be asked again; None if it has not said."""
 
 
-class Evictor:
+class ApiEvictor:
     """Evicts pods; each call blocks its thread for as long as the API server takes.
 
     Args:
@@ -54,9 +54,9 @@ class Evictor:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self.outcomes: Counter[EvictionOutcome] = Counter()
+        self.outcomes: Counter[ApiEvictionOutcome] = Counter()
 
-    def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> EvictionResult:
+    def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> ApiEvictionResult:
         """Evicts one pod; never raises.
 
         Args:
@@ -77,7 +77,7 @@ class Evictor:
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}/eviction"
         try:
             self._client.send("POST", path, body)
-            result = EvictionResult(EvictionOutcome.EVICTED)
+            result = ApiEvictionResult(ApiEvictionOutcome.EVICTED)
         except ApiError as error:
             result = _result_of(error)
         if not dry_run:
@@ -85,18 +85,18 @@ class Evictor:
         return result
 
 
-def _result_of(error: ApiError) -> EvictionResult:
+def _result_of(error: ApiError) -> ApiEvictionResult:
     text = str(error)
     if error.status == _NOT_FOUND:
-        return EvictionResult(EvictionOutcome.GONE, text)
+        return ApiEvictionResult(ApiEvictionOutcome.GONE, text)
     if error.status == _CONFLICT:
         # The precondition: the pod of this name has another uid.
-        return EvictionResult(EvictionOutcome.GONE, text)
+        return ApiEvictionResult(ApiEvictionOutcome.GONE, text)
     if error.status == _TOO_MANY:
         # The server also answers so when it has too many requests, then without this cause.
         is_budget = "DisruptionBudget" in error.causes or "disruption budget" in text
-        outcome = EvictionOutcome.BLOCKED if is_budget else EvictionOutcome.FAILED
-        return EvictionResult(outcome, text, error.retry_after_s)
+        outcome = ApiEvictionOutcome.BLOCKED if is_budget else ApiEvictionOutcome.FAILED
+        return ApiEvictionResult(outcome, text, error.retry_after_s)
     if error.status == _FORBIDDEN:
-        return EvictionResult(EvictionOutcome.REFUSED, f"{text}; see systemd/kubernetes/rbac.yaml")
-    return EvictionResult(EvictionOutcome.FAILED, text)
+        return ApiEvictionResult(ApiEvictionOutcome.REFUSED, f"{text}; see systemd/kubernetes/rbac.yaml")
+    return ApiEvictionResult(ApiEvictionOutcome.FAILED, text)

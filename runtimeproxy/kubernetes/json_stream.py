@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from runtimeproxy.cgroups.pace import rest
-from runtimeproxy.node.documents import InputError, first_object, mapping_of, parse_object
+from runtimeproxy.documents.reading import InputError, first_object, mapping_of, parse_object
 
 MAX_OBJECT_BYTES: Final = 4 * 1024 * 1024
 """More than any object has. Source: etcd, --max-request-bytes (1.5 MiB); the API server's limit of 3 MiB."""

@@ -13,8 +13,8 @@ from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.kubernetes.access import load_access
 from runtimeproxy.kubernetes.client import USUAL_TIMEOUTS, ApiClient, Timeouts
 from runtimeproxy.kubernetes.events import EventRecorder
-from runtimeproxy.kubernetes.eviction import EvictionOutcome, EvictionResult, Evictor
-from runtimeproxy.kubernetes.watch import USUAL_PACE, Pace, Resource, Watch, WatchState
+from runtimeproxy.kubernetes.eviction import ApiEvictionOutcome, ApiEvictionResult, ApiEvictor
+from runtimeproxy.kubernetes.watch import USUAL_PACE, Resource, Watch, WatchState, WatchTimes
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.api_server import ApiServerInputs, ObjectSink, PodSink
 from runtimeproxy.node.objects import Kind
@@ -72,7 +72,7 @@ class KubernetesSource:
         settings: KubernetesSettings,
         node_name: str,
         inputs: ApiServerInputs,
-        pace: Pace = USUAL_PACE,
+        pace: WatchTimes = USUAL_PACE,
         timeouts: Timeouts = USUAL_TIMEOUTS,
     ) -> None:
         kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
@@ -86,7 +86,7 @@ class KubernetesSource:
             for kind, resource in resources_of(node_name, settings.config_namespace).items()
         )
         self.events = EventRecorder(client, node_name) if settings.events else None
-        self.evictor = Evictor(client) if settings.evictions else None
+        self.evictor = ApiEvictor(client) if settings.evictions else None
         self._evictions = BackgroundThreads(1, "kubernetes-evictions")
 
     def _sink(self, kind: str) -> ObjectSink | PodSink:
@@ -143,7 +143,7 @@ class KubernetesSource:
         if self.events is not None:
             self.events.on_audit(entry)
 
-    async def evict(self, namespace: str, name: str, uid: str) -> EvictionResult:
+    async def evict(self, namespace: str, name: str, uid: str) -> ApiEvictionResult:
         """Evicts a pod by the API server; never raises. In the loop's thread.
 
         Args:
@@ -152,10 +152,10 @@ class KubernetesSource:
             uid: That the runtime knows it by.
         """
         if self.evictor is None:
-            return EvictionResult(EvictionOutcome.REFUSED, "kubernetes.evictions is false")
+            return ApiEvictionResult(ApiEvictionOutcome.REFUSED, "kubernetes.evictions is false")
         live = self.inputs.pods.get(uid)
         if live is not None and live.is_static:
             text = "it is a static pod, which the kubelet would start again"
-            return EvictionResult(EvictionOutcome.REFUSED, text)
+            return ApiEvictionResult(ApiEvictionOutcome.REFUSED, text)
         evict = partial(self.evictor.evict, namespace, name, uid)
         return await asyncio.get_running_loop().run_in_executor(self._evictions, evict)

@@ -16,11 +16,11 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.pace import with_rests
+from runtimeproxy.documents.reading import InputError, mapping_of, text_of, within
 from runtimeproxy.errors import described
 from runtimeproxy.kubernetes.client import ApiClient, ApiError
 from runtimeproxy.kubernetes.json_stream import ListReader, read_events
 from runtimeproxy.logs import FailureLog
-from runtimeproxy.node.documents import InputError, mapping_of, text_of, within
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ GATEWAY_TIMEOUT: Final = 504
 """Also: the version is of the future, as after a restored backup."""
 
 
-class Pace(NamedTuple):
+class WatchTimes(NamedTuple):
     """Times of a watch, in seconds."""
 
     first_delay_s: float = 1.0
@@ -49,7 +49,7 @@ class Pace(NamedTuple):
     """How long a kind that the server does not know counts on: one that starts does not know it yet."""
 
 
-USUAL_PACE: Final = Pace()
+USUAL_PACE: Final = WatchTimes()
 
 
 class Resource(NamedTuple):
@@ -111,7 +111,7 @@ class Watch:
         client: ApiClient,
         resource: Resource,
         sink: Sink,
-        pace: Pace = USUAL_PACE,
+        pace: WatchTimes = USUAL_PACE,
         failures: FailureLog | None = None,
     ) -> None:
         self.resource = resource

@@ -26,24 +26,22 @@ from runtimeproxy.hooks.allocator import (
     NO_ALLOCATIONS,
     Allocations,
     Allocator,
-    from_text,
+    as_document,
+    from_document,
     gained_cpus,
     overlaps,
-    to_text,
 )
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.node.derived import RESOURCE_STATUS
-from runtimeproxy.node.documents import InputError
-from runtimeproxy.node.input_file import read_file, replace_file
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import Lifecycle, PodRecord
+from runtimeproxy.state.state_file import StateFile
 from runtimeproxy.units import format_cpu_list
 
 logger = logging.getLogger(__name__)
 
 FILE: Final = "allocations.json"
 """In the state folder."""
-MOST_BYTES: Final = 4 * 1024 * 1024
 IN_FLIGHT_S: Final = 600.0
 """How long a pod counts whose sandbox is being created. Longer than that takes. Source: the kubelet gives the
 runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
@@ -54,36 +52,10 @@ ASK_S: Final = 10.0
 NO_CPUS: Final[frozenset[int]] = frozenset()
 
 
-class AllocationFile:
-    """Where allocations are saved; for a worker thread.
-
-    Args:
-        state_folder: Of the daemon.
-        boot_id: Of this boot: those of another one do not count.
-    """
-
-    def __init__(self, state_folder: Path, boot_id: str) -> None:
-        self._path = state_folder / FILE
-        self._boot_id = boot_id
-
-    def load(self) -> Allocations | None:
-        """The saved state; None if there is none that counts."""
-        try:
-            text = read_file(self._path, MOST_BYTES)[0].decode()
-            return from_text(text, self._boot_id)
-        except FileNotFoundError:
-            return None
-        except (InputError, ValueError) as error:
-            logger.warning("allocations: %s is not usable: %s", self._path, described(error))
-            return None
-
-    def save(self, allocations: Allocations) -> None:
-        """Puts a state on disk.
-
-        Raises:
-            OSError: It cannot be written; the old one stays.
-        """
-        replace_file(self._path, to_text(allocations, self._boot_id).encode())
+def allocation_file(state_folder: Path, boot_id: str) -> StateFile:
+    """Where allocations are saved; those of another boot do not count."""
+    effect = "CPUs of pods are allocated anew once the runtime's pods are known"
+    return StateFile(state_folder / FILE, effect, boot_id=boot_id)
 
 
 class NodePlace(Protocol):
@@ -115,7 +87,7 @@ class NodeAllocations:
     def __init__(
         self,
         rules: Allocator,
-        file: AllocationFile,
+        file: StateFile,
         node: NodePlace,
         leave: Callable[[frozenset[int]], Awaitable[bool]],
         executor: Executor,
@@ -142,6 +114,11 @@ class NodeAllocations:
         self._ask_s = 0.0
 
     @property
+    def unusable(self) -> str:
+        """Why the saved state could not be used; empty if it could."""
+        return self._file.unusable
+
+    @property
     def summary(self) -> str:
         """A part of the status line; empty if no pod owns CPUs."""
         count, cpus = len(self._allocations), {n for each in self._allocations.values() for n in each.cpus}
@@ -165,7 +142,8 @@ class NodeAllocations:
 
     async def load(self) -> None:
         """Takes the saved state, which counts until the records are those of the runtime."""
-        found = await asyncio.get_running_loop().run_in_executor(self._executor, self._file.load)
+        run = asyncio.get_running_loop().run_in_executor
+        found = await run(self._executor, self._file.load, from_document)
         if found is not None:
             self._is_known, self._saved, self._followed = True, found, None
             # The process before this one may have ended before they were left.
@@ -260,9 +238,9 @@ class NodeAllocations:
         await self._make_leave(uid)
 
     async def _save(self) -> None:
-        state = self._allocations
+        state, run = self._allocations, asyncio.get_running_loop().run_in_executor
         try:
-            await asyncio.get_running_loop().run_in_executor(self._executor, self._file.save, state)
+            await run(self._executor, self._file.save, as_document(state))
         except OSError as error:
             # A full disk must not stop pods, and after a restart the runtime's lists have the same pods.
             problem = f"allocations cannot be saved: {described(error)}"

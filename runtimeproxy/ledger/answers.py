@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Final
 
 from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.audit import AuditKind, shown
+from runtimeproxy.hooks.changes import CLEAR
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import (
+    ANNOTATIONS,
     CGROUP,
+    CGROUP_PARENT,
+    LABELS,
     NODE_CGROUP,
     RESOURCE_PARAMETERS,
     RESOURCES,
@@ -20,11 +26,14 @@ from runtimeproxy.hooks.fields import (
     UNIFIED,
     Field,
     MergedField,
+    policies_in,
 )
+from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
-from runtimeproxy.ledger.books import Target, Value, Wanted
-from runtimeproxy.ledger.executor import LIMIT
+from runtimeproxy.ledger.books import Value, Wanted
+from runtimeproxy.ledger.target import CgroupTarget
+from runtimeproxy.ledger.unapplied import LIMIT, LOWER_LIMIT, NOT_RECORDED, UnappliedCause, Withheld
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, PodRecord
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.units import MIN_CPU_SHARES, UNLIMITED
@@ -39,7 +48,7 @@ _NOTHING: Final[Mapping[str, Value]] = MappingProxyType({})
 
 def wanted_of(
     decision: Decision,
-    target: Target,
+    target: CgroupTarget,
     requested: Mapping[str, Value] = _NOTHING,
     booked: Mapping[str, Value] = _NOTHING,
     *,
@@ -55,8 +64,25 @@ def wanted_of(
         is_base_known: See `claims_of`.
     """
     is_container = target.level is Level.CONTAINER
-    claims = claims_of(decision.merged.fields, is_container=is_container, is_base_known=is_base_known)
-    return Wanted(target, claims, requested, booked, decision.written_once, decision.without_answer)
+    fields = decision.merged.fields
+    claims = claims_of(fields, is_container=is_container, is_base_known=is_base_known)
+    withheld = left_out(decision, is_container=is_container) if decision.audit else {}
+    if not is_base_known:
+        withheld |= _amounts(claims_of(fields, is_container=is_container), claims)
+    wanted = Wanted(target, claims, requested, booked, decision.written_once, decision.without_answer)
+    return wanted._replace(withheld=withheld) if withheld else wanted
+
+
+def _amounts(
+    asked: Mapping[str, tuple[Claim, ...]], claims: Mapping[str, tuple[Claim, ...]]
+) -> dict[str, Withheld]:
+    """The claims that are left out as they count on a value of before, which is not known."""
+    found: dict[str, Withheld] = {}
+    for name, each in asked.items():
+        left = tuple(claim for claim in each if claim not in claims.get(name, ()))
+        if left:
+            found[name] = Withheld(left, UnappliedCause.BASE_UNKNOWN, NOT_RECORDED)
+    return found
 
 
 def claims_of(
@@ -105,7 +131,7 @@ def wanted_of_node(decision: Decision) -> list[Wanted]:
             cgroup, _, name = field.key.rpartition("/")
             found.setdefault(cgroup, {})[name] = each.claims
     return [
-        Wanted(Target(Level.NODE, cgroup), claims, silent=decision.without_answer)
+        Wanted(CgroupTarget(Level.NODE, cgroup), claims, silent=decision.without_answer)
         for cgroup, claims in found.items()
     ]
 
@@ -119,21 +145,70 @@ def sysctls_of(decision: Decision) -> dict[str, int | str]:
     }
 
 
-def target_of(pod: PodRecord, container: ContainerRecord | None = None, cgroup: str = "") -> Target:
+def at_next_start(decision: Decision, record: PodRecord | ContainerRecord) -> dict[str, Withheld]:
+    """What a decision wants of something that runs and only its creation can give it, by field.
+
+    Records have the names of variables, mounts and devices that policies gave, and not their values: another
+    value of one of these is not seen.
+    """
+    found: dict[str, Withheld] = {}
+    is_container = isinstance(record, ContainerRecord)
+    what = "container" if is_container else "sandbox"
+    for field, each in decision.merged.fields.items():
+        if _parameter(field, is_container=is_container) or each.value is None:
+            continue
+        if not _has(record, field, each.value):
+            claims = each.claims or tuple(Claim(name, Role.SET, None) for name in policies_in(each.owner))
+            reason = f"it counts at the creation only: with the next {what}"
+            value = shown(field, each.value) or "cleared"
+            found[str(field)] = Withheld(claims, UnappliedCause.NEXT_START, reason, value)
+    return found
+
+
+def left_out(decision: Decision, *, is_container: bool) -> dict[str, Withheld]:
+    """What policies want of something that runs and kernel, node or runtime do not take, by field."""
+    found: dict[str, Withheld] = {}
+    for entry in decision.audit:
+        if entry.kind is AuditKind.LEFT_OUT and entry.field and entry.mode is Mode.ENFORCE:
+            group, _, key = entry.field.removesuffix("]").partition("[")
+            name = key if group == CGROUP else entry.field
+            if is_container:
+                name = RESOURCE_PARAMETERS.get(entry.field.removeprefix(f"{RESOURCES}."), name)
+            claims = (Claim(entry.policy, Role.SET, None),)
+            found[name] = Withheld(claims, UnappliedCause.INVALID, entry.reason, entry.new or "cleared")
+    return found
+
+
+def _has(record: PodRecord | ContainerRecord, field: Field, value: object) -> bool:
+    """Whether something that runs was made with a value."""
+    wanted = None if value is CLEAR else value
+    if field.group == UNIFIED:
+        return record.booked.unified.get(field.key) == wanted
+    if field.group == RESOURCES:
+        return getattr(record.booked, field.key, None) == wanted
+    if field.group in (LABELS, ANNOTATIONS):
+        entries: Mapping[str, str] = getattr(record, field.group)
+        return entries.get(field.key) == wanted
+    if field.group == CGROUP_PARENT and isinstance(record, PodRecord):
+        return record.cgroup_parent == wanted
+    return str(field) in record.owners
+
+
+def target_of(pod: PodRecord, container: ContainerRecord | None = None, cgroup: str = "") -> CgroupTarget:
     """The cgroup of a recorded pod, or of a container in it."""
     name = f"{pod.namespace}/{pod.name}"
     if container is None:
-        return Target(Level.POD, cgroup or pod.cgroup_parent, name, pod.uid)
-    return Target(Level.CONTAINER, cgroup, f"{name}/{container.name}", pod.uid)
+        return CgroupTarget(Level.POD, cgroup or pod.cgroup_parent, name, pod.uid)
+    return CgroupTarget(Level.CONTAINER, cgroup, f"{name}/{container.name}", pod.uid)
 
 
-def target_of_view(view: PodView | ContainerView, cgroup: str) -> Target:
+def target_of_view(view: PodView | ContainerView, cgroup: str) -> CgroupTarget:
     """The cgroup of the pod or container that policies were asked about."""
     pod = view if isinstance(view, PodView) else view.pod
     name = f"{pod.namespace}/{pod.name}"
     if isinstance(view, PodView):
-        return Target(Level.POD, cgroup, name, pod.uid)
-    return Target(Level.CONTAINER, cgroup, f"{name}/{view.name}", pod.uid)
+        return CgroupTarget(Level.POD, cgroup, name, pod.uid)
+    return CgroupTarget(Level.CONTAINER, cgroup, f"{name}/{view.name}", pod.uid)
 
 
 def owned_claims(record: ContainerRecord) -> dict[str, tuple[Claim, ...]]:
@@ -179,13 +254,21 @@ def class_cgroups(pods: Iterable[tuple[tuple[str, ...], KubeQoSClass]]) -> dict[
 
 
 def by_parameter(resources: Resources) -> dict[str, Value]:
-    """The values of a container's resources, by cgroup parameter."""
-    found: dict[str, Value] = dict(resources.unified)
+    """The values of a container's resources, by cgroup parameter; of other files of `unified` the texts."""
+    found: dict[str, Value] = {name: _unified_value(name, text) for name, text in resources.unified.items()}
     for name, parameter in RESOURCE_PARAMETERS.items():
         value: Value | None = getattr(resources, name)
         if value is not None:
             found[parameter] = value
     return found
+
+
+def _unified_value(name: str, text: str) -> Value:
+    """The value of a file of `unified`; its text if no parameter has that name, or such a value."""
+    parameter = PARAMETERS.get(name)
+    with suppress(ValueError):
+        return parameter.canonical(text) if parameter is not None else text
+    return text
 
 
 def pod_values(containers: Collection[ContainerRecord]) -> dict[str, Value]:
@@ -230,7 +313,8 @@ def without_lower_limit(wanted: Wanted, book: Book | None) -> Wanted:
     kept = {name: each for name, each in wanted.claims.items() if name != LIMIT}
     if entry is not None and entry.claims:
         kept[LIMIT] = entry.claims
-    return wanted._replace(claims=kept)
+    withheld = {**wanted.withheld, LIMIT: Withheld(claims, UnappliedCause.LOWER_LIMIT, LOWER_LIMIT)}
+    return wanted._replace(claims=kept, withheld=withheld)
 
 
 def _with_infinity(value: Value) -> float:

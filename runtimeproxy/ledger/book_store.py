@@ -12,11 +12,14 @@ from dataclasses import replace
 from threading import Lock
 from typing import Final, NamedTuple, TypeAlias
 
-from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path, path_or_none
 from runtimeproxy.hooks.algebra import Role
-from runtimeproxy.ledger import books
-from runtimeproxy.ledger.books import Formats, Leased, Target, Value, Wanted
+from runtimeproxy.ledger import books, unapplied
+from runtimeproxy.ledger.books import Formats, Leased, Value, Wanted
+from runtimeproxy.ledger.fields import CLASS_KUBELET, field_class
+from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.tree import LISTS, QUOTA
+from runtimeproxy.ledger.unapplied import UnappliedCause, UnappliedStage, UnappliedValues, Withheld
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, is_leased
 from runtimeproxy.units import parse_cpu_list
 
@@ -38,7 +41,7 @@ class Held(NamedTuple):
 
     book: Book
     since_s: float
-    target: Target
+    target: CgroupTarget
 
 
 class BookStore:
@@ -55,6 +58,7 @@ class BookStore:
         closed: Parameters that nothing new is claimed of: the kernel's mode that they need is another one.
         on_change: Called in any thread with the id of each cgroup whose book has changed.
         pod_changes: Another number after each change of the book of a pod.
+        unapplied: What is wanted and not in force.
     """
 
     def __init__(self, formats: Formats, boot_id: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,6 +74,7 @@ class BookStore:
         self.closed: frozenset[str] = frozenset()
         self.on_change: Callable[[str], None] | None = None
         self.pod_changes = 0
+        self.unapplied = UnappliedValues()
 
     # --- queries -----------------------------------------------------------------------------------------
 
@@ -102,7 +107,7 @@ class BookStore:
 
     def record(self, identity: str) -> Book | None:
         """The book of a cgroup; None if nothing is wanted there."""
-        held = self._held.get(cgroup_path(identity))
+        held = self._find(identity)
         return None if held is None else held.book
 
     @property
@@ -112,7 +117,7 @@ class BookStore:
             held = tuple(self._held.values())
         return sum(entry.resolved is not None for each in held for entry in each.book.entries.values())
 
-    def target(self, cgroup: str) -> Target | None:
+    def target(self, cgroup: str) -> CgroupTarget | None:
         """Whose cgroup it is; None if nothing is wanted there."""
         held = self._find(cgroup)
         return None if held is None else held.target
@@ -195,11 +200,8 @@ class BookStore:
 
     def is_bounded(self, pod_cgroup: str) -> bool:
         """Whether a bound of a pod, or above, counts for its containers."""
-        try:
-            path = cgroup_path(pod_cgroup)
-        except CgroupPathError:
-            return False
-        return any(True for _ in self.bounds_above((*path, "")))
+        path = path_or_none(pod_cgroup)
+        return path is not None and any(True for _ in self.bounds_above((*path, "")))
 
     # --- claims ------------------------------------------------------------------------------------------
 
@@ -210,6 +212,10 @@ class BookStore:
             CgroupPathError: The cgroup's path is none.
         """
         path = cgroup_path(wanted.target.cgroup)
+        if (withheld := self._withheld(wanted)) or self.unapplied:
+            self.unapplied.note(
+                UnappliedStage.ASKED, wanted.target, identity_of(path), withheld, among=wanted.claims
+            )
         with self._lock:
             # What is closed meanwhile is either not claimed, or found by `holders` afterwards.
             wanted = self._taken(wanted)
@@ -222,6 +228,61 @@ class BookStore:
             self._held[path] = Held(after, self.now_s(), wanted.target)
         if held is None or after is not before:
             self._report([path])
+
+    def note_asked(self, wanted: Wanted, waiting: tuple[UnappliedCause, str] | None = None) -> None:
+        """Notes what policies want of something that runs and does not get into the books.
+
+        Args:
+            wanted: Their answer.
+            waiting: Why the answer itself is not booked yet; None if it is, or is about to be.
+        """
+        found = self._withheld(wanted)
+        if not found and waiting is None and not self.unapplied:
+            return
+        try:
+            identity = identity_of(cgroup_path(wanted.target.cgroup))
+        except CgroupPathError:
+            return
+        held = self._find(wanted.target.cgroup)
+        entries = {} if held is None else held.book.entries
+        if waiting is not None:
+            for name, claims in wanted.claims.items():
+                if claims and name not in found and entries.get(name, Entry()).claims != claims:
+                    found[name] = Withheld(claims, *waiting)
+        self.unapplied.note(UnappliedStage.ASKED, wanted.target, identity, found)
+        # What is neither wanted nor written any more is not waited for.
+        ended = (
+            {each.field for each in self.unapplied.values(identity)} - wanted.claims.keys() - entries.keys()
+        )
+        for stage in (UnappliedStage.BOOKED, UnappliedStage.LOST):
+            self.unapplied.note(stage, wanted.target, identity, {}, among=ended)
+
+    def keep_unapplied(self, pod_cgroups: Iterable[str], container_ids: Iterable[str]) -> None:
+        """Forgets what is not in force in pods and containers that do not run.
+
+        Args:
+            pod_cgroups: Of all running pods.
+            container_ids: Of the containers that have not ended.
+        """
+        live, boxes = paths_of(pod_cgroups), frozenset(container_ids)
+
+        def is_there(target: CgroupTarget, cgroup: str) -> bool:
+            path = cgroup_path(cgroup) if cgroup else ()
+            return target.level < Level.POD or path in live or _is_of(path, live, boxes)
+
+        self.unapplied.keep(is_there)
+
+    def _withheld(self, wanted: Wanted) -> dict[str, Withheld]:
+        """What an answer wants and books do not take."""
+        found = dict(wanted.withheld)
+        if not self.closed and wanted.target.level is not Level.QOS_CLASS:
+            return found
+        for name, claims in wanted.claims.items():
+            if claims and name in self.closed:
+                found[name] = Withheld(claims, UnappliedCause.CPU_MODE, unapplied.OTHER_MODE)
+            elif claims and field_class(wanted.target.level, name) is CLASS_KUBELET:
+                found[name] = Withheld(claims, UnappliedCause.KUBELET, unapplied.OF_KUBELET)
+        return found
 
     def book_leased(self, owner: str, leased: Leased) -> tuple[Path, Book, Book] | None:
         """Takes the claims of an owner with a lease on one cgroup, and writes nothing.
@@ -249,7 +310,7 @@ class BookStore:
             self._report([path])
         return path, before, after
 
-    def leased(self) -> tuple[tuple[Target, Book], ...]:
+    def leased(self) -> tuple[tuple[CgroupTarget, Book], ...]:
         """The books with claims that have a lease, and whose they are."""
         with self._lock:
             held = tuple(self._held.values())
@@ -339,9 +400,8 @@ class BookStore:
         """
         now_s = self.now_s()
         for book in saved:
-            try:
-                path = cgroup_path(book.id)
-            except CgroupPathError:
+            path = path_or_none(book.id)
+            if path is None:
                 continue
             if book.boot_id != self._boot_id:
                 self._report([path])
@@ -349,7 +409,7 @@ class BookStore:
             with self._lock:
                 held = self._held.get(path)
                 if held is None:
-                    loaded = Held(book, now_s, Target(book.level, book.id))
+                    loaded = Held(book, now_s, CgroupTarget(book.level, book.id))
                 elif outdated_s is not None and held.since_s <= outdated_s:
                     loaded = held._replace(book=book, since_s=now_s)
                 else:
@@ -376,7 +436,7 @@ class BookStore:
             with self._lock:
                 held = self._held.get(path)
                 if held is None:
-                    self._held[path] = Held(book, self.now_s(), Target(book.level, book.id))
+                    self._held[path] = Held(book, self.now_s(), CgroupTarget(book.level, book.id))
                 else:
                     self._held[path] = held._replace(book=books.with_newer(held.book, book))
                 self._note_adding(path, self._held[path].book)
@@ -425,12 +485,10 @@ class BookStore:
         return wanted
 
     def _find(self, cgroup: str) -> Held | None:
-        try:
-            return self._held.get(cgroup_path(cgroup))
-        except CgroupPathError:
-            return None
+        path = path_or_none(cgroup)
+        return None if path is None else self._held.get(path)
 
-    def _blank(self, path: Path, target: Target) -> Book:
+    def _blank(self, path: Path, target: CgroupTarget) -> Book:
         return Book(identity_of(path), target.level, boot_id=self._boot_id)
 
     def _forget(self, path: Path) -> None:
@@ -453,6 +511,11 @@ def _is_claimed(path: Path, held: Held, live: set[Path], container_ids: frozense
     """Whether a cgroup is a pod's, or that of a container in one; names of scopes end with its id."""
     if path in live or held.book.level in (Level.NODE, Level.QOS_CLASS):
         return True
+    return _is_of(path, live, container_ids)
+
+
+def _is_of(path: Path, live: set[Path], container_ids: frozenset[str]) -> bool:
+    """Whether a cgroup is that of a container of a pod; names of scopes end with its id."""
     return path[:-1] in live and path[-1].removesuffix(".scope").rpartition("-")[2] in container_ids
 
 
@@ -468,10 +531,4 @@ def identity_of(path: Path) -> str:
 
 def paths_of(cgroups: Iterable[str]) -> set[Path]:
     """The paths of cgroups, without those that are none."""
-    paths: set[Path] = set()
-    for cgroup in cgroups:
-        try:
-            paths.add(cgroup_path(cgroup))
-        except CgroupPathError:
-            continue
-    return paths
+    return {path for cgroup in cgroups if (path := path_or_none(cgroup)) is not None}

@@ -7,7 +7,7 @@ original: the raw text of the file before the first write.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -16,13 +16,15 @@ from typing import Any, Final, NamedTuple, Protocol
 from runtimeproxy.cgroups.order import loosened
 from runtimeproxy.cgroups.parameters import check_value, clamped
 from runtimeproxy.cgroups.writer import FileText
-from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Resolved, Role, resolve
+from runtimeproxy.hooks.algebra import NEUTRAL, Claim, ClaimOutcome, Note, Resolved, Role, resolve
 from runtimeproxy.hooks.changes import Clear
 from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger.fields import CLASS_KUBELET, KUBELET_ON_PODS, Base, field_class
 from runtimeproxy.ledger.journal import Noted
+from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA
+from runtimeproxy.ledger.unapplied import Withheld
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, Original, as_saved, is_leased
 from runtimeproxy.units import UNLIMITED, rounded_quota
 
@@ -45,22 +47,10 @@ class Formats(Protocol):
     def file_of(self, name: str) -> str | None: ...
 
 
-class Target(NamedTuple):
-    """A cgroup and whose it is."""
-
-    level: Level
-    cgroup: str
-    """As the CRI gives it, or its path."""
-    name: str = ""
-    """Namespace and name of the pod, and the name of the container, for people."""
-    uid: str = ""
-    """Of the pod."""
-
-
 class Wanted(NamedTuple):
     """The whole answer of all policies for one target: what is not named in it any more is given back."""
 
-    target: Target
+    target: CgroupTarget
     claims: Mapping[str, tuple[Claim, ...]]
     """By parameter, in its version 1 name."""
     requested: Mapping[str, Value] = {}
@@ -74,9 +64,11 @@ class Wanted(NamedTuple):
     """Owners without an answer this time, as an input is not known: what they wanted before still holds."""
     closed: frozenset[str] = frozenset()
     """Parameters whose claims stay as they are."""
+    withheld: Mapping[str, Withheld] = {}
+    """What is wanted beside the claims and cannot be booked now, by parameter or field of the message."""
 
 
-class Change(StrEnum):
+class ValueChange(StrEnum):
     """What has become of a value between two looks."""
 
     NONE = "none"
@@ -86,7 +78,7 @@ class Change(StrEnum):
     """Another program has written a value of its own."""
 
 
-class Plan(NamedTuple):
+class BookPlan(NamedTuple):
     """What to do with one cgroup."""
 
     book: Book
@@ -105,6 +97,10 @@ class Plan(NamedTuple):
     """The claims that count, by parameter; none for those that are given back."""
     bounded: frozenset[str] = frozenset()
     """Parameters with an at_most, whether their value is lower because of it or not."""
+    wanted: Mapping[str, Value] = {}
+    """What the claims come to, before it is fitted to other values; without what cannot be computed."""
+    lost: Mapping[str, tuple[Note, ...]] = {}
+    """The claims that set a value in place of which another one counts, by parameter."""
 
 
 def with_wanted(book: Book, wanted: Wanted) -> Book:
@@ -151,7 +147,7 @@ class MadeBelow(NamedTuple):
 class Leased(NamedTuple):
     """What one owner with a lease claims in one cgroup now, as far as that may have changed."""
 
-    target: Target
+    target: CgroupTarget
     claims: Mapping[str, tuple[Claim, ...]]
     """By parameter: all its claims on it; none end those that it had."""
     requested: Mapping[str, Value] = {}
@@ -412,7 +408,7 @@ def plan(
     only_observed: Collection[str] = (),
     rule: ConflictRule = ConflictRule.LATER,
     fitted: Mapping[str, Value | None] = NO_VALUES,
-) -> Plan:
+) -> BookPlan:
     """What to write to a cgroup, and its book after that.
 
     Args:
@@ -474,7 +470,17 @@ def plan(
         noted = Noted(book.id, book.level, new, changed, before)
     used = {name: _used(result, fitted.get(name)) for name, result in results.items()}
     bounded = frozenset(name for name, result in results.items() if result.is_bounded)
-    return Plan(after, values, raw, noted, left, given_back, used, bounded)
+    wanted = {name: result.value for name, result in results.items() if isinstance(result.value, int | str)}
+    lost = {name: notes for name, result in results.items() if (notes := tuple(_lost(result)))}
+    return BookPlan(after, values, raw, noted, left, given_back, used, bounded, wanted, lost)
+
+
+def _lost(result: Resolved) -> Iterator[Note]:
+    """The sets of other values that gave way."""
+    for note in result.notes:
+        claim = note.claim
+        if note.outcome is ClaimOutcome.LOST and claim.role is Role.SET and claim.value != result.value:
+            yield note
 
 
 def _used(result: Resolved, fitted: Value | None) -> tuple[Claim, ...]:
@@ -523,10 +529,12 @@ def resolved(
     return resolve(name, base, entry.claims, is_base_known=is_known, rule=rule)
 
 
-def change_of(level: Level, name: str, entry: Entry, book: Book, found: FileText, formats: Formats) -> Change:
+def change_of(
+    level: Level, name: str, entry: Entry, book: Book, found: FileText, formats: Formats
+) -> ValueChange:
     """What has become of a value that was written, by the present content of its file."""
     if entry.resolved is None or formats.matches(name, entry.resolved, found.text):
-        return Change.NONE
+        return ValueChange.NONE
     original = book.originals.get(found.file)
     text = original.text if original is not None else None
     known = [NEUTRAL.get(name), None if text is None else formats.decode(name, text)]
@@ -534,7 +542,7 @@ def change_of(level: Level, name: str, entry: Entry, book: Book, found: FileText
         known += [entry.booked, entry.requested]
     known += [_reset_by_others(name, value) for value in (entry.resolved, *known)]
     is_reset = any(value is not None and formats.matches(name, value, found.text) for value in known)
-    return Change.RESET if is_reset else Change.FOREIGN
+    return ValueChange.RESET if is_reset else ValueChange.FOREIGN
 
 
 def _reset_by_others(name: str, value: Value | None) -> Value | None:

@@ -13,7 +13,8 @@ from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
 from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX, Field
 from runtimeproxy.hooks.policy import Hook, Mode
-from runtimeproxy.ledger.books import TREE, Change, Target
+from runtimeproxy.ledger.books import TREE, ValueChange
+from runtimeproxy.ledger.target import EVALUATIONS, CgroupTarget
 from runtimeproxy.pods.records import Level
 
 logger = logging.getLogger(__name__)
@@ -26,24 +27,18 @@ MOST_VALUES: Final = 20
 FAILURES: Final = (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILED)
 FITS: Final = "fits to the values of other cgroups or files"
 _GIVEN_BACK: Final = "given back"
-_HOOKS: Final = {
-    Level.NODE: Hook.EVALUATE_NODE,
-    Level.QOS_CLASS: Hook.EVALUATE_QOS_CLASS,
-    Level.POD: Hook.EVALUATE_POD,
-    Level.CONTAINER: Hook.EVALUATE_CONTAINER,
-}
 _KINDS: Final = {logging.INFO: AuditKind.CHANGED, logging.WARNING: AuditKind.FAILED}
 
 
 class Applied(NamedTuple):
     """One value of a batch: where it belongs, how its write ended, and what it follows from."""
 
-    target: Target
+    target: CgroupTarget
     result: WriteResult
     claims: tuple[Claim, ...] = ()
     """Those that count; of a value that is given back those of before, as far as they are known."""
     is_given_back: bool = False
-    change: Change = Change.NONE
+    change: ValueChange = ValueChange.NONE
     """What other programs had made of the value that was written last."""
     is_held_up: bool = False
     """Whether it is a memory limit that cannot fall to the wanted value yet, as more is in use."""
@@ -135,7 +130,7 @@ def audit_entries(
             reason = result.error
         yield AuditEntry(
             time_s,
-            _HOOKS[target.level],
+            EVALUATIONS[target.level],
             kind,
             _policy(each),
             Mode.ENFORCE,
@@ -179,16 +174,16 @@ def described(applied: Sequence[Applied]) -> tuple[str, str, dict[str, Any]]:
     return whose, ", ".join(values), {**pod_fields(target), "changes": [_row(each) for each in applied]}
 
 
-def pod_fields(target: Target) -> dict[str, str]:
+def pod_fields(target: CgroupTarget) -> dict[str, str]:
     """The fields of a log line that name the pod of a cgroup; none where that is not known."""
     return {"pod": _pod(target), "uid": target.uid} if target.name else {}
 
 
-def _pod(target: Target) -> str:
+def _pod(target: CgroupTarget) -> str:
     return target.name.rpartition("/")[0] if target.level is Level.CONTAINER else target.name
 
 
-def _place(target: Target) -> str:
+def _place(target: CgroupTarget) -> str:
     """Which of the pod's cgroups it is; empty for its own."""
     if target.level is Level.CONTAINER:
         return target.name.rpartition("/")[2]

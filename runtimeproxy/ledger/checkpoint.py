@@ -22,7 +22,7 @@ from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX
 from runtimeproxy.hooks.remote.registrations import SUFFIX
-from runtimeproxy.pods.checkpoint.codec import Change, Kind, Rank, Saved, rank_of
+from runtimeproxy.pods.checkpoint.codec import Rank, RowChange, RowKind, Saved, rank_of
 from runtimeproxy.pods.records import Book, CgroupRecord, Record
 
 if TYPE_CHECKING:
@@ -62,13 +62,16 @@ FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 """Longest pause between failed attempts: a disk is full for minutes, not for seconds."""
 
+LOOK_INTERVAL_S: Final = 10.0
+"""How often a file that is not written to is looked at: others may have removed, cut or overwritten it."""
+
 LOG_INTERVAL_S: Final = 600.0
 """Interval between two log lines about a failure that goes on."""
 
 _DISK_ERRORS: Final = (RuntimeProxyError, ImportError)
 """Failures of the file, including a Python without SQLite."""
 
-_Key = tuple[Kind, str]
+_Key = tuple[RowKind, str]
 ResultT = TypeVar("ResultT")
 
 
@@ -93,6 +96,9 @@ class CheckpointSync:
         recovery: Compares the loaded records with the runtime.
         thread: One worker thread of its own: a disk may hang.
         is_standby: Whether the bypass is on, or another process decides on calls.
+
+    Attributes:
+        unreadable: Rows of the file that could not be read, when it was last read.
     """
 
     def __init__(
@@ -111,14 +117,17 @@ class CheckpointSync:
         self._is_standby = is_standby
         self._loading: set[asyncio.Task[None]] = set()
         self._flushed = _Moment()
+        self.unreadable = 0
         sources = {
-            Kind.POD: store.pods.get,
-            Kind.CONTAINER: store.containers.get,
-            Kind.BOOK: cgroups.record,
+            RowKind.POD: store.pods.get,
+            RowKind.CONTAINER: store.containers.get,
+            RowKind.BOOK: cgroups.record,
         }
-        self._writer = CheckpointWriter(folder, thread, sources, self._all_ids, cgroups.note_saved)
+        self._writer = CheckpointWriter(
+            folder, thread, sources, self._all_ids, cgroups.note_saved, is_standby=is_standby
+        )
         store.on_change = self._on_change
-        cgroups.on_change = partial(self._writer.note_from_thread, Kind.BOOK)
+        cgroups.on_change = partial(self._writer.note_from_thread, RowKind.BOOK)
 
     @property
     def problem(self) -> str:
@@ -134,6 +143,11 @@ class CheckpointSync:
     def set_aside(self) -> int:
         """How many unusable files were set aside."""
         return self._writer.set_aside
+
+    @property
+    def lost(self) -> int:
+        """How often the file was removed or replaced while it was open here."""
+        return self._writer.lost
 
     async def load(self) -> None:
         """Loads the checkpoint; after `LOAD_WAIT_S` that goes on in the background."""
@@ -216,19 +230,20 @@ class CheckpointSync:
         books = len(saved.books) + len(saved.cgroups)
         found = {"pods": len(saved.pods), "containers": len(saved.containers), "cgroups": books}
         logger.info("checkpoint read", extra=found)
+        self.unreadable = saved.unreadable
         if saved.unreadable:
             about = {"rows": saved.unreadable, "folder": str(self._folder)}
             logger.warning("rows of the checkpoint cannot be read", extra=about)
 
-    def _on_change(self, kind: Kind, identity: str, is_event: bool) -> None:
+    def _on_change(self, kind: RowKind, identity: str, is_event: bool) -> None:
         # While a successor decides, it compares the runtime's reports with its own records.
         if is_event or not self._is_standby():
             self._writer.note(kind, identity, is_event)
 
-    def _all_ids(self) -> Iterator[tuple[Kind, str]]:
-        yield from ((Kind.POD, pod.id) for pod in self._store.pods)
-        yield from ((Kind.CONTAINER, container.id) for container in self._store.containers)
-        yield from ((Kind.BOOK, identity) for identity in self._cgroups.identities)
+    def _all_ids(self) -> Iterator[tuple[RowKind, str]]:
+        yield from ((RowKind.POD, pod.id) for pod in self._store.pods)
+        yield from ((RowKind.CONTAINER, container.id) for container in self._store.containers)
+        yield from ((RowKind.BOOK, identity) for identity in self._cgroups.identities)
 
 
 def with_owners(saved: Saved) -> Iterator[tuple[CgroupRecord, Mapping[str, str]]]:
@@ -261,6 +276,7 @@ class CheckpointWriter:
         sources: The record of an id, by kind; None if there is none any more.
         everything: The ids of all records.
         on_saved: Called in the worker thread with the id of each book that is on disk, and the book.
+        is_standby: Whether another process looks after the file.
 
     Attributes:
         problem: Why the records cannot be saved just now; empty if they can.
@@ -270,11 +286,14 @@ class CheckpointWriter:
         self,
         folder: Path,
         thread: Executor,
-        sources: Mapping[Kind, Callable[[str], Record | None]],
+        sources: Mapping[RowKind, Callable[[str], Record | None]],
         everything: Callable[[], Iterable[_Key]],
         on_saved: Callable[[str, Book | None], None] | None = None,
+        *,
+        is_standby: Callable[[], bool] = lambda: False,
     ) -> None:
         self._on_saved = on_saved
+        self._is_standby = is_standby
         self._folder = folder
         self._file: CheckpointFile | None = None
         self._thread = thread
@@ -305,7 +324,12 @@ class CheckpointWriter:
         """How many unusable files were set aside."""
         return 0 if self._file is None else self._file.set_aside
 
-    def note(self, kind: Kind, identity: str, seen: bool) -> None:
+    @property
+    def lost(self) -> int:
+        """How often the file was removed or replaced while it was open here."""
+        return 0 if self._file is None else self._file.lost
+
+    def note(self, kind: RowKind, identity: str, seen: bool) -> None:
         """Notes a changed id.
 
         Args:
@@ -319,7 +343,7 @@ class CheckpointWriter:
         if seen:
             self._is_urgent.set()
 
-    def note_from_thread(self, kind: Kind, identity: str) -> None:
+    def note_from_thread(self, kind: RowKind, identity: str) -> None:
         """Notes a changed id in any thread, as caused by a call; wakes the loop once for each batch."""
         with self._lock:
             is_first = not self._from_threads
@@ -372,7 +396,7 @@ class CheckpointWriter:
         """Writes noted changes, batch after batch, until it is cancelled."""
         pause_s = FIRST_PAUSE_S
         while True:
-            await self._due.wait()
+            await self._wait_until_due()
             with suppress(TimeoutError):
                 async with asyncio.timeout(IDLE_GATHER_S):
                     await self._is_urgent.wait()
@@ -384,6 +408,23 @@ class CheckpointWriter:
             else:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    async def _wait_until_due(self) -> None:
+        """Waits until there is something to write, and looks at the file meanwhile."""
+        while not self._due.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_INTERVAL_S):
+                    await self._due.wait()
+                    return
+            if not self._is_standby():
+                await self._look()
+
+    async def _look(self) -> None:
+        async with self._writing:
+            with suppress(*_DISK_ERRORS):
+                if await self._in_thread(lambda file: file.is_harmed(after_writes=True)):
+                    self._all_due = True
+                    self._due.set()
 
     async def flush(self) -> bool:
         """Writes all noted changes; returns whether they are on disk now."""
@@ -415,7 +456,7 @@ class CheckpointWriter:
             return False
         everything = self._all_due
         batch = self._take_batch()
-        if all(kind is Kind.BOOK for kind, _ in batch):
+        if all(kind is RowKind.BOOK for kind, _ in batch):
             self._books_due_s = self._loop.time() + BOOKS_GATHER_S
         changes = [self._change(*key, seen=seen) for key, seen in batch.items()]
         try:
@@ -435,11 +476,11 @@ class CheckpointWriter:
         self._logged_s = 0.0
         return True
 
-    def _write(self, changes: Sequence[Change], file: CheckpointFile, *, everything: bool) -> bool:
+    def _write(self, changes: Sequence[RowChange], file: CheckpointFile, *, everything: bool) -> bool:
         is_new = file.write(changes, everything=everything)
         if self._on_saved is not None and not is_new:
             for change in changes:
-                if change.kind is Kind.BOOK:
+                if change.kind is RowKind.BOOK:
                     self._on_saved(change.id, change.record if isinstance(change.record, Book) else None)
         return is_new
 
@@ -456,10 +497,10 @@ class CheckpointWriter:
         on_read(
             replace(
                 saved,
-                pods=tuple(pod for pod in saved.pods if (Kind.POD, pod.id) not in gone),
-                containers=tuple(box for box in saved.containers if (Kind.CONTAINER, box.id) not in gone),
-                cgroups=tuple(cgroup for cgroup in saved.cgroups if (Kind.BOOK, cgroup.id) not in gone),
-                books=tuple(book for book in saved.books if (Kind.BOOK, book.id) not in gone),
+                pods=tuple(pod for pod in saved.pods if (RowKind.POD, pod.id) not in gone),
+                containers=tuple(box for box in saved.containers if (RowKind.CONTAINER, box.id) not in gone),
+                cgroups=tuple(cgroup for cgroup in saved.cgroups if (RowKind.BOOK, cgroup.id) not in gone),
+                books=tuple(book for book in saved.books if (RowKind.BOOK, book.id) not in gone),
             )
         )
         return True
@@ -482,12 +523,12 @@ class CheckpointWriter:
         for key, seen in batch.items():
             self.note(*key, seen=seen)
 
-    def _change(self, kind: Kind, identity: str, *, seen: bool) -> Change:
+    def _change(self, kind: RowKind, identity: str, *, seen: bool) -> RowChange:
         record = self._sources[kind](identity)
         if record is not None and record.id != identity:
             # The id is gone, and it is a prefix of another one.
             record = None
-        return Change(kind, identity, record, Rank.SEEN if seen or record is None else rank_of(record))
+        return RowChange(kind, identity, record, Rank.SEEN if seen or record is None else rank_of(record))
 
     def _log_failure(self, error: Exception) -> None:
         self.problem = str(error)

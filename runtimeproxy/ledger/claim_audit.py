@@ -16,10 +16,11 @@ from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
 from runtimeproxy.hooks.fields import CGROUP
 from runtimeproxy.hooks.owners import Owner
-from runtimeproxy.hooks.policy import Hook, Mode
-from runtimeproxy.ledger.books import TREE, Target
+from runtimeproxy.hooks.policy import Mode
+from runtimeproxy.ledger.books import TREE
 from runtimeproxy.ledger.change_log import FAILURES, FITS, Applied
 from runtimeproxy.ledger.claim_places import ClaimKey
+from runtimeproxy.ledger.target import EVALUATIONS, CgroupTarget
 from runtimeproxy.pods.records import Level, is_leased
 
 INTERVAL_S: Final = 60.0
@@ -29,18 +30,11 @@ MOST_ENTRIES: Final = 120
 MOST_VALUES: Final = 20_000
 """Values whose last entry is remembered; more than an owner's claims."""
 
-_HOOKS: Final = {
-    Level.NODE: Hook.EVALUATE_NODE,
-    Level.QOS_CLASS: Hook.EVALUATE_QOS_CLASS,
-    Level.POD: Hook.EVALUATE_POD,
-    Level.CONTAINER: Hook.EVALUATE_CONTAINER,
-}
-
 
 class _Row(NamedTuple):
     """What has become of one value."""
 
-    target: Target
+    target: CgroupTarget
     field: str
     kind: AuditKind
     old: object
@@ -82,7 +76,9 @@ class ClaimAudit:
                 continue
             self._add(owner, row)
 
-    def on_dry_run(self, owner: Owner, changes: Iterable[tuple[ClaimKey, Target, Claim | None]]) -> None:
+    def on_dry_run(
+        self, owner: Owner, changes: Iterable[tuple[ClaimKey, CgroupTarget, Claim | None]]
+    ) -> None:
         """Takes the claims of an owner in dry-run that have changed; None for one that has ended."""
         for key, target, claim in changes:
             if claim is not None:
@@ -113,19 +109,19 @@ class ClaimAudit:
 
     def _sum_up(self, owner: Owner) -> None:
         if self._left_out:
-            entry = _entry(owner, Target(Level.NODE, ""), AuditKind.CHANGED)
+            entry = _entry(owner, CgroupTarget(Level.NODE, ""), AuditKind.CHANGED)
             self._sink(entry._replace(reason=f"claims have changed {self._left_out} more values"))
             self._left_out = 0
 
 
-def _entry(owner: Owner, target: Target, kind: AuditKind) -> AuditEntry:
+def _entry(owner: Owner, target: CgroupTarget, kind: AuditKind) -> AuditEntry:
     namespace, _, rest = target.name.partition("/")
     pod, _, container = rest.partition("/")
     is_pods = target.level >= Level.POD
     mode = Mode.DRY_RUN if kind is AuditKind.WOULD_CHANGE else Mode.ENFORCE
     return AuditEntry(
         time.time(),
-        _HOOKS[target.level],
+        EVALUATIONS[target.level],
         kind,
         owner.claimant,
         mode,

@@ -6,17 +6,16 @@ Used in the event loop's thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
-from runtimeproxy.hooks.algebra import Role
-from runtimeproxy.hooks.owners import ClaimLevel
+from runtimeproxy.cgroups.paths import path_or_none
 from runtimeproxy.ledger.answers import class_cgroups, target_of
 from runtimeproxy.ledger.book_store import identity_of
-from runtimeproxy.ledger.books import Target
+from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
+from runtimeproxy.vocabulary import Level as ClaimLevel
+from runtimeproxy.vocabulary import Role
 
 if TYPE_CHECKING:
     from runtimeproxy.pods.store import PodStore
@@ -32,15 +31,15 @@ class ClaimKey(NamedTuple):
     role: Role
 
 
-class Place(NamedTuple):
+class ClaimPlace(NamedTuple):
     """Where a claim counts."""
 
-    target: Target
+    target: CgroupTarget
     record: ContainerRecord | None = None
     """Of a container: what the kubelet asked for."""
 
 
-class Places:
+class ClaimPlaces:
     """Finds the cgroups of claims. Used in the event loop's thread.
 
     Args:
@@ -60,7 +59,7 @@ class Places:
         self._host_cgroup = host_cgroup
         self._classes: dict[KubeQoSClass, str] = {}
 
-    def find(self, key: ClaimKey) -> Place | str:
+    def find(self, key: ClaimKey) -> ClaimPlace | str:
         """Where a claim counts, or why that is not known."""
         if key.level is ClaimLevel.CONTAINER:
             return self._container(key.target)
@@ -68,15 +67,15 @@ class Places:
             found = [
                 pod for pod in self._store.pods.members(key.target) if pod.state is not Lifecycle.STOPPED
             ]
-            if not found or not found[-1].cgroup_parent:
+            if not found or path_or_none(found[-1].cgroup_parent) is None:
                 return f"no pod with the uid {key.target[:64]} runs, or its cgroup is not known"
-            return Place(target_of(found[-1]))
+            return ClaimPlace(target_of(found[-1]))
         if key.level is ClaimLevel.QOS_CLASS:
             return self._class(key.target)
         cgroup = self._host_cgroup(key.target)
-        if not cgroup:
+        if path_or_none(cgroup) is None:
             return f"there is no host application {key.target[:64]}, or its cgroup is not known"
-        return Place(Target(Level.NODE, cgroup, key.target))
+        return ClaimPlace(CgroupTarget(Level.NODE, cgroup, key.target))
 
     def keys(self) -> dict[str, tuple[ClaimLevel, str]]:
         """What the known cgroups are of, by the ids of their books."""
@@ -88,11 +87,11 @@ class Places:
             for box in self._store.containers.members(pod.id):
                 cgroups[self._cgroup_of(pod, box)] = (ClaimLevel.CONTAINER, box.id)
             for cgroup, each in cgroups.items():
-                with suppress(CgroupPathError):
-                    found[identity_of(cgroup_path(cgroup))] = each
+                if (path := path_or_none(cgroup)) is not None:
+                    found[identity_of(path)] = each
         for qos in KubeQoSClass:
             place = self._class(qos)
-            if isinstance(place, Place):
+            if isinstance(place, ClaimPlace):
                 found[place.target.cgroup] = (ClaimLevel.QOS_CLASS, qos.value)
         return found
 
@@ -101,12 +100,13 @@ class Places:
         found: dict[str, ContainerRecord] = {}
         for box in self._store.containers:
             pod = self._store.pods.get(box.pod_id)
-            if pod is not None and not box.recovered:
-                with suppress(CgroupPathError):
-                    found[identity_of(cgroup_path(self._cgroup_of(pod, box)))] = box
+            if pod is None or box.recovered:
+                continue
+            if (path := path_or_none(self._cgroup_of(pod, box))) is not None:
+                found[identity_of(path)] = box
         return found
 
-    def _container(self, identity: str) -> Place | str:
+    def _container(self, identity: str) -> ClaimPlace | str:
         box = self._store.containers.get(identity)
         pod = self._store.pods.get(box.pod_id) if box is not None else None
         if box is None or pod is None or box.id != identity or box.state is Lifecycle.STOPPED:
@@ -114,9 +114,9 @@ class Places:
         cgroup = self._cgroup_of(pod, box)
         if not cgroup:
             return f"the cgroup of container {identity[:64]} is not known"
-        return Place(target_of(pod, box, cgroup), box)
+        return ClaimPlace(target_of(pod, box, cgroup), box)
 
-    def _class(self, name: str) -> Place | str:
+    def _class(self, name: str) -> ClaimPlace | str:
         if name not in set(KubeQoSClass):
             return f"{name[:64]!r} is not a QoS class: {', '.join(KubeQoSClass)}"
         if not self._classes:
@@ -125,10 +125,10 @@ class Places:
         cgroup = self._classes.get(KubeQoSClass(name))
         if cgroup is None:
             return "the cgroups of QoS classes are not known before a pod runs"
-        return Place(Target(Level.QOS_CLASS, cgroup, f"QoS class {name}"))
+        return ClaimPlace(CgroupTarget(Level.QOS_CLASS, cgroup, f"QoS class {name}"))
 
 
 def _with_classes(parents: Iterable[str]) -> Iterator[tuple[tuple[str, ...], KubeQoSClass]]:
     for parent in parents:
-        with suppress(CgroupPathError):
-            yield cgroup_path(parent), kube_qos_class(parent)
+        if (path := path_or_none(parent)) is not None:
+            yield path, kube_qos_class(parent)

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.pace import Pace, with_rests
-from runtimeproxy.cgroups.paths import cgroup_path
+from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
+from runtimeproxy.errors import RuntimeProxyError, described
 from runtimeproxy.hooks.audit import AuditSink
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.ledger.answers import (
+    at_next_start,
     by_parameter,
     owned_claims,
     pod_values,
@@ -26,10 +28,14 @@ from runtimeproxy.ledger.answers import (
     wanted_of,
     without_lower_limit,
 )
-from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.book_store import identity_of, paths_of
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import Applied, ChangeLog
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.rates import Changes
+from runtimeproxy.ledger.target import CgroupTarget
+from runtimeproxy.ledger.unapplied import UnappliedCause, Withheld
+from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, Lifecycle, PodRecord
 from runtimeproxy.pods.store import PodStore
 
@@ -37,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 1.0
 """Least time between the starts of two evaluations of everything."""
+WAITS_FOR_TURN: Final = "its pod waits for its turn in a change of many pods (ledger.pods_per_s)"
 
 EvaluatePod: TypeAlias = Callable[
     [PodRecord, Sequence[ContainerRecord]], Awaitable[tuple[Decision, Sequence[Decision]]]
@@ -49,7 +56,7 @@ Step: TypeAlias = Callable[[], Awaitable[None]]
 """Does what comes before, or after, all values."""
 
 
-class _Changed(NamedTuple):
+class _ChangedPod(NamedTuple):
     """A pod of which something else is wanted now."""
 
     pod: PodRecord
@@ -58,6 +65,38 @@ class _Changed(NamedTuple):
     books: tuple[Book | None, ...]
     request: int
     """Number of the last request before the policies were asked."""
+
+
+class UnevaluatedPods:
+    """The pods that cannot be evaluated, or written, as they are: each is a problem of that pod alone.
+
+    Attributes:
+        reasons: Why, by the id of the sandbox.
+    """
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+        # A change of everything may follow every second.
+        self._failures = FailureLog(output=logger)
+
+    def report(self, pod: PodRecord, error: Exception) -> None:
+        """A pod cannot be evaluated."""
+        # What is no error of the input is one of the code.
+        bug = None if isinstance(error, RuntimeProxyError) else error
+        reason = str(error) if bug is None else described(bug)
+        self.reasons[pod.id] = reason
+        name, text = f"{pod.namespace}/{pod.name}", f"cannot be evaluated, others are: {reason}"
+        cause = pod.id, reason
+        self._failures.report(f"pod {name}", cause, text, error=bug, pod=name, uid=pod.uid, sandbox=pod.id)
+
+    def clear(self, pod: PodRecord) -> None:
+        """A pod could be evaluated and written."""
+        self.reasons.pop(pod.id, None)
+
+    def keep(self, pods: Iterable[PodRecord]) -> None:
+        """Forgets all but these pods."""
+        ids = {pod.id for pod in pods}
+        self.reasons = {identity: why for identity, why in self.reasons.items() if identity in ids}
 
 
 class Evaluator:
@@ -80,6 +119,7 @@ class Evaluator:
     Attributes:
         changes: Makes them.
         rounds: Number of evaluations of more than one pod that have begun.
+        unevaluated: The pods that could not be evaluated.
         has_evaluated: Whether everything has been evaluated once, with an error or without. Before that the
             books may be older than the files.
     """
@@ -117,6 +157,7 @@ class Evaluator:
         self._reasons: list[str] = []
         self.changes = Changes(clock, sleep)
         self.rounds = 0
+        self.unevaluated = UnevaluatedPods()
         self.has_evaluated = False
 
     def request(self, reason: str) -> None:
@@ -158,12 +199,14 @@ class Evaluator:
             await self._prepare()
         self._pace.resume()
         running = [pod for pod in self._store.pods if _is_evaluated(pod)]
-        changed: list[_Changed] = []
+        self.unevaluated.keep(running)
+        changed: list[_ChangedPod] = []
         for pod in running:
             await self._rest()
             found = await self._wanted(pod)
-            if any(map(self._ledger.differs, found.wanted)):
+            if found is not None and any(map(self._ledger.differs, found.wanted)):
                 changed.append(found)
+                self._note(found.wanted, UnappliedCause.TURN, WAITS_FOR_TURN)
         if changed:
             why = ", ".join(reasons)
             about = {"pods": len(changed), "of": len(running), "reasons": reasons}
@@ -171,6 +214,10 @@ class Evaluator:
         with closing(ChangeLog(self._audit)) as log:
             change = partial(self._change, log)
             is_complete = await self.changes.make("a change", changed, change, of=len(running))
+        if not is_complete:
+            self._ledger.unapplied.change_cause(
+                UnappliedCause.TURN, UnappliedCause.CHANGE_ENDED, self.changes.problem
+            )
         await self._make_others()
         if self._finish is not None and is_complete:
             await self._finish()
@@ -198,7 +245,7 @@ class Evaluator:
         is_done = True
         for identity in [pod.id for pod in self._store.pods]:
             pod = self._store.pods.get(identity)
-            if pod is not None and _is_evaluated(pod) and cgroup_path(pod.cgroup_parent) in pods:
+            if pod is not None and _is_evaluated(pod) and path_or_none(pod.cgroup_parent) in pods:
                 # Also what was claimed before and could not be written.
                 is_done = await self._evaluate_now(pod) and is_done
         if any(level < Level.POD for level, _ in users):
@@ -207,13 +254,19 @@ class Evaluator:
 
     async def _evaluate_now(self, pod: PodRecord) -> bool:
         """Evaluates a pod and writes its values; returns whether none has failed."""
-        found = await self._up_to_date(await self._wanted(pod))
-        return found is None or await self._write(
-            pod, partial(self._ledger.change, found.wanted), ChangeLog(self._audit)
-        )
+        found = await self._wanted(pod)
+        if found is not None:
+            found = await self._up_to_date(found)
+        if found is None:
+            return pod.id not in self.unevaluated.reasons
+        change = partial(self._ledger.change, found.wanted)
+        return await self._write(pod, found.wanted, change, ChangeLog(self._audit))
 
-    async def _up_to_date(self, found: _Changed) -> _Changed | None:
-        """What is wanted of a pod now, if something has changed meanwhile; None if it is gone."""
+    async def _up_to_date(self, found: _ChangedPod) -> _ChangedPod | None:
+        """What is wanted of a pod now, if something has changed meanwhile; None for nothing more.
+
+        Then it is gone, or cannot be evaluated any more.
+        """
         is_old = found.request != self._requests
         while is_old or not self._is_current(found):
             await self._rest()
@@ -221,18 +274,24 @@ class Evaluator:
             if pod is None or not _is_evaluated(pod):
                 return None
             # Of requests that never end each is for the next evaluation; calls that change a pod do end.
-            found, is_old = await self._wanted(pod), False
+            newer = await self._wanted(pod)
+            if newer is None:
+                return None
+            found, is_old = newer, False
         return found
 
-    async def _change(self, log: ChangeLog, changed: _Changed) -> bool | None:
+    async def _change(self, log: ChangeLog, changed: _ChangedPod) -> bool | None:
         """Writes the values of a pod, with rests; see `Changes.make`."""
         # Requests that never end leave no pod without an answer: those that were written wait for the next
         # evaluation, the others get the newest values now.
         found = await self._up_to_date(changed)
-        if found is None or not any(map(self._ledger.differs, found.wanted)):
+        if found is None:
+            return None
+        if not any(map(self._ledger.differs, found.wanted)):
+            self._note(found.wanted)
             return None
         change = partial(with_rests, partial(self._ledger.change, found.wanted))
-        return await self._write(changed.pod, change, log)
+        return await self._write(changed.pod, found.wanted, change, log)
 
     async def _rest(self) -> None:
         """Leaves the CPU to others from time to time."""
@@ -240,17 +299,42 @@ class Evaluator:
             await self._sleep(rest_s)
             self._pace.resume()
 
-    async def _write(self, pod: PodRecord, change: Callable[[], tuple[Applied, ...]], log: ChangeLog) -> bool:
+    async def _write(
+        self,
+        pod: PodRecord,
+        wanted: Sequence[Wanted],
+        change: Callable[[], tuple[Applied, ...]],
+        log: ChangeLog,
+    ) -> bool:
         """Has the values of a pod and its containers written; returns whether none has failed."""
         try:
             applied = await self._in_worker(change)
-        except TimeoutError:
-            # The others go on. What is wanted is booked: the next comparison writes it.
+        except TimeoutError as error:
+            # The others go on. What is booked is written by the next comparison.
+            self._note(wanted, UnappliedCause.HANGS, str(error))
+            return False
+        except Exception as error:  # noqa: BLE001 - a bug that one pod shows must not affect the others
+            self.unevaluated.report(pod, error)
             return False
         return log.add(applied, sandbox=pod.id)
 
-    async def _wanted(self, pod: PodRecord) -> _Changed:
-        """What the policies want of a pod and its containers now."""
+    async def _wanted(self, pod: PodRecord) -> _ChangedPod | None:
+        """What the policies want of a pod and its containers now; None if it cannot be evaluated."""
+        try:
+            cgroup_path(pod.cgroup_parent)
+            found = await self._ask(pod)
+        except Exception as error:  # noqa: BLE001 - a bug that one pod shows must not affect the others
+            self.unevaluated.report(pod, error)
+            return None
+        self.unevaluated.clear(pod)
+        return found
+
+    async def _ask(self, pod: PodRecord) -> _ChangedPod:
+        """Asks the policies about a pod and its containers.
+
+        Raises:
+            Exception: A bug, of policies or ours.
+        """
         request = self._requests
         containers = tuple(
             found
@@ -259,7 +343,8 @@ class Evaluator:
         )
         decision, decisions = await self._evaluate(pod, containers)
         requested, is_known = pod_values(containers), not pod.recovered
-        wanted = [wanted_of(decision, target_of(pod), requested, is_base_known=is_known)]
+        asked = wanted_of(decision, target_of(pod), requested, is_base_known=is_known)
+        wanted = [_with_withheld(asked, at_next_start(decision, pod))]
         for record, each in zip(containers, decisions, strict=True):
             cgroup = self._cgroup_of(pod, record)
             if cgroup:
@@ -268,13 +353,20 @@ class Evaluator:
                 if record.owners and self._ledger.record(cgroup) is None:
                     self._ledger.book(Wanted(target, owned_claims(record), requested, booked))
                 is_known = not record.recovered
-                wanted.append(wanted_of(each, target, requested, booked, is_base_known=is_known))
+                asked = wanted_of(each, target, requested, booked, is_base_known=is_known)
+                wanted.append(_with_withheld(asked, at_next_start(each, record)))
         found = [self._ledger.record(each.target.cgroup) for each in wanted]
         if not self.changes.rates.lowers_memory:
             wanted = [without_lower_limit(*pair) for pair in zip(wanted, found, strict=True)]
-        return _Changed(pod, containers, tuple(wanted), tuple(found), request)
+        self._note(wanted)
+        return _ChangedPod(pod, containers, tuple(wanted), tuple(found), request)
 
-    def _is_current(self, changed: _Changed) -> bool:
+    def _note(self, wanted: Sequence[Wanted], cause: UnappliedCause | None = None, reason: str = "") -> None:
+        """Notes what is wanted and not booked; with a cause, why the rest of the answers is not either."""
+        for each in wanted:
+            self._ledger.note_asked(each, None if cause is None else (cause, reason))
+
+    def _is_current(self, changed: _ChangedPod) -> bool:
         """Whether no call has changed the pod since it was evaluated."""
         return (
             self._store.pods.get(changed.pod.id) is changed.pod
@@ -298,14 +390,19 @@ class Evaluator:
             return
         answers, silent = await self._evaluate_others()
         wanted = list(answers)
-        answered = {"/" + "/".join(cgroup_path(each.target.cgroup)) for each in wanted}
+        answered = set(map(identity_of, paths_of(each.target.cgroup for each in wanted)))
         wanted += [
-            Wanted(Target(level, identity), {}, silent=silent)
+            Wanted(CgroupTarget(level, identity), {}, silent=silent)
             for identity, level in self._ledger.above_pods().items()
             if identity not in answered
         ]
+        self._note(wanted)
         if any(map(self._ledger.differs, wanted)):
             ChangeLog(self._audit).add(await self._in_worker(partial(self._ledger.change, wanted)))
+
+
+def _with_withheld(wanted: Wanted, more: Mapping[str, Withheld]) -> Wanted:
+    return wanted._replace(withheld={**wanted.withheld, **more}) if more else wanted
 
 
 def _is_evaluated(pod: PodRecord) -> bool:

@@ -16,15 +16,15 @@ from typing import Final, NamedTuple, Protocol
 from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.cgroups.writer import CgroupValues, FileText, WriteOutcome, WriteResult
 from runtimeproxy.counts import Counts
-from runtimeproxy.ledger.books import Plan, Value
+from runtimeproxy.ledger.books import BookPlan, Value
 from runtimeproxy.ledger.journal import Noted
 from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA
+from runtimeproxy.ledger.unapplied import LIMIT, UnappliedCause
 from runtimeproxy.pods.records import Level
 from runtimeproxy.units import UNLIMITED, WeightFormula
 
 logger = logging.getLogger(__name__)
 
-LIMIT: Final = "memory.limit_in_bytes"
 USAGE: Final = "memory.usage_in_bytes"
 MARGIN_PERCENT: Final = 110
 """A memory limit falls to this share of the usage at most: below it the kernel reclaims at once, and kills
@@ -32,7 +32,7 @@ where it cannot."""
 _CPU_MAX: Final = (QUOTA, PERIOD)
 
 
-class Files(Protocol):
+class CgroupFileAccess(Protocol):
     """Reads and writes the files of cgroups; see `CgroupWriter`."""
 
     def keeping_open(self) -> AbstractContextManager[object]:
@@ -61,8 +61,10 @@ class Job(NamedTuple):
     """One cgroup of a batch."""
 
     path: tuple[str, ...]
-    plan: Plan
+    plan: BookPlan
     present: Mapping[str, FileText]
+    only_observed: Mapping[str, tuple[UnappliedCause, str]] = {}
+    """Parameters that are not written, with the reason."""
 
 
 class Executor:
@@ -78,7 +80,7 @@ class Executor:
         weights: How the cgroups of a level get their cpu.weight, as far as it is known.
     """
 
-    def __init__(self, files: Files, notes: Notes) -> None:
+    def __init__(self, files: CgroupFileAccess, notes: Notes) -> None:
         self.files = files
         self._notes = notes
         self.weights: dict[Level, WeightFormula] = {}

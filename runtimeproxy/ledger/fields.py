@@ -52,6 +52,7 @@ class FieldClass:
 CONTAINER_CRI: Final = FieldClass("CRI field of a container", Base.REQUESTED, Application.MESSAGE, 60.0)
 """It is also compared after each call that may have changed it."""
 CONTAINER_FILE: Final = FieldClass("other file of a container", Base.NEUTRAL, Application.FILE, 60.0)
+"""What the kubelet gives in `unified` of its message counts in place of the neutral value."""
 POD_FILE: Final = FieldClass("file of a pod", Base.ORIGINAL, Application.FILE, 10.0)
 """It is also compared at each start of a container: systemd then resets the pod's slice."""
 CLASS_KUBELET: Final = FieldClass("the kubelet's file of a QoS class", Base.NONE, Application.NEVER, None)
@@ -66,14 +67,23 @@ CRI_PARAMETERS: Final = frozenset(RESOURCE_PARAMETERS.values())
 """What the kubelet and the runtime write for a container, by cgroup parameter."""
 
 _KUBELET_ON_CLASSES: Final = frozenset({"cpu.shares"})
-"""Source: kubelet pkg/kubelet/cm/qos_container_manager_linux.go, UpdateCgroups. With its feature gate
-MemoryQoS it writes memory.min there, too: the policy `memory-qos` leaves that out then."""
+"""Source: kubelet pkg/kubelet/cm/qos_container_manager_linux.go, UpdateCgroups. What its feature MemoryQoS
+writes there depends on its version (`node/kubelet.py`): the policy `memory-qos` leaves it out."""
 
 KUBELET_ON_PODS: Final = frozenset(
-    {"cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.shares", "memory.limit_in_bytes", "memory.min"}
+    {
+        "cpu.cfs_period_us",
+        "cpu.cfs_quota_us",
+        "cpu.shares",
+        "memory.high",
+        "memory.limit_in_bytes",
+        "memory.low",
+        "memory.min",
+    }
 )
 """What the kubelet writes to a pod's cgroup. Source: kubelet pkg/kubelet/cm/helpers_linux.go,
-ResourceConfigForPod."""
+ResourceConfigForPod; from 1.36 on memory.low of Burstable pods, from 1.37 on memory.high
+(ApplyPodLevelMemoryHigh)."""
 
 
 def field_class(level: Level, parameter: str) -> FieldClass:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from runtimeproxy.cgroups.order import Key
-from runtimeproxy.ledger.books import Formats, Value
+from runtimeproxy.ledger.books import BookPlan, Formats, Value
 from runtimeproxy.ledger.executor import Job
 from runtimeproxy.ledger.tree import (
     BURST,
@@ -65,6 +65,11 @@ def parents_to_read(jobs: Iterable[Job], formats: Formats) -> Iterator[tuple[Pat
             names = {name for name in LISTS if _changes(job, name, formats)}
             if names:
                 yield job.path[:-1], names
+        if is_v1 and job.plan.book.level is Level.POD:
+            # What the pod had may be more than the cgroup above has now.
+            names = {name for name in LISTS if _gives_back(job.plan, name) and _changes(job, name, formats)}
+            if names:
+                yield job.path[:-1], names
         if job.plan.book.level is Level.CONTAINER:
             names = {above for name in _ABOVE if _changes(job, name, formats) for above in _ABOVE[name]}
             if names:
@@ -75,6 +80,12 @@ def depends_on_children(job: Job, formats: Formats) -> bool:
     """Whether a pod is about to get a quota or a list that its containers may not fit to."""
     is_pod = job.plan.book.level is Level.POD
     return is_pod and any(_changes(job, name, formats) for name in OF_CHILDREN)
+
+
+def _gives_back(plan: BookPlan, name: str) -> bool:
+    """Whether a value is written with the end of all claims on it."""
+    entry = plan.book.entries.get(name)
+    return name in plan.given_back or (entry is not None and not entry.claims)
 
 
 def _changes(job: Job, name: str, formats: Formats) -> bool:
@@ -111,8 +122,9 @@ def _tree_values(job: Job, formats: Formats) -> Iterator[tuple[str, TreeValue]]:
     for name in {*plan.values, *job.present} & _FITTED:
         if name in plan.values:
             is_claimed = name in plan.book.entries and bool(plan.book.entries[name].claims)
-            # What was there before goes back as it was, even where nothing else could be written.
-            yield name, TreeValue(plan.values[name], is_claimed, name in plan.bounded, name in plan.raw)
+            bounded, gives_back = name in plan.bounded, _gives_back(plan, name)
+            # The kernel may take an empty list that was there before.
+            yield name, TreeValue(plan.values[name], is_claimed, bounded, name in plan.raw, gives_back)
         else:
             value = formats.decode(name, job.present[name].text)
             if value is not None:

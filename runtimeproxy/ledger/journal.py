@@ -18,6 +18,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
+from runtimeproxy.cgroups.parameters import saved_value
+from runtimeproxy.errors import UNLIKE_OURS
 from runtimeproxy.pods.records import Book, Level, Original
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class Journal:
 
     Attributes:
         problem: Why values are neither in the journal nor in the checkpoint; empty if all are in one of them.
+        unusable: Of the journals of other processes, lines that could not be read; empty for none.
     """
 
     def __init__(self, folder: Path, boot_id: str) -> None:
@@ -75,6 +78,7 @@ class Journal:
         self._unsaved: dict[str, dict[str, object]] = {}
         self._left: list[Path] = []
         self.problem = ""
+        self.unusable = ""
 
     def note(self, noted: Noted) -> None:
         """Appends a line. On a full disk the values are written all the same; `problem` says so."""
@@ -117,10 +121,18 @@ class Journal:
                 if path == self._path:
                     continue
                 text, is_left = _text_of(path)
-                for line in text.splitlines():
-                    noted = self._parsed(line)
-                    if noted is not None:
-                        lines.append(noted)
+                bad = 0
+                for line in text.splitlines(keepends=True):
+                    try:
+                        noted = self._parsed(line)
+                    except UNLIKE_OURS:
+                        # The last one of a process that was killed may be cut.
+                        bad += line.endswith("\n")
+                    else:
+                        lines += [noted] if noted is not None else []
+                if bad:
+                    self.unusable = f"{path}: {bad} lines of the journal are not usable"
+                    logger.warning("%s", self.unusable)
                 if is_left and path not in self._left:
                     self._left.append(path)
             for noted in lines:
@@ -209,19 +221,20 @@ class Journal:
                 self._size, self._is_cut = 0, False
 
     def _parsed(self, line: str) -> Noted | None:
-        """A line of this boot; None for all others. The last one of a process that was killed may be cut."""
-        try:
-            boot_id, cgroup, level, originals, values, before, *more = json.loads(line)
-            if boot_id != self._boot_id:
-                return None
-            found = {str(file): _original(each) for file, each in originals.items()}
-            leases = {
-                str(name): tuple((str(owner), str(role)) for owner, role in each)
-                for name, each in (more[0] if more else {}).items()
-            }
-            return Noted(str(cgroup), Level(level), found, _values(values), _values(before), leases)
-        except (AttributeError, TypeError, ValueError):
+        """A line of this boot; None for one of another boot.
+
+        Raises:
+            Exception: One of `UNLIKE_OURS`.
+        """
+        boot_id, cgroup, level, originals, values, before, *more = json.loads(line)
+        if boot_id != self._boot_id:
             return None
+        found = {str(file): _original(each) for file, each in originals.items()}
+        leases = {
+            str(name): tuple((str(owner), str(role)) for owner, role in each)
+            for name, each in (more[0] if more else {}).items()
+        }
+        return Noted(str(cgroup), Level(level), found, _values(values), _values(before), leases)
 
 
 def _original(value: Any) -> Original:  # noqa: ANN401 - from JSON
@@ -230,7 +243,7 @@ def _original(value: Any) -> Original:  # noqa: ANN401 - from JSON
 
 
 def _values(value: Mapping[str, Any]) -> dict[str, Value]:
-    return {str(name): each if isinstance(each, int) else str(each) for name, each in value.items()}
+    return {name: saved_value(name, each) for name, each in value.items()}
 
 
 _LEASES: Final = "leases of "

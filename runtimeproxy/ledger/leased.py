@@ -8,7 +8,6 @@ thread; files are read and written in worker threads.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import time
@@ -23,19 +22,24 @@ from runtimeproxy.cgroups.pace import Pace, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.cgroups.writer import WriteResult
 from runtimeproxy.counts import Counts
-from runtimeproxy.errors import RuntimeProxyError, described
-from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.errors import UNLIKE_OURS, RuntimeProxyError, described
+from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
-from runtimeproxy.hooks.owners import PREFIX, ClaimLevel, Owner, refusal
+from runtimeproxy.hooks.owners import PREFIX, Owner, refusal
 from runtimeproxy.ledger import leases
 from runtimeproxy.ledger.answers import by_parameter
-from runtimeproxy.ledger.books import Leased, Target
+from runtimeproxy.ledger.books import Leased
 from runtimeproxy.ledger.change_log import FAILURES, Applied
-from runtimeproxy.ledger.claim_places import ClaimKey, Places
+from runtimeproxy.ledger.claim_places import ClaimKey, ClaimPlaces
 from runtimeproxy.ledger.leases import Answer, Lease, Phase
+from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.tree import LISTS, QUOTA
+from runtimeproxy.ledger.unapplied import OTHER_MODE, Unapplied, UnappliedCause, claim_text
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, is_leased
+from runtimeproxy.state.state_file import StateFile
+from runtimeproxy.vocabulary import Level as ClaimLevel
+from runtimeproxy.vocabulary import Mode, Role
 
 if TYPE_CHECKING:
     from runtimeproxy.ledger.ledger import Ledger
@@ -93,7 +97,7 @@ class Refused(NamedTuple):
     """What it was for, if that can be read: a claim that the owner had for it ends."""
 
 
-class Request(NamedTuple):
+class ClaimsRequest(NamedTuple):
     """A request to change the claims of one owner."""
 
     owner: str
@@ -105,7 +109,7 @@ class Request(NamedTuple):
     refused: Sequence[Refused] = ()
 
 
-class Response(NamedTuple):
+class ClaimsResponse(NamedTuple):
     """What became of it."""
 
     answer: Answer
@@ -118,14 +122,14 @@ class Response(NamedTuple):
 class _Applied(NamedTuple):
     """A claim that is in the books."""
 
-    target: Target
+    target: CgroupTarget
     claim: Claim
 
 
 class _Change(NamedTuple):
     """A claim that is to be in the books, or not any more."""
 
-    target: Target
+    target: CgroupTarget
     record: ContainerRecord | None = None
     before: _Applied | None = None
 
@@ -134,7 +138,7 @@ class _Change(NamedTuple):
 class _Cgroup:
     """What changes in one cgroup."""
 
-    target: Target
+    target: CgroupTarget
     record: ContainerRecord | None = None
     claims: dict[str, tuple[Claim, ...]] = field(default_factory=dict)
     covers: bool = False
@@ -155,7 +159,9 @@ class OwnedClaims:
         lease: of its session.
         claims: those that were taken.
         problem: why they are not applied; empty if they are.
+        problem_s: since when, by the clock of leases.
         refused: claims that were refused, and not replaced since.
+        refusal: why the last one was.
         requests: that came in, by what became of them.
         refusals: refused claims, by cause.
         lapses: how many leases with claims have ended.
@@ -165,7 +171,9 @@ class OwnedClaims:
     lease: Lease = field(default_factory=Lease)
     claims: dict[ClaimKey, Claim] = field(default_factory=dict)
     problem: str = ""
+    problem_s: float = 0.0
     refused: int = 0
+    refusal: str = ""
     requests: Counts[Answer] = field(default_factory=Counts)
     refusals: Counts[str] = field(default_factory=Counts)
     lapses: int = 0
@@ -189,6 +197,11 @@ class OwnedClaims:
         """When a claim ends without another request; None for no lease."""
         hold_end_s = self.hold_end_s if role in self.owner.hold_roles else None
         return self.lease.end_s if hold_end_s is None else hold_end_s
+
+    def note_problem(self, problem: str, now_s: float) -> None:
+        """Says why claims are not applied; empty if they are."""
+        if problem != self.problem:
+            self.problem, self.problem_s = problem, now_s
 
     def put(self, key: ClaimKey, claim: Claim) -> bool:
         """Takes a claim, unless the owner has too many then; returns whether it did."""
@@ -226,7 +239,9 @@ class Audit(Protocol):
     """Takes what was written for claims; see `claim_audit`."""
 
     def on_applied(self, owner: Owner, applied: Iterable[Applied]) -> None: ...
-    def on_dry_run(self, owner: Owner, changes: Iterable[tuple[ClaimKey, Target, Claim | None]]) -> None: ...
+    def on_dry_run(
+        self, owner: Owner, changes: Iterable[tuple[ClaimKey, CgroupTarget, Claim | None]]
+    ) -> None: ...
 
 
 ResultT = TypeVar("ResultT")
@@ -261,7 +276,7 @@ class LeasedClaims:
     def __init__(
         self,
         ledger: Ledger,
-        places: Places,
+        places: ClaimPlaces,
         in_worker: InWorker,
         is_idle: Callable[[], bool],
         audit: Audit,
@@ -274,8 +289,10 @@ class LeasedClaims:
         self._in_worker = in_worker
         self._is_idle = is_idle
         self._audit = audit
-        self._path = folder / HANDED_OVER
-        self._unrenewed_path = folder / UNRENEWED
+        # Never synced: a reboot ends all that they are about.
+        self._handed_over_file = StateFile(folder / HANDED_OVER, "sessions begin anew", is_synced=False)
+        effect = "leases and holds of claims begin anew"
+        self._unrenewed_file = StateFile(folder / UNRENEWED, effect, is_synced=False)
         self._unrenewed: dict[str, float] = {}
         self._unrenewed_failures = FailureLog()
         self._boot_id = boot_id
@@ -309,12 +326,36 @@ class LeasedClaims:
     def dry_run(self, level: ClaimLevel, target: str) -> Iterator[tuple[OwnedClaims, ClaimKey, Claim]]:
         """The claims on something that are not applied, as their owner is in dry-run."""
         for owned in self.owners.values():
-            if owned.owner.mode == "dry-run":
+            if owned.owner.mode is Mode.DRY_RUN:
                 for key, claim in owned.claims.items():
                     if (key.level, key.target) == (level, target):
                         yield owned, key, claim
 
-    async def set(self, request: Request) -> Response:
+    def unapplied(self) -> Iterator[Unapplied]:
+        """The claims that are taken, and that are not in the books."""
+        for owned in tuple(self.owners.values()):
+            if owned.owner.mode is not Mode.ENFORCE:
+                continue
+            for key, claim in tuple(owned.claims.items()):
+                if (why := self._kept_from(owned, key)) is not None:
+                    place = self._places.find(key)
+                    if not isinstance(place, str):
+                        since_s = time.time() - max(0.0, self.now_s() - owned.problem_s)
+                        yield Unapplied(
+                            place.target, key.field, claim_text(claim), (claim.owner,), *why, since_s
+                        )
+
+    def _kept_from(self, owned: OwnedClaims, key: ClaimKey) -> tuple[UnappliedCause, str] | None:
+        """What keeps a claim out of the books; None for nothing."""
+        if key.field in self.unwritten:
+            return UnappliedCause.KOORDLET, f"koordlet writes it: {self.unwritten[key.field]}"
+        if key.field in self._ledger.closed:
+            return UnappliedCause.CPU_MODE, OTHER_MODE
+        if key in owned.dirty and owned.problem:
+            return UnappliedCause.NOT_COUNTING, owned.problem
+        return None
+
+    async def set(self, request: ClaimsRequest) -> ClaimsResponse:
         """Takes a request; returns when its values are written, or could not be.
 
         Raises:
@@ -327,16 +368,16 @@ class LeasedClaims:
             )
             owned.requests.add(answer)
             if answer is not Answer.TAKEN:
-                return Response(answer)
+                return ClaimsResponse(answer)
             if owned.lease.session not in ("", request.session):
                 text = "claims of %s: another session has taken over"
                 logger.warning(text, owned.owner.name, extra={"owner": owned.owner.name})
             owned.lease = lease
             if not (request.claims or request.ended or request.refused or request.is_whole):
-                return Response(answer, problem=owned.problem)
+                return ClaimsResponse(answer, problem=owned.problem)
             touched, refused = await self._take(owned, request)
             failed = await self._sync(owned, touched)
-            return Response(answer, refused, failed, owned.problem)
+            return ClaimsResponse(answer, refused, failed, owned.problem)
 
     async def release(self, name: str, session: str = "") -> tuple[Answer, int, Sequence[WriteResult]]:
         """Ends all claims of an owner; returns how many there were, and what could not be written.
@@ -368,7 +409,7 @@ class LeasedClaims:
             owned.lease = leases.taken_over(owned.lease, session, self.now_s())
         return owned
 
-    async def _take(self, owned: OwnedClaims, request: Request) -> tuple[list[ClaimKey], list[Refused]]:
+    async def _take(self, owned: OwnedClaims, request: ClaimsRequest) -> tuple[list[ClaimKey], list[Refused]]:
         """Changes the claims as far as they can be; returns what may have changed, and what is refused."""
         refused = list(request.refused)
         touched = dict.fromkeys(request.ended)
@@ -395,17 +436,17 @@ class LeasedClaims:
                 refused.append(Refused(each.place, TOO_MANY, f"{reason}, and may not have more", each.key))
         for one in refused:
             owned.refusals.add(one.cause)
-        owned.refused = len(refused)
+        owned.refused, owned.refusal = len(refused), refused[-1].reason if refused else ""
         return list(touched), sorted(refused)
 
     # --- the books ---------------------------------------------------------------------------------------
 
     def _counts_now(self, owned: OwnedClaims, key: ClaimKey) -> bool:
-        return owned.owner.mode == "enforce" and key.field not in self.unwritten
+        return owned.owner.mode is Mode.ENFORCE and key.field not in self.unwritten
 
     def _problem(self, owned: OwnedClaims) -> str:
         """Why claims of an owner are not applied now; empty if they are."""
-        if owned.owner.mode != "enforce":
+        if owned.owner.mode is not Mode.ENFORCE:
             return f"{owned.owner.name} is in mode {owned.owner.mode}"
         fields = sorted({key.field for key in owned.claims} & self.unwritten.keys())
         if fields:
@@ -414,12 +455,12 @@ class LeasedClaims:
 
     async def _sync(self, owned: OwnedClaims, keys: Iterable[ClaimKey]) -> list[WriteResult]:
         """Brings the books to the claims on these keys; returns the values that could not be written."""
-        owned.problem = self._problem(owned)
+        owned.note_problem(self._problem(owned), self.now_s())
         if self._is_idle():
             owned.dirty.update(keys)
             return []
         changes = dict(self._changes(owned, keys))
-        if owned.owner.mode == "dry-run":
+        if owned.owner.mode is Mode.DRY_RUN:
             wanted = ((key, each.target, owned.claims.get(key)) for key, each in changes.items())
             self._audit.on_dry_run(owned.owner, wanted)
         groups = list(self._groups(owned, changes))
@@ -435,7 +476,7 @@ class LeasedClaims:
                 # Those that have ended are to be ended again.
                 ended = {key: it for key, each in changes.items() if (it := each.before) is not None}
                 owned.applied = {**ended, **owned.applied}
-                owned.problem = f"values could not be written: {error}"
+                owned.note_problem(f"values could not be written: {error}", self.now_s())
                 break
             self._audit.on_applied(owned.owner, applied)
             failed += [each.result for each in applied if each.result.outcome in FAILURES]
@@ -458,7 +499,7 @@ class LeasedClaims:
             now = _Applied(place.target, want)
             if not self._counts_now(owned, key):
                 owned.applied.pop(key, None)
-                if before is not None or owned.owner.mode == "dry-run":
+                if before is not None or owned.owner.mode is Mode.DRY_RUN:
                     yield key, _Change(place.target, place.record, before)
             elif is_dirty or before != now:
                 owned.applied[key] = now
@@ -550,10 +591,10 @@ class LeasedClaims:
         if found == self._unrenewed:
             return
         try:
-            await self._in_worker(partial(_replace, self._unrenewed_path, found))
+            await self._in_worker(partial(self._unrenewed_file.save, found))
         except (OSError, TimeoutError) as error:
             reason = described(error)
-            text = f"{self._unrenewed_path}: {reason}; after a restart leases and holds begin anew"
+            text = f"{self._unrenewed_file.path}: {reason}; after a restart leases and holds begin anew"
             self._unrenewed_failures.report("unrenewed", reason, text)
         else:
             self._unrenewed = found
@@ -596,7 +637,7 @@ class LeasedClaims:
             gone = self.owners[name]
             if gone.claims or gone.applied:
                 # What it has claimed ends, and then it is forgotten.
-                gone.owner = gone.owner._replace(rules=(), mode="off")
+                gone.owner = gone.owner._replace(rules=(), mode=Mode.OFF)
                 for key in list(gone.claims):
                     gone.drop(key)
             else:
@@ -605,9 +646,14 @@ class LeasedClaims:
             owned = self.owners.setdefault(name, OwnedClaims(owner))
             owned.owner = owner
             for key in list(owned.claims):
-                if owner.mode == "off" or refusal(owner.rules, key.field, key.role, key.level):
+                if owner.mode is Mode.OFF or refusal(owner.rules, key.field, key.role, key.level):
                     owned.drop(key)
         self.owners = dict(sorted(self.owners.items()))
+
+    @property
+    def unusable(self) -> str:
+        """Why what was saved of leases could not be used; empty if it could."""
+        return "; ".join(filter(None, (self._unrenewed_file.unusable, self._handed_over_file.unusable)))
 
     async def load(self, *, is_successor: bool) -> None:
         """Takes over the claims of the process before this one, from the files and from an upgrade."""
@@ -629,7 +675,7 @@ class LeasedClaims:
                     owned.lease = leases.restored(self.now_s(), self._unrenewed.get(name, 0.0))
         for name, document in handed_over.items():
             if is_successor and name in self.owners:
-                with suppress(KeyError, TypeError, ValueError):
+                with suppress(*UNLIKE_OURS):
                     self._take_document(self.owners[name], document)
         await self._save_unrenewed()
         self.ready.set()
@@ -654,31 +700,23 @@ class LeasedClaims:
                 if owned.lease.end_s is not None
             },
         }
-        _replace(self._path, document)
+        self._handed_over_file.save(document)
 
     def _read(self) -> dict[str, Any]:
         """What a predecessor has handed over, by owner; the file is removed."""
-        owners: dict[str, Any] = {}
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            document = json.loads(self._path.read_text(encoding="utf-8"))
-            age_s = self.now_s() - document["time_s"]
-            if document["boot"] == self._boot_id and 0 <= age_s <= HANDED_OVER_S:
-                owners = dict(document["owners"])
+        owners = self._handed_over_file.load(self._owners_of)
         with suppress(OSError):
-            self._path.unlink()
-        return owners
+            self._handed_over_file.path.unlink()
+        return owners or {}
+
+    def _owners_of(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        age_s = self.now_s() - document["time_s"]
+        is_present = document["boot"] == self._boot_id and 0 <= age_s <= HANDED_OVER_S
+        return dict(document["owners"]) if is_present else {}
 
     def _read_unrenewed(self) -> dict[str, float]:
         """What the process before this one has saved of claims that nothing renews."""
-        try:
-            saved = json.loads(self._unrenewed_path.read_text(encoding="utf-8"))
-            return {str(name): _duration_s(time_s) for name, time_s in saved.items()}
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            text = "%s is not usable: leases and holds of claims begin anew: %s"
-            logger.warning(text, self._unrenewed_path, described(error))
-            return {}
+        return self._unrenewed_file.load(_durations_s) or {}
 
     def _take_document(self, owned: OwnedClaims, document: Mapping[str, Any]) -> None:
         lease = leases.from_document(document["lease"])
@@ -697,20 +735,14 @@ class LeasedClaims:
         owned.lease = lease
 
 
+def _durations_s(saved: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): _duration_s(time_s) for name, time_s in saved.items()}
+
+
 def _duration_s(value: object) -> float:
     if not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ValueError(f"{value!r} is no time")
     return float(value)
-
-
-def _replace(path: Path, document: object) -> None:
-    """Replaces a file. Never synced: a reboot ends all that it is about."""
-    temporary = path.with_suffix(".new")
-    temporary.unlink(missing_ok=True)
-    with temporary.open("x", encoding="utf-8") as file:
-        temporary.chmod(0o600)
-        json.dump(document, file)
-    temporary.rename(path)
 
 
 def _written(ledger: Ledger, claimant: str, groups: Iterable[Sequence[Leased]]) -> list[Applied]:

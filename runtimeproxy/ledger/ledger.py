@@ -14,22 +14,35 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path, path_or_none
 from runtimeproxy.cgroups.writer import CgroupValues, FileText, WriteOutcome, WriteResult, explain
+from runtimeproxy.errors import described as error_text
 from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Role
 from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.ledger.book_store import BOUNDING, BookStore, Held, Path, identity_of, paths_of
-from runtimeproxy.ledger.books import Change, Leased, MadeBelow, Plan, Target, Value, Wanted
+from runtimeproxy.ledger.books import BookPlan, Leased, MadeBelow, Value, ValueChange, Wanted
 from runtimeproxy.ledger.change_log import FAILURES, Applied, described, log_values, pod_fields
 from runtimeproxy.ledger.counts import LedgerCounts, LedgerFailures
-from runtimeproxy.ledger.executor import LIMIT, USAGE, Executor, Files, Job, is_there, is_written
+from runtimeproxy.ledger.executor import USAGE, CgroupFileAccess, Executor, Job, is_there, is_written
 from runtimeproxy.ledger.foreign import ForeignWriters, Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.path_locks import IsBusyError, PathLocks
+from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.tree import BURST, LISTS, QUOTA
+from runtimeproxy.ledger.unapplied import (
+    BY_KOORDLET,
+    LIMIT,
+    NO_CGROUP,
+    NO_FILE,
+    WRITTEN_ONCE,
+    UnappliedCause,
+    UnappliedStage,
+    Withheld,
+)
+from runtimeproxy.ledger.unwritten import given_way, not_written
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level
 from runtimeproxy.units import UNLIMITED, measured_weight_formula
@@ -54,7 +67,7 @@ class _Look(NamedTuple):
 
     book: Book
     present: Mapping[str, FileText]
-    only_observed: set[str]
+    only_observed: Mapping[str, tuple[UnappliedCause, str]]
 
 
 class _Looking(NamedTuple):
@@ -86,7 +99,7 @@ class Ledger(BookStore):
 
     def __init__(
         self,
-        files: Files,
+        files: CgroupFileAccess,
         journal: Journal,
         boot_id: str = "",
         clock: Callable[[], float] = time.monotonic,
@@ -119,10 +132,8 @@ class Ledger(BookStore):
         Raises:
             OSError: No file can be read at all.
         """
-        try:
-            return self._files.look(cgroup_path(cgroup), names)
-        except CgroupPathError:
-            return {}
+        path = path_or_none(cgroup)
+        return {} if path is None else self._files.look(path, names)
 
     def yielded(self) -> tuple[Yielded, ...]:
         """The values that are left to other programs for a time."""
@@ -209,7 +220,7 @@ class Ledger(BookStore):
         amount = self._sums_of_adds(pod).get(owner, 0)
         claims = (Claim(owner, Role.ADD, amount, reason=_SUM),) if amount else ()
         held = self._held.get(pod)
-        target = held.target if held is not None else Target(Level.POD, identity_of(pod))
+        target = held.target if held is not None else CgroupTarget(Level.POD, identity_of(pod))
         self._book_leased(owner, Leased(target, {QUOTA: claims}), changed)
 
     def _covered(self, leased: Leased, own: Container[Path]) -> Iterator[Leased]:
@@ -229,7 +240,7 @@ class Ledger(BookStore):
                 if inner in own:
                     continue
                 held = self._held.get(inner)
-                target = held.target if held is not None else Target(level, identity_of(inner))
+                target = held.target if held is not None else CgroupTarget(level, identity_of(inner))
                 if not bounds and not above and held is None:
                     continue
                 found = self._files.look(inner, (name,)).get(name)
@@ -370,7 +381,9 @@ class Ledger(BookStore):
             cgroup: Of the pod.
             written: The values that it is known to have written: ours may be in the files again.
         """
-        path = cgroup_path(cgroup)
+        path = path_or_none(cgroup)
+        if path is None:
+            return
         with suppress(IsBusyError, OSError), self._write_locks.held([path]):
             held = self._held.get(path)
             if held is None:
@@ -438,7 +451,7 @@ class Ledger(BookStore):
             return
         if self.is_v1:
             path = cgroup_path(pod_cgroup)
-            plan = Plan(Book("", Level.CONTAINER), {name: values[name] for name in names})
+            plan = BookPlan(Book("", Level.CONTAINER), {name: values[name] for name in names})
             self._settle([path], [Job((*path, _NEW), plan, {})])
 
     def within_bounds(self, pod_cgroup: str, values: Mapping[str, Value]) -> Mapping[str, Value]:
@@ -451,27 +464,29 @@ class Ledger(BookStore):
             pod_cgroup: Of the pod.
             values: Of the container, by parameter, as its message has them.
         """
-        try:
-            path = (*cgroup_path(pod_cgroup), _NEW)
-        except CgroupPathError:
+        pod = path_or_none(pod_cgroup)
+        if pod is None:
             return {}
+        path = (*pod, _NEW)
         above = tuple(self._jobs_above(path))
         names = values.keys() & set(BOUNDING if self.is_v1 else (QUOTA,))
         if not above or not names:
             return {}
-        plan = Plan(Book("", Level.CONTAINER), {name: values[name] for name in names})
+        plan = BookPlan(Book("", Level.CONTAINER), {name: values[name] for name in names})
         found = fitting.fitted([*above, Job(path, plan, {})], self._files).get(path, {})
         return {name: value for name, value in found.items() if value is not None}
 
     def _jobs_above(self, path: Path) -> Iterator[Job]:
         """The cgroups above one whose bounds its values have to fit to."""
         for above, level, bounds in self.bounds_above(path):
-            plan = Plan(Book(identity_of(above), level), bounds, bounded=frozenset(bounds))
+            plan = BookPlan(Book(identity_of(above), level), bounds, bounded=frozenset(bounds))
             yield Job(above, plan, {})
 
     def before_update(self, cgroup: str, quota_us: int) -> None:
         """Lowers the burst of a container or pod whose quota falls to this next."""
-        path = cgroup_path(cgroup)
+        path = path_or_none(cgroup)
+        if path is None:
+            return
         with suppress(IsBusyError, OSError), self._write_locks.held([path]):
             if self._lowered.get(path, (quota_us, 0.0))[0] < quota_us:
                 self._lowered.pop(path, None)
@@ -599,9 +614,9 @@ class Ledger(BookStore):
                     self._take_requests(path)
                 look = _Looking(is_periodic=is_periodic, counts_foreign=is_periodic or counts_foreign)
                 return self._settle_alone(paths, new, before, look, below)
-        except (IsBusyError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - a bug that one cgroup shows must not affect the others
             # The books stay as they are: it is tried again.
-            why = error.why if isinstance(error, IsBusyError) else explain(error, "")
+            why = self._why(error, paths)
             failed = tuple(
                 Applied(held.target, _failed(path, name, entry, why), entry.claims)
                 for path in paths
@@ -609,7 +624,27 @@ class Ledger(BookStore):
                 for name, entry in held.book.entries.items()
             )
             self.failures.add(each.result for each in failed)
+            for path in paths:
+                if (held := self._held.get(path)) is not None:
+                    found = {
+                        name: Withheld(entry.claims, UnappliedCause.UNREADABLE, why)
+                        for name, entry in held.book.entries.items()
+                        if entry.claims
+                    }
+                    self.unapplied.note(
+                        UnappliedStage.BOOKED, held.target, identity_of(path), found, among=found
+                    )
             return failed
+
+    def _why(self, error: Exception, paths: Sequence[Path]) -> str:
+        """Why values of some cgroups could not be written; a bug is logged with its traceback."""
+        if isinstance(error, IsBusyError):
+            return error.why
+        if isinstance(error, OSError):
+            return explain(error, "")
+        cgroup, why = identity_of(paths[0]) if paths else "", error_text(error)
+        self._failures.report(cgroup, why, f"its values cannot be written: {why}", error=error)
+        return why
 
     def _bounded_below(
         self, paths: Iterable[Path], before: Mapping[Path, Mapping[str, Entry]]
@@ -676,6 +711,7 @@ class Ledger(BookStore):
             done = {(result.cgroup, result.name): result for result in results}
             for job in jobs:
                 self._note_bound(job, done)
+                self._note_unapplied(job, batch[job.path], done)
                 applied |= self._applied(job, batch[job.path], before.get(job.path, books.NO_VALUES), done)
             # A call may have claimed something else meanwhile.
             left = [job.path for job in jobs if not self._keep(job, batch[job.path], done)]
@@ -689,6 +725,13 @@ class Ledger(BookStore):
         elif result is not None or QUOTA not in job.plan.bounded:
             self._refused_bounds.discard(job.path)
 
+    def _note_unapplied(self, job: Job, held: Held, done: Mapping[tuple[str, str], WriteResult]) -> None:
+        names = {*held.book.entries, *job.plan.book.entries}
+        found = dict(not_written(job, done, self._files))
+        self.unapplied.note(UnappliedStage.BOOKED, held.target, job.plan.book.id, found, among=names)
+        found = dict(given_way(job))
+        self.unapplied.note(UnappliedStage.LOST, held.target, job.plan.book.id, found, among=names)
+
     def _applied(
         self, job: Job, held: Held, before: Mapping[str, Entry], done: Mapping[tuple[str, str], WriteResult]
     ) -> Iterator[tuple[tuple[str, str], Applied]]:
@@ -699,7 +742,7 @@ class Ledger(BookStore):
             result = done.get(key)
             if result is None:
                 continue
-            claims, change = plan.used.get(name, ()), Change.NONE
+            claims, change = plan.used.get(name, ()), ValueChange.NONE
             is_given_back = name not in plan.used
             entry = held.book.entries.get(name)
             if is_written(result) and entry is not None and name in job.present:
@@ -721,8 +764,8 @@ class Ledger(BookStore):
             applied: All its values.
         """
         written = [each for each in applied if is_written(each.result)]
-        changed = [each for each in written if each.change is not Change.NONE]
-        later = [each for each in written if each.change is Change.NONE and not each.is_held_up]
+        changed = [each for each in written if each.change is not ValueChange.NONE]
+        later = [each for each in written if each.change is ValueChange.NONE and not each.is_held_up]
         if changed:
             self.counts.repairs.add((held.book.level, cause), len(changed))
             self._log_repair(level, changed)
@@ -815,7 +858,7 @@ class Ledger(BookStore):
                 child = self._held.get(path)
                 is_ours = child is not None and not fitting.OF_CHILDREN.isdisjoint(child.book.entries)
                 if path not in known and (is_ours or self.is_v1):
-                    blank = Plan(Book(identity_of(path), Level.CONTAINER))
+                    blank = BookPlan(Book(identity_of(path), Level.CONTAINER))
                     yield Job(path, blank, self._files.look(path, fitting.OF_CHILDREN))
 
     def _look(self, path: Path, held: Held, names: Iterable[str], looking: _Looking) -> _Look:
@@ -827,14 +870,20 @@ class Ledger(BookStore):
             self.counts.renewed.add(book.level)
         book = books.restored(valid, present, self._files)
         only_observed = {
-            name
+            name: (UnappliedCause.KOORDLET, BY_KOORDLET)
             for name in self.observed & book.entries.keys()
             if not any(each.owner.startswith(SERVER_PREFIX) for each in book.entries[name].claims)
         }
         only_observed |= self._written_by_others(path, held, book, present, looking)
-        if looking.is_periodic:
-            only_observed |= book.entries.keys() - present.keys()
+        if looking.is_periodic and (missing := book.entries.keys() - present.keys()):
+            only_observed |= dict.fromkeys(missing, self._why_missing(path, present))
         return _Look(book, present, only_observed)
+
+    def _why_missing(self, path: Path, present: Mapping[str, FileText]) -> tuple[UnappliedCause, str]:
+        """Why files of a cgroup cannot be read."""
+        if present or self._files.look(path, (SHARES, LIMIT, *LISTS)):
+            return UnappliedCause.NO_FILE, NO_FILE
+        return UnappliedCause.NO_CGROUP, NO_CGROUP
 
     def _job(self, path: Path, look: _Look, *, fitted: fitting.Changes = books.NO_VALUES) -> Job:
         book = look.book
@@ -846,36 +895,40 @@ class Ledger(BookStore):
         plan = books.plan(
             book, look.present, self._files, only_observed=look.only_observed, rule=self.rule, fitted=fitted
         )
-        return Job(path, plan, look.present)
+        return Job(path, plan, look.present, look.only_observed)
 
     def _unclaimed(self, path: Path, level: Level = Level.POD) -> Held:
-        target = Target(level, identity_of(path))
+        target = CgroupTarget(level, identity_of(path))
         return Held(self._blank(path, target), self.now_s(), target)
 
     def _written_by_others(
         self, path: Path, held: Held, book: Book, present: Mapping[str, FileText], looking: _Looking
-    ) -> set[str]:
+    ) -> dict[str, tuple[UnappliedCause, str]]:
         """The parameters that other programs write, and that are left to them for a time or for good."""
-        left: set[str] = set()
+        left: dict[str, tuple[UnappliedCause, str]] = {}
         for name, entry in book.entries.items():
             if name not in present or entry.resolved is None:
                 continue
             change = books.change_of(book.level, name, entry, book, present[name], self._files)
-            if change is Change.NONE:
+            if change is ValueChange.NONE:
                 continue
             if entry.is_once:
                 if looking.is_periodic:
-                    left.add(name)
-            elif change is Change.FOREIGN and entry.claims:
+                    left[name] = UnappliedCause.ONCE, WRITTEN_ONCE
+            elif change is ValueChange.FOREIGN and entry.claims:
                 self._repaired.setdefault(path, {})[name] = present[name].text
                 # After an event that resets values, the event is the likelier cause.
                 if looking.counts_foreign and not self._foreign_writers.is_yielding(path, name):
                     self._count_overwrite(path, held.target, name, entry.resolved, present[name].text)
                 if self._foreign_writers.is_yielding(path, name):
-                    left.add(name)
+                    theirs = present[name].text.strip()
+                    left[name] = (
+                        UnappliedCause.FOREIGN,
+                        f"it is left to another program, which keeps writing {theirs}",
+                    )
         return left
 
-    def _count_overwrite(self, path: Path, target: Target, name: str, ours: Value, text: str) -> None:
+    def _count_overwrite(self, path: Path, target: CgroupTarget, name: str, ours: Value, text: str) -> None:
         self.counts.overwrites.add(name)
         theirs = self._files.decode(name, text)
         theirs = text.strip() if theirs is None else theirs
@@ -910,7 +963,7 @@ class Ledger(BookStore):
         return is_same or now is None
 
 
-def _as_written(plan: Plan, before: Book, done: Mapping[tuple[str, str], WriteResult]) -> Book:
+def _as_written(plan: BookPlan, before: Book, done: Mapping[tuple[str, str], WriteResult]) -> Book:
     """The book after a batch: a value that could not be written is not there."""
     entries, originals = dict(plan.book.entries), plan.book.originals
     for name in plan.values:

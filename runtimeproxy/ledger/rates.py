@@ -18,7 +18,7 @@ FEW_PODS: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class ChangeRates:
     """How changes of running pods are made.
 
     Attributes:
@@ -64,7 +64,7 @@ class Changes:
         self._now_s = clock
         self._sleep = sleep
         self._problems: dict[str, str] = {}
-        self.rates = Rates()
+        self.rates = ChangeRates()
         self.ongoing: Ongoing | None = None
 
     @property

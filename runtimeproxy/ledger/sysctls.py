@@ -8,19 +8,20 @@ has written stays.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from runtimeproxy.counts import Counts
 from runtimeproxy.errors import described
 from runtimeproxy.ledger.foreign import ForeignWriters
+from runtimeproxy.ledger.unapplied import UnappliedCause, Withheld
 from runtimeproxy.logs import FailureLog
+from runtimeproxy.state.state_file import StateFile
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Sysctls:
     Attributes:
         writes: how often values were written, and could not be, by sysctl and whether it was written.
         problems: what could not be written or read at the last attempt, with the reasons.
+        unapplied: what is wanted and not so, by name.
     """
 
     def __init__(
@@ -71,8 +73,8 @@ class Sysctls:
         root: Path = DEFAULT_ROOT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._file = state_folder / SAVED_FILE
-        self._boot_id = boot_id
+        effect = "what a process before this one has set is not given back"
+        self._file = StateFile(state_folder / SAVED_FILE, effect, boot_id=boot_id, is_synced=False)
         self._root = root
         self._lock = Lock()
         self._held: dict[str, _Held] | None = None
@@ -81,6 +83,12 @@ class Sysctls:
         self._failures = FailureLog()
         self.writes: Counts[tuple[str, bool]] = Counts()
         self.problems: tuple[str, ...] = ()
+        self.unapplied: dict[str, Withheld] = {}
+
+    @property
+    def unusable(self) -> str:
+        """Why what was saved could not be used; empty if it could."""
+        return self._file.unusable
 
     def apply(
         self, wanted: Mapping[str, int | str], *, releases: Collection[str] | None = None
@@ -103,6 +111,8 @@ class Sysctls:
                 for name, value in wanted.items():
                     changes += self._set(held, name, str(value))
                 self._wanted = {**{name: each.written for name, each in held.items()}, **wanted}
+                for name in self.unapplied.keys() - self._wanted.keys():
+                    del self.unapplied[name]
         except OSError as error:
             changes.append(self._unreadable(error))
         return self._reported(changes)
@@ -184,11 +194,33 @@ class Sysctls:
 
     def _unreadable(self, error: OSError) -> SysctlChange:
         """What was saved is not known: nothing may be written, or our own values would become originals."""
-        return SysctlChange(str(self._file), "", "", described(error))
+        return SysctlChange(str(self._file.path), "", "", described(error))
 
     def _set(
         self, held: dict[str, _Held], name: str, value: str, *, is_look: bool = False
     ) -> list[SysctlChange]:
+        changes = self._written(held, name, value, is_look=is_look)
+        error = next((each.error for each in changes if each.error), "")
+        if error:
+            self.unapplied[name] = Withheld((), UnappliedCause.REFUSED, error, value)
+        elif not changes and (why := self._left_as(name, value)) is not None:
+            self.unapplied[name] = why
+        else:
+            self.unapplied.pop(name, None)
+        return changes
+
+    def _left_as(self, name: str, value: str) -> Withheld | None:
+        """Why a value that was not to be written is not the kernel's; None if it is."""
+        with suppress(OSError):
+            present = self._read(name)
+            if present is None:
+                return Withheld((), UnappliedCause.NO_FILE, "the kernel has no such sysctl", value)
+            if present != value:
+                reason = f"it is left to another program, which keeps writing {present}"
+                return Withheld((), UnappliedCause.FOREIGN, reason, value)
+        return None
+
+    def _written(self, held: dict[str, _Held], name: str, value: str, *, is_look: bool) -> list[SysctlChange]:
         try:
             present = self._read(name)
         except OSError as error:
@@ -271,20 +303,18 @@ class Sysctls:
     def _load(self) -> dict[str, _Held]:
         """What is held. Raises OSError if it cannot be read, which is not the same as nothing."""
         if self._held is None:
-            found: dict[str, _Held] = {}
-            with suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-                saved = json.loads(self._file.read_text(encoding="utf-8"))
-                if saved["boot_id"] == self._boot_id:
-                    found = {
-                        str(name): _Held(str(each["original"]), str(each["written"]))
-                        for name, each in saved["sysctls"].items()
-                    }
-            self._held = found
+            held = self._file.load(_parsed)
+            if self._file.is_unreadable:
+                raise OSError(self._file.unusable)
+            self._held = held or {}
         return self._held
 
     def _save(self, held: Mapping[str, _Held]) -> None:
-        entries = {name: each._asdict() for name, each in held.items()}
-        new = self._file.with_suffix(".new")
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps({"boot_id": self._boot_id, "sysctls": entries}), encoding="utf-8")
-        new.replace(self._file)
+        self._file.save({"sysctls": {name: each._asdict() for name, each in held.items()}})
+
+
+def _parsed(saved: Mapping[str, Any]) -> dict[str, _Held]:
+    return {
+        str(name): _Held(str(each["original"]), str(each["written"]))
+        for name, each in saved["sysctls"].items()
+    }

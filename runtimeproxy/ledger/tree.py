@@ -4,6 +4,7 @@
   parents rise to their largest child;
 - burst: at most the quota, unless that is unlimited;
 - lists of CPUs and NUMA nodes: within those of a bounded ancestor, else parents get what their children have;
+  on version 1 a list that is given back stays within its parent's, and an empty one is its parent's;
 - memory: low and high are at least min, and a class has the sum of its pods;
 - all numbers: within the range of the parameter; quotas as systemd rounds them.
 """
@@ -42,6 +43,8 @@ class TreeValue(NamedTuple):
     """Whether an at_most bounds it: the value then bounds all descendants, too."""
     is_new: bool = False
     """Whether the cgroup is about to be created: the value goes into a message, not into a file."""
+    is_given_back: bool = False
+    """Whether it is written with the end of all claims on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +135,8 @@ class _Tree:
             self._inherit_list(Key(path, name), given)
             if bound is not None:
                 self._bound_list(Key(path, name), bound)
+            elif given.is_given_back:
+                self._keep_within_parent(Key(path, name))
             nearest = path if given.is_bound and self._members(path, name) else bound
             if nearest is not None:
                 bounds[path] = nearest
@@ -186,9 +191,20 @@ class _Tree:
             self._set(key, self.values[Key(parent, key.name)], f"has the list of {_name(parent)}")
 
     def _bound_list(self, key: Key, bound: Path) -> None:
-        members, most = self._members(*key), self._members(bound, key.name)
+        self._limit_list(key, bound, f"{_name(bound)} is bounded")
+
+    def _keep_within_parent(self, key: Key) -> None:
+        """Version 1 refuses a list with more than the parent's. That may have shrunk since."""
+        parent = self._parent_with_list(*key)
+        if self._rules.cgroup_version == 1 and parent is not None:
+            if self._given[Key(parent, key.name)].is_claimed:
+                return  # which gets what its children have
+            self._limit_list(key, parent, f"{_name(parent)} has no more")
+
+    def _limit_list(self, key: Key, above: Path, reason: str) -> None:
+        members, most = self._members(*key), self._members(above, key.name)
         if not members <= most:
-            self._set(key, format_cpu_list(members & most or most), f"{_name(bound)} is bounded")
+            self._set(key, format_cpu_list(members & most or most), reason)
 
     def _widen_list(self, key: Key, child: Path) -> None:
         members, needed = self._members(*key), self._members(child, key.name)

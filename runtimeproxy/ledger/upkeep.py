@@ -16,17 +16,20 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from runtimeproxy.cgroups.pace import rest, with_rests
-from runtimeproxy.cgroups.paths import cgroup_path
-from runtimeproxy.hooks.fields import SERVER_PREFIX
+from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
+from runtimeproxy.hooks.fields import SERVER_PREFIX, SYSCTL
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ClassView, ResolvedPod
 from runtimeproxy.ledger.answers import class_cgroups, sysctls_of, wanted_of, wanted_of_node
 from runtimeproxy.ledger.barrier import Barrier
-from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import ChangeLog
 from runtimeproxy.ledger.evaluate import Evaluator
 from runtimeproxy.ledger.fields import VERIFY_S
-from runtimeproxy.ledger.rates import Rates
+from runtimeproxy.ledger.rates import ChangeRates
+from runtimeproxy.ledger.target import CgroupTarget
+from runtimeproxy.ledger.unapplied import Unapplied, UnappliedStage
+from runtimeproxy.ledger.unapplied_audit import UnappliedAudit
 from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord, with_live
@@ -90,7 +93,7 @@ KOORDLETS_CLAIMS: Final[Mapping[str, str]] = MappingProxyType(
 way, and policies do not. Source: policies spec 3.1 and 3.2."""
 
 
-class Settings(Protocol):
+class UpkeepSettings(Protocol):
     """How values of what runs are changed; see `LedgerSettings`."""
 
     @property
@@ -142,6 +145,7 @@ class Upkeep:
         self._executor = executor
         self._is_idle = is_idle
         self._audit = audit
+        self._unapplied_audit = UnappliedAudit(audit) if audit is not None else None
         self.evaluator = Evaluator(
             store,
             ledger,
@@ -190,6 +194,11 @@ class Upkeep:
         return "; ".join(filter(None, notes))
 
     @property
+    def has_koordlet(self) -> bool:
+        """Whether koordlet is registered as a hook server."""
+        return self._has_koordlet
+
+    @property
     def mode_problem(self) -> str:
         """What keeps the node from the wanted CPU mode; empty for nothing."""
         return self._barrier.problem if self._barrier is not None else ""
@@ -199,9 +208,27 @@ class Upkeep:
         """How many reads or writes of files hang."""
         return len(self._hung)
 
-    def configure(self, settings: Settings) -> None:
+    def unapplied(self) -> tuple[Unapplied, ...]:
+        """What is wanted and not in force now, of what runs and of sysctls."""
+        values = self._ledger.unapplied
+        if self._sysctls is not None:
+            found = {f"{SYSCTL}[{name}]": each for name, each in tuple(self._sysctls.unapplied.items())}
+            values.note(UnappliedStage.BOOKED, CgroupTarget(Level.NODE, "", "node"), "", found)
+        if values:
+            pods = [pod.cgroup_parent for pod in self._store.pods if pod.state is Lifecycle.RUNNING]
+            boxes = (box.id for box in self._store.containers if box.state is not Lifecycle.STOPPED)
+            self._ledger.keep_unapplied(pods, boxes)
+        return values.values()
+
+    def audit_unapplied(self) -> None:
+        """Has the audit tell what is not in force since the last time."""
+        self.unapplied()
+        if self._unapplied_audit is not None:
+            self._unapplied_audit.add(self._ledger.unapplied.take_new())
+
+    def configure(self, settings: UpkeepSettings) -> None:
         """Takes changed settings."""
-        self.evaluator.changes.rates = Rates(
+        self.evaluator.changes.rates = ChangeRates(
             pods_per_s=settings.pods_per_s,
             large_percent=settings.large_change_percent,
             failed_percent=settings.failed_percent,
@@ -229,6 +256,8 @@ class Upkeep:
                 continue
             due_s.update({level: now_s + VERIFY_S[level] for level in levels})
             try:
+                if Level.QOS_CLASS in levels:
+                    self.audit_unapplied()
                 running = [
                     pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED
                 ]
@@ -353,16 +382,12 @@ class Upkeep:
         wanted: list[Wanted] = []
         if Hook.EVALUATE_QOS_CLASS in chain.hooks:
             self._summed_changes = self._ledger.pod_changes
-            pods = [
-                pod
-                for pod in self._store.pods
-                if pod.state is not Lifecycle.STOPPED and pod.detailed and pod.cgroup_parent
-            ]
+            pods = [pod for pod in self._store.pods if pod.state is not Lifecycle.STOPPED and pod.detailed]
             # Views of all pods take milliseconds.
             views = await self.in_worker(partial(with_rests, partial(_class_views, pods, self._ledger)))
             for cgroup, view in views.items():
                 decision = await chain.evaluate(view)
-                wanted.append(wanted_of(decision, Target(Level.QOS_CLASS, cgroup)))
+                wanted.append(wanted_of(decision, CgroupTarget(Level.QOS_CLASS, cgroup)))
         if Hook.EVALUATE_NODE not in chain.hooks:
             return wanted, chain.unsettled
         decision = await chain.evaluate(await self.in_worker(chain.node.snapshot))
@@ -382,9 +407,9 @@ class Upkeep:
             decision = await chain.evaluate(await self.in_worker(chain.node.snapshot))
             wanted, held = sysctls_of(decision), held | decision.without_answer
         classes = class_cgroups(
-            (cgroup_path(pod.cgroup_parent), kube_qos_class(pod.cgroup_parent))
+            (path, kube_qos_class(pod.cgroup_parent))
             for pod in self._store.pods
-            if pod.cgroup_parent
+            if (path := path_or_none(pod.cgroup_parent)) is not None
         )
         roots = [cgroup for qos, cgroup in classes.items() if qos is KubeQoSClass.GUARANTEED]
         await self._barrier.pass_to(wanted, roots, is_settled=not held)
@@ -457,11 +482,16 @@ def gates_of(names: Collection[str]) -> str:
 
 
 def _class_views(pods: Iterable[PodRecord], ledger: Ledger) -> dict[str, ClassView]:
-    """The views of the QoS classes that some pods are of, by cgroup; rests after each pod."""
+    """The views of the QoS classes that some pods are of, by cgroup; rests after each pod.
+
+    Without pods whose cgroup is not known, or cannot be.
+    """
     found: list[tuple[tuple[str, ...], ResolvedPod]] = []
     for pod in pods:
-        view = ResolvedPod(pod=recorded_pod(pod), cgroup=ledger.resolved(pod.cgroup_parent))
-        found.append((cgroup_path(pod.cgroup_parent), view))
+        path = path_or_none(pod.cgroup_parent)
+        if path is not None:
+            view = ResolvedPod(pod=recorded_pod(pod), cgroup=ledger.resolved(pod.cgroup_parent))
+            found.append((path, view))
         rest()
     classes = class_cgroups((path, each.pod.kube_qos) for path, each in found)
     views: dict[str, ClassView] = {}

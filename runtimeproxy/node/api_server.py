@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from runtimeproxy.node.documents import (
+from runtimeproxy.documents.reading import (
     InputError,
     list_of,
     mapping_of,

@@ -5,37 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from runtimeproxy.node.documents import (
+from runtimeproxy.documents.reading import (
     InputError,
     cpus_of,
     mapping_of,
     member,
     parse_json,
+    quantities_of,
     shortened,
     text_of,
     within,
 )
 from runtimeproxy.node.machine import Processor
 from runtimeproxy.node.objects import RESERVATION, SYSTEM_QOS, TopologyFacts, parse_topology
-from runtimeproxy.node.snapshot import Cpu, PodCpus, Pool, Pools
-from runtimeproxy.qos import QoSClass, qos_class
+from runtimeproxy.node.snapshot import EMPTY, Cpu, PodCpus, Pool, Pools
+from runtimeproxy.qos import EXCLUSIVE, QoSClass, qos_class
 from runtimeproxy.slo.names import MAX_ANNOTATION_LENGTH
-from runtimeproxy.slo.schema import CpuNormalization
+from runtimeproxy.slo.schema import CpuNormalizationStrategy
 
 RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
 """The scheduler's allocation of CPUs. Source: policies spec 1.2, 1.6.1."""
 
 
-def pod_cpus(labels: Mapping[str, str], annotations: Mapping[str, str]) -> PodCpus | None:
-    """The CPUs in a pod's annotation; None without any. An invalid annotation is the policies' affair."""
-    text = annotations.get(RESOURCE_STATUS)
-    if text is None or len(text) > MAX_ANNOTATION_LENGTH:
+def pod_cpus(
+    labels: Mapping[str, str], annotations: Mapping[str, str], last_cpu: int | None = None
+) -> PodCpus | None:
+    """The CPUs that a pod has for itself, by its annotation; None without any.
+
+    Only the classes to which the scheduler allocates CPUs have some: an author of other pods could take CPUs
+    from all others by the annotation. An invalid annotation is the policies' affair.
+
+    Args:
+        labels: Of the pod.
+        annotations: Of the pod.
+        last_cpu: Of the node, which bounds what is read; None: not known.
+    """
+    text, qos = annotations.get(RESOURCE_STATUS), qos_class(labels)
+    if qos not in EXCLUSIVE or text is None or len(text) > MAX_ANNOTATION_LENGTH:
         return None
     try:
-        cpus = cpus_of(text_of(member(mapping_of(parse_json(text)), "cpuset")))
+        cpus = cpus_of(text_of(member(mapping_of(parse_json(text)), "cpuset")), last_cpu)
     except InputError:
         return None
-    return PodCpus(qos_class(labels), cpus) if cpus else None
+    return PodCpus(qos, cpus) if cpus else None
 
 
 def published_pools(topology: TopologyFacts) -> Pools | None:
@@ -47,6 +59,18 @@ def published_pools(topology: TopologyFacts) -> Pools | None:
         be=tuple(pool for pool in topology.be_pools or () if pool.cpus),
         system_cpus=topology.system_cpus or frozenset(),
         is_system_exclusive=topology.is_system_exclusive,
+    )
+
+
+def empty_pools(pools: Pools | None, *, is_computed: bool) -> tuple[str, ...]:
+    """A problem for each shared pool without a CPU; of published ones some may be left out."""
+    if pools is None:
+        return ()
+    found = {"LS": not pools.ls and (is_computed or bool(pools.be)), "BE": not pools.be and is_computed}
+    return tuple(
+        f"no CPU is left in the shared pool of {name} pods, which are bound to none now"
+        for name, is_empty in found.items()
+        if is_empty
     )
 
 
@@ -108,6 +132,35 @@ def topology_of(topology: TopologyFacts | None, node_annotations: Mapping[str, s
         return parse_topology({**others, **own}, None)
 
 
+class NodeReservation(NamedTuple):
+    """What of the node an annotation keeps from pods."""
+
+    amounts: Mapping[str, int] = EMPTY
+    """By resource: `cpu` in millicores, all else in bytes or numbers."""
+    cpus: frozenset[int] = frozenset()
+
+
+def reservation_of(node_annotations: Mapping[str, str]) -> NodeReservation:
+    """What a Node's annotation reserves; nothing without it.
+
+    CPUs that it names replace its amount of CPU; its `applyPolicy` is for the scheduler only. Source:
+    Koordinator pkg/util, GetNodeReservationResources.
+
+    Raises:
+        InputError: The annotation is invalid: nothing of it counts.
+    """
+    text = node_annotations.get(RESERVATION)
+    if not text:
+        return NodeReservation()
+    with within("metadata.annotations"), within(RESERVATION):
+        annotation = mapping_of(parse_json(text))
+        with within("resources"):
+            amounts = quantities_of(member(annotation, "resources"))
+        with within("reservedCPUs"):
+            cpus = cpus_of(text_of(member(annotation, "reservedCPUs")))
+    return NodeReservation({**amounts, "cpu": len(cpus) * 1_000} if cpus else amounts, cpus)
+
+
 def _by_numa_node(cpus: Iterable[Cpu]) -> tuple[Pool, ...]:
     pools: dict[tuple[int, int], set[int]] = {}
     for cpu in cpus:
@@ -128,7 +181,7 @@ _DECIMALS: Final = 2
 
 
 def normalization_ratio(
-    annotations: Mapping[str, str], strategy: CpuNormalization, processor: Processor
+    annotations: Mapping[str, str], strategy: CpuNormalizationStrategy, processor: Processor
 ) -> float | None:
     """The ratio; None if normalization is disabled.
 

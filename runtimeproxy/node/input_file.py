@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import stat
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from runtimeproxy.documents.files import Stamp, is_watchable, read_file, stamp_of
+from runtimeproxy.documents.reading import InputError, printable
 from runtimeproxy.errors import described
-from runtimeproxy.node.documents import InputError, printable
-
-Stamp = tuple[int, int, int, int, int]
-"""Device, inode, size and times: another one after each change."""
 
 GRACE_S: Final = 60.0
 """How long the value of a missing file, or of a part that it has no longer, counts on: a ConfigMap that is
@@ -26,7 +24,7 @@ MOST_SETTLE_S: Final = 5.0
 T = TypeVar("T")
 
 
-class Parsed(NamedTuple, Generic[T]):
+class ParsedInput(NamedTuple, Generic[T]):
     """What a file holds."""
 
     value: T
@@ -36,8 +34,27 @@ class Parsed(NamedTuple, Generic[T]):
     """About parts of it that cannot be used, and for which the last good ones stand in the value."""
     notes: tuple[str, ...] = ()
     """About parts of it that are not used."""
-    later: Parsed[T] | None = None
+    later: ParsedInput[T] | None = None
     """What counts after `GRACE_S` in its place: without parts that the file has no longer."""
+    lost: str = ""
+    """Which parts these are, as the beginning of a problem; empty without `later`."""
+
+
+class _Grace(NamedTuple):
+    """The time for which something counts that is not there any more."""
+
+    reason: str
+    end_s: float
+    """By the monotonic clock."""
+    end_time_s: float
+    """In seconds since the epoch."""
+
+
+def _grace(reason: str, now_s: float, present: _Grace | None) -> _Grace:
+    """The present grace with this reason; a new one if there is none."""
+    if present is not None:
+        return present._replace(reason=reason)
+    return _Grace(reason, now_s + GRACE_S, time.time() + GRACE_S)
 
 
 class WatchedFile(Generic[T]):
@@ -62,7 +79,7 @@ class WatchedFile(Generic[T]):
         self,
         path: Path,
         max_bytes: int,
-        parse: Callable[[bytes, T | None], Parsed[T]],
+        parse: Callable[[bytes, T | None], ParsedInput[T]],
         *,
         settle_s: float = SETTLE_S,
     ) -> None:
@@ -82,15 +99,25 @@ class WatchedFile(Generic[T]):
         has changed."""
         self._is_changing = False
         """Whether it is read although it has not stayed the same."""
-        self._missing_since_s: float | None = None
-        self._later: Parsed[T] | None = None
-        self._later_since_s = 0.0
+        self._missing: _Grace | None = None
+        self._later: ParsedInput[T] | None = None
+        self._losing: _Grace | None = None
+        """Until `_later` counts; None without it."""
         self._wait_s: float | None = None
 
     @property
     def wait_s(self) -> float | None:
         """Time after which another look is due even without an event; None: none."""
         return self._wait_s
+
+    @property
+    def withdrawal(self) -> str:
+        """What the file holds no longer, and when that is withdrawn, with the path; empty: nothing is."""
+        grace = self._missing or self._losing
+        if grace is None:
+            return ""
+        end = datetime.fromtimestamp(grace.end_time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return f"{printable(self.path)}: {grace.reason}; what was there before is withdrawn at {end}"
 
     @property
     def stamp(self) -> Stamp | None:
@@ -102,7 +129,7 @@ class WatchedFile(Generic[T]):
         """Whether there is a file, and it was never good."""
         return self.value is None and bool(self.problems)
 
-    def restore(self, parsed: Parsed[T], stamp: Stamp | None) -> None:
+    def restore(self, parsed: ParsedInput[T], stamp: Stamp | None) -> None:
         """Sets the last good value of a former process; a file with the same stamp is not read again."""
         self.value, self.source, self._stamp = parsed.value, parsed.source, stamp
         self.is_missing = False
@@ -124,10 +151,10 @@ class WatchedFile(Generic[T]):
         self._wait_s = None
         stamp = stamp_of(self.path)
         if stamp is not None and stamp == self._stamp:
-            self._changed = self._missing_since_s = None
+            self._changed = self._missing = None
             self.is_missing = False
             if is_first:
-                self.is_watchable = _is_watchable(self.path)
+                self.is_watchable = is_watchable(self.path) or _is_swapped(self.path)
             return self._pass_on(now_s)
         if stamp is not None and not is_first and not self._has_settled(stamp, now_s):
             self.is_missing = False
@@ -142,7 +169,7 @@ class WatchedFile(Generic[T]):
             self._fail(error, None)
             self.is_watchable = False
             return False
-        self.is_watchable = _is_watchable(self.path)
+        self.is_watchable = is_watchable(self.path) or _is_swapped(self.path)
         if is_changing:
             # Its next change may come within the tick of the file's times, and have the same stamp.
             stamp, self._wait_s = None, self._settle_s
@@ -154,23 +181,25 @@ class WatchedFile(Generic[T]):
         except Exception as error:  # noqa: BLE001 - a text that the code cannot bear must not end the watch
             self._fail(InputError(f"internal error: {described(error)}"), stamp)
             return False
-        self._stamp, self.is_missing, self._missing_since_s = stamp, False, None
-        if self._later is None:
-            self._later_since_s = now_s
+        self._stamp, self.is_missing, self._missing = stamp, False, None
+        if parsed.later is not None:
+            self._losing = _grace(parsed.lost, now_s, self._losing)
         has_changed = self._take(parsed)
         return self._pass_on(now_s) or has_changed
 
-    def _take(self, parsed: Parsed[T]) -> bool:
+    def _take(self, parsed: ParsedInput[T]) -> bool:
         has_changed = parsed.value != self.value
         self.value, self.source, self._later = parsed.value, parsed.source, parsed.later
         self.problems, self.notes = self._with_path(parsed.problems), self._with_path(parsed.notes)
+        if parsed.later is None:
+            self._losing = None
         return has_changed
 
     def _pass_on(self, now_s: float) -> bool:
         """Goes on to what counts after the grace, once it is over; returns whether the value has changed."""
-        if self._later is None:
+        if self._later is None or self._losing is None:
             return False
-        left_s = self._later_since_s + GRACE_S - now_s
+        left_s = self._losing.end_s - now_s
         if left_s > 0:
             self._wait_s = min(left_s, left_s if self._wait_s is None else self._wait_s)
             return False
@@ -196,31 +225,22 @@ class WatchedFile(Generic[T]):
         self.is_watchable = True
         if self.value is None:
             return False
-        if self._missing_since_s is None:
-            self._missing_since_s = now_s
-        left_s = self._missing_since_s + GRACE_S - now_s
+        self._missing = _grace("is gone", now_s, self._missing)
+        left_s = self._missing.end_s - now_s
         if left_s > 0:
             self._wait_s = left_s
             return False
-        self.value = self.source = self._missing_since_s = self._later = None
+        self.value = self.source = self._missing = self._later = self._losing = None
         return True
 
     def _fail(self, error: InputError, stamp: Stamp | None) -> None:
         kept = "" if self.value is None else "; what was there before stays"
         self._stamp, self.problems, self.notes = stamp, self._with_path((f"{error}{kept}",)), ()
-        self.is_missing, self._missing_since_s, self._later = False, None, None
+        self.is_missing = False
+        self._missing = self._later = self._losing = None
 
     def _with_path(self, texts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{printable(self.path)}: {text}" for text in texts)
-
-
-def _is_watchable(path: Path) -> bool:
-    """Whether it has one name and is no link, except one of a ConfigMap, whose folder has an event."""
-    try:
-        about = path.lstat()
-    except OSError:
-        return False
-    return (stat.S_ISREG(about.st_mode) and about.st_nlink == 1) or _is_swapped(path)
 
 
 def _is_swapped(path: Path) -> bool:
@@ -229,74 +249,3 @@ def _is_swapped(path: Path) -> bool:
         return str(path.readlink()).startswith("..data/")
     except OSError:
         return False
-
-
-def read_file(path: Path, max_bytes: int) -> tuple[bytes, Stamp]:
-    """The content of a file.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        InputError: It cannot be read, is not a regular file, or has more than `max_bytes`.
-    """
-    try:
-        # Before it is opened, which has an effect on some devices.
-        _check_file(path.stat(), max_bytes)
-        # A FIFO that has come since must not hang.
-        with open(path, "rb", opener=_open) as file:
-            about = os.fstat(file.fileno())
-            _check_file(about, max_bytes)
-            # Some files of procfs have None just now.
-            data = file.read(max_bytes + 1) or b""
-    except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(path) from None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}") from None
-    if len(data) > max_bytes:  # it grows, or does not tell its size
-        raise InputError(_too_large(max_bytes))
-    return data, _stamp(about)
-
-
-def _check_file(about: os.stat_result, max_bytes: int) -> None:
-    if not stat.S_ISREG(about.st_mode):
-        raise InputError("is not a regular file")
-    if about.st_size > max_bytes:
-        raise InputError(_too_large(max_bytes))
-
-
-def _too_large(max_bytes: int) -> str:
-    return f"has more than {max_bytes} bytes"
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Replaces a file as a whole, readable for its owner only; makes its folder if there is none.
-
-    Raises:
-        OSError: It cannot be written; the old one stays.
-    """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    with open(new, "wb", opener=_open_private) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-
-
-def stamp_of(path: Path) -> Stamp | None:
-    """The file's present stamp; None if there is none or it cannot be told."""
-    try:
-        return _stamp(path.stat())
-    except OSError:
-        return None
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-def _stamp(about: os.stat_result) -> Stamp:
-    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from runtimeproxy.documents.reading import InputError, printable
 from runtimeproxy.node.api_server import ApiServerInputs, joined
-from runtimeproxy.node.derived import RATIO, SharedCpus, normalization_ratio, published_pools, topology_of
-from runtimeproxy.node.documents import InputError, parse_json, printable, shortened
+from runtimeproxy.node.derived import (
+    RATIO,
+    SharedCpus,
+    normalization_ratio,
+    published_pools,
+    reservation_of,
+    topology_of,
+)
 from runtimeproxy.node.facts import NodeReader
-from runtimeproxy.node.input_file import read_file, replace_file
 from runtimeproxy.node.kubelet import KubeletFolder
 from runtimeproxy.node.machine import (
     Processor,
@@ -38,6 +43,7 @@ from runtimeproxy.node.snapshot import (
     Pools,
 )
 from runtimeproxy.slo.strategies import Strategies
+from runtimeproxy.state.state_file import StateFile
 
 if TYPE_CHECKING:
     from runtimeproxy.slo.reading import Problem as StrategyProblem
@@ -45,7 +51,6 @@ if TYPE_CHECKING:
 STATE_FILE: Final = "node.json"
 """In the state folder: the last good values, for the next start."""
 STATE_VERSION: Final = 1
-MAX_STATE_BYTES: Final = 16 * 1024 * 1024
 
 SLOW_S: Final = 10.0
 """Between two looks at what changes without events: CPUs, memory, the cgroup tree."""
@@ -56,7 +61,7 @@ SAVE_PODS_S: Final = 30.0
 PoolSource = Literal["nrt", "computed"]
 
 
-class Places(NamedTuple):
+class InputPlaces(NamedTuple):
     """Where the inputs are."""
 
     sysfs: Path = Path("/sys")
@@ -75,7 +80,7 @@ class Places(NamedTuple):
     """Labels beside those of the Node object, for a node that is described by hand."""
 
 
-class Look(NamedTuple):
+class InputsReading(NamedTuple):
     """What a look has found."""
 
     node: Node
@@ -113,7 +118,9 @@ class NodeInputs:
         node: The last snapshot.
     """
 
-    def __init__(self, places: Places, reader: NodeReader, api_server: ApiServerInputs | None = None) -> None:
+    def __init__(
+        self, places: InputPlaces, reader: NodeReader, api_server: ApiServerInputs | None = None
+    ) -> None:
         self._places = places
         self._reader = reader
         self._api_server = api_server
@@ -129,25 +136,20 @@ class NodeInputs:
         self._problems: list[str] = []
         self._saved: dict[str, Any] | None = None
         self._saved_s = -SAVE_PODS_S
+        self._file = state_file(places.state_dir) if places.state_dir is not None else None
         self.node = Node()
 
-    def restore(self, now_s: float) -> Look:
+    def restore(self, now_s: float) -> InputsReading:
         """Takes the last good values of a former process; what of them is not usable now is left out."""
         self._read_local(now_s)
-        path = self._places.state_dir / STATE_FILE if self._places.state_dir is not None else None
-        problem = ""
-        if path is not None:
-            try:
-                self._take(parse_json(read_file(path, MAX_STATE_BYTES)[0]))
-            except FileNotFoundError:
-                pass
-            except Exception as error:  # noqa: BLE001 - whatever the file holds, the daemon starts
-                problem = f"{printable(path)}: is not usable: {shortened(str(error))}"
+        if self._file is not None:
+            self._file.load(self._take)
         self._saved = self._to_save()
         look = self._assemble(is_restored=True)
+        problem = self._file.unusable if self._file is not None else ""
         return look._replace(problems=(problem, *look.problems) if problem else look.problems)
 
-    def look(self, now_s: float, *, is_first: bool = False) -> Look:
+    def look(self, now_s: float, *, is_first: bool = False) -> InputsReading:
         """Looks at everything.
 
         Args:
@@ -177,7 +179,7 @@ class NodeInputs:
             cpus = read_cpus(places.sysfs)
         self._local = _Local(
             cpus=cpus,
-            memory_bytes=read_memory(places.sysfs),
+            memory_bytes=read_memory(places.sysfs, places.procfs),
             processor=read_processor(places.sysfs, places.procfs),
             features=read_features(facts, places.cgroup_root, places.sysfs, places.procfs),
             cgroup_driver=guess_cgroup_driver(places.cgroup_root),
@@ -189,7 +191,7 @@ class NodeInputs:
 
     # Making a snapshot
 
-    def _assemble(self, *, is_restored: bool = False) -> Look:
+    def _assemble(self, *, is_restored: bool = False) -> InputsReading:
         kubelet, objects, local = self._kubelet, self._objects, self._local
         found = objects.found if objects is not None else FolderObjects()
         api_server = self._api_server
@@ -203,13 +205,17 @@ class NodeInputs:
         telling = _TELLING & facts.controllers.keys()
         states[Input.CGROUPS] = _known(telling if telling <= facts.files.keys() else None)
         config = kubelet.config.value if kubelet is not None else None
-        of_kubelet = kubelet.facts(found.topology) if kubelet is not None else None
-        is_kubelet_unknown = kubelet is not None and kubelet.is_unknown
-        states[Input.KUBELET] = _state(of_kubelet is not None, is_kubelet_unknown)
         node = found.node or NodeObject()
         if self._places.node_labels:
             node = node._replace(labels={**node.labels, **self._places.node_labels})
+        of_kubelet = kubelet.facts(found.topology, node.kubelet_version) if kubelet is not None else None
+        is_kubelet_unknown = kubelet is not None and kubelet.is_unknown
+        states[Input.KUBELET] = _state(of_kubelet is not None, is_kubelet_unknown)
         states[Input.NODE_OBJECT] = _state(found.node is not None, Kind.NODE in found.unknown)
+        try:
+            reservation_of(node.annotations)
+        except InputError as error:
+            self._problems.append(f"Node: {error}; nothing of it is reserved")
         strategies = self._strategies.update(found, node)
         has_bad = bool({Kind.CONFIG_MAP, Kind.NODE_SLO} & found.unknown) or self._strategies.is_unknown
         states[Input.STRATEGIES] = _state(strategies is not NO_STRATEGIES, has_bad)
@@ -250,7 +256,7 @@ class NodeInputs:
         pods_before = self.node.live_pods
         changed = self._publish(Node(facts=facts, **values), states)
         parts = [part for part in (kubelet, objects, api_server) if part is not None]
-        return Look(
+        return InputsReading(
             node=self.node,
             changed=changed,
             problems=(
@@ -346,20 +352,16 @@ class NodeInputs:
 
     def _save(self, now_s: float) -> str:
         """Saves the last good values if they have changed; returns the problem."""
-        folder, saved = self._places.state_dir, self._to_save()
-        if folder is None or saved == self._saved:
+        file, saved = self._file, self._to_save()
+        if file is None or saved == self._saved:
             return ""
         if self._differs_in_pods_only(saved) and now_s < self._saved_s + SAVE_PODS_S:
             return ""
         self._saved_s = now_s
-        path = folder / STATE_FILE
-        data = json.dumps(saved, separators=(",", ":")).encode()
-        if len(data) > MAX_STATE_BYTES:
-            return f"{printable(path)}: not saved: it would have more than {MAX_STATE_BYTES} bytes"
         try:
-            replace_file(path, data)
+            file.save(saved)
         except OSError as error:
-            return f"{printable(path)}: not saved: {error.strerror}"
+            return f"{printable(file.path)}: not saved: {error.strerror}"
         self._saved = saved
         return ""
 
@@ -369,6 +371,11 @@ class NodeInputs:
             return False
         pods = old["api_server"]["pods"]
         return old == {**saved, "api_server": {**saved["api_server"], "pods": pods}}
+
+
+def state_file(state_dir: Path) -> StateFile:
+    """Where the last good values are saved."""
+    return StateFile(state_dir / STATE_FILE, "the last good values of before do not count")
 
 
 def name_of_node(configured: str) -> str:

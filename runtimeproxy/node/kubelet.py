@@ -2,15 +2,30 @@
 
 Checksums are ignored: they are of Go's own picture of the data. Source: kubelet.config.k8s.io/v1beta1
 KubeletConfiguration; Kubernetes pkg/kubelet/cm/cpumanager/state and pkg/kubelet/allocation/state.
+
+What a kubelet with the feature MemoryQoS writes, on cgroup version 2 only, depends on its version. Source:
+Kubernetes 1.34.2, 1.35.0, 1.36.0, 1.37.2, pkg/features and pkg/kubelet, cm and kuberuntime:
+
+- Up to 1.35 the feature is off by default. When on, `memory.min` is the memory request of each container (in
+  `unified` of the message) and pod, and each minute the sum of the requests in the cgroups of all pods and of
+  Burstable pods. `memory.high` of containers follows from `memoryThrottlingFactor`, 0.9 by default.
+- 1.36: off by default. `memoryReservationPolicy` is None or TieredReservation. With the latter Guaranteed
+  pods and containers have `memory.min`, Burstable ones `memory.low`; with the former containers have 0. Each
+  minute `memory.min` of all pods, and `memory.low` of Burstable pods, is a sum, or 0 with None.
+- From 1.37 on it is on by default, with None and without a factor (no `memory.high`). With TieredReservation
+  the cgroup of all pods has `memory.low`, too, and a pod with a limit of its own `memory.high`. With None the
+  cgroups of QoS classes are set to 0 at the kubelet's start only; so they are where the feature is off, and
+  then each container has `memory.high: max`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from runtimeproxy.node.documents import (
+from runtimeproxy.documents.reading import (
     InputError,
     cpus_of,
     mapping_of,
@@ -22,10 +37,11 @@ from runtimeproxy.node.documents import (
     text_of,
     within,
 )
-from runtimeproxy.node.input_file import Parsed, WatchedFile
+from runtimeproxy.node.input_file import ParsedInput, WatchedFile
 from runtimeproxy.node.machine import CGROUPFS, SYSTEMD
 from runtimeproxy.node.objects import TopologyFacts
 from runtimeproxy.node.snapshot import EMPTY, KubeletFacts
+from runtimeproxy.qos import KubeQoSClass
 
 CONFIG: Final = "config.yaml"
 """Source: kubeadm, KubeletConfigurationFileName."""
@@ -36,6 +52,12 @@ MAX_BYTES: Final = {CONFIG: 2**20, CPU_MANAGER_STATE: 2**22, ALLOCATED_PODS_STAT
 """Largest file of each name that is read: thousands of pods have a few MiB."""
 
 _CPU_MANAGER_POLICIES: Final = ("none", "static")
+_MEMORY_QOS, _ALL_ALPHA, _ALL_BETA = _GATES = ("MemoryQoS", "AllAlpha", "AllBeta")
+_TIERED: Final = "TieredReservation"
+_BETA_MINOR: Final = 37
+"""From Kubernetes 1.37 on MemoryQoS is beta, and on by default."""
+_DISTINCT_MINORS: Final = (35, 36, 37)
+"""One of each range of versions that treat the cgroups of QoS classes alike."""
 
 
 class KubeletConfig(NamedTuple):
@@ -46,8 +68,9 @@ class KubeletConfig(NamedTuple):
     reserved_cpus: frozenset[int] = frozenset()
     reserved: Mapping[str, int] = EMPTY
     """`kubeReserved` and `systemReserved` together, in the units of `Node.capacity`."""
-    has_memory_qos: bool = False
-    """The feature gate MemoryQoS, which is off unless it is set."""
+    feature_gates: Mapping[str, bool] = EMPTY
+    """Those of `_GATES` that it sets."""
+    memory_reservation_policy: str | None = None
 
 
 class CpuManagerState(NamedTuple):
@@ -81,7 +104,8 @@ def parse_config(document: object) -> KubeletConfig:
         cpu_manager_policy=_choice(config, "cpuManagerPolicy", _CPU_MANAGER_POLICIES),
         reserved_cpus=reserved_cpus,
         reserved=reserved,
-        has_memory_qos=_gate(config, "MemoryQoS"),
+        feature_gates=_gates(config),
+        memory_reservation_policy=_choice(config, "memoryReservationPolicy", ("None", _TIERED)),
     )
 
 
@@ -149,12 +173,48 @@ def _requests(uid: str, pod: Mapping[str, Any]) -> dict[tuple[str, str], dict[st
     return found
 
 
-def _gate(config: Mapping[str, Any], name: str) -> bool:
+def class_memory(config: KubeletConfig, version: str) -> dict[KubeQoSClass, frozenset[str]]:
+    """What a kubelet writes to the cgroups of QoS classes each minute; see `KubeletFacts.class_memory`.
+
+    Args:
+        config: Its configuration.
+        version: Such as `v1.37.2`; another text: not known. Then it is all that some version writes.
+    """
+    found = re.match(r"v1\.(\d+)", version)
+    minors = _DISTINCT_MINORS if found is None else (int(found[1]),)
+    written: dict[KubeQoSClass, frozenset[str]] = {}
+    for minor in minors:
+        for qos, names in _class_memory_of(config, minor).items():
+            written[qos] = written.get(qos, frozenset()).union(names)
+    return written
+
+
+def _class_memory_of(config: KubeletConfig, minor: int) -> Mapping[KubeQoSClass, tuple[str, ...]]:
+    """That of Kubernetes 1.`minor`."""
+    is_beta = minor >= _BETA_MINOR
+    of_stage = config.feature_gates.get(_ALL_BETA if is_beta else _ALL_ALPHA, is_beta)
+    if not config.feature_gates.get(_MEMORY_QOS, of_stage):
+        return EMPTY
+    if minor < 36:
+        return {KubeQoSClass.GUARANTEED: ("memory.min",), KubeQoSClass.BURSTABLE: ("memory.min",)}
+    if not is_beta:
+        return {KubeQoSClass.GUARANTEED: ("memory.min",), KubeQoSClass.BURSTABLE: ("memory.low",)}
+    if config.memory_reservation_policy != _TIERED:
+        return EMPTY
+    return {KubeQoSClass.GUARANTEED: ("memory.min", "memory.low"), KubeQoSClass.BURSTABLE: ("memory.low",)}
+
+
+def _gates(config: Mapping[str, Any]) -> dict[str, bool]:
+    found: dict[str, bool] = {}
     with within("featureGates"):
-        is_on = mapping_of(config.get("featureGates")).get(name)
-        if is_on is not None and not isinstance(is_on, bool):
-            raise InputError("is neither true nor false", name)
-    return bool(is_on)
+        gates = mapping_of(config.get("featureGates"))
+        for name in _GATES:
+            is_on = gates.get(name)
+            if isinstance(is_on, bool):
+                found[name] = is_on
+            elif is_on is not None:
+                raise InputError("is neither true nor false", name)
+    return found
 
 
 def _choice(config: Mapping[str, Any], key: str, choices: tuple[str, ...]) -> str | None:
@@ -176,6 +236,7 @@ _CONFIG_KEYS = (
     "kubeReserved",
     "systemReserved",
     "featureGates",
+    "memoryReservationPolicy",
 )
 
 
@@ -203,7 +264,7 @@ class KubeletFolder:
     @property
     def problems(self) -> tuple[str, ...]:
         """Of all files, with their paths."""
-        return tuple(text for file in self._files for text in file.problems)
+        return tuple(text for file in self._files for text in (*file.problems, file.withdrawal) if text)
 
     @property
     def wait_s(self) -> float | None:
@@ -225,8 +286,13 @@ class KubeletFolder:
         for file in self._files:
             file.look(now_s, is_first=is_first)
 
-    def facts(self, topology: TopologyFacts | None) -> KubeletFacts | None:
-        """What the files say, and of what they do not say the NodeResourceTopology; None if nobody does."""
+    def facts(self, topology: TopologyFacts | None, version: str = "") -> KubeletFacts | None:
+        """Facts from the kubelet's files, completed from NodeResourceTopology; None if neither has any.
+
+        Args:
+            topology: None: there is none.
+            version: The kubelet's, such as `v1.37.2`; empty: not known.
+        """
         config, state = self.config.value, self.cpu_manager.value
         published = topology or TopologyFacts()
         if config is None and state is None and published.kubelet_policy is None:
@@ -244,7 +310,8 @@ class KubeletFolder:
             reserved_cpus=reserved_cpus or published.kubelet_reserved_cpus,
             reserved=config.reserved if config is not None else {},
             static_cpus=static,
-            has_memory_qos=config is not None and config.has_memory_qos,
+            class_memory=class_memory(config, version) if config is not None else {},
+            version=version,
         )
 
     def saved(self) -> dict[str, Any]:
@@ -269,13 +336,13 @@ class KubeletFolder:
         config, state = saved["files"].get(CONFIG), saved["files"].get(CPU_MANAGER_STATE)
         if config is not None:
             source = config["source"]
-            self.config.restore(Parsed(parse_config(source), source), _stamp(config))
+            self.config.restore(ParsedInput(parse_config(source), source), _stamp(config))
         if state is not None:
             source = state["source"]
-            self.cpu_manager.restore(Parsed(parse_cpu_manager_state(source), source), _stamp(state))
+            self.cpu_manager.restore(ParsedInput(parse_cpu_manager_state(source), source), _stamp(state))
 
 
-def _read_config(data: bytes, _: KubeletConfig | None) -> Parsed[KubeletConfig]:
+def _read_config(data: bytes, _: KubeletConfig | None) -> ParsedInput[KubeletConfig]:
     documents = parse_documents(data)
     if not documents:
         # A file that is being written is empty at first, and no kubelet starts with it.
@@ -285,17 +352,17 @@ def _read_config(data: bytes, _: KubeletConfig | None) -> Parsed[KubeletConfig]:
         # No kubelet starts with it either: kubeadm sorts the keys, and the file is cut off before this one.
         raise InputError("is missing", "kind")
     config = parse_config(document)
-    return Parsed(config, {key: document[key] for key in _CONFIG_KEYS if key in document})
+    return ParsedInput(config, {key: document[key] for key in _CONFIG_KEYS if key in document})
 
 
-def _read_cpu_manager(data: bytes, _: CpuManagerState | None) -> Parsed[CpuManagerState]:
+def _read_cpu_manager(data: bytes, _: CpuManagerState | None) -> ParsedInput[CpuManagerState]:
     document = mapping_of(parse_json(data))
     state = parse_cpu_manager_state(document)
-    return Parsed(state, {key: document[key] for key in ("policyName", "entries") if key in document})
+    return ParsedInput(state, {key: document[key] for key in ("policyName", "entries") if key in document})
 
 
-def _read_allocated_pods(data: bytes, _: Requests | None) -> Parsed[Requests]:
-    return Parsed(parse_allocated_pods(parse_json(data)))
+def _read_allocated_pods(data: bytes, _: Requests | None) -> ParsedInput[Requests]:
+    return ParsedInput(parse_allocated_pods(parse_json(data)))
 
 
 def _stamp(entry: Mapping[str, Any]) -> Any:  # noqa: ANN401 - compared only

@@ -22,7 +22,7 @@ Documentation/ABI/testing/sysfs-devices-system-cpu (cache, smt, intel_pstate, cp
 _MAX_TEXT: Final = 65_536
 """Characters of one file that are read: /proc/cpuinfo has megabytes, of which the first CPU is enough."""
 _MAX_PACKAGES: Final = 2**31 - 1
-_MEM_TOTAL: Final = re.compile(r"Node +[0-9]+ +MemTotal: +([0-9]+) kB")
+_MEM_TOTAL: Final = re.compile(r"^(?:Node +[0-9]+ +)?MemTotal: +([0-9]+) kB", re.MULTILINE)
 _MODEL_NAME: Final = re.compile(r"^model name[ \t]*:[ \t]*(.*)$", re.MULTILINE)
 
 SYSTEMD: Final = "systemd"
@@ -94,15 +94,20 @@ def read_cpus(sysfs: Path) -> tuple[Cpu, ...] | None:
     )
 
 
-def read_memory(sysfs: Path) -> dict[int, int]:
-    """Bytes of memory by NUMA node; empty if sysfs does not say."""
-    memory: dict[int, int] = {}
-    for node in sorted(_list(sysfs / _NODES / "online") or ()):
-        with suppress(OSError, ValueError):
-            text = (sysfs / _NODES / f"node{node}" / "meminfo").read_text(encoding="ascii")
-            if match := _MEM_TOTAL.search(text):
-                memory[node] = int(match[1]) * 1024
-    return memory
+def read_memory(sysfs: Path, procfs: Path) -> dict[int, int]:
+    """Bytes of memory by NUMA node; all of it as that of node 0 where the kernel knows no such nodes."""
+    nodes = sorted(_list(sysfs / _NODES / "online") or ())
+    memory = {node: _total_bytes(sysfs / _NODES / f"node{node}" / "meminfo") for node in nodes}
+    memory = memory or {0: _total_bytes(procfs / "meminfo")}
+    return {node: size_bytes for node, size_bytes in memory.items() if size_bytes}
+
+
+def _total_bytes(meminfo: Path) -> int:
+    """Bytes of memory by a file of the kernel; 0 if it does not say."""
+    with suppress(OSError, ValueError):
+        if match := _MEM_TOTAL.search(meminfo.read_text(encoding="ascii")):
+            return int(match[1]) * 1024
+    return 0
 
 
 def read_processor(sysfs: Path, procfs: Path) -> Processor:

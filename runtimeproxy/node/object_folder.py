@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtimeproxy.cgroups.pace import rest
-from runtimeproxy.node.documents import InputError, parse_documents, printable, shortened
-from runtimeproxy.node.input_file import GRACE_S, Parsed, WatchedFile
+from runtimeproxy.documents.reading import InputError, parse_documents, printable, shortened
+from runtimeproxy.node.input_file import ParsedInput, WatchedFile
 from runtimeproxy.node.objects import (
     MAX_CONFIG_MAP_BYTES,
     ConfigMapObject,
@@ -117,12 +117,14 @@ class ObjectFolder:
             text = f"{printable(self.folder)}: has more than {MAX_FILES} files; the others do not count"
             problems.append(text)
         files = [self._files[name] for name in sorted(self._files)]
-        self.found, doubles = _joined(files)
+        self.found, doubles, counting = _joined(files)
         if len(doubles) > MAX_NOTES:
             doubles[MAX_NOTES:] = [f"{len(doubles) - MAX_NOTES} more objects and keys are there twice"]
         self.problems = (
             *problems,
             *(text for file in files for text in file.problems),
+            # Of a file that was renamed everything is in another one.
+            *(file.withdrawal for file in files if file.withdrawal and printable(file.path) in counting),
             *doubles,
             *self._foreign(files),
         )
@@ -168,7 +170,7 @@ class ObjectFolder:
                 stamp = entry["stamp"]
                 file.restore(parsed, tuple(stamp) if stamp and not parsed.problems else None)
                 self._files[name] = file
-        self.found, _ = _joined([self._files[name] for name in sorted(self._files)])
+        self.found, _, _ = _joined([self._files[name] for name in sorted(self._files)])
 
     def _names(self) -> tuple[list[str], list[str], list[str]]:
         """Names of the files that count, problems and notes."""
@@ -193,7 +195,7 @@ class ObjectFolder:
             return WatchedFile(path, MAX_FILE_BYTES, self._parse_objects)
         return WatchedFile(path, MAX_CONFIG_MAP_BYTES, lambda data, _: _parse_key(name, data))
 
-    def _parse_objects(self, data: bytes, before: FileObjects | None) -> Parsed[FileObjects]:
+    def _parse_objects(self, data: bytes, before: FileObjects | None) -> ParsedInput[FileObjects]:
         documents = parse_documents(data)
         if not documents:
             # A file that is being written is empty at first.
@@ -207,12 +209,11 @@ class ObjectFolder:
                 f"has an object without kind or name, and {_no_longer(lost)}; is it half written?"
             )
         # It may be cut between two objects, or in a name: that cannot be told from another text.
-        problem = f"{_no_longer(lost)}; what was there before stays for {GRACE_S:.0f} s"
         later = parsed._replace(value=parsed.value._replace(lost=EMPTY))
         source = [*parsed.source, *(each.source for each in lost.values())]
-        return parsed._replace(source=source, problems=(*parsed.problems, problem), later=later)
+        return parsed._replace(source=source, later=later, lost=_no_longer(lost))
 
-    def _parse_documents(self, documents: list[Any], before: FileObjects | None) -> Parsed[FileObjects]:
+    def _parse_documents(self, documents: list[Any], before: FileObjects | None) -> ParsedInput[FileObjects]:
         objects: dict[Kind, Object] = {}
         problems: list[str] = []
         notes: list[str] = []
@@ -233,7 +234,7 @@ class ObjectFolder:
                 kept = "; what was there before stays" if old is not None else ""
                 problems.append(f"{each.kind}: {each.reason}{kept}")
             else:
-                notes.append(each.reason)
+                (problems if each.is_misspelled else notes).append(each.reason)
                 if each.of_other_node is not None:
                     of_other_nodes.add(each.of_other_node)
         notes = list(dict.fromkeys(notes))
@@ -246,7 +247,7 @@ class ObjectFolder:
             lost={kind: each for kind, each in known.items() if kind not in objects},
         )
         source = [each.source for each in objects.values()]
-        return Parsed(value, source, tuple(problems), tuple(notes))
+        return ParsedInput(value, source, tuple(problems), tuple(notes))
 
 
 def _no_longer(lost: Iterable[Kind]) -> str:
@@ -265,7 +266,7 @@ def _counts(name: str) -> bool:
     return name.endswith(SUFFIXES) or ("." not in name and not name.endswith("~"))
 
 
-def _parse_key(name: str, data: bytes) -> Parsed[FileObjects]:
+def _parse_key(name: str, data: bytes) -> ParsedInput[FileObjects]:
     """A key of a mounted ConfigMap, as a ConfigMap that has it alone."""
     try:
         text = data.decode("utf-8-sig")
@@ -275,43 +276,58 @@ def _parse_key(name: str, data: bytes) -> Parsed[FileObjects]:
         raise InputError("is empty; delete the file to withdraw what was in it")
     value = ConfigMapObject(data=config_map_data({name: text}))
     document = {"kind": Kind.CONFIG_MAP.value, "metadata": {"name": CONFIG_MAP}, "data": {name: text}}
-    return Parsed(FileObjects({Kind.CONFIG_MAP: Object(Kind.CONFIG_MAP, value, document)}), [document])
+    return ParsedInput(FileObjects({Kind.CONFIG_MAP: Object(Kind.CONFIG_MAP, value, document)}), [document])
 
 
-def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[str]]:
-    """What the files give together, and problems: the first object counts, those that are gone come last."""
+class _ObjectPart(NamedTuple):
+    """An object, or a key of the ConfigMap, and the path of the file that gives it."""
+
+    path: str
+    value: object
+    is_present: bool
+
+
+def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[str], set[str]]:
+    """What the files give together, problems, and the paths of files that give something which is gone.
+
+    The first object counts; those that are gone come last.
+    """
     if not files:
-        return FolderObjects(), []
+        return FolderObjects(), [], set()
     from runtimeproxy.slo.loading import NodeSlo, Text  # only where there is something to read
 
-    config: dict[str, Text] = {}
-    single: dict[Kind, tuple[str, Object]] = {}
+    parts: dict[tuple[Kind, str], _ObjectPart] = {}
     problems: list[str] = []
-
-    def report_double(what: str, path: str, first: str) -> None:
-        problems.append(f"{path}: {what} is in {first}, too, which counts")
-
     for path, objects, is_present in _by_presence(files):
-        for kind, each in objects.items():
-            if isinstance(each.value, ConfigMapObject):
-                for key, text in each.value.data.items():
-                    if key in config and is_present:
-                        report_double(shortened(key), path, config[key].file)
-                    config.setdefault(key, Text(path, text))
-            else:
-                if kind in single and is_present:
-                    report_double(kind, path, single[kind][0])
-                single.setdefault(kind, (path, each))
-    values = {kind: each.value for kind, (_, each) in single.items()}
+        for (kind, key), value in _parts_of(objects):
+            first = parts.get((kind, key))
+            if first is None:
+                parts[kind, key] = _ObjectPart(path, value, is_present)
+            elif is_present:
+                what = shortened(key) if kind is Kind.CONFIG_MAP else kind
+                problems.append(f"{path}: {what} is in {first.path}, too, which counts")
+    of_map = {key: part for (kind, key), part in parts.items() if kind is Kind.CONFIG_MAP}
+    config = {key: Text(part.path, str(part.value)) for key, part in of_map.items()}
+    single = {kind: part for (kind, _), part in parts.items() if kind is not Kind.CONFIG_MAP}
+    values = {kind: part.value for kind, part in single.items()}
     node, topology, slo = (values.get(kind) for kind in (Kind.NODE, Kind.TOPOLOGY, Kind.NODE_SLO))
     joined = FolderObjects(
         config=config,
         node=node if isinstance(node, NodeObject) else None,
         topology=topology if isinstance(topology, TopologyFacts) else None,
-        node_slo=NodeSlo(single[Kind.NODE_SLO][0], slo.spec) if isinstance(slo, NodeSloObject) else None,
+        node_slo=NodeSlo(single[Kind.NODE_SLO].path, slo.spec) if isinstance(slo, NodeSloObject) else None,
         unknown=_unknown(files) - {*single, *([Kind.CONFIG_MAP] if config else [])},
     )
-    return joined, problems
+    return joined, problems, {part.path for part in parts.values() if not part.is_present}
+
+
+def _parts_of(objects: Mapping[Kind, Object]) -> Iterator[tuple[tuple[Kind, str], object]]:
+    """The objects, and in place of the ConfigMap its keys."""
+    for kind, each in objects.items():
+        if isinstance(each.value, ConfigMapObject):
+            yield from (((kind, key), text) for key, text in each.value.data.items())
+        else:
+            yield (kind, ""), each.value
 
 
 def _unknown(files: list[WatchedFile[FileObjects]]) -> frozenset[Kind]:
@@ -430,6 +446,6 @@ class StrategyTexts:
         }
         self._loaded = loaded
         self.is_unknown = bool(bad) and not loaded.good
-        self.found_problems = tuple(problem for problem in loaded.problems if not problem.is_warning)
+        self.found_problems = tuple(problem for problem in loaded.problems if problem.needs_attention)
         self.problems = tuple(map(str, self.found_problems))
-        self.notes = tuple(str(problem) for problem in loaded.problems if problem.is_warning)
+        self.notes = tuple(str(problem) for problem in loaded.problems if not problem.needs_attention)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from runtimeproxy.node.documents import (
+from runtimeproxy.documents.reading import (
     InputError,
     cpus_of,
     kind_of,
@@ -26,6 +26,7 @@ from runtimeproxy.node.documents import (
 from runtimeproxy.node.machine import Processor
 from runtimeproxy.node.snapshot import EMPTY, Pool
 from runtimeproxy.slo.names import CONFIG_MAP
+from runtimeproxy.slo.spelling import did_you_mean, nearest
 from runtimeproxy.units import format_cpu_list
 
 MAX_ANNOTATIONS_BYTES: Final = 256 * 1024
@@ -68,6 +69,8 @@ class NodeObject(NamedTuple):
     capacity: Mapping[str, int] = EMPTY
     """By resource: `cpu` in millicores, all else in bytes or numbers."""
     allocatable: Mapping[str, int] = EMPTY
+    kubelet_version: str = ""
+    """Such as `v1.37.2`; empty: it does not say."""
 
 
 class NodeSloObject(NamedTuple):
@@ -127,6 +130,8 @@ class Ignored(NamedTuple):
     reason: str
     of_other_node: Kind | None = None
     """Its kind, if it is about another node."""
+    is_misspelled: bool = False
+    """Its kind or name is nearly one that is read."""
 
 
 class Reader(NamedTuple):
@@ -149,7 +154,9 @@ class Reader(NamedTuple):
             kind = Kind(name if isinstance(name, str) else "")
         except ValueError:
             what = shortened(name) if isinstance(name, str) and name else "an object without kind"
-            return Ignored(f"{what} is not read; {', '.join(Kind)} are")
+            guess = nearest(what, Kind)
+            reason = f"{what} is not read; {', '.join(Kind)} are{did_you_mean(guess)}"
+            return Ignored(reason, is_misspelled=bool(guess))
         try:
             return self._read(kind, document)
         except InputError as error:
@@ -163,7 +170,9 @@ class Reader(NamedTuple):
         wanted = CONFIG_MAP if kind is Kind.CONFIG_MAP else self.node_name
         if name != wanted:
             of_other_node = None if kind is Kind.CONFIG_MAP else kind
-            return Ignored(f"{kind} {shortened(repr(name))} is not read; {wanted} is", of_other_node)
+            guess = nearest(name, [wanted]) if of_other_node is None else ""
+            reason = f"{kind} {shortened(repr(name))} is not read; {wanted} is{did_you_mean(guess)}"
+            return Ignored(reason, of_other_node, is_misspelled=bool(guess))
         match kind:
             case Kind.CONFIG_MAP:
                 data = config_map_data(document.get("data"))
@@ -204,12 +213,14 @@ def _node(name: str, metadata: Mapping[str, Any], document: Mapping[str, Any]) -
         for key in ("capacity", "allocatable"):
             with within(key):
                 resources[key] = quantities_of(status.get(key))
-    value = NodeObject(labels=labels, annotations=annotations, **resources)
+        with within("nodeInfo"), within("kubeletVersion"):
+            version = text_of(mapping_of(status.get("nodeInfo")).get("kubeletVersion"))
+    value = NodeObject(labels=labels, annotations=annotations, kubelet_version=version, **resources)
     source = _source(
         Kind.NODE,
         name,
         metadata={"labels": labels, "annotations": annotations},
-        status={key: status.get(key) for key in resources},
+        status={**{key: status.get(key) for key in resources}, "nodeInfo": {"kubeletVersion": version}},
     )
     return Object(Kind.NODE, value, source)
 

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
-from runtimeproxy.qos import PRIORITY_CLASS_LABEL, QoSClass
-from runtimeproxy.slo.strategies import PodStrategy, PodTraits, Strategies
+from runtimeproxy.qos import PRIORITY_CLASS_LABEL, KubeQoSClass, QoSClass
+from runtimeproxy.slo.strategies import PodStrategy, Strategies, StrategyTraits
 
 EMPTY: Final[Mapping[Any, Any]] = MappingProxyType({})
 
@@ -112,8 +112,11 @@ class KubeletFacts(NamedTuple):
     """`kubeReserved` and `systemReserved` together: `cpu` in millicores, all else in bytes or numbers."""
     static_cpus: Mapping[tuple[str, str], frozenset[int]] = EMPTY
     """CPUs that the CPU manager has given to one container alone, by pod uid and container name."""
-    has_memory_qos: bool = False
-    """Whether its feature MemoryQoS is on: then it writes `memory.min` of the QoS classes itself."""
+    class_memory: Mapping[KubeQoSClass, frozenset[str]] = EMPTY
+    """Parameters that its feature MemoryQoS writes to the cgroups of QoS classes each minute, on cgroup
+    version 2; GUARANTEED stands for that of all pods. All that it may write if `version` is empty."""
+    version: str = ""
+    """Such as `v1.37.2`; empty: not known."""
 
 
 class Pool(NamedTuple):
@@ -174,7 +177,7 @@ class LivePod(NamedTuple):
     """Whether the kubelet runs it from a file: the API server cannot evict it."""
 
 
-class PodLike(PodTraits, Protocol):
+class PodLike(StrategyTraits, Protocol):
     """A pod, as far as a node's inputs depend on it; a `PodView` is one."""
 
     @property
@@ -240,7 +243,7 @@ class Node:
         of_pods = {Input.PRIORITY} if is_withdrawn else {Input.PRIORITY, Input.POD_REQUESTS}
         object.__setattr__(self, "unsure", unknown | of_pods)
 
-    def strategy_for(self, pod: PodTraits) -> PodStrategy:
+    def strategy_for(self, pod: StrategyTraits) -> PodStrategy:
         """The strategies that count for a pod, its own annotations included; in any thread."""
         return self.strategies.for_pod(pod)
 

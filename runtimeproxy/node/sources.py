@@ -16,9 +16,9 @@ from runtimeproxy.cgroups.pace import with_rests
 from runtimeproxy.errors import described
 from runtimeproxy.folder_events import FolderEvents, open_inotify
 from runtimeproxy.node.api_server import ApiServerInputs
-from runtimeproxy.node.derived import SharedCpus
+from runtimeproxy.node.derived import SharedCpus, empty_pools
 from runtimeproxy.node.facts import NodeReader
-from runtimeproxy.node.inputs import Look, NodeInputs, Places
+from runtimeproxy.node.inputs import InputPlaces, InputsReading, NodeInputs
 from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus, Pools
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _NOT_MISSED: Final = frozenset({Input.POD_REQUESTS})
 """Inputs that many nodes do not have: kubelets before 1.33 write none."""
 
 
-class WatchSettings(NamedTuple):
+class InputWatchSettings(NamedTuple):
     """How the inputs are watched."""
 
     poll_s: float = 1.0
@@ -73,7 +73,6 @@ class NodeSources:
         on_pods_changed: Called with a new snapshot, and the uids of pods of which the API server says
             something else than before; None: not called.
         settled: Set once everything has been looked at.
-        problems: What is there and cannot be used: path, place and reason.
         notes: What is there and is not used.
         strategy_problems: Those of the problems that are about strategies.
         look_began_s: When the look began that has not ended, in seconds since the epoch; None for none.
@@ -85,10 +84,10 @@ class NodeSources:
 
     def __init__(
         self,
-        places: Places,
+        places: InputPlaces,
         executor: Executor,
         allocations: Mapping[str, PodCpus] | None = None,
-        settings: WatchSettings | None = None,
+        settings: InputWatchSettings | None = None,
         api_server: ApiServerInputs | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -98,7 +97,7 @@ class NodeSources:
         self.looked_s: float | None = None
         self._executor = executor
         self._allocations = allocations
-        self._settings = settings or WatchSettings()
+        self._settings = settings or InputWatchSettings()
         self._clock = clock
         self._facts = NodeReader(places.sysfs, places.cgroup_root, clock)
         self._inputs = NodeInputs(places, self._facts, api_server)
@@ -114,7 +113,8 @@ class NodeSources:
         self._pools: Pools | None = None
         self._pools_generation = 0
         self._reported_pools: Pools | None = None
-        self.problems: tuple[str, ...] = ()
+        self._of_look: tuple[str, ...] = ()
+        self._of_pools: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
         self.strategy_problems: tuple[StrategyProblem, ...] = ()
         self.look_began_s: float | None = None
@@ -161,6 +161,11 @@ class NodeSources:
             return self.latest
 
     @property
+    def problems(self) -> tuple[str, ...]:
+        """What is there and cannot be used: path, place and reason; and pools without a CPU."""
+        return (*self._of_look, *self._of_pools)
+
+    @property
     def summary(self) -> str:
         """A part of the status line; empty if everything is known and usable."""
         unknown = [
@@ -185,7 +190,7 @@ class NodeSources:
     async def run(self) -> None:
         """Watches until it is cancelled."""
         await self.restore()
-        job: Future[tuple[Look, str | None]] | None = None
+        job: Future[tuple[InputsReading, str | None]] | None = None
         is_first = True
         try:
             while True:
@@ -221,7 +226,7 @@ class NodeSources:
             self._allocations = allocations
             self._announce(frozenset())
 
-    def _look(self, is_first: bool) -> tuple[Look, str | None]:
+    def _look(self, is_first: bool) -> tuple[InputsReading, str | None]:
         """In the executor's thread: a look, after the watches are renewed so that no event is missed."""
         reasons = [reason for events in self._events if (reason := events.try_renew()) is not None]
         read = partial(self._guarded, partial(self._inputs.look, self._clock(), is_first=is_first))
@@ -229,14 +234,14 @@ class NodeSources:
         look = read() if is_first else with_rests(read)
         return look, next(filter(None, reasons), "") if reasons else None
 
-    def _guarded(self, read: Callable[[], Look]) -> Look:
+    def _guarded(self, read: Callable[[], InputsReading]) -> InputsReading:
         """Nothing that is read may end the watch, whatever it makes of the code."""
         try:
             return read()
         except Exception as error:
             logger.debug("node: internal error", exc_info=True)
             problem = f"internal error: {described(error)}; what was there before stays"
-            return Look(
+            return InputsReading(
                 self._base,
                 frozenset(),
                 (problem,),
@@ -246,14 +251,14 @@ class NodeSources:
                 shared=self._shared,
             )
 
-    def _publish(self, look: Look) -> bool:
+    def _publish(self, look: InputsReading) -> bool:
         """Makes the look's node the present one; returns whether something has changed."""
         self._base, self._shared = look.node, look.shared
-        self.problems, self.notes = look.problems, look.notes
+        self._of_look, self.notes = look.problems, look.notes
         self.strategy_problems = look.strategy_problems
         self._report(look.problems, logging.WARNING)
         self._report(look.notes, logging.INFO)
-        self._reported &= {*look.problems, *look.notes}
+        self._reported &= {*self.problems, *look.notes}
         has_changed = self._announce(look.changed)
         if look.changed_pods and self.on_pods_changed is not None:
             self.on_pods_changed(self.latest, look.changed_pods)
@@ -264,6 +269,8 @@ class NodeSources:
         node = self._renewed()
         if node.pools != self._reported_pools:
             changed |= {Input.POOLS}
+            self._of_pools = empty_pools(node.pools, is_computed=self._shared is not None)
+            self._report(self._of_pools, logging.WARNING)
         self._reported_pools = node.pools
         if changed and self.on_change is not None:
             self.on_change(node, changed)
@@ -293,7 +300,7 @@ class NodeSources:
             logger.info("node: the kernel reports changes of files now")
         self.polling_reason = no_events or ""
 
-    async def _rest(self, look: Look, no_events: str | None) -> None:
+    async def _rest(self, look: InputsReading, no_events: str | None) -> None:
         """Waits until it is time for the next look."""
         needs_polling = bool(no_events) or look.needs_polling
         rest_s = self._settings.poll_s if needs_polling else self._settings.rescan_s

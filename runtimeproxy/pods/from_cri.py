@@ -14,11 +14,13 @@ from google.protobuf.message import Message
 
 from cri_api.parsing import parse
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.pods.long_json import read_json
+from runtimeproxy.documents.long_json import read_json
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import (
     SCALARS,
+    bounded,
     compact,
+    kept_annotations,
     overlay,
     read_resources,
     resources_from_json,
@@ -49,8 +51,8 @@ def listed_pod(item: api_pb2.PodSandbox | api_pb2.PodSandboxStatus) -> PodRecord
         namespace=intern(about.namespace),
         uid=about.uid,
         attempt=about.attempt,
-        labels=compact(item.labels),
-        annotations=compact(item.annotations),
+        labels=compact(bounded(item.labels)),
+        annotations=kept_annotations(bounded(item.annotations)),
         runtime_handler=item.runtime_handler,
         state=Lifecycle.RUNNING if item.state == SANDBOX_READY else Lifecycle.STOPPED,
         detailed=False,
@@ -67,8 +69,8 @@ def listed_container(item: api_pb2.Container | api_pb2.ContainerStatus, pod_id: 
         pod_id=intern(pod_id),
         name=intern(item.metadata.name),
         attempt=item.metadata.attempt,
-        labels=compact(item.labels),
-        annotations=compact(item.annotations),
+        labels=compact(bounded(item.labels)),
+        annotations=kept_annotations(bounded(item.annotations)),
         state=CONTAINER_STATES.get(item.state, Lifecycle.STOPPED),
         detailed=False,
         recovered=True,

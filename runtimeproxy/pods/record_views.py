@@ -74,6 +74,11 @@ def recorded_container(
     )
 
 
+def container_in_force(record: ContainerRecord, pod: PodView) -> ContainerView:
+    """A container as recorded, with the values that the runtime has: hook servers see their own, too."""
+    return replace(recorded_container(record, pod), current=record.booked)
+
+
 def is_resize(updated: Resources) -> bool:
     """Whether an update resizes a container: the kubelet then sends all of its values.
 

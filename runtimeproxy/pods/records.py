@@ -12,7 +12,7 @@ from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.owners import PREFIX
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.node.snapshot import LivePod
-from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES, compact
+from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES, OF_THE_KUBELET, kept_annotations
 
 NO_CHANGES: Final[Mapping[str, str | None]] = MappingProxyType({})
 """The one empty mapping of changes that all records share."""
@@ -46,7 +46,7 @@ class PodRecord:
     labels: Mapping[str, str] = field(default_factory=_no_entries)
     """As sent to the runtime, with the changes of policies."""
     annotations: Mapping[str, str] = field(default_factory=_no_entries)
-    """As sent to the runtime, with the changes of policies."""
+    """As sent to the runtime, with the changes of policies, but for `LAST_APPLIED`."""
     label_changes: Mapping[str, str | None] = field(default_factory=_no_changes)
     """Changes of policies; None removes a label."""
     annotation_changes: Mapping[str, str | None] = field(default_factory=_no_changes)
@@ -201,10 +201,6 @@ class Book:
     """Of the kernel that all this is about: after a reboot nothing of it counts."""
 
 
-_OF_THE_KUBELET: Final = "kubernetes.io/config."
-"""Annotations that the kubelet adds. Source: Kubernetes pkg/kubelet/types, ConfigSourceAnnotationKey."""
-
-
 def with_live(record: PodRecord, live: LivePod) -> PodRecord:
     """The record with priority and annotations as the API server has them now.
 
@@ -213,13 +209,13 @@ def with_live(record: PodRecord, live: LivePod) -> PodRecord:
     kept = {
         key: text
         for key, text in record.annotations.items()
-        if record.recovered or key.startswith(_OF_THE_KUBELET)
+        if record.recovered or key.startswith(OF_THE_KUBELET)
     }
     annotations: dict[str, str | None] = {**kept, **live.annotations, **record.annotation_changes}
-    present = {key: text for key, text in annotations.items() if text is not None}
+    present = kept_annotations({key: text for key, text in annotations.items() if text is not None})
     if present == record.annotations:
         return record if live.priority == record.priority else replace(record, priority=live.priority)
-    return replace(record, annotations=compact(present), priority=live.priority)
+    return replace(record, annotations=present, priority=live.priority)
 
 
 Record: TypeAlias = PodRecord | ContainerRecord | CgroupRecord | Book

@@ -35,6 +35,17 @@ SCALARS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """Scalar fields: name here to name in the CRI. Source: CRI v1, message LinuxContainerResources."""
 
+LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+"""The pod's manifest as `kubectl apply` was given it, with the values of environment variables: never kept.
+Source: Kubernetes, LastAppliedConfigAnnotation."""
+
+MAX_KEPT_BYTES: Final = 256 * 1024
+"""Of a pod's or container's annotations, and of its labels; and a pod with more counts as one that cannot be
+read. Source: Kubernetes apimachinery, TotalAnnotationSizeLimitB."""
+
+OF_THE_KUBELET: Final = "kubernetes.io/config."
+"""Annotations that the kubelet adds. Source: Kubernetes pkg/kubelet/types, ConfigSourceAnnotationKey."""
+
 INTERNED_CHARS: Final = 128
 """Longer texts are not interned: they are rarely the same in two pods."""
 
@@ -160,6 +171,36 @@ def _integer(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_INT64:
         return 0
     return value
+
+
+def entries_bytes(entries: Mapping[str, str]) -> int:
+    """The size of labels or annotations as the API server counts them, without those of the kubelet.
+
+    What is above `MAX_KEPT_BYTES` is not counted to its end.
+    """
+    size_bytes = 0
+    for key in entries:
+        if not key.startswith(OF_THE_KUBELET):
+            size_bytes += _utf8_bytes(key) + _utf8_bytes(entries[key])
+            if size_bytes > MAX_KEPT_BYTES:
+                break
+    return size_bytes
+
+
+def _utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def kept_annotations(entries: Mapping[str, str]) -> Mapping[str, str]:
+    """A copy of annotations for a record, without the one that is never kept."""
+    if LAST_APPLIED in entries:
+        entries = {key: entries[key] for key in entries if key != LAST_APPLIED}
+    return compact(entries)
+
+
+def bounded(entries: Mapping[str, str]) -> Mapping[str, str]:
+    """Entries of the runtime's lists; none of an object with more than is kept."""
+    return entries if entries_bytes(entries) <= MAX_KEPT_BYTES else NO_ENTRIES
 
 
 def compact(entries: Mapping[str, str]) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
-from runtimeproxy.http2.client import CallError, UnaryCall, UnaryClient, request_block
+from runtimeproxy.http2.client import GrpcCall, GrpcClient, RpcError, request_block
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
@@ -96,8 +96,8 @@ class GrpcRuntimeClient:
         self._executor = executor
         self._failures = failures
         self._is_silent = False
-        self._client = UnaryClient(settings.target.removeprefix("unix:").removeprefix("//"))
-        self._calls: set[UnaryCall] = set()
+        self._client = GrpcClient(settings.target.removeprefix("unix:").removeprefix("//"))
+        self._calls: set[GrpcCall] = set()
         self._is_loaded = False
         self._service = SERVICES[0]
         self._status_has_resources = True
@@ -191,7 +191,7 @@ class GrpcRuntimeClient:
         """Ends the connection; calls under way fail."""
         self._client.close()
         for call in list(self._calls):
-            call.end(CallError(StatusCode.CANCELLED, "the connection is closed"))
+            call.end(RpcError(StatusCode.CANCELLED, "the connection is closed"))
 
     async def _ask(self, request: CriRequest[ResultT], timeout_s: float) -> ResultT | None:
         """The result of a request, or None for NOT_FOUND."""
@@ -212,7 +212,7 @@ class GrpcRuntimeClient:
     async def _call(self, method: str, request: bytes, timeout_s: float) -> bytes | None:
         """The bytes of the response, or None for NOT_FOUND; learns which of the services the runtime has."""
         outcome = await self._attempt(self._service, method, request, timeout_s)
-        if isinstance(outcome, CallError) and outcome.code == StatusCode.UNIMPLEMENTED:
+        if isinstance(outcome, RpcError) and outcome.code == StatusCode.UNIMPLEMENTED:
             # The runtime may be replaced by another version, so the choice of the service is not final.
             other = SERVICES[1] if self._service == SERVICES[0] else SERVICES[0]
             outcome = await self._attempt(other, method, request, timeout_s)
@@ -224,12 +224,10 @@ class GrpcRuntimeClient:
             return None
         raise RuntimeUnavailableError(f"{method}: {outcome}")
 
-    async def _attempt(
-        self, service: str, method: str, request: bytes, timeout_s: float
-    ) -> bytes | CallError:
-        ended: asyncio.Future[bytes | CallError] = asyncio.get_running_loop().create_future()
+    async def _attempt(self, service: str, method: str, request: bytes, timeout_s: float) -> bytes | RpcError:
+        ended: asyncio.Future[bytes | RpcError] = asyncio.get_running_loop().create_future()
 
-        def on_end(outcome: bytes | CallError) -> None:
+        def on_end(outcome: bytes | RpcError) -> None:
             if not ended.done():
                 ended.set_result(outcome)
 
@@ -244,10 +242,10 @@ class GrpcRuntimeClient:
             self._log(self._failures, method, outcome)
         return outcome
 
-    def _log(self, failures: FailureLog, method: str, outcome: bytes | CallError) -> None:
+    def _log(self, failures: FailureLog, method: str, outcome: bytes | RpcError) -> None:
         """Logs that the runtime hangs or is away, once per cause and interval, and that it answers again."""
         path = self._settings.target.removeprefix("unix:")
-        if isinstance(outcome, CallError) and outcome.code in _NO_ANSWER:
+        if isinstance(outcome, RpcError) and outcome.code in _NO_ANSWER:
             self._is_silent = True
             text = f"{_NO_ANSWER[outcome.code]}: {method}: {outcome}"
             failures.report(f"runtime {path}", outcome.code, text, runtime=path, reason=str(outcome))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from operator import attrgetter
 from typing import Final, Generic, Protocol, TypeVar
 
-from runtimeproxy.pods.checkpoint.codec import Kind, Saved
+from runtimeproxy.pods.checkpoint.codec import RowKind, Saved
 from runtimeproxy.pods.reconcile import joined_container, joined_pod, newer_container, newer_pod
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
@@ -32,7 +32,7 @@ class RecordIndex(Generic[RecordT]):
         group_of: The group of a record, for `members`.
     """
 
-    def __init__(self, store: PodStore, kind: Kind, group_of: Callable[[RecordT], str]) -> None:
+    def __init__(self, store: PodStore, kind: RowKind, group_of: Callable[[RecordT], str]) -> None:
         self._store = store
         self._kind = kind
         self._group_of = group_of
@@ -194,13 +194,13 @@ class PodStore:
     """
 
     def __init__(self) -> None:
-        self.pods: RecordIndex[PodRecord] = RecordIndex(self, Kind.POD, attrgetter("uid"))
+        self.pods: RecordIndex[PodRecord] = RecordIndex(self, RowKind.POD, attrgetter("uid"))
         self.containers: RecordIndex[ContainerRecord] = RecordIndex(
-            self, Kind.CONTAINER, attrgetter("pod_id")
+            self, RowKind.CONTAINER, attrgetter("pod_id")
         )
         self.event = 0
         self.listings = 0
-        self.on_change: Callable[[Kind, str, bool], None] | None = None
+        self.on_change: Callable[[RowKind, str, bool], None] | None = None
 
     def load(self, saved: Saved, since: int, *, outdated: int = 0) -> tuple[str, ...]:
         """Stores the records of a checkpoint, but for ids with an event in this process.

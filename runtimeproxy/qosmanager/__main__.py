@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy import __version__
@@ -13,14 +13,16 @@ from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH
 from runtimeproxy.config.sources import FLAGS, read
 from runtimeproxy.config.validation import combined_message
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.qosmanager import status
 
 if TYPE_CHECKING:
-    from runtimeproxy.qosmanager.manager import Configuration, Sampler
+    from runtimeproxy.qosmanager.manager import Configuration, SampleSource
 
 PROGRAM: Final = "koord-qos-manager"
 
 _FLAGS: Final = ("proxy.endpoint", "log.level", "log.format")
 """The keys of the configuration that have a flag here, too."""
+_STATUS_FLAGS: Final = ("proxy.endpoint",)
 
 _DESCRIPTION: Final = """\
 Computes from samples what pods may use at the moment: it suppresses the CPU of BE pods, lets throttled pods
@@ -38,15 +40,18 @@ examples:
       run with {DEFAULT_CONFIG_PATH}
   KOORD_RUNTIMEPROXY_QOSMANAGER_MODE=dry-run {PROGRAM} --log-format text
       compute and explain, and claim nothing
+  {PROGRAM} status
+      whether one runs on this node, and what its plugins do
 
 signals:
   SIGTERM       ends; claims count on until their lease ends, so that a restart changes no value
   SIGHUP        reloads the configuration; an invalid one changes nothing
 
 exit codes:
-  0    ended by SIGTERM
-  1    failure
+  0    ended by SIGTERM; of status: nothing is wrong, one runs or none is needed
+  1    failure; of status: strategies ask for what nothing does
   2    invalid flag, variable or configuration
+  3    of status: the daemon does not answer
 """
 
 
@@ -76,24 +81,41 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    _add_flags(parser, _FLAGS)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    text = "show whether a QoS manager runs on this node, and has to"
+    own = commands.add_parser("status", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    _add_flags(own, _STATUS_FLAGS, is_command=True)
+    status.add_arguments(own)
+    return parser
+
+
+def _add_flags(parser: argparse.ArgumentParser, names: Collection[str], *, is_command: bool = False) -> None:
+    """Adds flags of the configuration; those of a command leave what stands before it."""
+    default = argparse.SUPPRESS if is_command else None
     parser.add_argument(
         "--config",
         metavar="FILE",
+        default=default,
         help=f"configuration file in TOML (default: {DEFAULT_CONFIG_PATH}, if there)",
     )
     for flag in FLAGS:
-        if flag.name in _FLAGS:
+        if flag.name in names:
             parser.add_argument(
                 flag.option,
                 dest=flag.destination,
                 metavar=flag.metavar,
+                default=default,
                 choices=flag.choices or None,
                 help=f"{flag.help} (default: {flag.default})",
             )
-    return parser
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "status":
+        found = status.shown(read(arguments, os.environ).settings, arguments.output)
+        print(found.text, file=sys.stderr if found.code == status.NO_DAEMON else sys.stdout)
+        return found.code
     _import_asyncio_without_tls()
     from runtimeproxy.qosmanager.manager import all_plugins, configured, run
 
@@ -124,7 +146,7 @@ def _import_asyncio_without_tls() -> None:
         del sys.modules["ssl"]
 
 
-def _sampler(configuration: Configuration) -> Sampler:
+def _sampler(configuration: Configuration) -> SampleSource:
     from pathlib import Path
 
     from runtimeproxy.cgroups.mounts import find_mounts

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.qosmanager.client import ClaimsRefusedError
 from runtimeproxy.qosmanager.plugin import Claim, Eviction, EvictionOutcome, EvictionResult, Role, Target
+from runtimeproxy.vocabulary import MOST_EVICTION_REASON_BYTES
 
 if TYPE_CHECKING:
     from cri_api.runtimeproxy.v1 import api_pb2
     from runtimeproxy.logs import FailureLog
-    from runtimeproxy.qosmanager.client import Connection
+    from runtimeproxy.qosmanager.client import DaemonConnection
 
 CLAIMS_S: Final = 30.0
 """How long the daemon may take to write values."""
@@ -31,9 +32,6 @@ REFUSED_S: Final = 30.0
 """When a claim that was refused is sent again."""
 TAKEN_OVER_S: Final = 30.0
 """When a plugin whose session was taken over looks whether the other session has ended."""
-
-_MAX_REASON_BYTES: Final = 1024
-"""Of an eviction. Source: api.proto, EvictRequest.reason."""
 
 _TAKEN_OVER: Final = "another process sets the claims of this plugin"
 
@@ -54,14 +52,14 @@ class ClaimSession:
         self._failures = failures
         self._clock = clock
         self._session = uuid.uuid4().hex
-        self._connection: Connection | None = None
+        self._connection: DaemonConnection | None = None
         self._sequence = 0
         self._held: dict[_Key, Claim] = {}
         self._is_whole_due = False
         self._refused: dict[_Key, tuple[Claim, float]] = {}
         """The claim that was refused, and when it is sent again."""
         self._renewed_s = 0.0
-        self._released_on: Connection | None = None
+        self._released_on: DaemonConnection | None = None
         self._blocked_until_s = 0.0
 
     @property
@@ -74,7 +72,7 @@ class ClaimSession:
         """What the daemon has."""
         return tuple(self._held.values())
 
-    async def take_over(self, connection: Connection) -> list[Claim]:
+    async def take_over(self, connection: DaemonConnection) -> list[Claim]:
         """Returns the claims that count in the daemon, which are this session's from now on.
 
         The daemon is asked once for each connection.
@@ -103,7 +101,7 @@ class ClaimSession:
         self._connection, self._released_on, self._blocked_until_s = connection, None, 0.0
         return list(self._held.values())
 
-    async def _check_other(self, connection: Connection) -> None:
+    async def _check_other(self, connection: DaemonConnection) -> None:
         """Leaves the claims to the session that took over, as long as it renews them."""
         from cri_api.runtimeproxy.v1 import api_pb2
 
@@ -115,7 +113,7 @@ class ClaimSession:
                 self._blocked_until_s = self._clock() + TAKEN_OVER_S
                 raise ClaimsRefusedError(_TAKEN_OVER)
 
-    async def set(self, connection: Connection, wanted: Iterable[Claim]) -> None:
+    async def set(self, connection: DaemonConnection, wanted: Iterable[Claim]) -> None:
         """Has the daemon hold these claims and no others, or renews their lease.
 
         Raises:
@@ -136,7 +134,7 @@ class ClaimSession:
             await self._send(connection, sendable, new, ended)
 
     async def _send(
-        self, connection: Connection, wanted: dict[_Key, Claim], new: list[Claim], ended: list[Claim]
+        self, connection: DaemonConnection, wanted: dict[_Key, Claim], new: list[Claim], ended: list[Claim]
     ) -> None:
         from cri_api.runtimeproxy.v1 import api_pb2
 
@@ -159,7 +157,7 @@ class ClaimSession:
         self._report(new, response)
 
     async def _request(
-        self, connection: Connection, claims: Sequence[Claim], ended: Sequence[Claim] = ()
+        self, connection: DaemonConnection, claims: Sequence[Claim], ended: Sequence[Claim] = ()
     ) -> api_pb2.SetClaimsResponse:
         from cri_api.runtimeproxy.v1 import api_pb2
         from runtimeproxy.qosmanager.from_api import claim_message, key_message
@@ -202,7 +200,7 @@ class ClaimSession:
             text = f"{failed.field} of {failed.target or failed.cgroup} was not written: {failed.error}"
             self._failures.report(self._owner, ("failed", failed.field, failed.error), text)
 
-    async def release(self, connection: Connection) -> None:
+    async def release(self, connection: DaemonConnection) -> None:
         """Ends all claims of the plugin, also those of a process before this one; once for each connection.
 
         Raises:
@@ -224,7 +222,7 @@ class ClaimSession:
         self._report_failed(response.failed)
 
     async def evict(
-        self, connection: Connection, evictions: Sequence[Eviction], *, is_dry_run: bool
+        self, connection: DaemonConnection, evictions: Sequence[Eviction], *, is_dry_run: bool
     ) -> list[EvictionResult]:
         """Proposes evictions one after the other; returns what became of each.
 
@@ -236,7 +234,7 @@ class ClaimSession:
 
         results: list[EvictionResult] = []
         for each in evictions:
-            reason = cut_bytes(each.reason, _MAX_REASON_BYTES)
+            reason = cut_bytes(each.reason, MOST_EVICTION_REASON_BYTES)
             request = api_pb2.EvictRequest(
                 pod_uid=each.pod_uid, owner=self._owner, reason=reason, is_dry_run=is_dry_run
             )
@@ -267,6 +265,6 @@ def _is_same(one: Claim | None, other: Claim) -> bool:
 
 def claim_text(claim: Claim) -> str:
     """A claim for people."""
-    target = f"{claim.target.level.replace('_', ' ')} {claim.target.id}".strip()
+    target = f"{claim.target.level.replace('-', ' ')} {claim.target.id}".strip()
     sign = {Role.ADD: "+", Role.AT_MOST: "at most ", Role.SET: ""}[claim.role]
     return f"{claim.field} {sign}{claim.value} of {target}"

@@ -14,8 +14,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError
-from runtimeproxy.qosmanager.snapshot import Node, Pod, Source, Strategies
+from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError, StatusCode
+from runtimeproxy.http2.client import GrpcClient, RpcError
+from runtimeproxy.qosmanager.snapshot import Node, Pod, SnapshotSource, Strategies
+from runtimeproxy.stubs import MAX_ANSWER_BYTES, async_stub
 
 if TYPE_CHECKING:
     from cri_api.runtimeproxy.v1 import api_pb2
@@ -33,12 +35,18 @@ CALL_S: Final = 5.0
 """How long the daemon may take to answer a question; then it counts as away."""
 
 _REFUSALS: Final = frozenset(
-    ("NOT_FOUND", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED", "UNIMPLEMENTED")
+    {
+        StatusCode.NOT_FOUND,
+        StatusCode.INVALID_ARGUMENT,
+        StatusCode.FAILED_PRECONDITION,
+        StatusCode.RESOURCE_EXHAUSTED,
+        StatusCode.UNIMPLEMENTED,
+    }
 )
 """Statuses of a daemon that is there. Source: api.proto."""
 _TEXTS: Final = {
-    "DEADLINE_EXCEEDED": "the daemon does not answer in time",
-    "UNIMPLEMENTED": "this daemon has no such API: a newer version is needed",
+    StatusCode.DEADLINE_EXCEEDED: "the daemon does not answer in time",
+    StatusCode.UNIMPLEMENTED: "this daemon has no such API: a newer version is needed",
 }
 
 _CallT = TypeVar("_CallT")
@@ -63,7 +71,7 @@ class Observed:
     """Of pods, node and strategies: each is larger after each change of it."""
     problems: tuple[str, ...]
     """What cannot be used of what it has sent."""
-    source: Source
+    source: SnapshotSource
     """The messages behind all that."""
 
 
@@ -100,7 +108,7 @@ class _Known:
         return "" if self.strategies is not None else "the strategies of the node"
 
 
-class Connection:
+class DaemonConnection:
     """One connection, from its first answer to its first failure.
 
     Args:
@@ -118,7 +126,7 @@ class Connection:
         self,
         method: Callable[..., Awaitable[_CallT]],
         request: object,
-        **options: Any,  # noqa: ANN401 - those of gRPC
+        **options: Any,  # noqa: ANN401 - those of the method
     ) -> _CallT:
         """Makes a call and waits for its response.
 
@@ -126,26 +134,16 @@ class Connection:
             DaemonAwayError: the daemon is away; the connection ends.
             ClaimsRefusedError: it refuses the call as such.
         """
-        import grpc
-
         if self.lost.done():
-            # The channel may be closed already; a call on it would be an error of this program.
             raise DaemonAwayError(self.lost.result())
         try:
             return await method(request, **options)
-        except grpc.aio.AioRpcError as error:
-            code = error.code().name
-            reason = _TEXTS.get(code) or _plain(error.details() or "") or code
-            if code in _REFUSALS:
+        except RpcError as error:
+            reason = _TEXTS.get(error.code) or error.text.removeprefix(MESSAGE_PREFIX) or error.code.name
+            if error.code in _REFUSALS:
                 raise ClaimsRefusedError(reason) from error
             self.end(reason)
-            raise DaemonAwayError(reason) from error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self.lost.done() and task is not None and not task.cancelling():
-                # The call was cancelled with the channel, not the caller.
-                raise DaemonAwayError(self.lost.result()) from None
-            raise
+            raise DaemonAwayError(self.lost.result()) from error
 
     def end(self, reason: str) -> None:
         """Has the connection end."""
@@ -170,12 +168,12 @@ class DaemonClient:
         self._failures = failures
         self._known = _Known()
         self._observed: Observed | None = None
-        self._connection: Connection | None = None
+        self._connection: DaemonConnection | None = None
         self.problem = "not connected yet"
         self.changed = asyncio.Event()
 
     @property
-    def connection(self) -> Connection | None:
+    def connection(self) -> DaemonConnection | None:
         """The present one; None while the daemon is away."""
         connection = self._connection
         return connection if connection is not None and not connection.lost.done() else None
@@ -199,7 +197,7 @@ class DaemonClient:
             messages: Sequence[api_pb2.Pod] = [known.messages[pod.sandbox_id] for pod in pods]
             if before is not None and before.versions[0] == known.pods_version:
                 messages = before.source.pods
-            source = Source(messages, known.node_message)
+            source = SnapshotSource(messages, known.node_message)
             self._observed = Observed(tuple(pods), known.node, known.strategies, versions, problems, source)
         return self._observed
 
@@ -236,21 +234,19 @@ class DaemonClient:
         self.changed.set()
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Connection]:
-        import grpc.aio
+    async def _connected(self) -> AsyncIterator[DaemonConnection]:
+        from cri_api.runtimeproxy.v1 import api_pb2
 
-        from cri_api.runtimeproxy.v1.api_pb2_grpc import AdminStub, RuntimeProxyStub
+        services = api_pb2.DESCRIPTOR.services_by_name
+        client = GrpcClient(self._path, MAX_ANSWER_BYTES, reconnects=False)
+        try:
+            yield DaemonConnection(
+                async_stub(client, services["Admin"]), async_stub(client, services["RuntimeProxy"])
+            )
+        finally:
+            client.abort()
 
-        options = (
-            ("grpc.default_authority", "localhost"),
-            ("grpc.max_receive_message_length", -1),
-            # Else it would share the pauses between attempts with the channels before it.
-            ("grpc.use_local_subchannel_pool", 1),
-        )
-        async with grpc.aio.insecure_channel(f"unix:{self._path}", options=options) as channel:
-            yield Connection(AdminStub(channel), RuntimeProxyStub(channel))
-
-    async def _serve(self, connection: Connection) -> str:
+    async def _serve(self, connection: DaemonConnection) -> str:
         """Follows pods and node until the connection fails; returns why."""
         loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = {
@@ -274,7 +270,7 @@ class DaemonClient:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _follow_recovery(self, connection: Connection) -> None:
+    async def _follow_recovery(self, connection: DaemonConnection) -> None:
         """Waits until the daemon knows what runs."""
         from cri_api.runtimeproxy.v1 import api_pb2
 
@@ -290,7 +286,7 @@ class DaemonClient:
             await asyncio.sleep(POLL_S)
         await connection.lost
 
-    async def _follow_pods(self, connection: Connection) -> None:
+    async def _follow_pods(self, connection: DaemonConnection) -> None:
         from cri_api.runtimeproxy.v1 import api_pb2
 
         while True:
@@ -347,7 +343,7 @@ class DaemonClient:
         else:
             self._known.problems.pop(message.sandbox_id, None)
 
-    async def _follow_node(self, connection: Connection) -> None:
+    async def _follow_node(self, connection: DaemonConnection) -> None:
         from cri_api.runtimeproxy.v1 import api_pb2
 
         while True:
@@ -379,13 +375,6 @@ class DaemonClient:
         if not waits_for and self.problem:
             logger.info("the daemon answers: %d pods", len(self._known.pods))
         self._set_problem(f"waits for {waits_for}" if waits_for else "")
-
-
-def _plain(details: str) -> str:
-    """What an error says, without what gRPC puts around it."""
-    if details.startswith("failed to connect to all addresses"):
-        return f"cannot connect: {details.rpartition(': ')[2]}"
-    return details.removeprefix(MESSAGE_PREFIX)
 
 
 async def _next(stream: AsyncIterator[api_pb2.WatchPodsResponse]) -> api_pb2.WatchPodsResponse | None:

@@ -12,16 +12,23 @@ requests of it, so that no pod is evicted for what another one has released alre
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
-from runtimeproxy.qos import DEFAULT_PRIORITIES, PriorityClass, QoSClass
-from runtimeproxy.qosmanager.plugin import Eviction, EvictionOutcome, EvictionResult
-from runtimeproxy.qosmanager.snapshot import Pod, Snapshot
+from runtimeproxy.qos import DEFAULT_PRIORITIES, NEVER_EVICTED, PriorityClass, QoSClass
+from runtimeproxy.qosmanager.plugin import (
+    Decision,
+    Eviction,
+    EvictionOutcome,
+    EvictionResult,
+    Mode,
+    Plugin,
+    PluginContext,
+)
+from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Pod, Snapshot
 
-PROTECTED: Final = frozenset({QoSClass.SYSTEM, QoSClass.LSE})
-"""QoS classes whose pods are never evicted."""
 TERMINATION_S: Final = 30.0
 """A pod that was evicted and is still there counts as released for so long. Source: Kubernetes' default of
 terminationGracePeriodSeconds."""
@@ -78,7 +85,7 @@ def _is_held(options: EvictOptions, at_s: float, now_s: float) -> bool:
     return at_s > now_s - options.same_pod_after_seconds
 
 
-class Task(NamedTuple):
+class ReleaseTask(NamedTuple):
     """What one feature wants to be released."""
 
     feature: str
@@ -100,7 +107,7 @@ class Choice(NamedTuple):
 
 
 def choose(
-    tasks: Sequence[Task],
+    tasks: Sequence[ReleaseTask],
     snapshot: Snapshot,
     state: EvictState,
     releases_of: Callable[[Pod], Amounts],
@@ -140,7 +147,7 @@ def choose(
     return Choice(tuple(evictions), past.evicted, "; ".join(said))
 
 
-def _missing(tasks: Iterable[Task], ending: Iterable[Amounts]) -> dict[str, int]:
+def _missing(tasks: Iterable[ReleaseTask], ending: Iterable[Amounts]) -> dict[str, int]:
     """What has to be released, without what pods release that are about to end."""
     missing: dict[str, int] = {}
     for task in tasks:
@@ -177,7 +184,7 @@ class _Past:
         return at_s is not None and at_s > self._now_s - TERMINATION_S
 
     def may_evict(self, pod: Pod) -> bool:
-        return not (pod.uid in self._held or self.is_ending(pod) or pod.qos in PROTECTED)
+        return not (pod.uid in self._held or self.is_ending(pod) or pod.qos in NEVER_EVICTED)
 
     def add(self, pod: Pod) -> None:
         self._held.add(pod.uid)
@@ -198,22 +205,14 @@ def allowed(pods: Iterable[Pod], feature: str, priority_threshold: int | None = 
         feature: the name of its gate.
         priority_threshold: pods up to this priority that allow evictions by priority; None: BE pods.
     """
-    found = [pod for pod in pods if pod.qos not in PROTECTED and _allows(pod, feature)]
+    found = [pod for pod in pods if pod.qos not in NEVER_EVICTED and pod.eviction.allows(feature)]
     if priority_threshold is None:
         return [pod for pod in found if pod.qos is QoSClass.BE]
-    return [
-        pod
-        for pod in found
-        if pod.eviction.is_enabled and pod.priority is not None and pod.priority <= priority_threshold
-    ]
-
-
-def _allows(pod: Pod, feature: str) -> bool:
-    return pod.eviction.allowed is None or feature in pod.eviction.allowed
+    return [pod for pod in found if pod.eviction.is_enabled and pod.priority_value <= priority_threshold]
 
 
 def be_priority(pod: Pod) -> int:
-    """The priority of a BE pod; that of its class if it is not known."""
+    """The `spec.priority` of a BE pod; that of its class if it is not known."""
     return BATCH_PRIORITY if pod.priority is None else pod.priority
 
 
@@ -224,7 +223,7 @@ def by_priority(pods: Iterable[Pod], amount_of: Callable[[Pod], float]) -> list[
     """
 
     def rank(pod: Pod) -> tuple[int, int, int, float, str]:
-        priority = pod.priority or 0
+        priority = pod.priority_value
         sub_priority = priority if pod.sub_priority is None else pod.sub_priority
         return pod.eviction.priority, priority, sub_priority, -amount_of(pod), pod.uid
 
@@ -233,7 +232,7 @@ def by_priority(pods: Iterable[Pod], amount_of: Callable[[Pod], float]) -> list[
 
 def is_threshold_pair(threshold: int, lower: int) -> bool:
     """Whether a threshold and what is released down to can be used. Source: policies spec 3.3, 3.4."""
-    return 0 <= lower < threshold
+    return threshold >= 0 and lower < threshold
 
 
 def usage_release(used: float, capacity: int, threshold: int, lower: int) -> int:
@@ -243,7 +242,7 @@ def usage_release(used: float, capacity: int, threshold: int, lower: int) -> int
         used: of the node, in millicores or bytes.
         capacity: of the node.
         threshold: in percent of the capacity: below it nothing is released.
-        lower: in percent of the capacity: what is released down to.
+        lower: in percent of the capacity: what is released down to; it may be below 0.
     """
     percent = int(used) * 100 // capacity
     return max(capacity * (percent - lower) // 100, 0) if percent >= threshold else 0
@@ -257,10 +256,7 @@ def resource_of(pod: Pod, name: str) -> str:
 
     Source: policies spec 1.5.
     """
-    named = pod.priority_class
-    if named is PriorityClass.NONE and pod.qos is QoSClass.BE:
-        named = PriorityClass.BATCH
-    return f"{_RESOURCES.get(named, '')}{name}"
+    return f"{_RESOURCES.get(pod.priority_class, '')}{name}"
 
 
 def requested_name(resource: str) -> str:
@@ -293,48 +289,140 @@ def beyond_allocatable(requested: int, allocatable: int, threshold_percent: int,
     return requested - allocatable * lower_percent // 100
 
 
-def allocatable_task(
-    pods: Sequence[Pod],
-    feature: str,
-    name: str,
-    allocatable: Mapping[str, int],
-    limits: tuple[int | None, int | None, int | None],
-    unit: Callable[[int], str] = str,
-) -> Task | None:
-    """Return the task of `CPUAllocatableEvict` or `MemoryAllocatableEvict`; None for nothing to release.
+class EvictPlugin(Plugin[_StateT]):
+    """Base class of the plugins that evict pods while a resource is short.
 
-    Source: policies spec 3.3, 3.4.
-
-    Args:
-        pods: of the node.
-        feature: the name of the gate.
-        name: `cpu` or `memory`.
-        allocatable: of the node, by resource.
-        limits: the threshold and what is released down to, in percent, and the highest priority.
-        unit: writes an amount for people.
+    Usage is in millicores or bytes, as requests are.
     """
-    threshold, lower, priority = limits
-    if threshold is None or lower is None or priority is None:
-        return None
-    if priority > MAX_ALLOCATABLE_PRIORITY or not is_threshold_pair(threshold, lower):
-        return None
-    requested: dict[str, int] = {}
-    for pod in pods:
-        if pod.priority is not None and pod.priority <= priority:
-            resource = resource_of(pod, name)
-            requested[resource] = requested.get(resource, 0) + request_of(pod, resource)
-    needs: dict[str, int] = {}
-    said: list[str] = []
-    for resource, amount in sorted(requested.items()):
-        there = allocatable.get(resource, 0)
-        release = beyond_allocatable(amount, there, threshold, lower)
-        if release > 0:
-            needs[requested_name(resource)] = release
-            said.append(f"{unit(amount)} {resource} requested of {unit(there)}")
-    if not needs:
-        return None
-    ordered = by_priority(
-        allowed(pods, feature, priority), lambda pod: request_of(pod, resource_of(pod, name))
-    )
-    arithmetic = f"{', '.join(said)}, threshold {threshold} %, down to {lower} %"
-    return Task(feature, needs, ordered, arithmetic)
+
+    default_mode: ClassVar[Mode] = Mode.DRY_RUN
+    options_type: ClassVar[type[Any] | None] = EvictOptions
+    resource: ClassVar[str]
+    """`cpu` or `memory`."""
+    cool_s: ClassVar[float]
+    """Between two evictions, and after the start."""
+    state_type: type[_StateT]
+
+    def setup(self, context: PluginContext) -> _StateT:
+        """Nothing was evicted yet."""
+        gates = frozenset(name for name in self.gates if context.gates.get(name, False))
+        return self.state_type(options=context.options or EvictOptions(), gates=gates)
+
+    def is_enabled(self, snapshot: Snapshot) -> bool:
+        """Whether the strategy wants it."""
+        return snapshot.asks_for(self.name)
+
+    def run(self, snapshot: Snapshot, state: _StateT) -> Decision[_StateT]:
+        """Which pods to evict now."""
+        now_s = snapshot.now_s
+        cool_until_s = now_s + self.cool_s if state.cool_until_s is None else state.cool_until_s
+        state = replace(self.observed(snapshot, state), cool_until_s=cool_until_s)
+        if now_s < cool_until_s:
+            return Decision(state, explanation=f"cooling for {cool_until_s - now_s:.0f} s")
+        found = (task for task in self.tasks(snapshot, state) if task is not None)
+        tasks = tuple(task for task in found if task.feature in state.gates)
+        choice = choose(tasks, snapshot, state, lambda pod: self._releases(snapshot, pod), self.text_of)
+        if choice.evictions:
+            cool_until_s = now_s + self.cool_s
+        after = replace(state, evicted=choice.evicted, cool_until_s=cool_until_s)
+        return Decision(after, (), choice.evictions, choice.explanation)
+
+    def on_evictions(self, results: Sequence[EvictionResult], snapshot: Snapshot, state: _StateT) -> _StateT:
+        """What was not carried out does not count as released."""
+        return with_results(state, results, snapshot.now_s)
+
+    def observed(self, snapshot: Snapshot, state: _StateT) -> _StateT:
+        """The state with what is remembered of each round, also of those that cool; by default nothing."""
+        return state
+
+    def tasks(self, snapshot: Snapshot, state: _StateT) -> Iterable[ReleaseTask | None]:
+        """What each feature wants to be released, whether its gate is on or not; None for nothing."""
+        raise NotImplementedError
+
+    def usage(self, snapshot: Snapshot, cgroup: str) -> float | None:
+        """What a pod, or the node, uses; None: not known."""
+        raise NotImplementedError
+
+    def text_of(self, amount: float) -> str:
+        """An amount for people."""
+        raise NotImplementedError
+
+    def _releases(self, snapshot: Snapshot, pod: Pod) -> Amounts:
+        resource = resource_of(pod, self.resource)
+        used = self.usage(snapshot, pod.cgroup) or 0
+        return {f"used {self.resource}": int(used), requested_name(resource): request_of(pod, resource)}
+
+    def usage_task(
+        self, snapshot: Snapshot, feature: str, threshold: int, lower: int | None, priority: int | None
+    ) -> ReleaseTask | None:
+        """Return the task of a feature that goes by the node's usage. Source: policies spec 3.3, 3.4.
+
+        Args:
+            snapshot: of the node.
+            feature: the name of the gate.
+            threshold: in percent of the capacity.
+            lower: what is released down to; None: 2 percent below the threshold.
+            priority: pods up to it that allow evictions by priority; None: BE pods.
+        """
+        lower = threshold - 2 if lower is None else lower
+        capacity = snapshot.node.capacity.get(self.resource, 0)
+        used = self.usage(snapshot, NODE_CGROUP)
+        if used is None or capacity <= 0 or not is_threshold_pair(threshold, lower):
+            return None
+        release = usage_release(used, capacity, threshold, lower)
+        if not release:
+            return None
+        usage = {
+            pod.uid: int(amount)
+            for pod in allowed(snapshot.pods, feature, priority)
+            if (amount := self.usage(snapshot, pod.cgroup)) is not None
+        }
+        pods = [pod for pod in snapshot.pods if pod.uid in usage]
+        if priority is not None:
+            pods = by_priority(pods, lambda pod: usage[pod.uid])
+        else:
+            pods.sort(key=lambda pod: pod.name, reverse=True)
+            pods.sort(key=lambda pod: (be_priority(pod), -usage[pod.uid]))
+        arithmetic = (
+            f"{self.text_of(used)} used of {self.text_of(capacity)} ({int(used) * 100 // capacity} %), "
+            f"threshold {threshold} %, down to {lower} %"
+        )
+        return ReleaseTask(feature, {f"used {self.resource}": release}, pods, arithmetic)
+
+    def allocatable_task(
+        self, snapshot: Snapshot, feature: str, threshold: int | None, lower: int | None
+    ) -> ReleaseTask | None:
+        """Return the task of a feature that goes by requests. Source: policies spec 3.3, 3.4.
+
+        Args:
+            snapshot: of the node.
+            feature: the name of the gate.
+            threshold: in percent of what is allocatable; None: nothing is released.
+            lower: in percent: what is released down to; None: nothing is.
+        """
+        priority = snapshot.strategies.threshold.allocatable_evict_priority_threshold
+        if threshold is None or lower is None or priority is None:
+            return None
+        if priority > MAX_ALLOCATABLE_PRIORITY or not is_threshold_pair(threshold, lower):
+            return None
+        requested: Counter[str] = Counter()
+        for pod in snapshot.pods:
+            if pod.priority_value <= priority:
+                resource = resource_of(pod, self.resource)
+                requested[resource] += request_of(pod, resource)
+        needs: dict[str, int] = {}
+        said: list[str] = []
+        for resource, amount in sorted(requested.items()):
+            there = snapshot.node.allocatable.get(resource, 0)
+            release = beyond_allocatable(amount, there, threshold, lower)
+            if release > 0:
+                needs[requested_name(resource)] = release
+                said.append(f"{self.text_of(amount)} {resource} requested of {self.text_of(there)}")
+        if not needs:
+            return None
+        ordered = by_priority(
+            allowed(snapshot.pods, feature, priority),
+            lambda pod: request_of(pod, resource_of(pod, self.resource)),
+        )
+        arithmetic = f"{', '.join(said)}, threshold {threshold} %, down to {lower} %"
+        return ReleaseTask(feature, needs, ordered, arithmetic)

@@ -31,6 +31,7 @@ from runtimeproxy.qosmanager.plugin import (
 )
 from runtimeproxy.qosmanager.snapshot import Level
 from runtimeproxy.units import MAX_INT64
+from runtimeproxy.vocabulary import MOST_TARGET, MOST_VALUE
 
 if TYPE_CHECKING:
     from runtimeproxy.logs import FailureLog
@@ -44,9 +45,6 @@ MOST_CLAIMS: Final = 10_000
 """Of one decision: more would keep the other plugins from running."""
 MOST_EVICTIONS: Final = 64
 """Of one decision; the daemon is asked for one after the other."""
-_MOST_VALUE: Final = 4_096
-_MOST_ID: Final = 253
-"""Characters of a value and of a target, as the daemon takes them."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 """After a failure; each one in a row doubles the pause."""
@@ -239,7 +237,7 @@ def decision_problem(answer: object) -> str:
     keys = Counter(claim.key for claim in decision.claims)
     for (target, field, role), count in keys.most_common(1):
         if count > 1:
-            return f"two claims for {field} of {target.level} {target.id} with the role {role}"
+            return f"two claims for {field} of {target.level.name.lower()} {target.id} with the role {role}"
     wrong = (each for each in decision.evictions if not (_is_name(each.pod_uid) and _is_text(each.reason)))
     return "an eviction has no uid or no reason" if next(wrong, None) is not None else ""
 
@@ -261,15 +259,19 @@ def _claim_problem(claim: Claim) -> str:
     level, identity = tuple(target)
     if not isinstance(level, Level) or level is Level.NODE or not _is_name(identity):
         return f"a claim has the target {level!r:.50} {identity!r:.100}"
-    place = f"{field!r:.50} of {level} {identity:.80}"
-    if not _is_name(field) or not isinstance(role, Role) or not (reason == "" or _is_text(reason)):
+    place = f"{field!r:.50} of {level.name.lower()} {identity:.80}"
+    if not _is_name(field) or not _is_role(role) or not (reason == "" or _is_text(reason)):
         return f"{place} has no field, role or reason"
     if not _is_amount(value) and not (
-        isinstance(value, str) and _is_text(value) and len(value) <= _MOST_VALUE
+        isinstance(value, str) and _is_text(value) and len(value) <= MOST_VALUE
     ):
         return f"{place} is {value!r:.100}"
     is_ceiling = ceiling is None or (_is_amount(ceiling) and role is Role.ADD)
     return "" if is_ceiling else f"{place} has the ceiling {ceiling!r:.50}, and the role {role}"
+
+
+def _is_role(value: object) -> bool:
+    return isinstance(value, Role) and value is not Role.SCALE
 
 
 def _is_amount(value: object) -> bool:
@@ -277,7 +279,7 @@ def _is_amount(value: object) -> bool:
 
 
 def _is_name(value: object) -> bool:
-    return isinstance(value, str) and _is_text(value) and len(value) <= _MOST_ID
+    return isinstance(value, str) and _is_text(value) and len(value) <= MOST_TARGET
 
 
 def _is_text(value: object) -> bool:

@@ -14,25 +14,29 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy import __version__
+from runtimeproxy.api_names import LEVEL_OF, ROLE_OF, ROLES, TARGETS, plugin_status
 from runtimeproxy.config.schema import validator_of
-from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass, priority_class
+from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass, priority_class_with_default
 from runtimeproxy.qosmanager.plugin import Claim, Role, Target
 from runtimeproxy.qosmanager.snapshot import (
     Container,
     ContainerState,
     Cpu,
     HostApplication,
-    Level,
     Node,
     Pod,
     PodEviction,
     Strategies,
 )
-from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurst, PodCpuBurst, Threshold
+from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurstStrategy, PodCpuBurst, Threshold
 from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, parse_cpu_list
+from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES
 
 if TYPE_CHECKING:
     from pydantic_core import SchemaValidator
+
+    from runtimeproxy.vocabulary import PluginReport
 
 _Kind = TypeVar("_Kind")
 _EnumT = TypeVar("_EnumT", bound=Enum)
@@ -42,30 +46,9 @@ _STATES: Final = {
     api_pb2.Container.STATE_RUNNING: ContainerState.RUNNING,
 }
 _KUBE_QOS_CLASSES: Final = frozenset(map(str, KubeQoSClass))
-_BASES: Final = {
-    "Kubepods": CgroupBase.KUBEPODS,
-    "KubepodsBurstable": CgroupBase.KUBEPODS_BURSTABLE,
-    "KubepodsBesteffort": CgroupBase.KUBEPODS_BEST_EFFORT,
-}
-_ROLES: Final = {
-    Role.SET: api_pb2.ExplainedClaim.ROLE_SET,
-    Role.ADD: api_pb2.ExplainedClaim.ROLE_ADD,
-    Role.AT_MOST: api_pb2.ExplainedClaim.ROLE_AT_MOST,
-}
-_ROLE_OF: Final = {number: role for role, number in _ROLES.items()}
-_TARGETS: Final = {
-    Level.CONTAINER: "container_id",
-    Level.POD: "pod_uid",
-    Level.QOS_CLASS: "qos_class",
-    Level.HOST_APPLICATION: "host_application",
-}
-"""The field of `ClaimTarget` by level."""
-_LEVEL_OF: Final = {field: level for level, field in _TARGETS.items()}
 _SUB_PRIORITY: Final = "koordinator.sh/priority"
 """Label of a pod. Source: Koordinator apis/extension (policies spec 1.1)."""
 _INT32: Final = re.compile(r"-?[0-9]{1,10}")
-_MAX_REASON_BYTES: Final = 256
-"""Source: api.proto, Claim.reason."""
 
 
 def pod_of(message: api_pb2.Pod) -> tuple[Pod, tuple[str, ...]]:
@@ -75,14 +58,15 @@ def pod_of(message: api_pb2.Pod) -> tuple[Pod, tuple[str, ...]]:
     eviction, eviction_problems = strategy_of(PodEviction, "eviction", fields)
     priority = message.priority if message.HasField("priority") else None
     sub_priority = message.labels.get(_SUB_PRIORITY, "")
+    kube_qos = _member(KubeQoSClass, message.kube_qos_class, KubeQoSClass.BURSTABLE)
     pod = Pod(
         sandbox_id=message.sandbox_id,
         uid=message.uid,
         namespace=message.namespace,
         name=message.name,
         qos=_member(QoSClass, message.qos_class, QoSClass.NONE),
-        kube_qos=_member(KubeQoSClass, message.kube_qos_class, KubeQoSClass.BURSTABLE),
-        priority_class=priority_class(dict(message.labels), priority),
+        kube_qos=kube_qos,
+        priority_class=priority_class_with_default(message.labels, priority, kube_qos),
         priority=priority,
         sub_priority=int(sub_priority) if _INT32.fullmatch(sub_priority) else None,
         cgroup=next((each.cgroup.rpartition("/")[0] for each in message.containers if each.cgroup), ""),
@@ -147,7 +131,7 @@ def node_of(message: api_pb2.GetNodeResponse) -> tuple[Node, Strategies, tuple[s
     )
     fields = {each.path: each.value for each in message.plugin_strategies}
     threshold, threshold_problems = strategy_of(Threshold, "threshold", fields)
-    burst, burst_problems = strategy_of(CpuBurst, "cpu_burst", fields)
+    burst, burst_problems = strategy_of(CpuBurstStrategy, "cpu_burst", fields)
     colocation, colocation_problems = strategy_of(Colocation, "colocation", fields)
     strategies = Strategies(
         threshold=threshold,
@@ -164,7 +148,7 @@ def _host_application(message: api_pb2.HostApplication) -> HostApplication:
         _member(QoSClass, message.qos_class, QoSClass.NONE),
         _member(PriorityClass, message.priority_class, PriorityClass.NONE),
         message.cgroup,
-        _BASES.get(message.cgroup_base, CgroupBase.CGROUP_ROOT),
+        _member(CgroupBase, message.cgroup_base, CgroupBase.CGROUP_ROOT),
     )
 
 
@@ -219,8 +203,8 @@ def _validators(kind: Any) -> dict[str, SchemaValidator]:  # noqa: ANN401 - a da
 
 
 def key_message(claim: Claim) -> api_pb2.ClaimKey:
-    target = api_pb2.ClaimTarget(**{_TARGETS[claim.target.level]: claim.target.id})
-    return api_pb2.ClaimKey(target=target, field=claim.field, role=_ROLES[claim.role])
+    target = api_pb2.ClaimTarget(**{TARGETS[claim.target.level]: claim.target.id})
+    return api_pb2.ClaimKey(target=target, field=claim.field, role=ROLES[claim.role])
 
 
 def cut_bytes(text: str, most: int) -> str:
@@ -229,7 +213,7 @@ def cut_bytes(text: str, most: int) -> str:
 
 
 def claim_message(claim: Claim) -> api_pb2.Claim:
-    reason = cut_bytes(claim.reason, _MAX_REASON_BYTES)
+    reason = cut_bytes(claim.reason, MOST_CLAIM_REASON_BYTES)
     message = api_pb2.Claim(key=key_message(claim), value=str(claim.value), reason=reason)
     if claim.ceiling is not None:
         message.ceiling = claim.ceiling
@@ -239,16 +223,41 @@ def claim_message(claim: Claim) -> api_pb2.Claim:
 def claims_of(messages: Iterable[api_pb2.Claim]) -> Iterator[Claim]:
     """The claims that the daemon has; those of roles and targets that are not known here are left out."""
     for message in messages:
-        role = _ROLE_OF.get(message.key.role)
+        role = ROLE_OF.get(message.key.role)
         kind = message.key.target.WhichOneof("target")
-        if role is None or kind is None or not message.HasField("value"):
+        if role in (None, Role.SCALE) or kind is None or not message.HasField("value"):
             continue
         is_list = message.key.field.startswith("cpuset.")
         yield Claim(
-            Target(_LEVEL_OF[kind], getattr(message.key.target, kind)),
+            Target(LEVEL_OF[kind], getattr(message.key.target, kind)),
             message.key.field,
             role,
             message.value if is_list else int(message.value),
             message.ceiling if message.HasField("ceiling") else None,
             message.reason,
         )
+
+
+# --- reports -----------------------------------------------------------------------------------------------
+
+
+def report_message(pid: int, started_s: float, plugins: Iterable[PluginReport]) -> api_pb2.QosManagerReport:
+    """What the daemon is told of this process.
+
+    Args:
+        pid: Of it.
+        started_s: Since the epoch.
+        plugins: All of them.
+    """
+    message = api_pb2.QosManagerReport(version=__version__, pid=pid)
+    message.started_at.FromNanoseconds(int(started_s * 1e9))
+    message.plugins.extend(
+        plugin_status(
+            each._replace(
+                problem=cut_bytes(each.problem, MOST_CLAIM_REASON_BYTES),
+                explanation=cut_bytes(each.explanation, MOST_CLAIM_REASON_BYTES),
+            )
+        )
+        for each in plugins
+    )
+    return message

@@ -13,8 +13,9 @@ import os
 import pkgutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.background import BackgroundTasks, BackgroundThreads
@@ -38,16 +39,17 @@ from runtimeproxy.qosmanager.plugin import (
 from runtimeproxy.qosmanager.remote import RemoteOptions, RemotePlugin
 from runtimeproxy.qosmanager.snapshot import Level, Metrics, Snapshot, sample_targets
 from runtimeproxy.sdnotify import Notifier, watchdog_interval_s
+from runtimeproxy.vocabulary import PluginReport
 
 if TYPE_CHECKING:
     from runtimeproxy.config.sources import Reading
-    from runtimeproxy.qosmanager.client import Connection, Observed
+    from runtimeproxy.qosmanager.client import DaemonConnection, Observed
 
 logger = logging.getLogger(__name__)
 
 BUILT_IN: Final[Mapping[str, str]] = {
     "cpu-suppress": "runtimeproxy.qosmanager.plugins.cpu_suppress:CpuSuppress",
-    "cpu-burst": "runtimeproxy.qosmanager.plugins.cpu_burst:CpuBurst",
+    "cpu-burst": "runtimeproxy.qosmanager.plugins.cpu_burst:CpuBurstPlugin",
     "cpu-evict": "runtimeproxy.qosmanager.plugins.cpu_evict:CpuEvict",
     "memory-evict": "runtimeproxy.qosmanager.plugins.memory_evict:MemoryEvict",
     "profiling": "runtimeproxy.qosmanager.plugins.profiling:Profiling",
@@ -55,6 +57,8 @@ BUILT_IN: Final[Mapping[str, str]] = {
 """The class of each plugin; its module is imported at the start."""
 SAMPLES_S: Final = 2.0
 """How long a pass of samples may take before the round goes on without it."""
+REPORT_S: Final = 5.0
+"""How long the daemon may take for a report."""
 REFUSED_PAUSE_S: Final = 10.0
 """How long a plugin waits whose claims the daemon does not take."""
 EXPLAIN_S: Final = 10.0
@@ -69,7 +73,7 @@ _QUIET_S: Final = 10.0
 """A loop without a round for so long, apart from its interval, hangs: the watchdog is not fed."""
 
 
-class Sampler(Metrics, Protocol):
+class SampleSource(Metrics, Protocol):
     """Where samples come from."""
 
     @property
@@ -132,6 +136,8 @@ def configured(reading: Reading, plugins: Iterable[AnyPlugin]) -> Configuration:
         if plugin.name not in BUILT_IN and not (own.endpoint or own.reference):
             # It is not in the configuration any more: what it has claimed is released.
             mode = Mode.OFF
+        if settings.qosmanager.mode == "none":
+            mode = Mode.OFF
         by_name[plugin.name] = PluginConfiguration(mode, options)
     if errors:
         raise CombinedConfigError(errors)
@@ -179,7 +185,7 @@ def external_plugins(settings: Settings) -> dict[str, str]:
     return {name: own.reference for name, own in settings.plugins.items() if own.endpoint or own.reference}
 
 
-class _Entry:
+class _PluginEntry:
     """One plugin: what runs it, its claims, and its round."""
 
     def __init__(self, runner: PluginRunner, session: ClaimSession) -> None:
@@ -191,6 +197,19 @@ class _Entry:
         self.refused_until_s = 0.0
         self.would_claim: Sequence[Claim] = ()
         self.explained_s = 0.0
+
+    @property
+    def report(self) -> PluginReport:
+        """For the daemon."""
+        runner = self.runner
+        return PluginReport(
+            runner.plugin.name,
+            runner.mode,
+            bool(runner.is_enabled),
+            self.session.count,
+            runner.problem or self.refused,
+            runner.explanation,
+        )
 
     @property
     def state(self) -> str:
@@ -226,7 +245,7 @@ class QosManager:
         configuration: Configuration,
         reload: Callable[[], Configuration],
         plugins: Iterable[AnyPlugin],
-        sampler: Sampler,
+        sampler: SampleSource,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -239,7 +258,9 @@ class QosManager:
         self._notifier = Notifier(environ.get("NOTIFY_SOCKET"))
         self._client = DaemonClient(admin_socket(configuration.settings), self._failures)
         self._entries = [
-            _Entry(PluginRunner(each, self._failures, clock), ClaimSession(each.name, self._failures, clock))
+            _PluginEntry(
+                PluginRunner(each, self._failures, clock), ClaimSession(each.name, self._failures, clock)
+            )
             for each in plugins
         ]
         self._external = external_plugins(configuration.settings)
@@ -253,6 +274,7 @@ class QosManager:
         self._tasks = BackgroundTasks(self.finish)
         self._last_round_s = clock()
         self._status = ""
+        self._started_s = time.time()
 
     async def serve(self) -> None:
         """Runs until `finish`.
@@ -264,6 +286,7 @@ class QosManager:
             self._tasks.spawn(self._client.run(), is_vital=True)
             self._tasks.spawn(self._run_rounds(), is_vital=True)
             self._tasks.spawn(self._keep_status(), is_vital=True)
+            self._tasks.spawn(self._keep_reporting(), is_vital=True)
             if (interval_s := watchdog_interval_s(self._environ)) is not None:
                 self._tasks.spawn(self._feed_watchdog(interval_s), is_vital=True)
             self._notify()
@@ -345,7 +368,7 @@ class QosManager:
         except TimeoutError:
             return
 
-    async def _run_round(self, observed: Observed, connection: Connection) -> None:
+    async def _run_round(self, observed: Observed, connection: DaemonConnection) -> None:
         for problem in observed.problems:
             self._failures.report("daemon", problem, problem)
         await self._sample(observed)
@@ -361,8 +384,8 @@ class QosManager:
         )
         for entry in self._entries:
             if entry.round is None or entry.round.done():
-                work = self._run_plugin(entry, connection, snapshot, observed.versions)
-                entry.round = self._tasks.spawn(work, is_vital=True)
+                decide = partial(self._decide, entry, connection, snapshot, observed.versions)
+                entry.round = self._tasks.spawn(self._run_plugin(entry, decide), is_vital=True)
 
     async def _sample(self, observed: Observed) -> None:
         """Makes one pass; one that hangs or fails leaves the round with the samples of before."""
@@ -389,13 +412,11 @@ class QosManager:
                 # A matter of the machine or of the unit's rights, which does not change by itself.
                 logger.info("samples: no cycles per instruction: %s", problem)
 
-    async def _run_plugin(
-        self, entry: _Entry, connection: Connection, snapshot: Snapshot, versions: tuple[int, int, int]
-    ) -> None:
+    async def _run_plugin(self, entry: _PluginEntry, decide: Callable[[], Awaitable[None]]) -> None:
         if self._clock() < entry.refused_until_s:
             return
         try:
-            await self._decide(entry, connection, snapshot, versions)
+            await decide()
         except DaemonAwayError:
             return  # which the client reports
         except ClaimsRefusedError as error:
@@ -406,7 +427,11 @@ class QosManager:
             entry.refused = ""
 
     async def _decide(
-        self, entry: _Entry, connection: Connection, snapshot: Snapshot, versions: tuple[int, int, int]
+        self,
+        entry: _PluginEntry,
+        connection: DaemonConnection,
+        snapshot: Snapshot,
+        versions: tuple[int, int, int],
     ) -> None:
         runner, session = entry.runner, entry.session
         is_enforced = runner.mode is Mode.ENFORCE
@@ -433,7 +458,7 @@ class QosManager:
                 pod = each.eviction.pod_uid
                 logger.log(level, "%s: %s: pod %s: %s", runner.plugin.name, each.outcome, pod, reason)
 
-    def _explain(self, entry: _Entry, claims: Sequence[Claim]) -> None:
+    def _explain(self, entry: _PluginEntry, claims: Sequence[Claim]) -> None:
         """Logs what a plugin in dry-run would claim, if that has changed."""
         now_s = self._clock()
         wanted = [claim._replace(reason="") for claim in claims]
@@ -457,6 +482,38 @@ class QosManager:
         if self._client.problem:
             return f"no daemon: {self._client.problem}"
         return "; ".join(f"{entry.runner.plugin.name}: {entry.state}" for entry in self._entries)
+
+    async def _keep_reporting(self) -> None:
+        """Tells the daemon that this process runs, and how: without a report it reports one as missing."""
+        told: DaemonConnection | None = None
+        due_s = 0.0
+        while True:
+            connection = self._client.connection
+            if connection is not None and (connection is not told or self._clock() >= due_s):
+                try:
+                    due_s = self._clock() + await self._report(connection)
+                    told = connection
+                except DaemonAwayError:
+                    told = None  # which the client reports
+            await asyncio.sleep(1.0)
+
+    async def _report(self, connection: DaemonConnection) -> float:
+        """Sends one report; returns in how many seconds the next one is due.
+
+        Raises:
+            DaemonAwayError: the daemon is away.
+        """
+        from cri_api.runtimeproxy.v1 import api_pb2
+        from runtimeproxy.qosmanager.from_api import report_message
+
+        report = report_message(os.getpid(), self._started_s, (entry.report for entry in self._entries))
+        request = api_pb2.ReportQosManagerRequest(report=report)
+        try:
+            response = await connection.call(connection.admin.ReportQosManager, request, timeout=REPORT_S)
+        except ClaimsRefusedError as error:
+            self._failures.report("report", str(error), f"the daemon takes no reports: {error}")
+            return REFUSED_PAUSE_S
+        return response.interval.ToTimedelta().total_seconds()
 
     async def _keep_status(self) -> None:
         while True:
@@ -484,7 +541,7 @@ def run(
     configuration: Configuration,
     reload: Callable[[], Configuration],
     plugins: Iterable[AnyPlugin],
-    sampler: Sampler,
+    sampler: SampleSource,
 ) -> int:
     """Runs until SIGTERM; returns the exit code: 0, or 1 after an error."""
 

@@ -15,18 +15,10 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.qosmanager.snapshot import Level, Metric, Snapshot
 from runtimeproxy.units import CPU_PERIOD_US, parse_cpu_list
+from runtimeproxy.vocabulary import Mode as Mode
+from runtimeproxy.vocabulary import Role as Role
 
 StateT = TypeVar("StateT")
-
-
-class Role(StrEnum):
-    """The effect of a claim on the value: see the ledger's algebra in `runtimeproxy/hooks/algebra.py`."""
-
-    SET = "set"
-    ADD = "add"
-    """Adds to the value that policies lead to; an unlimited one stays unlimited."""
-    AT_MOST = "at_most"
-    """Bounds the value; makes an unlimited one finite."""
 
 
 class Target(NamedTuple):
@@ -44,6 +36,7 @@ class Claim(NamedTuple):
     field: str
     """The cgroup parameter by its version 1 name, such as `cpu.cfs_quota_us`."""
     role: Role
+    """No plugin scales."""
     value: int | str
     """The value, the amount that is added, or the bound; a text is a list of CPUs such as `0-3,8`."""
     ceiling: int | None = None
@@ -123,15 +116,6 @@ class Need(NamedTuple):
     metric: Metric
     longest_s: float
     """Of its windows, the longest one."""
-
-
-class Mode(StrEnum):
-    """Whether a plugin's decisions are carried out."""
-
-    ENFORCE = "enforce"
-    DRY_RUN = "dry-run"
-    """Computed and explained; nothing is claimed, no pod evicted."""
-    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from runtimeproxy import __version__
+from runtimeproxy.http2.client import RpcError
 from runtimeproxy.qosmanager.framework import MOST_CLAIMS, MOST_EVICTIONS, PluginFailedError
 from runtimeproxy.qosmanager.plugin import (
     Claim,
@@ -23,10 +24,9 @@ from runtimeproxy.qosmanager.plugin import (
     PluginContext,
 )
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Snapshot, sample_targets
+from runtimeproxy.stubs import BlockingClient
 
 if TYPE_CHECKING:
-    import grpc
-
     from cri_api.runtimeproxy.v1 import plugin_pb2
     from cri_api.runtimeproxy.v1.plugin_pb2_grpc import QoSPluginStub
 
@@ -34,6 +34,8 @@ DESCRIBE_S: Final = 1.0
 DECIDE_S: Final = 1.5
 """How long the plugin may take to answer; together less than the framework's time limit, which would leave
 the thread hanging."""
+MOST_ANSWER_BYTES: Final = 4 << 20
+"""Some times the claims that a plugin may have."""
 MOST_NEEDS: Final = 16
 LONGEST_WINDOW_S: Final = 3_600.0
 LONGEST_POD_WINDOW_S: Final = 300.0
@@ -73,7 +75,7 @@ class RemotePlugin(Plugin[RemoteState]):
         self.name = name  # type: ignore[misc]  # each has its own
         self._options = RemoteOptions("", {})
         self._gates: Mapping[str, bool] = {}
-        self._channel: grpc.Channel | None = None
+        self._client: BlockingClient | None = None
         self._stub: QoSPluginStub | None = None
         self._sent: tuple[object, object] = None, None
         """The pods and the node of the last request that was answered."""
@@ -100,18 +102,15 @@ class RemotePlugin(Plugin[RemoteState]):
         Raises:
             PluginFailedError: it does not answer, or not as it should; the next run connects anew.
         """
-        import grpc
-
         try:
             is_first = self._stub is None
             stub = self._stub or self._connect()
             request = self._request(snapshot, state, is_first=is_first)
             decision = _decision(stub.Decide(request, timeout=DECIDE_S))
-        except grpc.RpcError as error:
+        except RpcError as error:
             self._close()
-            # Errors of calls have both; grpc's types do not say so.
-            reason = one_line(error.details() or "")
-            raise PluginFailedError(f"{self._options.endpoint}: {error.code().name}: {reason}") from None
+            reason = one_line(error.text)
+            raise PluginFailedError(f"{self._options.endpoint}: {error.code.name}: {reason}") from None
         except BaseException:
             self._close()
             raise
@@ -119,14 +118,11 @@ class RemotePlugin(Plugin[RemoteState]):
         return decision
 
     def _connect(self) -> QoSPluginStub:
-        import grpc
-
         from cri_api.runtimeproxy.v1 import plugin_pb2
-        from cri_api.runtimeproxy.v1.plugin_pb2_grpc import QoSPluginStub
 
-        options = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
-        self._channel = grpc.insecure_channel(f"unix:{self._options.endpoint}", options=options)
-        stub: QoSPluginStub = QoSPluginStub(self._channel)
+        # Another connection may lead to another process, which has to be told everything again.
+        self._client = BlockingClient(self._options.endpoint, MOST_ANSWER_BYTES, reconnects=False)
+        stub: QoSPluginStub = self._client.stub(plugin_pb2.DESCRIPTOR.services_by_name["QoSPlugin"])
         request = plugin_pb2.DescribeRequest(
             name=self.name,
             options=json.dumps(self._options.options, default=str),
@@ -168,15 +164,15 @@ class RemotePlugin(Plugin[RemoteState]):
         return request
 
     def _close(self) -> None:
-        channel, self._channel, self._stub = self._channel, None, None
-        if channel is not None:
-            channel.close()
+        client, self._client, self._stub = self._client, None, None
+        if client is not None:
+            client.close()
 
 
 def _need(message: plugin_pb2.SampleNeed) -> Need:
     from cri_api.runtimeproxy.v1 import plugin_pb2
 
-    name = plugin_pb2.SampleLevel.Name(message.level).removeprefix("SAMPLE_LEVEL_").lower()
+    name = plugin_pb2.SampleLevel.Name(message.level).removeprefix("SAMPLE_LEVEL_").lower().replace("_", "-")
     try:
         level, metric = Level(name), Metric(message.metric)
     except ValueError as error:

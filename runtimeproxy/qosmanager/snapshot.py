@@ -13,28 +13,21 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
-from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurst, PodCpuBurst, Threshold
+from runtimeproxy.qos import DEFAULT_PRIORITIES, KubeQoSClass, PriorityClass, QoSClass
+from runtimeproxy.slo.dynamic import asked_plugins
+from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurstStrategy, PodCpuBurst, Threshold
+from runtimeproxy.slo.schema import PodEviction as PodEviction
+from runtimeproxy.vocabulary import Level as Level
 
 if TYPE_CHECKING:
     from cri_api.runtimeproxy.v1 import api_pb2
 
 NODE_CGROUP: Final = "/"
 """Stands for the node in samples."""
+LOOK_BACK_S: Final = 3.0
+"""How old the last sample may be that a plugin decides by."""
 
 _EMPTY: Final[Mapping[Any, Any]] = MappingProxyType({})
-
-
-class Level(StrEnum):
-    """What a cgroup is the cgroup of."""
-
-    NODE = "node"
-    QOS_CLASS = "qos_class"
-    """A QoS class of Kubernetes."""
-    POD = "pod"
-    CONTAINER = "container"
-    HOST_APPLICATION = "host_application"
-    """A program of the host that takes part in QoS."""
 
 
 class ContainerState(StrEnum):
@@ -65,18 +58,6 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodEviction:
-    """Whether and in which order a pod may be evicted: what annotations and strategies say."""
-
-    is_enabled: bool = False
-    """For the evictions by priority."""
-    allowed: frozenset[str] | None = None
-    """The features that may evict it, such as `BECPUEvict`; None: all, empty: none."""
-    priority: int = 0
-    """A lower one is evicted first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
     """A pod sandbox that is ready, with its containers."""
 
@@ -89,9 +70,9 @@ class Pod:
     """By the label alone."""
     kube_qos: KubeQoSClass = KubeQoSClass.BURSTABLE
     priority_class: PriorityClass = PriorityClass.NONE
-    """By the label, or by the priority where that is known."""
+    """By the label, or by the priority where that is known, else by the QoS class."""
     priority: int | None = None
-    """None: not known."""
+    """`spec.priority`; None: it has none, or it is not known. See `priority_value`."""
     sub_priority: int | None = None
     """Within its priority, by the label `koordinator.sh/priority`; None: it has none, or not a number."""
     cgroup: str = ""
@@ -109,6 +90,11 @@ class Pod:
     def full_name(self) -> str:
         """Namespace and name, for reasons and logs."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def priority_value(self) -> int:
+        """Its priority; that of its priority class if it has none, or 0. Source: policies spec 1.5."""
+        return self.priority or DEFAULT_PRIORITIES[self.priority_class]
 
 
 class Cpu(NamedTuple):
@@ -177,7 +163,7 @@ class Strategies:
     """The strategies of the node, merged. Without arguments: of a node without configuration."""
 
     threshold: Threshold = field(default_factory=Threshold)
-    cpu_burst: CpuBurst = field(default_factory=CpuBurst)
+    cpu_burst: CpuBurstStrategy = field(default_factory=CpuBurstStrategy)
     colocation: Colocation = field(default_factory=Colocation)
     host_applications: tuple[HostApplication, ...] = ()
 
@@ -255,7 +241,7 @@ class NoMetrics(Metrics):
         return None
 
 
-class Source(NamedTuple):
+class SnapshotSource(NamedTuple):
     """The messages of the daemon that a snapshot was made of, for plugins in other processes."""
 
     pods: Sequence[api_pb2.Pod]
@@ -278,8 +264,13 @@ class Snapshot:
     metrics: Metrics = field(default_factory=NoMetrics)
     be_limit_cores: float | None = None
     """What CPU suppress leaves to all BE pods together, by its claims that count; None: it bounds nothing."""
-    source: Source | None = field(default=None, repr=False, compare=False)
+    source: SnapshotSource | None = field(default=None, repr=False, compare=False)
     """None: it was not made of messages, as in tests."""
+
+    def asks_for(self, plugin: str) -> bool:
+        """Whether the strategies ask for one of Koordinator's plugins, by its name."""
+        bursts = (pod.cpu_burst.policy for pod in self.pods)
+        return plugin in asked_plugins(has_thresholds=self.strategies.threshold.enable, bursts=bursts)
 
 
 def sample_targets(pods: Iterable[Pod], node: Node, strategies: Strategies) -> dict[str, Level]:

@@ -16,20 +16,20 @@ from google.protobuf.message import DecodeError
 from cri_api.parsing import parse
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy import __version__
-from runtimeproxy.calls.grpc_framing import (
+from runtimeproxy.documents.long_json import SHORT_CHARS, json_text, read_json
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import (
     GZIP_MAGIC,
     Decompressor,
     MessageTooLargeError,
     UnreadableMessageError,
     open_response,
 )
-from runtimeproxy.calls.methods import CallKind
-from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
+from runtimeproxy.frontends.cri_proxy.interception import Outcome
 from runtimeproxy.hooks.fields import ANNOTATIONS, ENV, policies_in
-from runtimeproxy.interception import Outcome
-from runtimeproxy.pods.checkpoint.codec import Kind
+from runtimeproxy.pods.checkpoint.codec import RowKind
 from runtimeproxy.pods.checkpoint.codec import encode as encode_record
-from runtimeproxy.pods.long_json import SHORT_CHARS, json_text, read_json
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.record.redaction import (
     is_shown,
@@ -132,7 +132,7 @@ class Encoder:
         yield _line("header", header)
         yield from self._node_changes(node)
         for record in records:
-            kind = Kind.POD if isinstance(record, PodRecord) else Kind.CONTAINER
+            kind = RowKind.POD if isinstance(record, PodRecord) else RowKind.CONTAINER
             text = encode_record(record)
             body = redacted_document(cast("Mapping[str, Any]", read_json(text)), self._key)
             entry = {"kind": kind.name.lower(), "id": record.id, "body": body}

@@ -16,11 +16,11 @@ from runtimeproxy.record.redaction import KEY_BYTES
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from runtimeproxy.calls.interceptor import CallServices
-    from runtimeproxy.calls.methods import CallKind
+    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
+    from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
+    from runtimeproxy.frontends.cri_proxy.interception import Outcome
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.policy import Hook
-    from runtimeproxy.interception import Outcome
     from runtimeproxy.node.snapshot import Node
 
 MAX_WAITING: Final = 4096
@@ -108,9 +108,9 @@ class Recorder:
         """The present snapshot."""
         return self._services.chain.node.latest
 
-    def begin(self, kind: CallKind, frame: bytes, encoding: str) -> RecordedCall:
+    def begin(self, kind: CallKind, frame: bytes, encoding: str) -> CallInRecording:
         """A request has arrived."""
-        return RecordedCall(self, kind, frame, encoding)
+        return CallInRecording(self, kind, frame, encoding)
 
     def next_number(self) -> int:
         """The number of the next call that is decided."""
@@ -141,7 +141,7 @@ def _encoded(encoder: Encoder, taken: Sequence[Taken]) -> bytes:
     return b"".join(line for each in taken for line in encoder.lines(each))
 
 
-class RecordedCall:
+class CallInRecording:
     """One call of a recording."""
 
     __slots__ = ("_decisions", "_encoding", "_frame", "_kind", "_node", "_number", "_recorder", "_time_s")

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from google.protobuf import json_format
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.cri_call import CriCall, next_question
-from runtimeproxy.calls.intercepted_call import CALL_TYPES
-from runtimeproxy.calls.interceptor import CallServices, CallSettings
-from runtimeproxy.calls.long_work import LongWork
-from runtimeproxy.calls.methods import CallKind
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall, next_question
+from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import CALL_TYPES
+from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CallSettings
+from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
+from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
+from runtimeproxy.frontends.cri_proxy.interception import Outcome
 from runtimeproxy.hooks.chain import EVALUATION_S, Chain
 from runtimeproxy.hooks.fields import policies_in
 from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.workers import Workers
-from runtimeproxy.interception import Outcome
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import FixedNode, Node
-from runtimeproxy.pods.checkpoint.codec import BadRowError, Kind, decode
+from runtimeproxy.pods.checkpoint.codec import BadRowError, RowKind, decode
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
@@ -208,7 +208,7 @@ class _Replayer:
             self._take_response(body)
 
     def _take_record(self, body: Mapping[str, Any]) -> None:
-        kind = Kind[str(body["kind"]).upper()]
+        kind = RowKind[str(body["kind"]).upper()]
         try:
             record = decode(kind, body["id"], json.dumps(body["body"]))
         except BadRowError as error:

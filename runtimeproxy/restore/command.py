@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -20,10 +20,12 @@ from runtimeproxy.hooks.fields import RESOURCES
 from runtimeproxy.ledger.answers import pod_values
 from runtimeproxy.ledger.books import restored, still_valid
 from runtimeproxy.ledger.checkpoint import with_owners
+from runtimeproxy.ledger.fitting import cgroup_version
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.sysctls import Sysctls
-from runtimeproxy.pods.checkpoint.codec import Change, Kind, Saved
+from runtimeproxy.ledger.tree import LISTS
+from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind, Saved
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
 from runtimeproxy.pods.reconcile import same_value
 from runtimeproxy.pods.records import Book, ContainerRecord, Lifecycle
@@ -35,15 +37,16 @@ from runtimeproxy.restore.plan import (
     ContainerPlan,
     Line,
     NodeState,
-    Plan,
+    RestorePlan,
     Status,
     Value,
+    kept_book,
     plan,
     unified_key,
     without_owners,
-    without_values,
 )
 from runtimeproxy.service.signals import is_served
+from runtimeproxy.units import format_cpu_list, parse_cpu_list
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -200,7 +203,9 @@ def restore_cgroups(writer: CgroupWriter, plans: Iterable[CgroupPlan]) -> tuple[
     wanted = (CgroupValues(each.state.book.id, each.values, each.state.present, each.raw) for each in plans)
     results = {(result.cgroup, result.name): result for result in writer.write_levels(_levels(wanted))}
     return tuple(
-        _write_result(line, results.get((line.target, line.field))) for each in plans for line in each.lines
+        _write_result(line, results.get((line.target, line.field)), writer)
+        for each in plans
+        for line in each.lines
     )
 
 
@@ -238,28 +243,27 @@ async def _restore_all(settings: Settings, saved: Saved, *, dry_run: bool) -> tu
 
 
 async def _carry_out(
-    found: Plan, client: GrpcRuntimeClient, ledger: Ledger, writer: CgroupWriter, folder: Path
+    found: RestorePlan, client: GrpcRuntimeClient, ledger: Ledger, writer: CgroupWriter, folder: Path
 ) -> tuple[Line, ...]:
     """Loosens the pods' cgroups, restores containers, then cgroups, and updates the checkpoint."""
     loosen(writer, found.cgroups)
     lines: list[Line] = []
-    changes: list[Change] = []
+    changes: list[RowChange] = []
     for container in found.containers:
         done = await restore_container(client, container)
         lines += done
         fields = frozenset(line.field for line in done if line.status is Status.RESTORED)
-        changes.append(Change(Kind.CONTAINER, container.record.id, without_owners(container, fields)))
+        changes.append(RowChange(RowKind.CONTAINER, container.record.id, without_owners(container, fields)))
     # The updates have changed files of containers, and `loosen` those of pods.
     cgroups = tuple(replace(each, state=_state(each.state.book, writer)) for each in found.cgroups)
     written = restore_cgroups(writer, cgroups)
     lines += written
-    planned = {cgroup.state.book.id for cgroup in cgroups}
+    copies = {cgroup.state.book.id: cgroup.copies for cgroup in cgroups}
     for identity in ledger.identities:
         book = ledger.record(identity)
         if book is not None:
             kept = {line.field for line in written if line.target == identity and _is_kept(line)}
-            restored = frozenset(book.entries.keys() - kept) if identity in planned else book.entries.keys()
-            changes.append(Change(Kind.BOOK, identity, without_values(book, frozenset(restored))))
+            changes.append(RowChange(RowKind.BOOK, identity, kept_book(book, kept, copies.get(identity, {}))))
     with closing(CheckpointFile(folder)) as file:
         try:
             file.write(changes)
@@ -268,7 +272,7 @@ async def _carry_out(
             lines.append(Line(str(file.path), "", None, None, Status.FAILED, reason))
         else:
             for change in changes:
-                if change.kind is Kind.BOOK:
+                if change.kind is RowKind.BOOK:
                     ledger.note_saved(change.id, None)
     return tuple(lines)
 
@@ -293,15 +297,23 @@ def _update_result(line: Line, found: ContainerRecord | None) -> Line:
     return _with(line, Status.RESTORED)
 
 
-def _write_result(line: Line, result: WriteResult | None) -> Line:
-    """The result of a write."""
+def _write_result(line: Line, result: WriteResult | None, writer: CgroupWriter) -> Line:
+    """The result of a write; a file that is there still has its value."""
     if result is None:
         return line
     if result.outcome in (WriteOutcome.WRITTEN, WriteOutcome.UNCHANGED):
-        return _with(line, Status.RESTORED)
-    if result.outcome is WriteOutcome.MISSING:
+        # Something may stand for an empty list.
+        return _with(replace(line, new=result.value), Status.RESTORED, line.reason)
+    if result.outcome is WriteOutcome.MISSING and not _is_there(line, writer):
         return _with(line, Status.LEFT, "the cgroup is gone")
     return _with(line, Status.FAILED, result.error)
+
+
+def _is_there(line: Line, writer: CgroupWriter) -> bool:
+    """Whether the file of a value can be read."""
+    with suppress(OSError):
+        return bool(writer.look(cgroup_path(line.target), [line.field]))
+    return True
 
 
 def _with(line: Line, status: Status, reason: str = "") -> Line:
@@ -330,7 +342,10 @@ def _state(book: Book, writer: CgroupWriter) -> CgroupState:
             unreadable.add(name)
     # Values of claims with a lease are in the files only.
     valid = restored(still_valid(book, present.values(), book.boot_id), present, writer)
-    return CgroupState(valid, present, frozenset(unreadable))
+    above: Mapping[str, FileText] = {}
+    with suppress(OSError):
+        above = writer.look(path[:-1], book.entries.keys() & set(LISTS))
+    return CgroupState(valid, present, frozenset(unreadable), above)
 
 
 def _everything(ledger: Ledger, writer: CgroupWriter, cgroup: str, name: str, online: Path) -> str:
@@ -346,7 +361,24 @@ def _everything(ledger: Ledger, writer: CgroupWriter, cgroup: str, name: str, on
         else:
             found = writer.read(cgroup, name)
         if found:
-            return str(found)
+            return _within_above(ledger, writer, cgroup, name, str(found))
     with suppress(OSError):
         return online.read_text().strip()
     return ""
+
+
+def _within_above(ledger: Ledger, writer: CgroupWriter, cgroup: str, name: str, members: str) -> str:
+    """What version 1 takes of a list: the cgroups above may have less than when it was read.
+
+    Those with a book get back what the ones above them have.
+    """
+    path = cgroup_path(cgroup)
+    if cgroup_version(writer) == 2:
+        return members
+    for length in range(1, len(path)):
+        above = "/" + "/".join(path[:length])
+        book = ledger.record(above)
+        found = writer.read(above, name) if book is None or name not in book.entries else None
+        if found and (common := parse_cpu_list(members) & parse_cpu_list(str(found))):
+            members = format_cpu_list(common)
+    return members

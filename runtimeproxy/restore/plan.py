@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
-from runtimeproxy.calls.edit_request import NEUTRAL
+from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.cgroups.writer import FileText
+from runtimeproxy.frontends.cri_proxy.calls.edit_request import NEUTRAL
 from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS, RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
+from runtimeproxy.ledger import fitting
 from runtimeproxy.ledger.books import CHANGED_SINCE, Formats
 from runtimeproxy.ledger.books import plan as give_back
+from runtimeproxy.ledger.executor import Job
+from runtimeproxy.ledger.tree import LISTS, Path
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.reconcile import reconciled, same_value
-from runtimeproxy.pods.records import Book, ContainerRecord, PodRecord
+from runtimeproxy.pods.records import Book, ContainerRecord, Level, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, SCALARS, overlay
 from runtimeproxy.units import (
     MAX_CPU_SHARES,
@@ -59,11 +63,13 @@ class CgroupState:
         book: From checkpoint and journal.
         present: What its files hold, by parameter.
         unreadable: Parameters whose files exist and cannot be read.
+        above: What the files of lists hold in the cgroup above, by parameter; needed on version 1.
     """
 
     book: Book
     present: Mapping[str, FileText] = field(default_factory=dict)
     unreadable: frozenset[str] = frozenset()
+    above: Mapping[str, FileText] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +115,18 @@ class CgroupPlan:
         values: To be written.
         raw: The texts of values whose original is known.
         lines: All values that policies have written.
+        copies: Lists that are what the cgroup above has, and do not follow when that grows.
     """
 
     state: CgroupState
     values: Mapping[str, Value]
     raw: Mapping[str, str]
     lines: tuple[Line, ...]
+    copies: Mapping[str, Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RestorePlan:
     """All values to restore, but for those that are gone or are already as the kubelet requested."""
 
     containers: tuple[ContainerPlan, ...]
@@ -131,7 +139,7 @@ class Plan:
         return (*of_containers, *(line for each in self.cgroups for line in each.lines))
 
 
-def plan(saved: Saved, node: NodeState, formats: Formats) -> Plan:
+def plan(saved: Saved, node: NodeState, formats: Formats) -> RestorePlan:
     """Compares the checkpoint with the node.
 
     Args:
@@ -151,9 +159,14 @@ def plan(saved: Saved, node: NodeState, formats: Formats) -> Plan:
         for line in each.lines
         if (name := line.field.removeprefix(f"{RESOURCES}.")) in RESOURCE_PARAMETERS
     }
-    cgroups = tuple(_cgroup_plan(state, formats, by_runtime) for state in node.cgroups)
-    return Plan(
-        tuple(each for each in containers if each.lines), tuple(each for each in cgroups if each.lines)
+    states = tuple(_without_claims(state, by_runtime) for state in node.cgroups)
+    fitted = _fitted_lists(states, formats) if fitting.cgroup_version(formats) == 1 else {}
+    cgroups = tuple(
+        _cgroup_plan(state, fitted.get(cgroup_path(state.book.id), {}), formats) for state in states
+    )
+    return RestorePlan(
+        tuple(each for each in containers if each.lines),
+        tuple(each for each in cgroups if each.lines or each.copies),
     )
 
 
@@ -167,9 +180,16 @@ def without_owners(planned: ContainerPlan, restored: frozenset[str]) -> Containe
     return replace(record, owners=owners or NO_ENTRIES, booked=booked)
 
 
-def without_values(book: Book, restored: frozenset[str]) -> Book | None:
-    """The book of a cgroup once these files have their original values; None if no value is left."""
-    entries = {name: entry for name, entry in book.entries.items() if name not in restored}
+def kept_book(book: Book, kept: Collection[str], copies: Mapping[str, Value]) -> Book | None:
+    """The book of a cgroup once its files have their original values; None if there is nothing to keep.
+
+    Args:
+        book: As it was.
+        kept: Parameters that could not be restored: as they were.
+        copies: Lists that are what the cgroup above has: the next attempt gives more if that has grown.
+    """
+    entries = {name: book.entries[name]._replace(claims=(), resolved=value) for name, value in copies.items()}
+    entries |= {name: book.entries[name] for name in kept}
     return replace(book, entries=entries) if entries else None
 
 
@@ -223,27 +243,58 @@ def _wanted(scalar: str, record: ContainerRecord, node: NodeState) -> Value | No
     return NEUTRAL.get(scalar)
 
 
-def _cgroup_plan(state: CgroupState, formats: Formats, by_runtime: Collection[tuple[str, str]]) -> CgroupPlan:
-    """What goes back to a cgroup's files, but for the values that an update of the container brings back."""
-    book, lines = state.book, list[Line]()
+def _without_claims(state: CgroupState, by_runtime: Collection[tuple[str, str]]) -> CgroupState:
+    """A cgroup of which nothing is claimed any more, without what an update of the container brings back."""
+    book = state.book
     container = book.id.rpartition("/")[2].removesuffix(".scope").rpartition("-")[2]
     unclaimed = {
         name: entry._replace(claims=())
         for name, entry in book.entries.items()
         if (container, name) not in by_runtime
     }
-    found = give_back(replace(book, entries=unclaimed), state.present, formats)
-    for name in unclaimed:
+    return replace(state, book=replace(book, entries=unclaimed))
+
+
+def _fitted_lists(
+    states: Sequence[CgroupState], formats: Formats
+) -> Mapping[Path, Mapping[str, Value | None]]:
+    """The lists that are to be those of the cgroup above, or a part of it, by cgroup and parameter."""
+    nothing = give_back(Book("", Level.QOS_CLASS), {}, formats)
+    jobs = {
+        above: Job(above, nothing, state.above)
+        for state in states
+        for above in (cgroup_path(state.book.id)[:-1],)
+    }
+    for state in states:
+        found = give_back(state.book, state.present, formats)
+        lists = {name: value for name, value in found.values.items() if name in LISTS}
+        if lists:
+            path = cgroup_path(state.book.id)
+            present = jobs[path].present if path in jobs else {}
+            jobs[path] = Job(path, found._replace(values=lists), present)
+    return fitting.fitted(jobs.values(), formats)
+
+
+def _cgroup_plan(state: CgroupState, lists: Mapping[str, Value | None], formats: Formats) -> CgroupPlan:
+    """What goes back to a cgroup's files."""
+    book, lines = state.book, list[Line]()
+    found = give_back(book, state.present, formats, fitted=lists)
+    for name in book.entries:
         text = state.present[name].text if name in state.present else ""
         line = Line(book.id, name, formats.decode(name, text), found.values.get(name))
         if name in state.unreadable:
             lines.append(replace(line, status=Status.FAILED, reason="the file cannot be read"))
         elif name in found.values:
-            lines.append(line)
+            lines.append(replace(line, reason=COPIED) if name in lists else line)
         elif name in found.left:
             status = Status.LEFT if found.left[name] == CHANGED_SINCE else Status.FAILED
             lines.append(replace(line, status=status, reason=found.left[name]))
-    return CgroupPlan(state, found.values, found.raw, tuple(lines))
+    copies = {name: value for name, value in lists.items() if value is not None and name not in found.left}
+    return CgroupPlan(state, found.values, found.raw, tuple(lines), copies)
+
+
+COPIED: Final = "what the cgroup above has; when that grows, run restore again"
+"""The reason of a list that version 1 does not let follow the cgroup above."""
 
 
 def unified_key(field: str) -> str:

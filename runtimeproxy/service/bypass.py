@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from runtimeproxy.calls.interceptor import CallInterceptor
+    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallInterceptor
 
 logger = logging.getLogger(__name__)
 

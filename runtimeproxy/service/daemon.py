@@ -18,34 +18,36 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy import __version__
 from runtimeproxy.background import BackgroundTasks, BackgroundThreads
-from runtimeproxy.calls.interceptor import CallInterceptor, CallSettings
+from runtimeproxy.config.parsing import parse_listen
 from runtimeproxy.config.settings import reloaded
-from runtimeproxy.config.validation import admin_socket, parse_listen
+from runtimeproxy.config.validation import admin_socket
 from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
+from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallInterceptor, CallSettings
+from runtimeproxy.frontends.cri_proxy.handover.predecessor import Predecessor
+from runtimeproxy.frontends.cri_proxy.handover.protocol import report_to_predecessor
+from runtimeproxy.frontends.cri_proxy.handover.upgrade import TAKEN_OVER, Program, Serving, Upgrade, note
+from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
+from runtimeproxy.http2.server import Budget
 from runtimeproxy.logs import dropped_lines, flush_failures
 from runtimeproxy.process import exact_timers, limit_arenas, wake_soon
-from runtimeproxy.relay.server import RelayServer
 from runtimeproxy.sdnotify import Notifier, feed_watchdog, watchdog_interval_s
 from runtimeproxy.service.api.admin_socket import AdminSocket
 from runtimeproxy.service.api.loading import ADMIN_SERVICE, READ_SERVICE, loader
 from runtimeproxy.service.api.sources import ApiSources, Reloaded
 from runtimeproxy.service.audit_file import AuditFile
 from runtimeproxy.service.bypass import Bypass, Cause
-from runtimeproxy.service.handover.predecessor import Predecessor
-from runtimeproxy.service.handover.protocol import report_to_predecessor
-from runtimeproxy.service.handover.upgrade import TAKEN_OVER, Program, Serving, Upgrade, note
 from runtimeproxy.service.local_server import LocalServer
 from runtimeproxy.service.metrics.server import serve_metrics
-from runtimeproxy.service.metrics.sources import ServiceCounts, Sources
+from runtimeproxy.service.metrics.sources import MetricSources, ServiceCounts
 from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, UPGRADE, is_served, unblock
 from runtimeproxy.service.wiring import check_handed_over, connection_options, listener_of, local_server
 
 if TYPE_CHECKING:
-    from runtimeproxy.calls.interceptor import OpenCall
     from runtimeproxy.config.settings import Settings
+    from runtimeproxy.frontends.cri_proxy.calls.interceptor import OpenCall
+    from runtimeproxy.frontends.cri_proxy.relay.listener import Listener
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.loading import PolicyLoader
-    from runtimeproxy.relay.listener import Listener
     from runtimeproxy.service.api.loading import Load
     from runtimeproxy.service.engine import Engine
     from runtimeproxy.service.kubelet import KubeletSetting
@@ -165,6 +167,7 @@ class Daemon:
         path = admin_socket(settings)
         self._admin = AdminSocket(path) if path else None
         self._admin_server: LocalServer | None = None
+        self._own_budget = Budget()
         self._server: RelayServer | None = None
         self._counts = ServiceCounts(configured_s=time.time())
         self._loader = loader
@@ -340,7 +343,7 @@ class Daemon:
         """Makes the handlers of intercepted calls, traced ones if there is a collector."""
         if self._traces is None:
             return engine.open_call
-        from runtimeproxy.calls.traced_call import open_traced
+        from runtimeproxy.frontends.cri_proxy.calls.traced_call import open_traced
 
         self._traces.start()
         return partial(open_traced, self._traces, engine.services)
@@ -355,7 +358,10 @@ class Daemon:
             self._spawn(self._publish_admin(engine, apis))
         if self._local is not None:
             api = {READ_SERVICE: apis[READ_SERVICE]}
-            self._spawn(self._local.start(self._executor, engine.runtime_answers, self._stopping, api))
+            budget = self._own_budget
+            self._spawn(
+                self._local.start(self._executor, engine.runtime_answers, self._stopping, api, budget)
+            )
         if (interval_s := watchdog_interval_s(self._environ)) is not None:
             self._spawn(feed_watchdog(interval_s, listener.address, self._notifier))
         self._spawn(self._report_recovery(engine))
@@ -367,7 +373,7 @@ class Daemon:
         address = parse_listen(self._settings.metrics.listen)
         if address is None or self._server is None or self._upgrade is None:
             return
-        sources = Sources(
+        sources = MetricSources(
             service=self._counts,
             relay=self._server,
             interceptor=self._interceptor,
@@ -423,7 +429,9 @@ class Daemon:
             async with lock:
                 if self._admin_server is None:
                     server = LocalServer()
-                    await server.start(self._executor, engine.runtime_answers, self._stopping, apis)
+                    await server.start(
+                        self._executor, engine.runtime_answers, self._stopping, apis, self._own_budget
+                    )
                     self._admin_server = server
                 return self._admin_server.socket_path
 

@@ -16,51 +16,57 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.background import BackgroundThreads
-from runtimeproxy.calls.cri_call import container_cgroup
-from runtimeproxy.calls.intercepted_call import InterceptedCall
-from runtimeproxy.calls.interceptor import CallServices, CallSettings, OpenCall, Spawn
-from runtimeproxy.calls.long_work import LongWork
-from runtimeproxy.calls.post_hooks import write_due
-from runtimeproxy.calls.start_container import take_due_writes
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.config.validation import owners_of, places_of
 from runtimeproxy.errors import PolicyLoadError
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import container_cgroup
+from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import InterceptedCall
+from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CallSettings, OpenCall, Spawn
+from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
+from runtimeproxy.frontends.cri_proxy.calls.post_hooks import write_due
+from runtimeproxy.frontends.cri_proxy.calls.start_container import take_due_writes
 from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.audit import AuditLog, AuditQueue, AuditRing
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.counts import PolicyCounts
 from runtimeproxy.hooks.decision import status_note
-from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, Sources, is_enabled
-from runtimeproxy.hooks.modes import Override, SetMode, needed, present, with_modes, with_owner_modes
+from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, PolicySources, is_enabled
+from runtimeproxy.hooks.modes import Override, needed, present, with_modes, with_owner_modes
 from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
-from runtimeproxy.ledger.allocations import AllocationFile, NodeAllocations
+from runtimeproxy.ledger.allocations import NodeAllocations, allocation_file
 from runtimeproxy.ledger.checkpoint import CheckpointSync
 from runtimeproxy.ledger.claim_audit import ClaimAudit
-from runtimeproxy.ledger.claim_places import Places
+from runtimeproxy.ledger.claim_places import ClaimPlaces
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.leased import LeasedClaims
+from runtimeproxy.ledger.leases import Phase
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.api_server import ApiServerInputs
 from runtimeproxy.node.inputs import name_of_node
+from runtimeproxy.node.snapshot import Input, InputState
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.lookup import Lookups
-from runtimeproxy.pods.records import Level
+from runtimeproxy.pods.records import Level, Lifecycle
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.process import give_back_memory
-from runtimeproxy.service.eviction import OF_API_SERVER, Bounds, Evictor, Method, Outcome
+from runtimeproxy.service.eviction import OF_API_SERVER, Bounds, EvictionMethod, Evictor, PodEvictionOutcome
 from runtimeproxy.service.eviction import Result as EvictionResult
 from runtimeproxy.service.eviction_history import EvictionHistory
+from runtimeproxy.service.koordlet import koordlets
 from runtimeproxy.service.mode_file import ModeFile
+from runtimeproxy.service.pod_names import MisspelledNames
+from runtimeproxy.service.qos_manager import QosManagerWatch, left_plugins, wanted_plugins
+from runtimeproxy.vocabulary import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from runtimeproxy.config.settings import KubernetesSettings, Settings
     from runtimeproxy.hooks.audit import AuditEntry, AuditSink
@@ -97,9 +103,11 @@ class Engine:
         problems: policies and settings that could not be loaded.
         services: what calls share; `services.chain` has the policies in use, hook servers included.
         store: the records.
+        pod_names: names in them that are probably misspelled.
         ledger: the values of cgroups.
         leased: claims of owners outside of this process.
         evictor: evicts pods for them.
+        qos_manager: whether one runs, and has to.
         allocations: CPUs that pods have for themselves; None where pools are not computed.
         client: the runtime, for calls of the daemon's own.
         audit: gathers the audit entries of a moment.
@@ -173,6 +181,7 @@ class Engine:
         if settings.kubernetes.enabled:
             self._api_server = ApiServerInputs("API server", settings.slo.start_spread_s)
         self.node = NodeSources(places_of(settings), self._node_thread, api_server=self._api_server)
+        self.pod_names = MisspelledNames(self.store.pods, self.node)
         self._following_node: asyncio.Task[None] | None = None
         self._loader = loader or PolicyLoader()
         self._loop = asyncio.get_running_loop()
@@ -225,7 +234,7 @@ class Engine:
         self.services.evaluator = self.upkeep.evaluator
         self.leased = LeasedClaims(
             self.ledger,
-            Places(self.store, partial(container_cgroup, self.services), self._host_cgroup),
+            ClaimPlaces(self.store, partial(container_cgroup, self.services), self._host_cgroup),
             self.upkeep.in_worker,
             lambda: not self.has_policies or is_standby(),
             ClaimAudit(self._claim_audit),
@@ -235,6 +244,9 @@ class Engine:
         self.leased.configure(owners_of(settings))
         history = EvictionHistory(Path(settings.state.dir), boot_id, self._checkpoint_thread)
         self.evictor = Evictor(self.store, self.client, self._claim_audit, _bounds(settings), history)
+        self.qos_manager = QosManagerWatch(
+            self._wanted_plugins, self._left_plugins, self._leased_owners, self._find_koordlet
+        )
         if settings.kubernetes.enabled and settings.kubernetes.evictions:
             self.evictor.by_api = self._evict_by_api
         self.upkeep.on_observed = self._on_observed
@@ -243,8 +255,8 @@ class Engine:
         self.allocations: NodeAllocations | None = None
         if settings.node.shared_pools == "computed":
             self.services.allocations = self.allocations = NodeAllocations(
-                SharePools(),
-                AllocationFile(Path(settings.state.dir), boot_id),
+                SharePools(lambda: self.node.latest.facts.last_cpu),
+                allocation_file(Path(settings.state.dir), boot_id),
                 self.node,
                 self.upkeep.evaluator.leave,
                 self._checkpoint_thread,
@@ -315,7 +327,7 @@ class Engine:
                 self._spawn(self._watch_api_server(self._api_server))
         thread = BackgroundThreads(1, "policy-loading")
         hooks = settings.hooks
-        sources = Sources(hooks.third_party, hooks.policies_dir, hooks.load_timeout_s)
+        sources = PolicySources(hooks.third_party, hooks.policies_dir, hooks.load_timeout_s)
         try:
             run = asyncio.get_running_loop().run_in_executor
             if not self._has_modes:
@@ -366,14 +378,21 @@ class Engine:
     async def _evict_by_api(self, pod: PodRecord, reason: str) -> EvictionResult:
         """Evicts a pod by the API server, which honours disruption budgets."""
         if self.kubernetes is None:
-            return EvictionResult(Outcome.FAILED, "the client of the API server is not loaded yet")
+            return EvictionResult(PodEvictionOutcome.FAILED, "the client of the API server is not loaded yet")
         done = await self.kubernetes.evict(pod.namespace, pod.name, pod.uid)
-        outcome, method = OF_API_SERVER[done.outcome.value], Method.EVICTION_API
+        outcome, method = OF_API_SERVER[done.outcome.value], EvictionMethod.EVICTION_API
         return EvictionResult(outcome, done.reason, method=method, retry_s=done.retry_s)
 
     def _report_event(self, entry: AuditEntry) -> None:
         if self.kubernetes is not None:
             self.kubernetes.on_audit(entry)
+
+    @property
+    def unusable_files(self) -> list[str]:
+        """The files of the state folder that could not be used at the start, and why."""
+        of_values = (self.journal, self.sysctls, self.allocations, self.leased)
+        files = (*of_values, self._mode_file, self.evictor.history)
+        return [each.unusable for each in files if each is not None and each.unusable]
 
     def configured(self, policy: str) -> PolicySettings:
         """What the configuration says of a policy."""
@@ -395,7 +414,7 @@ class Engine:
         self._spawn(self.leased.sync_all())
         loaded = {each.name for each in self.policies}
         found = {each.name for each in self.classes}
-        if any(each.mode is not SetMode.OFF for each in overrides if each.policy in found - loaded):
+        if any(each.mode is not Mode.OFF for each in overrides if each.policy in found - loaded):
             await self.load_policies(self._settings)
             return
         async with self._loading:
@@ -510,6 +529,7 @@ class Engine:
         self._spawn(self.recovery.run())
         self._spawn(self.upkeep.run())
         self._spawn(self.leased.run())
+        self._spawn(self.qos_manager.run())
         self._spawn(self.upkeep.verify((Level.NODE, Level.QOS_CLASS)))
         self._spawn(self.upkeep.verify((Level.POD, Level.CONTAINER)))
         self._spawn(self._watch_runtime())
@@ -530,6 +550,25 @@ class Engine:
                 with suppress(ValueError):
                     return host_application_cgroup(each, node.cgroup_driver)
         return ""
+
+    def _wanted_plugins(self) -> frozenset[str]:
+        node = self.node.latest
+        if node.state_of(Input.STRATEGIES) is InputState.UNKNOWN or self._is_standby():
+            return frozenset()
+        pods = (pod for pod in self.store.pods if pod.state is Lifecycle.RUNNING)
+        return wanted_plugins(self._settings, node, pods)
+
+    def _left_plugins(self, wanted: Collection[str], has_process: bool) -> Mapping[str, str]:
+        return left_plugins(wanted, self._settings, has_koordlet=has_process or self.upkeep.has_koordlet)
+
+    def _leased_owners(self) -> frozenset[str]:
+        owners = self.leased.owners.items()
+        return frozenset(name for name, owned in owners if owned.claims and owned.phase is Phase.LEASED)
+
+    async def _find_koordlet(self) -> bool:
+        """Whether a process of this node is a koordlet, which need not be registered as a hook server."""
+        find = partial(koordlets, Path("/proc"))
+        return await self._loop.run_in_executor(self._executor, lambda: any(True for _ in find()))
 
     def _on_observed(self, fields: Mapping[str, str]) -> None:
         """Koordlet is registered, or is not any more."""

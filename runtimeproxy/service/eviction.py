@@ -20,7 +20,7 @@ from runtimeproxy.hooks.owners import Owner
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
-from runtimeproxy.qos import QoSClass, qos_class
+from runtimeproxy.qos import NEVER_EVICTED, QoSClass, qos_class
 from runtimeproxy.service.eviction_history import UNKNOWN_UID, Evicted, EvictionHistory
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_REASON_BYTES: Final = 1024
 MOST_GRACE_S: Final = 3600.0
 STOP_S: Final = 30.0
 """How long the runtime may take beyond the grace period to end a container. Source: the kubelet's own calls
@@ -37,10 +36,9 @@ HANDED_OVER_S: Final = 5.0
 """After how long an eviction may be tried again while another process takes over."""
 REMEMBERED: Final = 20
 """Evictions, for the status."""
-NEVER: Final = frozenset({QoSClass.SYSTEM, QoSClass.LSE})
 
 
-class Outcome(StrEnum):
+class PodEvictionOutcome(StrEnum):
     """What has become of an eviction."""
 
     EVICTED = "evicted"
@@ -51,16 +49,16 @@ class Outcome(StrEnum):
 
 
 OF_API_SERVER: Final = {
-    "evicted": Outcome.EVICTED,
-    "blocked": Outcome.REFUSED,
-    "gone": Outcome.NOTHING_TO_STOP,
-    "refused": Outcome.REFUSED,
-    "failed": Outcome.FAILED,
+    "evicted": PodEvictionOutcome.EVICTED,
+    "blocked": PodEvictionOutcome.REFUSED,
+    "gone": PodEvictionOutcome.NOTHING_TO_STOP,
+    "refused": PodEvictionOutcome.REFUSED,
+    "failed": PodEvictionOutcome.FAILED,
 }
 """By `runtimeproxy.kubernetes.eviction.EvictionOutcome`, whose module needs an extra."""
 
 
-class Method(StrEnum):
+class EvictionMethod(StrEnum):
     """How it was carried out."""
 
     NONE = ""
@@ -80,10 +78,10 @@ class Stopped(NamedTuple):
 class Result(NamedTuple):
     """What has become of an eviction."""
 
-    outcome: Outcome
+    outcome: PodEvictionOutcome
     reason: str = ""
     containers: tuple[Stopped, ...] = ()
-    method: Method = Method.NONE
+    method: EvictionMethod = EvictionMethod.NONE
     retry_s: float | None = None
     """In how many seconds it may be tried again; None if that is not known."""
 
@@ -121,23 +119,23 @@ def refusal(
         bounds: as configured.
         now_s: by the clock of the history.
     """
-    if qos in NEVER:
-        return Result(Outcome.REFUSED, f"pods of class {qos} are never evicted")
+    if qos in NEVER_EVICTED:
+        return Result(PodEvictionOutcome.REFUSED, f"pods of class {qos} are never evicted")
     known = list(history)
     if left_s := unknown_s(known, bounds, now_s):
         text = f"which pods were evicted before is not known; none is for {left_s:.0f} s"
-        return Result(Outcome.REFUSED, text, retry_s=left_s)
+        return Result(PodEvictionOutcome.REFUSED, text, retry_s=left_s)
     again_s = max((each.at_s for each in known if each.uid == uid), default=None)
     if again_s is not None and now_s < again_s + bounds.same_pod_s:
         left_s = again_s + bounds.same_pod_s - now_s
         text = f"it was evicted {now_s - again_s:.0f} s ago, and is not again for {bounds.same_pod_s:.0f} s"
-        return Result(Outcome.REFUSED, text, retry_s=left_s)
+        return Result(PodEvictionOutcome.REFUSED, text, retry_s=left_s)
     recent = [each.at_s for each in known if now_s < each.at_s + bounds.interval_s]
     if len(recent) >= bounds.most_pods:
         most = f"at most {bounds.most_pods} in {bounds.interval_s:.0f} s"
         text = f"{len(recent)} pods were evicted just now, and {most} may be"
         retry_s = recent[-bounds.most_pods] + bounds.interval_s - now_s if bounds.most_pods else None
-        return Result(Outcome.REFUSED, text, retry_s=retry_s)
+        return Result(PodEvictionOutcome.REFUSED, text, retry_s=retry_s)
     return None
 
 
@@ -193,7 +191,7 @@ class Evictor:
         self.by_api: EvictByApi | None = None
         self.history = history
         self.bounds = bounds
-        self.counts: Counts[tuple[str, Outcome]] = Counts()
+        self.counts: Counts[tuple[str, PodEvictionOutcome]] = Counts()
         self.recent: deque[Remembered] = deque(maxlen=REMEMBERED)
 
     @property
@@ -221,8 +219,8 @@ class Evictor:
             grace_s: How long containers may take to end.
         """
         result = self._refusal(pod, owner)
-        if result is None and (is_dry_run or owner.mode == "dry-run"):
-            result = Result(Outcome.DRY_RUN)
+        if result is None and (is_dry_run or owner.mode is Mode.DRY_RUN):
+            result = Result(PodEvictionOutcome.DRY_RUN)
         if result is None:
             # Counted before it is done: others may ask meanwhile.
             evicted = self.history.add(pod.uid)
@@ -234,12 +232,12 @@ class Evictor:
         return result
 
     def _refusal(self, pod: PodRecord, owner: Owner) -> Result | None:
-        if owner.mode == "off" or not owner.may_evict:
-            why = "is off" if owner.mode == "off" else "may not evict pods"
-            return Result(Outcome.REFUSED, f"owner {owner.name} {why}")
+        if owner.mode is Mode.OFF or not owner.may_evict:
+            why = "is off" if owner.mode is Mode.OFF else "may not evict pods"
+            return Result(PodEvictionOutcome.REFUSED, f"owner {owner.name} {why}")
         history = self.history
         if history.is_handed_over:
-            return Result(Outcome.REFUSED, "another process takes over", retry_s=HANDED_OVER_S)
+            return Result(PodEvictionOutcome.REFUSED, "another process takes over", retry_s=HANDED_OVER_S)
         return refusal(qos_class(pod.labels), pod.uid, history.evictions, self.bounds, history.now_s())
 
     async def _carry_out(self, pod: PodRecord, reason: str, grace_s: float, evicted: Evicted) -> Result:
@@ -250,7 +248,7 @@ class Evictor:
             result = await self.by_api(pod, reason)
         else:
             result = await self._stop_all(pod, grace_s)
-        if result.outcome in (Outcome.REFUSED, Outcome.NOTHING_TO_STOP):
+        if result.outcome in (PodEvictionOutcome.REFUSED, PodEvictionOutcome.NOTHING_TO_STOP):
             self.history.remove(evicted)
             await self.history.save()
         return result
@@ -264,13 +262,13 @@ class Evictor:
             if box.state is not Lifecycle.STOPPED
         ]
         if not boxes:
-            return Result(Outcome.NOTHING_TO_STOP, "no container of it runs")
+            return Result(PodEvictionOutcome.NOTHING_TO_STOP, "no container of it runs")
         stopped = await asyncio.gather(*(self._stop(box, grace_s) for box in boxes))
         failed = [each for each in stopped if each.error]
         if not failed:
-            return Result(Outcome.EVICTED, "", tuple(stopped), Method.STOP_CONTAINERS)
+            return Result(PodEvictionOutcome.EVICTED, "", tuple(stopped), EvictionMethod.STOP_CONTAINERS)
         reason = f"{len(failed)} of {len(stopped)} containers could not be stopped: {failed[0].error}"
-        return Result(Outcome.FAILED, reason, tuple(stopped), Method.STOP_CONTAINERS)
+        return Result(PodEvictionOutcome.FAILED, reason, tuple(stopped), EvictionMethod.STOP_CONTAINERS)
 
     async def _stop(self, box: ContainerRecord, grace_s: float) -> Stopped:
         try:
@@ -298,7 +296,7 @@ class Evictor:
                 Hook.EVALUATE_POD,
                 kind,
                 owner.claimant,
-                Mode.DRY_RUN if result.outcome is Outcome.DRY_RUN else Mode.ENFORCE,
+                Mode.DRY_RUN if result.outcome is PodEvictionOutcome.DRY_RUN else Mode.ENFORCE,
                 pod.namespace,
                 pod.name,
                 pod.uid,
@@ -314,9 +312,9 @@ class Evictor:
 
 
 _KINDS: Final = {
-    Outcome.EVICTED: AuditKind.CHANGED,
-    Outcome.DRY_RUN: AuditKind.WOULD_CHANGE,
-    Outcome.REFUSED: AuditKind.LEFT_OUT,
-    Outcome.FAILED: AuditKind.FAILED,
-    Outcome.NOTHING_TO_STOP: AuditKind.LEFT_OUT,
+    PodEvictionOutcome.EVICTED: AuditKind.CHANGED,
+    PodEvictionOutcome.DRY_RUN: AuditKind.WOULD_CHANGE,
+    PodEvictionOutcome.REFUSED: AuditKind.LEFT_OUT,
+    PodEvictionOutcome.FAILED: AuditKind.FAILED,
+    PodEvictionOutcome.NOTHING_TO_STOP: AuditKind.LEFT_OUT,
 }

@@ -6,12 +6,11 @@ Used in the event loop's thread; the file is read and written in a worker thread
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
@@ -19,15 +18,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from runtimeproxy.errors import described
-from runtimeproxy.node.documents import InputError
-from runtimeproxy.node.input_file import read_file, replace_file
+from runtimeproxy.state.state_file import StateFile
 
 logger = logging.getLogger(__name__)
 
 FILE: Final = "evictions.json"
 """In the state folder."""
 VERSION: Final = 1
-MOST_BYTES: Final = 1024 * 1024
 MOST_PODS: Final = 4096
 """Evictions that are remembered, the newest."""
 MOST_AGE_S: Final = 86_400.0
@@ -73,7 +70,8 @@ class EvictionHistory:
         clock: Callable[[], float] = boot_time_s,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._path = state_folder / FILE
+        effect = "no pod is evicted until the bounds on evictions of before are over"
+        self._file = StateFile(state_folder / FILE, effect, version=VERSION)
         self._boot_id = boot_id
         self._thread = thread
         self.now_s = clock
@@ -82,23 +80,23 @@ class EvictionHistory:
         self.problem = ""
         self.is_handed_over = False
 
+    @property
+    def unusable(self) -> str:
+        """Why what was saved could not be used; empty if it could."""
+        return self._file.unusable
+
     async def load(self) -> None:
         """Takes what the process before this one has saved."""
         self.is_handed_over = False
         run = asyncio.get_running_loop().run_in_executor
-        try:
-            found = await run(self._thread, self._read)
-        except FileNotFoundError:
-            return
-        except (InputError, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-            text = "%s is not usable: no pod is evicted until the bounds on evictions of before are over: %s"
-            logger.warning(text, self._path, described(error))
+        found = await run(self._thread, self._file.load, self._parsed)
+        if self.unusable:
             self.add(UNKNOWN_UID)
             # A process after this one need not begin to wait anew.
             await self.save()
-            return
-        # After a failed upgrade this process has some that the file may lack.
-        self.evictions = deque(sorted({*found, *self.evictions}), maxlen=MOST_PODS)
+        elif found is not None:
+            # After a failed upgrade this process has some that the file may lack.
+            self.evictions = deque(sorted({*found, *self.evictions}), maxlen=MOST_PODS)
 
     def add(self, uid: str) -> Evicted:
         """Counts an eviction; `save` follows."""
@@ -117,9 +115,14 @@ class EvictionHistory:
             return
         while self.evictions and self.evictions[0].at_s + MOST_AGE_S < self.now_s():
             self.evictions.popleft()
-        saved = _document(self.evictions, self._boot_id, self.now_s(), self._wall_s())
-        data = json.dumps(saved, separators=(",", ":")).encode()
-        saving = asyncio.get_running_loop().run_in_executor(self._thread, replace_file, self._path, data)
+        saved = {
+            "boot_id": self._boot_id,
+            # The same moment by both clocks.
+            "boot_time_s": self.now_s(),
+            "time_s": self._wall_s(),
+            "evictions": [list(each) for each in self.evictions],
+        }
+        saving = asyncio.get_running_loop().run_in_executor(self._thread, self._file.save, saved)
         saving.add_done_callback(self._on_saved)
         await asyncio.wait({saving}, timeout=SAVE_S)
 
@@ -132,20 +135,8 @@ class EvictionHistory:
             logger.warning("%s; the bounds on them count until this process ends", problem)
         self.problem = problem
 
-    def _read(self) -> list[Evicted]:
-        document = json.loads(read_file(self._path, MOST_BYTES)[0])
+    def _parsed(self, document: Mapping[str, Any]) -> list[Evicted]:
         return _evictions(document, self._boot_id, self.now_s(), self._wall_s())
-
-
-def _document(evictions: Iterable[Evicted], boot_id: str, now_s: float, wall_s: float) -> dict[str, Any]:
-    return {
-        "version": VERSION,
-        "boot_id": boot_id,
-        # The same moment by both clocks.
-        "boot_time_s": now_s,
-        "time_s": wall_s,
-        "evictions": [list(each) for each in evictions],
-    }
 
 
 def _evictions(document: Mapping[str, Any], boot_id: str, now_s: float, wall_s: float) -> list[Evicted]:
@@ -154,8 +145,6 @@ def _evictions(document: Mapping[str, Any], boot_id: str, now_s: float, wall_s: 
     Raises:
         ValueError: it cannot be used; also TypeError, LookupError and AttributeError.
     """
-    if document["version"] != VERSION:
-        raise ValueError(f"version {document['version']} is not {VERSION}")
     shift_s = 0.0
     if not boot_id or document["boot_id"] != boot_id:
         # Another boot, whose clock began anew. A wall clock that was set back counts as no time at all.

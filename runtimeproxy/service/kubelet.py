@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from runtimeproxy.config.parsing import is_same_socket, parse_endpoint
 from runtimeproxy.config.settings import ProxySettings
-from runtimeproxy.config.validation import is_same_socket, parse_endpoint
 
 FILES: Final = (
     "var/lib/kubelet/config.yaml",

@@ -8,6 +8,7 @@ import fcntl
 import importlib
 import os
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 from types import MappingProxyType
@@ -17,16 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from concurrent.futures import Executor
 
-    import grpc.aio
-
+    from runtimeproxy.http2.server import Budget, GrpcServer
     from runtimeproxy.service.api.loading import Load
 
 PREFIX: Final = "koord-runtime-proxy-"
 """Begins the directories' names; the kernel releases the lock in each when its process ends."""
-
-RESERVED_DESCRIPTORS: Final = 8
-"""File descriptors that gRPC's core opens when it begins to serve (seen with grpcio 1.85: 7). Without them it
-aborts the process: "Eventfd wakeup fd is not supported"."""
 
 _UNLOCKED_PREFIX: Final = ".koord-runtime-proxy-"
 _LOCK: Final = "lock"
@@ -34,8 +30,6 @@ _LOCK: Final = "lock"
 
 class LocalServer:
     """Serves on a socket in a directory that only this user can enter.
-
-    It reserves the file descriptors that it needs at once, so that no number of clients takes them.
 
     Args:
         parent: where the directory is made; None for the system's temporary directory. Directories of killed
@@ -51,16 +45,22 @@ class LocalServer:
     def __init__(self, parent: Path | None = None) -> None:
         parent = parent or Path(tempfile.gettempdir())
         _remove_stale(parent)
-        self._starting: asyncio.Task[grpc.aio.Server] | None = None
-        self._reserved: list[int] = []
+        self._server: GrpcServer | None = None
+        self._listener: asyncio.Server | None = None
+        # At once, so that no number of clients takes the descriptor.
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            for _ in range(RESERVED_DESCRIPTORS):
-                self._reserved.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             self._directory, self._lock_fd = _make_directory(parent)
         except OSError:
-            self._release_descriptors()
+            self._socket.close()
             raise
         self.socket_path = str(self._directory / "own.sock")
+        try:
+            self._socket.bind(self.socket_path)
+        except OSError:
+            self._socket.close()
+            self._remove()
+            raise
 
     async def start(
         self,
@@ -68,47 +68,38 @@ class LocalServer:
         probe: Callable[[], Awaitable[bool]],
         stopping: asyncio.Event,
         api: Mapping[str, Load] = MappingProxyType({}),
+        budget: Budget | None = None,
     ) -> None:
-        """Loads grpcio in a thread, so that relaying goes on meanwhile, and serves.
+        """Loads protobuf in a thread, so that relaying goes on meanwhile, and serves.
 
         Args:
             executor: the thread.
             probe: whether the runtime answers.
             stopping: set when the daemon drains.
             api: what loads each service of the API, by full name.
+            budget: of all such servers together; None for one of its own.
         """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(executor, importlib.import_module, "runtimeproxy.service.local_services")
-        # grpcio does not survive a cancelled start, so `stop` waits for its end.
-        self._starting = loop.create_task(self._serve(probe, stopping, api))
-        await asyncio.shield(self._starting)
+        from runtimeproxy.service.local_services import make_server
+
+        self._server = server = make_server(probe, stopping, api, budget)
+        self._listener = await loop.create_unix_server(server.protocol, sock=self._socket)
 
     async def stop(self) -> None:
         """Ends the server and removes its directory; calls in progress are cut."""
-        if self._starting is not None:
-            server = await self._starting
-            await server.stop(None)
-            self._starting = None
-        self._release_descriptors()
+        if self._listener is not None:
+            self._listener.close()
+        if self._server is not None:
+            await self._server.stop()
+        self._socket.close()
+        self._remove()
+
+    def _remove(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
-
-    async def _serve(
-        self, probe: Callable[[], Awaitable[bool]], stopping: asyncio.Event, api: Mapping[str, Load]
-    ) -> grpc.aio.Server:
-        from runtimeproxy.service.local_services import make_server
-
-        # No client is accepted between this and the server's own use of them.
-        self._release_descriptors()
-        server = make_server(self.socket_path, probe, stopping, api)
-        await server.start()
-        return server
-
-    def _release_descriptors(self) -> None:
-        while self._reserved:
-            os.close(self._reserved.pop())
 
 
 def _make_directory(parent: Path) -> tuple[Path, int]:

@@ -2,7 +2,7 @@
 
 Health is that of the runtime; reflection describes the CRI and the API, so that grpcurl works without a proto
 file.
-Importing grpc takes long, so this module is imported in a thread.
+Importing protobuf takes long, so this module is imported in a thread.
 """
 
 from __future__ import annotations
@@ -10,24 +10,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-import grpc
-import grpc.aio
+from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.service.api.handlers import handlers
+from runtimeproxy.errors import StatusCode
+from runtimeproxy.http2.server import Budget, GrpcServer, ServedMethod, ServerCall
+from runtimeproxy.logs import FailureLog
+from runtimeproxy.service.api.handlers import Context, api_methods, methods
+from runtimeproxy.service.api.loading import SMALL_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from grpc.aio import ServicerContext
+    from google.protobuf.descriptor import FileDescriptor
 
     from runtimeproxy.service.api.loading import Load
 
@@ -38,8 +40,8 @@ NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 WATCH_INTERVAL_S: Final = 1.0
 """Between two checks of the watches. Source: the kubelet's own Status interval is 5 s."""
-MOST_STREAMS: Final = 256
-"""Calls of one connection at a time; more wait in the client. Each costs some 16 KiB."""
+HEALTH: Final[Any] = health_pb2.DESCRIPTOR.services_by_name["Health"]
+"""Types of the library and of protobuf differ."""
 _NO_API: Final[Mapping[str, Load]] = MappingProxyType({})
 V1: Final = "grpc.reflection.v1.ServerReflection"
 """Has the same messages as v1alpha under another name. Source: grpc/reflection/v1/reflection.proto."""
@@ -47,28 +49,35 @@ V1ALPHA: Final = "grpc.reflection.v1alpha.ServerReflection"
 
 
 def make_server(
-    socket_path: str,
     probe: Callable[[], Awaitable[bool]],
     stopping: asyncio.Event,
     api: Mapping[str, Load] = _NO_API,
-) -> grpc.aio.Server:
-    """A server of health, reflection and the API on a socket, to be started.
+    budget: Budget | None = None,
+) -> GrpcServer:
+    """A server of health, reflection and the API.
 
     Args:
-        socket_path: where it listens.
         probe: asks the runtime something cheap; returns whether it answered in time. Never raises.
         stopping: set when the daemon drains: from then on nothing is serving.
         api: what loads each service of the API, by full name.
+        budget: of all such servers together; None for one of its own.
     """
-    server = grpc.aio.server(options=[("grpc.max_concurrent_streams", MOST_STREAMS)])
-    health_pb2_grpc.add_HealthServicer_to_server(RuntimeHealth(probe, stopping), server)
-    add_reflection(server, tuple(api))
-    server.add_generic_rpc_handlers(tuple(handlers(service, load) for service, load in api.items()))
-    server.add_insecure_port(f"unix:{socket_path}")
-    return server
+    failures, health = FailureLog(), RuntimeHealth(probe, stopping)
+
+    async def load() -> RuntimeHealth:
+        return health
+
+    names = [method.name for method in HEALTH.methods]
+    served = methods(HEALTH.full_name, names, load, lambda: HEALTH, failures)
+    reflection = Reflection(tuple(api), failures)
+    for name in (V1, V1ALPHA):
+        served[f"/{name}/ServerReflectionInfo"] = ServedMethod(reflection.reflect, SMALL_BYTES)
+    for service, load_api in api.items():
+        served |= api_methods(service, load_api, failures)
+    return GrpcServer(served, budget or Budget(), failures)
 
 
-class RuntimeHealth(health_pb2_grpc.HealthServicer):
+class RuntimeHealth:
     """The runtime's health, by a call to it at each check, and by one call a second for all watches.
 
     See `make_server`.
@@ -83,19 +92,15 @@ class RuntimeHealth(health_pb2_grpc.HealthServicer):
         self._changed = asyncio.Event()
 
     async def Check(  # noqa: N802  # the method's name in the service
-        self,
-        request: health_pb2.HealthCheckRequest,
-        context: ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
+        self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> health_pb2.HealthCheckResponse:
         """Whether a service is serving now; NOT_FOUND for unknown names."""
         if request.service not in SERVICES:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
+            await context.abort(StatusCode.NOT_FOUND, "unknown service")
         return health_pb2.HealthCheckResponse(status=await self._status())
 
     async def Watch(  # noqa: N802  # the method's name in the service
-        self,
-        request: health_pb2.HealthCheckRequest,
-        context: ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse],
+        self, request: health_pb2.HealthCheckRequest, _context: Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         """Sends the status now and whenever it changes."""
         last: int | None = None
@@ -150,40 +155,98 @@ class RuntimeHealth(health_pb2_grpc.HealthServicer):
 def reflected_services(api: Sequence[str] = ()) -> tuple[str, ...]:
     """Full names of the services in the reflection's list, with those of the API."""
     cri = [service.full_name for service in api_pb2.DESCRIPTOR.services_by_name.values()]
-    own = [service.full_name for service in health_pb2.DESCRIPTOR.services_by_name.values()]
-    return (*cri, *own, *api, V1ALPHA)
+    return (*cri, HEALTH.full_name, *api, V1ALPHA)
 
 
-def add_reflection(server: grpc.aio.Server, api: Sequence[str] = ()) -> None:
-    """Serves reflection under both versions of its name."""
-    # The library's types call an asynchronous generator a coroutine.
-    servicer: Any = reflection.aio.ReflectionServicer(reflected_services(api))
+class Reflection:
+    """Describes services: which there are, and the files of their messages.
 
-    async def reflect(requests: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - the library's
-        if api:
+    Args:
+        api: full names of the services of the API.
+        failures: logs requests that cannot be read.
+    """
+
+    def __init__(self, api: Sequence[str], failures: FailureLog) -> None:
+        self._api = api
+        self._failures = failures
+
+    async def reflect(self, call: ServerCall) -> None:
+        """Answers one request after the other."""
+        if self._api:
             importlib.import_module("cri_api.runtimeproxy.v1.api_pb2")  # takes some milliseconds, once
-        async for response in servicer.ServerReflectionInfo(requests, context):
-            yield response
+        while (data := await call.message()) is not None:
+            try:
+                request = reflection_pb2.ServerReflectionRequest.FromString(data)
+            except DecodeError:
+                text = "a request of ServerReflectionInfo cannot be read"
+                self._failures.report("own services", text, text)
+                await call.abort(StatusCode.INVALID_ARGUMENT, "the request cannot be read")
+            await call.send(self.response(request).SerializeToString())
 
-    handler = grpc.stream_stream_rpc_method_handler(
-        reflect,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=_serialized,
-    )
-    server.add_generic_rpc_handlers(
-        tuple(
-            grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler})
-            for name in (V1, V1ALPHA)
-        )
-    )
+    def response(
+        self, request: reflection_pb2.ServerReflectionRequest
+    ) -> reflection_pb2.ServerReflectionResponse:
+        """The answer to one request."""
+        response = self._found(request)
+        response.valid_host = request.host
+        response.original_request.CopyFrom(request)
+        return response
+
+    def _found(
+        self, request: reflection_pb2.ServerReflectionRequest
+    ) -> reflection_pb2.ServerReflectionResponse:
+        """Source: grpc/reflection/v1alpha/reflection.proto."""
+        pool = descriptor_pool.Default()
+        try:
+            match request.WhichOneof("message_request"):
+                case "list_services":
+                    names = map(_service, reflected_services(self._api))
+                    listed = reflection_pb2.ListServiceResponse(service=names)
+                    return reflection_pb2.ServerReflectionResponse(list_services_response=listed)
+                case "file_by_filename":
+                    return _file_response(pool.FindFileByName(request.file_by_filename))
+                case "file_containing_symbol":
+                    return _file_response(pool.FindFileContainingSymbol(request.file_containing_symbol))
+                case "file_containing_extension":
+                    wanted = request.file_containing_extension
+                    message = pool.FindMessageTypeByName(wanted.containing_type)
+                    found: Any = pool.FindExtensionByNumber(message, wanted.extension_number)
+                    return _file_response(found.file)
+                case "all_extension_numbers_of_type":
+                    message = pool.FindMessageTypeByName(request.all_extension_numbers_of_type)
+                    numbers = reflection_pb2.ExtensionNumberResponse(
+                        base_type_name=message.full_name,
+                        extension_number=sorted(each.number for each in pool.FindAllExtensions(message)),
+                    )
+                    return reflection_pb2.ServerReflectionResponse(all_extension_numbers_response=numbers)
+        except KeyError:
+            return _error(StatusCode.NOT_FOUND)
+        return _error(StatusCode.INVALID_ARGUMENT)
 
 
-def _serialized(response: reflection_pb2.ServerReflectionResponse) -> bytes:
-    """The response with the JSON names of fields, which generated code leaves out and clients print."""
-    files = response.file_descriptor_response.file_descriptor_proto
-    for index, data in enumerate(files):
-        files[index] = _with_json_names(data)
-    return response.SerializeToString()
+def _service(name: str) -> reflection_pb2.ServiceResponse:
+    return reflection_pb2.ServiceResponse(name=name)
+
+
+def _error(code: StatusCode) -> reflection_pb2.ServerReflectionResponse:
+    error = reflection_pb2.ErrorResponse(error_code=code, error_message=code.name)
+    return reflection_pb2.ServerReflectionResponse(error_response=error)
+
+
+def _file_response(file: FileDescriptor) -> reflection_pb2.ServerReflectionResponse:
+    """A file and all that it imports, with the JSON names of fields.
+
+    Generated code leaves these names out, and clients print them.
+    """
+    files: dict[str, bytes] = {}
+    left = [file]
+    while left:
+        each = left.pop()
+        if each.name not in files:
+            files[each.name] = _with_json_names(each.serialized_pb)
+            left += each.dependencies
+    described = reflection_pb2.FileDescriptorResponse(file_descriptor_proto=files.values())
+    return reflection_pb2.ServerReflectionResponse(file_descriptor_response=described)
 
 
 @lru_cache(maxsize=16)

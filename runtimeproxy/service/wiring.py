@@ -7,21 +7,22 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.calls.methods import NAMES
-from runtimeproxy.config.validation import is_same_socket, owner_ids, socket_mode_bits
+from runtimeproxy.config.parsing import is_same_socket, socket_mode_bits
+from runtimeproxy.config.validation import owner_ids
 from runtimeproxy.counts import RelayCounts
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.relay.budget import MemoryBudget
-from runtimeproxy.relay.connection import ConnectionOptions
-from runtimeproxy.relay.h2_relay import RelayOptions
-from runtimeproxy.relay.listener import Listener, inherited, listen
-from runtimeproxy.relay.upstream import Upstream, answers_calls
+from runtimeproxy.frontends.cri_proxy.calls.methods import NAMES
+from runtimeproxy.frontends.cri_proxy.relay.budget import MemoryBudget
+from runtimeproxy.frontends.cri_proxy.relay.connection import ConnectionOptions
+from runtimeproxy.frontends.cri_proxy.relay.listener import Listener, inherited, listen
+from runtimeproxy.frontends.cri_proxy.relay.streams import RelayOptions
+from runtimeproxy.frontends.cri_proxy.relay.upstream import Upstream, answers_calls
 from runtimeproxy.sdnotify import listen_sockets
 from runtimeproxy.service.local_server import LocalServer
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import ProxySettings
-    from runtimeproxy.interception import Interceptor
+    from runtimeproxy.frontends.cri_proxy.interception import Interceptor
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from runtimeproxy.calls.edit_request import written_value
 from runtimeproxy.cgroups.parameters import clamped
+from runtimeproxy.frontends.cri_proxy.calls.edit_request import written_value
 from runtimeproxy.hooks.algebra import Claim, resolve
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, shown
 from runtimeproxy.hooks.changes import CLEAR, Clear
@@ -28,7 +28,7 @@ from runtimeproxy.hooks.policy import Hook, Mode, Policy
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node.snapshot import Input, InputState, Node
-from runtimeproxy.simulate.result import PolicyChange, Remark, SimulatedField, Target
+from runtimeproxy.simulate.result import PolicyChange, Remark, SimulatedField, SimulatedTarget
 from runtimeproxy.slo.strategies import Provenance
 
 INPUT_TEXTS: Final[Mapping[Input, str]] = {
@@ -75,7 +75,7 @@ class Description:
     servers: Sequence[LoadedPolicy]
     rule: ConflictRule
 
-    def target(self, asked: Asked, *, is_skipped: bool) -> Target:
+    def target(self, asked: Asked, *, is_skipped: bool) -> SimulatedTarget:
         """The result for a pod's sandbox or a container."""
         decision = asked.decision
         off = {} if is_skipped else dict(self._off(asked))
@@ -88,7 +88,7 @@ class Description:
         if decision is not None:
             remarks += _remarks(decision)
             fields = tuple(self._fields(asked, decision, _depending(self.policies, off), servers))
-        return Target(
+        return SimulatedTarget(
             kind=asked.kind,
             name=asked.name,
             fields=fields,
@@ -209,7 +209,7 @@ class Description:
             note = notes.get(claim)
             yield PolicyChange(
                 policy=claim.owner,
-                role=claim.role.value,
+                role=claim.role,
                 wanted=_text(field, claim.value),
                 counts=_counts(claim, merged),
                 reason=claim.reason,

@@ -11,20 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from runtimeproxy.documents.files import read_file
+from runtimeproxy.documents.reading import InputError, parse_documents, printable
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, LoadedPolicy, RemoteRequest
 from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.remote.registrations import (
     MAX_TIMEOUT_S,
-    UnreadableFileError,
     parse_registration,
     read_registration,
     registration_names,
 )
-from runtimeproxy.node.documents import InputError, parse_documents, printable
 from runtimeproxy.node.facts import NodeReader
-from runtimeproxy.node.input_file import read_file
-from runtimeproxy.node.inputs import NodeInputs, Places
+from runtimeproxy.node.inputs import InputPlaces, NodeInputs
 from runtimeproxy.node.object_folder import MAX_FILE_BYTES, SUFFIXES
 from runtimeproxy.node.snapshot import Input, InputState, Node
 
@@ -36,7 +35,7 @@ _OF_KINDS: Final = ("Node", "NodeSLO", "NodeResourceTopology")
 """The objects that have the name of their node."""
 
 
-class UsageError(RuntimeProxyError):
+class UnusableInputError(RuntimeProxyError):
     """A file or argument that cannot be used."""
 
 
@@ -50,7 +49,7 @@ def content(path: Path) -> bytes:
         data, _ = read_file(path, MAX_FILE_BYTES)
     except (FileNotFoundError, InputError) as error:
         reason = "does not exist" if isinstance(error, FileNotFoundError) else str(error)
-        raise UsageError(f"{printable(path)}: {reason}") from None
+        raise UnusableInputError(f"{printable(path)}: {reason}") from None
     return data
 
 
@@ -64,7 +63,7 @@ def content_or_input(name: str) -> tuple[bytes, str]:
         return content(Path(name)), name
     data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
-        raise UsageError(f"standard input: has more than {MAX_FILE_BYTES} bytes")
+        raise UnusableInputError(f"standard input: has more than {MAX_FILE_BYTES} bytes")
     return data, "standard input"
 
 
@@ -79,7 +78,7 @@ def object_files(names: Iterable[str]) -> Iterator[Path]:
         try:
             found = sorted(filter(_is_read, path.iterdir())) if path.is_dir() else [path]
         except OSError as error:
-            raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+            raise UnusableInputError(f"{path}: cannot be read: {error.strerror}") from None
         yield from found
 
 
@@ -110,7 +109,7 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
         for pair in _PAIR_SEPARATOR.split(text):
             key, equals, value = pair.partition("=")
             if not (key.strip() and equals):
-                raise UsageError(f"{option}: {pair!r} is not KEY=VALUE")
+                raise UnusableInputError(f"{option}: {pair!r} is not KEY=VALUE")
             found[key.strip()] = value
     return found
 
@@ -132,8 +131,8 @@ def node_of_files(folder: Path | None, name: str = "", labels: Mapping[str, str]
     if folder is None:
         return Node(labels=labels or {})
     if not folder.is_dir():
-        raise UsageError(f"{printable(folder)}: is not a folder with the objects of a node")
-    places = Places(
+        raise UnusableInputError(f"{printable(folder)}: is not a folder with the objects of a node")
+    places = InputPlaces(
         sysfs=_NOWHERE,
         procfs=_NOWHERE,
         cgroup_root=_NOWHERE,
@@ -145,7 +144,7 @@ def node_of_files(folder: Path | None, name: str = "", labels: Mapping[str, str]
     look = NodeInputs(places, NodeReader(_NOWHERE, _NOWHERE)).look(0.0, is_first=True)
     problems = [each for each in look.problems if not each.startswith(f"{_NOWHERE}/")]
     if problems:
-        raise UsageError("; ".join(problems))
+        raise UnusableInputError("; ".join(problems))
     states = {**look.node.states, Input.POD_REQUESTS: InputState.UNKNOWN}
     if look.node.kubelet is None:
         states[Input.KUBELET] = InputState.UNKNOWN
@@ -160,7 +159,7 @@ def registered_servers(folder: Path) -> list[LoadedPolicy]:
         return []
     found: list[LoadedPolicy] = []
     for name in names:
-        with suppress(FileNotFoundError, UnreadableFileError):
+        with suppress(FileNotFoundError, InputError):
             data = read_registration(folder / name).data
             registration = parse_registration(printable(name), data, MAX_TIMEOUT_S).registration
             if registration is not None:

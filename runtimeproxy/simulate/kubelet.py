@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.documents.reading import InputError
 from runtimeproxy.hooks.fields import RESOURCES
-from runtimeproxy.node.documents import InputError
 from runtimeproxy.node.machine import CGROUPFS, SYSTEMD
 from runtimeproxy.node.snapshot import Node
 from runtimeproxy.qos import KubeQoSClass
-from runtimeproxy.simulate.manifests import Container, ContainerKind, Pod, Quantities
+from runtimeproxy.simulate.manifests import ContainerKind, ManifestContainer, ManifestPod, Quantities
 from runtimeproxy.units import (
     CPU_PERIOD_US,
     MAX_INT64,
@@ -37,7 +37,7 @@ _HUGE_PAGES: Final = "hugepages-"
 _OOM_SCORE_ADJ: Final = f"{RESOURCES}.oom_score_adj"
 
 
-class ContainerCall(NamedTuple):
+class ContainerCreation(NamedTuple):
     """The creation of a container."""
 
     kind: ContainerKind
@@ -53,7 +53,7 @@ class PodCalls(NamedTuple):
     """Where it is from, for people."""
     config: api_pb2.PodSandboxConfig
     """Of the sandbox; the kubelet sends it with each container, too."""
-    containers: tuple[ContainerCall, ...] = ()
+    containers: tuple[ContainerCreation, ...] = ()
     runtime_handler: str = ""
     runs_sandbox: bool = True
     """Whether there is a RunPodSandbox; else its sandbox is one that the proxy has not seen."""
@@ -69,7 +69,7 @@ class PodCalls(NamedTuple):
     """The same pod where something that is not known is otherwise, with the name of that."""
 
 
-def calls_of(pod: Pod, node: Node) -> PodCalls:
+def calls_of(pod: ManifestPod, node: Node) -> PodCalls:
     """Returns the requests for a pod on a node.
 
     Raises:
@@ -84,7 +84,7 @@ def calls_of(pod: Pod, node: Node) -> PodCalls:
     return _calls(pod, SYSTEMD, memory_bytes)._replace(alternatives=((CGROUP_DRIVER, other),))
 
 
-def _calls(pod: Pod, cgroup_driver: str, memory_bytes: int | None) -> PodCalls:
+def _calls(pod: ManifestPod, cgroup_driver: str, memory_bytes: int | None) -> PodCalls:
     uid = pod.uid or str(uuid.uuid5(uuid.NAMESPACE_URL, pod.source))
     config = sandbox_config(pod, uid, cgroup_driver)
     return PodCalls(
@@ -97,7 +97,7 @@ def _calls(pod: Pod, cgroup_driver: str, memory_bytes: int | None) -> PodCalls:
     )
 
 
-def sandbox_config(pod: Pod, uid: str, cgroup_driver: str) -> api_pb2.PodSandboxConfig:
+def sandbox_config(pod: ManifestPod, uid: str, cgroup_driver: str) -> api_pb2.PodSandboxConfig:
     """Returns the configuration of a pod's sandbox.
 
     Source: kubelet pkg/kubelet/kuberuntime, kuberuntime_sandbox.go and kuberuntime_sandbox_linux.go.
@@ -128,7 +128,9 @@ def sandbox_config(pod: Pod, uid: str, cgroup_driver: str) -> api_pb2.PodSandbox
     return config
 
 
-def _container_call(container: Container, pod: Pod, uid: str, memory_bytes: int | None) -> ContainerCall:
+def _container_call(
+    container: ManifestContainer, pod: ManifestPod, uid: str, memory_bytes: int | None
+) -> ContainerCreation:
     """Source: kubelet pkg/kubelet/kuberuntime, kuberuntime_container.go, kuberuntime_container_linux.go."""
     resources = linux_resources(container.requests, container.limits)
     unknown: dict[str, str] = {}
@@ -151,7 +153,7 @@ def _container_call(container: Container, pod: Pod, uid: str, memory_bytes: int 
         log_path=f"{container.name}/0.log",
         linux=api_pb2.LinuxContainerConfig(resources=resources),
     )
-    return ContainerCall(container.kind, config, unknown)
+    return ContainerCreation(container.kind, config, unknown)
 
 
 def linux_resources(requests: Quantities, limits: Quantities) -> api_pb2.LinuxContainerResources:
@@ -200,7 +202,7 @@ def _add(total: dict[str, int], amounts: Quantities) -> None:
         total[name] = total.get(name, 0) + amount
 
 
-def oom_score_adj(container: Container, pod: Pod, memory_bytes: int | None) -> int | None:
+def oom_score_adj(container: ManifestContainer, pod: ManifestPod, memory_bytes: int | None) -> int | None:
     """Returns the score of a container; None if it depends on the node's memory, which is not known.
 
     Source: kubelet pkg/kubelet/qos/policy.go, GetContainerOOMScoreAdjust.
@@ -249,7 +251,7 @@ def pod_cgroup(uid: str, qos: KubeQoSClass, driver: str, root: str = "kubepods")
     return f"/{'/'.join(slices)}"
 
 
-def pod_cgroup_values(pod: Pod) -> dict[str, int]:
+def pod_cgroup_values(pod: ManifestPod) -> dict[str, int]:
     """Returns what the kubelet writes to the cgroup of a pod, by parameter of version 1; -1 is unlimited.
 
     One container without a limit makes the pod unlimited. Source: kubelet pkg/kubelet/cm/helpers_linux.go,

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from runtimeproxy.node.documents import (
+from runtimeproxy.cgroups.pace import rest
+from runtimeproxy.documents.reading import (
     InputError,
     kind_of,
     list_of,
@@ -59,7 +60,7 @@ class ContainerKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Container:
+class ManifestContainer:
     """A container of a manifest."""
 
     name: str
@@ -75,7 +76,7 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
+class ManifestPod:
     """A pod of a manifest."""
 
     source: str = ""
@@ -86,7 +87,7 @@ class Pod:
     """Empty before the API server has given one."""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    containers: tuple[Container, ...] = ()
+    containers: tuple[ManifestContainer, ...] = ()
     """In the order in which the kubelet creates them: those of initialization first."""
     overhead: Quantities = field(default_factory=dict)
     priority: int | None = None
@@ -109,7 +110,7 @@ class Pod:
 class Found(NamedTuple):
     """What documents hold."""
 
-    pods: tuple[Pod, ...]
+    pods: tuple[ManifestPod, ...]
     others: tuple[str, ...]
     """Kinds of objects without a pod."""
 
@@ -120,9 +121,10 @@ def read_pods(documents: Sequence[object]) -> Found:
     Raises:
         InputError: An object cannot be read, or none has a pod.
     """
-    pods: list[Pod] = []
+    pods: list[ManifestPod] = []
     others: list[str] = []
     for place, document in _flattened(documents):
+        rest()
         with _at(place):
             kind = _kind(document)
             if kind in _TEMPLATES:
@@ -163,7 +165,7 @@ def _kind(document: object) -> str:
     return kind
 
 
-def _pod_of(kind: str, document: Mapping[str, Any]) -> Pod:
+def _pod_of(kind: str, document: Mapping[str, Any]) -> ManifestPod:
     """Reads the pod of an object, which has the name of that object if its template has none."""
     with within("metadata"):
         owner = mapping_of(document.get("metadata"))
@@ -179,7 +181,7 @@ def _pod_of(kind: str, document: Mapping[str, Any]) -> Pod:
         return _pod(template, name, namespace, source)
 
 
-def _pod(template: Mapping[str, Any], name: str, namespace: str, source: str) -> Pod:
+def _pod(template: Mapping[str, Any], name: str, namespace: str, source: str) -> ManifestPod:
     with within("metadata"):
         metadata = mapping_of(template.get("metadata"))
         labels, annotations = _texts(metadata, "labels"), _texts(metadata, "annotations")
@@ -200,7 +202,7 @@ def _pod(template: Mapping[str, Any], name: str, namespace: str, source: str) ->
             notes.append("spec.resources: resources of the whole pod are not simulated")
         priority_class = _text(spec, "priorityClassName")
     qos = KubeQoSClass(status_qos) if status_qos in set(KubeQoSClass) else kube_qos(containers)
-    return Pod(
+    return ManifestPod(
         source=source,
         namespace=own_namespace or namespace or "default",
         name=own_name or name or "pod",
@@ -217,8 +219,8 @@ def _pod(template: Mapping[str, Any], name: str, namespace: str, source: str) ->
     )
 
 
-def _containers(spec: Mapping[str, Any]) -> tuple[Container, ...]:
-    found: dict[str, Container] = {}
+def _containers(spec: Mapping[str, Any]) -> tuple[ManifestContainer, ...]:
+    found: dict[str, ManifestContainer] = {}
     for key in ("initContainers", "containers"):
         with within(key):
             for index, each in enumerate(list_of(spec.get(key))):
@@ -230,7 +232,7 @@ def _containers(spec: Mapping[str, Any]) -> tuple[Container, ...]:
     return tuple(found.values())
 
 
-def _container(values: Mapping[str, Any], *, is_init: bool) -> Container:
+def _container(values: Mapping[str, Any], *, is_init: bool) -> ManifestContainer:
     name = _text(values, "name")
     if not name:
         raise InputError("is missing", "name")
@@ -247,7 +249,7 @@ def _container(values: Mapping[str, Any], *, is_init: bool) -> Container:
             for resource in requests.keys() & limits.keys():
                 if requests[resource] > limits[resource]:
                     raise InputError("is above the limit", shortened(resource))
-    return Container(
+    return ManifestContainer(
         name=name,
         kind=kind,
         image=_text(values, "image"),
@@ -289,7 +291,7 @@ def _texts(values: Mapping[str, Any], key: str) -> dict[str, str]:
     return found
 
 
-def kube_qos(containers: Sequence[Container]) -> KubeQoSClass:
+def kube_qos(containers: Sequence[ManifestContainer]) -> KubeQoSClass:
     """Returns the QoS class that Kubernetes derives from containers.
 
     Source: Kubernetes pkg/apis/core/v1/helper/qos.

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.node.documents import InputError, parse_documents, printable, shortened
-from runtimeproxy.simulate.kubelet import ContainerCall, PodCalls, calls_of
+from runtimeproxy.cgroups.pace import rest
+from runtimeproxy.documents.reading import InputError, parse_documents, printable, shortened
+from runtimeproxy.simulate.kubelet import ContainerCreation, PodCalls, calls_of
 from runtimeproxy.simulate.manifests import ContainerKind, read_pods
 from runtimeproxy.simulate.webhook import mutated
 
@@ -38,6 +39,7 @@ def pod_calls(data: bytes, source: str, node: Node, *, webhook: bool = False) ->
         return [_recorded(each, source) for each in documents]
     calls: list[PodCalls] = []
     for pod in read_pods(documents).pods:
+        rest()
         added: tuple[str, ...] = ()
         if webhook:
             pod, added = mutated(pod)  # noqa: PLW2901 - the same pod, as it reaches the node
@@ -74,7 +76,7 @@ def recorded_call(
     source = f"{printable(source)}: {kind}"
     if isinstance(request, api_pb2.RunPodSandboxRequest):
         return PodCalls(source=source, config=request.config, runtime_handler=request.runtime_handler)
-    container = ContainerCall(ContainerKind.REGULAR, request.config)
+    container = ContainerCreation(ContainerKind.REGULAR, request.config)
     return PodCalls(source=source, config=request.sandbox_config, containers=(container,), runs_sandbox=False)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
+from runtimeproxy.vocabulary import Role
 
 
 class Certainty(StrEnum):
@@ -28,7 +29,7 @@ class PolicyChange:
     policy: str
     """Its name; of one in dry-run, what it would change."""
     mode: Mode = Mode.ENFORCE
-    role: str = "set"
+    role: Role = Role.SET
     """`set`, `scale`, `add` or `at_most`."""
     wanted: str | None = None
     """The value, ratio, amount or bound; None: the field is cleared."""
@@ -76,7 +77,7 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class SimulatedTarget:
     """The sandbox of a pod, or one of its containers."""
 
     kind: str
@@ -91,7 +92,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedPod:
+class PodSimulation:
     """A pod with its containers, in the order of their calls; those after a refusal are missing."""
 
     source: str
@@ -100,7 +101,7 @@ class SimulatedPod:
     qos: QoSClass
     kube_qos: KubeQoSClass
     priority: PriorityClass
-    targets: tuple[Target, ...]
+    targets: tuple[SimulatedTarget, ...]
     added: tuple[str, ...] = ()
     """What Koordinator's webhook added."""
     notes: tuple[str, ...] = ()
@@ -114,7 +115,7 @@ class SimulatedPod:
 class Simulation:
     """All pods of a text."""
 
-    pods: tuple[SimulatedPod, ...] = field(default=())
+    pods: tuple[PodSimulation, ...] = field(default=())
 
     @property
     def is_refused(self) -> bool:
@@ -127,7 +128,7 @@ def simulation_as_json(simulation: Simulation) -> dict[str, Any]:
     return {"refused": simulation.is_refused, "pods": [_pod_as_json(each) for each in simulation.pods]}
 
 
-def _pod_as_json(pod: SimulatedPod) -> dict[str, Any]:
+def _pod_as_json(pod: PodSimulation) -> dict[str, Any]:
     return {
         "source": pod.source,
         "namespace": pod.namespace,
@@ -141,7 +142,7 @@ def _pod_as_json(pod: SimulatedPod) -> dict[str, Any]:
     }
 
 
-def _target_as_json(target: Target) -> dict[str, Any]:
+def _target_as_json(target: SimulatedTarget) -> dict[str, Any]:
     return {
         "kind": target.kind,
         "name": target.name,
@@ -168,7 +169,7 @@ def _field_as_json(found: SimulatedField) -> Mapping[str, Any]:
             {
                 "policy": each.policy,
                 "mode": each.mode.value,
-                "role": each.role,
+                "role": each.role.value,
                 "wanted": each.wanted,
                 "counts": each.counts,
                 "reason": each.reason,

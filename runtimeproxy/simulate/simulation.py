@@ -14,24 +14,25 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.create_container import ContainerDraft
-from runtimeproxy.calls.cri_call import Question
-from runtimeproxy.calls.edit_request import edit_cgroup_parent
-from runtimeproxy.calls.run_pod_sandbox import PodDraft
-from runtimeproxy.calls.to_views import requested_pod, requested_summary
+from runtimeproxy.frontends.cri_proxy.calls.create_container import ContainerDraft
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import Question
+from runtimeproxy.frontends.cri_proxy.calls.edit_request import edit_cgroup_parent
+from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import PodDraft
+from runtimeproxy.frontends.cri_proxy.calls.to_views import requested_pod, requested_summary
 from runtimeproxy.hooks.chain import EVALUATION_S, Chain
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import CGROUP_PARENT
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import ConflictRule
-from runtimeproxy.hooks.workers import RunTimer, SwitchInterval, Workers
+from runtimeproxy.hooks.workers import SwitchInterval, Workers
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import FixedNode, Input, InputState, KubeletFacts, Node
 from runtimeproxy.pods.records import PodRecord
+from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.simulate.description import CGROUPS, INPUT_TEXTS, Asked, Description, result_of
-from runtimeproxy.simulate.kubelet import ContainerCall, PodCalls
-from runtimeproxy.simulate.result import SimulatedPod, Simulation
+from runtimeproxy.simulate.kubelet import ContainerCreation, PodCalls
+from runtimeproxy.simulate.result import PodSimulation, Simulation
 
 _STATIC: Final = "static"
 _SIMULATED_ID: Final = "simulated"
@@ -97,7 +98,7 @@ class _Simulator:
         self._node = node
         self._skip_label = skip_label
         self._budget_s = budget_s
-        self._workers = Workers(1)
+        self._workers = Workers(1, switch_interval=_OthersInterval())
         self._chain = Chain(
             (each for each in policies if not each.remote_hooks),
             self._workers,
@@ -105,7 +106,6 @@ class _Simulator:
             failures=FailureLog(output=_logger),
             skip_label=skip_label,
         )
-        self._chain.timer = RunTimer(self._chain.hung, _OthersInterval())
 
     async def run(self, calls: Sequence[PodCalls]) -> Simulation:
         try:
@@ -113,7 +113,7 @@ class _Simulator:
         finally:
             self._workers.close()
 
-    async def _pod(self, calls: PodCalls) -> SimulatedPod:
+    async def _pod(self, calls: PodCalls) -> PodSimulation:
         first, *others = _variants(calls, self._node)
         asked = await self._ask(first)
         differing: dict[tuple[str, str], list[str]] = {}
@@ -135,7 +135,7 @@ class _Simulator:
             self._chain.rule,
         )
         is_skipped = len(notes) > len(calls.notes)
-        return SimulatedPod(
+        return PodSimulation(
             source=calls.source,
             namespace=pod.namespace,
             name=pod.name,
@@ -167,7 +167,9 @@ class _Simulator:
             asked.append(await self._ask_container(call, calls, record))
         return asked
 
-    async def _ask_container(self, call: ContainerCall, calls: PodCalls, record: PodRecord | None) -> Asked:
+    async def _ask_container(
+        self, call: ContainerCreation, calls: PodCalls, record: PodRecord | None
+    ) -> Asked:
         """As `calls.create_container.CreateContainer`, without records of a daemon."""
         sandbox, config = _copy(calls.config), api_pb2.ContainerConfig()
         config.CopyFrom(call.config)
@@ -214,7 +216,8 @@ def _variants(calls: PodCalls, node: Node) -> Iterator[_Variant]:
         states = {**node.states, Input.POD_REQUESTS: InputState.WITHDRAWN}
         yield _Variant(INPUT_TEXTS[Input.POD_REQUESTS], calls, replace(node, states=states))
     if node.state_of(Input.KUBELET) is InputState.UNKNOWN:
-        kubelet = KubeletFacts(cpu_manager_policy=_STATIC, has_memory_qos=True)
+        memory = dict.fromkeys(KubeQoSClass, frozenset({"memory.min", "memory.low"}))
+        kubelet = KubeletFacts(cpu_manager_policy=_STATIC, class_memory=memory)
         states = {**likely.states, Input.KUBELET: InputState.KNOWN}
         yield _Variant(INPUT_TEXTS[Input.KUBELET], calls, replace(likely, kubelet=kubelet, states=states))
     if node.state_of(Input.CGROUPS) is InputState.UNKNOWN:

@@ -22,7 +22,13 @@ from runtimeproxy.qos import (
     priority_class_with_default,
     qos_class,
 )
-from runtimeproxy.simulate.manifests import Container, ContainerKind, Pod, Quantities, kube_qos
+from runtimeproxy.simulate.manifests import (
+    ContainerKind,
+    ManifestContainer,
+    ManifestPod,
+    Quantities,
+    kube_qos,
+)
 
 EXTENDED_RESOURCE_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
 """The containers' batch resources. Source: policies spec 1.2, 1.6.2."""
@@ -34,7 +40,7 @@ _NAMES: Final[Mapping[PriorityClass, Mapping[str, str]]] = {
 """The extended resources in place of the native ones. Source: policies spec 1.5."""
 
 
-def mutated(pod: Pod) -> tuple[Pod, tuple[str, ...]]:
+def mutated(pod: ManifestPod) -> tuple[ManifestPod, tuple[str, ...]]:
     """Returns the pod as the webhook leaves it, and what it has added, for people."""
     added: list[str] = []
     priority = _priority(pod)
@@ -63,7 +69,7 @@ def mutated(pod: Pod) -> tuple[Pod, tuple[str, ...]]:
     return changed, tuple(added)
 
 
-def _priority(pod: Pod) -> PriorityClass:
+def _priority(pod: ManifestPod) -> PriorityClass:
     """By label, priority or the class's name, else by the QoS class `BE`: others keep native resources."""
     named = pod.priority_class
     found = priority_class(pod.labels, pod.priority)
@@ -74,7 +80,7 @@ def _priority(pod: Pod) -> PriorityClass:
     return found
 
 
-def _replaced(container: Container, names: Mapping[str, str]) -> Container:
+def _replaced(container: ManifestContainer, names: Mapping[str, str]) -> ManifestContainer:
     requests, limits = _renamed(container.requests, names), _renamed(container.limits, names)
     for name in names.values():
         # Of an extended resource, request and limit are the same where only one is given.
@@ -87,7 +93,7 @@ def _renamed(amounts: Quantities, names: Mapping[str, str]) -> dict[str, int]:
     return {names.get(name, name): amount for name, amount in amounts.items()}
 
 
-def _specification(containers: tuple[Container, ...]) -> str:
+def _specification(containers: tuple[ManifestContainer, ...]) -> str:
     """The annotation; empty without batch resources. Those of init containers do not count."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for container in containers:

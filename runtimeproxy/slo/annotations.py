@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple
 
 from runtimeproxy.slo.names import (
     BLKIO_QOS,
@@ -17,6 +17,7 @@ from runtimeproxy.slo.names import (
     EVICTION_POLICY,
     EVICTION_PRIORITY,
     MAX_ANNOTATION_LENGTH,
+    MAX_ANNOTATION_VALUES,
     MEMORY_QOS,
     NETWORK_QOS,
     RESCTRL,
@@ -26,6 +27,8 @@ from runtimeproxy.slo.reading import (
     Overlay,
     Problem,
     Report,
+    child,
+    members_of,
     parse_json,
     read_object,
     read_overlay,
@@ -40,9 +43,11 @@ from runtimeproxy.slo.schema import (
     Percent,
     PodCpuBurst,
     PodNetwork,
-    Within,
+    Range,
 )
 
+MAX_GUESSES: Final = 8
+"""Unknown fields of an annotation that are compared with the known ones: it is read while a call waits."""
 _INT32: Final = range(-(2**31), 2**31)
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,64}")
 """Source: Go strconv.ParseInt."""
@@ -59,6 +64,9 @@ class PodMemoryQoS(MemoryQoSValues):
 class LlcSchemata:
     """A part of the last-level cache."""
 
+    unused: ClassVar[frozenset[str]] = frozenset({"percent"})
+    """Koordinator has one type for both kinds of schemata."""
+
     range: tuple[Percent, ...] = ()
     """Start and end."""
 
@@ -67,12 +75,15 @@ class LlcSchemata:
 class LlcSchemataOfCache(LlcSchemata):
     """A part of one last-level cache."""
 
-    cache_id: Annotated[int, Within(0, INT32_MAX)] = 0
+    cache_id: Annotated[int, Range(0, INT32_MAX)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MbSchemata:
     """A part of the memory bandwidth."""
+
+    unused: ClassVar[frozenset[str]] = frozenset({"range"})
+    """Koordinator has one type for both kinds of schemata."""
 
     percent: Percent | None = None
 
@@ -81,7 +92,7 @@ class MbSchemata:
 class MbSchemataOfCache(MbSchemata):
     """A part of the memory bandwidth behind one last-level cache."""
 
-    cache_id: Annotated[int, Within(0, INT32_MAX)] = 0
+    cache_id: Annotated[int, Range(0, INT32_MAX)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +160,7 @@ class PodAnnotations:
 
     def resctrl(self) -> OwnSchemata | None:
         """The schemata; None without one, or if it is invalid or empty: then the class's group counts."""
-        report = Report("", RESCTRL)
+        report = Report("", RESCTRL, MAX_GUESSES)
         try:
             raw = self._parsed(RESCTRL, report)
             if raw is None:
@@ -163,7 +174,7 @@ class PodAnnotations:
 
     def eviction_policy(self) -> frozenset[str]:
         """The features that may evict the pod; none if it is invalid."""
-        report = Report("", EVICTION_POLICY)
+        report = Report("", EVICTION_POLICY, MAX_GUESSES)
         try:
             raw = self._parsed(EVICTION_POLICY, report)
             if not isinstance(raw, list) or not all(isinstance(each, str) for each in raw):
@@ -185,18 +196,31 @@ class PodAnnotations:
         return number
 
     def _overlay(self, key: str, kind: type) -> Overlay | None:
-        report = Report("", key)
+        report = Report("", key, MAX_GUESSES)
         try:
             raw = self._parsed(key, report)
         except InvalidError:
             raw = None
-        overlay = read_overlay(kind, raw, report)
+        overlay = read_overlay(kind, raw, report, beside=_refused_names(kind, raw, report))
         self._problems.extend(report.all_problems())
         return None if key not in self._annotations or report.has_errors else overlay
 
     def _parsed(self, key: str, report: Report) -> object:
         text = self._annotations.get(key)
-        return None if text is None else parse_json(text, report, MAX_ANNOTATION_LENGTH)
+        if text is None:
+            return None
+        return parse_json(text, report, MAX_ANNOTATION_LENGTH, MAX_ANNOTATION_VALUES)
+
+
+def _refused_names(kind: type, raw: object, report: Report) -> frozenset[str]:
+    """Names, in lower case, that make a pod strategy an error; koordlet ignores them in an annotation."""
+    refused: Mapping[str, str] = getattr(kind, "refused", {})
+    reasons = {name.replace("_", ""): reason for name, reason in refused.items()}
+    members = members_of(raw) if isinstance(raw, Mapping) else {}
+    found = frozenset(members.keys() & reasons.keys())
+    for folded in sorted(found):
+        report.warn(child("", members[folded][0]), f"{reasons[folded]}, and is not used")
+    return found
 
 
 def _schemata(own: ResctrlAnnotation, report: Report) -> OwnSchemata:

@@ -34,19 +34,21 @@ from runtimeproxy.slo.schema import (
     Bound,
     CgroupPath,
     Colocation,
-    CpuBurst,
-    CpuNormalization,
+    CpuBurstStrategy,
+    CpuNormalizationStrategy,
     HostApplication,
     HostApplications,
-    MemoryQoS,
+    MemoryQoSStrategy,
     PodCpuBurst,
     PodNetwork,
     QoSStrategy,
+    Range,
+    ResourceAmplification,
     System,
     Threshold,
-    Within,
 )
-from runtimeproxy.slo.strategies import PodRule, Provenance, Source
+from runtimeproxy.slo.spelling import nearest
+from runtimeproxy.slo.strategies import Layer, PodRule, Provenance
 from runtimeproxy.units import quantity_bytes
 
 _UNREADABLE: Final = LabelSelector(match_labels={"unreadable": "true"})
@@ -75,7 +77,7 @@ class PodCpuQoS:
     }
 
     enable: bool = False
-    group_identity: Annotated[int, Within(-1, 2)] = 0
+    group_identity: Annotated[int, Range(-1, 2)] = 0
 
 
 class ResctrlClass(StrEnum):
@@ -121,7 +123,7 @@ class PodQoS:
     }
 
     cpu_qos: PodCpuQoS = field(default_factory=PodCpuQoS)
-    memory_qos: MemoryQoS = field(default_factory=MemoryQoS)
+    memory_qos: MemoryQoSStrategy = field(default_factory=MemoryQoSStrategy)
     resctrl_qos: PodResctrlQoS = field(default_factory=PodResctrlQoS)
     network_qos: PodNetwork = field(default_factory=PodNetwork)
 
@@ -189,8 +191,8 @@ SECTIONS: Final = (
     Section(
         "cpu-burst-config",
         "cpu_burst",
-        CpuBurst,
-        CpuBurst(),
+        CpuBurstStrategy,
+        CpuBurstStrategy(),
         "cpuBurstStrategy",
         pod_kind=PodCpuBurst,
         pod_names=("cpuBurstConfig", "cpuBurstStrategy", "strategy"),
@@ -209,17 +211,27 @@ SECTIONS: Final = (
     Section(
         "cpu-normalization-config",
         "cpu_normalization",
-        CpuNormalization,
-        CpuNormalization(),
+        CpuNormalizationStrategy,
+        CpuNormalizationStrategy(),
         "",
         is_inline=True,
         is_checked=False,
     ),
 )
 SECTION_BY_KEY: Final = {each.key: each for each in SECTIONS}
-UNUSED_KEYS: Final = {
-    "resource-amplification-config": "is not used: it changes what a node publishes, not what runs there"
+UNUSED_SECTIONS: Final = {
+    "resource-amplification-config": Section(
+        "resource-amplification-config",
+        "",
+        ResourceAmplification,
+        ResourceAmplification(),
+        "",
+        is_inline=True,
+        is_checked=False,
+    )
 }
+"""By key: those of Koordinator whose names are checked, and nothing else: they change what a node publishes,
+not what runs there."""
 
 
 class NodeStrategy(NamedTuple):
@@ -245,7 +257,7 @@ class KeyConfig:
     @property
     def is_node_slo(self) -> bool:
         """Whether it is a section of a NodeSLO."""
-        return self.cluster_provenance.source is Source.NODE_SLO
+        return self.cluster_provenance.source is Layer.NODE_SLO
 
 
 def read_key(section: Section, file: str, text: str) -> tuple[KeyConfig | None, tuple[Problem, ...]]:
@@ -270,7 +282,7 @@ def read_node_slo_section(
         raw = {"applications": raw}
     overlay = read_overlay(section.kind, raw, report)
     _check(section, {}, overlay, "", report)
-    provenance = Provenance(Source.NODE_SLO, file, section.node_slo)
+    provenance = Provenance(Layer.NODE_SLO, file, section.node_slo)
     return None if report.has_errors else KeyConfig(section, file, overlay, provenance), report.all_problems()
 
 
@@ -282,7 +294,7 @@ class _KeyReader:
 
     def read(self, raw: Mapping[str, object]) -> KeyConfig:
         section, report = self._section, self._report
-        lists = frozenset({self._nodes_key.lower(), "podstrategies"})
+        lists = frozenset({self._nodes_key, "podStrategies"})
         members = members_of(raw)
         if section.is_inline:
             place = ""
@@ -290,23 +302,27 @@ class _KeyReader:
         else:
             place, value = members.get("clusterstrategy", ("clusterStrategy", None))
             cluster = read_overlay(section.kind, value, report, place)
-            self._report_unknown(members, lists | {"clusterstrategy"})
+            self._report_unknown(members, lists | {"clusterStrategy"})
         _check(section, {}, cluster, place, report)
         return KeyConfig(
             section,
             report.file,
             cluster,
-            Provenance(Source.CLUSTER, report.file, section.key),
+            Provenance(Layer.CLUSTER, report.file, section.key),
             tuple(self._nodes(members.get(self._nodes_key.lower()), cluster)),
             tuple(self._pods(members.get("podstrategies"))),
         )
 
     def _report_unknown(self, members: Mapping[str, tuple[str, object]], known: frozenset[str]) -> None:
+        folded_names = {each.lower() for each in known}
+        fields = {json_key(each.name) for each in dataclasses.fields(self._section.kind)}
         for folded, (key, _) in members.items():
-            if folded not in known:
-                self._report.warn(
-                    child("", key), "is not a known field, and is not used; strategies are in clusterStrategy"
-                )
+            if folded in folded_names:
+                continue
+            # A field of the strategy may stand one level too high.
+            guess = nearest(key, sorted(known)) or nearest(key, sorted(fields))
+            guess = f"clusterStrategy.{guess}" if guess in fields else guess
+            self._report.unknown_name(child("", key), guess, "; strategies are in clusterStrategy")
 
     def _items(self, member: tuple[str, object] | None) -> Iterator[tuple[str, Mapping[str, object]]]:
         place, value = member or ("", None)
@@ -330,14 +346,14 @@ class _KeyReader:
             name = self._name(members, place)
             selector = self._node_selector(members, place)
             values = read_overlay(
-                self._section.kind, item, self._report, place, beside=frozenset({"name", "nodeselector"})
+                self._section.kind, item, self._report, place, beside={"name", "nodeSelector"}
             )
             if self._section.kind is HostApplications:
                 values.setdefault(("applications",), ())
             _check(self._section, cluster, values, place, self._report)
             if selector is None:
                 continue
-            provenance = Provenance(Source.NODE, self._report.file, self._section.key, name or place)
+            provenance = Provenance(Layer.NODE, self._report.file, self._section.key, name or place)
             strategy = NodeStrategy(name or place, selector, values, provenance)
             conditions = Conditions(selector)
             for other_place, other, of_other in found:
@@ -390,7 +406,7 @@ class _KeyReader:
                 self._selector(members, "nodeSelector", place) or EVERY_LABEL,
                 self._is_override(members, place),
                 values,
-                Provenance(Source.POD, report.file, section.key, name or place),
+                Provenance(Layer.POD, report.file, section.key, name or place),
             )
 
     def _pod_values(
@@ -398,10 +414,10 @@ class _KeyReader:
     ) -> Overlay:
         section, report = self._section, self._report
         assert section.pod_kind is not None  # noqa: S101 - the caller has looked
-        of_item = frozenset({"name", "namespace", "podselector", "nodeselector", "overridepod"})
+        beside = {"name", "namespace", "podSelector", "nodeSelector", "overridePod", *section.pod_names}
         nested = [members[each.lower()] for each in section.pod_names if each.lower() in members]
-        beside = of_item | {each.lower() for each in section.pod_names}
-        inline = [key for folded, (key, _) in members.items() if folded not in beside]
+        of_item = {each.lower() for each in beside}
+        inline = [key for folded, (key, _) in members.items() if folded not in of_item]
         if len(nested) > 1 or (nested and inline):
             both = [*(key for key, _ in nested), *inline][:2]
             places = " and ".join(child("", key) for key in both)

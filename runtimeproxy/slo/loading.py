@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from runtimeproxy.slo.keys import (
     SECTION_BY_KEY,
     SECTIONS,
-    UNUSED_KEYS,
+    UNUSED_SECTIONS,
     KeyConfig,
     Section,
     bandwidth_problem,
@@ -44,12 +44,13 @@ from runtimeproxy.slo.reading import (
     shown,
 )
 from runtimeproxy.slo.schema import Colocation, QoSStrategy
+from runtimeproxy.slo.spelling import did_you_mean, nearest
 from runtimeproxy.slo.strategies import (
     CAN_BE_DISABLED,
+    Layer,
     PodBasis,
     PodRule,
     Provenance,
-    Source,
     Strategies,
     switch_off,
 )
@@ -151,17 +152,24 @@ class _Loading:
     def _read_keys(self, texts: Mapping[str, Text]) -> None:
         for key, (file, text) in texts.items():
             section = SECTION_BY_KEY.get(key)
-            if section is None:
-                reason = UNUSED_KEYS.get(key, "is not used: no such strategy is known")
-                self._problems.append(Problem(file, child("", key), "", reason, is_warning=True))
-                continue
-            self._keep(key, *read_key(section, file, text))
+            if section is not None:
+                self._keep(key, *read_key(section, file, text))
+            elif (unused := UNUSED_SECTIONS.get(key)) is not None:
+                reason = "is not used: it changes what a node publishes, not what runs there"
+                self._problems.append(Problem(file, key, "", reason, is_warning=True))
+                _, problems = read_key(unused, file, text)
+                self._problems += (each for each in problems if each.is_unknown_name)
+            else:
+                guess = nearest(key, (*SECTION_BY_KEY, *UNUSED_SECTIONS))
+                reason = f"is not used: no such strategy is known{did_you_mean(guess)}"
+                problem = Problem(file, child("", key), "", reason, is_warning=True, is_unknown_name=True)
+                self._problems.append(problem._replace(guess=guess))
 
     def _read_node_slo(self, node_slo: NodeSlo) -> None:
         known = {"extensions", *(section.node_slo for section in SECTIONS)}
         report = Report(node_slo.file, "NodeSLO")
-        for key in node_slo.spec.keys() - known:
-            report.warn(child("spec", key), "is not a known section, and is not used")
+        for key in sorted(node_slo.spec.keys() - known):
+            report.unknown_name(child("spec", key), nearest(key, sorted(known - {""})))
         self._problems.extend(report.all_problems())
         for section in SECTIONS:
             raw = node_slo.spec.get(section.node_slo) if section.node_slo else None
@@ -256,7 +264,7 @@ class _Loading:
         if bits_per_second < 0:
             self._warn(NETWORK_BANDWIDTH, f"is {shown(text)}, not a quantity in bits/s")
             return
-        by = Provenance(Source.NODE_ANNOTATION, key=NETWORK_BANDWIDTH)
+        by = Provenance(Layer.NODE_ANNOTATION, key=NETWORK_BANDWIDTH)
         yield {("total_network_bandwidth",): bits_per_second}, by
 
     def _own_colocation(self, annotations: Mapping[str, str]) -> Iterator[_Layer]:
@@ -268,14 +276,14 @@ class _Loading:
                 overlay = read_overlay(Colocation, parse_json(text, report, MAX_ANNOTATION_LENGTH), report)
             self._problems.extend(each._replace(is_warning=True) for each in report.all_problems())
             if not report.has_errors:
-                yield overlay, Provenance(Source.NODE_ANNOTATION, key=COLOCATION_STRATEGY)
+                yield overlay, Provenance(Layer.NODE_ANNOTATION, key=COLOCATION_STRATEGY)
         for label, name in RATIO_LABELS.items():
             if label in self._labels:
                 percent = _percent(self._labels[label])
                 if percent is None or (percent > 100 and name.startswith("mid_")):
                     self._warn(label, f"is {shown(self._labels[label])}, not a ratio")
                 else:
-                    yield {(name,): percent}, Provenance(Source.NODE_LABEL, key=label)
+                    yield {(name,): percent}, Provenance(Layer.NODE_LABEL, key=label)
 
     def _own_normalization(self) -> Iterator[_Layer]:
         text = self._labels.get(CPU_NORMALIZATION_ENABLED)
@@ -284,7 +292,7 @@ class _Loading:
         if text not in _BOOLS:
             self._warn(CPU_NORMALIZATION_ENABLED, f"is {shown(text)}, not true or false")
             return
-        yield {("enable",): _BOOLS[text]}, Provenance(Source.NODE_LABEL, key=CPU_NORMALIZATION_ENABLED)
+        yield {("enable",): _BOOLS[text]}, Provenance(Layer.NODE_LABEL, key=CPU_NORMALIZATION_ENABLED)
 
     def _warn(self, key: str, reason: str) -> None:
         """Reports a label or annotation of the node that is ignored."""

@@ -37,5 +37,7 @@ EVICTION_PRIORITY: Final = "koordinator.sh/eviction-priority"
 EVICTION_ENABLED: Final = "koordinator.sh/eviction-enabled"
 """Label. Source: Koordinator apis/extension (policies spec 1.1)."""
 
+MAX_ANNOTATION_VALUES: Final = 512
+"""About its QoS: many times as many as the largest schema has fields."""
 MAX_ANNOTATION_LENGTH: Final = 16 << 10
 """In characters: many times the longest useful annotation. It is read while a call of its pod waits."""

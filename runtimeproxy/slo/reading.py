@@ -12,10 +12,9 @@ import json
 import math
 import re
 import types
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from typing import (
     Annotated,
     Any,
@@ -30,8 +29,10 @@ from typing import (
     get_type_hints,
 )
 
+from runtimeproxy.documents.reading import InputError, json_value, printable
 from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
-from runtimeproxy.slo.schema import Bandwidth, Duration, Quantity, Within
+from runtimeproxy.slo.schema import Bandwidth, Duration, Quantity, Range
+from runtimeproxy.slo.spelling import did_you_mean, nearest
 from runtimeproxy.units import quantity_bytes
 
 MAX_TEXT_LENGTH: Final = 1 << 20
@@ -42,8 +43,6 @@ MAX_ITEMS: Final = 256
 """Of a list, and of a mapping: many times those that a node can use."""
 MAX_PROBLEMS: Final = 50
 """Of one key: more say nothing new."""
-_MAX_GUESSES: Final = 4
-"""Of what an unknown key was meant to be: each takes a quarter of a millisecond."""
 _MAX_SHOWN: Final = 64
 """Of a key or value in a problem, in characters."""
 
@@ -75,6 +74,16 @@ class Problem(NamedTuple):
     """The rest of a sentence that begins with the place."""
     is_warning: bool = False
     """The key is used nevertheless."""
+    is_unknown_name: bool = False
+    """It is a name that neither this program nor Koordinator has; always a warning, as Koordinator, too, goes
+    on without the name."""
+    guess: str = ""
+    """The known name that was probably meant; empty: none is near, and it may be a newer Koordinator's."""
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether it is a problem of the node; else it is a note."""
+        return not self.is_warning or bool(self.guess)
 
     def __str__(self) -> str:
         place = f"{self.key}: {self.path}" if self.path else self.key
@@ -86,14 +95,26 @@ class InvalidError(Exception):
 
 
 class Report:
-    """Collects the problems of one text."""
+    """Collects the problems of one text.
 
-    def __init__(self, file: str, key: str) -> None:
+    Args:
+        file: path of the file; empty for labels and annotations.
+        key: key of the ConfigMap, or of the label or annotation.
+        most_guesses: unknown names that are compared with the known ones; each takes up to 0.4 ms.
+
+    Attributes:
+        guesses_left: how many of them are left.
+    """
+
+    def __init__(self, file: str, key: str, most_guesses: int = MAX_PROBLEMS) -> None:
         self.file = file
         self.key = key
+        self.guesses_left = most_guesses
         self.problems: list[Problem] = []
         self.has_errors = False
         self._dropped = 0
+        self._has_errors_only = False
+        """Whether it is full of them."""
 
     def error(self, path: str, reason: str) -> None:
         """Adds a problem for which the text cannot be used."""
@@ -103,6 +124,19 @@ class Report:
     def warn(self, path: str, reason: str) -> None:
         """Adds a problem that leaves all else usable."""
         self._add(Problem(self.file, self.key, path, reason, is_warning=True))
+
+    def unknown_name(self, path: str, guess: str, hint: str = "") -> None:
+        """Adds a field that is not known.
+
+        Args:
+            path: of the field.
+            guess: see `Problem`.
+            hint: said where there is no guess.
+        """
+        reason = f"is not a known field, and is not used{did_you_mean(guess) or hint}"
+        self._add(
+            Problem(self.file, self.key, path, reason, is_warning=True, is_unknown_name=True, guess=guess)
+        )
 
     def fail(self, path: str, reason: str) -> NoReturn:
         """Adds an error, and leaves the value.
@@ -114,8 +148,8 @@ class Report:
         raise InvalidError
 
     def all_problems(self) -> tuple[Problem, ...]:
-        """The problems, errors first, and last how many are left out."""
-        problems = sorted(self.problems, key=lambda each: each.is_warning)
+        """The problems, errors first, notes after misspelled names, and last how many are left out."""
+        problems = sorted(self.problems, key=_rank)
         if not self._dropped:
             return tuple(problems)
         more = Problem(
@@ -131,14 +165,24 @@ class Report:
     def _add(self, problem: Problem) -> None:
         if not self.is_full:
             self.problems.append(problem)
-        elif not problem.is_warning and self.problems[-1].is_warning:
-            self.problems[-1] = problem
-            self._dropped += 1
-        else:
-            self._dropped += 1
+            return
+        self._dropped += 1
+        # There may be tens of thousands.
+        if not problem.is_warning and not self._has_errors_only:
+            worst = max(self.problems, key=_rank)
+            self._has_errors_only = not worst.is_warning
+            if worst.is_warning:
+                self.problems[self.problems.index(worst)] = problem
 
 
-def parse_json(text: str, report: Report, limit: int = MAX_TEXT_LENGTH) -> object:
+def _rank(problem: Problem) -> int:
+    """What matters more has a lower one."""
+    return problem.is_warning + (problem.is_warning and not problem.guess)
+
+
+def parse_json(
+    text: str, report: Report, limit: int = MAX_TEXT_LENGTH, most_values: int = MAX_VALUES
+) -> object:
     """Returns the value of a JSON text.
 
     Raises:
@@ -146,31 +190,20 @@ def parse_json(text: str, report: Report, limit: int = MAX_TEXT_LENGTH) -> objec
     """
     if len(text) > limit:
         report.fail("", f"is longer than {limit} characters")
-    if text.count(",") > MAX_VALUES:
-        report.fail("", f"has more than {MAX_VALUES} values")
+    if text.count(",") > most_values:
+        report.fail("", f"has more than {most_values} values")
 
-    def as_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        members = dict(pairs)
-        if len(members) < len(pairs):
-            counts = Counter(name for name, _ in pairs)
-            twice, _ = counts.most_common(1)[0]
-            report.warn("", f"has the key {shown(twice)} twice in one object; the last one counts")
-        return members
+    def on_repeated(key: str) -> None:
+        report.warn("", f"has the key {shown(key)} twice in one object; the last one counts")
 
     try:
-        return json.loads(
-            text, parse_constant=_refuse_constant, parse_int=_whole_number, object_pairs_hook=as_dict
-        )
-    except json.JSONDecodeError as error:
-        report.fail("", f"is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}")
-    except RecursionError:
-        report.fail("", "is nested too deeply")
-    except ValueError as error:
-        report.fail("", f"is not valid JSON: {str(error)[:_MAX_SHOWN]}")
+        return json_value(text, on_repeated)
+    except InputError as error:
+        report.fail("", f"is not valid JSON: {error.reason}{f' at {error.place}' if error.place else ''}")
 
 
 def read_overlay(
-    kind: type, raw: object, report: Report, path: str = "", *, beside: frozenset[str] = frozenset()
+    kind: type, raw: object, report: Report, path: str = "", *, beside: Set[str] = frozenset()
 ) -> dict[Path, object]:
     """Returns the fields of a schema's dataclass that a JSON object sets; invalid ones are left out.
 
@@ -179,7 +212,7 @@ def read_overlay(
         raw: the JSON value; null sets nothing.
         report: gets the problems.
         path: of the JSON value, for problems.
-        beside: keys in lower case that the object has for others.
+        beside: keys that the object has for others.
     """
     overlay: dict[Path, object] = {}
     if raw is None:
@@ -188,15 +221,16 @@ def read_overlay(
         report.error(path, "is not an object")
         return overlay
     known = _fields_of(kind)
+    others = {each.lower() for each in (*beside, *getattr(kind, "unused", ()))}
     seen: set[str] = set()
     for key, value in raw.items():
         folded = str(key).lower()
-        if folded in beside:
+        if folded in others:
             continue
         place = child(path, key)
         each = known.get(folded)
         if each is None:
-            _report_unknown(kind, known, folded, place, report)
+            _report_unknown(kind, str(key), frozenset(beside), place, report)
             continue
         if folded in seen:
             report.warn(place, "is there twice; the last one counts")
@@ -263,13 +297,6 @@ def shown(value: object) -> str:
     except (TypeError, ValueError, RecursionError):
         text = type(value).__name__
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
-
-
-def printable(text: str) -> str:
-    """Returns a text on one line: what cannot be printed is escaped."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def members_of(raw: Mapping[str, object]) -> dict[str, tuple[str, object]]:
@@ -397,18 +424,21 @@ def _set(
         overlay[path] = parsed
 
 
-def _report_unknown(kind: type, known: Mapping[str, _Field], folded: str, place: str, report: Report) -> None:
+def _report_unknown(kind: type, key: str, beside: frozenset[str], place: str, report: Report) -> None:
     refused: Mapping[str, str] = getattr(kind, "refused", {})
     for name, reason in refused.items():
-        if name.replace("_", "") == folded:
+        if name.replace("_", "") == key.lower():
             report.error(place, reason)
             return
-    import difflib
+    guess = _guess(kind, beside, key) if report.guesses_left > 0 else ""
+    report.guesses_left -= 1
+    report.unknown_name(place, guess)
 
-    is_guessed = len(folded) <= _MAX_SHOWN and len(report.problems) < _MAX_GUESSES
-    guesses = difflib.get_close_matches(folded, known, n=1) if is_guessed else []
-    guess = f"; did you mean {json_key(known[guesses[0]].name)}?" if guesses else ""
-    report.warn(place, f"is not a known field, and is not used{guess}")
+
+@lru_cache(maxsize=256)
+def _guess(kind: type, beside: frozenset[str], key: str) -> str:
+    fields = (*(each.name for each in dataclasses.fields(kind)), *getattr(kind, "refused", ()))
+    return nearest(key, sorted({*map(json_key, fields), *getattr(kind, "unused", ()), *beside}))
 
 
 @cache
@@ -424,7 +454,7 @@ def _parser(hint: Any) -> _Parse:  # noqa: ANN401 - types of all kinds
         return _object_parser(hint)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return _enum_parser(hint)
-    within = next((mark for mark in marks if isinstance(mark, Within)), Within())
+    within = next((mark for mark in marks if isinstance(mark, Range)), Range())
     if any(isinstance(mark, Quantity) for mark in marks):
         return _bounded(_quantity, within)
     if any(isinstance(mark, Bandwidth) for mark in marks):
@@ -469,7 +499,7 @@ def _enum_parser(kind: type[StrEnum]) -> _Parse:
     return parse_enum
 
 
-def _bounded(parse: _Parse, within: Within) -> _Parse:
+def _bounded(parse: _Parse, within: Range) -> _Parse:
     def parse_bounded(value: object, report: Report, place: str) -> object:
         number = parse(value, report, place)
         low, high, is_above = within
@@ -482,7 +512,7 @@ def _bounded(parse: _Parse, within: Within) -> _Parse:
                 report.fail(place, f"is {shown(value)}, which is above {high}")
         return number
 
-    return parse if within == Within() else parse_bounded
+    return parse if within == Range() else parse_bounded
 
 
 def _bool(value: object, report: Report, place: str) -> bool:
@@ -541,13 +571,3 @@ def _duration(value: object, report: Report, place: str) -> str:
     if len(text) > _MAX_SHOWN or not _DURATION.fullmatch(text):
         report.fail(place, f"is {shown(value)}, not a duration such as 5m")
     return text
-
-
-def _whole_number(text: str) -> int:
-    if len(text) > _MAX_SHOWN:
-        raise ValueError(f"a number has {len(text)} digits")
-    return int(text)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")

@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Final, NamedTuple, TypeAlias
 from runtimeproxy.qos import QoSClass
 
 
-class Within(NamedTuple):
+class Range(NamedTuple):
     """Mark of a number: the range that it must lie in."""
 
     minimum: float = -math.inf
@@ -50,11 +50,11 @@ _INT32_MIN: Final = -(2**31)
 INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 
-Percent: TypeAlias = Annotated[int, Within(0, 100)]
-Switch: TypeAlias = Annotated[int, Within(0, 1)]
-Natural: TypeAlias = Annotated[int, Within(0, _INT64_MAX)]
-Positive: TypeAlias = Annotated[int, Within(1, _INT64_MAX)]
-Ratio: TypeAlias = Annotated[float, Within(1, 5)]
+Percent: TypeAlias = Annotated[int, Range(0, 100)]
+Switch: TypeAlias = Annotated[int, Range(0, 1)]
+Natural: TypeAlias = Annotated[int, Range(0, _INT64_MAX)]
+Positive: TypeAlias = Annotated[int, Range(1, _INT64_MAX)]
+Ratio: TypeAlias = Annotated[float, Range(1, 5)]
 """Source: policies spec 2.3."""
 BandwidthShare: TypeAlias = Annotated[int | str, Bandwidth()]
 
@@ -150,6 +150,22 @@ class CgroupBase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PodEviction:
+    """Whether a node may evict a pod, and in which order."""
+
+    is_enabled: bool = False
+    """For the evictions by priority. The label `koordinator.sh/eviction-enabled`, or a pod strategy."""
+    allowed: frozenset[str] | None = None
+    """The features that may evict it, such as `BECPUEvict`; None: all, empty: none."""
+    priority: int = 0
+    """A lower one is evicted first."""
+
+    def allows(self, feature: str) -> bool:
+        """Return whether a feature, by the name of its gate, may evict the pod."""
+        return self.allowed is None or feature in self.allowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodCpuBurst:
     """The part of CPU burst that a pod may have of its own: the annotation `koordinator.sh/cpuBurst`."""
 
@@ -158,16 +174,16 @@ class PodCpuBurst:
     }
 
     policy: CpuBurstPolicy = CpuBurstPolicy.NONE
-    cpu_burst_percent: Annotated[int, Within(1, 10_000)] = 1_000
+    cpu_burst_percent: Annotated[int, Range(1, 10_000)] = 1_000
     """The kernel's burst in percent of the limit."""
-    cfs_quota_burst_percent: Annotated[int, Within(100, INT32_MAX)] = 300
+    cfs_quota_burst_percent: Annotated[int, Range(100, INT32_MAX)] = 300
     """The largest quota in percent of the limit."""
-    cfs_quota_burst_period_seconds: Annotated[int, Within(-1, INT32_MAX)] = -1
+    cfs_quota_burst_period_seconds: Annotated[int, Range(-1, INT32_MAX)] = -1
     """How long a container can burst at the largest quota; -1: without end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CpuBurst(PodCpuBurst):
+class CpuBurstStrategy(PodCpuBurst):
     """`cpu-burst-config`, NodeSLO's `cpuBurstStrategy`."""
 
     share_pool_threshold_percent: Percent = 50
@@ -179,7 +195,7 @@ class CpuQoS:
     """`cpuQOS` of a class, and the annotation `koordinator.sh/cpuQOS`. The defaults switch it off."""
 
     enable: bool = False
-    group_identity: Annotated[int, Within(-1, 2)] | None = 0
+    group_identity: Annotated[int, Range(-1, 2)] | None = 0
     """`cpu.bvt_warp_ns`. None (for a pod only): leave the pod's value alone, its annotation is invalid."""
     sched_idle: Switch | None = 0
     """`cpu.idle`; counts under the CPU policy `coreSched`."""
@@ -199,13 +215,13 @@ class MemoryQoSValues:
     """`memory.high` between request (0 %) and limit (100 %); 0 switches it off."""
     wmark_ratio: Percent | None = 0
     """`memory.wmark_ratio`."""
-    wmark_scale_permill: Annotated[int, Within(1, 1_000)] | None = 50
+    wmark_scale_permill: Annotated[int, Range(1, 1_000)] | None = 50
     """`memory.wmark_scale_factor`."""
-    wmark_min_adj: Annotated[int, Within(-25, 50)] | None = 0
+    wmark_min_adj: Annotated[int, Range(-25, 50)] | None = 0
     """`memory.wmark_min_adj`."""
     priority_enable: Switch | None = 0
     """`memory.use_priority_oom`."""
-    priority: Annotated[int, Within(0, 12)] | None = 0
+    priority: Annotated[int, Range(0, 12)] | None = 0
     """`memory.priority`."""
     oom_kill_group: Switch | None = 0
     """`memory.oom.group`."""
@@ -218,7 +234,7 @@ class MemoryQoSValues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryQoS(MemoryQoSValues):
+class MemoryQoSStrategy(MemoryQoSValues):
     """`memoryQOS` of a class, and of a pod strategy."""
 
     enable: bool = False
@@ -232,7 +248,7 @@ class IoCfg:
     write_iops: Natural | None = None
     read_bps: Natural | None = None
     write_bps: Natural | None = None
-    io_weight_percent: Annotated[int, Within(1, 100)] | None = None
+    io_weight_percent: Annotated[int, Range(1, 100)] | None = None
     read_latency: Natural | None = None
     """In microseconds, as the three that follow here count for `cgroup_root` only."""
     write_latency: Natural | None = None
@@ -300,8 +316,8 @@ class PodNetwork:
         "egress_request": "counts for a whole class",
     }
 
-    ingress_limit: Annotated[int, Quantity(), Within(0, _INT64_MAX)] | None = None
-    egress_limit: Annotated[int, Quantity(), Within(0, _INT64_MAX)] | None = None
+    ingress_limit: Annotated[int, Quantity(), Range(0, _INT64_MAX)] | None = None
+    egress_limit: Annotated[int, Quantity(), Range(0, _INT64_MAX)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +325,7 @@ class ClassQoS:
     """The QoS of one class of pods."""
 
     cpu_qos: CpuQoS = field(default_factory=CpuQoS)
-    memory_qos: MemoryQoS = field(default_factory=MemoryQoS)
+    memory_qos: MemoryQoSStrategy = field(default_factory=MemoryQoSStrategy)
     blkio_qos: BlkioQoS = field(default_factory=BlkioQoS)
     resctrl_qos: ResctrlQoS = field(default_factory=ResctrlQoS)
     network_qos: NetworkQoS = field(default_factory=NetworkQoS)
@@ -346,7 +362,7 @@ def _class_default(
     ratio, scale, adj = wmark
     return ClassQoS(
         cpu_qos=CpuQoS(group_identity=group_identity, core_expeller=is_expeller),
-        memory_qos=MemoryQoS(wmark_ratio=ratio, wmark_scale_permill=scale, wmark_min_adj=adj),
+        memory_qos=MemoryQoSStrategy(wmark_ratio=ratio, wmark_scale_permill=scale, wmark_min_adj=adj),
         resctrl_qos=ResctrlQoS(cat_range_end_percent=cat_end),
     )
 
@@ -390,8 +406,8 @@ class Threshold:
     cpu_allocatable_evict_threshold_percent: Natural | None = None
     cpu_allocatable_evict_lower_percent: Natural | None = None
     cpu_evict_policy: CpuEvictPolicy = CpuEvictPolicy.REAL_LIMIT
-    evict_enabled_priority_threshold: Annotated[int, Within(_INT32_MIN, INT32_MAX)] | None = None
-    allocatable_evict_priority_threshold: Annotated[int, Within(0, 7_999)] | None = None
+    evict_enabled_priority_threshold: Annotated[int, Range(_INT32_MIN, INT32_MAX)] | None = None
+    allocatable_evict_priority_threshold: Annotated[int, Range(0, 7_999)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,14 +419,14 @@ class System:
 
     min_free_kbytes_factor: Positive = 100
     """Of the node's memory, in ten thousandths."""
-    watermark_scale_factor: Annotated[int, Within(1, 400)] = 150
+    watermark_scale_factor: Annotated[int, Range(1, 400)] = 150
     memcg_reap_back_ground: Switch = 0
     sched_group_identity_enabled: Switch | None = None
-    sched_idle_saver_wmark: Annotated[int, Within(-_INT64_MAX - 1, _INT64_MAX)] | None = None
+    sched_idle_saver_wmark: Annotated[int, Range(-_INT64_MAX - 1, _INT64_MAX)] | None = None
     sched_features: Mapping[str, bool] = field(default_factory=dict)
     """By the kernel's name; True: on."""
     page_cache_limit_enabled: Switch | None = None
-    total_network_bandwidth: Annotated[int, Quantity(), Within(0, _INT64_MAX)] = 0
+    total_network_bandwidth: Annotated[int, Quantity(), Range(0, _INT64_MAX)] = 0
     """In bits/s; 0: not configured. The node's annotation `network-bandwidth` replaces it."""
 
 
@@ -426,6 +442,9 @@ class CgroupPath:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostApplication:
     """A program of the host that takes part in QoS, of `host-application-config`."""
+
+    unused: ClassVar[frozenset[str]] = frozenset({"strategy"})
+    """Fields that Koordinator has and nothing here applies: this one has no fields of its own there."""
 
     name: str = ""
     priority: str = ""
@@ -446,6 +465,9 @@ class AggregatePolicy:
 class Colocation:
     """`colocation-config`: how batch and mid resources are computed. Percentages of the node's capacity."""
 
+    unused: ClassVar[frozenset[str]] = frozenset({"extensions"})
+    """Fields that Koordinator has and nothing here applies: this one is for third parties."""
+
     enable: bool = False
     metric_aggregate_duration_seconds: Positive = 300
     metric_report_interval_seconds: Positive = 60
@@ -457,7 +479,7 @@ class Colocation:
     memory_calculate_policy: CalculatePolicy = CalculatePolicy.USAGE
     degrade_time_minutes: Positive = 15
     update_time_threshold_seconds: Positive = 300
-    resource_diff_threshold: Annotated[float, Within(0, 1, is_above=True)] = 0.1
+    resource_diff_threshold: Annotated[float, Range(0, 1, is_above=True)] = 0.1
     mid_reclaim_mode: MidReclaimMode | None = None
     mid_cpu_threshold_percent: Percent = 100
     mid_memory_threshold_percent: Percent = 100
@@ -479,7 +501,7 @@ class ModelRatio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CpuNormalization:
+class CpuNormalizationStrategy:
     """`cpu-normalization-config`. The node's label `cpu-normalization-enabled` replaces `enable`."""
 
     enable: bool = False
@@ -493,3 +515,12 @@ class HostApplications:
     """`host-application-config`, NodeSLO's `hostApplications`."""
 
     applications: tuple[HostApplication, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceAmplification:
+    """`resource-amplification-config`, which changes what a node publishes: only its names are checked."""
+
+    enable: bool = False
+    resource_amplification_ratio: Mapping[str, float] = field(default_factory=dict)
+    """By resource."""

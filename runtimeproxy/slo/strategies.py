@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
+from runtimeproxy.documents.reading import printable
 from runtimeproxy.labels import LabelSelector
 from runtimeproxy.qos import KubeQoSClass, QoSClass, qos_class_with_default
 from runtimeproxy.slo.names import (
@@ -25,17 +26,18 @@ from runtimeproxy.slo.names import (
     NETWORK_QOS,
     RESCTRL,
 )
-from runtimeproxy.slo.reading import Overlay, Path, Problem, build, printable
+from runtimeproxy.slo.reading import Overlay, Path, Problem, build
 from runtimeproxy.slo.schema import (
     PRODUCT_DEFAULTS,
     BlkioQoS,
     Colocation,
-    CpuBurst,
-    CpuNormalization,
+    CpuBurstStrategy,
+    CpuNormalizationStrategy,
     CpuQoS,
     HostApplication,
-    MemoryQoS,
     MemoryQoSPolicy,
+    MemoryQoSStrategy,
+    PodEviction,
     PodNetwork,
     QoSStrategy,
     System,
@@ -79,7 +81,7 @@ _ANNOTATIONS: Final = (
 _Value = TypeVar("_Value")
 
 
-class Source(StrEnum):
+class Layer(StrEnum):
     """A layer of the configuration; a later one wins, except as `overridePod` says."""
 
     DEFAULT = "default"
@@ -96,7 +98,7 @@ class Source(StrEnum):
 class Provenance(NamedTuple):
     """Where a value comes from."""
 
-    source: Source = Source.DEFAULT
+    source: Layer = Layer.DEFAULT
     file: str = ""
     """Path of the file; empty for labels, annotations and defaults."""
     key: str = ""
@@ -115,12 +117,12 @@ class Provenance(NamedTuple):
         return printable(f"disabled by {text}" if self.is_off else text)
 
 
-_OF_KEY: Final = frozenset({Source.CLUSTER, Source.NODE, Source.POD})
+_OF_KEY: Final = frozenset({Layer.CLUSTER, Layer.NODE, Layer.POD})
 
 BY_DEFAULT: Final = Provenance()
 
 
-class PodTraits(Protocol):
+class StrategyTraits(Protocol):
     """The attributes of a pod that its strategy depends on; a `PodView` has them."""
 
     @property
@@ -164,32 +166,16 @@ class PodResctrl:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodEviction:
-    """Whether a node may evict a pod, and in which order."""
-
-    is_enabled: bool = False
-    """For the evictions by priority. The label `koordinator.sh/eviction-enabled`, or a pod strategy."""
-    allowed: frozenset[str] | None = None
-    """The features that may evict it, such as `BECPUEvict`; None: all, empty: none."""
-    priority: int = 0
-    """A lower one is evicted first."""
-
-    def allows(self, feature: str) -> bool:
-        """Return whether a feature, by the name of its gate, may evict the pod."""
-        return self.allowed is None or feature in self.allowed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PodStrategy:
     """The strategies that count for one pod, its own annotations included.
 
     Policies decide whether a value applies to the pod's QoS class; CPU burst, for one, does not apply to BE.
     """
 
-    cpu_burst: CpuBurst = field(default_factory=CpuBurst)
+    cpu_burst: CpuBurstStrategy = field(default_factory=CpuBurstStrategy)
     cpu_qos: CpuQoS = field(default_factory=CpuQoS)
     """Of the class that counts for the pod's group identity (policies spec 2.1)."""
-    memory_qos: MemoryQoS = field(default_factory=MemoryQoS)
+    memory_qos: MemoryQoSStrategy = field(default_factory=MemoryQoSStrategy)
     """Of the pod's class by label, or else by its Kubernetes QoS class (policies spec 3.6)."""
     resctrl_qos: PodResctrl = field(default_factory=PodResctrl)
     network_qos: PodNetwork = field(default_factory=PodNetwork)
@@ -206,8 +192,12 @@ class PodStrategy:
         return self.provenance.get(path, BY_DEFAULT)
 
     def problems_of(self, annotation: str) -> tuple[str, ...]:
-        """Return the problems with one of the pod's annotations."""
-        return tuple(str(each) for each in self.problems if each.key == annotation)
+        """Return the problems with one of the pod's annotations; a newer Koordinator's fields are none."""
+        return tuple(
+            str(each)
+            for each in self.problems
+            if each.key == annotation and (each.guess or not each.is_unknown_name)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,11 +206,11 @@ class Strategies:
 
     threshold: Threshold = field(default_factory=Threshold)
     qos: QoSStrategy = field(default_factory=QoSStrategy)
-    cpu_burst: CpuBurst = field(default_factory=CpuBurst)
+    cpu_burst: CpuBurstStrategy = field(default_factory=CpuBurstStrategy)
     system: System = field(default_factory=System)
     host_applications: tuple[HostApplication, ...] = ()
     colocation: Colocation = field(default_factory=Colocation)
-    cpu_normalization: CpuNormalization = field(default_factory=CpuNormalization)
+    cpu_normalization: CpuNormalizationStrategy = field(default_factory=CpuNormalizationStrategy)
     provenance: Mapping[str, Provenance] = field(default_factory=dict, repr=False, compare=False)
     """By dotted path, such as `qos.ls_class.cpu_qos.enable`; a missing one is a default."""
     pod_basis: PodBasis | None = field(default=None, repr=False)
@@ -238,7 +228,7 @@ class Strategies:
         """Return where a value comes from, by its dotted path, such as `qos.ls_class.cpu_qos.enable`."""
         return self.provenance.get(path, BY_DEFAULT)
 
-    def for_pod(self, pod: PodTraits) -> PodStrategy:
+    def for_pod(self, pod: StrategyTraits) -> PodStrategy:
         """Return what counts for a pod; in any thread, and quick: pods that differ in nothing share it."""
         return self._pods.resolve(pod)
 
@@ -256,7 +246,7 @@ class PodRule(NamedTuple):
     values: Overlay
     provenance: Provenance
 
-    def matches(self, pod: PodTraits) -> bool:
+    def matches(self, pod: StrategyTraits) -> bool:
         """Return whether the pod is one of those that the strategy is for."""
         return self.namespace in ("", pod.namespace) and self.selector.matches(pod.labels)
 
@@ -283,7 +273,7 @@ class PodBasis(NamedTuple):
 class PodResolver:
     """Resolves the strategies of pods for one state of the configuration; in any thread."""
 
-    def __init__(self, cpu_burst: CpuBurst, basis: PodBasis) -> None:
+    def __init__(self, cpu_burst: CpuBurstStrategy, basis: PodBasis) -> None:
         self._cpu_burst = cpu_burst
         self._basis = basis
         self._remembered: dict[tuple[object, ...], PodStrategy] = {}
@@ -294,7 +284,7 @@ class PodResolver:
             part, _, name = path.rpartition(".")
             self._provenance_by_part.setdefault(part, {})[name] = provenance
 
-    def resolve(self, pod: PodTraits) -> PodStrategy:
+    def resolve(self, pod: StrategyTraits) -> PodStrategy:
         basis = self._basis
         annotations = pod.annotations
         burst = _first(basis.burst_rules, pod)
@@ -370,7 +360,7 @@ class _Resolving:
     """Resolves one pod's strategy, part by part."""
 
     def __init__(
-        self, pod: PodTraits, classes: QoSStrategy, provenance: Mapping[str, Mapping[str, Provenance]]
+        self, pod: StrategyTraits, classes: QoSStrategy, provenance: Mapping[str, Mapping[str, Provenance]]
     ) -> None:
         self._pod = pod
         self._classes = classes
@@ -384,7 +374,7 @@ class _Resolving:
     def result(self) -> PodStrategy:
         return PodStrategy(**self._values, problems=self._annotations.problems(), provenance=self._provenance)
 
-    def cpu_burst(self, node: CpuBurst, rule: PodRule | None) -> None:
+    def cpu_burst(self, node: CpuBurstStrategy, rule: PodRule | None) -> None:
         self._note("cpu_burst", self._by_part.get("cpu_burst", {}))
         value = node
         if rule is not None:
@@ -423,7 +413,7 @@ class _Resolving:
             value = self._annotated_memory_qos(value, overlay)
         self._values["memory_qos"] = value
 
-    def _annotated_memory_qos(self, value: MemoryQoS, annotation: Overlay) -> MemoryQoS:
+    def _annotated_memory_qos(self, value: MemoryQoSStrategy, annotation: Overlay) -> MemoryQoSStrategy:
         by_annotation = _by(MEMORY_QOS)
         policy = annotation.get(("policy",), MemoryQoSPolicy.DEFAULT)
         if policy is MemoryQoSPolicy.NONE:
@@ -493,7 +483,7 @@ class _Resolving:
         label = self._pod.labels.get(EVICTION_ENABLED)
         if label is not None and not (is_override and "is_enabled" in values):
             values["is_enabled"] = label == "true"
-            self._provenance["eviction.is_enabled"] = Provenance(Source.POD_LABEL, key=EVICTION_ENABLED)
+            self._provenance["eviction.is_enabled"] = Provenance(Layer.POD_LABEL, key=EVICTION_ENABLED)
         if EVICTION_POLICY in self._pod.annotations and not (is_override and "allowed" in values):
             values["allowed"] = self._annotations.eviction_policy()
             self._provenance["eviction.allowed"] = _by(EVICTION_POLICY)
@@ -525,13 +515,13 @@ class _Resolving:
         return build(value, overlay)
 
 
-def _annotations_of(pod: PodTraits) -> PodAnnotations:
+def _annotations_of(pod: StrategyTraits) -> PodAnnotations:
     from runtimeproxy.slo.annotations import PodAnnotations  # not at the daemon's start
 
     return PodAnnotations(pod.annotations)
 
 
-def _first(rules: tuple[PodRule, ...], pod: PodTraits) -> PodRule | None:
+def _first(rules: tuple[PodRule, ...], pod: StrategyTraits) -> PodRule | None:
     for rule in rules:
         if rule.matches(pod):
             return rule
@@ -545,4 +535,4 @@ def _part(rule: PodRule | None, part: str) -> Overlay:
 
 
 def _by(annotation: str) -> Provenance:
-    return Provenance(Source.ANNOTATION, key=annotation)
+    return Provenance(Layer.ANNOTATION, key=annotation)

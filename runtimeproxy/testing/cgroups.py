@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from cri_api.runtime.v1 import api_pb2
-    from runtimeproxy.testing.state import Container, Sandbox
 
 
 SCOPE_PREFIX = "cri-containerd"
@@ -242,31 +241,41 @@ class PodCgroups:
         parent = config.linux.cgroup_parent
         return container_path(parent, owner_id, self.driver) if parent else ""
 
-    def make_sandbox(self, sandbox: Sandbox) -> None:
+    def make_sandbox(self, config: api_pb2.PodSandboxConfig, sandbox_id: str) -> None:
         """Makes the sandbox's cgroup, and that of the pod if the kubelet has not."""
-        path = self.path(sandbox.config, sandbox.id)
+        path = self.path(config, sandbox_id)
         if self.files is not None and path:
-            self.files.make_pod(parent_path(sandbox.config.linux.cgroup_parent, self.driver))
+            self.files.make_pod(parent_path(config.linux.cgroup_parent, self.driver))
             self.files.make(path)
 
-    def drop_pod(self, sandbox: Sandbox) -> None:
+    def drop_pod(self, config: api_pb2.PodSandboxConfig) -> None:
         """Removes the pod's cgroup if it was made here."""
-        parent = sandbox.config.linux.cgroup_parent
+        parent = config.linux.cgroup_parent
         if self.files is not None and parent:
             self.files.drop_pod(parent_path(parent, self.driver))
 
-    def make_container(self, container: Container) -> None:
+    def make_container(
+        self,
+        config: api_pb2.PodSandboxConfig,
+        container_id: str,
+        resources: api_pb2.LinuxContainerResources,
+    ) -> None:
         """Makes the cgroup of a container that starts, with its resources."""
-        path = self.path(container.sandbox_config, container.id)
+        path = self.path(config, container_id)
         if self.files is not None and path:
             self.files.make(path)
-            self.files.apply(path, container.resources)
+            self.files.apply(path, resources)
 
-    def update_container(self, container: Container) -> None:
-        """Writes the resources of a container; nothing happens unless it runs."""
-        path = self.path(container.sandbox_config, container.id)
-        if self.files is not None and path and container.pid:
-            self.files.apply(path, container.resources)
+    def update_container(
+        self,
+        config: api_pb2.PodSandboxConfig,
+        container_id: str,
+        resources: api_pb2.LinuxContainerResources,
+    ) -> None:
+        """Writes the resources of a container that runs."""
+        path = self.path(config, container_id)
+        if self.files is not None and path:
+            self.files.apply(path, resources)
 
     def remove(self, config: api_pb2.PodSandboxConfig, owner_id: str) -> None:
         """Removes the cgroup of a sandbox or container that ended."""

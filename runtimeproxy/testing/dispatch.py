@@ -135,7 +135,7 @@ V1ALPHA2_METHODS = frozenset(
 
 
 @dataclass(frozen=True)
-class Method:
+class CriMethod:
     """One method of the CRI.
 
     Attributes:
@@ -209,7 +209,7 @@ class CallDispatch(grpc.GenericRpcHandler):
             return grpc.stream_unary_rpc_method_handler(handler.before_message)
         return grpc.unary_unary_rpc_method_handler(handler.unary)
 
-    def carry_out(self, method: Method, raw: bytes, context: grpc.ServicerContext) -> bytes:
+    def carry_out(self, method: CriMethod, raw: bytes, context: grpc.ServicerContext) -> bytes:
         """The serialized answer of a unary call; long lists are remembered until the state changes."""
         generation = self._state.generation
         cached = self._cache.get((method.name, raw))
@@ -254,7 +254,7 @@ class _RecordedHandler:
     """Handles one call: records it, delays or fails it as its behaviour says, carries it out."""
 
     dispatch: CallDispatch
-    method: Method
+    method: CriMethod
     path: str
     behaviour: Behaviour
 
@@ -319,11 +319,11 @@ class _RecordedHandler:
             self.behaviour.error.abort(context)
 
 
-def _methods_by_path(runtime: FakeRuntimeService, images: FakeImageService) -> dict[str, Method]:
+def _methods_by_path(runtime: FakeRuntimeService, images: FakeImageService) -> dict[str, CriMethod]:
     """All methods of the CRI by their path in ``runtime.v1``."""
     services = {v1.RUNTIME_SERVICE: runtime, v1.IMAGE_SERVICE: images}
     return {
-        f"/{service.full_name}/{method.name}": Method(
+        f"/{service.full_name}/{method.name}": CriMethod(
             method.name,
             getattr(api_pb2, method.input_type.name),
             getattr(services[service.full_name], method.name),

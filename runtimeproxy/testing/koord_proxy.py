@@ -30,7 +30,7 @@ from runtimeproxy.hooks.loaded import LoadedPolicy, bind
 from runtimeproxy.hooks.loading import (
     LoadResult,
     PolicyLoader,
-    Sources,
+    PolicySources,
     checked,
     is_enabled,
     load,
@@ -260,7 +260,7 @@ class _Given(PolicyLoader):
         self._given = policies
         self._settings = settings
 
-    def load(self, sources: Sources, settings: Mapping[str, PolicySettings]) -> LoadResult:
+    def load(self, sources: PolicySources, settings: Mapping[str, PolicySettings]) -> LoadResult:
         """Loads all of them, or raises PolicyLoadError."""
         made = {type(each): each for each in self._given if isinstance(each, Policy)}
         classes = checked(each if isinstance(each, type) else type(each) for each in self._given)

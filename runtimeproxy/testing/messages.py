@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing.cgroups import CgroupDriver, spec_path
 from runtimeproxy.testing.state import (
-    Container,
+    FakeContainer,
     Image,
     RuntimeState,
     Sandbox,
@@ -20,7 +20,7 @@ from runtimeproxy.testing.state import (
 )
 
 
-def image_id(container: Container) -> str:
+def image_id(container: FakeContainer) -> str:
     """Id of the image of a container; the reference itself where it is an id."""
     reference = container.config.image.image
     return reference if reference.startswith("sha256:") else image_of(reference).id
@@ -61,7 +61,7 @@ def sandbox_status(sandbox: Sandbox) -> api_pb2.PodSandboxStatus:
     return status
 
 
-def container_entry(container: Container) -> api_pb2.Container:
+def container_entry(container: FakeContainer) -> api_pb2.Container:
     """A container as lists show it."""
     return api_pb2.Container(
         id=container.id,
@@ -77,7 +77,7 @@ def container_entry(container: Container) -> api_pb2.Container:
     )
 
 
-def container_status(container: Container) -> api_pb2.ContainerStatus:
+def container_status(container: FakeContainer) -> api_pb2.ContainerStatus:
     """A container as its status shows it, with its resources as applied."""
     config, folder = container.config, container.sandbox_config.log_directory
     status = api_pb2.ContainerStatus(
@@ -152,7 +152,7 @@ def _matching(entries: Mapping[str, _Entry], wanted: _Filter) -> Iterator[_Entry
 
 Document = dict[str, Any]
 
-_Entry = TypeVar("_Entry", Sandbox, Container)
+_Entry = TypeVar("_Entry", Sandbox, FakeContainer)
 _Filter: TypeAlias = (
     api_pb2.PodSandboxFilter
     | api_pb2.ContainerFilter
@@ -167,7 +167,7 @@ SANDBOX_CPU_SHARES = 2
 """Shares of the sandbox container itself. Source: containerd, defaultSandboxCPUshares."""
 
 
-def container_info(container: Container, driver: CgroupDriver) -> dict[str, str]:
+def container_info(container: FakeContainer, driver: CgroupDriver) -> dict[str, str]:
     """The ``info`` map of a container's verbose status, in the form of containerd.
 
     Source: containerd 1.6 to 2.2, ``toCRISandboxInfo`` and ``toCRIContainerInfo`` of the CRI plugin: one
@@ -207,7 +207,7 @@ def sandbox_info(sandbox: Sandbox, driver: CgroupDriver) -> dict[str, str]:
 
 
 def _info(
-    entry: Container | Sandbox,
+    entry: FakeContainer | Sandbox,
     parent: str,
     driver: CgroupDriver,
     own: Document,
@@ -293,7 +293,7 @@ METRIC_DESCRIPTORS = (
 """All metrics, in the order in which they are reported."""
 
 
-def container_stats(container: Container, now_ns: int) -> api_pb2.ContainerStats:
+def container_stats(container: FakeContainer, now_ns: int) -> api_pb2.ContainerStats:
     """Usage of a container; a container that does not run uses nothing."""
     stats = api_pb2.ContainerStats()
     stats.attributes.id = container.id

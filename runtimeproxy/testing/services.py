@@ -31,7 +31,7 @@ from runtimeproxy.testing.messages import (
     sandbox_stats,
     sandbox_status,
 )
-from runtimeproxy.testing.state import Container, RuntimeState, Sandbox
+from runtimeproxy.testing.state import FakeContainer, RuntimeState, Sandbox
 
 Item = TypeVar("Item")
 
@@ -152,7 +152,7 @@ class FakeRuntimeService:
         with self.state.lock:
             sandbox = self.state.find_sandbox(request.pod_sandbox_id)
             wanted = set(request.container_ids)
-            kept: list[Container] = [
+            kept: list[FakeContainer] = [
                 entry for entry in self.state.containers_of(sandbox.id) if not wanted or entry.id in wanted
             ]
             self.state.checkpoints[request.output_path] = (sandbox, kept)
@@ -318,14 +318,14 @@ class FakeRuntimeService:
         for chunk in chunks(list(list_metrics(self.state))):
             yield api_pb2.StreamPodSandboxMetricsResponse(pod_sandbox_metrics=chunk)
 
-    def _running(self, container_id: str) -> Container:
+    def _running(self, container_id: str) -> FakeContainer:
         container = self.state.find_container(container_id)
         if container.state != api_pb2.CONTAINER_RUNNING:
             raise CallError("UNKNOWN", f"container {container.id!r} is not running")
         return container
 
     def _restored(
-        self, sandbox: Sandbox, kept: Container, request: api_pb2.RestorePodRequest
+        self, sandbox: Sandbox, kept: FakeContainer, request: api_pb2.RestorePodRequest
     ) -> api_pb2.RestoredContainer:
         name = kept.config.metadata.name
         configs = {config.metadata.name: config for config in request.container_configs}

@@ -111,7 +111,7 @@ class Sandbox:
 
 
 @dataclass
-class Container:
+class FakeContainer:
     """One container; times are Unix nanoseconds, 0 before they are known.
 
     Attributes:
@@ -195,9 +195,9 @@ class RuntimeState:
         self.generation = 0
         self.listeners: list[Callable[[str, EventType], None]] = []
         self.sandboxes: dict[str, Sandbox] = {}
-        self.containers: dict[str, Container] = {}
+        self.containers: dict[str, FakeContainer] = {}
         self.images = ImageStore()
-        self.checkpoints: dict[str, tuple[Sandbox, list[Container]]] = {}
+        self.checkpoints: dict[str, tuple[Sandbox, list[FakeContainer]]] = {}
         self.pod_cidr = ""
         self._made = 0
 
@@ -206,12 +206,12 @@ class RuntimeState:
         with self.lock:
             return find(self.sandboxes, sandbox_id, "sandbox")
 
-    def find_container(self, container_id: str) -> Container:
+    def find_container(self, container_id: str) -> FakeContainer:
         """The container with this id or unique prefix; raises ``CallError`` if there is none."""
         with self.lock:
             return find(self.containers, container_id, "container")
 
-    def containers_of(self, sandbox_id: str) -> list[Container]:
+    def containers_of(self, sandbox_id: str) -> list[FakeContainer]:
         """Containers of a sandbox in the order of creation; the full id is needed."""
         with self.lock:
             return [entry for entry in self.containers.values() if entry.sandbox_id == sandbox_id]
@@ -228,8 +228,9 @@ class RuntimeState:
             copy = api_pb2.PodSandboxConfig()
             copy.CopyFrom(config)
             made = Sandbox(_new_id(), copy, runtime_handler, self.clock_ns(), pid, ip)
+            # What cannot be made is not there.
+            self.cgroups.make_sandbox(made.config, made.id)
             self.sandboxes[made.id] = made
-            self.cgroups.make_sandbox(made)
             self._changed(made.id, api_pb2.CONTAINER_CREATED_EVENT)
             self._changed(made.id, api_pb2.CONTAINER_STARTED_EVENT)
             return made
@@ -257,7 +258,7 @@ class RuntimeState:
                 self.remove_container(container.id)
             del self.sandboxes[sandbox.id]
             if not self._shares_cgroup_parent(sandbox):
-                self.cgroups.drop_pod(sandbox)
+                self.cgroups.drop_pod(sandbox.config)
             self._changed(sandbox.id, api_pb2.CONTAINER_DELETED_EVENT)
 
     def update_sandbox(self, sandbox_id: str, overhead: Resources, resources: Resources) -> None:
@@ -273,7 +274,7 @@ class RuntimeState:
         sandbox_id: str,
         config: api_pb2.ContainerConfig,
         sandbox_config: api_pb2.PodSandboxConfig | None = None,
-    ) -> Container:
+    ) -> FakeContainer:
         """Creates a container; without a sandbox config that of the sandbox is taken."""
         if not config.HasField("metadata"):
             raise CallError("INVALID_ARGUMENT", "container config has no metadata")
@@ -284,7 +285,7 @@ class RuntimeState:
             copies = api_pb2.CreateContainerRequest(config=config, sandbox_config=sandbox_config)
             resources = Resources()
             resources.CopyFrom(config.linux.resources)
-            made = Container(
+            made = FakeContainer(
                 _new_id(),
                 sandbox.id,
                 copies.config,
@@ -305,7 +306,7 @@ class RuntimeState:
             container.state = api_pb2.CONTAINER_RUNNING
             container.started_at_ns = self.clock_ns()
             container.pid = self._next_pid()
-            self.cgroups.make_container(container)
+            self.cgroups.make_container(container.sandbox_config, container.id, container.resources)
             self._changed(container.id, api_pb2.CONTAINER_STARTED_EVENT)
 
     def stop_container(self, container_id: str) -> None:
@@ -347,7 +348,8 @@ class RuntimeState:
             container = self.find_container(container_id)
             merge_resources(container.resources, resources)
             container.update_annotations = dict(annotations)
-            self.cgroups.update_container(container)
+            if container.pid:
+                self.cgroups.update_container(container.sandbox_config, container.id, container.resources)
             self.generation += 1
 
     def cgroup_path(self, owner_id: str) -> str:

@@ -50,8 +50,8 @@ function _shtab_koord_qos_manager_using
   test "$_shtab_koord_qos_manager_cmdpath" = "$argv"
 end
 
-set -g _shtab_koord_qos_manager_commands 
-set -g _shtab_koord_qos_manager_opts_with_value --config --koord-runtimeproxy-endpoint --log-format --log-level
+set -g _shtab_koord_qos_manager_commands status
+set -g _shtab_koord_qos_manager_opts_with_value --config --koord-runtimeproxy-endpoint --log-format --log-level --output -o
 
 complete -c koord-qos-manager -e
 complete -c koord-qos-manager -f
@@ -62,3 +62,8 @@ complete -c koord-qos-manager -n _shtab_koord_qos_manager_using -l config -xka "
 complete -c koord-qos-manager -n _shtab_koord_qos_manager_using -l koord-runtimeproxy-endpoint -xka "(__fish_complete_path (commandline -ct))" -d 'socket that the kubelet connects to (default: /var/run/koord-runtimeproxy/runtimeproxy.sock)'
 complete -c koord-qos-manager -n _shtab_koord_qos_manager_using -l log-level -xka "debug info warning error" -d 'lowest level that is logged: debug, info, warning, error (default: info)'
 complete -c koord-qos-manager -n _shtab_koord_qos_manager_using -l log-format -xka "auto text json" -d 'auto (text on a terminal, else JSON), text, json (default: auto)'
+complete -c koord-qos-manager -n '_shtab_koord_qos_manager_using; and test $_shtab_koord_qos_manager_npos -eq 0' -a status -d 'show whether a QoS manager runs on this node, and has to'
+complete -c koord-qos-manager -n '_shtab_koord_qos_manager_using status' -s h -l help -d 'show this help message and exit'
+complete -c koord-qos-manager -n '_shtab_koord_qos_manager_using status' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
+complete -c koord-qos-manager -n '_shtab_koord_qos_manager_using status' -l koord-runtimeproxy-endpoint -xka "(__fish_complete_path (commandline -ct))" -d 'socket that the kubelet connects to (default: /var/run/koord-runtimeproxy/runtimeproxy.sock)'
+complete -c koord-qos-manager -n '_shtab_koord_qos_manager_using status' -s o -l output -xka "text json" -d 'text for people, or JSON'

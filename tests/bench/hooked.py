@@ -11,7 +11,7 @@ import uvloop
 
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.remote.protocol import EXCHANGES
-from runtimeproxy.http2.client import CallError, UnaryClient, request_block
+from runtimeproxy.http2.client import GrpcClient, RpcError, request_block
 from tests.bench import names
 from tests.bench.bench import Bench
 from tests.bench.datapath import rotated
@@ -79,16 +79,16 @@ def _raw_call_us(socket: Path, request: bytes, count: int) -> float:
     """Mean latency of the question that the proxy puts, put directly, one call after the other."""
 
     async def ask() -> float:
-        client, block = UnaryClient(str(socket)), request_block(_METHOD)
+        client, block = GrpcClient(str(socket)), request_block(_METHOD)
         loop = asyncio.get_running_loop()
         begun_s = 0.0
         for number in range(count + _TURN):
             if number == _TURN:
                 begun_s = time.perf_counter()
-            answered: asyncio.Future[bytes | CallError] = loop.create_future()
+            answered: asyncio.Future[bytes | RpcError] = loop.create_future()
             client.call(block, request, _RAW_TIMEOUT_S, answered.set_result)
             answer = await answered
-            if isinstance(answer, CallError):
+            if isinstance(answer, RpcError):
                 raise LoadError(f"a raw call of the hook server failed: {answer}")
         taken_s = time.perf_counter() - begun_s
         client.close()

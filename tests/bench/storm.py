@@ -231,7 +231,8 @@ def _run_pod(client: CriClient, number: int) -> str:
         cpu_period=100_000,
         cpu_quota=100_000,
         cpu_shares=1024,
-        memory_limit_in_bytes=2 * _REQUEST_MIB * _MIB,
+        # The kubelet knows no limit of a pod that requests batch memory.
+        memory_limit_in_bytes=0 if qos == "BE" else 2 * _REQUEST_MIB * _MIB,
     )
     pod.linux.resources.CopyFrom(resources)
     pod.linux.resources.cpu_quota *= len(_CONTAINERS)

@@ -97,6 +97,9 @@ class ScriptedApi(api_pb2_grpc.RuntimeProxyServicer, api_pb2_grpc.AdminServicer)
     def Evict(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         return self._answer("Evict", request, context)
 
+    def ReportQosManager(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return self._answer("ReportQosManager", request, context)
+
 
 class Served(NamedTuple):
     """A scripted API, and the flags that lead to it."""

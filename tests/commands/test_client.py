@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -18,6 +19,8 @@ from runtimeproxy.commands.client import explained
 from runtimeproxy.commands.exit_codes import ExitCode
 from tests.commands.conftest import Run, Served
 from tests.commands.messages import explained_pod, status
+from tests.peers.aio import RawServer
+from tests.peers.error_codes import Codes
 
 
 def test_a_daemon_that_is_not_there(run: Run, tmp_path: Path) -> None:
@@ -80,6 +83,16 @@ def test_a_daemon_that_hangs(run: Run, socket_folder: Path) -> None:
         done = run("status", "--endpoint", str(socket_folder / "hangs.sock"), "--timeout", "50ms")
     assert done.code == 3
     assert "the daemon did not answer in time; --timeout gives it more" in done.err
+
+
+async def test_a_daemon_that_ends_the_call_with_any_code(run: Run, socket_folder: Path) -> None:
+    codes, path = Codes(), socket_folder / "codes.sock"
+    async with RawServer(path, *codes.scripts):
+        for _ in codes.scripts:
+            done = await asyncio.to_thread(run, "status", "--endpoint", str(path), "--timeout", "300ms")
+            assert (done.out, done.err.count("\n")) == ("", 1)
+            assert done.code in (ExitCode.FAILED, ExitCode.NO_DAEMON)
+        assert codes.all_sent.is_set()
 
 
 def test_a_newer_daemon_with_fields_and_values_that_are_not_known(run: Run, served: Served) -> None:

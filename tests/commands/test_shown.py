@@ -11,7 +11,7 @@ import yaml
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.commands.audit import audit_words
-from runtimeproxy.commands.explain import Target, show_explanation, targets_of
+from runtimeproxy.commands.explain import ShownTarget, show_explanation, targets_of
 from runtimeproxy.commands.output import Page, print_value
 from runtimeproxy.commands.status import show_pods, show_status, shown_selector
 from tests.commands.conftest import Run, Served
@@ -198,6 +198,34 @@ def test_the_end_of_a_lease_is_explained() -> None:
     assert "unless it is renewed" in explanation(found, 200)
 
 
+WAITS = api_pb2.UnappliedValue(
+    target="demo/spark/main",
+    cgroup="/kubepods/besteffort/pod1/box",
+    field="memory.limit_in_bytes",
+    wanted="4096",
+    owners=["batch-resource"],
+    cause="lower-limit",
+    reason="ledger.lower_memory_limits is false",
+)
+
+
+def test_a_value_that_is_not_applied() -> None:
+    field = api_pb2.ExplainedField(name=WAITS.field, unapplied=[WAITS], problem=WAITS.reason)
+    target = api_pb2.ExplainedTarget(level=api_pb2.LEVEL_CONTAINER, container="main", fields=[field])
+    text = explanation(api_pb2.ExplainResponse(targets=[target]), 150)
+    assert "4096 of batch-resource is not applied (lower-limit): ledger.lower_memory_limits is false" in text
+    assert text.count(WAITS.reason) == 1
+
+
+def test_values_that_are_not_applied_and_notes() -> None:
+    ledger = api_pb2.LedgerStatus(unapplied=[WAITS] * 12, unapplied_values=30)
+    text = status_text(status(ledger=ledger, notes=["Koordlet does it."]))
+    assert text.count("lower-limit: ledger.lower_memory_limits is false") == 10
+    assert "20 more: status --output json" in text
+    assert "note      Koordlet does it." in text
+    assert text.endswith("no problems\n")
+
+
 def test_no_pods() -> None:
     file = io.StringIO()
     show_pods([], Page(file))
@@ -275,12 +303,12 @@ def test_colours_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, colours: st
 @pytest.mark.parametrize(
     ("text", "targets"),
     [
-        ("web", [Target("web")]),
-        ("ns/web", [Target("ns/web"), Target("ns", "web")]),
-        ("ns/web/main", [Target("ns/web", "main")]),
+        ("web", [ShownTarget("web")]),
+        ("ns/web", [ShownTarget("ns/web"), ShownTarget("ns", "web")]),
+        ("ns/web/main", [ShownTarget("ns/web", "main")]),
     ],
 )
-def test_the_forms_of_a_pod(text: str, targets: list[Target]) -> None:
+def test_the_forms_of_a_pod(text: str, targets: list[ShownTarget]) -> None:
     assert targets_of(text) == targets
 
 

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.config.settings import ProxySettings
-from runtimeproxy.config.validation import (
+from runtimeproxy.config.parsing import (
     MAX_SOCKET_PATH_BYTES,
     TEMPORARY_SUFFIX_BYTES,
-    CombinedConfigError,
-    owner_ids,
     parse_collector,
     parse_endpoint,
     parse_listen,
     socket_mode_bits,
 )
-from runtimeproxy.relay.listener import SocketPathError, listen
+from runtimeproxy.config.settings import ProxySettings
+from runtimeproxy.config.validation import CombinedConfigError, owner_ids
+from runtimeproxy.frontends.cri_proxy.relay.listener import SocketPathError, listen
 from tests.config.reading import loaded
 
 

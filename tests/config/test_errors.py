@@ -72,7 +72,7 @@ NO_ID = "4294967295 is not a valid id: the largest is 4294967294"
         ("[policies.a]\npriority = 100", "policies.a.priority", "must be in 0 to 99"),
         ("[policies.a]\ntimeout_s = 0", "policies.a.timeout_s", "must be more than 0 and at most 600"),
         ("[policies.a]\nenabled = 'no'", "policies.a.enabled", "must be a valid boolean"),
-        ("[qosmanager]\nmode = 'off'", "qosmanager.mode", "must be 'enforce' or 'dry-run'"),
+        ("[qosmanager]\nmode = 'off'", "qosmanager.mode", "must be 'enforce', 'dry-run' or 'none'"),
         ("[qosmanager]\ninterval_s = 0", "qosmanager.interval_s", "must be greater than or equal to 0.1"),
         (
             "[qosmanager]\nfeature_gates = ['CPUBurst=true', 'CPUEvict']",

@@ -11,13 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from runtimeproxy.interception import CallHandler, CallHead, Interceptor, Outcome, Reply
-from runtimeproxy.relay.budget import MemoryBudget
-from runtimeproxy.relay.connection import ConnectionOptions
-from runtimeproxy.relay.h2_relay import RelayOptions
-from runtimeproxy.relay.listener import listen
-from runtimeproxy.relay.server import RelayServer
-from runtimeproxy.relay.upstream import Upstream
+from runtimeproxy.frontends.cri_proxy.interception import CallHandler, CallHead, Interceptor, Outcome, Reply
+from runtimeproxy.frontends.cri_proxy.relay.budget import MemoryBudget
+from runtimeproxy.frontends.cri_proxy.relay.connection import ConnectionOptions
+from runtimeproxy.frontends.cri_proxy.relay.listener import listen
+from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
+from runtimeproxy.frontends.cri_proxy.relay.streams import RelayOptions
+from runtimeproxy.frontends.cri_proxy.relay.upstream import Upstream
 from tests.peers.bytes_client import WAIT_S
 
 

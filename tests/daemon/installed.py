@@ -8,9 +8,9 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
-from runtimeproxy.hooks import ContainerChange, ContainerView, Policy
+from runtimeproxy.hooks import ContainerChange, ContainerView, PodChange, PodView, Policy
 from runtimeproxy.node.snapshot import Node
 
 WAIT_FOR = "test/wait-for"
@@ -72,3 +72,24 @@ def _loop() -> asyncio.AbstractEventLoop:
     # The daemon freezes what is there once it runs, and frozen objects are not listed.
     gc.unfreeze()
     return next(each.get_loop() for each in gc.get_objects() if isinstance(each, asyncio.Task))
+
+
+ANSWER = "test/answer"
+"""What `Answering` does about a pod."""
+
+
+class Answering(Policy):
+    """Answers what no policy may."""
+
+    name: ClassVar[str] = "answering"
+
+    def pod(self, pod: PodView, node: Node) -> PodChange | None:
+        """Raises, or returns something else than a change."""
+        how = pod.annotations.get(ANSWER)
+        if how == "raises":
+            raise ZeroDivisionError("as the pod says")
+        if how == "no change":
+            return cast("PodChange", {"cgroup": object()})
+        if how == "no value":
+            return PodChange(cgroup={"cpu.shares": cast("int", object()), "of.none": 1, "cpuset.cpus": "9-1"})
+        return None

@@ -11,10 +11,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
 from runtimeproxy.testing.builders import KubeletQos, pod_sandbox_config
 from tests.daemon.conftest import Daemons
-from tests.daemon.driving import Pod
+from tests.daemon.driving import BATCH, Pod
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.node_objects import kubelet_files
@@ -54,6 +55,12 @@ class Site:
         path = f"{self.web.config.linux.cgroup_parent}/{self.web.container}"
         return self.files.read(path, "cpuset.cpus").strip()
 
+    def problems(self) -> list[str]:
+        """Those of the status."""
+        stub = api_pb2_grpc.RuntimeProxyStub(self.client.channel)
+        answer = stub.GetStatus(api_pb2.GetStatusRequest(), timeout=30, wait_for_ready=True)
+        return list(answer.problems)
+
     def wait_for(self, cpus: str) -> None:
         """Waits until these are the shared CPUs."""
         wait_until(lambda: self.shared() == cpus, f"{cpus} as shared CPUs")
@@ -72,6 +79,35 @@ def site(
         site.web = site.pod("web", "LS").run().create().start()
         site.wait_for(ALL)
         yield site
+
+
+def test_pods_of_best_effort_take_no_cpus_and_keep_their_quota(site: Site) -> None:
+    greedy = []
+    for number in range(7):
+        made = site.pod(f"greedy{number}", "BE", str(number))
+        greedy.append(made.run().create().start())
+    wide = site.pod("wide", "BE", "0-7")
+    wide.config.annotations.update(BATCH)
+    greedy.append(wide.run().create().start())
+    own = site.pod("own", "LSR", "7").run().create().start()
+    # All that came before is taken into account by now.
+    site.wait_for("0-6")
+    cpus = [f"{each.config.linux.cgroup_parent}/{each.container}" for each in (*greedy, own)]
+    bound = [site.files.read(cgroup, "cpuset.cpus").strip() for cgroup in cpus]
+    assert bound == [*map(str, range(7)), "0-7", "7"]
+    assert site.files.read(wide.config.linux.cgroup_parent, "cpu.max").split()[0] == "50000"
+    assert (
+        site.files.read(f"{wide.config.linux.cgroup_parent}/{wide.container}", "cpu.max").split()[0]
+        == "50000"
+    )
+    problem = "Node: no CPU is left in the shared pool of LS pods, which are bound to none now."
+    assert problem not in site.problems()
+    rest = site.pod("rest", "LSR", "0-6").run()
+    wait_until(lambda: problem in site.problems(), "the problem of the empty pool")
+    site.daemon.restart()
+    wait_until(lambda: problem in site.problems(), "the same after a restart")
+    rest.remove()
+    wait_until(lambda: problem not in site.problems(), "the end of the problem")
 
 
 def test_others_leave_a_pods_cpus_before_the_runtime_makes_it(site: Site) -> None:

@@ -21,7 +21,7 @@ from google.protobuf import json_format
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from runtimeproxy.testing.cgroups import v2_values
-from runtimeproxy.testing.state import Container, Sandbox
+from runtimeproxy.testing.state import FakeContainer, Sandbox
 from tests.daemon.conftest import Daemons
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
@@ -81,7 +81,7 @@ def left_node(runtime: FakeRuntime, cgroup_files: CgroupFiles) -> LeftNode:
             sandbox = state.sandboxes[each["sandbox"]]
             config = json_format.ParseDict(each["config"], api_pb2.ContainerConfig())
             resources = json_format.ParseDict(each["resources"], api_pb2.LinuxContainerResources())
-            container = Container(identity, sandbox.id, config, sandbox.config, resources, 1)
+            container = FakeContainer(identity, sandbox.id, config, sandbox.config, resources, 1)
             container.state, container.pid = api_pb2.CONTAINER_RUNNING, RUNNING_PID
             state.containers[identity] = container
     applied = {path: _value(path, text) for path, text in node["files"].items() if _is_changed(path)}

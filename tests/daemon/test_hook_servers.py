@@ -126,6 +126,29 @@ def test_an_update_is_shown_with_what_the_kubelet_asked_for(
     assert shown.container.pod_cgroup_parent == made.config.linux.cgroup_parent
 
 
+def test_before_and_after_the_start_and_after_the_stop_a_server_is_shown_what_is_in_force(
+    daemon: ProxyProcess, client: CriClient, servers: Servers
+) -> None:
+    """Its own values, too, as Koordinator's proxy shows them."""
+    server = servers.start(kind="koordlet", overlay={"cpu_shares": 96, "unified": {"memory.high": "7"}})
+    server.register(daemon.hook_folder, "all.json", *ALL_HOOKS)
+    use(daemon, "all.json")
+    made = pod(client).run().create().start()
+    wait_until(lambda: server.asked("PostStartContainerHook"), "the hook after the start")
+    made.update(1 << 26)
+    client.runtime.StopContainer(
+        api_pb2.StopContainerRequest(container_id=made.container), timeout=CALL_TIMEOUT_S
+    )
+    wait_until(lambda: server.asked("PostStopContainerHook"), "the hook after the stop")
+    hooks = ("PreStartContainerHook", "PostStartContainerHook", "PostStopContainerHook")
+    found = [server.asked(hook)[0].container.container_resources for hook in hooks]
+    assert [each.cpu_shares for each in found] == [96, 96, 96]
+    assert [dict(each.unified) for each in found] == [{"memory.high": "7"}] * 3
+    assert found[2].memory_limit_in_bytes == 1 << 26
+    (updated,) = server.asked("PreUpdateContainerResourcesHook")
+    assert updated.container.container_resources.cpu_shares != 96, "an update shows the kubelet's"
+
+
 def test_pod_level_resources_count(
     daemon: ProxyProcess, client: CriClient, cgroup_files: CgroupFiles, servers: Servers
 ) -> None:

@@ -123,18 +123,26 @@ def test_libraries_write_no_debug_lines_of_their_own(daemons: Daemons) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/grpc.health.v1.Health/Check", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"]
+    "path",
+    [
+        "/grpc.health.v1.Health/Check",
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        "/runtimeproxy.v1.RuntimeProxy/GetStatus",
+    ],
 )
 def test_requests_that_do_not_parse_are_one_line(daemon: ProxyProcess, path: str) -> None:
     with CriClient(daemon.socket) as client:
         wait_until(
             lambda: outcome_of(lambda: client.raw("/grpc.health.v1.Health/Check"))[0] == "OK", "health"
         )
-        assert {outcome_of(lambda: client.raw(path, b"\x0a\xff"))[0] for _ in range(50)} == {"UNKNOWN"}
+        codes = {outcome_of(lambda: client.raw(path, b"\x0a\xff"))[0] for _ in range(50)}
+        assert codes == {"INVALID_ARGUMENT"}
     assert daemon.terminate() == 0
-    (record,) = [record for record in daemon.log_records if "error" in record]
-    assert "DecodeError" in record["error"]
-    assert path in record["message"]
+    assert [record["message"] for record in daemon.log_records if "error" in record] == []
+    lines = [record["message"] for record in daemon.log_records if "cannot be read" in record["message"]]
+    # The last one counts the others.
+    assert lines[0] == f"own services: a request of {path.rpartition('/')[2]} cannot be read"
+    assert len(lines) <= 2
 
 
 def test_a_crash_leaves_the_stacks_of_all_threads(daemon: ProxyProcess) -> None:

@@ -12,7 +12,7 @@ from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
 from tests.node.objects_of import BURST, config_map, node_object, write
 
-UNKNOWN = "STATUS=7 policies; 0 pods, 0 containers; node: cpus, memory, cgroups unknown"
+UNKNOWN = "STATUS=7 policies; 0 pods, 0 containers; node: cpus, cgroups unknown"
 """The tests' daemons see no sysfs."""
 
 
@@ -39,7 +39,8 @@ def test_objects_come_break_and_survive_a_restart(daemons: Daemons) -> None:
     daemon.wait_for_state(f"{UNKNOWN}, 1 problem")
     assert warnings(daemon)[-1].endswith("; what was there before stays")
     file.unlink()
-    daemon.wait_for_state(f"{UNKNOWN}; ")
+    gone = f"node: {file}: is gone; what was there before is withdrawn at "
+    wait_until(lambda: warnings(daemon)[-1].startswith(gone), "what is said of the file that is gone")
 
 
 def group_identity(value: int) -> dict[str, Any]:

@@ -85,10 +85,9 @@ def test_without_an_endpoint_nothing_of_it_is_imported(daemons: Daemons, socket_
         pod(client, annotations={MODULES_IN: str(path)}).run().create()
         client.runtime.Version(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
     modules = path.read_text().split()
-    assert "runtimeproxy.calls.intercepted_call" in modules
-    assert not [
-        each for each in modules if "opentelemetry" in each or "trac" in each.partition("runtimeproxy.")[2]
-    ]
+    assert "runtimeproxy.frontends.cri_proxy.calls.intercepted_call" in modules
+    names = ("opentelemetry", "tracing", "call_trace", "traced_call")
+    assert not [each for each in modules if any(name in each for name in names)]
 
 
 def test_an_endpoint_without_the_extra_ends_the_start(daemons: Daemons, socket_folder: Path) -> None:

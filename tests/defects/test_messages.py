@@ -58,7 +58,7 @@ def test_large_requests(
     registrations.register(server, "PreCreateContainer")
     made = pod(client).run()
     request = made.create_request
-    request.config.annotations["large"] = large()
+    request.config.envs.add(key="LARGE", value=large().encode())
     client.runtime.CreateContainer(request, timeout=CALL_TIMEOUT_S)
     request.config.linux.resources.cpu_shares = 1024
     assert node.sent("CreateContainer") == request

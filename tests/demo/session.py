@@ -16,10 +16,11 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from cri_api.runtime.v1 import api_pb2_grpc
+from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.commands.arguments import PROGRAM
 from runtimeproxy.demo.live import write_strategy
-from runtimeproxy.demo.main import DEMO_PODS, LIVE_POD, DemoRuntime, _daemon, _run_pod, channel
+from runtimeproxy.demo.main import DEMO_PODS, LIVE_POD, DemoRuntime, _daemon, _run_pod
+from runtimeproxy.stubs import BlockingClient
 from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, PodCgroups, RuntimeState
 from tests.lab.deadline import wait_until
 
@@ -57,8 +58,8 @@ def outputs(folder: Path) -> list[tuple[str, str]]:
     with FakeRuntime(folder / "fake.sock", state=state) as fake:
         runtime = DemoRuntime(str(fake.socket_path), "fake-runtime", "busybox", CgroupDriver.CGROUPFS)
         log = folder / "proxy.log"
-        with _daemon(folder, log, runtime, cgroups.root) as path, channel(str(path)) as opened:
-            calls = api_pb2_grpc.RuntimeServiceStub(opened)
+        with _daemon(folder, log, runtime, cgroups.root) as path, BlockingClient(str(path)) as client:
+            calls = client.stub(api_pb2.DESCRIPTOR.services_by_name["RuntimeService"])
             for pod in (*DEMO_PODS, LIVE_POD):
                 _run_pod(calls, pod, runtime, cgroups, folder.name)
             wait_until(lambda: "policies loaded" in log.read_text(), "the policies to be loaded")

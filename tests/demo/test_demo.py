@@ -23,12 +23,11 @@ from runtimeproxy.config.settings import ProxySettings, Settings
 from runtimeproxy.demo.live import LiveChange
 from runtimeproxy.demo.main import (
     DEMO_PODS,
-    Change,
     DemoError,
+    ShownChange,
     _changes,
     _drive,
     _report,
-    channel,
     find_runtime,
     kubelet_resources,
     run_demo,
@@ -137,8 +136,8 @@ def test_other_lines_in_the_daemons_log_are_no_changes() -> None:
     lines = ["I0000 00:00:00.000 a line of a C library", '{"logger": "runtimeproxy"}']
     lines += [json.dumps({**audit, "kind": kind}) for kind in ("changed", "left-out", "pending")]
     assert _changes("\n".join(lines)) == [
-        Change("web", "p", "r", "main", "f", "- -> 1"),
-        Change("web", "p", "left-out: r", "main", "f", ""),
+        ShownChange("web", "p", "r", "main", "f", "- -> 1"),
+        ShownChange("web", "p", "left-out: r", "main", "f", ""),
     ]
 
 
@@ -164,7 +163,7 @@ def test_a_demo_without_changes_fails(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_failure_of_a_policy_is_shown_and_is_no_change(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _report([Change("web", "p", "left-out: r", "main", "f", "")], []) == 1
+    assert _report([ShownChange("web", "p", "left-out: r", "main", "f", "")], []) == 1
     shown = capsys.readouterr().out
     assert "web, no QoS class\n  p: left-out: r\n    main  f\n" in shown
     assert "0 changed, 7 untouched" in shown
@@ -230,16 +229,6 @@ class TestFindRuntime:
         runtime, _ = find_runtime([str(fake_runtime.socket_path)])
         assert runtime is not None
         assert runtime.driver is CgroupDriver.CGROUPFS
-
-
-def test_the_channel_speaks_as_the_kubelet_does(fake_runtime: FakeRuntime) -> None:
-    with channel(str(fake_runtime.socket_path)) as opened:
-        call = opened.unary_unary(
-            "/runtime.v1.RuntimeService/Version",
-            request_serializer=api_pb2.VersionRequest.SerializeToString,
-            response_deserializer=api_pb2.VersionResponse.FromString,
-        )
-        assert call(api_pb2.VersionRequest(), timeout=30).runtime_name == "fake-runtime"
 
 
 @pytest.mark.usefixtures("default_ends")

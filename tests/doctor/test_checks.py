@@ -9,19 +9,20 @@ import pytest
 
 from runtimeproxy.config.settings import KubernetesSettings, ProxySettings, Settings
 from runtimeproxy.doctor import checks
-from runtimeproxy.doctor.checks import CHECKS, Level, examine, may_write
+from runtimeproxy.doctor.checks import CHECKS, Severity, examine, may_write
 from runtimeproxy.doctor.facts import (
     ApiServerFacts,
     Facts,
     FolderFacts,
     HookServerFacts,
     InputFile,
-    Koordlet,
     PolicyFacts,
+    QosManagerFacts,
     RuntimeFacts,
     SocketState,
 )
 from runtimeproxy.node.snapshot import Feature, KubeletFacts, Node
+from runtimeproxy.service.koordlet import Koordlet
 from runtimeproxy.service.kubelet import KubeletSetting, RunningKubelet
 
 SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"
@@ -67,8 +68,22 @@ def test_a_good_installation_has_no_finding_but_ok() -> None:
     found = examine(GOOD)
     assert set(found) == set(CHECKS)
     for name, findings in found.items():
-        assert [each.level for each in findings] == [Level.OK] * len(findings), name
+        assert [each.level for each in findings] == [Severity.OK] * len(findings), name
         assert findings, name
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (QosManagerFacts(note="Koordlet does it."), "Koordlet does it."),
+        (QosManagerFacts(is_running=True), "koord-qos-manager runs"),
+        (QosManagerFacts(), "no strategy asks"),
+    ],
+)
+def test_a_qos_manager_that_is_not_missing(found: QosManagerFacts, text: str) -> None:
+    (finding,) = CHECKS["QoS manager"](replace(GOOD, qos_manager=found))
+    assert finding.level is Severity.OK
+    assert text in finding.text
 
 
 def node(policy: str | None = "none", *features: str, static: int = 0) -> Node:
@@ -87,182 +102,222 @@ def unit(**changes: str) -> dict[str, str]:
         (
             "configuration",
             {"configuration_problems": ("f: k: bad",)},
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "f: k: bad",
             "correct it",
         ),
-        ("configuration", {"configuration_warnings": ("f: odd",)}, Level.WARNING, "f: odd", ""),
+        ("configuration", {"configuration_warnings": ("f: odd",)}, Severity.WARNING, "f: odd", ""),
         (
             "daemon",
             {"endpoint": SocketState.MISSING},
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "does not exist: no daemon",
             "systemctl start",
         ),
-        ("daemon", {"endpoint": SocketState.REFUSED}, Level.PROBLEM, "no process that listens", "journalctl"),
-        ("daemon", {"endpoint": SocketState.DENIED}, Level.WARNING, "may not connect", "run doctor as root"),
-        ("daemon", {"api_error": "has no API"}, Level.PROBLEM, "has no API", ""),
-        ("daemon", {"daemon_problems": ("disk full",)}, Level.PROBLEM, "disk full", "status"),
+        (
+            "daemon",
+            {"endpoint": SocketState.REFUSED},
+            Severity.PROBLEM,
+            "no process that listens",
+            "journalctl",
+        ),
+        (
+            "daemon",
+            {"endpoint": SocketState.DENIED},
+            Severity.WARNING,
+            "may not connect",
+            "run doctor as root",
+        ),
+        (
+            "QoS manager",
+            {"qos_manager": QosManagerFacts(is_missing=True, note="It is missing.")},
+            Severity.PROBLEM,
+            "It is missing.",
+            "start koord-qos-manager",
+        ),
+        *(
+            (
+                "QoS manager",
+                {
+                    "qos_manager": QosManagerFacts(is_missing=True, note="It is missing."),
+                    "manager_unit": unit,
+                },
+                Severity.PROBLEM,
+                "It is missing.",
+                advice,
+            )
+            for unit, advice in (
+                ({"LoadState": "not-found"}, "install koord-qos-manager.service"),
+                ({"LoadState": "loaded", "ActiveState": "inactive"}, "systemctl enable --now"),
+                (
+                    {"LoadState": "loaded", "ActiveState": "failed", "UnitFileState": "enabled"},
+                    "systemctl start koord-qos-manager; journalctl",
+                ),
+                ({"LoadState": "loaded", "ActiveState": "active"}, "why it does not reach the daemon"),
+            )
+        ),
+        ("daemon", {"api_error": "has no API"}, Severity.PROBLEM, "has no API", ""),
+        ("daemon", {"daemon_problems": ("disk full",)}, Severity.PROBLEM, "disk full", "status"),
         (
             "runtime",
             {"runtime": RuntimeFacts(error="/c is missing")},
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "/c is missing",
             "runtime_endpoint",
         ),
         (
             "kubelet",
             {"kubelets": ()},
-            Level.WARNING,
+            Severity.WARNING,
             "no kubelet runs; /var/lib/kubelet/config.yaml names",
             "",
         ),
-        ("kubelet", {"kubelets": (), "kubelet_files": ()}, Level.WARNING, "no file names the proxy", ""),
+        ("kubelet", {"kubelets": (), "kubelet_files": ()}, Severity.WARNING, "no file names the proxy", ""),
         (
             "kubelet",
             {"kubelets": (RunningKubelet(7, OTHER),), "kubelet_files": (OTHER,)},
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "(process 7) calls unix:///run/containerd/containerd.sock (/etc/default/kubelet): no call",
             f"to unix://{SOCKET} and restart it",
         ),
         (
             "kubelet",
             {"kubelets": (RunningKubelet(7, None),)},
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "calls unix:///run/containerd/containerd.sock (its default)",
             "restart it",
         ),
         (
             "kubelet",
             {"kubelet_files": (OURS, OTHER)},
-            Level.WARNING,
+            Severity.WARNING,
             "/etc/default/kubelet has --container-runtime-endpoint = unix:///run/containerd/containerd.sock",
             "set both to the same",
         ),
         (
             "cgroup driver",
             {"kubelet_cgroup_driver": "cgroupfs"},
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "(cgroupfs: the kubelet; systemd: the runtime and the tree of cgroups)",
             "SystemdCgroup",
         ),
         (
             "cgroup driver",
             {"kubelets": (RunningKubelet(7, OURS, "cgroupfs"),)},
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "(cgroupfs: the kubelet; systemd: the runtime and the tree of cgroups)",
             "",
         ),
         (
             "cgroup driver",
             {"kubelet_cgroup_driver": "", "runtime": RuntimeFacts("c"), "tree_cgroup_driver": ""},
-            Level.WARNING,
+            Severity.WARNING,
             "is not known",
             "",
         ),
-        ("CPU manager", {"node": node(None)}, Level.WARNING, "is not known", "node.kubelet_dir"),
+        ("CPU manager", {"node": node(None)}, Severity.WARNING, "is not known", "node.kubelet_dir"),
         (
             "CPU manager",
             {"node": node("static", static=2)},
-            Level.WARNING,
+            Severity.WARNING,
             "the policy static, with CPUs for 2 containers",
             "cpuManagerPolicy: none",
         ),
         (
             "koordlet",
             {"hook_servers": (HookServerFacts("koordlet.json", "/k", SocketState.ANSWERS),)},
-            Level.WARNING,
+            Severity.WARNING,
             "koordlet is registered (koordlet.json), and these policies do the same: cpu-burst, cpuset",
             "coming-from-koordinator.md",
         ),
         (
             "koordlet",
             {"koordlets": (Koordlet(9, True),), "has_nri_socket": True},
-            Level.WARNING,
+            Severity.WARNING,
             "(process 9) is an NRI plugin, too",
             "--enable-nri-runtime-hook=false",
         ),
         (
             "koordlet",
             {"koordlets": (Koordlet(9, True),)},
-            Level.WARNING,
+            Severity.WARNING,
             "(process 9) writes cgroup files itself, which cpu-burst, cpuset set, too",
             "switch these policies off",
         ),
         (
             "hook servers",
             {"hook_servers": (HookServerFacts("a.json", "/a.sock", SocketState.REFUSED),)},
-            Level.WARNING,
+            Severity.WARNING,
             "a.json: /a.sock is refused",
             "remove its file",
         ),
         (
             "kernel",
             {"policies": (PolicyFacts("p", frozenset({"bvt", "idle"}), is_configured=True),)},
-            Level.WARNING,
+            Severity.WARNING,
             "the policy p does nothing: the kernel lacks bvt, idle",
             "",
         ),
         (
             "service",
             {"unit": {"LoadState": "not-found"}},
-            Level.WARNING,
+            Severity.WARNING,
             "there is no koord",
             "install the units",
         ),
         (
             "service",
             {"unit": unit(ActiveState="failed", Result="exit-code")},
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "failed (exit-code)",
             "",
         ),
         (
             "service",
             {"unit": unit(UnitFileState="disabled")},
-            Level.WARNING,
+            Severity.WARNING,
             "is disabled",
             "systemctl enable",
         ),
         (
             "service",
             {"unit": unit(NeedDaemonReload="yes")},
-            Level.WARNING,
+            Severity.WARNING,
             "files have changed",
             "daemon-reload",
         ),
         (
             "service",
             {"unit": unit(NRestarts="3")},
-            Level.WARNING,
+            Severity.WARNING,
             "restarted the daemon 3 times",
             "journalctl",
         ),
         (
             "service",
             {"unit": unit(ReadWritePaths="", ProtectControlGroups="yes")},
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "cgroups.root: the unit may not write to /sys/fs/cgroup",
             "ReadWritePaths=/sys/fs/cgroup",
         ),
         (
             "service",
             {"unit": unit(StateDirectory="")},
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "state.dir: the unit may not write to /var/lib/koord-runtime-proxy",
             "a drop-in",
         ),
         (
             "service",
             {"unit": unit(RuntimeDirectory="")},
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "the folder of proxy.endpoint: the unit may not write to /run/koord-runtimeproxy",
             "",
         ),
         (
             "service",
             {"unit": unit(CapabilityBoundingSet="cap_chown cap_fowner")},
-            Level.WARNING,
+            Severity.WARNING,
             "lacks CAP_DAC_OVERRIDE: it cannot write files of other users",
             "",
         ),
@@ -272,57 +327,57 @@ def unit(**changes: str) -> dict[str, str]:
                 "policies": (PolicyFacts("group-identity"),),
                 "node": node("none", Feature.BVT, Feature.GROUP_IDENTITY_SYSCTL),
             },
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "ProtectKernelTunables=yes",
             "10-group-identity.conf",
         ),
         (
             "state folder",
             {"state_folder": FolderFacts(exists=False)},
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "does not exist",
             "mkdir",
         ),
         (
             "state folder",
             {"state_folder": FolderFacts(mode=0o755)},
-            Level.WARNING,
+            Severity.WARNING,
             "has mode 0755",
             "chmod 0700",
         ),
         (
             "state folder",
             {"state_folder": FolderFacts(free_bytes=2**20)},
-            Level.PROBLEM,
+            Severity.PROBLEM,
             "has 1 MiB free",
             "make room",
         ),
         (
             "node objects",
             {"input_files": (InputFile("/n/slo.yaml", ("NodeSLO",), 3 * 86_400),)},
-            Level.WARNING,
+            Severity.WARNING,
             "/n/slo.yaml (NodeSLO) was written 3 days ago",
             "export the NodeSLO regularly",
         ),
         (
             "node objects",
             {"input_files": (InputFile("/n/nrt.yaml", ("Node", "NodeResourceTopology"), 7200),)},
-            Level.WARNING,
+            Severity.WARNING,
             "was written 2 hours ago",
             "export the NodeResourceTopology regularly",
         ),
         (
             "node objects",
             {"input_files": (InputFile("/n/cm.yaml", ("ConfigMap",), -4000),)},
-            Level.WARNING,
+            Severity.WARNING,
             "was written in the future",
             "clock",
         ),
     ],
 )
-def test_a_check(check: str, changes: dict[str, Any], level: Level, text: str, advice: str) -> None:
+def test_a_check(check: str, changes: dict[str, Any], level: Severity, text: str, advice: str) -> None:
     found = list(CHECKS[check](replace(GOOD, **changes)))
-    (worst,) = [each for each in found if each.level is not Level.OK]
+    (worst,) = [each for each in found if each.level is not Severity.OK]
     assert worst.level is level
     assert text in worst.text
     assert advice in worst.advice
@@ -354,7 +409,7 @@ def test_a_check(check: str, changes: dict[str, Any], level: Level, text: str, a
 )
 def test_what_is_fine(check: str, changes: dict[str, Any], text: str) -> None:
     found = list(CHECKS[check](replace(GOOD, **changes)))
-    assert all(each.level is Level.OK for each in found)
+    assert all(each.level is Severity.OK for each in found)
     assert text in " ".join(each.text for each in found)
 
 
@@ -423,7 +478,7 @@ def test_the_api_server(found: ApiServerFacts, unit: dict[str, str], text: str, 
     settings = Settings(kubernetes=KubernetesSettings(enabled=True, kubeconfig="/k/config"))
     facts = replace(GOOD, settings=settings, api_server=found, unit={**UNIT, **OPEN, **unit})
     (finding,) = checks.check_api_server(facts)
-    assert finding.level is Level.PROBLEM
+    assert finding.level is Severity.PROBLEM
     assert text in finding.text
     assert advice in finding.advice
 
@@ -433,4 +488,4 @@ def test_the_api_server(found: ApiServerFacts, unit: dict[str, str], text: str, 
 def test_an_api_server_that_is_fine(server: str, unit: dict[str, str] | None) -> None:
     found = HERE._replace(server=server, absent=("NodeSLO",))
     (finding,) = checks.check_api_server(replace(GOOD, api_server=found, unit=unit))
-    assert finding == (checks.Level.OK, f"{server} answers, with Node node-a; it has no NodeSLO", "")
+    assert finding == (checks.Severity.OK, f"{server} answers, with Node node-a; it has no NodeSLO", "")

@@ -13,9 +13,9 @@ import pytest
 
 from runtimeproxy.cli import main
 from runtimeproxy.config.sources import read
-from runtimeproxy.doctor.facts import Facts, HookServerFacts, Koordlet, SocketState
+from runtimeproxy.doctor.facts import Facts, HookServerFacts, SocketState
 from runtimeproxy.doctor.gather import (
-    Answer,
+    ApiAnswer,
     ask_runtime,
     containerd_driver,
     gather,
@@ -23,6 +23,7 @@ from runtimeproxy.doctor.gather import (
     unit_properties,
 )
 from runtimeproxy.hooks.loading import LoadResult
+from runtimeproxy.service.koordlet import Koordlet
 from runtimeproxy.service.kubelet import KubeletSetting, running_kubelets
 from runtimeproxy.testing import FakeRuntime
 from tests.systemd.test_units import SERVICE, unit
@@ -74,7 +75,7 @@ def root(tmp_path: Path) -> Path:
 def facts_of(root: Path, **variables: str) -> Facts:
     environ = {f"KOORD_RUNTIMEPROXY_{name}": value for name, value in variables.items()}
     reading = read(argparse.Namespace(config=str(root / "config.toml")), environ)
-    return gather(reading, LoadResult((), (), ()), Answer(error="no API"), root)
+    return gather(reading, LoadResult((), (), ()), ApiAnswer(error="no API"), root)
 
 
 def test_the_facts_of_a_node(root: Path, socket_folder: Path) -> None:

@@ -11,12 +11,8 @@ import pytest
 
 from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CriClient
-from tests.lab.programs import ContainerdVersion
+from tests.lab.programs import CONTAINERD_VERSIONS, ContainerdVersion
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
-
-CONTAINERD_WITH_EVENTS = pytest.param("2.2", id="containerd-2.2", marks=pytest.mark.golang)
-CONTAINERD_WITHOUT_EVENTS = pytest.param("1.6", id="containerd-1.6")
-CONTAINERD_VERSIONS = [CONTAINERD_WITHOUT_EVENTS, CONTAINERD_WITH_EVENTS]
 
 
 @dataclass(frozen=True)

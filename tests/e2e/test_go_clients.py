@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cri_api.runtime.v1.api_pb2 import LinuxContainerResources
-from tests.e2e.conftest import CONTAINERD_WITH_EVENTS, Endpoint
+from tests.e2e.conftest import Endpoint
 from tests.e2e.koordinator import extended_resources, qos
 from tests.e2e.values import BATCH_500, BEST_EFFORT, HALF_A_CORE, on_this_machine
 from tests.lab import cgroup_v1
@@ -15,6 +15,7 @@ from tests.lab.cri_client import CriClient
 from tests.lab.go_clients import Grpcurl, KubeletClient, KubeletClientError
 from tests.lab.node import running_pod
 from tests.lab.pods import PodSpec
+from tests.lab.programs import CONTAINERDS_WITH_EVENTS, KUBELET_CLIENT_VERSIONS
 from tests.lab.proxy_process import ProxyProcess
 
 pytestmark = pytest.mark.golang
@@ -22,9 +23,9 @@ pytestmark = pytest.mark.golang
 BATCH_POD = PodSpec("kubelet", "besteffort", qos("BE"), extended_resources({"main": BATCH_500}))
 
 
-@pytest.fixture
-def kubelet(endpoint: Endpoint) -> KubeletClient:
-    return KubeletClient(endpoint.socket)
+@pytest.fixture(params=KUBELET_CLIENT_VERSIONS, ids=lambda version: f"kubelet-{version}")
+def kubelet(request: pytest.FixtureRequest, endpoint: Endpoint) -> KubeletClient:
+    return KubeletClient(endpoint.socket, request.param)
 
 
 def test_kubelet_reads_the_node(kubelet: KubeletClient) -> None:
@@ -68,7 +69,7 @@ def test_kubelet_calls_side_by_side(kubelet: KubeletClient) -> None:
     assert kubelet.call("burst", "2000", "32")["codes"] == {"OK": 2000}
 
 
-@pytest.mark.parametrize("containerd_version", [CONTAINERD_WITH_EVENTS], indirect=True)
+@pytest.mark.parametrize("containerd_version", CONTAINERDS_WITH_EVENTS, indirect=True)
 def test_kubelet_hears_events(kubelet: KubeletClient, client: CriClient, logs: Path) -> None:
     with kubelet.events() as events:
         subscribed = events.next()

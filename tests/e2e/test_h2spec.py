@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import CONTAINERD_WITH_EVENTS
 from tests.lab.containerd import Containerd
 from tests.lab.h2spec import ALL_SECTIONS, VERSION, report_for, section_of
+from tests.lab.programs import CONTAINERDS_WITH_EVENTS
 from tests.lab.proxy_process import ProxyProcess
 
 pytestmark = [pytest.mark.golang, pytest.mark.timeout(300)]
@@ -30,7 +30,7 @@ def test_no_case_fails_through_the_proxy_alone(containerd: Containerd, proxy: Pr
     compare(VERSION, containerd.socket, proxy.socket)
 
 
-@pytest.mark.parametrize("containerd_version", [CONTAINERD_WITH_EVENTS], indirect=True)
+@pytest.mark.parametrize("containerd_version", CONTAINERDS_WITH_EVENTS, indirect=True)
 def test_no_case_fails_through_the_proxy_alone_on_a_held_call(
     containerd: Containerd, proxy: ProxyProcess
 ) -> None:

@@ -13,13 +13,13 @@ import grpc
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from tests.e2e.conftest import CONTAINERD_WITH_EVENTS
 from tests.e2e.koordinator import cpuset, qos
 from tests.lab import procfs
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient, outcome_of
 from tests.lab.deadline import wait_until
 from tests.lab.node import RunningPod, running_pod
 from tests.lab.pods import ContainerSpec, PodSpec
+from tests.lab.programs import CONTAINERDS_WITH_EVENTS
 
 
 def plain_pod(*command: str) -> PodSpec:
@@ -126,7 +126,7 @@ def test_status_shows_the_annotations_of_the_kubelet(client: CriClient, logs: Pa
     assert dict(sandbox.annotations) == {**cpuset("0"), "kubernetes.io/config.source": "api"}
 
 
-@pytest.mark.parametrize("containerd_version", [CONTAINERD_WITH_EVENTS], indirect=True)
+@pytest.mark.parametrize("containerd_version", CONTAINERDS_WITH_EVENTS, indirect=True)
 def test_events_of_a_containers_life(client: CriClient, logs: Path) -> None:
     stream = client.runtime.GetContainerEvents(api_pb2.GetEventsRequest())
     events: SimpleQueue[api_pb2.ContainerEventResponse] = SimpleQueue()

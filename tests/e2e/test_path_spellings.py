@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.calls.methods import BY_PATH
+from runtimeproxy.frontends.cri_proxy.calls.methods import BY_PATH
 from tests.conformance.relay_here import RelayHere
+from tests.frontends.cri_proxy.relay.playbook import ScriptedInterceptor, forward_as_it_came
 from tests.lab.containerd import Containerd
 from tests.peers.blocking import Http2Client
-from tests.relay.playbook import ScriptedInterceptor, forward_as_it_came
 
 METHOD = "runtime.v1.RuntimeService/StopPodSandbox"
 REQUEST = b"\x0a\x04none"
@@ -73,8 +73,10 @@ def is_served(socket: Path, path: str) -> bool:
 
 @pytest.mark.parametrize("path", SPELLINGS)
 def test_what_is_served_is_held(containerd: Containerd, relay: Path, noting: Noting, path: str) -> None:
+    """The newest grpc-go, in containerd 2.4, wants the first slash; what is held without it fails there."""
     served = is_served(containerd.socket, path)
-    assert served == (path in SERVED)
+    expected = {f"/{METHOD}"} if containerd.version == "2.4" else SERVED
+    assert served == (path in expected)
     noting.calls.clear()
     assert is_served(relay, path) == served
-    assert [call.head.path for call in noting.calls] == ([f"/{METHOD}"] if served else [])
+    assert [call.head.path for call in noting.calls] == ([f"/{METHOD}"] if path in SERVED else [])

@@ -23,6 +23,7 @@ from tests.e2e.values import (
 from tests.lab.cgroup_v1 import CgroupValues
 from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CriClient
+from tests.lab.deadline import wait_until
 from tests.lab.node import RunningPod, running_pod, update_resources
 from tests.lab.pods import ContainerSpec, KubeQos, PodSpec
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
@@ -135,3 +136,27 @@ def test_after_a_kill_and_a_resize_at_the_runtime(
     found = values(pods)
     assert found["batch"][0] == on_this_machine(resized)
     assert found["bound"] == here(REQUESTED)["bound"]
+
+
+def lists(pod: RunningPod) -> tuple[str, str]:
+    """The CPUs of its container and of the pod."""
+    return pod.values().cpuset_cpus, pod.pod_values().cpuset_cpus
+
+
+def test_cpus_of_a_pod_that_was_there_before_the_proxy(
+    own_proxy: ProxyProcess, direct: CriClient, logs: Path
+) -> None:
+    """Its list is in the file only, and version 1 takes no empty one back. The same after another start."""
+    assert own_proxy.terminate() == 0
+    with running_pod(direct, BOUND.spec("made-before"), logs, kubelet_files(BOUND)) as pod:
+        before = lists(pod)
+        for _ in range(2):
+            own_proxy.start()
+            wait_until(lambda: lists(pod)[0] == "0", "the container is bound")
+            assert own_proxy.terminate() == 0
+            done = own_proxy.run("restore")
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert lists(pod) == before
+            assert "restored: what the cgroup above has" in done.stdout
+            again = own_proxy.run("restore")
+            assert (again.returncode, again.stdout) == (0, "nothing to restore\n")

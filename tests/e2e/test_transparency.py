@@ -10,11 +10,11 @@ import pytest
 from google.protobuf.message import Message
 
 from cri_api.runtime.v1 import api_pb2
-from tests.e2e.conftest import CONTAINERD_WITHOUT_EVENTS
 from tests.lab.busybox_image import IMAGE
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient, outcome_of
 from tests.lab.node import run_sandbox, running_pod
 from tests.lab.pods import ContainerSpec, PodSpec, container_config, sandbox_config
+from tests.lab.programs import CONTAINERD_WITHOUT_EVENTS
 
 UNKNOWN = "0" * 64
 # Nothing listens on this port, so a pull fails at once and without a network.

@@ -9,7 +9,7 @@ import uvloop
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.errors import StatusCode
-from runtimeproxy.http2.client import AnsweredError, CallError, UnaryClient, UnreachableError, request_block
+from runtimeproxy.http2.client import AnsweredError, GrpcClient, RpcError, UnreachableError, request_block
 from tests.lab.containerd import Containerd
 from tests.lab.programs import ContainerdVersion
 
@@ -17,8 +17,8 @@ SERVICE = "/runtime.v1.RuntimeService"
 TIMEOUT_S = 30.0
 
 
-async def call(client: UnaryClient, method: str, request: bytes = b"") -> bytes | CallError:
-    came: asyncio.Future[bytes | CallError] = asyncio.get_running_loop().create_future()
+async def call(client: GrpcClient, method: str, request: bytes = b"") -> bytes | RpcError:
+    came: asyncio.Future[bytes | RpcError] = asyncio.get_running_loop().create_future()
     client.call(request_block(f"{SERVICE}/{method}"), request, TIMEOUT_S, came.set_result)
     return await came
 
@@ -28,7 +28,7 @@ async def call(client: UnaryClient, method: str, request: bytes = b"") -> bytes 
 )
 def test_calls_of_a_server_in_go(containerd: Containerd, new_loop: type[asyncio.AbstractEventLoop]) -> None:
     async def main() -> None:
-        client = UnaryClient(str(containerd.socket))
+        client = GrpcClient(str(containerd.socket))
         answers = await asyncio.gather(*(call(client, "Version") for _ in range(300)))
         assert len(set(answers)) == 1
         assert isinstance(answers[0], bytes)
@@ -50,7 +50,7 @@ def test_calls_of_a_server_in_go(containerd: Containerd, new_loop: type[asyncio.
 def test_a_server_in_go_that_restarts(containerd_version: ContainerdVersion) -> None:
     async def main() -> None:
         with Containerd(containerd_version) as containerd:
-            client = UnaryClient(str(containerd.socket))
+            client = GrpcClient(str(containerd.socket))
             assert isinstance(await call(client, "Version"), bytes)
             await asyncio.to_thread(containerd.restart)
             assert isinstance(await call(client, "Version"), bytes)

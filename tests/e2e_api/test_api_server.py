@@ -13,16 +13,16 @@ from runtimeproxy.config.settings import KubernetesSettings
 from runtimeproxy.kubernetes.access import load_access
 from runtimeproxy.kubernetes.client import ApiClient, ApiError
 from runtimeproxy.kubernetes.events import PodEvent
-from runtimeproxy.kubernetes.eviction import EvictionOutcome, Evictor
+from runtimeproxy.kubernetes.eviction import ApiEvictionOutcome, ApiEvictor
 from runtimeproxy.kubernetes.source import KubernetesSource
-from runtimeproxy.kubernetes.watch import Pace, WatchState
+from runtimeproxy.kubernetes.watch import WatchState, WatchTimes
 from runtimeproxy.node.api_server import ApiServerInputs
 from runtimeproxy.node.objects import Kind, Reader
 from tests.e2e_api.conftest import NODE, config_map, crd, pod
 from tests.lab.deadline import wait_until
 from tests.lab.kube_api_server import NAMESPACE, KubeApiServer
 
-QUICK = Pace(first_delay_s=0.1, longest_delay_s=1.0, healthy_s=1.0, missing_s=0.5)
+QUICK = WatchTimes(first_delay_s=0.1, longest_delay_s=1.0, healthy_s=1.0, missing_s=0.5)
 
 
 class Watched:
@@ -213,22 +213,22 @@ def test_evictions_honour_disruption_budgets(cluster: KubeApiServer, kubeconfig:
         cluster.replace({**budget, "status": {**counts, "disruptionsAllowed": disruptions}}, "status")
 
     client = ApiClient(lambda: load_access(kubeconfig))
-    evictor = Evictor(client)
+    evictor = ApiEvictor(client)
     allow(0)
     result = evictor.evict("default", "kept", uid)
-    assert result.outcome is EvictionOutcome.BLOCKED
+    assert result.outcome is ApiEvictionOutcome.BLOCKED
     assert "disruption budget" in result.reason
     assert cluster.get(pod("kept"))["metadata"].get("deletionTimestamp") is None
     allow(1)
-    assert evictor.evict("default", "kept", uid, dry_run=True).outcome is EvictionOutcome.EVICTED
+    assert evictor.evict("default", "kept", uid, dry_run=True).outcome is ApiEvictionOutcome.EVICTED
     allow(1)
-    assert evictor.evict("default", "kept", "another-uid").outcome is EvictionOutcome.GONE
+    assert evictor.evict("default", "kept", "another-uid").outcome is ApiEvictionOutcome.GONE
     assert cluster.get(pod("kept"))["metadata"].get("deletionTimestamp") is None
     allow(1)
-    assert evictor.evict("default", "kept", uid).outcome is EvictionOutcome.EVICTED
+    assert evictor.evict("default", "kept", uid).outcome is ApiEvictionOutcome.EVICTED
     assert cluster.get(pod("kept"))["metadata"]["deletionTimestamp"]
     cluster.delete(pod("kept"))
-    assert evictor.evict("default", "kept", uid).outcome is EvictionOutcome.GONE
+    assert evictor.evict("default", "kept", uid).outcome is ApiEvictionOutcome.GONE
     client.close()
 
 

@@ -10,8 +10,8 @@ from hpack import Decoder, HPACKError
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
+from runtimeproxy.frontends.cri_proxy.relay.request import FIELDS
 from runtimeproxy.http2.header_fields import MAX_LIST_BYTES, FieldReader, decoded
-from runtimeproxy.relay.request import FIELDS
 
 _HUFFMAN = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
 _NAMES: Final = (

@@ -19,7 +19,7 @@ from random import Random
 from typing import Final
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.methods import BY_PATH
+from runtimeproxy.frontends.cri_proxy.calls.methods import BY_PATH
 from runtimeproxy.http2.frames import PREFACE
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
 from tests.fuzz.header_blocks import literal, random_block

@@ -21,11 +21,14 @@ async def decide(
     *,
     budget_s: float = 10.0,
     apply: Callable[[Decision], Mapping[str, Written] | None] | None = None,
+    has_writes: Callable[[Decision], bool] | None = None,
     view: View = VIEW,
     is_short: bool = True,
 ) -> Decision:
     policies = chain.policies_for(hook, pod_of(view) or PodView())
-    return await chain.decide(hook, view, policies, budget_s=budget_s, apply=apply, is_short=is_short)
+    return await chain.decide(
+        hook, view, policies, budget_s=budget_s, apply=apply, has_writes=has_writes, is_short=is_short
+    )
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from runtimeproxy.errors import RefusalError
 from runtimeproxy.hooks import ContainerChange, ContainerView, FailurePolicy, Mode, Policy, ResourceChange
@@ -37,7 +37,7 @@ def scripted(
     name: str,
     answer: Answer,
     *,
-    mode: Mode = Mode.ENFORCE,
+    mode: Literal[Mode.ENFORCE, Mode.DRY_RUN] = Mode.ENFORCE,
     failure_policy: FailurePolicy = FailurePolicy.IGNORE,
     timeout_s: float = 5.0,
     priority: int = 50,

@@ -9,7 +9,7 @@ from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.hooks.algebra import (
     NEUTRAL,
     Claim,
-    Outcome,
+    ClaimOutcome,
     Resolved,
     Role,
     Value,
@@ -40,7 +40,7 @@ def at_most(owner: str, bound: Value, priority: int = 0) -> Claim:
     return Claim(owner, Role.AT_MOST, bound, priority)
 
 
-def notes(resolved: Resolved) -> list[tuple[str, Outcome, str]]:
+def notes(resolved: Resolved) -> list[tuple[str, ClaimOutcome, str]]:
     return [(note.claim.owner, note.outcome, note.reason) for note in resolved.notes]
 
 
@@ -126,7 +126,7 @@ def test_a_list_without_a_common_member_is_reported() -> None:
     resolved = resolve(CPUS, "0-3", [put("cpuset", "0-1"), at_most("suppress", "4-5")])
     text = "0-1 shares no member with 4-5 of suppress"
     assert (resolved.value, resolved.problem, resolved.owner) == ("4-5", text, "suppress")
-    assert notes(resolved) == [("cpuset", Outcome.LOST, text)]
+    assert notes(resolved) == [("cpuset", ClaimOutcome.LOST, text)]
     assert resolve(CPUS, "0-1", [at_most("suppress", "4-5")]).problem == text
     assert not resolve(CPUS, "0-4", [at_most("suppress", "4-5")]).problem
 
@@ -137,62 +137,67 @@ def test_a_list_without_a_common_member_is_reported() -> None:
         pytest.param(
             100_000,
             [put("a", 1_000), put("b", 2_000)],
-            [("a", Outcome.LOST, "b sets this value")],
+            [("a", ClaimOutcome.LOST, "b sets this value")],
             id="set",
         ),
         pytest.param(
             100_000,
             [scale("a", 2.0), scale("b", 3.0)],
-            [("a", Outcome.LOST, "b scales this value")],
+            [("a", ClaimOutcome.LOST, "b scales this value")],
             id="scale",
         ),
         pytest.param(
-            100_000, [scale("a", 1.0)], [("a", Outcome.VOID, "a ratio of 1.0 changes nothing")], id="ratio-1"
+            100_000,
+            [scale("a", 1.0)],
+            [("a", ClaimOutcome.VOID, "a ratio of 1.0 changes nothing")],
+            id="ratio-1",
         ),
         pytest.param(
             100_000,
             [scale("a", float("nan"))],
-            [("a", Outcome.VOID, "the ratio is not a number")],
+            [("a", ClaimOutcome.VOID, "the ratio is not a number")],
             id="ratio-nan",
         ),
-        pytest.param(2_000, [scale("a", 4.0)], [("a", Outcome.CLAMPED, "500 is below 1000")], id="least"),
+        pytest.param(
+            2_000, [scale("a", 4.0)], [("a", ClaimOutcome.CLAMPED, "500 is below 1000")], id="least"
+        ),
         pytest.param(
             -1,
             [scale("a", 2.0), add("b", 5)],
             [
-                ("a", Outcome.VOID, "the value is unlimited"),
-                ("b", Outcome.VOID, "the value is unlimited"),
+                ("a", ClaimOutcome.VOID, "the value is unlimited"),
+                ("b", ClaimOutcome.VOID, "the value is unlimited"),
             ],
             id="unlimited",
         ),
         pytest.param(
             100_000,
             [add("a", 50_000, 130_000)],
-            [("a", Outcome.CLAMPED, "100000 + 50000 is above 130000")],
+            [("a", ClaimOutcome.CLAMPED, "100000 + 50000 is above 130000")],
             id="ceiling",
         ),
-        pytest.param(100_000, [add("a", -1)], [("a", Outcome.VOID, "is below 0")], id="negative-add"),
-        pytest.param(100_000, [add("a", 0)], [("a", Outcome.VOID, "adds nothing")], id="add-of-0"),
+        pytest.param(100_000, [add("a", -1)], [("a", ClaimOutcome.VOID, "is below 0")], id="negative-add"),
+        pytest.param(100_000, [add("a", 0)], [("a", ClaimOutcome.VOID, "adds nothing")], id="add-of-0"),
         pytest.param(
             30_000,
             [at_most("a", 40_000), at_most("b", 20_000)],
-            [("a", Outcome.VOID, "the value is 20000 already")],
+            [("a", ClaimOutcome.VOID, "the value is 20000 already")],
             id="at-most",
         ),
-        pytest.param(30_000, [at_most("a", -1)], [("a", Outcome.VOID, "bounds nothing")], id="no-bound"),
+        pytest.param(30_000, [at_most("a", -1)], [("a", ClaimOutcome.VOID, "bounds nothing")], id="no-bound"),
         pytest.param(
             30_000,
             [at_most("a", "0-3")],
-            [("a", Outcome.VOID, "is not a whole number")],
+            [("a", ClaimOutcome.VOID, "is not a whole number")],
             id="list-for-number",
         ),
         pytest.param(
-            30_000, [put("a", 1.5)], [("a", Outcome.VOID, "is not a value of this field")], id="fraction"
+            30_000, [put("a", 1.5)], [("a", ClaimOutcome.VOID, "is not a value of this field")], id="fraction"
         ),
     ],
 )
 def test_claims_without_their_whole_effect(
-    base: int, claims: Sequence[Claim], expected: list[tuple[str, Outcome, str]]
+    base: int, claims: Sequence[Claim], expected: list[tuple[str, ClaimOutcome, str]]
 ) -> None:
     for order in itertools.permutations(claims):
         assert notes(resolve(QUOTA, base, order)) == expected
@@ -216,7 +221,7 @@ def test_a_base_that_is_not_known_is_not_calculated_with() -> None:
     claims = [scale("n", 1.2), add("b", 5), at_most("s", 2_000)]
     resolved = resolve(QUOTA, 50_000, claims, is_base_known=False)
     assert resolved.value == 50_000
-    assert [note.outcome for note in resolved.notes] == [Outcome.VOID] * 3
+    assert [note.outcome for note in resolved.notes] == [ClaimOutcome.VOID] * 3
     assert resolve(QUOTA, None, [*claims, put("r", 12_000)], is_base_known=False).value == 2_000
     assert resolve(CPUS, None, [at_most("s", "1")], is_base_known=False).value is None
 
@@ -304,7 +309,7 @@ def test_the_order_of_claims_on_a_list_does_not_count(base: str, claims: list[Cl
 def test_every_claim_is_used_or_has_a_reason(base: int, claims: list[Claim]) -> None:
     resolved = resolve(QUOTA, base, claims)
     accounted = [*map(repr, resolved.used)]
-    accounted += [repr(note.claim) for note in resolved.notes if note.outcome is not Outcome.CLAMPED]
+    accounted += [repr(note.claim) for note in resolved.notes if note.outcome is not ClaimOutcome.CLAMPED]
     assert sorted(accounted) == sorted(map(repr, claims))
     assert all(note.reason for note in resolved.notes)
 

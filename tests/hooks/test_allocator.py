@@ -1,19 +1,23 @@
-"""Allocations of CPUs: the rules, and the text of a state."""
+"""Allocations of CPUs: the rules, and the document of a state."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtimeproxy.errors import UNLIKE_OURS
 from runtimeproxy.hooks import ContainerView, PodView
 from runtimeproxy.hooks.allocator import (
     NO_ALLOCATIONS,
     SharePools,
-    from_text,
+    as_document,
+    from_document,
     gained_cpus,
     overlaps,
-    to_text,
 )
 from runtimeproxy.node.derived import RESOURCE_STATUS
 from runtimeproxy.node.snapshot import PodCpus
@@ -40,6 +44,15 @@ def test_pods_with_cpus_of_their_own_are_noted() -> None:
     assert RULES.release("a", state) == {}
     assert RULES.release("b", state) is state
     assert RULES.rebuild([pod("a"), pod("b", "")]) == state
+
+
+@pytest.mark.parametrize("qos", [QoSClass.LS, QoSClass.BE, QoSClass.SYSTEM, QoSClass.NONE])
+def test_other_classes_take_no_cpus(qos: QoSClass) -> None:
+    other = pod("b", qos=qos)
+    state = RULES.admit(pod("a"), NO_ALLOCATIONS)
+    assert RULES.admit(other, state) is state
+    assert RULES.create(ContainerView(name="main", pod=other), state) is state
+    assert RULES.rebuild([other]) == {}
 
 
 def test_a_container_brings_a_pod_that_nobody_admitted() -> None:
@@ -78,24 +91,14 @@ STATES = st.dictionaries(
 
 @given(STATES)
 def test_a_saved_state_comes_back(state: dict[str, PodCpus]) -> None:
-    text = to_text(state, "boot")
-    assert from_text(text, "boot") == state
-    assert from_text(text, "another boot") is None
+    assert from_document(json.loads(json.dumps(as_document(state)))) == state
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[1]",
-        "{}",
-        '{"boot_id": "b"}',
-        '{"boot_id": "b", "pods": [1]}',
-        '{"boot_id": "b", "pods": {"a": 1}}',
-        '{"boot_id": "b", "pods": {"a": {"qos": "X", "cpus": ""}}}',
-        "[" * 100_000,
-    ],
+    "document",
+    [[1], {}, {"pods": [1]}, {"pods": {"a": 1}}, {"pods": {"a": {"qos": "X", "cpus": ""}}}],
+    ids=str,
 )
-def test_another_text_is_no_state(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
-        from_text(text, "b")
+def test_another_document_is_no_state(document: Any) -> None:
+    with pytest.raises(UNLIKE_OURS):
+        from_document(document)

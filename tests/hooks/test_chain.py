@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 
@@ -235,7 +236,7 @@ async def test_only_later_dry_run_policies_see_the_labels_that_a_dry_run_policy_
             seen[self.name] = pod.labels.get("by")
             return PodChange(labels={"by": self.name})
 
-    def labelling(name: str, mode: Mode) -> LoadedPolicy:
+    def labelling(name: str, mode: Literal[Mode.ENFORCE, Mode.DRY_RUN]) -> LoadedPolicy:
         named: type[Policy] = type("Named", (Labelling,), {"name": name})
         return bind(named(), PolicySettings(mode=mode))
 

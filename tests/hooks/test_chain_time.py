@@ -51,6 +51,21 @@ async def test_a_late_policy_is_left_behind_and_disabled_until_it_returns(
             await until(lambda: not chain.hung)
 
 
+async def test_a_thread_that_hangs_counts_whatever_chain_is_used(workers: Workers, hanging: Hanging) -> None:
+    late = scripted("a-late", hanging, timeout_s=0.05)
+    await decide(Chain([late], workers))
+    # As after a change of modes, and after a reload that has made the policy again.
+    same, other = Chain([late], workers), Chain([scripted("a-late", shares(5))], workers)
+    assert (same.hung, other.hung) == ({"a-late": 1}, {})
+    assert shares_of(await decide(same)) is None
+    assert shares_of(await decide(other)) == 5
+    (found,) = workers.hanging.values()
+    assert (found.policy, found.threads) == (late, 1)
+    hanging.released.set()
+    await until(lambda: not workers.hanging)
+    assert not same.hung
+
+
 async def test_policies_after_a_late_one_run_in_another_thread(workers: Workers, hanging: Hanging) -> None:
     finished: list[Decision] = []
     chain = Chain([scripted("a-late", hanging, timeout_s=0.05), scripted("b", shares(7))], workers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -45,7 +45,9 @@ REQUESTED = ContainerView(
 )
 
 
-def wanting(name: str, priority: int = 50, mode: Mode = Mode.ENFORCE, **values: Any) -> LoadedPolicy:
+def wanting(
+    name: str, priority: int = 50, mode: Literal[Mode.ENFORCE, Mode.DRY_RUN] = Mode.ENFORCE, **values: Any
+) -> LoadedPolicy:
     change = ContainerChange(resources=ResourceChange(**values), reason=f"{name}'s")
     return scripted(name, lambda _: change, priority=priority, mode=mode)
 

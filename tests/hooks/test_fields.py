@@ -67,7 +67,7 @@ def test_flattening_loses_nothing(hook: Hook, change: CgroupChange) -> None:
     [
         (Hook.PRE_UPDATE_CONTAINER_RESOURCES, {"resources", "resources.unified", "annotations", "cgroup"}),
         (Hook.PRE_START_CONTAINER, {"cgroup"}),
-        (Hook.EVALUATE_CONTAINER, {"resources", "resources.unified", "cgroup"}),
+        (Hook.EVALUATE_QOS_CLASS, {"cgroup"}),
     ],
 )
 def test_what_does_not_count_at_a_hook_is_left_out(hook: Hook, groups: set[str]) -> None:

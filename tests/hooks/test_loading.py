@@ -19,7 +19,7 @@ from runtimeproxy.hooks import ContainerChange, ContainerView, FailurePolicy, Ho
 from runtimeproxy.hooks.loading import (
     LoadResult,
     PolicyLoader,
-    Sources,
+    PolicySources,
     checked,
     import_class,
     load,
@@ -264,7 +264,7 @@ def loaded(
     loader: PolicyLoader, settings: Mapping[str, PolicySettings] | None = None, timeout_s: float = 60
 ) -> LoadResult:
     """Loads, and takes what came of it into use."""
-    result = loader.load(Sources(timeout_s=timeout_s), settings or {})
+    result = loader.load(PolicySources(timeout_s=timeout_s), settings or {})
     loader.use(result)
     return result
 
@@ -272,7 +272,7 @@ def loaded(
 def test_policies_of_other_distributions_are_found(distribution: Installed) -> None:
     distribution.module.write_text(THIRD_PARTY)
     assert names(loaded(PolicyLoader())) == BUILT_IN | {"policed"}
-    assert names(PolicyLoader().load(Sources(third_party=False), {})) == BUILT_IN
+    assert names(PolicyLoader().load(PolicySources(third_party=False), {})) == BUILT_IN
 
 
 @pytest.mark.parametrize(
@@ -464,15 +464,15 @@ def test_a_distribution_whose_name_cannot_be_read_has_policies_all_the_same(
 
 UPGRADED = """
 import pathlib, sys
-from runtimeproxy.hooks.loading import PolicyLoader, Sources
+from runtimeproxy.hooks.loading import PolicyLoader, PolicySources
 loader = PolicyLoader()
-print(loader.load(Sources(), {}).changed_code)
+print(loader.load(PolicySources(), {}).changed_code)
 module = pathlib.Path(sys.modules["policies.cpuset"].__file__)
 module.write_text(module.read_text() + "# new")
-print(*loader.load(Sources(), {}).changed_code)
+print(*loader.load(PolicySources(), {}).changed_code)
 about = pathlib.Path(sys.argv[1])
 about.write_text(about.read_text().replace("0.1.0", "0.2.0"))
-print(*loader.load(Sources(), {}).changed_code)
+print(*loader.load(PolicySources(), {}).changed_code)
 """
 
 
@@ -499,8 +499,8 @@ def test_the_proxys_own_wheel_is_watched_too(tmp_path: Path) -> None:
 
 LEAN = """
 import sys
-from runtimeproxy.hooks.loading import PolicyLoader, Sources
-assert PolicyLoader().load(Sources(), {}).policies
+from runtimeproxy.hooks.loading import PolicyLoader, PolicySources
+assert PolicyLoader().load(PolicySources(), {}).policies
 print(*({"importlib.metadata", "email", "zipfile", "yaml", "pydantic_core"} & sys.modules.keys()))
 """
 
@@ -513,8 +513,8 @@ def test_without_other_distributions_with_policies_no_metadata_is_parsed(tmp_pat
 
 
 SHOW = """
-from runtimeproxy.hooks.loading import PolicyLoader, Sources
-result = PolicyLoader().load(Sources(), {})
+from runtimeproxy.hooks.loading import PolicyLoader, PolicySources
+result = PolicyLoader().load(PolicySources(), {})
 print([policy.name for policy in result.policies])
 print(*result.problems, sep="\\n")
 """

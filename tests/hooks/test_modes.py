@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind
 from runtimeproxy.hooks.modes import (
     Override,
-    SetMode,
     as_json,
     from_json,
     needed,
@@ -55,7 +54,7 @@ def mode_of(
 
 
 def override(mode: str, selector: object = EVERY_POD, policy: str = "plain") -> Override:
-    return Override(policy, SetMode(mode), selector)  # type: ignore[arg-type]
+    return Override(policy, Mode(mode), selector)  # type: ignore[arg-type]
 
 
 IN_SHOP = PodView(namespace="shop", labels={"app": "web"})
@@ -131,7 +130,7 @@ REQUIREMENTS = st.builds(
 OVERRIDES = st.builds(
     Override,
     NAMES,
-    st.sampled_from(list(SetMode)),
+    st.sampled_from(list(Mode)),
     st.builds(
         selector_of,
         st.lists(NAMES, max_size=2),

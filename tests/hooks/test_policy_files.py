@@ -17,7 +17,7 @@ import pytest
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks import ContainerView, Hook
 from runtimeproxy.hooks.loaded import FILE_MODULE_PREFIX, LoadedPolicy
-from runtimeproxy.hooks.loading import LoadResult, PolicyLoader, Sources
+from runtimeproxy.hooks.loading import LoadResult, PolicyLoader, PolicySources
 from runtimeproxy.hooks.policy_files import read_trusted
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.node.snapshot import Node
@@ -77,7 +77,7 @@ def write(path: Path, text: str) -> Path:
 
 def load(loader: PolicyLoader, folder: Path, timeout_s: float = 60, **settings: PolicySettings) -> LoadResult:
     result = loader.load(
-        Sources(third_party=False, directory=str(folder), timeout_s=timeout_s),
+        PolicySources(third_party=False, directory=str(folder), timeout_s=timeout_s),
         {name.replace("_", "-"): chosen for name, chosen in settings.items()},
     )
     loader.use(result)
@@ -104,7 +104,7 @@ def test_a_file_is_a_policy_with_options_and_origin(loader: PolicyLoader, folder
 
 @pytest.mark.parametrize("directory", ["", "absent"])
 def test_no_folder_has_no_policies(loader: PolicyLoader, folder: Path, directory: str) -> None:
-    sources = Sources(third_party=False, directory=directory and str(folder / directory))
+    sources = PolicySources(third_party=False, directory=directory and str(folder / directory))
     assert loader.load(sources, {}).problems == ()
 
 

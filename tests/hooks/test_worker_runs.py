@@ -13,7 +13,7 @@ from runtimeproxy.hooks.chain import Chain, ChainRun
 from runtimeproxy.hooks.decision import Decision, FailureKind, Progress
 from runtimeproxy.hooks.fields import Merged
 from runtimeproxy.hooks.loaded import LoadedPolicy
-from runtimeproxy.hooks.workers import Stage, WorkerRun, Workers
+from runtimeproxy.hooks.workers import Stage, WorkerRun, Workers, WorkerTask
 from tests.hooks.policy_classes import nothing, raising, scripted, shares
 
 VIEW = ContainerView()
@@ -27,10 +27,13 @@ def worker_run(
 ) -> WorkerRun:
     subject = Subject(Hook.PRE_CREATE_CONTAINER, VIEW, 0.0)
     chain = Chain(policies, Workers())
-    chain.hung.update(hung)
+    for policy in policies:
+        if policy.name in hung:
+            chain.workers.give_up(WorkerTask(int, None, str), policy)
     until_s = time.monotonic() + 100 if until_s is None else until_s
-    run = ChainRun(chain, subject, apply, lambda _: None, until_s, True)
-    return WorkerRun(run, policies, (), Progress(Merged(VIEW)), until_s)
+    run = ChainRun(chain, subject, apply, lambda _: False, lambda _: None, until_s, True)
+    progress = Progress(Merged(VIEW))
+    return WorkerRun(run, subject, chain.node, chain.is_hung, policies, (), apply, progress, until_s)
 
 
 def test_it_runs_to_its_end() -> None:

@@ -18,14 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.errors import StatusCode
-from runtimeproxy.http2 import client as module
-from runtimeproxy.http2 import frames
+from runtimeproxy.http2 import connection, frames
 from runtimeproxy.http2.client import (
     AnsweredError,
-    CallError,
+    GrpcCall,
+    GrpcClient,
     LateError,
-    UnaryCall,
-    UnaryClient,
+    RpcError,
     UnreachableError,
     UnusableError,
     request_block,
@@ -49,29 +48,29 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def client(folder: Path) -> AsyncIterator[UnaryClient]:
-    made = UnaryClient(str(folder / "s.sock"))
+async def client(folder: Path) -> AsyncIterator[GrpcClient]:
+    made = GrpcClient(str(folder / "s.sock"))
     yield made
     made.close()
-    assert made._calls == made._held_bytes == 0
+    assert (made._calls, made._held_bytes) == ({}, 0)
 
 
 def begin(
-    client: UnaryClient, message: bytes = b"", timeout_s: float = LONG_S, block: bytes = ECHO
-) -> tuple[UnaryCall, asyncio.Future[bytes | CallError]]:
-    came: asyncio.Future[bytes | CallError] = asyncio.get_running_loop().create_future()
+    client: GrpcClient, message: bytes = b"", timeout_s: float = LONG_S, block: bytes = ECHO
+) -> tuple[GrpcCall, asyncio.Future[bytes | RpcError]]:
+    came: asyncio.Future[bytes | RpcError] = asyncio.get_running_loop().create_future()
     return client.call(block, message, timeout_s, came.set_result), came
 
 
 async def call(
-    client: UnaryClient, message: bytes = b"", timeout_s: float = LONG_S, block: bytes = ECHO
-) -> bytes | CallError:
+    client: GrpcClient, message: bytes = b"", timeout_s: float = LONG_S, block: bytes = ECHO
+) -> bytes | RpcError:
     async with asyncio.timeout(LONG_S):
         return await begin(client, message, timeout_s, block)[1]
 
 
-def error_of(outcome: bytes | CallError) -> CallError:
-    assert isinstance(outcome, CallError)
+def error_of(outcome: bytes | RpcError) -> RpcError:
+    assert isinstance(outcome, RpcError)
     return outcome
 
 
@@ -108,47 +107,47 @@ def echo(folder: Path) -> Iterator[list[grpc.ServicerContext]]:
 
 
 @pytest.fixture
-async def odd_client(folder: Path, echo: list[grpc.ServicerContext]) -> AsyncIterator[UnaryClient]:
-    made = UnaryClient(str(folder / ODD_NAME))
+async def odd_client(folder: Path, echo: list[grpc.ServicerContext]) -> AsyncIterator[GrpcClient]:
+    made = GrpcClient(str(folder / ODD_NAME))
     yield made
     made.close()
 
 
-async def test_a_call(odd_client: UnaryClient, echo: list[grpc.ServicerContext]) -> None:
+async def test_a_call(odd_client: GrpcClient, echo: list[grpc.ServicerContext]) -> None:
     assert await call(odd_client, b"hello", 5.0) == b"hello"
     assert 3.0 < echo[0].time_remaining() <= 5.0
     assert dict(echo[0].invocation_metadata()) == {"user-agent": "koord-runtime-proxy"}
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 16_379, 16_380, 65_530, 65_536, 3 * MEBIBYTE, 16 * MEBIBYTE])
-async def test_messages_of_any_size_up_to_the_bound(odd_client: UnaryClient, size_bytes: int) -> None:
+async def test_messages_of_any_size_up_to_the_bound(odd_client: GrpcClient, size_bytes: int) -> None:
     message = bytes(range(256)) * (size_bytes // 256) + bytes(size_bytes % 256)
     assert await call(odd_client, message) == message
 
 
-async def test_a_longer_answer_is_not_taken(odd_client: UnaryClient) -> None:
+async def test_a_longer_answer_is_not_taken(odd_client: GrpcClient) -> None:
     error = error_of(await call(odd_client, bytes(16 * MEBIBYTE + 1)))
     assert (type(error), error.code) == (UnusableError, StatusCode.RESOURCE_EXHAUSTED)
     assert await call(odd_client, b"next") == b"next"
 
 
-async def test_many_calls_at_once_share_the_connection(odd_client: UnaryClient) -> None:
+async def test_many_calls_at_once_share_the_connection(odd_client: GrpcClient) -> None:
     messages = [bytes([number]) * number * 700 for number in range(200)]
     assert await asyncio.gather(*(call(odd_client, message) for message in messages)) == messages
 
 
-async def test_a_status_of_the_servers_own(odd_client: UnaryClient) -> None:
+async def test_a_status_of_the_servers_own(odd_client: GrpcClient) -> None:
     error = error_of(await call(odd_client, "no CPU left: 100 % \u00e4".encode(), block=FAIL))
     assert (type(error), error.code) == (AnsweredError, StatusCode.RESOURCE_EXHAUSTED)
     assert error.text == "no CPU left: 100 % \u00e4"
 
 
-async def test_an_unknown_method(odd_client: UnaryClient) -> None:
+async def test_an_unknown_method(odd_client: GrpcClient) -> None:
     error = error_of(await call(odd_client, block=request_block(f"/test.Echo/{'x' * 300}")))
     assert (type(error), error.code) == (AnsweredError, StatusCode.UNIMPLEMENTED)
 
 
-async def test_a_compressed_answer_is_refused(odd_client: UnaryClient) -> None:
+async def test_a_compressed_answer_is_refused(odd_client: GrpcClient) -> None:
     error = error_of(await call(odd_client, bytes(5_000), block=request_block("/test.Echo/Compressed")))
     # The client did not offer any compression.
     assert error.code is StatusCode.UNIMPLEMENTED
@@ -166,13 +165,13 @@ async def serve(peer: Peer) -> None:
         await serve_one(peer)
 
 
-async def test_no_server(client: UnaryClient) -> None:
+async def test_no_server(client: GrpcClient) -> None:
     error = error_of(await call(client))
     assert (type(error), error.code) == (UnreachableError, StatusCode.UNAVAILABLE)
     assert error.text == "cannot connect: No such file or directory"
 
 
-async def test_a_connection_is_made_again(client: UnaryClient, folder: Path) -> None:
+async def test_a_connection_is_made_again(client: GrpcClient, folder: Path) -> None:
     async with RawServer(folder / "s.sock", serve_one, serve) as server:
         assert await call(client, b"a") == b"a"
         await until(lambda: client._connection is None)
@@ -181,7 +180,7 @@ async def test_a_connection_is_made_again(client: UnaryClient, folder: Path) -> 
 
 
 async def test_a_connection_that_breaks_ends_its_calls_and_repeats_none(
-    client: UnaryClient, folder: Path
+    client: GrpcClient, folder: Path
 ) -> None:
     async def breaking(peer: Peer) -> None:
         await peer.request()
@@ -194,7 +193,7 @@ async def test_a_connection_that_breaks_ends_its_calls_and_repeats_none(
 
 
 async def test_goaway_lets_calls_below_its_id_finish_and_repeats_the_others_once(
-    client: UnaryClient, folder: Path
+    client: GrpcClient, folder: Path
 ) -> None:
     seen: list[bytes] = []
 
@@ -212,7 +211,7 @@ async def test_goaway_lets_calls_below_its_id_finish_and_repeats_the_others_once
         assert len(server.peers) == 2
 
 
-async def test_a_call_that_no_connection_takes_is_repeated_once(client: UnaryClient, folder: Path) -> None:
+async def test_a_call_that_no_connection_takes_is_repeated_once(client: GrpcClient, folder: Path) -> None:
     async def leaving(peer: Peer) -> None:
         await peer.request()
         peer.send(frames.goaway(0, 0))
@@ -224,7 +223,7 @@ async def test_a_call_that_no_connection_takes_is_repeated_once(client: UnaryCli
 
 
 async def test_the_end_of_a_call_may_cancel_another_that_ends_with_it(
-    client: UnaryClient, folder: Path
+    client: GrpcClient, folder: Path
 ) -> None:
     async def leaving(peer: Peer) -> None:
         for _ in range(2):
@@ -232,12 +231,12 @@ async def test_the_end_of_a_call_may_cancel_another_that_ends_with_it(
         peer.send(frames.goaway(0, 0))
         await peer.frame()
 
-    ended: asyncio.Future[bytes | CallError] = asyncio.get_running_loop().create_future()
-    others: list[UnaryCall] = []
+    ended: asyncio.Future[bytes | RpcError] = asyncio.get_running_loop().create_future()
+    others: list[GrpcCall] = []
     problems: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
 
-    def cancel_the_other(outcome: bytes | CallError) -> None:
+    def cancel_the_other(outcome: bytes | RpcError) -> None:
         others[0].cancel()
         ended.set_result(outcome)
 
@@ -253,7 +252,7 @@ async def test_the_end_of_a_call_may_cancel_another_that_ends_with_it(
 
 
 async def test_a_connection_that_nobody_waits_for_any_more_fails_no_call(folder: Path) -> None:
-    client = UnaryClient(str(folder / "s.sock"))
+    client = GrpcClient(str(folder / "s.sock"))
     client.close()
     async with RawServer(folder / "other.sock", serve):
         nowhere, _ = begin(client)
@@ -262,7 +261,7 @@ async def test_a_connection_that_nobody_waits_for_any_more_fails_no_call(folder:
         assert await call(client, b"a") == b"a"
 
 
-async def test_a_refused_stream_is_repeated_once(client: UnaryClient, folder: Path) -> None:
+async def test_a_refused_stream_is_repeated_once(client: GrpcClient, folder: Path) -> None:
     async def refusing(peer: Peer) -> None:
         stream_id, _ = await peer.request()
         peer.send(frames.rst_stream(stream_id, 0x7))
@@ -273,7 +272,7 @@ async def test_a_refused_stream_is_repeated_once(client: UnaryClient, folder: Pa
 
 
 async def test_a_late_call_is_called_off_and_a_silent_connection_replaced(
-    client: UnaryClient, folder: Path
+    client: GrpcClient, folder: Path
 ) -> None:
     async def silent(peer: Peer) -> None:
         await serve_one(peer)
@@ -294,7 +293,7 @@ async def test_a_late_call_is_called_off_and_a_silent_connection_replaced(
         assert server.peers[0].resets == {3: 8}
 
 
-async def test_a_cancelled_call_is_reset_and_says_nothing(client: UnaryClient, folder: Path) -> None:
+async def test_a_cancelled_call_is_reset_and_says_nothing(client: GrpcClient, folder: Path) -> None:
     asked, reset = asyncio.Event(), asyncio.Event()
 
     async def waiting(peer: Peer) -> None:
@@ -314,7 +313,7 @@ async def test_a_cancelled_call_is_reset_and_says_nothing(client: UnaryClient, f
         assert len(server.peers) == 1
 
 
-async def test_calls_wait_for_a_stream(client: UnaryClient, folder: Path) -> None:
+async def test_calls_wait_for_a_stream(client: GrpcClient, folder: Path) -> None:
     most = 0
 
     async def narrow(peer: Peer) -> None:
@@ -335,7 +334,7 @@ async def test_calls_wait_for_a_stream(client: UnaryClient, folder: Path) -> Non
         assert most == 2
 
 
-async def test_a_long_request_keeps_to_the_windows(client: UnaryClient, folder: Path) -> None:
+async def test_a_long_request_keeps_to_the_windows(client: GrpcClient, folder: Path) -> None:
     message = bytes(200_000)
     sizes: list[int] = []
 
@@ -358,7 +357,7 @@ async def test_a_long_request_keeps_to_the_windows(client: UnaryClient, folder: 
 
 
 async def test_closing_lets_calls_finish(folder: Path) -> None:
-    client = UnaryClient(str(folder / "s.sock"))
+    client = GrpcClient(str(folder / "s.sock"))
     ended = asyncio.Event()
 
     async def slow(peer: Peer) -> None:
@@ -410,7 +409,7 @@ def status(code: str) -> list[tuple[str, str]]:
 
 
 NO_MESSAGE = b"\0\0\0\0\0"
-OF_THE_CALL: dict[str, tuple[Script, type[CallError], StatusCode]] = {
+OF_THE_CALL: dict[str, tuple[Script, type[RpcError], StatusCode]] = {
     "not gRPC": (
         answering(head([(":status", "200"), ("content-type", "text/html")]), data(b"<html>", end=True)),
         UnusableError,
@@ -460,7 +459,7 @@ OF_THE_CALL: dict[str, tuple[Script, type[CallError], StatusCode]] = {
 
 @pytest.mark.parametrize(("script", "kind", "code"), OF_THE_CALL.values(), ids=OF_THE_CALL)
 async def test_an_answer_that_is_none_costs_one_call(
-    client: UnaryClient, folder: Path, script: Script, kind: type[CallError], code: StatusCode
+    client: GrpcClient, folder: Path, script: Script, kind: type[RpcError], code: StatusCode
 ) -> None:
     async with RawServer(folder / "s.sock", script) as server:
         error = error_of(await call(client))
@@ -504,7 +503,7 @@ OF_THE_CONNECTION: dict[str, Script] = {
 
 @pytest.mark.parametrize("script", OF_THE_CONNECTION.values(), ids=OF_THE_CONNECTION)
 async def test_a_server_that_breaks_the_protocol_has_a_new_connection(
-    client: UnaryClient, folder: Path, script: Script
+    client: GrpcClient, folder: Path, script: Script
 ) -> None:
     async with RawServer(folder / "s.sock", script, serve) as server:
         error = error_of(await call(client))
@@ -514,7 +513,7 @@ async def test_a_server_that_breaks_the_protocol_has_a_new_connection(
         assert len(server.peers) == 2
 
 
-async def test_answers_to_pings_that_are_not_read_are_bounded(client: UnaryClient, folder: Path) -> None:
+async def test_answers_to_pings_that_are_not_read_are_bounded(client: GrpcClient, folder: Path) -> None:
     async def flooding(peer: Peer) -> None:
         await peer.request()
         while True:
@@ -527,7 +526,7 @@ async def test_answers_to_pings_that_are_not_read_are_bounded(client: UnaryClien
         assert await call(client, b"next") == b"next"
 
 
-async def test_too_much_under_way_is_refused(client: UnaryClient, folder: Path) -> None:
+async def test_too_much_under_way_is_refused(client: GrpcClient, folder: Path) -> None:
     async def silent(peer: Peer) -> None:
         await asyncio.Event().wait()
 
@@ -539,7 +538,7 @@ async def test_too_much_under_way_is_refused(client: UnaryClient, folder: Path) 
             each.cancel()
 
 
-async def test_many_tiny_frames_leave_others_their_turn(client: UnaryClient, folder: Path) -> None:
+async def test_many_tiny_frames_leave_others_their_turn(client: GrpcClient, folder: Path) -> None:
     turns: list[int] = []
 
     async def tiny(peer: Peer) -> None:
@@ -562,12 +561,10 @@ async def test_many_tiny_frames_leave_others_their_turn(client: UnaryClient, fol
         answer = asyncio.ensure_future(call(client))
         loop.call_soon(turn)
         assert await answer == b""
-        assert len(turns) >= 20_000 // module._FRAMES_A_TURN // 2
+        assert len(turns) >= 20_000 // connection._FRAMES_A_TURN // 2
 
 
-async def test_header_blocks_of_many_fields_leave_others_their_turn(
-    client: UnaryClient, folder: Path
-) -> None:
+async def test_header_blocks_of_many_fields_leave_others_their_turn(client: GrpcClient, folder: Path) -> None:
     turns: list[int] = []
     count, fields = 100, b"\x84" * 16_000  # :path /
 
@@ -593,7 +590,10 @@ async def test_header_blocks_of_many_fields_leave_others_their_turn(
         assert isinstance(await call(client), UnusableError)
         async with asyncio.timeout(LONG_S):
             await read.wait()
-        assert len(turns) >= count * len(fields) // module._BLOCK_BYTES_A_FRAME // module._FRAMES_A_TURN // 2
+        assert (
+            len(turns)
+            >= count * len(fields) // connection._BLOCK_BYTES_A_FRAME // connection._FRAMES_A_TURN // 2
+        )
 
 
 PAYLOADS = (b"\x88", b"\x88\x0f\x10\x10application/grpc", b"\0\0\0\0\1x", bytes(4), bytes(8), b"\0\4\0\0\0\1")
@@ -628,11 +628,11 @@ def test_whatever_a_server_sends_each_call_ends_once_and_in_time(
             if not ends:
                 await asyncio.Event().wait()
 
-        client = UnaryClient(str(folder / "s.sock"))
-        outcomes: list[list[bytes | CallError]] = [[] for _ in range(3)]
+        client = GrpcClient(str(folder / "s.sock"))
+        outcomes: list[list[bytes | RpcError]] = [[] for _ in range(3)]
         over = asyncio.Event()
 
-        def done(came: list[bytes | CallError], outcome: bytes | CallError) -> None:
+        def done(came: list[bytes | RpcError], outcome: bytes | RpcError) -> None:
             came.append(outcome)
             if all(outcomes):
                 over.set()
@@ -643,11 +643,11 @@ def test_whatever_a_server_sends_each_call_ends_once_and_in_time(
             async with asyncio.timeout(LONG_S):
                 await over.wait()
             client.close()
-            await until(lambda: not any(task.get_name() == "connect-unary" for task in asyncio.all_tasks()))
+            await until(lambda: not any(task.get_name() == "connect-grpc" for task in asyncio.all_tasks()))
         transports: Mapping[int, Any] = loop._transports  # type: ignore[attr-defined]
         await until(lambda: all(each._sock is None for each in list(transports.values())))
         assert [len(came) for came in outcomes] == [1, 1, 1]
-        assert client._calls == client._held_bytes == 0
+        assert (client._calls, client._held_bytes) == ({}, 0)
         assert not client._waiting
         assert problems == []
 

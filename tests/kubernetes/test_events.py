@@ -11,13 +11,13 @@ from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.kubernetes import events
 from runtimeproxy.kubernetes.client import ApiClient
-from runtimeproxy.kubernetes.events import EventRecorder, PodEvent, Rates
+from runtimeproxy.kubernetes.events import EventRates, EventRecorder, PodEvent
 from tests.kubernetes.api_server import ApiServer, Request, hanging, refusing
 from tests.lab.deadline import wait_until
 
 PATH = "/api/v1/namespaces/ns/events"
 EVENT = PodEvent("ns", "web", "uid-1", "EvictedForQoS", "memory")
-FAST = Rates(burst=1000, each_s=0.001, repeat_s=0.0)
+FAST = EventRates(burst=1000, each_s=0.001, repeat_s=0.0)
 ENTRY = AuditEntry(
     1.0,
     Hook.PRE_RUN_POD_SANDBOX,
@@ -100,7 +100,7 @@ def test_an_event_that_the_server_has_deleted_is_made_anew(
 
 def test_repetitions_wait_and_many_events_have_a_rate(client: ApiClient, server: ApiServer) -> None:
     now_s = [0.0]
-    recorder = EventRecorder(client, "n", Rates(burst=2, each_s=10.0, repeat_s=30.0), lambda: now_s[0])
+    recorder = EventRecorder(client, "n", EventRates(burst=2, each_s=10.0, repeat_s=30.0), lambda: now_s[0])
     for index in range(4):
         recorder.report(EVENT._replace(pod=f"p{index}"))
 

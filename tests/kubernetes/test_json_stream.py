@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtimeproxy.documents.reading import InputError
 from runtimeproxy.kubernetes import json_stream
 from runtimeproxy.kubernetes.json_stream import ListReader, read_events
-from runtimeproxy.node.documents import InputError
 
 ITEMS: list[dict[str, Any]] = [
     {

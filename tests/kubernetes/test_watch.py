@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.documents.reading import InputError
 from runtimeproxy.kubernetes.client import ApiClient
-from runtimeproxy.kubernetes.watch import Pace, Resource, Watch, WatchState
-from runtimeproxy.node.documents import InputError
+from runtimeproxy.kubernetes.watch import Resource, Watch, WatchState, WatchTimes
 from tests.kubernetes.api_server import ApiServer, Fault, Handler, cutting, hanging, refusing, sending
 from tests.lab.deadline import wait_until
 
 PATH = "/api/v1/pods"
 PODS = Resource("Pod", PATH, "spec.nodeName=n")
-QUICK = Pace(first_delay_s=0.001, longest_delay_s=0.01, healthy_s=0.0, missing_s=0.0)
+QUICK = WatchTimes(first_delay_s=0.001, longest_delay_s=0.01, healthy_s=0.0, missing_s=0.0)
 
 
 class Objects:
@@ -52,7 +52,7 @@ Start = Callable[..., Watch]
 def start(client: ApiClient, objects: Objects) -> Iterator[Start]:
     started: list[Watch] = []
 
-    def start(resource: Resource = PODS, pace: Pace = QUICK) -> Watch:
+    def start(resource: Resource = PODS, pace: WatchTimes = QUICK) -> Watch:
         watch = Watch(client, resource, objects, pace)
         started.append(watch)
         watch.start()
@@ -255,7 +255,7 @@ def test_failures_say_what_they_are(server: ApiServer, objects: Objects, start: 
 
 
 def test_the_delay_doubles_up_to_a_bound(client: ApiClient, objects: Objects) -> None:
-    watch = Watch(client, PODS, objects, Pace(first_delay_s=1.0, longest_delay_s=60.0, healthy_s=3600))
+    watch = Watch(client, PODS, objects, WatchTimes(first_delay_s=1.0, longest_delay_s=60.0, healthy_s=3600))
     watch._began_s = float("inf")
     delays = [watch._fail("no") for _ in range(40)]
     for count, delay_s in enumerate(delays):

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds the Go programs of the laboratory into .tools/bin (or $KOORD_RUNTIMEPROXY_TOOLS).
-# With the argument `api-server`: etcd and kube-apiserver in place of the others, which takes 5 minutes.
+# With the argument `api-server`: etcd and kube-apiserver in place of the others, which takes 5 minutes. With `versions`:
+# the newest containerd, whole kubelets of both ends of the supported range, and the newest kubelet's client; 15 minutes.
 # A program that is there in the wanted version is left alone. One after the other: a build
 # of containerd fills a small machine by itself.
 set -eu
@@ -10,6 +11,7 @@ root=$(CDPATH='' cd -- "$here/../.." && pwd)
 tools=${KOORD_RUNTIMEPROXY_TOOLS:-$root/.tools/bin}
 containerd=github.com/containerd/containerd/v2
 containerd_version=v2.2.1
+newest_containerd_version=v2.4.2
 containerd_tags="no_btrfs no_devmapper no_zfs no_aufs"
 grpcurl_version=v1.9.3
 
@@ -36,7 +38,7 @@ build() {
 
 # The version of a program whose source lies in this repository is the hash of that source.
 source_version() {
-    find "$1" -type f \( -name '*.go' -o -name 'go.*' \) | LC_ALL=C sort | xargs cat | sha256sum | cut -c1-16
+    find "$1" -type f \( -name '*.go' -o -name 'go[._]*' \) | LC_ALL=C sort | xargs cat | sha256sum | cut -c1-16
 }
 
 if [ "${1:-}" = api-server ]; then
@@ -44,6 +46,29 @@ if [ "${1:-}" = api-server ]; then
         build -buildvcs=false -ldflags '-s -w' -o "$tools/etcd" go.etcd.io/etcd/server/v3
     build kube-apiserver "$(source_version "$here/kube_apiserver")" "$here/kube_apiserver" \
         build -buildvcs=false -ldflags '-s -w' -o "$tools/kube-apiserver" k8s.io/kubernetes/cmd/kube-apiserver
+    exit
+fi
+if [ "${1:-}" = versions ]; then
+    mkdir -p "$tools/containerd-2.4" "$tools/.versions/containerd-2.4"
+    for program in containerd containerd-shim-runc-v2; do
+        GOBIN=$tools/containerd-2.4 build "containerd-2.4/$program" "$newest_containerd_version" / \
+            install -tags "$containerd_tags" \
+            -ldflags "-s -w -X $containerd/version.Version=$newest_containerd_version" \
+            "$containerd/cmd/$program@$newest_containerd_version"
+    done
+    client=$root/tests/e2e/kubelet_client
+    build kubelet-client-1.37 "$(source_version "$client")" "$client" \
+        build -buildvcs=false -modfile=go_1_37.mod -tags kubernetes_1_37 -ldflags '-s -w' \
+        -o "$tools/kubelet-client-1.37" .
+    for minor in 34 37; do
+        module=$here/kubelet_1_$minor
+        version=$(sed -n 's|^.*k8s.io/kubernetes \(v[^ ]*\).*|\1|p' "$module/go.mod")
+        package=k8s.io/component-base/version
+        build "kubelet-1.$minor" "$(source_version "$module")" "$module" \
+            build -buildvcs=false \
+            -ldflags "-s -w -X $package.gitVersion=$version -X $package.gitMajor=1 -X $package.gitMinor=$minor" \
+            -o "$tools/kubelet-1.$minor" k8s.io/kubernetes/cmd/kubelet
+    done
     exit
 fi
 build grpcurl "$grpcurl_version" / \

@@ -45,6 +45,8 @@ STRATEGIES: Final[Mapping[str, Any]] = {
 }
 
 _CONFIG: Final = """
+[qosmanager]
+mode = "none"
 [metrics]
 listen = "{listen}"
 page = {page}

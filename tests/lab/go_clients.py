@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from cri_api.runtime.v1 import api_pb2
 from tests.lab.pods import PodSpec, container_config, sandbox_config
-from tests.lab.programs import go_tool, run
+from tests.lab.programs import KubeletClientVersion, go_tool, run
 
 
 class KubeletClientError(Exception):
@@ -32,6 +32,7 @@ class KubeletClient:
     """Calls through k8s.io/cri-client; each call is a process with connections of its own."""
 
     socket: Path
+    version: KubeletClientVersion = "1.34"
 
     def call(self, *words: str, stdin: str | None = None) -> Any:
         """Runs one command of `kubelet-client` and returns its answer.
@@ -87,7 +88,9 @@ class KubeletClient:
                 process.kill()
 
     def _command(self, *words: str) -> list[str]:
-        program = str(go_tool("kubelet-client"))
+        program = str(
+            go_tool("kubelet-client" if self.version == "1.34" else f"kubelet-client-{self.version}")
+        )
         return [program, "-endpoint", f"unix://{self.socket}", *words]
 
 

@@ -38,9 +38,11 @@ class NodeObjects:
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
         capacity: Mapping[str, str] | None = None,
+        kubelet_version: str = "",
     ) -> float:
         """The own Node."""
-        return self.write("node.yaml", node(self._node_name, labels or {}, annotations or {}, capacity or {}))
+        text = node(self._node_name, labels or {}, annotations or {}, capacity or {}, kubelet_version)
+        return self.write("node.yaml", text)
 
     def topology(self, annotations: Mapping[str, str]) -> float:
         """The NodeResourceTopology, which has what koordlet publishes in its annotations."""
@@ -66,10 +68,16 @@ def config_map(keys: Mapping[str, object]) -> str:
 
 
 def node(
-    name: str, labels: Mapping[str, str], annotations: Mapping[str, str], capacity: Mapping[str, str]
+    name: str,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    capacity: Mapping[str, str],
+    kubelet_version: str = "",
 ) -> str:
     """A Node; capacity and allocatable are the same."""
-    status = {"capacity": dict(capacity), "allocatable": dict(capacity)}
+    status: dict[str, Any] = {"capacity": dict(capacity), "allocatable": dict(capacity)}
+    if kubelet_version:
+        status["nodeInfo"] = {"kubeletVersion": kubelet_version}
     metadata = {"name": name, "labels": dict(labels), "annotations": dict(annotations)}
     return f"apiVersion: v1\nkind: Node\n{_metadata(metadata)}status: {json.dumps(status)}\n"
 

@@ -15,7 +15,18 @@ from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-ContainerdVersion = Literal["1.6", "2.2"]
+ContainerdVersion = Literal["1.6", "2.2", "2.4"]
+KubeletClientVersion = Literal["1.34", "1.37"]
+
+WITH_ALL_VERSIONS = os.environ.get("E2E_VERSIONS") == "all"
+"""Whether all supported versions of runtimes and kubelets take part: `make e2e-versions`."""
+CONTAINERD_WITHOUT_EVENTS = pytest.param("1.6", id="containerd-1.6")
+CONTAINERDS_WITH_EVENTS = [
+    pytest.param(version, id=f"containerd-{version}", marks=pytest.mark.golang)
+    for version in ("2.2", *(["2.4"] if WITH_ALL_VERSIONS else []))
+]
+CONTAINERD_VERSIONS = [CONTAINERD_WITHOUT_EVENTS, *CONTAINERDS_WITH_EVENTS]
+KUBELET_CLIENT_VERSIONS: list[KubeletClientVersion] = ["1.34", "1.37"] if WITH_ALL_VERSIONS else ["1.34"]
 
 
 def tools_folder() -> Path:
@@ -86,8 +97,9 @@ def containerd_program(version: ContainerdVersion) -> Path:
     debian_program("busybox")
     if version == "1.6":
         return debian_program("containerd")
-    go_tool("containerd-shim-runc-v2")
-    return go_tool("containerd")
+    folder = "containerd-2.4/" if version == "2.4" else ""
+    go_tool(f"{folder}containerd-shim-runc-v2")
+    return go_tool(f"{folder}containerd")
 
 
 def run(

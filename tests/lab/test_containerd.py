@@ -12,12 +12,12 @@ from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CriClient
 from tests.lab.node import run_sandbox, running_pod, start_container
 from tests.lab.pods import PodSpec, sandbox_config
-from tests.lab.programs import ContainerdVersion, need_root_and_cgroup_v1
+from tests.lab.programs import CONTAINERD_VERSIONS, ContainerdVersion, need_root_and_cgroup_v1
 
 pytestmark = pytest.mark.containerd
 
 
-@pytest.fixture(params=["1.6", pytest.param("2.2", marks=pytest.mark.golang)], ids=lambda version: version)
+@pytest.fixture(params=CONTAINERD_VERSIONS)
 def version(request: pytest.FixtureRequest) -> ContainerdVersion:
     wanted: ContainerdVersion = request.param
     return wanted

@@ -14,7 +14,9 @@ import pytest
 from tests.lab import procfs
 from tests.lab.deadline import wait_until
 from tests.lab.notify_socket import NotifySocket
-from tests.lab.programs import run
+from tests.lab.programs import REPOSITORY, run
+
+INSTALL_PYTHON = ("sh", REPOSITORY / "tests" / "lab" / "install_python.sh")
 
 
 @pytest.fixture
@@ -59,3 +61,28 @@ def test_run_keeps_output_and_exit_code() -> None:
     ended = run([sys.executable, "-c", "import sys; print(input()); sys.exit(3)"], stdin="text")
 
     assert (ended.returncode, ended.stdout) == (3, "text\n")
+
+
+@pytest.mark.parametrize("is_of_pyenv", [False, True])
+def test_a_python_of_a_version_is_on_path_or_of_pyenv(tmp_path: Path, is_of_pyenv: bool) -> None:
+    """One that is named so and is none, such as a shim of pyenv, does not count."""
+    version = f"3.{sys.version_info.minor}"
+    shims, pyenv = tmp_path / "shims", tmp_path / "pyenv"
+    found = pyenv / "versions" / f"{version}.1" / "bin" if is_of_pyenv else shims
+    for folder in (shims, found):
+        folder.mkdir(parents=True, exist_ok=True)
+    shim = shims / f"python{version}"
+    shim.write_text("#!/bin/sh\nexit 127\n")
+    shim.chmod(0o755)
+    program = found / f"python{version}"
+    program.unlink(missing_ok=True)
+    program.symlink_to(sys.executable)
+    environment = {"PATH": f"{shims}:/usr/bin:/bin", "PYENV_ROOT": str(pyenv)}
+    done = run([*INSTALL_PYTHON, version], environment=environment)
+    assert (done.stdout, done.stderr) == (f"{program}\n", "")
+
+
+def test_a_python_that_is_nowhere_is_said() -> None:
+    done = run([*INSTALL_PYTHON, "3.99"], environment={"CI": "true"})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "there is no Python 3.99" in done.stderr

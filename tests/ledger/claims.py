@@ -10,8 +10,9 @@ from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import CGROUP, Field, Merged, MergedField
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import PodView
-from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.records import Level
 
 Claims = Mapping[str, tuple[Claim, ...]]
@@ -25,7 +26,7 @@ def set_values(
         name: (Claim("server:a.json" if name in once else "batch", Role.SET, value),)
         for name, value in values.items()
     }
-    return ledger.claim([Wanted(Target(Level.POD, cgroup), claims, once=frozenset(once))])
+    return ledger.claim([Wanted(CgroupTarget(Level.POD, cgroup), claims, once=frozenset(once))])
 
 
 def decision_of(claims: Claims, silent: frozenset[str] = frozenset()) -> Decision:

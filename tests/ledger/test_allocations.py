@@ -15,13 +15,22 @@ from hypothesis import strategies as st
 
 from runtimeproxy.hooks import ContainerView, PodView
 from runtimeproxy.hooks.allocator import Allocations, SharePools
-from runtimeproxy.ledger.allocations import ASK_S, FILE, IN_FLIGHT_S, RETRY_S, AllocationFile, NodeAllocations
+from runtimeproxy.ledger.allocations import (
+    ASK_S,
+    FILE,
+    IN_FLIGHT_S,
+    RETRY_S,
+    NodeAllocations,
+    allocation_file,
+)
 from runtimeproxy.node.derived import RESOURCE_STATUS
 from runtimeproxy.node.snapshot import PodCpus
 from runtimeproxy.pods.records import Lifecycle, PodRecord
-from runtimeproxy.qos import QoSClass
+from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass
 
 BOOT = "boot"
+
+LSR = {QOS_CLASS_LABEL: "LSR"}
 
 
 class Scene:
@@ -47,7 +56,7 @@ class Scene:
 
     def restarted(self) -> NodeAllocations:
         self.allocated = None
-        file = AllocationFile(self.folder, BOOT)
+        file = allocation_file(self.folder, BOOT)
         self.allocations = NodeAllocations(
             SharePools(), file, self, self._leave, self.executor, lambda: self.now_s
         )
@@ -87,18 +96,18 @@ def owning(cpus: str) -> dict[str, str]:
 
 
 def pod(uid: str, cpus: str = "2-3") -> PodView:
-    return PodView(uid=uid, annotations=owning(cpus))
+    return PodView(uid=uid, labels=LSR, annotations=owning(cpus))
 
 
 def record(uid: str, cpus: str = "2-3", state: Lifecycle = Lifecycle.RUNNING, name: str = "") -> PodRecord:
-    return PodRecord(id=f"sandbox-{name}{uid}", uid=uid, annotations=owning(cpus), state=state)
+    return PodRecord(id=f"sandbox-{name}{uid}", uid=uid, labels=LSR, annotations=owning(cpus), state=state)
 
 
 async def test_a_pods_cpus_are_saved_and_left_before_its_call_goes_on(scene: Scene) -> None:
     await scene.follow()
     assert scene.allocations.summary == ""
     await scene.allocations.admit(pod("a"))
-    assert scene.allocated == {"a": PodCpus(QoSClass.NONE, frozenset({2, 3}))}
+    assert scene.allocated == {"a": PodCpus(QoSClass.LSR, frozenset({2, 3}))}
     assert scene.left == [{2, 3}]
     assert scene.saved_when_left == [["a"]]
     # Its containers need no more.

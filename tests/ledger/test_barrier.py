@@ -27,10 +27,11 @@ from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import upkeep as module
-from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.sysctls import SysctlChange, Sysctls
+from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.node.snapshot import FixedNode, Node
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
@@ -274,8 +275,8 @@ async def test_a_cgroup_that_cannot_be_cleared_holds_the_switch_and_nothing_else
     assert quotas == ["60000"] * 2
     # A call that was decided before.
     claims = {BVT: (Claim("group-identity", Role.SET, -1),)}
-    scene.ledger.claim([Wanted(Target(Level.POD, PODS[0]), claims)])
-    scene.ledger.start(Wanted(Target(Level.CONTAINER, f"{PODS[0]}/new"), claims))
+    scene.ledger.claim([Wanted(CgroupTarget(Level.POD, PODS[0]), claims)])
+    scene.ledger.start(Wanted(CgroupTarget(Level.CONTAINER, f"{PODS[0]}/new"), claims))
     assert scene.files.read(PODS[0], BVT) == "0"
     scene.kernel.stuck = ""
     monkeypatch.setattr(module, "TICK_S", 0)
@@ -347,7 +348,7 @@ async def test_values_of_other_policies_stay_without_a_mode(scene: Daemon) -> No
     scene.policies.mode = OFF
     scene.kernel.switch(ON)  # by an administrator
     await scene.evaluator.evaluate_all()
-    scene.ledger.claim([Wanted(Target(Level.POD, PODS[0]), {BVT: (Claim("mine", Role.SET, 1),)})])
+    scene.ledger.claim([Wanted(CgroupTarget(Level.POD, PODS[0]), {BVT: (Claim("mine", Role.SET, 1),)})])
     assert scene.files.read(PODS[0], BVT) == "1"
 
 

@@ -12,9 +12,10 @@ import pytest
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome
 from runtimeproxy.hooks.algebra import Claim, Role
-from runtimeproxy.ledger.books import Leased, Target, Wanted
+from runtimeproxy.ledger.books import Leased, Wanted
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.records import Level
 from tests.lab import cgroup_v1
 from tests.lab.programs import need_controllers_of_v1
@@ -57,7 +58,7 @@ class Node:
     def bound(self, value: int | str | None, name: str = QUOTA) -> dict[str, str]:
         """Bounds the class, or ends that; returns what could not be written."""
         claims = () if value is None else (Claim(OWNER, Role.AT_MOST, value),)
-        target = Target(Level.QOS_CLASS, self.qos, "QoS class BestEffort")
+        target = CgroupTarget(Level.QOS_CLASS, self.qos, "QoS class BestEffort")
         leased = Leased(target, {name: claims}, covers=name == CPUS)
         applied = self.ledger.change_leased(OWNER, [leased])
         return {
@@ -68,7 +69,7 @@ class Node:
 
     def claim(self, cgroup: str, level: Level, quota_us: int) -> None:
         claims = {QUOTA: (Claim("batch-resource", Role.SET, quota_us),)}
-        self.ledger.change([Wanted(Target(level, cgroup), claims)])
+        self.ledger.change([Wanted(CgroupTarget(level, cgroup), claims)])
 
 
 @pytest.fixture
@@ -95,8 +96,8 @@ def test_all_below_a_bound_are_unlimited_and_get_their_own_quotas_back(node: Nod
     assert node.bound(60_000) == {}
     node.ledger.verify(list(Level))
     claims = {QUOTA: (Claim("batch-resource", Role.SET, 50_000),)}
-    assert not node.ledger.differs(Wanted(Target(Level.POD, node.pod), claims))
-    assert not node.ledger.differs(Wanted(Target(Level.POD, node.other), {}))
+    assert not node.ledger.differs(Wanted(CgroupTarget(Level.POD, node.pod), claims))
+    assert not node.ledger.differs(Wanted(CgroupTarget(Level.POD, node.other), {}))
     assert [node.read(each) for each in (node.qos, *below)] == ["60000", "-1", "-1", "-1", "-1"]
     assert node.bound(None) == {}
     assert cgroup_v1.texts(node.qos) == before
@@ -151,3 +152,19 @@ def test_a_message_gets_cpus_within_the_bound(node: Node) -> None:
     assert node.ledger.within_bounds(node.pod, {CPUS: "0"}) == {CPUS: "1"}
     assert node.ledger.within_bounds(node.pod, {CPUS: ALL}) == {CPUS: "1"}
     assert node.ledger.within_bounds(node.pod, {CPUS: "1"}) == {}
+
+
+def test_pods_get_back_what_the_cgroup_above_has_left_and_more_when_that_grows(node: Node) -> None:
+    if os.cpu_count() == 1:
+        pytest.skip("needs 2 CPUs")
+    kubepods = node.qos.rpartition("/")[0]
+    assert node.bound("1", CPUS) == {}
+    # Another program takes CPUs from all pods of the node.
+    node.put(kubepods, "1", CPUS)
+    assert node.bound(None, CPUS) == {}
+    below = (node.qos, node.pod, node.box, node.other)
+    assert [node.read(each, CPUS) for each in below] == ["1"] * 4
+    for each in (kubepods, node.qos):
+        node.put(each, ALL, CPUS)
+    node.ledger.verify([Level.POD])
+    assert [node.read(each, CPUS) for each in (node.pod, node.other)] == [ALL] * 2

@@ -17,12 +17,13 @@ import pytest
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import checkpoint
-from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.checkpoint import CheckpointSync
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.checkpoint import file as file_module
-from runtimeproxy.pods.checkpoint.codec import Change, Kind
+from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind
 from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
 from runtimeproxy.pods.records import (
     Book,
@@ -216,8 +217,8 @@ def leave_0_1(folder: Path, *pods: PodRecord, values: dict[str, ManagedValue]) -
     with closing(CheckpointFile(folder)) as file:
         file.write(
             [
-                *(Change(Kind.POD, pod.id, pod) for pod in pods),
-                Change(Kind.CGROUP, ONE, CgroupRecord(ONE, values)),
+                *(RowChange(RowKind.POD, pod.id, pod) for pod in pods),
+                RowChange(RowKind.CGROUP, ONE, CgroupRecord(ONE, values)),
             ]
         )
     with closing(sqlite3.connect(folder / FILE_NAME)) as connection:
@@ -276,7 +277,7 @@ async def test_what_version_0_1_wrote_before_a_reboot_does_not_count(
 async def test_books_of_before_a_reboot_do_not_count(tmp_path: Path, files: CgroupFiles) -> None:
     book = Book(ONE, Level.POD, {"memory.limit_in_bytes": Entry((), 4096)}, {}, "another-boot")
     with closing(CheckpointFile(tmp_path / "state")) as file:
-        file.write([Change(Kind.BOOK, ONE, book)])
+        file.write([RowChange(RowKind.BOOK, ONE, book)])
     async with side(tmp_path, files) as first:
         assert first.cgroups.record(ONE) is None
         await settled(first)
@@ -298,7 +299,7 @@ async def test_a_value_that_the_checkpoint_lacks_comes_from_the_journal(
         assert list((tmp_path / "state").glob("journal-*")) == []
         await asyncio.to_thread(first.cgroups.repair, ONE)
         assert files.read(ONE, "memory.max") == "4096"
-        await asyncio.to_thread(first.cgroups.claim, [Wanted(Target(Level.POD, ONE), {})])
+        await asyncio.to_thread(first.cgroups.claim, [Wanted(CgroupTarget(Level.POD, ONE), {})])
         assert files.read(ONE, "memory.max") == "max", "no policy wants it any more"
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from runtimeproxy.ledger import checkpoint
 from runtimeproxy.ledger.checkpoint import MOST_IN_A_BATCH, MOST_NOTED, CheckpointWriter
-from runtimeproxy.pods.checkpoint.codec import Change, Kind, Saved
+from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind, Saved
 from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, PodRecord
 from runtimeproxy.pods.store import PodStore
@@ -50,8 +50,8 @@ def of_store(folder: Path, store: PodStore, executor: ThreadPoolExecutor) -> Che
     made = CheckpointWriter(
         folder,
         executor,
-        {Kind.POD: store.pods.get, Kind.CONTAINER: store.containers.get},
-        lambda: ((Kind.CONTAINER, container.id) for container in store.containers),
+        {RowKind.POD: store.pods.get, RowKind.CONTAINER: store.containers.get},
+        lambda: ((RowKind.CONTAINER, container.id) for container in store.containers),
     )
     store.on_change = made.note
     return made
@@ -134,7 +134,7 @@ async def test_books_of_other_threads_wake_the_loop_once_and_wait_for_no_record(
     writer = CheckpointWriter(
         folder,
         executor,
-        {Kind.BOOK: lambda identity: Book(identity, Level.POD), Kind.CONTAINER: store.containers.get},
+        {RowKind.BOOK: lambda identity: Book(identity, Level.POD), RowKind.CONTAINER: store.containers.get},
         lambda: (),
         on_saved,
     )
@@ -144,7 +144,7 @@ async def test_books_of_other_threads_wake_the_loop_once_and_wait_for_no_record(
 
     def note(*names: str) -> None:
         for name in names:
-            writer.note_from_thread(Kind.BOOK, name)
+            writer.note_from_thread(RowKind.BOOK, name)
 
     async with running(writer):
         await asyncio.to_thread(note, *(f"/pod{number}" for number in range(100)))
@@ -202,7 +202,7 @@ async def test_what_the_runtime_says_does_not_replace_what_another_process_saw(
 ) -> None:
     with closing(CheckpointFile(folder)) as other:
         theirs = replace(box(1), owners={"a": "b"})
-        other.write([Change(Kind.CONTAINER, "box-1", theirs)])
+        other.write([RowChange(RowKind.CONTAINER, "box-1", theirs)])
     store.containers.fill(replace(box(1), recovered=True), 0)
     await writer.flush()
     assert saved(folder).containers == (theirs,)
@@ -297,7 +297,7 @@ async def test_a_file_that_cannot_be_read_just_now_is_read_later_and_not_written
 ) -> None:
     old, gone = ContainerRecord(id="old"), ContainerRecord(id="gone")
     with closing(CheckpointFile(folder)) as file:
-        file.write([Change(Kind.CONTAINER, record.id, record) for record in (old, gone)])
+        file.write([RowChange(RowKind.CONTAINER, record.id, record) for record in (old, gone)])
     blocked(folder)
     read: list[Saved] = []
     assert await writer.load(read.append) is None
@@ -328,7 +328,7 @@ async def test_a_load_does_not_write_what_it_read(
     writer: CheckpointWriter, store: PodStore, folder: Path
 ) -> None:
     with closing(CheckpointFile(folder)) as file:
-        file.write([Change(Kind.CONTAINER, "box-1", box(1))])
+        file.write([RowChange(RowKind.CONTAINER, "box-1", box(1))])
     found = await writer.load(unexpected)
     assert found is not None
     with store.listing() as since:

@@ -10,9 +10,10 @@ import pytest
 
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText
 from runtimeproxy.hooks.algebra import Claim, Role
-from runtimeproxy.ledger.books import Target, Value, Wanted, plan, with_wanted
+from runtimeproxy.ledger.books import Value, Wanted, plan, with_wanted
 from runtimeproxy.ledger.executor import Job
 from runtimeproxy.ledger.fitting import fitted
+from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.records import Book, Level
 from runtimeproxy.testing import CgroupFiles
 
@@ -26,7 +27,7 @@ QUOTA, CPUS = "cpu.cfs_quota_us", "cpuset.cpus"
 def job(files: CgroupWriter, path: tuple[str, ...], name: str, claims: tuple[Claim, ...], text: str) -> Job:
     """One cgroup with these claims, and this text in its file; without a file it is about to be created."""
     level, cgroup = LEVELS[path], "/" + "/".join(path)
-    book = with_wanted(Book(cgroup, level), Wanted(Target(level, cgroup), {name: claims}))
+    book = with_wanted(Book(cgroup, level), Wanted(CgroupTarget(level, cgroup), {name: claims}))
     file = files.file_of(name)
     present = {name: FileText(file, text, 1)} if text and file is not None else {}
     return Job(path, plan(book, present, files), present)

@@ -23,18 +23,30 @@ from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import evaluate as module
 from runtimeproxy.ledger.answers import by_parameter, class_cgroups, pod_values, without_lower_limit
-from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import MOST_LINES
 from runtimeproxy.ledger.evaluate import Evaluator
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.ledger import Ledger
-from runtimeproxy.ledger.rates import Rates
+from runtimeproxy.ledger.rates import ChangeRates
+from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifecycle, PodRecord
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.testing import CgroupFiles
 from tests.ledger.claims import decision_of
 
+IMPOSSIBLE = (
+    "..",
+    "/",
+    ".slice",
+    "-.slice",
+    "/kubepods/x/../../../outside",
+    "/kubepods/a\nb",
+    "/kubepods/a\0b",
+    f"/kubepods/{'x' * 256}",
+)
+"""Cgroup parents that are none."""
 REQUESTED = Resources(cpu_quota_us=100_000, cpu_shares=512, memory_limit_bytes=1 << 20)
 CLASS = "/kubepods/besteffort"
 
@@ -271,23 +283,64 @@ async def test_a_bug_costs_one_evaluation(
     scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "INTERVAL_S", 0.0)
-    scene.add(1)
-    scene.pod_claims = quota(50_000)
     failed, done = asyncio.Event(), asyncio.Event()
 
-    def ask(name: str) -> None:
+    async def prepare() -> None:
         if not failed.is_set():
             failed.set()
             raise ZeroDivisionError
         done.set()
 
-    scene.on_asked = ask
+    scene.evaluator._prepare = prepare
     async with running(scene):
         scene.evaluator.request("a")
         await failed.wait()
         scene.evaluator.request("a")
         await done.wait()
     assert "running pods could not be evaluated" in caplog.text
+
+
+@pytest.mark.parametrize("parent", IMPOSSIBLE)
+async def test_a_cgroup_that_cannot_be_is_a_problem_of_its_pod(
+    scene: Scene, parent: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.add(2)
+    bad = PodRecord(id="bad", name="bad", namespace="shop", cgroup_parent=parent)
+    scene.store.pods.put(bad)
+    scene.pod_claims = quota(50_000)
+    for _ in range(2):
+        await scene.evaluator.evaluate_all()
+    assert scene.quotas() == ["50000"] * 2
+    (reason,) = scene.evaluator.unevaluated.reasons.values()
+    lines = [each.getMessage() for each in caplog.records if each.levelno > logging.INFO]
+    assert lines == [f"pod shop/bad: cannot be evaluated, others are: {reason}"]
+    assert caplog.records[-1].exc_info is None
+    assert await scene.evaluator.leave(frozenset({1}))
+    await scene.evaluator.evaluate_pod("bad")
+    scene.store.pods.remove("bad")
+    await scene.evaluator.evaluate_all()
+    assert scene.evaluator.unevaluated.reasons == {}
+
+
+async def test_a_bug_that_one_pod_shows_is_a_problem_of_that_pod(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.add(3)
+    scene.pod_claims = quota(50_000)
+
+    def ask(name: str) -> None:
+        if name == "web1":
+            raise ZeroDivisionError("no")
+
+    scene.on_asked = ask
+    await scene.evaluator.evaluate_all()
+    assert scene.quotas() == ["50000", "100000", "50000"]
+    assert scene.evaluator.unevaluated.reasons == {"s1": "ZeroDivisionError: no"}
+    assert [each.exc_info is not None for each in caplog.records if "web1" in each.getMessage()] == [True]
+    scene.on_asked = scene.asked.append
+    await scene.evaluator.evaluate_all()
+    assert scene.quotas() == ["50000"] * 3
+    assert scene.evaluator.unevaluated.reasons == {}
 
 
 async def test_a_large_change_has_a_rate(scene: Scene) -> None:
@@ -301,13 +354,13 @@ async def test_a_large_change_has_a_rate(scene: Scene) -> None:
     scene.evaluator.changes._sleep, scene.evaluator.changes._now_s = sleep, lambda: now_s[0]
     scene.evaluator._pace = Pace(lambda: now_s[0])
     scene.add(20)
-    scene.evaluator.changes.rates = Rates(pods_per_s=4)
+    scene.evaluator.changes.rates = ChangeRates(pods_per_s=4)
     scene.pod_claims = quota(50_000)
     await scene.evaluator.evaluate_all()
     assert scene.quotas() == ["50000"] * 20
     assert sum(slept) == pytest.approx(19 / 4)
     slept.clear()
-    scene.evaluator.changes.rates = Rates(pods_per_s=4, large_percent=100)
+    scene.evaluator.changes.rates = ChangeRates(pods_per_s=4, large_percent=100)
     scene.pod_claims = quota(60_000)
     await scene.evaluator.evaluate_all()
     assert scene.quotas() == ["60000"] * 20
@@ -337,7 +390,7 @@ async def test_a_large_change_ends_when_too_much_fails(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene.add(30)
-    scene.evaluator.changes.rates = Rates(pods_per_s=10_000)
+    scene.evaluator.changes.rates = ChangeRates(pods_per_s=10_000)
     scene.pod_claims = quota(50_000)
     scene.writer.refuses = lambda cgroup: True
     await scene.evaluator.evaluate_all()
@@ -354,7 +407,7 @@ async def test_a_change_of_many_pods_has_a_bounded_number_of_lines(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene.add(MOST_LINES + 12)
-    scene.evaluator.changes.rates = Rates(pods_per_s=10_000)
+    scene.evaluator.changes.rates = ChangeRates(pods_per_s=10_000)
     scene.pod_claims, scene.box_claims = quota(50_000), quota(40_000)
     scene.writer.refuses = lambda cgroup: cgroup.endswith("pod3")
     with caplog.at_level(logging.INFO):
@@ -374,7 +427,7 @@ async def test_a_change_of_many_pods_has_a_bounded_number_of_lines(
 
 async def test_one_pod_that_fails_stops_no_other(scene: Scene) -> None:
     scene.add(30)
-    scene.evaluator.changes.rates = Rates(pods_per_s=10_000)
+    scene.evaluator.changes.rates = ChangeRates(pods_per_s=10_000)
     scene.pod_claims = quota(50_000)
     scene.writer.refuses = lambda cgroup: cgroup.endswith("pod3")
     await scene.evaluator.evaluate_all()
@@ -483,7 +536,7 @@ async def test_qos_classes_follow_their_pods(scene: Scene) -> None:
     silent: set[str] = set()
 
     async def others() -> tuple[Sequence[Wanted], frozenset[str]]:
-        wanted = [Wanted(Target(Level.QOS_CLASS, CLASS), scene.pod_claims)] if scene.pod_claims else []
+        wanted = [Wanted(CgroupTarget(Level.QOS_CLASS, CLASS), scene.pod_claims)] if scene.pod_claims else []
         return wanted, frozenset(silent)
 
     scene.evaluator._evaluate_others = others
@@ -502,7 +555,7 @@ async def test_qos_classes_follow_their_pods(scene: Scene) -> None:
 @pytest.mark.parametrize("lowers", [False, True])
 async def test_memory_limits_fall_only_if_that_is_allowed(scene: Scene, *, lowers: bool) -> None:
     scene.add(1)
-    scene.evaluator.changes.rates = Rates(lowers_memory=lowers)
+    scene.evaluator.changes.rates = ChangeRates(lowers_memory=lowers)
     scene.box_claims = {"memory.limit_in_bytes": (Claim("batch", Role.SET, 4096),)}
     await scene.evaluator.evaluate_all()
     found = scene.files.read(f"{CLASS}/pod0/box0", "memory.max")
@@ -530,7 +583,7 @@ def test_without_lower_limit(
 ) -> None:
     claims = {LIMIT: (Claim("batch", Role.SET, value),)}
     asked = {} if requested is None else {LIMIT: requested}
-    wanted = Wanted(Target(Level.POD, "/a"), claims, asked)
+    wanted = Wanted(CgroupTarget(Level.POD, "/a"), claims, asked)
     book = None if entry is None else Book("/a", Level.POD, {LIMIT: entry})
     found = without_lower_limit(wanted, book).claims.get(LIMIT)
     assert (found[0].value if found else None) == expected
@@ -577,13 +630,17 @@ async def test_amounts_count_on_nothing_of_a_container_that_was_found_at_the_run
 
 
 def test_values_by_parameter() -> None:
-    resources = replace(REQUESTED, unified={"memory.high": "4096"}, cpuset_cpus="0-1")
+    unified = {"memory.high": "4096", "memory.low": "max", "memory.min": "x", "memory.swap.max": "0"}
+    resources = replace(REQUESTED, unified=unified, cpuset_cpus="0-1")
     assert by_parameter(resources) == {
         "cpu.cfs_quota_us": 100_000,
         "cpu.shares": 512,
         "memory.limit_in_bytes": 1 << 20,
         "cpuset.cpus": "0-1",
-        "memory.high": "4096",
+        "memory.high": 4096,
+        "memory.low": -1,
+        "memory.min": "x",
+        "memory.swap.max": "0",
     }
 
 
@@ -639,11 +696,11 @@ def cpus_of(scene: Scene) -> list[str]:
 async def test_what_runs_leaves_some_cpus_at_once(scene: Scene) -> None:
     """Only pods with values there are asked, at no rate, whatever else is requested."""
     scene.add(3)
-    scene.evaluator.changes.rates = Rates(pods_per_s=0.001, large_percent=0)
+    scene.evaluator.changes.rates = ChangeRates(pods_per_s=0.001, large_percent=0)
     for number, value in enumerate(("0-3", "0-3", "4-7")):
         scene.box_claims = cpus(value)
         path = f"{CLASS}/pod{number}/box{number}"
-        scene.ledger.claim([Wanted(Target(Level.CONTAINER, path), scene.box_claims)])
+        scene.ledger.claim([Wanted(CgroupTarget(Level.CONTAINER, path), scene.box_claims)])
     scene.box_claims = cpus("0-1")
     scene.evaluator.request("the same")
     assert await scene.evaluator.leave(frozenset({2, 3}))

@@ -11,23 +11,26 @@ from typing import Any, Literal, TypeVar
 import pytest
 
 from runtimeproxy.cgroups.writer import CgroupWriter
-from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
-from runtimeproxy.hooks.owners import BUILT_IN, ClaimLevel, Owner, claim_of, parse_rule
+from runtimeproxy.hooks.owners import BUILT_IN, Owner, claim_of, parse_rule
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import claim_audit, leased
-from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.claim_audit import ClaimAudit
-from runtimeproxy.ledger.claim_places import ClaimKey, Places
+from runtimeproxy.ledger.claim_places import ClaimKey, ClaimPlaces
 from runtimeproxy.ledger.foreign import OVERWRITES
 from runtimeproxy.ledger.journal import Journal
-from runtimeproxy.ledger.leased import GivenClaim, LeasedClaims, Refused, Request
+from runtimeproxy.ledger.leased import ClaimsRequest, GivenClaim, LeasedClaims, Refused
 from runtimeproxy.ledger.leases import LEASE_S, Answer, Phase
 from runtimeproxy.ledger.ledger import Ledger
-from runtimeproxy.pods.checkpoint.codec import Kind, decode, encode
+from runtimeproxy.ledger.target import CgroupTarget
+from runtimeproxy.pods.checkpoint.codec import RowKind, decode, encode
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, Lifecycle, PodRecord
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.testing import CgroupFiles
+from runtimeproxy.vocabulary import Level as ClaimLevel
+from runtimeproxy.vocabulary import Mode, Role
 
 QUOTA, BURST, CPUS = "cpu.cfs_quota_us", "cpu.cfs_burst_us", "cpuset.cpus"
 CLASS = "/kubepods/besteffort"
@@ -87,7 +90,7 @@ class Node:
         self.ledger.is_v1 = self.files.version == 1
         self.reported: list[str] = []
         self.ledger.on_change = self.reported.append
-        places = Places(self.store, lambda pod, box: f"{pod.cgroup_parent}/{box.id}", lambda name: "")
+        places = ClaimPlaces(self.store, lambda pod, box: f"{pod.cgroup_parent}/{box.id}", lambda name: "")
         self.leased = LeasedClaims(
             self.ledger,
             places,
@@ -120,7 +123,7 @@ class Node:
             self.checkpoint()
         self.journal.close()
         self.start()
-        books = [decode(Kind.BOOK, identity, body) for identity, body in self.saved.items()]
+        books = [decode(RowKind.BOOK, identity, body) for identity, body in self.saved.items()]
         self.ledger.load([each for each in books if isinstance(each, Book)])
         self.ledger.add_noted(self.ledger.read_journal())
         await self.leased.load(is_successor=is_successor)
@@ -171,12 +174,12 @@ def request(
     session: str = "s",
     *,
     is_whole: bool = False,
-) -> Request:
+) -> ClaimsRequest:
     given = [GivenClaim(place, *each) for place, each in enumerate(claims)]
-    return Request(owner, session, sequence, is_whole, given, tuple(ended))
+    return ClaimsRequest(owner, session, sequence, is_whole, given, tuple(ended))
 
 
-async def first(node: Node, owner: str, *claims: tuple[ClaimKey, Claim]) -> leased.Response:
+async def first(node: Node, owner: str, *claims: tuple[ClaimKey, Claim]) -> leased.ClaimsResponse:
     return await node.leased.set(request(owner, 1, claims, is_whole=True))
 
 
@@ -189,6 +192,24 @@ async def test_a_bound_of_a_class_is_written_moves_and_ends(node: Node) -> None:
     await node.leased.set(request("cpu-suppress", 3, ended=[suppress(2000)[0]]))
     assert node.read(CLASS) == "max"
     assert node.ledger.record(CLASS) is None
+
+
+async def test_a_claim_on_a_pod_whose_cgroup_cannot_be_is_refused_alone(node: Node) -> None:
+    def low(uid: str) -> tuple[ClaimKey, Claim]:
+        claim = claim_of(Owner("mine"), "memory.low", Role.SET, "4096", None, "")
+        return ClaimKey(ClaimLevel.POD, uid, "memory.low", Role.SET), claim
+
+    bad = PodRecord(id="s-bad", uid="bad", name="bad", namespace="shop", cgroup_parent="/..")
+    for is_after_a_restart in (False, True):
+        if is_after_a_restart:
+            await node.restart()
+            await node.leased.look()
+        node.store.pods.put(bad)
+        answer = await first(node, "mine", low("bad"), low("u1"))
+        assert [(each.place, each.reason) for each in answer.refused] == [
+            (0, "no pod with the uid bad runs, or its cgroup is not known")
+        ]
+        assert node.read(POD, "memory.low") == "4096"
 
 
 async def test_what_moves_is_not_saved_each_time(node: Node) -> None:
@@ -291,7 +312,7 @@ async def test_a_changed_scale_changes_the_sum(node: Node) -> None:
     await first(node, "cpu-burst", burst(60_000, 50_000))
     assert (node.read(LS_BOX), node.read(LS)) == ("50000", "50000")
     scale = {QUOTA: (Claim("cpu-normalization", Role.SCALE, 2.0),)}
-    target = Target(Level.CONTAINER, LS_BOX, "shop/u2/main", "u2")
+    target = CgroupTarget(Level.CONTAINER, LS_BOX, "shop/u2/main", "u2")
     asked = {QUOTA: 40_000}
     await asyncio.to_thread(node.ledger.change, [Wanted(target, scale, asked, asked)])
     assert (node.read(LS_BOX), node.read(LS)) == ("50000", "70000")
@@ -300,7 +321,7 @@ async def test_a_changed_scale_changes_the_sum(node: Node) -> None:
 async def test_policies_that_are_asked_again_keep_what_is_claimed(node: Node) -> None:
     node.files.apply(LS_BOX, _quota(40_000))
     await first(node, "cpu-burst", burst(20_000))
-    wanted = Wanted(Target(Level.CONTAINER, LS_BOX), {}, {QUOTA: 40_000}, {QUOTA: 40_000})
+    wanted = Wanted(CgroupTarget(Level.CONTAINER, LS_BOX), {}, {QUOTA: 40_000}, {QUOTA: 40_000})
     assert not node.ledger.differs(wanted)
     await asyncio.to_thread(node.ledger.change, [wanted])
     assert node.read(LS_BOX) == "60000"
@@ -478,7 +499,7 @@ async def test_a_claim_on_what_is_not_known_is_refused_alone(node: Node) -> None
 async def test_a_refused_value_ends_the_claim_before_it(node: Node) -> None:
     await first(node, "cpu-suppress", suppress(50_000))
     refused = Refused(0, leased.INVALID, "bounds nothing", suppress(2000)[0])
-    await node.leased.set(Request("cpu-suppress", "s", 2, refused=[refused]))
+    await node.leased.set(ClaimsRequest("cpu-suppress", "s", 2, refused=[refused]))
     assert node.read(CLASS) == "max"
 
 
@@ -493,14 +514,14 @@ async def test_bounds_of_claims_and_bytes(node: Node) -> None:
 
 
 async def test_an_owner_in_dry_run_changes_nothing(node: Node) -> None:
-    node.leased.configure(owners(mode="dry-run"))
+    node.leased.configure(owners(mode=Mode.DRY_RUN))
     response = await first(node, "cpu-suppress", suppress(50_000))
     assert (response.problem, node.read(CLASS)) == ("cpu-suppress is in mode dry-run", "max")
     assert [each.kind for each in node.audit] == [AuditKind.WOULD_CHANGE]
     node.leased.configure(owners())
     await node.leased.sync_all()
     assert node.read(CLASS) == "50000"
-    node.leased.configure(owners(mode="dry-run"))
+    node.leased.configure(owners(mode=Mode.DRY_RUN))
     await node.leased.sync_all()
     assert node.read(CLASS) == "max"
 

@@ -24,9 +24,10 @@ from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.ledger import book_store, path_locks
 from runtimeproxy.ledger import ledger as module
 from runtimeproxy.ledger.book_store import UNCLAIMED_S
-from runtimeproxy.ledger.books import Change, Target, Wanted, change_of
+from runtimeproxy.ledger.books import ValueChange, Wanted, change_of
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, ManagedValue, Original
 from runtimeproxy.testing import CgroupFiles
 from runtimeproxy.units import cpu_shares_from_weight, cpu_weight_from_shares
@@ -84,11 +85,11 @@ def sets(owner: str = "batch", priority: int = 0, **values: Value) -> dict[str, 
 
 
 def pod(claims: Mapping[str, tuple[Claim, ...]], cgroup: str = POD, **more: object) -> Wanted:
-    return Wanted(Target(Level.POD, cgroup, "default/web", "u1"), claims, **more)  # type: ignore[arg-type]
+    return Wanted(CgroupTarget(Level.POD, cgroup, "default/web", "u1"), claims, **more)  # type: ignore[arg-type]
 
 
 def box(claims: Mapping[str, tuple[Claim, ...]], **more: object) -> Wanted:
-    return Wanted(Target(Level.CONTAINER, BOX, "default/web/main", "u1"), claims, **more)  # type: ignore[arg-type]
+    return Wanted(CgroupTarget(Level.CONTAINER, BOX, "default/web/main", "u1"), claims, **more)  # type: ignore[arg-type]
 
 
 def number(files: CgroupFiles, cgroup: str, name: str) -> Value | None:
@@ -245,6 +246,27 @@ def test_a_resize_by_the_kubelet_is_the_new_original(ledger: Ledger, files: Cgro
     put(files, POD, "cpu.shares", 512)
     assert texts(files) == after
     ledger.on_resized(POD)
+
+
+@pytest.mark.parametrize("name", ["memory.min", "memory.low", "memory.high"])
+@pytest.mark.parametrize("is_written_later", [True, False])
+def test_the_kubelets_memory_qos_of_a_pod_is_the_new_original(
+    ledger: Ledger, files: CgroupFiles, name: str, *, is_written_later: bool
+) -> None:
+    """Up to Kubernetes 1.36 the kubelet writes before the call for a resize, from 1.37 on after it."""
+    if files.version == 1:
+        pytest.skip("only kernels of Anolis have these files in version 1, and no kubelet writes them")
+    put(files, POD, name, 4096)
+    ledger.claim([pod({name: (Claim("memory-qos", Role.SET, 12288),)})])
+    if not is_written_later:
+        put(files, POD, name, 8192)
+    ledger.on_resized(POD, {name: 8192} if is_written_later else {})
+    if is_written_later:
+        put(files, POD, name, 8192)
+    ledger.verify({Level.POD})
+    assert number(files, POD, name) == 12288
+    ledger.claim([pod({})])
+    assert number(files, POD, name) == 8192
 
 
 @pytest.mark.parametrize("loses", [True, False])
@@ -771,7 +793,7 @@ def test_parameters_of_another_agent_are_observed_only(ledger: Ledger, files: Cg
 
 def test_what_the_kubelet_writes_to_qos_classes_is_never_ours(ledger: Ledger, files: CgroupFiles) -> None:
     before = texts(files)
-    target = Target(Level.QOS_CLASS, CLASS)
+    target = CgroupTarget(Level.QOS_CLASS, CLASS)
     assert ledger.claim([Wanted(target, sets(cpu_shares=2))]) == ()
     ledger.claim([Wanted(target, sets(quota=50_000))])
     assert number(files, CLASS, "cpu.cfs_quota_us") == 50_000
@@ -948,7 +970,7 @@ def test_a_cgroup_that_no_pod_claims_is_forgotten_after_a_time(files: CgroupFile
     told: list[str] = []
     for cgroup in (POD, f"{POD}/box1", f"{POD}/cri-containerd-box2.scope", OTHER):
         ledger.book(pod(sets(quota=50_000), cgroup))
-    ledger.book(Wanted(Target(Level.QOS_CLASS, CLASS), sets(quota=50_000)))
+    ledger.book(Wanted(CgroupTarget(Level.QOS_CLASS, CLASS), sets(quota=50_000)))
     ledger.on_change = told.append
     now_s[0] = UNCLAIMED_S
     ledger.forget_gone([POD, "..", ""], {"box2"})
@@ -1307,18 +1329,20 @@ def test_claims_that_come_and_go_leave_no_trace(
 @pytest.mark.parametrize(
     ("name", "ours", "theirs", "change"),
     [
-        pytest.param("cpu.cfs_quota_us", 50_000, 50_000, Change.NONE, id="ours"),
-        pytest.param("cpu.cfs_quota_us", 50_000, -1, Change.RESET, id="neutral"),
-        pytest.param("cpu.cfs_quota_us", 50_000, 70_500, Change.RESET, id="original"),
-        pytest.param("cpu.cfs_quota_us", 50_000, 71_000, Change.RESET, id="as-systemd-rounds-the-original"),
-        pytest.param("cpu.cfs_quota_us", 50_500, 51_000, Change.RESET, id="as-systemd-rounds-ours"),
-        pytest.param("cpu.cfs_quota_us", 50_000, 60_000, Change.FOREIGN, id="foreign"),
-        pytest.param("cpu.cfs_burst_us", 50_000, 50, Change.RESET, id="the-kernel-divides-bursts"),
-        pytest.param("cpu.cfs_burst_us", 50_000, 60, Change.FOREIGN, id="foreign-burst"),
+        pytest.param("cpu.cfs_quota_us", 50_000, 50_000, ValueChange.NONE, id="ours"),
+        pytest.param("cpu.cfs_quota_us", 50_000, -1, ValueChange.RESET, id="neutral"),
+        pytest.param("cpu.cfs_quota_us", 50_000, 70_500, ValueChange.RESET, id="original"),
+        pytest.param(
+            "cpu.cfs_quota_us", 50_000, 71_000, ValueChange.RESET, id="as-systemd-rounds-the-original"
+        ),
+        pytest.param("cpu.cfs_quota_us", 50_500, 51_000, ValueChange.RESET, id="as-systemd-rounds-ours"),
+        pytest.param("cpu.cfs_quota_us", 50_000, 60_000, ValueChange.FOREIGN, id="foreign"),
+        pytest.param("cpu.cfs_burst_us", 50_000, 50, ValueChange.RESET, id="the-kernel-divides-bursts"),
+        pytest.param("cpu.cfs_burst_us", 50_000, 60, ValueChange.FOREIGN, id="foreign-burst"),
     ],
 )
 def test_who_has_changed_a_value(
-    files: CgroupFiles, name: str, ours: int, theirs: int, change: Change
+    files: CgroupFiles, name: str, ours: int, theirs: int, change: ValueChange
 ) -> None:
     writer = CgroupWriter(files.root)
     put(files, POD, "cpu.cfs_quota_us", 70_500)
@@ -1492,7 +1516,7 @@ MEMORY: Mapping[str, Value] = {"memory.min": 1 << 20, "memory.low": 4_096, "memo
 
 
 def test_quotas_of_units_are_rounded_as_systemd_rounds_them(ledger: Ledger, files: CgroupFiles) -> None:
-    ledger.claim([Wanted(Target(Level.POD, SLICE), sets(quota=83_334))])
+    ledger.claim([Wanted(CgroupTarget(Level.POD, SLICE), sets(quota=83_334))])
     assert number(files, SLICE_PATH, "cpu.cfs_quota_us") == 84_000
 
 

@@ -84,7 +84,7 @@ def test_the_original_is_saved_before_the_first_write(kernel: Kernel) -> None:
     """A process that is killed between the two gives nothing back that it has not written."""
     kernel.file(CORE).unlink()
     kernel.state.mkdir()
-    (kernel.state / "sysctls.new").mkdir()  # nothing can be saved
+    (kernel.state / "sysctls.json.new").mkdir()  # nothing can be saved
     (change,) = kernel.daemon().apply(WANTED)
     assert change.name == IDENTITY
     assert change.error
@@ -126,10 +126,12 @@ def test_one_that_the_kernel_lacks_is_left_out(kernel: Kernel) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"boot_id": "boot"}', '{"boot_id": "boot", "sysctls": {"a": 1}}']
 )
-def test_a_broken_file_is_no_state(kernel: Kernel, text: str) -> None:
+def test_a_broken_file_is_no_state_and_is_said(kernel: Kernel, text: str) -> None:
     kernel.state.mkdir()
     (kernel.state / "sysctls.json").write_text(text)
-    assert kernel.daemon().apply({}) == ()
+    daemon = kernel.daemon()
+    assert daemon.apply({}) == ()
+    assert daemon.unusable.startswith(f"{kernel.state / 'sysctls.json'} is not usable: what ")
     kernel.daemon().apply(WANTED)
     assert kernel.texts() == ("1\n", "0\n")
 

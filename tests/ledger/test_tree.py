@@ -38,6 +38,10 @@ def context(value: Value) -> TreeValue:
     return TreeValue(value, is_claimed=False)
 
 
+def back(value: Value) -> TreeValue:
+    return TreeValue(value, is_claimed=False, is_given_back=True)
+
+
 def new(value: Value) -> TreeValue:
     return TreeValue(value, is_new=True)
 
@@ -159,6 +163,15 @@ def test_a_burst_follows_a_quota_that_becomes_unlimited_or_rounded() -> None:
         pytest.param(V1, {CLASS: bound("0-3"), POD: "0", ONE: ""}, ["0-3", "0", "0"], id="v1-bounded-pod"),
         pytest.param(V2, {POD: "0-7", ONE: ""}, ["0-7", ""], id="v2-clear"),
         pytest.param(V1, {ONE: ""}, [None], id="v1-clear-of-an-unknown-parent"),
+        pytest.param(V1, {CLASS: context("0-1"), POD: back("0-3")}, ["0-1", "0-1"], id="v1-parent-shrank"),
+        pytest.param(V1, {CLASS: context("0-1"), POD: back("2")}, ["0-1", "0-1"], id="v1-nothing-in-common"),
+        pytest.param(V1, {CLASS: context("0-3"), POD: back("0-1")}, ["0-3", "0-1"], id="v1-parent-grew"),
+        pytest.param(V1, {POD: "0-1", ONE: back("0-3")}, ["0-3", "0-3"], id="v1-claimed-parent-grows"),
+        pytest.param(
+            V1, {CLASS: context("0-1"), POD: back(""), ONE: back("")}, ["0-1"] * 3, id="v1-top-down"
+        ),
+        pytest.param(V1, {ONE: back("0-3")}, ["0-3"], id="v1-back-below-an-unknown-parent"),
+        pytest.param(V2, {CLASS: context("0-1"), POD: back("0-3")}, ["0-3", "0-3"], id="v2-back"),
     ],
 )
 @pytest.mark.parametrize("name", ["cpuset.cpus", "cpuset.mems"])
@@ -222,7 +235,15 @@ PERIODS = st.sampled_from([CPU_PERIOD_US, 10_000, 99_999, 1_000])
 
 def tree_values(values: st.SearchStrategy[Value]) -> st.SearchStrategy[TreeValue]:
     # What is bounded is claimed.
-    flags = st.sampled_from([(True, False, False), (True, True, False), (True, False, True), (False,) * 3])
+    flags = st.sampled_from(
+        [
+            (True, False, False),
+            (True, True, False),
+            (True, False, True),
+            (False, False, False),
+            (False, False, False, True),
+        ]
+    )
     return st.tuples(values, flags).map(lambda each: TreeValue(each[0], *each[1]))
 
 

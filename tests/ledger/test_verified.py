@@ -13,11 +13,12 @@ import pytest
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.ledger import upkeep as module
-from runtimeproxy.ledger.books import Target, Wanted
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.foreign import FIRST_YIELD_S, OVERWRITES
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.sysctls import SysctlChange, Sysctls
+from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.pods.records import Level
 from runtimeproxy.pods.store import PodStore
@@ -52,7 +53,7 @@ class Scene:
 
     def claim(self, level: Level, cgroup: str, quota_us: int | None) -> None:
         claims = {} if quota_us is None else sets(quota_us)
-        self.ledger.claim([Wanted(Target(level, cgroup), claims)])
+        self.ledger.claim([Wanted(CgroupTarget(level, cgroup), claims)])
 
     def overwrite(self, cgroup: str, quota_us: int) -> None:
         (self.files.folder(cgroup) / "cpu.max").write_text(f"{quota_us} 100000\n")

@@ -1,4 +1,4 @@
-"""`python -m tests.node`: builds the node, boots it, prints what its checks saw; 1 if one failed."""
+"""`python -m tests.node`: builds the node, boots it with each cgroup version, prints what its checks saw."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.lab.programs import REPOSITORY
-from tests.node.guest.checks import selected
+from tests.lab.programs import REPOSITORY, tools_folder
+from tests.node.guest.checks import BOOTS, KUBELETS, selected
 from tests.node.image import Image, build_image
 from tests.node.qemu import boot
 from tests.node.report import rows, table
@@ -24,6 +24,8 @@ _PACKAGES = _CACHE / "packages"
 _PROGRAMS = ("qemu-system-x86_64", "mmdebstrap", "mke2fs")
 # What the checks import from this repository's tests; the product comes from the installed wheel.
 _SHARED = ("lab", "e2e", "hooks", "node")
+VERSIONS = ("1.34", "1.37")
+"""Of the kubelet: both ends of the supported range."""
 
 
 def main() -> int:
@@ -31,46 +33,66 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.node", description=__doc__)
     parser.add_argument("--timeout-s", type=float, default=1800, help="when the node is ended, by force")
     parser.add_argument("--only", default="", metavar="REGEX", help="the installation and checks named so")
+    parser.add_argument("--boot", choices=BOOTS, help=f"this one only (all but {KUBELETS})")
     arguments = parser.parse_args()
-    if reason := _missing():
+    boots = [arguments.boot] if arguments.boot else [each for each in BOOTS if each != KUBELETS]
+    names = selected(arguments.only, KUBELETS) if KUBELETS in boots else []
+    wanted = (each for each in VERSIONS if any(name.startswith(f"kubelet {each}") for name in names))
+    kubelets = [tools_folder() / f"kubelet-{version}" for version in wanted]
+    if reason := _missing(kubelets):
         print(f"cannot build the node: {reason}", file=sys.stderr)
         return 1
     os.umask(0o022)
-    image = _built()
-    share = _CACHE / "share"
-    names = selected(arguments.only)
-    _fill(share, names)
+    image = _built(with_packages=boots != [KUBELETS])
+    are_ok = [_run(image, boot, arguments.only, kubelets, arguments.timeout_s) for boot in boots]
+    return 0 if all(are_ok) else 1
+
+
+def _run(image: Image, name: str, only: str, kubelets: Sequence[Path], timeout_s: float) -> bool:
+    """Boots once and prints the table; returns whether all went well."""
+    share = _CACHE / f"share-{name}"
+    names = selected(only, name)
+    _fill(share, name, names, kubelets)
+    cgroup_version = 1 if name == "cgroup-v1" else 2
     began = time.monotonic()
-    print(f"booting; results appear in {share.relative_to(REPOSITORY)}", flush=True)
-    complaint = boot(image, share, arguments.timeout_s)
+    where = share.relative_to(REPOSITORY)
+    print(f"booting: {name}; results appear in {where}", flush=True)
+    complaint = boot(image, share, timeout_s, cgroup_version)
     results = share / "results.jsonl"
     made = rows(names, results.read_text().splitlines() if results.exists() else [])
     print(table(made))
-    print(f"the node ran for {time.monotonic() - began:.0f} s{'; ' + complaint if complaint else ''}")
-    return 0 if all(row.ok for row in made) and not complaint else 1
+    print(
+        f"the node ran for {time.monotonic() - began:.0f} s{'; ' + complaint if complaint else ''}",
+        flush=True,
+    )
+    return all(row.ok for row in made) and not complaint
 
 
-def _missing() -> str:
+def _missing(kubelets: Sequence[Path]) -> str:
     if os.geteuid() != 0:
         return "it needs root"
     absent = [name for name in _PROGRAMS if shutil.which(name) is None]
-    return f"not installed: {', '.join(absent)}; run tests/node/install.sh" if absent else ""
+    if absent:
+        return f"not installed: {', '.join(absent)}; run tests/node/install.sh"
+    absent = [path.name for path in kubelets if not path.exists()]
+    return f"not built: {', '.join(absent)}; run tests/lab/build_tools.sh versions" if absent else ""
 
 
-def _built() -> Image:
+def _built(*, with_packages: bool) -> Image:
     began = time.monotonic()
     _CACHE.mkdir(parents=True, exist_ok=True)
     wheels = _CACHE / "wheels"
     wheel = gather_wheels(wheels)
     image = build_image(_CACHE, wheels)
-    _build_packages(wheel)
+    shutil.rmtree(_PACKAGES, ignore_errors=True)
+    if with_packages:
+        _build_packages(wheel)
     print(f"image {image.disk.name} in {time.monotonic() - began:.0f} s", flush=True)
     return image
 
 
 def _build_packages(wheel: Path) -> None:
     """Two packages of the same program: the second one is an upgrade of the first."""
-    shutil.rmtree(_PACKAGES, ignore_errors=True)
     builder = REPOSITORY / "systemd" / "packages" / "build_deb.sh"
     # The first one is that of `make deb`; the second one, for the node's Python alone, is built faster.
     for revision, pythons in (("1", ""), ("2", "3.11")):
@@ -78,7 +100,7 @@ def _build_packages(wheel: Path) -> None:
         subprocess.run(["sh", builder, sys.executable, wheel, _PACKAGES], check=True, env=environ)
 
 
-def _fill(share: Path, names: Sequence[str]) -> None:
+def _fill(share: Path, boot: str, names: Sequence[str], kubelets: Sequence[Path]) -> None:
     """The checks go in; what an earlier run has left goes out."""
     shutil.rmtree(share, ignore_errors=True)
     tests = share / "checks" / "tests"
@@ -90,8 +112,12 @@ def _fill(share: Path, names: Sequence[str]) -> None:
             target = tests / name / file.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, target)
-    shutil.copytree(_PACKAGES, share / "packages")
-    (share / "names.json").write_text(json.dumps(names))
+    if _PACKAGES.exists():
+        shutil.copytree(_PACKAGES, share / "packages")
+    (share / "tools").mkdir()
+    for path in kubelets:
+        shutil.copy(path, share / "tools")
+    (share / "names.json").write_text(json.dumps([boot, names]))
 
 
 if __name__ == "__main__":

@@ -14,20 +14,26 @@ _MEMORY_MIB = 3072
 _MACHINE = ("-accel", "tcg,thread=multi", "-cpu", "max,vendor=GenuineIntel", "-no-reboot", "-nic", "none")
 
 
-def command(image: Image, share: Path) -> list[str]:
-    """The emulator's command line. Nothing is written to the disk; `share` is the way in and out."""
+def command(image: Image, share: Path, cgroup_version: int = 2) -> list[str]:
+    """The emulator's command line. Nothing is written to the disk; `share` is the way in and out.
+
+    Source: systemd(1), systemd.unified_cgroup_hierarchy and systemd.legacy_systemd_cgroup_controller.
+    """
+    kernel = "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=0"
+    if cgroup_version == 1:
+        kernel += " systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1"
     return [
         "qemu-system-x86_64",
         *_MACHINE,
         *("-nographic", "-smp", str(CPUS), "-m", str(_MEMORY_MIB)),
         *("-kernel", str(image.kernel), "-initrd", str(image.initrd)),
-        *("-append", "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=0"),
+        *("-append", kernel),
         *("-drive", f"file={image.disk},if=virtio,format=raw,snapshot=on"),
         *("-virtfs", f"local,path={share},mount_tag=share,security_model=none"),
     ]
 
 
-def boot(image: Image, share: Path, timeout_s: float) -> str:
+def boot(image: Image, share: Path, timeout_s: float, cgroup_version: int = 2) -> str:
     """Boots and waits until the node has powered off; its console goes to `share/console.log`.
 
     Returns:
@@ -35,7 +41,7 @@ def boot(image: Image, share: Path, timeout_s: float) -> str:
     """
     with (share / "console.log").open("wb") as console:
         # The emulator is the lowest of what runs here: nothing in the node depends on its speed.
-        nice = ["nice", "-n", "10", *command(image, share)]
+        nice = ["nice", "-n", "10", *command(image, share, cgroup_version)]
         process = subprocess.Popen(nice, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT)
         try:
             code = process.wait(timeout_s)

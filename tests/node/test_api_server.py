@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.documents.reading import InputError
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node import api_server
 from runtimeproxy.node.api_server import ApiServerInputs, ObjectSink, PodSink, read_pod, runtime_uid
-from runtimeproxy.node.documents import InputError
 from runtimeproxy.node.facts import NodeReader
-from runtimeproxy.node.inputs import SAVE_PODS_S, STATE_FILE, Look, NodeInputs, Places
+from runtimeproxy.node.inputs import SAVE_PODS_S, STATE_FILE, InputPlaces, InputsReading, NodeInputs
 from runtimeproxy.node.object_folder import FolderObjects
 from runtimeproxy.node.objects import Kind, Reader
 from runtimeproxy.node.snapshot import Input, InputState, LivePod, Node
@@ -316,7 +316,7 @@ class Watched:
         self.machine = Machine(root)
         self.objects = root / "node.d"
         self.objects.mkdir(exist_ok=True)
-        self.places = Places(
+        self.places = InputPlaces(
             sysfs=self.machine.sysfs,
             procfs=self.machine.procfs,
             cgroup_root=self.machine.cgroups,
@@ -334,7 +334,7 @@ class Watched:
         self.inputs = NodeInputs(self.places, reader, self.server)
         self.first = self.inputs.restore(self.now_s)
 
-    def look(self, after_s: float = 1.0) -> Look:
+    def look(self, after_s: float = 1.0) -> InputsReading:
         self.now_s += after_s
         return self.inputs.look(self.now_s, is_first=True)
 

@@ -9,20 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtimeproxy.documents.reading import InputError
 from runtimeproxy.node.derived import (
     RATIO,
     computed_pools,
+    empty_pools,
     normalization_ratio,
     pod_cpus,
     published_pools,
+    reservation_of,
     topology_of,
 )
-from runtimeproxy.node.documents import InputError
 from runtimeproxy.node.machine import Processor
 from runtimeproxy.node.objects import TopologyFacts
 from runtimeproxy.node.snapshot import Cpu, PodCpus, Pool, Pools
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.slo.schema import CpuNormalization, ModelRatio
+from runtimeproxy.slo.schema import CpuNormalizationStrategy, ModelRatio
+from runtimeproxy.units import parse_cpu_list
 
 CPUS = tuple(Cpu(id=cpu, core=cpu // 2 % 2, socket=cpu // 4, numa_node=cpu // 4, l3=0) for cpu in range(8))
 """Two sockets with four CPUs each."""
@@ -90,6 +93,28 @@ def test_computed_pools(
     assert found.is_system_exclusive is topology.is_system_exclusive
 
 
+@pytest.mark.parametrize(
+    ("ls", "be", "of_computed", "of_published"),
+    [
+        ("1", "1", [], []),
+        ("", "1", ["LS"], ["LS"]),
+        ("1", "", ["BE"], []),
+        ("", "", ["LS", "BE"], []),
+    ],
+)
+def test_a_pool_without_a_cpu_is_a_problem(
+    ls: str, be: str, of_computed: list[str], of_published: list[str]
+) -> None:
+    of_ls, of_be = (
+        tuple(Pool(socket=0, numa_node=0, cpus=parse_cpu_list(cpus)) for cpus in (text,) if cpus)
+        for text in (ls, be)
+    )
+    for is_computed, expected in ((True, of_computed), (False, of_published)):
+        found = empty_pools(Pools(ls=of_ls, be=of_be), is_computed=is_computed)
+        assert [each.split()[9] for each in found] == expected
+    assert empty_pools(None, is_computed=True) == ()
+
+
 def test_computed_pools_have_online_cpus_by_socket_and_numa_node() -> None:
     there = [
         Cpu(id=0, core=0, socket=1, numa_node=0, l3=0),
@@ -143,6 +168,41 @@ def test_the_nodes_own_annotations_count_before_their_copies() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "amounts", "reserved"),
+    [
+        ("", {}, cpus()),
+        ('{"resources":{"cpu":"1500m","memory":"1Ki"}}', {"cpu": 1_500, "memory": 1_024}, cpus()),
+        ('{"reservedCPUs":"0-2"}', {"cpu": 3_000}, cpus(0, 1, 2)),
+        (
+            '{"resources":{"cpu":"8","memory":"1Ki"},"reservedCPUs":"0"}',
+            {"cpu": 1_000, "memory": 1_024},
+            cpus(0),
+        ),
+        ('{"resources":{"cpu":"8"},"applyPolicy":"ReservedCPUsOnly"}', {"cpu": 8_000}, cpus()),
+        ('{"Resources":{"cpu":8},"reservedcpus":""}', {"cpu": 8_000}, cpus()),
+    ],
+)
+def test_what_a_node_reserves(text: str, amounts: dict[str, int], reserved: frozenset[int]) -> None:
+    assert reservation_of({RESERVATION: text}) == (amounts, reserved)
+    assert reservation_of({}) == ({}, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "line 1"),
+        ("[]", "is a list, not a mapping"),
+        ('{"resources":{"cpu":"1","memory":"much"}}', "resources.memory: is not a quantity"),
+        ('{"resources":{"cpu":"1"},"reservedCPUs":"x"}', "reservedCPUs: not a CPU list"),
+        ('{"reservedCPUs":5}', "reservedCPUs: is a number, not a text"),
+    ],
+)
+def test_a_reservation_with_an_error_does_not_count_at_all(text: str, reason: str) -> None:
+    with pytest.raises(InputError, match=f"metadata.annotations.{RESERVATION}.*{reason}"):
+        reservation_of({RESERVATION: text})
+
+
+@pytest.mark.parametrize(
     ("text", "found"),
     [
         ('{"cpuset":"0-1"}', cpus(0, 1)),
@@ -169,7 +229,7 @@ MODEL = ModelRatio(
     turbo_enabled_ratio=1.333,
     hyper_thread_turbo_enabled_ratio=1.5,
 )
-STRATEGY = CpuNormalization(enable=True, ratio_model={"X": MODEL, "Y": ModelRatio(base_ratio=1.2)})
+STRATEGY = CpuNormalizationStrategy(enable=True, ratio_model={"X": MODEL, "Y": ModelRatio(base_ratio=1.2)})
 
 
 def processor(model: str = "X", **flags: Any) -> Processor:
@@ -184,16 +244,16 @@ def processor(model: str = "X", **flags: Any) -> Processor:
         (None, STRATEGY, processor(has_turbo=True), 1.33),
         (None, STRATEGY, processor(has_hyper_threads=True, has_turbo=True), 1.5),
         (None, STRATEGY, processor("Y"), 1.2),
-        (None, CpuNormalization(enable=True, default_ratio=1.4), processor("Z"), 1.4),
-        (None, CpuNormalization(ratio_model={"X": MODEL}), processor(), None),
-        (None, CpuNormalization(), processor(), None),
+        (None, CpuNormalizationStrategy(enable=True, default_ratio=1.4), processor("Z"), 1.4),
+        (None, CpuNormalizationStrategy(ratio_model={"X": MODEL}), processor(), None),
+        (None, CpuNormalizationStrategy(), processor(), None),
         ("1.20", STRATEGY, processor(), 1.2),
-        ("1.00", CpuNormalization(), processor(), 1.0),
-        ("5", CpuNormalization(), processor(), 5.0),
+        ("1.00", CpuNormalizationStrategy(), processor(), 1.0),
+        ("5", CpuNormalizationStrategy(), processor(), 5.0),
     ],
 )
 def test_the_normalization_ratio(
-    annotation: str | None, strategy: CpuNormalization, of: Processor, ratio: float | None
+    annotation: str | None, strategy: CpuNormalizationStrategy, of: Processor, ratio: float | None
 ) -> None:
     annotations = {} if annotation is None else {RATIO: annotation}
     assert normalization_ratio(annotations, strategy, of) == ratio
@@ -222,7 +282,9 @@ def test_the_normalization_ratio(
         ),
     ],
 )
-def test_a_bad_ratio(annotation: str | None, strategy: CpuNormalization, of: Processor, problem: str) -> None:
+def test_a_bad_ratio(
+    annotation: str | None, strategy: CpuNormalizationStrategy, of: Processor, problem: str
+) -> None:
     with pytest.raises(InputError) as error:
         normalization_ratio({} if annotation is None else {RATIO: annotation}, strategy, of)
     assert str(error.value) == problem
@@ -230,6 +292,7 @@ def test_a_bad_ratio(annotation: str | None, strategy: CpuNormalization, of: Pro
 
 def test_annotations_are_texts_of_json() -> None:
     text = json.dumps({"cpuset": "0-1", "numaNodeResources": [{"node": 0, "resources": {"cpu": "2"}}]})
-    assert pod_cpus({}, {"scheduling.koordinator.sh/resource-status": text}) == PodCpus(
-        QoSClass.NONE, cpus(0, 1)
-    )
+    annotations = {"scheduling.koordinator.sh/resource-status": text}
+    for qos in QoSClass:
+        expected = PodCpus(qos, cpus(0, 1)) if qos in (QoSClass.LSE, QoSClass.LSR) else None
+        assert pod_cpus({"koordinator.sh/qosClass": qos}, annotations) == expected

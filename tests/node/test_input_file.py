@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.node.documents import InputError
-from runtimeproxy.node.input_file import GRACE_S, MOST_SETTLE_S, SETTLE_S, Parsed, WatchedFile
+from runtimeproxy.documents.reading import InputError
+from runtimeproxy.node.input_file import GRACE_S, MOST_SETTLE_S, SETTLE_S, ParsedInput, WatchedFile
 
 
-def number(data: bytes, before: int | None) -> Parsed[int]:
+def number(data: bytes, before: int | None) -> ParsedInput[int]:
     """Reads a number; of a text with `?` the value before stands in."""
     if b"?" in data:
-        return Parsed(before or 0, None, ("a part is bad",))
+        return ParsedInput(before or 0, None, ("a part is bad",))
     try:
-        return Parsed(int(data), int(data), notes=("odd",) if int(data) % 2 else ())
+        return ParsedInput(int(data), int(data), notes=("odd",) if int(data) % 2 else ())
     except ValueError:
         raise InputError("not a number", "line 1") from None
 
@@ -168,7 +168,7 @@ def test_the_last_change_of_a_file_that_never_settled_is_read(path: Path) -> Non
     """A change right after a read may leave size and times as they are: the file is read once more."""
     read: list[bytes] = []
 
-    def parse(data: bytes, before: int | None) -> Parsed[int]:
+    def parse(data: bytes, before: int | None) -> ParsedInput[int]:
         read.append(data)
         return number(data, before)
 
@@ -192,11 +192,11 @@ def test_a_restored_value_counts_until_the_file_is_another_one(path: Path) -> No
     before = WatchedFile(path, 16, number)
     before.look(0, is_first=True)
     after: WatchedFile[int] = WatchedFile(path, 16, lambda *_: pytest.fail("is not to be read again"))
-    after.restore(Parsed(2, 2), before.stamp)
+    after.restore(ParsedInput(2, 2), before.stamp)
     assert not after.look(0, is_first=True)
     assert after.value == 2
     changed = WatchedFile(path, 16, number)
-    changed.restore(Parsed(2, 2), before.stamp)
+    changed.restore(ParsedInput(2, 2), before.stamp)
     path.write_text("4")
     assert changed.look(0, is_first=True)
     assert changed.value == 4
@@ -204,7 +204,7 @@ def test_a_restored_value_counts_until_the_file_is_another_one(path: Path) -> No
 
 def test_a_restored_value_of_a_missing_file_counts_for_the_grace(path: Path) -> None:
     file = WatchedFile(path, 16, number)
-    file.restore(Parsed(2, 2), (1, 2, 3, 4, 5))
+    file.restore(ParsedInput(2, 2), (1, 2, 3, 4, 5))
     assert not file.look(5, is_first=True)
     assert (file.value, file.wait_s) == (2, GRACE_S)
     assert file.look(5 + GRACE_S)
@@ -249,7 +249,7 @@ def test_a_link_is_polled_after_a_restart_too(path: Path, file: WatchedFile[int]
     path.symlink_to(other)
     file.look(0)
     after = WatchedFile(path, 16, number)
-    after.restore(Parsed(2, 2), file.stamp)
+    after.restore(ParsedInput(2, 2), file.stamp)
     assert not after.look(0, is_first=True)
     assert not after.is_watchable
 
@@ -290,7 +290,7 @@ def test_a_device_is_not_opened(path: Path, file: WatchedFile[int], monkeypatch:
 
 
 def test_an_error_of_the_parser_is_one_of_the_file(path: Path) -> None:
-    def fail(data: bytes, before: int | None) -> Parsed[int]:
+    def fail(data: bytes, before: int | None) -> ParsedInput[int]:
         raise ValueError("bug")
 
     path.write_text("2")

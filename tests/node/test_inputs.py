@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import stat
+import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +16,12 @@ import pytest
 from runtimeproxy.node.derived import SharedCpus
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.input_file import GRACE_S
-from runtimeproxy.node.inputs import STATE_FILE, Look, NodeInputs, Places, PoolSource
+from runtimeproxy.node.inputs import STATE_FILE, InputPlaces, InputsReading, NodeInputs, PoolSource
+from runtimeproxy.node.objects import RESERVATION
 from runtimeproxy.node.snapshot import NO_STRATEGIES, Feature, Input, InputState, Node, PodCpus, Pool
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.slo.names import CPU_NORMALIZATION_ENABLED
-from runtimeproxy.slo.strategies import Source
+from runtimeproxy.slo.strategies import Layer
 from runtimeproxy.testing import CgroupFiles
 from tests.node.objects_of import (
     BURST,
@@ -64,7 +67,7 @@ class Watched:
     def start(self) -> Node:
         """Another process looks at the folders; returns what it knows before its first look."""
         machine = self.machine
-        places = Places(
+        places = InputPlaces(
             sysfs=machine.sysfs,
             procfs=machine.procfs,
             cgroup_root=machine.cgroups,
@@ -87,7 +90,7 @@ class Watched:
         second = self.inputs.look(self.now_s)
         return self._take(second._replace(changed=first.changed | second.changed))
 
-    def _take(self, look: Look) -> Node:
+    def _take(self, look: InputsReading) -> Node:
         self.changed, self.problems, self.notes, self.wait_s = (
             look.changed,
             look.problems,
@@ -116,13 +119,28 @@ def states(node: Node) -> dict[Input, InputState]:
 
 
 def test_without_any_source_nothing_is_known(tmp_path: Path) -> None:
-    places = Places(sysfs=tmp_path, procfs=tmp_path, cgroup_root=tmp_path)
+    places = InputPlaces(sysfs=tmp_path, procfs=tmp_path, cgroup_root=tmp_path)
     inputs = NodeInputs(places, NodeReader(tmp_path, tmp_path))
     inputs.restore(0)
     node = inputs.look(0, is_first=True).node
     local = (Input.CPUS, Input.MEMORY, Input.CGROUPS)
     assert states(node) == {each: UNKNOWN if each in local else WITHDRAWN for each in node.states}
     assert (node.cpus, node.strategies, node.pools, node.kubelet) == (None, NO_STRATEGIES, None, None)
+
+
+def test_the_version_of_the_kubelet_is_that_of_the_node_object(watched: Watched) -> None:
+    """It says what the kubelet writes."""
+    config = b"kind: KubeletConfiguration\nfeatureGates: {MemoryQoS: true}\n"
+    (watched.kubelet / "config.yaml").write_bytes(config)
+    kubelet = watched.look().kubelet
+    assert kubelet is not None
+    assert (kubelet.version, len(kubelet.class_memory)) == ("", 2)
+    document = node_object()
+    document["status"]["nodeInfo"] = {"kubeletVersion": "v1.37.2"}
+    write(watched.objects / "node.yaml", document)
+    kubelet = watched.look().kubelet
+    assert kubelet is not None
+    assert (kubelet.version, kubelet.class_memory) == ("v1.37.2", {})
 
 
 def test_what_is_absent_from_the_start_is_withdrawn_at_once(watched: Watched) -> None:
@@ -154,7 +172,7 @@ def test_everything_is_read(watched: Watched) -> None:
     assert {each for each in Input if node.state_of(each) is not KNOWN} == {Input.CGROUPS, Input.PRIORITY}
     assert burst_of(node) == 200
     provenance = node.strategies.provenance_of("cpu_burst.cpu_burst_percent")
-    assert (provenance.source, provenance.file) == (Source.CLUSTER, str(watched.objects / "all.yaml"))
+    assert (provenance.source, provenance.file) == (Layer.CLUSTER, str(watched.objects / "all.yaml"))
     assert node.normalization_ratio == 1.25
     assert node.labels == {"pool": "a"}
     assert node.allocatable is not None
@@ -224,18 +242,55 @@ def test_what_the_node_itself_says_makes_no_unknown_strategies_known(watched: Wa
     assert (node.strategies, node.state_of(Input.STRATEGIES)) == (NO_STRATEGIES, UNKNOWN)
 
 
+def end_of(problem: str, beginning: str) -> float:
+    """When a problem with this beginning says that something is withdrawn, in seconds since the epoch."""
+    place, _, end = problem.partition("; what was there before is withdrawn at ")
+    assert place == beginning
+    return datetime.strptime(end, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+
+
 def test_a_missing_file_is_withdrawn_after_a_minute(watched: Watched) -> None:
     path = watched.objects / "cm.yaml"
     write(path, config_map(cpu_burst_config=BURST))
     watched.look()
     path.unlink()
+    before_s = time.time()
     node = watched.look()
+    (problem,) = watched.problems
+    assert before_s + GRACE_S - 1 <= end_of(problem, f"{path}: is gone") <= time.time() + GRACE_S
     assert (burst_of(node), node.state_of(Input.STRATEGIES), watched.changed) == (200, KNOWN, frozenset())
     assert watched.wait_s is not None
     assert 0 < watched.wait_s <= GRACE_S
-    node = watched.look(GRACE_S)
+    watched.look(GRACE_S / 2)
+    assert watched.problems == (problem,)
+    node = watched.look(GRACE_S / 2)
     assert (node.strategies, node.state_of(Input.STRATEGIES)) == (NO_STRATEGIES, WITHDRAWN)
     assert watched.changed == {Input.STRATEGIES}
+    assert not watched.problems
+
+
+def test_a_missing_file_that_is_back_is_no_problem_any_more(watched: Watched) -> None:
+    path = watched.objects / "cm.yaml"
+    write(path, config_map(cpu_burst_config=BURST))
+    watched.look()
+    path.rename(path.with_suffix(".away"))
+    watched.look()
+    assert watched.problems
+    path.with_suffix(".away").rename(path)
+    assert burst_of(watched.look()) == 200
+    assert not watched.problems
+
+
+def test_a_key_that_a_mounted_config_map_holds_no_longer_is_a_problem(watched: Watched) -> None:
+    watched.objects.mkdir(exist_ok=True)
+    for key in ("cpu-burst-config", "resource-qos-config"):
+        (watched.objects / key).write_text("{}")
+    watched.look()
+    assert not watched.problems
+    (watched.objects / "resource-qos-config").unlink()
+    watched.look()
+    (problem,) = watched.problems
+    assert problem.startswith(f"{watched.objects}/resource-qos-config: is gone; ")
 
 
 def test_an_empty_or_missing_folder_is_withdrawn_after_a_minute(watched: Watched) -> None:
@@ -244,6 +299,7 @@ def test_an_empty_or_missing_folder_is_withdrawn_after_a_minute(watched: Watched
     watched.look()
     watched.objects.rename(watched.objects.with_name("away"))
     assert watched.look().state_of(Input.NODE_OBJECT) is KNOWN
+    assert [each.partition(";")[0] for each in watched.problems] == [f"{path}: is gone"]
     assert watched.look(GRACE_S).state_of(Input.NODE_OBJECT) is WITHDRAWN
     watched.objects.with_name("away").rename(watched.objects)
     assert watched.look().labels == {"pool": "a"}
@@ -331,7 +387,8 @@ def test_an_object_that_its_file_holds_no_longer_counts_for_a_minute(watched: Wa
     write(path, config_map(cpu_burst_config=OTHER))
     node = watched.look()
     assert (burst_of(node), node.labels, node.state_of(Input.NODE_OBJECT)) == (300, {"pool": "a"}, KNOWN)
-    assert watched.problems == (f"{path}: holds no Node any more; what was there before stays for 60 s",)
+    (problem,) = watched.problems
+    assert end_of(problem, f"{path}: holds no Node any more") <= time.time() + GRACE_S
     assert watched.wait_s is not None
     assert 0 < watched.wait_s <= GRACE_S
     write(path, config_map(cpu_burst_config=BURST))
@@ -615,6 +672,20 @@ def test_computed_pools_follow_from_cpus_the_kubelet_and_the_node(tmp_path: Path
     assert len(watched.problems) == 1
 
 
+def test_a_reservation_that_cannot_be_read_is_a_problem(watched: Watched) -> None:
+    text = '{"resources": {"cpu": "much"}}'
+    write(watched.objects / "node.yaml", node_object(annotations={RESERVATION: text}))
+    watched.look()
+    (problem,) = watched.problems
+    assert problem == (
+        f"Node: metadata.annotations.{RESERVATION}.resources.cpu: is not a quantity: 'much'; "
+        "nothing of it is reserved"
+    )
+    write(watched.objects / "node.yaml", node_object())
+    watched.look()
+    assert watched.problems == ()
+
+
 def test_the_ratio_is_computed_where_no_annotation_gives_it(watched: Watched) -> None:
     model = "Intel(R) Xeon(R) Platinum 8269CY CPU @ 2.50GHz"
     ratios = {"baseRatio": 1.1, "hyperThreadTurboEnabledRatio": 1.5}
@@ -627,9 +698,12 @@ def test_the_ratio_is_computed_where_no_annotation_gives_it(watched: Watched) ->
     assert watched.look().normalization_ratio == 1.1
     write(watched.objects / "node.yaml", node_object(annotations={RATIO: "2.00"}))
     assert watched.look().normalization_ratio == 2.0
+    # Koordlet leaves out a change by so little.
+    write(watched.objects / "node.yaml", node_object(annotations={RATIO: "2.005"}))
+    assert watched.look().normalization_ratio == 2.005
     write(watched.objects / "node.yaml", node_object(annotations={RATIO: "9"}))
     node = watched.look()
-    assert (node.normalization_ratio, node.state_of(Input.NORMALIZATION)) == (2.0, KNOWN)
+    assert (node.normalization_ratio, node.state_of(Input.NORMALIZATION)) == (2.005, KNOWN)
     assert watched.problems == (f"Node: {RATIO}: is 9, not in 1 to 5; the ratio stays as it is",)
     write(watched.objects / "node.yaml", node_object())
     write(watched.objects / "cm.yaml", config_map(cpu_normalization_config={"enable": False}))
@@ -814,3 +888,25 @@ def test_a_file_of_the_kubelet_that_is_cut_off_keeps_its_values(watched: Watched
         node = watched.look(0.01)
         assert (node.kubelet, node.requests) == (good.kubelet, good.requests)
         assert [str(watched.kubelet / name) in text for text in watched.problems] == [True]
+
+
+def test_a_misspelled_name_is_a_problem_and_another_unknown_one_a_note(watched: Watched) -> None:
+    strategy = {"clusterStrategy": {"policy": "auto", "cpuBurstPercnt": 200, "burstShares": 2}}
+    write(watched.objects / "cm.yaml", config_map(cpu_burst_config=strategy, cpu_brust_config="{}", new="{}"))
+    node = watched.look()
+    assert node.strategies.cpu_burst.policy == "auto"
+    assert {each.rpartition("; ")[2] for each in watched.problems} == {
+        "did you mean cpuBurstPercent?",
+        "did you mean cpu-burst-config?",
+    }
+    assert ["burstShares" in each or "new" in each for each in watched.notes] == [True, True]
+
+
+def test_a_config_map_whose_name_is_misspelled_is_a_problem(watched: Watched) -> None:
+    for name, is_problem in (("slo-controler-config", True), ("other", False)):
+        objects = config_map(cpu_burst_config="{}")
+        objects["metadata"]["name"] = name
+        write(watched.objects / "cm.yaml", objects)
+        watched.look()
+        assert bool(watched.problems) == is_problem
+        assert bool(watched.notes) != is_problem

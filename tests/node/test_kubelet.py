@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.node.documents import InputError, parse_documents, parse_json
+from runtimeproxy.documents.reading import InputError, parse_documents, parse_json
 from runtimeproxy.node.kubelet import (
     CpuManagerState,
     KubeletConfig,
+    class_memory,
     parse_allocated_pods,
     parse_config,
     parse_cpu_manager_state,
 )
+from runtimeproxy.qos import KubeQoSClass
 
 KUBEADM = b"""
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -69,6 +71,11 @@ def test_what_a_configuration_does_not_say_is_not_known() -> None:
         ({"kubeReserved": {"cpu": "a lot"}}, "kubeReserved.cpu: is not a quantity: 'a lot'"),
         ({"systemReserved": {"memory": None}}, "systemReserved.memory: is null, not a quantity"),
         ({"systemReserved": {"memory": "-1Gi"}}, "systemReserved.memory: is below 0: '-1Gi'"),
+        ({"featureGates": {"MemoryQoS": "on"}}, "featureGates.MemoryQoS: is neither true nor false"),
+        (
+            {"memoryReservationPolicy": "Hard"},
+            "memoryReservationPolicy: is 'Hard', not None or TieredReservation",
+        ),
     ],
 )
 def test_a_bad_configuration(config: Any, problem: str) -> None:
@@ -79,6 +86,55 @@ def test_a_bad_configuration(config: Any, problem: str) -> None:
 
 def test_a_single_cpu_may_be_a_number() -> None:
     assert parse_config(parse_documents(b"reservedSystemCPUs: 3")[0]).reserved_cpus == {3}
+
+
+MIN, LOW = "memory.min", "memory.low"
+
+
+@pytest.mark.parametrize(
+    ("version", "fields", "of_all", "of_burstable"),
+    [
+        pytest.param("v1.34.2", {}, "", "", id="1.34"),
+        pytest.param("v1.34.2", {"featureGates": {"MemoryQoS": True}}, MIN, MIN, id="1.34-on"),
+        pytest.param("v1.34.2", {"featureGates": {"AllAlpha": True}}, MIN, MIN, id="1.34-all-alpha"),
+        pytest.param("v1.35.9", {"featureGates": {"MemoryQoS": True}}, MIN, MIN, id="1.35-on"),
+        pytest.param("v1.36.0", {}, "", "", id="1.36"),
+        pytest.param("v1.36.0", {"featureGates": {"MemoryQoS": True}}, MIN, LOW, id="1.36-on"),
+        pytest.param("v1.37.2", {}, "", "", id="1.37"),
+        pytest.param("v1.37.2", {"featureGates": {"MemoryQoS": True}}, "", "", id="1.37-on"),
+        pytest.param("v1.37.2", {"memoryReservationPolicy": "None"}, "", "", id="1.37-none"),
+        pytest.param(
+            "v1.37.2-x.1",
+            {"memoryReservationPolicy": "TieredReservation"},
+            f"{LOW} {MIN}",
+            LOW,
+            id="1.37-tiered",
+        ),
+        pytest.param(
+            "v1.38.0",
+            {"memoryReservationPolicy": "TieredReservation", "featureGates": {"AllBeta": False}},
+            "",
+            "",
+            id="1.38-no-beta",
+        ),
+        pytest.param("", {}, "", "", id="unknown"),
+        pytest.param("", {"featureGates": {"MemoryQoS": False}}, "", "", id="unknown-off"),
+        pytest.param("?", {"featureGates": {"MemoryQoS": True}}, MIN, f"{LOW} {MIN}", id="unknown-on"),
+        pytest.param(
+            "", {"memoryReservationPolicy": "TieredReservation"}, f"{LOW} {MIN}", LOW, id="unknown-tiered"
+        ),
+    ],
+)
+def test_what_memory_qos_of_the_kubelet_writes(
+    version: str, fields: dict[str, Any], of_all: str, of_burstable: str
+) -> None:
+    written = class_memory(parse_config(fields), version)
+    found = {qos: " ".join(sorted(written.get(qos, ()))) for qos in KubeQoSClass}
+    assert found == {
+        KubeQoSClass.GUARANTEED: of_all,
+        KubeQoSClass.BURSTABLE: of_burstable,
+        KubeQoSClass.BEST_EFFORT: "",
+    }
 
 
 STATE = {

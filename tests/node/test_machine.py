@@ -59,14 +59,19 @@ def test_without_lists_of_cpus_none_is_known(machine: Machine, file: str, text: 
 
 
 def test_memory(machine: Machine) -> None:
-    assert read_memory(machine.sysfs) == {0: 2**20, 1: 2**21}
+    assert read_memory(machine.sysfs, machine.procfs) == {0: 2**20, 1: 2**21}
     (machine.sysfs / "devices/system/node/node0/meminfo").write_text("MemTotal: much\n")
-    assert read_memory(machine.sysfs) == {1: 2**21}
+    assert read_memory(machine.sysfs, machine.procfs) == {1: 2**21}
+
+
+def test_memory_where_the_kernel_knows_no_numa_nodes(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:       16345292 kB\nMemFree:        11478084 kB\n")
+    assert read_memory(tmp_path / "sys", tmp_path) == {0: 16345292 * 1024}
 
 
 def test_of_empty_folders_nothing_is_known(tmp_path: Path) -> None:
     assert read_cpus(tmp_path) is None
-    assert read_memory(tmp_path) == {}
+    assert read_memory(tmp_path, tmp_path) == {}
     assert read_processor(tmp_path, tmp_path) == Processor()
     assert guess_cgroup_driver(tmp_path) is None
 
@@ -92,7 +97,7 @@ def test_this_machine() -> None:
     cpus = read_cpus(Path("/sys"))
     assert cpus is not None
     assert frozenset(cpu.id for cpu in cpus if cpu.is_online) == NodeReader().facts().online_cpus
-    assert sum(read_memory(Path("/sys")).values()) > 2**28
+    assert sum(read_memory(Path("/sys"), Path("/proc")).values()) > 2**28
 
 
 def features(machine: Machine) -> frozenset[Feature]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.node.documents import InputError, parse_documents
+from runtimeproxy.documents.reading import InputError, parse_documents
 from runtimeproxy.node.machine import Processor
 from runtimeproxy.node.objects import (
     MAX_ANNOTATIONS_BYTES,

@@ -1,7 +1,12 @@
 import json
+from pathlib import Path
+
+import pytest
 
 from tests.node.guest import installation
-from tests.node.guest.checks import CHECKS, selected
+from tests.node.guest.checks import BOOTS, selected
+from tests.node.image import Image
+from tests.node.qemu import command
 from tests.node.report import Row, rows, table
 
 
@@ -27,12 +32,20 @@ def test_the_table_counts_failures() -> None:
     assert text.endswith("2 checks, 1 failed")
 
 
-def test_the_checks_have_names_of_their_own() -> None:
-    names = [check.name for check in CHECKS]
+@pytest.mark.parametrize("boot", BOOTS)
+def test_the_checks_have_names_of_their_own(boot: str) -> None:
+    names = [check.name for check in BOOTS[boot]]
     assert len(set(names)) == len(names)
-    assert selected("") == names
+    assert selected("", boot) == names
 
 
 def test_a_selection_has_the_installation() -> None:
-    names = selected("UpdateContainerResources")
+    names = selected("UpdateContainerResources", "cgroup-v2")
     assert len(names) == len(installation.CHECKS) + 1
+
+
+def test_the_kernel_is_told_the_cgroup_version() -> None:
+    image = Image(Path("disk"), Path("kernel"), Path("initrd"))
+    one, two = (" ".join(command(image, Path("share"), version)) for version in (1, 2))
+    assert "systemd.unified_cgroup_hierarchy=0" in one
+    assert "unified_cgroup_hierarchy" not in two

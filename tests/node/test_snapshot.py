@@ -8,11 +8,11 @@ import pytest
 
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node.snapshot import Cpu, FixedNode, Input, InputState, KubeletFacts, Node, Pools
-from runtimeproxy.slo.schema import CpuBurst
+from runtimeproxy.slo.schema import CpuBurstStrategy
 from runtimeproxy.slo.strategies import Strategies
 
 POD = PodView(uid="u1")
-BURST = Strategies(cpu_burst=CpuBurst(cpu_burst_percent=500))
+BURST = Strategies(cpu_burst=CpuBurstStrategy(cpu_burst_percent=500))
 
 
 def test_nothing_is_known_at_first() -> None:

@@ -18,11 +18,11 @@ import pytest
 import pytest_asyncio
 
 from runtimeproxy.cgroups import pace
-from runtimeproxy.node import documents
+from runtimeproxy.documents import reading
 from runtimeproxy.node import sources as node_sources
-from runtimeproxy.node.inputs import Look, NodeInputs, Places
+from runtimeproxy.node.inputs import InputPlaces, InputsReading, NodeInputs
 from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus
-from runtimeproxy.node.sources import NodeSources, WatchSettings
+from runtimeproxy.node.sources import InputWatchSettings, NodeSources
 from runtimeproxy.qos import QoSClass
 from tests.inotify_doubles import Deaf, Exhausted
 from tests.node.objects_of import (
@@ -37,7 +37,7 @@ from tests.node.objects_of import (
 
 DEADLINE_S = 30.0
 """Far more than the second that it takes, because machines are busy."""
-QUICK = WatchSettings(poll_s=0.01, rescan_s=0.01, gather_s=0.001, least_s=0.0)
+QUICK = InputWatchSettings(poll_s=0.01, rescan_s=0.01, gather_s=0.001, least_s=0.0)
 EVENTS_ONLY = QUICK._replace(poll_s=3600, rescan_s=3600)
 """A change without an event is not noticed."""
 WATCHING = {
@@ -50,13 +50,13 @@ WATCHING = {
 class Watched:
     """Folders under watch, and every snapshot that was made of them."""
 
-    def __init__(self, root: Path, settings: WatchSettings) -> None:
+    def __init__(self, root: Path, settings: InputWatchSettings) -> None:
         self.machine = Machine(root)
         self.objects = root / "node.d"
         self.kubelet = root / "kubelet"
         self.objects.mkdir()
         self.kubelet.mkdir()
-        self.places = Places(
+        self.places = InputPlaces(
             sysfs=self.machine.sysfs,
             procfs=self.machine.procfs,
             cgroup_root=self.machine.cgroups,
@@ -108,12 +108,12 @@ class Watched:
 
 
 @pytest.fixture
-def settings() -> WatchSettings:
+def settings() -> InputWatchSettings:
     return EVENTS_ONLY
 
 
 @pytest_asyncio.fixture
-async def watched(tmp_path: Path, settings: WatchSettings) -> AsyncIterator[Watched]:
+async def watched(tmp_path: Path, settings: InputWatchSettings) -> AsyncIterator[Watched]:
     made = Watched(tmp_path, settings)
     try:
         yield made
@@ -223,8 +223,10 @@ async def test_problems_that_come_and_go_fill_no_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = 0.0
-    sources = NodeSources(Places(tmp_path, tmp_path, tmp_path), ThreadPoolExecutor(1), clock=lambda: now_s)
-    look = Look(Node(), frozenset(), (), (), wait_s=None, needs_polling=False)
+    sources = NodeSources(
+        InputPlaces(tmp_path, tmp_path, tmp_path), ThreadPoolExecutor(1), clock=lambda: now_s
+    )
+    look = InputsReading(Node(), frozenset(), (), (), wait_s=None, needs_polling=False)
     for number in range(1000):
         sources._publish(look._replace(problems=(f"a.yaml: {number}",)))
         sources._publish(look)
@@ -254,7 +256,7 @@ async def test_a_file_system_that_hangs_is_not_waited_for(
     goes_on = threading.Event()
     executor = ThreadPoolExecutor(1)
     executor.submit(goes_on.wait)
-    sources = NodeSources(Places(sysfs=tmp_path, procfs=tmp_path, cgroup_root=tmp_path), executor)
+    sources = NodeSources(InputPlaces(sysfs=tmp_path, procfs=tmp_path, cgroup_root=tmp_path), executor)
     task = asyncio.get_running_loop().create_task(sources.run())
     try:
         await sources.read()
@@ -314,7 +316,9 @@ async def test_computed_pools_follow_pods_at_once(watched: Watched) -> None:
 
 async def test_computed_pools_are_unknown_before_the_pods_are(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
-    places = Places(sysfs=machine.sysfs, procfs=machine.procfs, cgroup_root=machine.cgroups, pools="computed")
+    places = InputPlaces(
+        sysfs=machine.sysfs, procfs=machine.procfs, cgroup_root=machine.cgroups, pools="computed"
+    )
     with ThreadPoolExecutor(1) as executor:
         sources = NodeSources(places, executor)
         await sources.restore()
@@ -325,7 +329,7 @@ async def test_computed_pools_are_unknown_before_the_pods_are(tmp_path: Path) ->
 
 async def test_the_status_names_what_is_unknown(tmp_path: Path) -> None:
     executor = ThreadPoolExecutor(1)
-    sources = NodeSources(Places(sysfs=tmp_path, procfs=tmp_path, cgroup_root=tmp_path), executor)
+    sources = NodeSources(InputPlaces(sysfs=tmp_path, procfs=tmp_path, cgroup_root=tmp_path), executor)
     assert sources.summary == ""
     await sources.restore()
     assert sources.summary.startswith("node: cpus, memory, cgroups, ")
@@ -382,7 +386,7 @@ async def test_looks_leave_the_cpu_to_calls_after_the_first(
 ) -> None:
     """Files of megabytes take a second of a CPU, and may change all the time."""
     rests: list[bool] = []
-    monkeypatch.setattr(documents, "rest", lambda: rests.append(pace._WORK.pace is not None))
+    monkeypatch.setattr(reading, "rest", lambda: rests.append(pace._WORK.pace is not None))
     await watched.settle()
     await watched.stop()
     write(watched.objects / "cm.yaml", config_map(cpu_burst_config=BURST))
@@ -405,7 +409,7 @@ async def test_nothing_is_read_in_the_loops_thread(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(Path, "read_text", record)
     machine = Machine(tmp_path)
-    places = Places(sysfs=machine.sysfs, procfs=machine.procfs, cgroup_root=machine.cgroups)
+    places = InputPlaces(sysfs=machine.sysfs, procfs=machine.procfs, cgroup_root=machine.cgroups)
     ages_s = itertools.count(0, 10)
     with ThreadPoolExecutor(1) as executor:
         sources = NodeSources(places, executor, settings=QUICK, clock=lambda: float(next(ages_s)))

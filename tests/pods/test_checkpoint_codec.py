@@ -14,8 +14,8 @@ from runtimeproxy.hooks.changes import CLEAR
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import (
     BadRowError,
-    Kind,
     Rank,
+    RowKind,
     decode,
     encode,
     rank_of,
@@ -110,18 +110,18 @@ BOOK = Book(
 @pytest.mark.parametrize(
     ("kind", "record"),
     [
-        pytest.param(Kind.POD, POD, id="pod"),
-        pytest.param(Kind.POD, PodRecord(id="pod"), id="empty-pod"),
-        pytest.param(Kind.CONTAINER, CONTAINER, id="container"),
-        pytest.param(Kind.CONTAINER, ContainerRecord(id="box"), id="empty-container"),
-        pytest.param(Kind.CONTAINER, ContainerRecord(id="box", requested=ASKED), id="nothing-applied"),
-        pytest.param(Kind.CONTAINER, ContainerRecord(id="box", booked=ASKED), id="nothing-requested"),
-        pytest.param(Kind.CGROUP, CGROUP, id="cgroup-of-0.1"),
-        pytest.param(Kind.BOOK, BOOK, id="book"),
-        pytest.param(Kind.BOOK, Book("/a"), id="empty-book"),
+        pytest.param(RowKind.POD, POD, id="pod"),
+        pytest.param(RowKind.POD, PodRecord(id="pod"), id="empty-pod"),
+        pytest.param(RowKind.CONTAINER, CONTAINER, id="container"),
+        pytest.param(RowKind.CONTAINER, ContainerRecord(id="box"), id="empty-container"),
+        pytest.param(RowKind.CONTAINER, ContainerRecord(id="box", requested=ASKED), id="nothing-applied"),
+        pytest.param(RowKind.CONTAINER, ContainerRecord(id="box", booked=ASKED), id="nothing-requested"),
+        pytest.param(RowKind.CGROUP, CGROUP, id="cgroup-of-0.1"),
+        pytest.param(RowKind.BOOK, BOOK, id="book"),
+        pytest.param(RowKind.BOOK, Book("/a"), id="empty-book"),
     ],
 )
-def test_a_record_comes_back_as_it_was(kind: Kind, record: Record) -> None:
+def test_a_record_comes_back_as_it_was(kind: RowKind, record: Record) -> None:
     assert decode(kind, record.id, encode(record)) == record
 
 
@@ -138,15 +138,15 @@ def test_all_fields_have_a_value_in_these_tests() -> None:
 
 def test_what_is_shared_in_memory_is_shared_again() -> None:
     found = decode(
-        Kind.CONTAINER, "box", encode(ContainerRecord(id="box", requested=ASKED, booked=replace(ASKED)))
+        RowKind.CONTAINER, "box", encode(ContainerRecord(id="box", requested=ASKED, booked=replace(ASKED)))
     )
     assert isinstance(found, ContainerRecord)
     assert found.booked is found.requested
-    empty = decode(Kind.CONTAINER, "box", encode(ContainerRecord(id="box")))
+    empty = decode(RowKind.CONTAINER, "box", encode(ContainerRecord(id="box")))
     assert isinstance(empty, ContainerRecord)
     assert empty.booked is NO_RESOURCES
     assert empty.labels is NO_ENTRIES
-    one, two = (decode(Kind.POD, name, encode(POD)) for name in ("one", "two"))
+    one, two = (decode(RowKind.POD, name, encode(POD)) for name in ("one", "two"))
     assert isinstance(one, PodRecord)
     assert isinstance(two, PodRecord)
     assert one.labels["a"] is two.labels["a"]
@@ -182,7 +182,7 @@ def test_bad_books(path: tuple[str, ...], value: object) -> None:
         place = place[key]
     place[path[-1]] = value
     with pytest.raises(BadRowError):
-        decode(Kind.BOOK, BOOK.id, json.dumps(document))
+        decode(RowKind.BOOK, BOOK.id, json.dumps(document))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_bad_books(path: tuple[str, ...], value: object) -> None:
 )
 def test_bad_rows(body: str) -> None:
     with pytest.raises(BadRowError):
-        decode(Kind.CONTAINER, "box", body)
+        decode(RowKind.CONTAINER, "box", body)
 
 
 @pytest.mark.parametrize(
@@ -222,16 +222,16 @@ def test_bad_rows(body: str) -> None:
 )
 def test_bad_cgroup_rows(body: str) -> None:
     with pytest.raises(BadRowError):
-        decode(Kind.CGROUP, "/a", body)
+        decode(RowKind.CGROUP, "/a", body)
 
 
 def test_a_field_of_the_other_kind_is_refused() -> None:
     with pytest.raises(BadRowError):
-        decode(Kind.POD, "pod", '{"pod_id":"x"}')
+        decode(RowKind.POD, "pod", '{"pod_id":"x"}')
 
 
 def test_unknown_fields_are_left_out() -> None:
-    assert decode(Kind.POD, "pod", '{"later":[1],"name":"web"}') == PodRecord(id="pod", name="web")
+    assert decode(RowKind.POD, "pod", '{"later":[1],"name":"web"}') == PodRecord(id="pod", name="web")
 
 
 json_values = st.recursive(
@@ -246,7 +246,7 @@ names = st.sampled_from([*PodRecord.__slots__, *ContainerRecord.__slots__, "same
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(names, json_values, max_size=4))
 def test_any_document_is_a_record_or_a_bad_row(document: dict[str, object]) -> None:
-    for kind in Kind:
+    for kind in RowKind:
         try:
             decode(kind, "id", json.dumps(document))
         except BadRowError:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
 
-from runtimeproxy.pods.checkpoint.codec import Change, Kind, Rank, Saved
+from runtimeproxy.pods.checkpoint.codec import Rank, RowChange, RowKind, Saved, encode
 from runtimeproxy.pods.checkpoint.file import (
     FILE_NAME,
     MOST_SET_ASIDE,
@@ -28,6 +30,7 @@ from runtimeproxy.pods.checkpoint.file import (
     set_aside,
 )
 from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, ManagedValue, PodRecord
+from runtimeproxy.pods.resources import LAST_APPLIED
 from tests.lab.deadline import quickest_s, wait_until
 
 POD = PodRecord(id="pod", name="web", labels={"a": "b"})
@@ -48,13 +51,13 @@ def file(folder: Path) -> Iterator[CheckpointFile]:
     made.close()
 
 
-def change(record: PodRecord | ContainerRecord | CgroupRecord, rank: Rank = Rank.SEEN) -> Change:
+def change(record: PodRecord | ContainerRecord | CgroupRecord, rank: Rank = Rank.SEEN) -> RowChange:
     """That a record is new."""
-    kinds = {PodRecord: Kind.POD, ContainerRecord: Kind.CONTAINER, CgroupRecord: Kind.CGROUP}
-    return Change(kinds[type(record)], record.id, record, rank)
+    kinds = {PodRecord: RowKind.POD, ContainerRecord: RowKind.CONTAINER, CgroupRecord: RowKind.CGROUP}
+    return RowChange(kinds[type(record)], record.id, record, rank)
 
 
-def everything() -> list[Change]:
+def everything() -> list[RowChange]:
     return [change(POD), change(BOX), change(CGROUP)]
 
 
@@ -85,7 +88,7 @@ def test_a_file_that_others_may_read_is_closed_to_them(folder: Path) -> None:
 
 def test_what_is_gone_leaves_no_row(file: CheckpointFile, folder: Path) -> None:
     file.write(everything())
-    file.write([Change(Kind.CONTAINER, "box", None), Change(Kind.POD, "nobody", None)])
+    file.write([RowChange(RowKind.CONTAINER, "box", None), RowChange(RowKind.POD, "nobody", None)])
     assert loaded(folder) == Saved((POD,), (), (CGROUP,))
 
 
@@ -233,6 +236,110 @@ def test_a_file_that_was_removed_is_noticed(file: CheckpointFile, folder: Path) 
     assert file.was_lost()
     file.write([change(BOX)])
     assert loaded(folder) == Saved((), (BOX,))
+
+
+def test_what_an_earlier_version_kept_of_a_manifest_is_taken_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "hush-7f3a" * 500
+    records = [
+        replace(
+            POD, id=f"pod{number}", annotations={LAST_APPLIED: f'{{"value":"{secret}"}}', "other": "stays"}
+        )
+        for number in range(20)
+    ]
+    connection = leave_with_wal(folder)
+    for each in records:
+        connection.execute("INSERT INTO records VALUES (1, ?, 2, ?)", (each.id, encode(each)))
+    # One that is deleted is in free pages.
+    connection.execute("DELETE FROM records WHERE id = 'pod7'")
+    connection.close()
+    assert b"hush" in (folder / FILE_NAME).read_bytes()
+    with closing(CheckpointFile(folder)) as file:
+        found = file.load()
+        assert len(found.pods) == 20
+        assert all(each.annotations == {"other": "stays"} for each in found.pods if each.id != "pod")
+        assert not any(b"hush" in path.read_bytes() for path in folder.iterdir())
+        assert file.load() == loaded(folder) == found
+
+
+def cut_in_the_middle(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 8192 * 4096)
+
+
+def cut_to_nothing(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def overwritten_in_the_middle(path: Path) -> None:
+    with path.open("r+b") as opened:
+        opened.seek(4096)
+        opened.write(bytes(8192))
+
+
+@pytest.mark.parametrize("harm", [cut_in_the_middle, cut_to_nothing, overwritten_in_the_middle, garbage])
+def test_what_is_harmed_while_it_is_open_is_written_anew(folder: Path, harm: Callable[[Path], None]) -> None:
+    """Also where the pages that the next write reads are in memory still."""
+    boxes = [change(replace(BOX, id=f"box{number}", name="x" * 2000)) for number in range(50)]
+    with closing(CheckpointFile(folder, recreates=True)) as file:
+        file.write([*boxes, change(POD)])
+        harm(folder / FILE_NAME)
+        assert file.write([change(POD)])
+        assert file.set_aside == 1
+        assert not file.write([*boxes, change(POD)], everything=True)
+    found = loaded(folder)
+    assert (len(found.containers), found.pods) == (50, (POD,))
+
+
+def mapped(folder: Path) -> list[str]:
+    """The files of the folder that this process has mapped."""
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
+
+
+def leave_with_wal(folder: Path) -> sqlite3.Connection:
+    """Makes a file as earlier versions did; gives their connection, which is still open."""
+    with closing(CheckpointFile(folder)) as file:
+        file.write(everything())
+    connection = sqlite3.connect(folder / FILE_NAME, isolation_level=None)
+    assert connection.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",)
+    connection.execute("UPDATE records SET rank = rank")
+    return connection
+
+
+def test_nothing_is_mapped(file: CheckpointFile, folder: Path) -> None:
+    file.write(everything())
+    assert file.load() == ALL
+    assert mapped(folder) == []
+
+
+def test_the_log_of_an_earlier_version_goes_with_the_last_process_that_has_it_open(folder: Path) -> None:
+    predecessor = leave_with_wal(folder)
+    with closing(CheckpointFile(folder)) as file:
+        assert file.load() == ALL
+        file.write([change(POD)])
+        predecessor.execute("DELETE FROM records WHERE id = 'box'")
+        predecessor.close()
+        file.write([change(BOX)])
+        assert mapped(folder) == []
+        assert {path.name for path in folder.iterdir()} == {FILE_NAME, f"{FILE_NAME}-journal"}
+        assert loaded(folder) == file.load() == ALL
+
+
+def test_a_write_that_was_cut_short_is_taken_back_for_who_only_reads(folder: Path, tmp_path: Path) -> None:
+    with closing(CheckpointFile(folder)) as file:
+        file.write(everything())
+    shutil.copytree(folder, tmp_path / "killed")
+    with closing(sqlite3.connect(folder / FILE_NAME, isolation_level=None)) as connection:
+        connection.execute("PRAGMA cache_size = 1")
+        connection.execute("BEGIN")
+        connection.execute("DELETE FROM records")
+        connection.executemany(
+            "INSERT INTO records VALUES (2, ?, 2, ?)", [(f"box{number}", "{}" * 2000) for number in range(20)]
+        )
+        for path in folder.iterdir():
+            shutil.copy(path, tmp_path / "killed")
+    with closing(CheckpointFile(tmp_path / "killed", read_only=True)) as reading:
+        assert reading.load() == ALL
 
 
 def test_no_folder_can_be_made(tmp_path: Path) -> None:

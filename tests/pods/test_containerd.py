@@ -17,7 +17,7 @@ from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.node import running_pod
 from tests.lab.pods import ContainerSpec, PodSpec
-from tests.lab.programs import ContainerdVersion
+from tests.lab.programs import CONTAINERD_VERSIONS, ContainerdVersion
 
 pytestmark = pytest.mark.containerd
 SPEC = ContainerSpec(
@@ -25,7 +25,7 @@ SPEC = ContainerSpec(
 )
 
 
-@pytest.mark.parametrize("version", ["1.6", pytest.param("2.2", marks=pytest.mark.golang)])
+@pytest.mark.parametrize("version", CONTAINERD_VERSIONS)
 async def test_a_pod_comes_back_with_cgroup_parent_and_resources(
     version: ContainerdVersion, tmp_path: Path, executor: ThreadPoolExecutor
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.pods.checkpoint.codec import Kind, Saved
+from runtimeproxy.pods.checkpoint.codec import RowKind, Saved
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import compact
 from runtimeproxy.pods.store import PodStore
@@ -189,7 +189,7 @@ def test_a_checkpoint_that_was_read_again_counts_where_nothing_happened() -> Non
 
 
 def test_what_is_told_of_changes() -> None:
-    store, told = PodStore(), list[tuple[Kind, str, bool]]()
+    store, told = PodStore(), list[tuple[RowKind, str, bool]]()
     store.on_change = lambda kind, identity, seen: told.append((kind, identity, seen))
     store.pods.put(pod())
     with store.listing() as since:
@@ -197,11 +197,11 @@ def test_what_is_told_of_changes() -> None:
         store.load(saved(container("b")), since)
     store.remove_pod("pod-1")
     assert told == [
-        (Kind.POD, "pod-1", True),
-        (Kind.CONTAINER, "a", False),
-        (Kind.POD, "pod-1", True),
-        (Kind.CONTAINER, "a", True),
-        (Kind.CONTAINER, "b", True),
+        (RowKind.POD, "pod-1", True),
+        (RowKind.CONTAINER, "a", False),
+        (RowKind.POD, "pod-1", True),
+        (RowKind.CONTAINER, "a", True),
+        (RowKind.CONTAINER, "b", True),
     ]
 
 

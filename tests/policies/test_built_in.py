@@ -40,7 +40,7 @@ def test_importing_the_package_imports_no_policy() -> None:
 
 def test_loading_with_default_options_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from runtimeproxy.hooks.loading import *; PolicyLoader().load(Sources(), {});"
+        "import sys; from runtimeproxy.hooks.loading import *; PolicyLoader().load(PolicySources(), {});"
         "print(sorted({'pydantic', 'grpc', 'google.protobuf', 'hypothesis'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"

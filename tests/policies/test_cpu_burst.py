@@ -18,8 +18,8 @@ from runtimeproxy.ledger.tree import TreeRules, TreeValue, fit
 from runtimeproxy.node.snapshot import Feature, Input, Node
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.slo.names import CPU_BURST
-from runtimeproxy.slo.schema import CpuBurst as Strategy
 from runtimeproxy.slo.schema import CpuBurstPolicy
+from runtimeproxy.slo.schema import CpuBurstStrategy as Strategy
 from runtimeproxy.slo.strategies import Strategies
 
 BURST = "cpu.cfs_burst_us"

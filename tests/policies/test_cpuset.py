@@ -153,17 +153,19 @@ def test_cpus_that_the_kubelet_gave_away_stay_as_they_are(
 
 
 @pytest.mark.parametrize("qos", QoSClass)
-def test_containers_of_every_class_get_the_allocated_cpus_and_no_quota(qos: QoSClass) -> None:
+def test_containers_of_every_class_get_the_allocated_cpus_and_lse_and_lsr_no_quota(qos: QoSClass) -> None:
     pod = PodView(qos=qos, annotations=status('{"cpuset": "2-4"}'))
     change = Cpuset().container(ContainerView(name="main", pod=pod), Node())
     assert change is not None
-    assert change.resources == ResourceChange(cpuset_cpus="2-4", cpu_quota_us=-1)
-
-
-def test_the_pods_quota_is_unset() -> None:
-    pod = PodView(annotations=status('{"cpuset": "2-4"}'))
-    reason = "CPUs allocated by the scheduler"
-    assert Cpuset().pod(pod, Node()) == PodChange(cgroup={"cpu.cfs_quota_us": -1}, reason=reason)
+    is_exclusive = qos in (QoSClass.LSE, QoSClass.LSR)
+    quota_us = -1 if is_exclusive else None
+    assert change.resources == ResourceChange(cpuset_cpus="2-4", cpu_quota_us=quota_us)
+    of_pod = Cpuset().pod(pod, Node())
+    if is_exclusive:
+        reason = "CPUs allocated by the scheduler"
+        assert of_pod == PodChange(cgroup={"cpu.cfs_quota_us": -1}, reason=reason)
+    else:
+        assert of_pod is None
 
 
 def test_numa_resources_alone_do_not_unset_the_quota() -> None:

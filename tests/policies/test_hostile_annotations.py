@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from policies.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
     parse,
+    resource_status,
 )
 from policies.batch_resource import BatchResource
 from policies.cpu_burst import CpuBurst
@@ -25,11 +28,13 @@ from policies.group_identity import GroupIdentity
 from policies.memory_qos import MemoryQoS
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, PodView
+from runtimeproxy.node.derived import pod_cpus
+from runtimeproxy.node.facts import NodeFacts
 from runtimeproxy.node.snapshot import Node
-from runtimeproxy.qos import QoSClass
+from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass
 from runtimeproxy.slo.names import CPU_BURST, CPU_QOS, MAX_ANNOTATION_LENGTH, MEMORY_QOS
 from runtimeproxy.slo.schema import ClassQoS, CpuQoS, QoSStrategy
-from runtimeproxy.slo.schema import MemoryQoS as MemoryStrategy
+from runtimeproxy.slo.schema import MemoryQoSStrategy as MemoryStrategy
 from runtimeproxy.slo.strategies import Strategies
 
 SIZE = 256 * 1024
@@ -133,3 +138,40 @@ def test_an_annotation_has_a_longest_text(key: str) -> None:
     assert parse(key, "{}" + " " * (MAX_ANNOTATION_LENGTH - 2)).entries() == {}
     with pytest.raises(AnnotationError, match=f"{key} is longer than 16,384 characters"):
         parse(key, "{}" + " " * (MAX_ANNOTATION_LENGTH - 1))
+
+
+EVERY_SECOND = ",".join(map(str, range(0, 8_192, 2)))
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        pytest.param({"cpuset": EVERY_SECOND[:10_000]}, "longer than any list", id="many-cpus"),
+        pytest.param({"cpuset": "0," * 5_000}, "longer than any list", id="one-cpu-often"),
+        pytest.param({"numaNodeResources": [{}] * 9}, "more NUMA nodes", id="nodes"),
+    ],
+)
+def test_what_this_node_cannot_have_is_not_read(status: dict[str, Any], reason: str) -> None:
+    text = json.dumps(status)
+    with pytest.raises(AnnotationError, match=reason):
+        resource_status({RESOURCE_STATUS: text}, 7)
+    assert pod_cpus({QOS_CLASS_LABEL: "LSR"}, {RESOURCE_STATUS: text}, 7) is None
+    node = Node(facts=NodeFacts(last_cpu=7))
+    pod = PodView(qos=QoSClass.LSR, annotations={RESOURCE_STATUS: text})
+    for change in (Cpuset().pod(pod, node), Cpuset().container(ContainerView(name="main", pod=pod), node)):
+        assert change is not None
+        assert len(change.problems) == 1
+
+
+def test_hostile_annotations_cost_as_much_as_others() -> None:
+    """A long list took 20 ms for each question of each policy."""
+    node = Node(facts=NodeFacts(last_cpu=7))
+    text = json.dumps({"cpuset": "0," * 8_000})
+    views = [
+        PodView(qos=QoSClass.LSR, annotations={RESOURCE_STATUS: text + " " * each}) for each in range(100)
+    ]
+    begun_s = time.process_time()
+    for pod in views:
+        Cpuset().pod(pod, node)
+        pod_cpus({QOS_CLASS_LABEL: "LSR"}, pod.annotations, 7)
+    assert time.process_time() - begun_s < 0.5

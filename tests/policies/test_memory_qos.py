@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from policies.annotations import EXTENDED_RESOURCE_SPEC
 from policies.memory_qos import (
-    Amounts,
+    MemoryAmounts,
+    MemoryBound,
     MemoryQoS,
     class_values,
     container_values,
@@ -23,15 +24,18 @@ from policies.memory_qos import (
     page_cache_values,
     pod_values,
     protected_bytes,
+    sum_of,
+    within_bounds,
 )
-from runtimeproxy.hooks import ContainerView, PodView, ResolvedPod, Resources
+from runtimeproxy.hooks import CgroupChange, ContainerView, PodView, ResolvedPod, Resources
 from runtimeproxy.hooks.decision import status_note
 from runtimeproxy.hooks.loaded import bind
+from runtimeproxy.node.facts import NodeFacts
 from runtimeproxy.node.snapshot import Feature, Input, InputState, KubeletFacts, Node
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.slo.names import MEMORY_QOS
 from runtimeproxy.slo.schema import PRODUCT_DEFAULTS, ClassQoS, QoSStrategy
-from runtimeproxy.slo.schema import MemoryQoS as Strategy
+from runtimeproxy.slo.schema import MemoryQoSStrategy as Strategy
 from runtimeproxy.slo.strategies import Strategies
 
 GI = 1 << 30
@@ -48,15 +52,15 @@ def strategy(minimum: int = 0, low: int = 0, throttling: int = 0) -> Strategy:
 @pytest.mark.parametrize(
     ("amounts", "minimum", "throttling", "expected"),
     [
-        pytest.param(Amounts(0, UNLIMITED), 100, 80, (0, 858_992_640), id="V145-c0"),
-        pytest.param(Amounts(GI, GI), 100, 80, (GI, GI), id="V145-c1"),
-        pytest.param(Amounts(0, UNLIMITED), 50, 40, (0, 429_494_272), id="V146-c0"),
-        pytest.param(Amounts(GI, GI), 50, 40, (GI // 2, GI), id="V146-c1"),
-        pytest.param(Amounts(GI, GI), 0, 0, (0, UNLIMITED), id="V148"),
+        pytest.param(MemoryAmounts(0, UNLIMITED), 100, 80, (0, 858_992_640), id="V145-c0"),
+        pytest.param(MemoryAmounts(GI, GI), 100, 80, (GI, GI), id="V145-c1"),
+        pytest.param(MemoryAmounts(0, UNLIMITED), 50, 40, (0, 429_494_272), id="V146-c0"),
+        pytest.param(MemoryAmounts(GI, GI), 50, 40, (GI // 2, GI), id="V146-c1"),
+        pytest.param(MemoryAmounts(GI, GI), 0, 0, (0, UNLIMITED), id="V148"),
     ],
 )
 def test_a_container_is_protected_and_throttled(
-    amounts: Amounts, minimum: int, throttling: int, expected: tuple[int, int]
+    amounts: MemoryAmounts, minimum: int, throttling: int, expected: tuple[int, int]
 ) -> None:
     values = container_values(amounts, GI, strategy(minimum, throttling=throttling))
     assert (values["memory.min"], values["memory.high"]) == expected
@@ -67,7 +71,7 @@ def test_a_container_is_protected_and_throttled(
     ("minimum", "expected"), [pytest.param(100, GI, id="V145"), pytest.param(50, GI // 2, id="V146")]
 )
 def test_a_pod_is_protected_and_never_throttled(minimum: int, expected: int) -> None:
-    values = pod_values(Amounts(GI, UNLIMITED), strategy(minimum, throttling=80))
+    values = pod_values(MemoryAmounts(GI, UNLIMITED), strategy(minimum, throttling=80))
     assert values["memory.min"] == expected
     assert "memory.high" not in values
 
@@ -91,7 +95,7 @@ def test_reclaim_in_the_background(of_class: ClassQoS, expected: tuple[int, int,
     [pytest.param(PRODUCT_DEFAULTS.system_class, id="V151"), pytest.param(ClassQoS(), id="V152")],
 )
 def test_without_memory_qos_nothing_is_protected_or_throttled(of_class: ClassQoS) -> None:
-    values = container_values(Amounts(GI, GI), GI, of_class.memory_qos)
+    values = container_values(MemoryAmounts(GI, GI), GI, of_class.memory_qos)
     assert (values["memory.min"], values["memory.low"], values["memory.high"]) == (0, 0, UNLIMITED)
 
 
@@ -157,6 +161,22 @@ def test_page_cache(chosen: Strategy, limit_bytes: int, expected: dict[str, int]
     assert page_cache_values(limit_bytes, chosen) == expected
 
 
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        pytest.param(Strategy(page_cache_limit_size=2 * GI), _page_cache(1, 2 * GI, 0), id="size"),
+        pytest.param(Strategy(page_cache_limit_percent=50), {}, id="percent"),
+    ],
+)
+def test_page_cache_of_a_pod_of_which_only_some_containers_have_a_limit(
+    chosen: Strategy, expected: dict[str, int]
+) -> None:
+    """V157, V161 with a container without a limit, whose page cache is not bounded by that of others."""
+    pod = sum_of((MemoryAmounts(0, UNLIMITED), MemoryAmounts(GI, GI)))
+    values = pod_values(pod, chosen)
+    assert {name: value for name, value in values.items() if "pagecache" in name} == expected
+
+
 PERCENT = st.none() | st.integers(0, 100)
 
 
@@ -168,8 +188,8 @@ PERCENT = st.none() | st.integers(0, 100)
 def test_protection_never_exceeds_the_request_and_parents_hold_their_children(
     requests: list[int], limit_bytes: int, chosen: Strategy
 ) -> None:
-    containers = [container_values(Amounts(each, limit_bytes), 1 << 40, chosen) for each in requests]
-    pod = pod_values(Amounts(sum(requests), limit_bytes), chosen)
+    containers = [container_values(MemoryAmounts(each, limit_bytes), 1 << 40, chosen) for each in requests]
+    pod = pod_values(MemoryAmounts(sum(requests), limit_bytes), chosen)
     directory = directory_values([pod], chosen)
     for request, values in zip(requests, containers, strict=True):
         assert 0 <= values["memory.min"] <= request
@@ -197,6 +217,7 @@ def node(
     chosen: Strategy | None = None,
     *,
     features: frozenset[str] = FEATURES,
+    allocatable_bytes: int = 4 * GI,
     requests: dict[tuple[str, str], dict[str, int]] | None = None,
 ) -> Node:
     """A node on which all classes have one strategy."""
@@ -205,7 +226,7 @@ def node(
     return Node(
         strategies=Strategies(qos=qos),
         features=features,
-        allocatable={"memory": GI},
+        allocatable={"memory": allocatable_bytes},
         requests=requests or {},
         states={Input.CGROUPS: InputState.KNOWN},
     )
@@ -229,15 +250,69 @@ BE_POD = PodView(uid="u", qos=QoSClass.BE, kube_qos=KubeQoSClass.BEST_EFFORT, an
 
 def test_a_best_effort_pod_is_protected_by_its_batch_memory() -> None:
     """V145, through the policy."""
-    change = MemoryQoS().pod(BE_POD, node())
+    small = node(allocatable_bytes=GI)
+    change = MemoryQoS().pod(BE_POD, small)
     assert change is not None
     assert change.cgroup == {"memory.min": GI}
     expected = {"c0": {"memory.high": 858_992_640}, "c1": {"memory.min": GI, "memory.high": GI}}
     for name, values in expected.items():
-        changed = MemoryQoS().container(ContainerView(name=name, pod=BE_POD), node())
+        changed = MemoryQoS().container(ContainerView(name=name, pod=BE_POD), small)
         assert changed is not None
         assert changed.cgroup == values
         assert not changed.problems
+
+
+@pytest.mark.parametrize("amount", ["1Ti", "8Ei", "1e30"])
+@pytest.mark.parametrize(
+    ("known", "what"),
+    [
+        ({"allocatable": {"memory": 64 * GI}}, "allocatable memory"),
+        ({"memory_bytes": {0: 64 * GI}}, "memory"),
+    ],
+)
+def test_no_author_protects_more_than_the_node_has(amount: str, known: dict[str, object], what: str) -> None:
+    memory = {"kubernetes.io/batch-memory": amount}
+    spec = json.dumps({"containers": {"main": {"requests": memory, "limits": memory}}})
+    annotations = {EXTENDED_RESOURCE_SPEC: spec, MEMORY_QOS: '{"minLimitPercent":100,"lowLimitPercent":100}'}
+    pod = replace(BE_POD, annotations=annotations)
+    of_64_gi = replace(node(), **{"allocatable": None, **known})  # type: ignore[arg-type]
+    protected = {"memory.min": 64 * GI, "memory.low": 64 * GI}
+    changes: list[CgroupChange | None] = [
+        MemoryQoS().pod(pod, of_64_gi),
+        MemoryQoS().container(ContainerView(name="main", pod=pod), of_64_gi),
+    ]
+    resolved = [ResolvedPod(pod=pod, cgroup=protected)] * 2
+    changes += [MemoryQoS().qos_class(each, resolved, of_64_gi) for each in KubeQoSClass]
+    assert len(changes) == 5
+    for change in changes:
+        assert change is not None
+        assert {name: change.cgroup[name] for name in protected} == protected
+        assert [each.partition(" of ")[0] for each in change.problems] == list(protected)
+        assert change.problems[0].endswith(f" is bounded to {64 * GI}, the node's {what}")
+
+
+def test_no_pod_is_protected_above_its_limit() -> None:
+    memory = "kubernetes.io/batch-memory"
+    spec = {"containers": {"main": {"requests": {memory: "3Gi"}, "limits": {memory: "1Gi"}}}}
+    pod = replace(BE_POD, annotations={EXTENDED_RESOURCE_SPEC: json.dumps(spec)})
+    for change in (
+        MemoryQoS().pod(pod, node()),
+        MemoryQoS().container(ContainerView(name="main", pod=pod), node()),
+    ):
+        assert change is not None
+        assert change.cgroup["memory.min"] == GI
+        assert change.problems == (f"memory.min of {3 * GI} is bounded to {GI}, the memory limit",)
+
+
+@given(st.dictionaries(st.sampled_from(["memory.min", "memory.low", "memory.high"]), st.integers(0, 1 << 62)))
+def test_values_within_bounds_stay(values: dict[str, int]) -> None:
+    assert within_bounds(values, [MemoryBound(1 << 62, "")]) == (values, ())
+    assert within_bounds(values, []) == (values, ())
+    bounded, problems = within_bounds(values, [MemoryBound(100, "a"), MemoryBound(50, "b")])
+    assert bounded.get("memory.high") == values.get("memory.high")
+    above = {name for name, value in values.items() if value > 50 and name != "memory.high"}
+    assert {name for name, value in bounded.items() if value != values[name]} == above
+    assert len(problems) == len(above)
 
 
 def test_values_without_effect_are_no_claims() -> None:
@@ -358,9 +433,38 @@ def test_directories_have_the_sums_of_their_pods() -> None:
         assert MemoryQoS().qos_class(directory, pods(), node()) is None
 
 
-def test_the_kubelets_own_memory_qos_keeps_its_sums() -> None:
-    on = replace(node(), kubelet=KubeletFacts(has_memory_qos=True))
-    assert MemoryQoS().qos_class(KubeQoSClass.BURSTABLE, pods(GI), on) is None
+def test_what_the_kubelet_writes_to_a_directory_is_left_to_it() -> None:
+    """TieredReservation of Kubernetes 1.37."""
+    written = {
+        KubeQoSClass.GUARANTEED: frozenset({"memory.min", "memory.low"}),
+        KubeQoSClass.BURSTABLE: frozenset({"memory.low"}),
+    }
+    on = replace(node(), kubelet=KubeletFacts(class_memory=written, version="v1.37.2"))
+    both = [ResolvedPod(pod=PodView(), cgroup={"memory.min": 1, "memory.low": 2})]
+    found = {qos: MemoryQoS().qos_class(qos, both, on) for qos in KubeQoSClass}
+    assert found[KubeQoSClass.GUARANTEED] is None
+    assert {qos: change.cgroup for qos, change in found.items() if change is not None} == {
+        KubeQoSClass.BURSTABLE: {"memory.min": 1},
+        KubeQoSClass.BEST_EFFORT: {"memory.min": 1, "memory.low": 2},
+    }
+    on_v1 = replace(on, facts=NodeFacts(cgroup_version=1))
+    for qos in KubeQoSClass:
+        change = MemoryQoS().qos_class(qos, both, on_v1)
+        assert change is not None
+        assert change.cgroup == {"memory.min": 1, "memory.low": 2}
+
+
+def test_a_pod_says_what_is_left_to_a_kubelet_of_unknown_version() -> None:
+    written = {KubeQoSClass.GUARANTEED: frozenset({"memory.min"})}
+    pod = PodView(kube_qos=KubeQoSClass.GUARANTEED, resources=Resources(memory_limit_bytes=GI))
+    unknown = KubeletFacts(class_memory=written)
+    for facts, count in ((unknown, 1), (unknown._replace(version="v1.34.2"), 0), (KubeletFacts(), 0)):
+        on = replace(node(strategy(minimum=50, low=50)), kubelet=facts)
+        change = MemoryQoS().pod(pod, on)
+        assert change is not None
+        assert change.cgroup == {"memory.min": GI // 2, "memory.low": GI // 2}
+        assert len(change.problems) == count
+        assert all(text.startswith("memory.min of QoS classes may not cover it") for text in change.problems)
 
 
 def test_directories_have_the_priority_of_their_class_and_never_die_as_one() -> None:

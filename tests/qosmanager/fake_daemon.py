@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+from google.protobuf.duration_pb2 import Duration
 
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 
@@ -40,6 +41,7 @@ class FakeDaemon(api_pb2_grpc.RuntimeProxyServicer, api_pb2_grpc.AdminServicer):
         self.owners: dict[str, Owned] = {}
         self.requests: list[Any] = []
         self.evictions: list[api_pb2.EvictRequest] = []
+        self.reports: list[api_pb2.QosManagerReport] = []
         self.refuse: Callable[[api_pb2.Claim], str] = lambda _: ""
         self.fail: dict[str, tuple[grpc.StatusCode, str]] = {}
         self.part = 100
@@ -188,6 +190,12 @@ class FakeDaemon(api_pb2_grpc.RuntimeProxyServicer, api_pb2_grpc.AdminServicer):
         done = api_pb2.EvictResponse.OUTCOME_EVICTED
         outcome = api_pb2.EvictResponse.OUTCOME_DRY_RUN if request.is_dry_run else done
         return await self._noted(api_pb2.EvictResponse(outcome=outcome))
+
+    async def ReportQosManager(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if "ReportQosManager" in self.fail:
+            await context.abort(*self.fail["ReportQosManager"])
+        self.reports.append(request.report)
+        return await self._noted(api_pb2.ReportQosManagerResponse(interval=Duration(seconds=1)))
 
     async def SetPolicyMode(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from runtimeproxy.qos import KubeQoSClass, QoSClass
+from runtimeproxy.qos import QOS_CLASS_LABEL, KubeQoSClass, QoSClass, priority_class_with_default
 from runtimeproxy.qosmanager.plugin import Claim, Role
 from runtimeproxy.qosmanager.snapshot import Container, Cpu, Level, Metric, Metrics, Node, Pod, Window
 
@@ -45,6 +45,10 @@ def pod_of(name: str, qos: QoSClass = QoSClass.LS, **fields: Any) -> Pod:
     """A pod with one container, whose cgroups follow from its name."""
     kube_qos = fields.pop(
         "kube_qos", KubeQoSClass.BEST_EFFORT if qos is QoSClass.BE else KubeQoSClass.BURSTABLE
+    )
+    qos_label = {QOS_CLASS_LABEL: qos}
+    fields.setdefault(
+        "priority_class", priority_class_with_default(qos_label, fields.get("priority"), kube_qos)
     )
     parent = BEST_EFFORT if kube_qos is KubeQoSClass.BEST_EFFORT else BURSTABLE
     cgroup = f"{parent}/pod{name}"

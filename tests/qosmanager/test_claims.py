@@ -8,7 +8,7 @@ import pytest
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.qosmanager.claims import HEARTBEAT_S, REFUSED_S, TAKEN_OVER_S, ClaimSession
-from runtimeproxy.qosmanager.client import ClaimsRefusedError, Connection, DaemonAwayError
+from runtimeproxy.qosmanager.client import ClaimsRefusedError, DaemonAwayError, DaemonConnection
 from runtimeproxy.qosmanager.plugin import Claim, Eviction, EvictionOutcome, Role, Target
 from runtimeproxy.qosmanager.snapshot import Level
 from tests.qosmanager.conftest import Client
@@ -44,7 +44,7 @@ class Peer:
         """What a new process has."""
         return ClaimSession(OWNER, FailureLog(), self.clock)
 
-    async def connection(self) -> Connection:
+    async def connection(self) -> DaemonConnection:
         await self._client.wait_for(lambda: self._client.client.observed)
         connection = self._client.client.connection
         assert connection is not None

@@ -1,12 +1,18 @@
 """What the manager knows of the daemon, and that a daemon that was away is found again."""
 
+import asyncio
 import json
+from pathlib import Path
 
 import grpc
 import pytest
 
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.logs import FailureLog
 from runtimeproxy.qosmanager import client as client_module
+from runtimeproxy.qosmanager.client import DaemonClient
+from tests.peers.aio import RawServer, soon
+from tests.peers.error_codes import Codes
 from tests.qosmanager.conftest import Client
 from tests.qosmanager.fake_daemon import FakeDaemon, pod_message
 
@@ -139,6 +145,20 @@ async def test_a_daemon_that_hangs_is_away(
         assert client.client.connection is None
     monkeypatch.setattr(client_module, "CALL_S", 5.0)
     await client.wait_for(lambda: client.client.observed)
+
+
+async def test_a_daemon_that_ends_calls_with_any_code_is_away(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "CALL_S", 0.3)
+    monkeypatch.setattr(client_module, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(client_module, "LONGEST_PAUSE_S", 0.001)
+    codes, path = Codes(), socket_folder / "api.sock"
+    async with RawServer(path, *codes.scripts):
+        following = asyncio.ensure_future(DaemonClient(str(path), FailureLog()).run())
+        await soon(codes.all_sent.wait())
+        assert not following.done()
+        following.cancel()
 
 
 async def test_a_value_of_a_newer_daemon_is_named(daemon: FakeDaemon, client: Client) -> None:

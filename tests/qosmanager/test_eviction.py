@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.qos import PriorityClass, QoSClass
+from runtimeproxy.qos import NEVER_EVICTED, PriorityClass, QoSClass
 from runtimeproxy.qosmanager.eviction import (
-    PROTECTED,
     EvictOptions,
     EvictState,
-    Task,
+    ReleaseTask,
     choose,
+    is_threshold_pair,
     resource_of,
 )
 from runtimeproxy.qosmanager.snapshot import Snapshot
@@ -23,18 +23,24 @@ amounts = st.dictionaries(st.sampled_from(KINDS), st.integers(0, 50))
 
 
 @pytest.mark.parametrize(
-    ("priority_class", "qos", "expected"),
+    ("priority_class", "expected"),
     [
-        (PriorityClass.BATCH, QoSClass.NONE, "kubernetes.io/batch-cpu"),
-        (PriorityClass.NONE, QoSClass.BE, "kubernetes.io/batch-cpu"),
-        (PriorityClass.MID, QoSClass.LS, "kubernetes.io/mid-cpu"),
-        (PriorityClass.PROD, QoSClass.BE, "cpu"),
-        (PriorityClass.FREE, QoSClass.BE, "cpu"),
-        (PriorityClass.NONE, QoSClass.NONE, "cpu"),
+        (PriorityClass.BATCH, "kubernetes.io/batch-cpu"),
+        (PriorityClass.MID, "kubernetes.io/mid-cpu"),
+        (PriorityClass.PROD, "cpu"),
+        (PriorityClass.FREE, "cpu"),
     ],
 )
-def test_resource_of_a_pod(priority_class: PriorityClass, qos: QoSClass, expected: str) -> None:
-    assert resource_of(pod_of("a", qos, priority_class=priority_class), "cpu") == expected
+def test_resource_of_a_pod(priority_class: PriorityClass, expected: str) -> None:
+    assert resource_of(pod_of("a", priority_class=priority_class), "cpu") == expected
+
+
+@pytest.mark.parametrize(
+    ("threshold", "lower", "expected"),
+    [(80, 78, True), (80, 80, False), (0, -2, True), (1, -1, True), (0, 0, False), (-1, -3, False)],
+)
+def test_thresholds_that_can_be_used(threshold: int, lower: int, expected: bool) -> None:
+    assert is_threshold_pair(threshold, lower) is expected
 
 
 @settings(max_examples=60)
@@ -44,7 +50,7 @@ def test_evictions_are_needed_bounded_and_safe(data: st.DataObject) -> None:
     pods = [pod_of(name, data.draw(st.sampled_from(QoSClass))) for name in names]
     releases = {name: data.draw(amounts) for name in names}
     tasks = [
-        Task(f"task{number}", data.draw(amounts), data.draw(st.permutations(pods)), "")
+        ReleaseTask(f"task{number}", data.draw(amounts), data.draw(st.permutations(pods)), "")
         for number in range(data.draw(st.integers(0, 3)))
     ]
     before = data.draw(st.dictionaries(st.sampled_from([*names, "gone"]), st.floats(0, 1_000)))
@@ -59,7 +65,7 @@ def test_evictions_are_needed_bounded_and_safe(data: st.DataObject) -> None:
     missing = {kind: max((task.needs.get(kind, 0) for task in tasks), default=0) for kind in KINDS}
     for name in chosen:
         (pod,) = (each for each in pods if each.uid == name)
-        assert pod.qos not in PROTECTED
+        assert pod.qos not in NEVER_EVICTED
         assert before.get(name, -1_000.0) <= now_s - options.same_pod_after_seconds
         # Something that it releases was still missing.
         assert any(missing[kind] > 0 and releases[name].get(kind, 0) > 0 for kind in KINDS)

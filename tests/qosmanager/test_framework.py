@@ -256,6 +256,10 @@ NONSENSE: list[tuple[Any, str]] = [
         "'cpu.cfs_quota_us' of qos_class BestEffort has no field, role or reason",
     ),
     (
+        Decision(1, (QUOTA._replace(role=Role.SCALE),)),
+        "'cpu.cfs_quota_us' of qos_class BestEffort has no field, role or reason",
+    ),
+    (
         Decision(1, (QUOTA._replace(value=1.5),)),  # type: ignore[arg-type]
         "'cpu.cfs_quota_us' of qos_class BestEffort is 1.5",
     ),

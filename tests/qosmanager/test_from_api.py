@@ -27,8 +27,8 @@ from runtimeproxy.slo.schema import (
     AggregatePolicy,
     CgroupBase,
     Colocation,
-    CpuBurst,
     CpuBurstPolicy,
+    CpuBurstStrategy,
     CpuSuppressPolicy,
     PodCpuBurst,
     Threshold,
@@ -114,6 +114,28 @@ def test_what_a_daemon_does_not_say_is_not_known() -> None:
 
 
 @pytest.mark.parametrize(
+    ("qos", "kube_qos", "priority", "expected"),
+    [
+        ("", "BestEffort", None, (PriorityClass.BATCH, 5_500)),
+        ("", "BestEffort", 0, (PriorityClass.BATCH, 5_500)),
+        ("", "Burstable", 0, (PriorityClass.PROD, 9_500)),
+        ("", "Guaranteed", None, (PriorityClass.PROD, 9_500)),
+        ("BE", "Burstable", None, (PriorityClass.BATCH, 5_500)),
+        ("LS", "BestEffort", 5_001, (PriorityClass.BATCH, 5_001)),
+        ("LS", "Burstable", 100, (PriorityClass.PROD, 100)),
+    ],
+)
+def test_a_pod_without_a_priority_has_that_of_its_class(
+    qos: str, kube_qos: str, priority: int | None, expected: tuple[PriorityClass, int]
+) -> None:
+    """Source: Koordinator apis/extension, GetPodPriorityValueWithDefault."""
+    labels = {"koordinator.sh/qosClass": qos} if qos else {}
+    message = api_pb2.Pod(labels=labels, qos_class=qos, kube_qos_class=kube_qos, priority=priority)
+    pod, _ = pod_of(message)
+    assert (pod.priority_class, pod.priority_value, pod.priority) == (*expected, priority)
+
+
+@pytest.mark.parametrize(
     ("quota_us", "period_us", "expected"), [(-1, 50_000, -1), (20_000, 0, 20_000), (20_000, 200_000, 10_000)]
 )
 def test_a_quota_is_one_of_100_ms(quota_us: int, period_us: int, expected: int) -> None:
@@ -126,7 +148,7 @@ def test_a_quota_is_one_of_100_ms(quota_us: int, period_us: int, expected: int) 
 
 def test_a_node_has_all_that_its_message_says() -> None:
     threshold = Threshold(enable=True, cpu_suppress_policy=CpuSuppressPolicy.CFS_QUOTA)
-    burst = CpuBurst(share_pool_threshold_percent=70)
+    burst = CpuBurstStrategy(share_pool_threshold_percent=70)
     colocation = Colocation(metric_aggregate_policy=AggregatePolicy(durations=("1m", "2m")))
     message = api_pb2.GetNodeResponse(
         cpus=[

@@ -179,7 +179,8 @@ class Attempts:
                 await seen.get()
         server.close()
         await server.wait_closed()
-        self._path.unlink()
+        # From Python 3.13 on asyncio has removed it.
+        self._path.unlink(missing_ok=True)
 
 
 def fill(notify: NotifySocket) -> None:
@@ -453,7 +454,7 @@ async def test_the_service_manager_is_told(serve: Serve, daemon: FakeDaemon) -> 
             "plugins.cpu-burst.options.a",
             "unknown key; this plugin has no options",
         ),
-        ("[qosmanager]\nmode = 'x'", "qosmanager.mode", "must be 'enforce' or 'dry-run'"),
+        ("[qosmanager]\nmode = 'x'", "qosmanager.mode", "must be 'enforce', 'dry-run' or 'none'"),
     ],
 )
 def test_a_wrong_configuration_is_named(tmp_path: Path, text: str, key: str, reason: str) -> None:

@@ -34,7 +34,7 @@ from runtimeproxy.qosmanager.plugin import (
     Target,
 )
 from runtimeproxy.qosmanager.remote import RemoteOptions, RemotePlugin
-from runtimeproxy.qosmanager.snapshot import Level, Metric, Snapshot, Source
+from runtimeproxy.qosmanager.snapshot import Level, Metric, Snapshot, SnapshotSource
 from tests.lab.deadline import wait_until
 from tests.lab.programs import REPOSITORY, missing
 from tests.qosmanager.snapshots import BURSTABLE, FixedMetrics, node_of
@@ -50,7 +50,7 @@ PODS = [api_pb2.Pod(sandbox_id="s", uid="u")]
 def snapshot(throttled: float | None = None, pods: Any = PODS) -> Snapshot:
     samples = {} if throttled is None else {(BURSTABLE, Metric.CPU_THROTTLED): throttled}
     node = node_of(4, qos_cgroups={KubeQoSClass.BURSTABLE: BURSTABLE})
-    source = Source(pods, NODE)
+    source = SnapshotSource(pods, NODE)
     return Snapshot(now_s=5.0, wall_s=7.5, node=node, metrics=FixedMetrics(samples), source=source)
 
 

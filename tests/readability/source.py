@@ -24,7 +24,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 def figures(root: Path) -> dict[str, float]:
     """The figures of a checkout, by name."""
     modules = {_module_name(path, root): path for path in _files(root, _IMPORTERS)}
-    trees = {name: ast.parse(path.read_text()) for name, path in modules.items()}
+    trees = parsed(root)
     own = [name for name in modules if name.split(".")[0] == PACKAGE]
     importers = _importers(trees)
     real = [name for name in own if modules[name].name != "__init__.py"]
@@ -32,6 +32,8 @@ def figures(root: Path) -> dict[str, float]:
     lengths = sorted(_length(each) for name in own for each in _functions(trees[name]))
     sizes = sorted(len(modules[name].read_text().splitlines()) for name in real)
     return {
+        "circles of imports": len(circles(trees)),
+        "class names in more than one place": len(repeated_class_names(trees)),
         "modules": len(real),
         "% of modules with at most one importer": 100 * len(lonely) / len(real),
         "lines of code": sum(code_lines(modules[name].read_text()) for name in own),
@@ -41,6 +43,47 @@ def figures(root: Path) -> dict[str, float]:
         "file length, median": statistics.median(sizes),
         "file length, p90": statistics.quantiles(sizes, n=10)[-1],
     }
+
+
+def parsed(root: Path) -> dict[str, ast.Module]:
+    """The modules of a checkout's source, by name."""
+    return {_module_name(path, root): ast.parse(path.read_text()) for path in _files(root, _IMPORTERS)}
+
+
+def circles(trees: dict[str, ast.Module]) -> list[tuple[str, ...]]:
+    """Groups of modules each of which imports all others, directly or not; imports for types count, too."""
+    imports = {
+        name: {each for node in ast.walk(tree) for each in _imported(node, trees) if each in trees} - {name}
+        for name, tree in trees.items()
+    }
+    reached = {name: _reached(name, imports) for name in trees}
+    return sorted(
+        {
+            tuple(sorted(each for each in reached[name] if name in reached[each]))
+            for name in trees
+            if name in reached[name]
+        }
+    )
+
+
+def _reached(start: str, imports: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        new = imports[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
+
+
+def repeated_class_names(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
+    """Names of classes that stand in more than one place, with the modules."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(name)
+    return {name: found for name, found in sorted(places.items()) if len(found) > 1}
 
 
 def code_lines(text: str) -> int:

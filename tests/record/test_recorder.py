@@ -9,11 +9,11 @@ from contextlib import aclosing
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.calls.grpc_framing import frame_message
-from runtimeproxy.calls.methods import CallKind
-from runtimeproxy.interception import Outcome
+from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import frame_message
+from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
+from runtimeproxy.frontends.cri_proxy.interception import Outcome
 from runtimeproxy.record.recorder import ENDED, TOO_SLOW, Recorder
-from tests.calls.scripted import Surroundings
+from tests.frontends.cri_proxy.calls.scripted import Surroundings
 
 FRAME = frame_message(api_pb2.StopContainerRequest(container_id="c" * 64, timeout=3).SerializeToString())
 

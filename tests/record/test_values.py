@@ -24,8 +24,8 @@ from runtimeproxy.node.snapshot import (
 )
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.record.values import BadValueError, changed_fields, decode, encode, with_fields
-from runtimeproxy.slo.schema import CpuBurst, CpuBurstPolicy
-from runtimeproxy.slo.strategies import PodBasis, PodRule, Provenance, Source, Strategies
+from runtimeproxy.slo.schema import CpuBurstPolicy, CpuBurstStrategy
+from runtimeproxy.slo.strategies import Layer, PodBasis, PodRule, Provenance, Strategies
 
 RULE = PodRule(
     name="r",
@@ -37,7 +37,7 @@ RULE = PodRule(
     node_selector=LabelSelector(),
     is_override=True,
     values={("policy",): CpuBurstPolicy.NONE, ("cpu_burst_percent",): 7},
-    provenance=Provenance(Source.POD, "file", "key", "r"),
+    provenance=Provenance(Layer.POD, "file", "key", "r"),
 )
 NODE = Node(
     facts=NodeFacts(online_cpus=frozenset({0, 1}), cgroup_version=2, files={"cpu": {"cpu.max": True}}),
@@ -53,7 +53,7 @@ NODE = Node(
     requests={("uid", "main"): {"cpu": 100}},
     allocations={"uid": PodCpus(QoSClass.LSR, frozenset({1}))},
     strategies=Strategies(
-        cpu_burst=CpuBurst(policy=CpuBurstPolicy.AUTO), pod_basis=PodBasis(burst_rules=(RULE,))
+        cpu_burst=CpuBurstStrategy(policy=CpuBurstPolicy.AUTO), pod_basis=PodBasis(burst_rules=(RULE,))
     ),
     states={Input.KUBELET: InputState.KNOWN},
     generations={Input.STRATEGIES: 3},

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.cgroups.writer import CgroupWriter
+from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger.journal import Journal, read_boot_id
@@ -25,6 +26,7 @@ from runtimeproxy.pods.records import (
     Level,
     Lifecycle,
     ManagedValue,
+    Original,
     PodRecord,
 )
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
@@ -36,7 +38,7 @@ from runtimeproxy.restore.command import (
     restore_container,
     states,
 )
-from runtimeproxy.restore.plan import CgroupPlan, ContainerPlan, NodeState, Status, plan
+from runtimeproxy.restore.plan import COPIED, CgroupPlan, ContainerPlan, NodeState, Status, plan
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime, preload
 from tests.ledger.claims import set_values
 
@@ -136,6 +138,28 @@ async def test_cpus_of_a_pod_are_those_that_it_gets_back(
     found = await observe(saved, client, ledger_of(saved, tmp_path, writer), writer)
     assert found.cpus == {record.pod_id: "0-7"}
     assert found.memory_nodes == {record.pod_id: "5"}
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [pytest.param(1, "0-3", id="v1"), pytest.param(2, "0-7", id="v2")]
+)
+async def test_cpus_of_a_pod_on_version_1_are_those_that_the_cgroups_above_have(
+    fake_runtime: FakeRuntime,
+    client: GrpcRuntimeClient,
+    tmp_path: Path,
+    version: Literal[1, 2],
+    expected: str,
+) -> None:
+    """The runtime would refuse the whole update otherwise."""
+    record = saved_container(fake_runtime)
+    files = CgroupFiles(tmp_path / "cgroup", version=version)
+    files.make(BOX)
+    files.write("/kubepods", "cpuset.cpus", "0-3")
+    writer = CgroupWriter(files.root)
+    values = {"cpuset.cpus": ManagedValue("2-3", "0-7")}
+    saved = Saved((PodRecord(id=record.pod_id, cgroup_parent=POD),), (record,), (CgroupRecord(POD, values),))
+    found = await observe(saved, client, ledger_of(saved, tmp_path, writer), writer)
+    assert found.cpus == {record.pod_id: expected}
 
 
 async def test_a_container_of_which_the_runtime_says_nothing(
@@ -356,3 +380,42 @@ def test_every_weight_comes_back(files: CgroupFiles, writer: CgroupWriter, tmp_p
         record = CgroupRecord(POD, {"cpu.shares": ManagedValue(2, value)})
         restore_cgroups(writer, cgroup_plans(writer, tmp_path, record))
         assert path.read_text() == f"{weight}\n"
+
+
+def test_lists_on_version_1_are_those_of_the_cgroup_above(tmp_path: Path) -> None:
+    """From the top down; an original with more than the cgroup above has now is cut."""
+    files = CgroupFiles(tmp_path / "cgroup", version=1)
+    files.make(BOX)
+    files.write("/kubepods", "cpuset.cpus", "0-3")
+    writer = CgroupWriter(files.root)
+    claims = {"cpuset.cpus": Entry((Claim("cpuset", Role.SET, "1"),), "1")}
+    for cgroup in (POD, BOX):
+        files.write(cgroup, "cpuset.cpus", "1")
+    original = {"cpuset.cpus": Original("0-7\n")}
+    books = (
+        Book(POD, Level.POD, claims, original, read_boot_id()),
+        Book(BOX, Level.CONTAINER, claims, {}, read_boot_id()),
+    )
+    saved = Saved(books=books)
+    node = NodeState({}, states(ledger_of(saved, tmp_path, writer), writer))
+    lines = restore_cgroups(writer, plan(saved, node, writer).cgroups)
+    assert [(line.target, line.new, line.status, line.reason) for line in lines] == [
+        (POD, "0-3", Status.RESTORED, COPIED),
+        (BOX, "0-3", Status.RESTORED, COPIED),
+    ]
+    assert [files.read(cgroup, "cpuset.cpus") for cgroup in (POD, BOX)] == ["0-3", "0-3"]
+
+
+def test_a_file_that_is_still_there_is_no_cgroup_that_is_gone(
+    files: CgroupFiles, writer: CgroupWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever error the kernel gives."""
+    (files.folder(POD) / "cpu.weight").write_text("20\n")
+    plans = cgroup_plans(writer, tmp_path, CgroupRecord(POD, {"cpu.shares": ManagedValue(512, 2)}))
+    gone = WriteResult(POD, "cpu.shares", 2, WriteOutcome.MISSING, error="ENODEV: No such device")
+    monkeypatch.setattr(writer, "write_levels", lambda _: (gone,))
+    (line,) = restore_cgroups(writer, plans)
+    assert (line.status, line.reason) == (Status.FAILED, "ENODEV: No such device")
+    (files.folder(POD) / "cpu.weight").unlink()
+    (line,) = restore_cgroups(writer, plans)
+    assert (line.status, line.reason) == (Status.LEFT, "the cgroup is gone")

@@ -15,7 +15,7 @@ import pytest
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.cli import main
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.pods.checkpoint.codec import Change, Kind
+from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind
 from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
 from runtimeproxy.pods.records import CgroupRecord, ContainerRecord, Lifecycle, ManagedValue, PodRecord
 from runtimeproxy.pods.resources import overlay, read_resources
@@ -141,8 +141,8 @@ def left(daemons: Daemons, cgroup_files: CgroupFiles, direct: CriClient, runtime
     cgroup = CgroupRecord(parent, {each.name: ManagedValue(each.value, each.old) for each in results})
     with closing(CheckpointFile(daemon.state_folder)) as file:
         file.write(
-            Change(kind, record.id, record)
-            for kind, record in ((Kind.POD, pod), (Kind.CONTAINER, box), (Kind.CGROUP, cgroup))
+            RowChange(kind, record.id, record)
+            for kind, record in ((RowKind.POD, pod), (RowKind.CONTAINER, box), (RowKind.CGROUP, cgroup))
         )
     return Left(daemon, made, cgroup_files)
 
@@ -227,7 +227,7 @@ def test_pods_that_are_gone_are_skipped(left: Left) -> None:
 def test_rows_that_cannot_be_read_are_said(left: Left, words: tuple[str, ...]) -> None:
     file = left.daemon.state_folder / FILE_NAME
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
-        connection.execute("UPDATE records SET body = 'no JSON' WHERE kind = ?", (Kind.CONTAINER,))
+        connection.execute("UPDATE records SET body = 'no JSON' WHERE kind = ?", (RowKind.CONTAINER,))
     done = left.restore(*words)
     assert done.returncode == 1
     assert "not restored: 1 of its rows cannot be read" in done.stdout

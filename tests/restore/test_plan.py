@@ -17,11 +17,11 @@ from runtimeproxy.restore.plan import (
     CgroupState,
     Line,
     NodeState,
-    Plan,
+    RestorePlan,
     Status,
     Value,
+    kept_book,
     without_owners,
-    without_values,
 )
 from runtimeproxy.restore.plan import plan as planned
 
@@ -45,7 +45,7 @@ class Numbers:
         return name
 
 
-def plan(saved: Saved, node: NodeState) -> Plan:
+def plan(saved: Saved, node: NodeState) -> RestorePlan:
     return planned(saved, node, Numbers())
 
 
@@ -216,16 +216,22 @@ def test_a_value_that_the_runtime_brings_back_has_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("restored", "left"),
+    ("kept", "copies", "expected"),
     [
-        pytest.param({"cpu.shares"}, {"cpu.idle"}, id="one"),
-        pytest.param({"cpu.shares", "cpu.idle"}, None, id="all"),
+        pytest.param({"cpu.idle"}, {}, {"cpu.idle": Entry((), 1)}, id="one"),
+        pytest.param(set(), {}, None, id="none"),
+        pytest.param(set(), {"cpuset.cpus": "0-1"}, {"cpuset.cpus": Entry((), "0-1")}, id="a-copy"),
+        pytest.param(
+            {"cpuset.cpus"}, {"cpuset.cpus": "0-1"}, {"cpuset.cpus": Entry((), "1")}, id="not-written"
+        ),
     ],
 )
-def test_a_cgroup_without_its_values(restored: set[str], left: set[str] | None) -> None:
-    book = Book("/a", Level.POD, {"cpu.shares": Entry(), "cpu.idle": Entry()})
-    found = without_values(book, frozenset(restored))
-    assert (set(found.entries) if found else None) == left
+def test_what_the_next_attempt_has_to_know(
+    kept: set[str], copies: Mapping[str, Value], expected: Mapping[str, Entry] | None
+) -> None:
+    entries = {"cpu.shares": Entry((), 2), "cpu.idle": Entry((), 1), "cpuset.cpus": Entry((), "1")}
+    found = kept_book(Book("/a", Level.POD, entries), kept, copies)
+    assert (found.entries if found else None) == expected
 
 
 def test_containers_come_first() -> None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.qosmanager.plugins.cpu_burst import CpuBurst
+from runtimeproxy.qosmanager.plugins.cpu_burst import CpuBurstPlugin
 from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress
 from runtimeproxy.qosmanager.plugins.memory_evict import MemoryEvict
 from runtimeproxy.qosmanager.snapshot import Strategies
-from runtimeproxy.slo.schema import CpuBurst as BurstStrategy
 from runtimeproxy.slo.schema import CpuBurstPolicy, CpuSuppressPolicy, PodCpuBurst, Threshold
+from runtimeproxy.slo.schema import CpuBurstStrategy as BurstStrategy
 from runtimeproxy.testing.node.kernel import CPUS, QUOTA, OverTime, Workload, constant
 from runtimeproxy.testing.node.simulation import SimulatedContainer, SimulatedNode, SimulatedPod
 from runtimeproxy.units import CPU_PERIOD_US, parse_cpu_list
@@ -105,7 +105,7 @@ def surge(policy: CpuSuppressPolicy, seconds: int = 300) -> Scenario:
 AUTO = BurstStrategy(policy=CpuBurstPolicy.AUTO)
 
 
-def burst_node(plugin: CpuBurst, strategy: BurstStrategy = AUTO) -> SimulatedNode:
+def burst_node(plugin: CpuBurstPlugin, strategy: BurstStrategy = AUTO) -> SimulatedNode:
     node = SimulatedNode(16, plugins=[plugin])
     node.strategies = Strategies(cpu_burst=strategy)
     return node
@@ -114,7 +114,7 @@ def burst_node(plugin: CpuBurst, strategy: BurstStrategy = AUTO) -> SimulatedNod
 def buckets() -> Scenario:
     """Two containers want 1.5 times their limit: one has idled before, the other has used its tokens up."""
     strategy = PodCpuBurst(policy=CpuBurstPolicy.AUTO, cfs_quota_burst_period_seconds=60)
-    node = burst_node(CpuBurst())
+    node = burst_node(CpuBurstPlugin())
     node.add_pod(latency_sensitive("rested", between(0.4, 3.0, 300, 1_200), 2_000, cpu_burst=strategy))
     node.add_pod(
         latency_sensitive(
@@ -139,7 +139,7 @@ def quota_cores(node: SimulatedNode, pod: str) -> float:
 FLAPPING = ("gold", "silver", "bronze")
 
 
-def flapping_node(plugin: CpuBurst, seconds: int) -> SimulatedNode:
+def flapping_node(plugin: CpuBurstPlugin, seconds: int) -> SimulatedNode:
     """Pods that are throttled all the time, beside one that moves the shared CPUs around the threshold."""
     node = burst_node(plugin)
     steady = noisy(lambda at_s: 2.2 + 0.6 * ((int(at_s) // 45) % 2), 0.1, 2)
@@ -159,8 +159,8 @@ def flapping_node(plugin: CpuBurst, seconds: int) -> SimulatedNode:
     return node
 
 
-def flapping(upstream: Callable[[], CpuBurst], seconds: int = 900) -> Scenario:
-    node, other = flapping_node(CpuBurst(), seconds), flapping_node(upstream(), seconds)
+def flapping(upstream: Callable[[], CpuBurstPlugin], seconds: int = 900) -> Scenario:
+    node, other = flapping_node(CpuBurstPlugin(), seconds), flapping_node(upstream(), seconds)
     panels = {
         "quota in cores": tuple(f"{name} quota" for name in FLAPPING),
         "used cores": ("used", "threshold"),
@@ -208,7 +208,7 @@ def memory_pressure(*, is_enforced: bool = True, seconds: int = 900) -> Scenario
 
 def day(step_s: float = 30.0) -> Scenario:
     """24 hours: LS load follows the hour, with noise; BE pods use what is left; an LSE pod comes and goes."""
-    node = SimulatedNode(16, plugins=[CpuSuppress(), CpuBurst()])
+    node = SimulatedNode(16, plugins=[CpuSuppress(), CpuBurstPlugin()])
     node.strategies = Strategies(
         threshold=Threshold(enable=True, cpu_suppress_policy=CpuSuppressPolicy.CPUSET), cpu_burst=AUTO
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runtimeproxy.cgroups.formats import Value
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.qosmanager.plugins.cpu_burst import CpuBurst
+from runtimeproxy.qosmanager.plugins.cpu_burst import CpuBurstPlugin
 from runtimeproxy.qosmanager.plugins.cpu_evict import CpuEvict
 from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress
 from runtimeproxy.qosmanager.plugins.memory_evict import MemoryEvict
@@ -69,7 +69,7 @@ class Run:
 
     def __init__(self, count: int, version: Any) -> None:
         cpus = [Cpu(n, n // 2, n * 2 // count, n * 2 // count) for n in range(count)]
-        self.node = SimulatedNode(cpus, plugins=[CpuSuppress(), CpuBurst()], version=version)
+        self.node = SimulatedNode(cpus, plugins=[CpuSuppress(), CpuBurstPlugin()], version=version)
         self.count = count
         self.section: Mapping[str, Any] = {}
         self.lse: frozenset[int] = frozenset()
@@ -230,7 +230,7 @@ def test_at_constant_load_all_values_come_to_rest(
     noise: float,
 ) -> None:
     """Within five minutes (the last room is given in small steps) at the right value; none swings."""
-    node = SimulatedNode(16, plugins=[CpuSuppress(), CpuBurst()])
+    node = SimulatedNode(16, plugins=[CpuSuppress(), CpuBurstPlugin()])
     node.strategies = Strategies(threshold=threshold, cpu_burst=AUTO)
     for n in range(2):
         name, load = f"api{n}", noisy(constant(loads[n]), noise, n)
@@ -273,7 +273,7 @@ def test_decisions_do_not_depend_on_the_wall_clock() -> None:
         node = kind(
             16,
             memory_bytes=16 << 30,
-            plugins=[CpuSuppress(), CpuBurst(), CpuEvict(), MemoryEvict()],
+            plugins=[CpuSuppress(), CpuBurstPlugin(), CpuEvict(), MemoryEvict()],
             gates={"BECPUEvict": True, "BEMemoryEvict": True},
         )
         node.strategies = Strategies(

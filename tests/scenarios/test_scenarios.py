@@ -11,7 +11,7 @@ import pytest
 from runtimeproxy.cgroups.mounts import find_mounts
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.hooks.algebra import Claim, Role
-from runtimeproxy.qosmanager.plugins.cpu_burst import CpuBurst
+from runtimeproxy.qosmanager.plugins.cpu_burst import CpuBurstPlugin
 from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress
 from runtimeproxy.qosmanager.samples.reader import PassReader
 from runtimeproxy.qosmanager.samples.sampler import Sampler
@@ -107,7 +107,7 @@ def test_around_the_threshold_quotas_swing_less_than_by_koordinators_rule() -> N
 @pytest.mark.parametrize("load", [0.5, 2.4, 4.0, 6.9, 7.3, 7.9, 8.5, 12.0])
 def test_at_constant_load_quotas_do_not_oscillate(load: float) -> None:
     """Below, within and above the threshold of 8 cores: quotas reach their end and stay there."""
-    node = burst_node(CpuBurst())
+    node = burst_node(CpuBurstPlugin())
     node.add_pod(latency_sensitive("steady", constant(load)))
     for name, priority in (("a", 9_000), ("b", 9_000), ("c", 5_000)):
         node.add_pod(
@@ -122,7 +122,7 @@ def test_at_constant_load_quotas_do_not_oscillate(load: float) -> None:
 
 def test_burst_and_normalization_do_not_fight() -> None:
     """#2306: a scaled quota stays scaled; nothing is written once both have said what they want."""
-    node = burst_node(CpuBurst())
+    node = burst_node(CpuBurstPlugin())
     node.add_pod(latency_sensitive("web", constant(1.5), 1_000, cpu_burst=AUTO))
     key = Key(node.cgroup("web", 0).path, QUOTA)
     node.policies = {key: (Claim("cpu-normalization", Role.SCALE, 1.25),)}
@@ -143,7 +143,7 @@ def test_burst_and_normalization_do_not_fight() -> None:
 
 def test_the_kernels_burst_stays_within_the_quota() -> None:
     """#2326: 1000 % of the limit is above the quota, which a kernel refuses; it grows with the quota."""
-    node = burst_node(CpuBurst())
+    node = burst_node(CpuBurstPlugin())
     node.add_pod(latency_sensitive("web", constant(1.5), 1_000, cpu_burst=AUTO))
     # What the policy `cpu-burst` claims.
     container, pod = node.cgroup("web", 0).path, node.cgroup("web").path

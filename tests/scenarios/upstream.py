@@ -11,7 +11,7 @@ from runtimeproxy.qosmanager.plugin import QUOTA, Claim, Decision, Role, Target
 from runtimeproxy.qosmanager.plugins.cpu_burst import (
     CLASSES,
     BurstState,
-    CpuBurst,
+    CpuBurstPlugin,
     Operation,
     PoolState,
     ceiling_us,
@@ -22,7 +22,7 @@ from runtimeproxy.qosmanager.plugins.cpu_burst import (
 from runtimeproxy.qosmanager.snapshot import Level, Metric, Snapshot
 
 
-class UpstreamBurst(CpuBurst):
+class UpstreamBurst(CpuBurstPlugin):
     """Quota burst by Koordinator's rule, without the limiter."""
 
     def run(self, snapshot: Snapshot, state: BurstState) -> Decision[BurstState]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from runtimeproxy.calls.interceptor import CallInterceptor, CallSettings
+from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallInterceptor, CallSettings
 from runtimeproxy.service.bypass import COOL_DOWN_S, MOST_FAILURES, WINDOW_S, Bypass
 
 

@@ -14,7 +14,7 @@ from runtimeproxy.hooks.owners import Owner
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.service.eviction import Bounds, Evictor, Method, Outcome, Result, refusal
+from runtimeproxy.service.eviction import Bounds, EvictionMethod, Evictor, PodEvictionOutcome, Result, refusal
 from runtimeproxy.service.eviction_history import FILE, UNKNOWN_UID, Evicted, EvictionHistory
 
 BOUNDS = Bounds(2, 60.0, 300.0)
@@ -53,7 +53,7 @@ def test_refusals(
         assert found is None
     else:
         assert found is not None
-        assert found.outcome is Outcome.REFUSED
+        assert found.outcome is PodEvictionOutcome.REFUSED
         assert found.reason.startswith(reason)
         assert found.retry_s == retry_s
 
@@ -78,13 +78,13 @@ class NoRuntime:
 @pytest.mark.parametrize(
     ("outcome", "kind", "is_counted"),
     [
-        (Outcome.EVICTED, AuditKind.CHANGED, True),
-        (Outcome.REFUSED, AuditKind.LEFT_OUT, False),
-        (Outcome.FAILED, AuditKind.FAILED, True),
+        (PodEvictionOutcome.EVICTED, AuditKind.CHANGED, True),
+        (PodEvictionOutcome.REFUSED, AuditKind.LEFT_OUT, False),
+        (PodEvictionOutcome.FAILED, AuditKind.FAILED, True),
     ],
 )
 async def test_by_the_api_server(
-    history: EvictionHistory, outcome: Outcome, kind: AuditKind, is_counted: bool
+    history: EvictionHistory, outcome: PodEvictionOutcome, kind: AuditKind, is_counted: bool
 ) -> None:
     audit: list[AuditEntry] = []
     store = PodStore()
@@ -95,7 +95,7 @@ async def test_by_the_api_server(
 
     async def by_api(found: PodRecord, reason: str) -> Result:
         asked.append(f"{found.uid} {reason}")
-        return Result(outcome, "", method=Method.EVICTION_API)
+        return Result(outcome, "", method=EvictionMethod.EVICTION_API)
 
     evictor.by_api = by_api
     result = await evictor.evict(pod, OWNER, "3 GiB too much", is_dry_run=False)
@@ -104,7 +104,7 @@ async def test_by_the_api_server(
         (kind, "plugin:memory-evict", "3 GiB too much")
     ]
     again = await evictor.evict(pod, OWNER, "", is_dry_run=False)
-    assert (again.outcome is Outcome.REFUSED and len(asked) == 1) is is_counted
+    assert (again.outcome is PodEvictionOutcome.REFUSED and len(asked) == 1) is is_counted
     assert evictor.counts.read()["memory-evict", outcome] >= 1
 
 
@@ -120,11 +120,15 @@ async def test_bounds_count_while_another_eviction_goes_on_and_for_the_next_proc
 
     async def by_api(found: PodRecord, reason: str) -> Result:
         saved.append((tmp_path / FILE).read_text())
-        return Result(Outcome.EVICTED)
+        return Result(PodEvictionOutcome.EVICTED)
 
     evictor.by_api = by_api
     results = await asyncio.gather(*(evictor.evict(pod, OWNER, "", is_dry_run=False) for pod in pods))
-    assert [each.outcome for each in results] == [Outcome.EVICTED, Outcome.EVICTED, Outcome.REFUSED]
+    assert [each.outcome for each in results] == [
+        PodEvictionOutcome.EVICTED,
+        PodEvictionOutcome.EVICTED,
+        PodEvictionOutcome.REFUSED,
+    ]
     # What is done is on disk before.
     assert [uid in text for uid, text in zip(("u0", "u1"), saved, strict=True)] == [True, True]
     with ThreadPoolExecutor(1) as thread:
@@ -133,4 +137,4 @@ async def test_bounds_count_while_another_eviction_goes_on_and_for_the_next_proc
         assert next_one.evictions == history.evictions
         history.is_handed_over = True
         refused = await evictor.evict(pods[2], OWNER, "", is_dry_run=True)
-        assert (refused.outcome, refused.reason) == (Outcome.REFUSED, "another process takes over")
+        assert (refused.outcome, refused.reason) == (PodEvictionOutcome.REFUSED, "another process takes over")

@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from runtimeproxy.service.local_services import SERVICES, RuntimeHealth
+from runtimeproxy.service.local_services import SERVICES, make_server
 from runtimeproxy.testing import CallError, FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.lab.cri_client import CriClient
@@ -132,14 +132,13 @@ class TestServicer:
         async def probe() -> bool:
             return next(answers)
 
-        server = grpc.aio.server()
-        health_pb2_grpc.add_HealthServicer_to_server(RuntimeHealth(probe, stopping), server)
-        target = f"unix:{socket_folder}/own.sock"
-        server.add_insecure_port(target)
-        await server.start()
-        async with grpc.aio.insecure_channel(target) as channel:
+        path = f"{socket_folder}/own.sock"
+        server = make_server(probe, stopping)
+        listener = await asyncio.get_running_loop().create_unix_server(server.protocol, path)
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             yield health_pb2_grpc.HealthStub(channel)
-        await server.stop(None)
+        listener.close()
+        await server.stop()
 
     async def test_stopping_ends_a_watch_with_its_last_state(
         self, stub: Any, stopping: asyncio.Event

@@ -16,7 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from runtimeproxy.background import BackgroundThreads
-from runtimeproxy.service.local_server import PREFIX, RESERVED_DESCRIPTORS, LocalServer
+from runtimeproxy.service.local_server import PREFIX, LocalServer
 
 MANY = 512
 """File descriptors, more than a test process has open."""
@@ -98,7 +98,8 @@ def test_a_folder_that_cannot_be_used_keeps_no_file_descriptors(socket_folder: P
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
 
 
-def test_without_a_descriptor_for_the_lock_it_leaves_nothing(socket_folder: Path) -> None:
+@pytest.mark.parametrize("left", [0, 1])
+def test_without_descriptors_for_lock_and_socket_it_leaves_nothing(socket_folder: Path, left: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     try:
@@ -106,7 +107,7 @@ def test_without_a_descriptor_for_the_lock_it_leaves_nothing(socket_folder: Path
         with contextlib.suppress(OSError):
             while True:
                 taken.append(os.open(os.devnull, os.O_RDONLY))
-        for _ in range(RESERVED_DESCRIPTORS):
+        for _ in range(left):
             os.close(taken.pop())
         with pytest.raises(OSError, match="Too many open files"):
             LocalServer(socket_folder)

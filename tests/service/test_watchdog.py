@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.calls.interceptor import CallInterceptor, CallSettings
-from runtimeproxy.relay.budget import MemoryBudget
-from runtimeproxy.relay.connection import ConnectionOptions
-from runtimeproxy.relay.h2_relay import RelayOptions
-from runtimeproxy.relay.listener import listen
-from runtimeproxy.relay.server import RelayServer
+from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallInterceptor, CallSettings
+from runtimeproxy.frontends.cri_proxy.relay.budget import MemoryBudget
+from runtimeproxy.frontends.cri_proxy.relay.connection import ConnectionOptions
+from runtimeproxy.frontends.cri_proxy.relay.listener import listen
+from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
+from runtimeproxy.frontends.cri_proxy.relay.streams import RelayOptions
 from runtimeproxy.sdnotify import Notifier, answers_ping, feed_watchdog
 from runtimeproxy.service.wiring import Routes
 from tests.peers.aio import until

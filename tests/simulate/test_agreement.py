@@ -22,7 +22,7 @@ from runtimeproxy.node.snapshot import Input, InputState
 from runtimeproxy.pods.resources import SCALARS
 from runtimeproxy.simulate.kubelet import PodCalls
 from runtimeproxy.simulate.reading import pod_calls
-from runtimeproxy.simulate.result import Target
+from runtimeproxy.simulate.result import SimulatedTarget
 from runtimeproxy.simulate.simulation import simulate
 from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, KoordProxy, PodCgroups, RuntimeState
 from tests.simulate.wishes import ONLINE, Dry, First, Second, pods
@@ -124,7 +124,7 @@ def run(stand: Stand, calls: PodCalls) -> tuple[list[tuple[str, Differences]], s
     return found, ""
 
 
-def announced(target: Target) -> Differences:
+def announced(target: SimulatedTarget) -> Differences:
     fields = [each for each in target.fields if not each.name.startswith("cgroup[")]
     for each in fields:
         assert not each.depends_on, each.name

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.node.documents import InputError, parse_documents
+from runtimeproxy.documents.reading import InputError, parse_documents
 from runtimeproxy.node.snapshot import Node
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.simulate.manifests import ContainerKind, read_pods

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from runtimeproxy.qos import KubeQoSClass
-from runtimeproxy.simulate.manifests import Pod, read_pods
+from runtimeproxy.simulate.manifests import ManifestPod, read_pods
 from runtimeproxy.simulate.webhook import EXTENDED_RESOURCE_SPEC, mutated
 
 CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
 NATIVE = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"cpu": "1500m"}}
 
 
-def pod(resources: dict[str, Any], spec: dict[str, Any] | None = None, **labels: str) -> Pod:
+def pod(resources: dict[str, Any], spec: dict[str, Any] | None = None, **labels: str) -> ManifestPod:
     names = {"qos": "koordinator.sh/qosClass", "priority": "koordinator.sh/priority-class"}
     document = {
         "kind": "Pod",
@@ -39,7 +39,7 @@ def pod(resources: dict[str, Any], spec: dict[str, Any] | None = None, **labels:
         pod(NATIVE, {"priorityClassName": "koord-batch"}),
     ],
 )
-def test_a_batch_pod_gets_batch_resources(given: Pod) -> None:
+def test_a_batch_pod_gets_batch_resources(given: ManifestPod) -> None:
     found, added = mutated(given)
     assert found.labels == {"koordinator.sh/qosClass": "BE", **given.labels}
     # A memory limit is the request, as that of an extended resource must be; init containers have no entry.
@@ -77,5 +77,5 @@ def test_mid_resources_have_no_annotation() -> None:
 @pytest.mark.parametrize(
     "given", [pod(NATIVE), pod(NATIVE, qos="LS"), pod(NATIVE, qos="LSR", priority="koord-prod")]
 )
-def test_other_pods_keep_native_resources(given: Pod) -> None:
+def test_other_pods_keep_native_resources(given: ManifestPod) -> None:
     assert mutated(given) == (given, ())

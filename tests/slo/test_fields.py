@@ -11,7 +11,7 @@ import pytest
 
 from runtimeproxy.slo.keys import SECTION_BY_KEY, SECTIONS, Section
 from runtimeproxy.slo.reading import json_key
-from runtimeproxy.slo.schema import Bandwidth, CpuBurst, Duration, Quantity, Within
+from runtimeproxy.slo.schema import Bandwidth, CpuBurstStrategy, Duration, Quantity, Range
 from tests.slo.configs import FILE, loaded
 
 
@@ -31,8 +31,8 @@ class Leaf:
         self.kind = hint
 
     @property
-    def within(self) -> Within | None:
-        return next((each for each in self.marks if isinstance(each, Within)), None)
+    def within(self) -> Range | None:
+        return next((each for each in self.marks if isinstance(each, Range)), None)
 
     def has(self, kind: type) -> bool:
         return any(isinstance(each, kind) for each in self.marks)
@@ -200,7 +200,7 @@ def test_the_last_of_two_spellings_counts_and_is_reported() -> None:
 def test_a_key_that_is_there_twice_is_reported() -> None:
     text = '{"clusterStrategy": {"policy": "auto"}, "clusterStrategy": {"cpuBurstPercent": 7}}'
     result = loaded({"cpu-burst-config": text})
-    assert result.strategies.cpu_burst == CpuBurst(cpu_burst_percent=7)
+    assert result.strategies.cpu_burst == CpuBurstStrategy(cpu_burst_percent=7)
     assert [str(each) for each in result.problems] == [
         f'{FILE}: cpu-burst-config has the key "clusterStrategy" twice in one object; the last one counts'
     ]

@@ -14,29 +14,29 @@ from runtimeproxy.slo.schema import (
     PRODUCT_DEFAULTS,
     CgroupBase,
     CgroupPath,
-    CpuBurst,
     CpuBurstPolicy,
+    CpuBurstStrategy,
     CpuQoS,
     HostApplication,
-    MemoryQoS,
+    MemoryQoSStrategy,
     ModelRatio,
     NetworkQoS,
     ResctrlQoS,
 )
-from runtimeproxy.slo.strategies import Source, Strategies
+from runtimeproxy.slo.strategies import Layer, Strategies
 from tests.slo.configs import FILE, good, loaded
 
 GOLD = {"nodeSelector": {"matchLabels": {"pool": "gold"}}}
 ON_GOLD = {"pool": "gold"}
 
 
-def burst(**values: object) -> CpuBurst:
-    return CpuBurst(**values)  # type: ignore[arg-type]
+def burst(**values: object) -> CpuBurstStrategy:
+    return CpuBurstStrategy(**values)  # type: ignore[arg-type]
 
 
 def test_v209_a_cluster_strategy_replaces_its_fields_only() -> None:
     result = good({"cpu-burst-config": {"clusterStrategy": {"cfsQuotaBurstPeriodSeconds": 120}}}).strategies
-    assert result.cpu_burst == CpuBurst(
+    assert result.cpu_burst == CpuBurstStrategy(
         policy=CpuBurstPolicy.NONE,
         cpu_burst_percent=1_000,
         cfs_quota_burst_percent=300,
@@ -93,7 +93,7 @@ def test_a_bad_key_without_a_previous_one_is_absent_and_others_count() -> None:
             "system-config": {"clusterStrategy": {"minFreeKbytesFactor": 88}},
         }
     )
-    assert result.strategies.cpu_burst == CpuBurst()
+    assert result.strategies.cpu_burst == CpuBurstStrategy()
     assert result.strategies.system.min_free_kbytes_factor == 88
 
 
@@ -106,12 +106,12 @@ def test_disabled_classes_hold_the_values_that_switch_them_off() -> None:
     result = good({"resource-qos-config": config}).strategies
     assert result.qos.ls_class.cpu_qos == CpuQoS()
     assert str(result.provenance_of("qos.ls_class.cpu_qos.group_identity")) == "disabled by default"
-    assert result.qos.ls_class.memory_qos == MemoryQoS(
+    assert result.qos.ls_class.memory_qos == MemoryQoSStrategy(
         enable=True, wmark_ratio=90, wmark_scale_permill=20, wmark_min_adj=-25
     )
     assert result.qos.system_class.cpu_qos.group_identity == 1
     gold = good({"resource-qos-config": config}, labels=ON_GOLD).strategies
-    assert gold.qos.ls_class.memory_qos == MemoryQoS()
+    assert gold.qos.ls_class.memory_qos == MemoryQoSStrategy()
     assert str(gold.provenance_of("qos.ls_class.memory_qos.wmark_ratio")) == (
         f"disabled by node strategy gold of resource-qos-config in {FILE}"
     )
@@ -166,7 +166,7 @@ def test_the_nodes_own_words_stand_above_all_strategies() -> None:
     assert str(result.provenance_of("cpu_normalization.enable")) == (
         "node label node.koordinator.sh/cpu-normalization-enabled"
     )
-    assert result.provenance_of("system.total_network_bandwidth").source is Source.NODE_ANNOTATION
+    assert result.provenance_of("system.total_network_bandwidth").source is Layer.NODE_ANNOTATION
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_host_applications_are_replaced_not_merged() -> None:
     assert cluster.host_applications == (
         HostApplication(name="nginx", priority="koord-prod", qos=QoSClass.LS, cgroup_path=path),
     )
-    assert cluster.provenance_of("host_applications").source is Source.CLUSTER
+    assert cluster.provenance_of("host_applications").source is Layer.CLUSTER
     gold = good({"host-application-config": config}, labels=ON_GOLD).strategies
     assert gold.host_applications == (HostApplication(name="log", qos=QoSClass.BE),)
     assert gold.provenance_of("host_applications").strategy == "gold"
@@ -321,13 +321,13 @@ def test_each_field_comes_from_the_highest_layer_that_sets_it(
 ) -> None:
     config = {"clusterStrategy": cluster, "nodeStrategies": [{"name": "gold", **GOLD, **node}]}
     result = good({"cpu-burst-config": config}, labels=ON_GOLD if is_gold else {}).strategies
-    default = CpuBurst()
+    default = CpuBurstStrategy()
     for key, name in _NAMES.items():
-        value, source = getattr(default, name), Source.DEFAULT
+        value, source = getattr(default, name), Layer.DEFAULT
         if key in cluster:
-            value, source = cluster[key], Source.CLUSTER
+            value, source = cluster[key], Layer.CLUSTER
         if is_gold and key in node:
-            value, source = node[key], Source.NODE
+            value, source = node[key], Layer.NODE
         assert getattr(result.cpu_burst, name) == value
         assert result.provenance_of(f"cpu_burst.{name}").source is source
 
@@ -350,7 +350,7 @@ def test_disabling_is_the_last_step_of_the_merge(cluster: dict[str, Any], node: 
         assert memory.min_limit_percent == merged.get("minLimitPercent", default.min_limit_percent)
         assert memory.wmark_ratio == merged.get("wmarkRatio", default.wmark_ratio)
     else:
-        assert memory == MemoryQoS()
+        assert memory == MemoryQoSStrategy()
 
 
 @given(_LAYER, _LAYER)
@@ -374,5 +374,5 @@ def test_nothing_configured_is_the_default() -> None:
     result = load({})
     assert result.problems == ()
     assert result.strategies.qos == Strategies().qos
-    assert result.strategies.cpu_burst == CpuBurst()
+    assert result.strategies.cpu_burst == CpuBurstStrategy()
     assert not result.strategies.threshold.enable

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.config.parsing import socket_mode_bits
 from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH, ProxySettings, Settings
-from runtimeproxy.config.validation import socket_mode_bits
 from tests.lab.programs import missing
 
 UNITS = Path(__file__).parents[2] / "systemd"

@@ -7,7 +7,7 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import CallError, CgroupDriver, CgroupFiles, PodCgroups, RuntimeState
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config, preload
-from runtimeproxy.testing.state import Container, Sandbox, merge_resources
+from runtimeproxy.testing.state import FakeContainer, Sandbox, merge_resources
 
 Resources = api_pb2.LinuxContainerResources
 
@@ -23,7 +23,7 @@ def sandbox(state: RuntimeState) -> Sandbox:
 
 
 @pytest.fixture
-def container(state: RuntimeState, sandbox: Sandbox) -> Container:
+def container(state: RuntimeState, sandbox: Sandbox) -> FakeContainer:
     return state.create_container(sandbox.id, container_config(), sandbox.config)
 
 
@@ -34,7 +34,7 @@ def events(state: RuntimeState) -> list[tuple[str, int]]:
     return happened
 
 
-def test_a_unique_prefix_is_the_id(state: RuntimeState, container: Container) -> None:
+def test_a_unique_prefix_is_the_id(state: RuntimeState, container: FakeContainer) -> None:
     assert state.find_container(container.id[:12]) is container
     assert state.find_sandbox(container.sandbox_id[:12]).id == container.sandbox_id
 
@@ -46,13 +46,15 @@ def test_an_unknown_id_is_not_found(state: RuntimeState, wanted: str) -> None:
     assert caught.value.code == "NOT_FOUND"
 
 
-def test_an_ambiguous_prefix_is_an_error_also_for_remove(state: RuntimeState, container: Container) -> None:
+def test_an_ambiguous_prefix_is_an_error_also_for_remove(
+    state: RuntimeState, container: FakeContainer
+) -> None:
     state.containers[f"{container.id[:8]}twin"] = container
     with pytest.raises(CallError, match="multiple"):
         state.remove_container(container.id[:8])
 
 
-def test_a_container_goes_from_created_to_exited(state: RuntimeState, container: Container) -> None:
+def test_a_container_goes_from_created_to_exited(state: RuntimeState, container: FakeContainer) -> None:
     states = [container.state]
     state.start_container(container.id)
     states.append(container.state)
@@ -66,14 +68,14 @@ def test_a_container_goes_from_created_to_exited(state: RuntimeState, container:
     assert (container.exit_code, container.reason, container.pid) == (137, "Error", 0)
 
 
-def test_a_container_starts_once(state: RuntimeState, container: Container) -> None:
+def test_a_container_starts_once(state: RuntimeState, container: FakeContainer) -> None:
     state.start_container(container.id)
     with pytest.raises(CallError, match="not in created state"):
         state.start_container(container.id)
 
 
 def test_a_container_that_ends_by_itself_keeps_its_exit_code(
-    state: RuntimeState, container: Container
+    state: RuntimeState, container: FakeContainer
 ) -> None:
     state.start_container(container.id)
     state.exit_container(container.id, 0)
@@ -81,7 +83,7 @@ def test_a_container_that_ends_by_itself_keeps_its_exit_code(
     assert (container.exit_code, container.reason) == (0, "Completed")
 
 
-def test_a_container_that_does_not_run_cannot_end(state: RuntimeState, container: Container) -> None:
+def test_a_container_that_does_not_run_cannot_end(state: RuntimeState, container: FakeContainer) -> None:
     with pytest.raises(CallError, match="not running"):
         state.exit_container(container.id)
 
@@ -97,7 +99,7 @@ def test_stop_and_remove_of_what_is_gone_succeed(state: RuntimeState) -> None:
 
 
 def test_removing_a_sandbox_stops_and_removes_its_containers(
-    state: RuntimeState, container: Container, events: list[tuple[str, int]]
+    state: RuntimeState, container: FakeContainer, events: list[tuple[str, int]]
 ) -> None:
     state.start_container(container.id)
     state.remove_sandbox(container.sandbox_id)

@@ -176,6 +176,8 @@ class GetStatusResponse(_message.Message):
     CLAIM_OWNERS_FIELD_NUMBER: _builtins.int
     EVICTIONS_FIELD_NUMBER: _builtins.int
     KUBERNETES_FIELD_NUMBER: _builtins.int
+    QOS_MANAGER_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def daemon(self) -> Global___Daemon: ...
     @_builtins.property
@@ -236,6 +238,12 @@ class GetStatusResponse(_message.Message):
     def kubernetes(self) -> Global___KubernetesStatus:
         """The API server as a source; absent without `kubernetes.enabled`, and before its client is loaded."""
 
+    @_builtins.property
+    def qos_manager(self) -> Global___QosManagerStatus: ...
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What an operator may want to know and need not act on, a sentence each."""
+
     def __init__(
         self,
         *,
@@ -260,10 +268,12 @@ class GetStatusResponse(_message.Message):
         claim_owners: _abc.Iterable[Global___ClaimOwner] | None = ...,
         evictions: Global___EvictionStatus | None = ...,
         kubernetes: Global___KubernetesStatus | None = ...,
+        qos_manager: Global___QosManagerStatus | None = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "recording", b"recording", "records", b"records", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "policies", b"policies", "problems", b"problems", "recording", b"recording", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "notes", b"notes", "policies", b"policies", "problems", b"problems", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -539,6 +549,8 @@ class PolicyStatus(_message.Message):
         """Loaded; the kernel lacks a feature that a part of it needs."""
         STATE_DISABLED: PolicyStatus._State.ValueType  # 5
         """Its mode is off, for all pods."""
+        STATE_REMOVED: PolicyStatus._State.ValueType  # 6
+        """A reload has removed it, and threads still hang in it."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     STATE_UNSPECIFIED: PolicyStatus.State.ValueType  # 0
@@ -551,6 +563,8 @@ class PolicyStatus(_message.Message):
     """Loaded; the kernel lacks a feature that a part of it needs."""
     STATE_DISABLED: PolicyStatus.State.ValueType  # 5
     """Its mode is off, for all pods."""
+    STATE_REMOVED: PolicyStatus.State.ValueType  # 6
+    """A reload has removed it, and threads still hang in it."""
 
     NAME_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
@@ -573,6 +587,8 @@ class PolicyStatus(_message.Message):
     LAST_LEFT_OUT_FIELD_NUMBER: _builtins.int
     HANGING_THREADS_FIELD_NUMBER: _builtins.int
     IS_KEPT_FIELD_NUMBER: _builtins.int
+    REPLACED_THREADS_FIELD_NUMBER: _builtins.int
+    REPLACED_SINCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     state: Global___PolicyStatus.State.ValueType
     reason: _builtins.str
@@ -590,9 +606,13 @@ class PolicyStatus(_message.Message):
     runs: _builtins.int
     """Number of runs since the start."""
     hanging_threads: _builtins.int
-    """Threads that hang in it now; while there are any, it is skipped."""
+    """Threads that hang in it now, also in what was loaded before a reload."""
     is_kept: _builtins.bool
     """Whether the version that was loaded before stays in use, as the present one cannot be loaded."""
+    replaced_threads: _builtins.int
+    """Those of `hanging_threads` that hang in what was loaded before a reload, and may use a CPU each until
+    the process ends; while there are others, the policy is skipped.
+    """
     @_builtins.property
     def mode_until(self) -> _timestamp_pb2.Timestamp:
         """When `mode` ends, if a command has set it for a time."""
@@ -623,6 +643,10 @@ class PolicyStatus(_message.Message):
     def last_left_out(self) -> Global___PolicyFailure:
         """The last field of an answer that could not be used; absent if there was none."""
 
+    @_builtins.property
+    def replaced_since(self) -> _timestamp_pb2.Timestamp:
+        """Since when the first of these hangs; absent if there are none."""
+
     def __init__(
         self,
         *,
@@ -647,10 +671,12 @@ class PolicyStatus(_message.Message):
         last_left_out: Global___PolicyFailure | None = ...,
         hanging_threads: _builtins.int = ...,
         is_kept: _builtins.bool = ...,
+        replaced_threads: _builtins.int = ...,
+        replaced_since: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "last_failure", b"last_failure", "last_left_out", b"last_left_out", "mode_until", b"mode_until", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failures", b"failures", "last_failure", b"last_failure", "last_left_out", b"last_left_out", "mode_until", b"mode_until", "replaced_since", b"replaced_since", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["configured_mode", b"configured_mode", "failure_policy", b"failure_policy", "failures", b"failures", "hanging_threads", b"hanging_threads", "inputs", b"inputs", "is_kept", b"is_kept", "last_failure", b"last_failure", "last_left_out", b"last_left_out", "missing_features", b"missing_features", "mode", b"mode", "mode_source", b"mode_source", "mode_until", b"mode_until", "name", b"name", "origin", b"origin", "overrides", b"overrides", "priority", b"priority", "reason", b"reason", "runs", b"runs", "state", b"state", "timeout", b"timeout", "unknown_inputs", b"unknown_inputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["configured_mode", b"configured_mode", "failure_policy", b"failure_policy", "failures", b"failures", "hanging_threads", b"hanging_threads", "inputs", b"inputs", "is_kept", b"is_kept", "last_failure", b"last_failure", "last_left_out", b"last_left_out", "missing_features", b"missing_features", "mode", b"mode", "mode_source", b"mode_source", "mode_until", b"mode_until", "name", b"name", "origin", b"origin", "overrides", b"overrides", "priority", b"priority", "reason", b"reason", "replaced_since", b"replaced_since", "replaced_threads", b"replaced_threads", "runs", b"runs", "state", b"state", "timeout", b"timeout", "unknown_inputs", b"unknown_inputs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -934,6 +960,11 @@ class Records(_message.Message):
     IS_RECOVERED_FIELD_NUMBER: _builtins.int
     CHECKPOINT_PROBLEM_FIELD_NUMBER: _builtins.int
     CHECKPOINT_SET_ASIDE_FIELD_NUMBER: _builtins.int
+    UNREADABLE_ROWS_FIELD_NUMBER: _builtins.int
+    UNUSABLE_FILES_FIELD_NUMBER: _builtins.int
+    MISSPELLED_NAMES_FIELD_NUMBER: _builtins.int
+    MISSPELLED_PODS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_LOST_FIELD_NUMBER: _builtins.int
     pods: _builtins.int
     containers: _builtins.int
     recovered_pods: _builtins.int
@@ -945,6 +976,22 @@ class Records(_message.Message):
     """Why they cannot be saved; empty if they can."""
     checkpoint_set_aside: _builtins.str
     """Where a checkpoint that could not be read was set aside; empty if there was none."""
+    unreadable_rows: _builtins.int
+    """Rows of the checkpoint that could not be read at the start; all others count."""
+    misspelled_pods: _builtins.int
+    """Pods with such names, all of them."""
+    checkpoint_lost: _builtins.int
+    """How often another program has removed or replaced the file since the start; all records were saved again."""
+    @_builtins.property
+    def unusable_files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Files of the state folder that could not be used at the start, and why."""
+
+    @_builtins.property
+    def misspelled_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Labels, annotations and their fields in Koordinator's domains whose names are probably misspelled, and so
+        not used: a text of namespace/name, name and the one that was probably meant. At most 20.
+        """
+
     def __init__(
         self,
         *,
@@ -955,10 +1002,15 @@ class Records(_message.Message):
         is_recovered: _builtins.bool = ...,
         checkpoint_problem: _builtins.str = ...,
         checkpoint_set_aside: _builtins.str = ...,
+        unreadable_rows: _builtins.int = ...,
+        unusable_files: _abc.Iterable[_builtins.str] | None = ...,
+        misspelled_names: _abc.Iterable[_builtins.str] | None = ...,
+        misspelled_pods: _builtins.int = ...,
+        checkpoint_lost: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_problem", b"checkpoint_problem", "checkpoint_set_aside", b"checkpoint_set_aside", "containers", b"containers", "is_recovered", b"is_recovered", "pods", b"pods", "recovered_containers", b"recovered_containers", "recovered_pods", b"recovered_pods"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_lost", b"checkpoint_lost", "checkpoint_problem", b"checkpoint_problem", "checkpoint_set_aside", b"checkpoint_set_aside", "containers", b"containers", "is_recovered", b"is_recovered", "misspelled_names", b"misspelled_names", "misspelled_pods", b"misspelled_pods", "pods", b"pods", "recovered_containers", b"recovered_containers", "recovered_pods", b"recovered_pods", "unreadable_rows", b"unreadable_rows", "unusable_files", b"unusable_files"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -988,6 +1040,10 @@ class LedgerStatus(_message.Message):
     CPU_MODE_PROBLEM_FIELD_NUMBER: _builtins.int
     SYSCTL_PROBLEMS_FIELD_NUMBER: _builtins.int
     UNKNOWN_ORIGINALS_FIELD_NUMBER: _builtins.int
+    UNEVALUATED_FIELD_NUMBER: _builtins.int
+    UNEVALUATED_PODS_FIELD_NUMBER: _builtins.int
+    UNAPPLIED_FIELD_NUMBER: _builtins.int
+    UNAPPLIED_VALUES_FIELD_NUMBER: _builtins.int
     is_enabled: _builtins.bool
     """Whether files are written at all (`cgroups.enabled`)."""
     cgroups: _builtins.int
@@ -1008,6 +1064,9 @@ class LedgerStatus(_message.Message):
     """What keeps the node from the CPU mode that policies want; empty for nothing."""
     unknown_originals: _builtins.int
     """Number of values whose original text is not known: they go back to what the kubelet's requests come to."""
+    unevaluated_pods: _builtins.int
+    unapplied_values: _builtins.int
+    """Number of all of them."""
     @_builtins.property
     def yielded(self) -> _containers.RepeatedCompositeFieldContainer[Global___YieldedValue]:
         """Values that are left to another program for a time."""
@@ -1036,6 +1095,14 @@ class LedgerStatus(_message.Message):
     def sysctl_problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Sysctls that could not be set or read at the last attempt: name and reason."""
 
+    @_builtins.property
+    def unevaluated(self) -> _containers.RepeatedCompositeFieldContainer[Global___PodProblem]:
+        """Running pods that cannot be evaluated, by namespace and name; others are. At most 20 of `unevaluated_pods`."""
+
+    @_builtins.property
+    def unapplied(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnappliedValue]:
+        """Values that are wanted and not in force now, those with a problem first; at most 100."""
+
     def __init__(
         self,
         *,
@@ -1057,14 +1124,104 @@ class LedgerStatus(_message.Message):
         cpu_mode_problem: _builtins.str = ...,
         sysctl_problems: _abc.Iterable[_builtins.str] | None = ...,
         unknown_originals: _builtins.int = ...,
+        unevaluated: _abc.Iterable[Global___PodProblem] | None = ...,
+        unevaluated_pods: _builtins.int = ...,
+        unapplied: _abc.Iterable[Global___UnappliedValue] | None = ...,
+        unapplied_values: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "counts", b"counts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_pods", b"allocated_pods", "allocation_problem", b"allocation_problem", "cgroups", b"cgroups", "change", b"change", "change_problem", b"change_problem", "counts", b"counts", "cpu_mode_problem", b"cpu_mode_problem", "failed_writes", b"failed_writes", "hanging_files", b"hanging_files", "is_enabled", b"is_enabled", "journal_problem", b"journal_problem", "left", b"left", "observed", b"observed", "occupied_pods", b"occupied_pods", "sysctl_problems", b"sysctl_problems", "unknown_originals", b"unknown_originals", "values", b"values", "yielded", b"yielded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_pods", b"allocated_pods", "allocation_problem", b"allocation_problem", "cgroups", b"cgroups", "change", b"change", "change_problem", b"change_problem", "counts", b"counts", "cpu_mode_problem", b"cpu_mode_problem", "failed_writes", b"failed_writes", "hanging_files", b"hanging_files", "is_enabled", b"is_enabled", "journal_problem", b"journal_problem", "left", b"left", "observed", b"observed", "occupied_pods", b"occupied_pods", "sysctl_problems", b"sysctl_problems", "unapplied", b"unapplied", "unapplied_values", b"unapplied_values", "unevaluated", b"unevaluated", "unevaluated_pods", b"unevaluated_pods", "unknown_originals", b"unknown_originals", "values", b"values", "yielded", b"yielded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LedgerStatus: _TypeAlias = LedgerStatus  # noqa: Y015
+
+@_typing.final
+class PodProblem(_message.Message):
+    """Why something is not done for one pod."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POD_FIELD_NUMBER: _builtins.int
+    POD_UID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    pod: _builtins.str
+    """Namespace and name."""
+    pod_uid: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        pod: _builtins.str = ...,
+        pod_uid: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pod", b"pod", "pod_uid", b"pod_uid", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PodProblem: _TypeAlias = PodProblem  # noqa: Y015
+
+@_typing.final
+class UnappliedValue(_message.Message):
+    """A value that is wanted, and that is not in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: _builtins.int
+    CGROUP_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    OWNERS_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    IS_PROBLEM_FIELD_NUMBER: _builtins.int
+    target: _builtins.str
+    """Namespace and name of the pod, and the container; empty if it is none's."""
+    cgroup: _builtins.str
+    """Path of the cgroup; empty for a sysctl."""
+    field: _builtins.str
+    """A cgroup parameter, a field of the message such as env[NAME], or sysctl[NAME]."""
+    wanted: _builtins.str
+    """Such as 67108864, or `at most 50000`; of environment variables never more than `<set>`."""
+    cause: _builtins.str
+    """lower-limit, in-use, turn, next-start, conflict, cpu-mode, kubelet, koordlet, once, no-file, no-cgroup,
+    base-unknown, not-counting, foreign, invalid, refused, unreadable, hangs or change-ended.
+    """
+    reason: _builtins.str
+    """For people."""
+    is_problem: _builtins.bool
+    """Whether it needs an operator's attention; if not, it is so as configured, or ends by itself."""
+    @_builtins.property
+    def owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Policies, `server:NAME` for a hook server, `plugin:NAME` for an owner of claims."""
+
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        target: _builtins.str = ...,
+        cgroup: _builtins.str = ...,
+        field: _builtins.str = ...,
+        wanted: _builtins.str = ...,
+        owners: _abc.Iterable[_builtins.str] | None = ...,
+        cause: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        is_problem: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "cgroup", b"cgroup", "field", b"field", "is_problem", b"is_problem", "owners", b"owners", "reason", b"reason", "since", b"since", "target", b"target", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnappliedValue: _TypeAlias = UnappliedValue  # noqa: Y015
 
 @_typing.final
 class LedgerCounts(_message.Message):
@@ -1463,7 +1620,7 @@ class Clients(_message.Message):
     intercepted_streams: _builtins.int
     """Of them, intercepted calls."""
     refused: _builtins.int
-    """Connections since the start that were refused: too many of one process, or a user who may not connect."""
+    """Connections since the start that were refused: there was no room, or a user may not connect."""
     protocol_errors: _builtins.int
     """Connections that were ended because the client broke the protocol, or made no call."""
     silent: _builtins.int
@@ -1833,6 +1990,7 @@ class ClaimOwner(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     LAPSES_FIELD_NUMBER: _builtins.int
     MAY_EVICT_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     state: Global___ClaimOwner.State.ValueType
     session: _builtins.str
@@ -1852,6 +2010,8 @@ class ClaimOwner(_message.Message):
     lapses: _builtins.int
     may_evict: _builtins.bool
     """Whether it may evict pods."""
+    refusal: _builtins.str
+    """Why the last claim was refused; empty if none is."""
     @_builtins.property
     def lease_end(self) -> _timestamp_pb2.Timestamp:
         """When the lease ends, or has ended; absent without claims and session."""
@@ -1877,14 +2037,168 @@ class ClaimOwner(_message.Message):
         requests: _builtins.int = ...,
         lapses: _builtins.int = ...,
         may_evict: _builtins.bool = ...,
+        refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hold_end", b"hold_end", "lease_end", b"lease_end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "hold_end", b"hold_end", "lapses", b"lapses", "lease_end", b"lease_end", "may_evict", b"may_evict", "mode", b"mode", "name", b"name", "priority", b"priority", "problem", b"problem", "refused", b"refused", "requests", b"requests", "sequence", b"sequence", "session", b"session", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "hold_end", b"hold_end", "lapses", b"lapses", "lease_end", b"lease_end", "may_evict", b"may_evict", "mode", b"mode", "name", b"name", "priority", b"priority", "problem", b"problem", "refusal", b"refusal", "refused", b"refused", "requests", b"requests", "sequence", b"sequence", "session", b"session", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClaimOwner: _TypeAlias = ClaimOwner  # noqa: Y015
+
+@_typing.final
+class QosManagerStatus(_message.Message):
+    """The process that computes what pods may use at the moment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[QosManagerStatus._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: QosManagerStatus._State.ValueType  # 0
+        STATE_NOT_WANTED: QosManagerStatus._State.ValueType  # 1
+        """No strategy asks for it, and none runs."""
+        STATE_RUNNING: QosManagerStatus._State.ValueType  # 2
+        STATE_STARTING: QosManagerStatus._State.ValueType  # 3
+        """This process has begun only now, or the strategies have changed: a report may be on its way."""
+        STATE_MISSING: QosManagerStatus._State.ValueType  # 4
+        """It is asked for, and does not run."""
+        STATE_LEFT: QosManagerStatus._State.ValueType  # 5
+        """What is asked for is left to koordlet, or to nobody by `qosmanager.mode`."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper): ...
+    STATE_UNSPECIFIED: QosManagerStatus.State.ValueType  # 0
+    STATE_NOT_WANTED: QosManagerStatus.State.ValueType  # 1
+    """No strategy asks for it, and none runs."""
+    STATE_RUNNING: QosManagerStatus.State.ValueType  # 2
+    STATE_STARTING: QosManagerStatus.State.ValueType  # 3
+    """This process has begun only now, or the strategies have changed: a report may be on its way."""
+    STATE_MISSING: QosManagerStatus.State.ValueType  # 4
+    """It is asked for, and does not run."""
+    STATE_LEFT: QosManagerStatus.State.ValueType  # 5
+    """What is asked for is left to koordlet, or to nobody by `qosmanager.mode`."""
+
+    STATE_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
+    LAST_HEARD_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    state: Global___QosManagerStatus.State.ValueType
+    note: _builtins.str
+    """What is missing or left, to whom, and what to do; empty for nothing."""
+    @_builtins.property
+    def report(self) -> Global___QosManagerReport:
+        """Its last report; absent if this process never got one."""
+
+    @_builtins.property
+    def last_heard(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def wanted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its plugins that the strategies of this node ask for."""
+
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of these, those that nothing runs."""
+
+    @_builtins.property
+    def left(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of these, those that something else does, such as koordlet, or nothing by the configuration."""
+
+    def __init__(
+        self,
+        *,
+        state: Global___QosManagerStatus.State.ValueType = ...,
+        report: Global___QosManagerReport | None = ...,
+        last_heard: _timestamp_pb2.Timestamp | None = ...,
+        wanted: _abc.Iterable[_builtins.str] | None = ...,
+        missing: _abc.Iterable[_builtins.str] | None = ...,
+        left: _abc.Iterable[_builtins.str] | None = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_heard", b"last_heard", "report", b"report"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_heard", b"last_heard", "left", b"left", "missing", b"missing", "note", b"note", "report", b"report", "state", b"state", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QosManagerStatus: _TypeAlias = QosManagerStatus  # noqa: Y015
+
+@_typing.final
+class QosManagerReport(_message.Message):
+    """What a QoS manager says of itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    STARTED_AT_FIELD_NUMBER: _builtins.int
+    PLUGINS_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    pid: _builtins.int
+    @_builtins.property
+    def started_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def plugins(self) -> _containers.RepeatedCompositeFieldContainer[Global___QosPluginStatus]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        started_at: _timestamp_pb2.Timestamp | None = ...,
+        plugins: _abc.Iterable[Global___QosPluginStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["started_at", b"started_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pid", b"pid", "plugins", b"plugins", "started_at", b"started_at", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QosManagerReport: _TypeAlias = QosManagerReport  # noqa: Y015
+
+@_typing.final
+class QosPluginStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    IS_WANTED_FIELD_NUMBER: _builtins.int
+    CLAIMS_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    EXPLANATION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    mode: Global___Mode.ValueType
+    """Off: by configuration or feature gate."""
+    is_wanted: _builtins.bool
+    """Whether the strategies want it; false as long as that is not known."""
+    claims: _builtins.int
+    """Number of claims that the daemon has."""
+    problem: _builtins.str
+    """Why it does not decide, or its claims are not taken; empty if it does."""
+    explanation: _builtins.str
+    """What it decided by last."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        mode: Global___Mode.ValueType = ...,
+        is_wanted: _builtins.bool = ...,
+        claims: _builtins.int = ...,
+        problem: _builtins.str = ...,
+        explanation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claims", b"claims", "explanation", b"explanation", "is_wanted", b"is_wanted", "mode", b"mode", "name", b"name", "problem", b"problem"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QosPluginStatus: _TypeAlias = QosPluginStatus  # noqa: Y015
 
 @_typing.final
 class EvictionStatus(_message.Message):
@@ -2159,7 +2473,7 @@ class Pod(_message.Message):
     is_recovered: _builtins.bool
     """Whether it was found at the runtime, and not seen in a call: what policies did before is not known."""
     allocated_cpus: _builtins.str
-    """CPUs that it has for itself; empty for none."""
+    """CPUs that it has for itself, as an LSE or LSR pod; empty for none."""
     priority: _builtins.int
     """`spec.priority`; absent if it is not known, as the CRI does not carry it."""
     @_builtins.property
@@ -3023,7 +3337,7 @@ class KubeletFacts(_message.Message):
     """none or static; empty if it is not known."""
     reserved_cpus: _builtins.str
     has_memory_qos: _builtins.bool
-    """Whether its feature gate MemoryQoS is on."""
+    """Whether its feature MemoryQoS writes memory.min or memory.low of QoS classes, as far as its version is known."""
     @_builtins.property
     def reserved_resources(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """kubeReserved and systemReserved together, in the units of `GetNodeResponse.capacity`."""
@@ -3189,6 +3503,7 @@ class ExplainResponse(_message.Message):
     PROBLEMS_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     IS_SKIPPED_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     is_skipped: _builtins.bool
     """Whether policies leave this pod alone, by its skip label."""
     @_builtins.property
@@ -3209,6 +3524,12 @@ class ExplainResponse(_message.Message):
     def time(self) -> _timestamp_pb2.Timestamp:
         """The time of the look at the files."""
 
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Labels, annotations and their fields in Koordinator's domains that are not known, and so not used, and
+        are near no known name: they may be a newer Koordinator's.
+        """
+
     def __init__(
         self,
         *,
@@ -3218,10 +3539,11 @@ class ExplainResponse(_message.Message):
         problems: _abc.Iterable[_builtins.str] | None = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
         is_skipped: _builtins.bool = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pod", b"pod", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_skipped", b"is_skipped", "pod", b"pod", "problems", b"problems", "strategies", b"strategies", "targets", b"targets", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_skipped", b"is_skipped", "notes", b"notes", "pod", b"pod", "problems", b"problems", "strategies", b"strategies", "targets", b"targets", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3293,6 +3615,7 @@ class ExplainedField(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     OBSERVED_VALUE_FIELD_NUMBER: _builtins.int
     IS_OBSERVED_ONLY_FIELD_NUMBER: _builtins.int
+    UNAPPLIED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """A cgroup parameter (cpu.cfs_quota_us), or a field of the message such as env[NAME] or cgroup_parent."""
     file: _builtins.str
@@ -3329,6 +3652,10 @@ class ExplainedField(_message.Message):
     def yielded(self) -> Global___YieldedValue:
         """Set while the value is left to another program."""
 
+    @_builtins.property
+    def unapplied(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnappliedValue]:
+        """What is wanted of it and not in force, with the reason of each."""
+
     def __init__(
         self,
         *,
@@ -3347,10 +3674,11 @@ class ExplainedField(_message.Message):
         problem: _builtins.str = ...,
         observed_value: _builtins.str | None = ...,
         is_observed_only: _builtins.bool = ...,
+        unapplied: _abc.Iterable[Global___UnappliedValue] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_applied", b"_applied", "_booked", b"_booked", "_observed", b"_observed", "_observed_value", b"_observed_value", "_original", b"_original", "_requested", b"_requested", "_resolved", b"_resolved", "applied", b"applied", "booked", b"booked", "observed", b"observed", "observed_value", b"observed_value", "original", b"original", "requested", b"requested", "resolved", b"resolved", "yielded", b"yielded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_applied", b"_applied", "_booked", b"_booked", "_observed", b"_observed", "_observed_value", b"_observed_value", "_original", b"_original", "_requested", b"_requested", "_resolved", b"_resolved", "applied", b"applied", "booked", b"booked", "claims", b"claims", "file", b"file", "is_different", b"is_different", "is_observed_only", b"is_observed_only", "is_request_unknown", b"is_request_unknown", "name", b"name", "observed", b"observed", "observed_value", b"observed_value", "original", b"original", "problem", b"problem", "requested", b"requested", "resolved", b"resolved", "yielded", b"yielded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_applied", b"_applied", "_booked", b"_booked", "_observed", b"_observed", "_observed_value", b"_observed_value", "_original", b"_original", "_requested", b"_requested", "_resolved", b"_resolved", "applied", b"applied", "booked", b"booked", "claims", b"claims", "file", b"file", "is_different", b"is_different", "is_observed_only", b"is_observed_only", "is_request_unknown", b"is_request_unknown", "name", b"name", "observed", b"observed", "observed_value", b"observed_value", "original", b"original", "problem", b"problem", "requested", b"requested", "resolved", b"resolved", "unapplied", b"unapplied", "yielded", b"yielded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__applied: _TypeAlias = _typing.Literal["applied"]  # noqa: Y015
     _WhichOneofArgType__applied: _TypeAlias = _typing.Literal["_applied", b"_applied"]  # noqa: Y015
@@ -3959,7 +4287,7 @@ class AuditEntry(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """changed, would-change, conflict, refused, failed, invalid, left-out, pending, void or off."""
+    """changed, would-change, conflict, refused, failed, invalid, left-out, pending, void, off or not-applied."""
     hook: _builtins.str
     """Where policies ran, such as pre_create_container or evaluate_pod."""
     call: _builtins.str
@@ -4714,3 +5042,47 @@ class StoppedContainer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StoppedContainer: _TypeAlias = StoppedContainer  # noqa: Y015
+
+@_typing.final
+class ReportQosManagerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPORT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def report(self) -> Global___QosManagerReport:
+        """At most 64 plugins, with texts of at most 1,024 characters; longer ones are cut."""
+
+    def __init__(
+        self,
+        *,
+        report: Global___QosManagerReport | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportQosManagerRequest: _TypeAlias = ReportQosManagerRequest  # noqa: Y015
+
+@_typing.final
+class ReportQosManagerResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTERVAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def interval(self) -> _duration_pb2.Duration:
+        """When the next report is due, so that this one stays up to date."""
+
+    def __init__(
+        self,
+        *,
+        interval: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval", b"interval"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportQosManagerResponse: _TypeAlias = ReportQosManagerResponse  # noqa: Y015

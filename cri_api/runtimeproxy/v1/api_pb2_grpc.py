@@ -375,6 +375,11 @@ class AdminStub:
                 request_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.EvictRequest.SerializeToString,
                 response_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.EvictResponse.FromString,
                 _registered_method=True)
+        self.ReportQosManager = channel.unary_unary(
+                '/runtimeproxy.v1.Admin/ReportQosManager',
+                request_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.ReportQosManagerRequest.SerializeToString,
+                response_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.ReportQosManagerResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -461,6 +466,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportQosManager(self, request, context):
+        """A QoS manager says that it runs, and how its plugins are. 15 s after its last report it counts as ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -498,6 +510,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Evict,
                     request_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.EvictRequest.FromString,
                     response_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.EvictResponse.SerializeToString,
+            ),
+            'ReportQosManager': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportQosManager,
+                    request_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.ReportQosManagerRequest.FromString,
+                    response_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.ReportQosManagerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -690,6 +707,33 @@ class Admin:
             '/runtimeproxy.v1.Admin/Evict',
             cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.EvictRequest.SerializeToString,
             cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.EvictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportQosManager(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/runtimeproxy.v1.Admin/ReportQosManager',
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.ReportQosManagerRequest.SerializeToString,
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.ReportQosManagerResponse.FromString,
             options,
             channel_credentials,
             insecure,

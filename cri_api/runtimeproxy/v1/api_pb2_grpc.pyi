@@ -225,6 +225,8 @@ class AdminStub:
     NOT_FOUND: there is no such pod, or no owner has this name. INVALID_ARGUMENT: the grace period cannot be
     used. UNAVAILABLE: the records are not complete yet, or another process serves now; call again.
     """
+    ReportQosManager: _grpc.UnaryUnaryMultiCallable[_api_pb2.ReportQosManagerRequest, _api_pb2.ReportQosManagerResponse]
+    """A QoS manager says that it runs, and how its plugins are. 15 s after its last report it counts as ended."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -282,6 +284,8 @@ class AdminAsyncStub(AdminStub):
     NOT_FOUND: there is no such pod, or no owner has this name. INVALID_ARGUMENT: the grace period cannot be
     used. UNAVAILABLE: the records are not complete yet, or another process serves now; call again.
     """
+    ReportQosManager: _aio.UnaryUnaryMultiCallable[_api_pb2.ReportQosManagerRequest, _api_pb2.ReportQosManagerResponse]  # type: ignore[assignment]
+    """A QoS manager says that it runs, and how its plugins are. 15 s after its last report it counts as ended."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Writes; on the admin socket only, which belongs to root."""
@@ -378,5 +382,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         NOT_FOUND: there is no such pod, or no owner has this name. INVALID_ARGUMENT: the grace period cannot be
         used. UNAVAILABLE: the records are not complete yet, or another process serves now; call again.
         """
+
+    @_abc_1.abstractmethod
+    def ReportQosManager(
+        self,
+        request: _api_pb2.ReportQosManagerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.ReportQosManagerResponse, _abc.Awaitable[_api_pb2.ReportQosManagerResponse]]:
+        """A QoS manager says that it runs, and how its plugins are. 15 s after its last report it counts as ended."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -6,19 +6,19 @@ half-written file is not reported, and a file that is away for a moment stays re
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
+from runtimeproxy.documents.files import Stamp, is_watchable, read_file, stamp_of
+from runtimeproxy.documents.reading import InputError, json_value, printable, shortened
 from runtimeproxy.hooks.policy import FailurePolicy, Hook
-from runtimeproxy.node.documents import printable
+from runtimeproxy.slo.spelling import did_you_mean, nearest
 
 ENDPOINT: Final = "remote-endpoint"
 FAILURE_POLICY: Final = "failure-policy"
@@ -63,14 +63,10 @@ SUFFIX: Final = ".json"
 
 _SCHEME: Final = re.compile(r"unix:(//)?(?=/)")
 _UNUSABLE: Final = re.compile("[\0\ud800-\udfff]")
-_MAX_SHOWN: Final = 60
 _MAX_UNKNOWN: Final = 10
 _SETTLED_NS: Final = 100_000_000
 """A file that changed this short before it was read may change again under the same times: the kernel's clock
 of files has ticks of up to 10 ms. Source: current_time() in Linux fs/inode.c takes the coarse clock."""
-
-Stamp: TypeAlias = tuple[int, ...]
-"""Numbers that change with a file's content: device, inode, size and times."""
 
 
 class ResponseMode(StrEnum):
@@ -100,7 +96,7 @@ class Registration:
     answers: ResponseMode
 
 
-class Parsed(NamedTuple):
+class ParsedRegistration(NamedTuple):
     """The content of a file."""
 
     registration: Registration | None
@@ -117,7 +113,7 @@ class Content(NamedTuple):
     """None when the file may have changed meanwhile: read it again next time."""
 
 
-class Look(NamedTuple):
+class FolderReading(NamedTuple):
     """The result of one look at the folder."""
 
     registrations: tuple[Registration, ...]
@@ -133,15 +129,11 @@ class Look(NamedTuple):
     """All present problems, with the path, for the status."""
 
 
-class UnreadableFileError(Exception):
-    """There is a file of this name that cannot be read; the text says why."""
-
-
 class _BadFileError(ValueError):
     """The file is not a registration; the text says why."""
 
 
-def parse_registration(name: str, data: bytes, default_timeout_s: float) -> Parsed:
+def parse_registration(name: str, data: bytes, default_timeout_s: float) -> ParsedRegistration:
     """Parses a registration file; pure.
 
     A file is bad if it is not a JSON object, has no usable endpoint, or a value of the wrong type. Unknown
@@ -164,10 +156,10 @@ def parse_registration(name: str, data: bytes, default_timeout_s: float) -> Pars
             answers=_response_mode(values, problems),
         )
     except _BadFileError as error:
-        return Parsed(None, (str(error),))
+        return ParsedRegistration(None, (str(error),))
     unknown = [key for key in values if key not in KEYS]
     problems += (f"{_shown(key)}: unknown key{_suggestion(key, KEYS)}" for key in unknown[:_MAX_UNKNOWN])
-    return Parsed(registration, tuple(problems))
+    return ParsedRegistration(registration, tuple(problems))
 
 
 def registration_names(folder: Path) -> list[str]:
@@ -180,46 +172,25 @@ def registration_names(folder: Path) -> list[str]:
     return sorted(name for name in names if name.endswith(SUFFIX) and not name.startswith("."))
 
 
-def stamp_of(path: Path) -> Stamp | None:
-    """The stamp of the file that a path leads to; None when there is none."""
-    try:
-        return _stamp(path.stat())
-    except OSError:
-        return None
-
-
 def read_registration(path: Path) -> Content:
     """The file's content; never waits for the other end of a FIFO.
 
     Raises:
         FileNotFoundError: The name does not exist any more.
-        UnreadableFileError: Not a regular file, too large, or out of reach.
+        InputError: Not a regular file, too large, or out of reach.
     """
     now_ns = time.time_ns()
-    data = bytearray()
     try:
-        # Opening a device may have effects of its own, so only regular files are opened.
-        _check_regular(path.stat())
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb", buffering=0) as file:
-            before = os.fstat(fd)
-            _check_regular(before)
-            while len(data) <= MAX_FILE_BYTES and (piece := file.read(MAX_FILE_BYTES + 1 - len(data))):
-                data += piece
-            after = os.fstat(fd)
+        data, stamp = read_file(path, MAX_FILE_BYTES)
     except FileNotFoundError:
         if path.is_symlink():
-            raise UnreadableFileError("is a dangling symbolic link") from None
+            raise InputError("is a dangling symbolic link") from None
         raise
-    except OSError as error:
-        raise UnreadableFileError(f"cannot be read: {error.strerror}") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise UnreadableFileError(f"has more than {MAX_FILE_BYTES} bytes")
-    is_settled = _stamp(before) == _stamp(after) and after.st_ctime_ns + _SETTLED_NS < now_ns
-    return Content(bytes(data), _stamp(after) if is_settled else None)
+    is_settled = stamp == stamp_of(path) and stamp[-1] + _SETTLED_NS < now_ns
+    return Content(data, stamp if is_settled else None)
 
 
-_UNPARSED: Final = Parsed(None, ())
+_UNPARSED: Final = ParsedRegistration(None, ())
 
 
 @dataclass(slots=True)
@@ -232,7 +203,7 @@ class _File:
     """A hash of the content, or the reason why it cannot be read."""
     since_s: float = 0.0
     """Time at which this content was seen first."""
-    parsed: Parsed = _UNPARSED
+    parsed: ParsedRegistration = _UNPARSED
     good: Registration | None = None
     """The last good one."""
     reported: int | str | None = None
@@ -240,7 +211,7 @@ class _File:
     missing_since_s: float | None = None
     is_watchable: bool = True
 
-    def update(self, content: int | str, parsed: Parsed, now_s: float) -> None:
+    def update(self, content: int | str, parsed: ParsedRegistration, now_s: float) -> None:
         """Notes the present content."""
         if content != self.content:
             self.content, self.since_s = content, now_s
@@ -297,7 +268,7 @@ class Registrations:
         self._default_timeout_s = 0.0
         self._folder_problem = ""
 
-    def look(self, default_timeout_s: float) -> Look:
+    def look(self, default_timeout_s: float) -> FolderReading:
         """Reads new and changed files; never raises for the state of the folder.
 
         Args:
@@ -315,7 +286,7 @@ class Registrations:
         good = (file.good for _, file in sorted(self._files.items()))
         # A link to the folder may come to lead to another one without an event in either.
         is_linked = Path(os.path.realpath(self._folder)) != self._folder
-        return Look(
+        return FolderReading(
             registrations=tuple(registration for registration in good if registration is not None),
             problems=tuple(problems),
             again_s=min(waits_s, default=None),
@@ -361,11 +332,11 @@ class Registrations:
             data, stamp = read_registration(path)
         except FileNotFoundError:
             self._forget({path.name}, now_s)
-        except UnreadableFileError as error:
+        except InputError as error:
             file.stamp, file.is_watchable = None, False
-            file.update(str(error), Parsed(None, (str(error),)), now_s)
+            file.update(str(error), ParsedRegistration(None, (str(error),)), now_s)
         else:
-            file.stamp, file.is_watchable = stamp, _is_watchable(path)
+            file.stamp, file.is_watchable = stamp, is_watchable(path)
             parsed = parse_registration(printable(path.name), data, self._default_timeout_s)
             file.update(hash(data), parsed, now_s)
 
@@ -393,14 +364,11 @@ def _object(data: bytes) -> dict[str, Any]:
     if not data.strip():
         raise _BadFileError("the file is empty")
     try:
-        values = json.loads(data.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        reason = f"line {error.lineno} column {error.colno}: {error.msg}"
-        raise _BadFileError(f"not valid JSON: {reason}") from None
+        values = json_value(data.decode("utf-8-sig"), takes_nan=True)
     except UnicodeDecodeError:
         raise _BadFileError("not valid JSON: not UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        raise _BadFileError(f"not valid JSON: {_shortened(str(error))}") from None
+    except InputError as error:
+        raise _BadFileError(f"not valid JSON: {error}") from None
     if not isinstance(values, dict):
         raise _BadFileError("not a JSON object")
     return {key.lower(): value for key, value in values.items() if value is not None}
@@ -476,35 +444,9 @@ def _text(values: Mapping[str, Any], key: str) -> str:
 
 
 def _suggestion(word: str, known: Iterable[str]) -> str:
-    import difflib  # only where a file has a mistake
-
     there = tuple(known)
-    lowered = {each.lower(): each for each in there}
-    guess = difflib.get_close_matches(word.lower()[:_MAX_SHOWN], lowered, n=1)
-    return f"; did you mean {lowered[guess[0]]}?" if guess else f"; there are: {', '.join(there)}"
+    return did_you_mean(nearest(word, there)) or f"; there are: {', '.join(there)}"
 
 
 def _shown(value: str) -> str:
-    return _shortened(repr(value))
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
-
-
-def _is_watchable(path: Path) -> bool:
-    """Whether each change of a file is an event in its folder: it is not a link, and has no other name."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-
-
-def _check_regular(status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise UnreadableFileError("is not a regular file")
-
-
-def _stamp(status: os.stat_result) -> Stamp:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return shortened(repr(value))

@@ -20,14 +20,13 @@ from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, Cancellable, LoadedPolicy, OnResponse
 from runtimeproxy.hooks.policy import FailurePolicy, Hook, Policy
 from runtimeproxy.hooks.remote.protocol import EXCHANGES, NO_SUCH_METHOD, Exchange
-from runtimeproxy.hooks.remote.servers import ServerCounts
 from runtimeproxy.hooks.selector import PodSelector, PodTraits
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.http2.client import (
     AnsweredError,
-    CallError,
+    GrpcClient,
     LateError,
-    UnaryClient,
+    RpcError,
     UnreachableError,
     UnusableError,
     request_block,
@@ -190,6 +189,19 @@ class _Reachable(PodSelector):
         return not self.breaker.is_open
 
 
+@dataclass(slots=True)
+class ServerCounts:
+    """Calls of one hook server since it is registered; times are seconds since the epoch."""
+
+    calls: int = 0
+    failures: int = 0
+    last_error: str = ""
+    """Of the last failure; empty if there was none."""
+    last_error_s: float = 0.0
+    opened_s: float | None = None
+    """Since when it is skipped; None while it is not."""
+
+
 class HookServer:
     """A registered hook server: its connection, its breaker and the policy that stands for it.
 
@@ -207,7 +219,7 @@ class HookServer:
         probe_interval_s: float = PROBE_INTERVAL_S,
     ) -> None:
         self.registration = registration
-        self._client = UnaryClient(registration.endpoint)
+        self._client = GrpcClient(registration.endpoint)
         self._breaker = Breaker(time.time)
         deadlines_s = frozenset({registration.timeout_s, min(registration.timeout_s, short_probe_s)})
         self._prober = Prober(self._probe, deadlines_s, probe_interval_s)
@@ -286,7 +298,7 @@ class HookServer:
         raise SkippedError(trouble)
 
     def _on_end(
-        self, request: _HookRequest, timeout_s: float, on_response: OnResponse, outcome: bytes | CallError
+        self, request: _HookRequest, timeout_s: float, on_response: OnResponse, outcome: bytes | RpcError
     ) -> None:
         # A short response is compared with the whole request.
         response_bytes = len(outcome) if isinstance(outcome, bytes) else 0
@@ -298,7 +310,7 @@ class HookServer:
         self,
         request: _HookRequest,
         timeout_s: float,
-        outcome: bytes | CallError,
+        outcome: bytes | RpcError,
         loop: asyncio.AbstractEventLoop,
         _: object,
     ) -> CgroupChange | None:
@@ -306,7 +318,7 @@ class HookServer:
         exchange = request.exchange
         try:
             response = _parsed(exchange, outcome, timeout_s)
-        except CallError as error:
+        except RpcError as error:
             failure = _without_secrets(error, request.view)
             _call_in(loop, self._count_failure, str(failure))
             was_cut_short = timeout_s < min(self.registration.timeout_s, ENOUGH_S)
@@ -339,7 +351,7 @@ class HookServer:
             about = {"server": self.registration.name, "skipped_s": round(skipped_s, 1)}
             logger.info("hook server %s answers again after %.1f s", about["server"], skipped_s, extra=about)
 
-    def _note_failure(self, request: _HookRequest, error: CallError) -> None:
+    def _note_failure(self, request: _HookRequest, error: RpcError) -> None:
         # Probes repeat this request twice a second, so a long one is not kept.
         if _is_refusable(request.hook) and len(request.data) <= _ON_LOOP_BYTES:
             self._failed = request
@@ -356,7 +368,7 @@ class HookServer:
         # A post hook is not repeated, so any response is a sign of life.
         exchange = request.exchange if request is not None else None
 
-        def on_outcome(outcome: bytes | CallError) -> None:
+        def on_outcome(outcome: bytes | RpcError) -> None:
             # A long response counts as a good one, unread.
             is_long = isinstance(outcome, bytes) and len(outcome) > _ON_LOOP_BYTES
             with suppress(UnreachableError, LateError, UnusableError):
@@ -368,7 +380,7 @@ class HookServer:
         headers, data = (_HEADERS[request.hook], request.data) if request is not None else (_LIFE_SIGN, b"")
         self._client.call(headers, data, deadline_s, on_outcome)
 
-    def _raised(self, hook: Hook, error: CallError) -> RuntimeProxyError:
+    def _raised(self, hook: Hook, error: RpcError) -> RuntimeProxyError:
         """The error to raise in the chain for a failure."""
         if not self.is_strict or not _is_refusable(hook):
             return error
@@ -386,13 +398,13 @@ def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *
         function(*arguments)
 
 
-def _parsed(exchange: Exchange | None, outcome: bytes | CallError, timeout_s: float) -> object:
+def _parsed(exchange: Exchange | None, outcome: bytes | RpcError, timeout_s: float) -> object:
     """The response's message; None if it has no effect, so that it need not be parsed.
 
     Raises:
         CallError: There is no usable response; the type says whose failure that is.
     """
-    if isinstance(outcome, CallError):
+    if isinstance(outcome, RpcError):
         if isinstance(outcome, AnsweredError) and outcome.code in _TRANSPORT_CODES:
             if outcome.code is StatusCode.DEADLINE_EXCEEDED:
                 # Both ends have the deadline, and the server's own text says no more than that.
@@ -423,7 +435,7 @@ def _is_refusable(hook: Hook) -> bool:
     return hook.startswith("pre_")
 
 
-def _without_secrets(error: CallError, view: PodView | ContainerView) -> CallError:
+def _without_secrets(error: RpcError, view: PodView | ContainerView) -> RpcError:
     """The error for logs and events: shortened, and without environment values that it may quote.
 
     Values of several lines are looked for by line, because texts that quote them often escape their ends.

@@ -6,14 +6,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.remote.registrations import Registration
-from runtimeproxy.hooks.remote.watcher import RegistrationWatcher, WatchSettings
+from runtimeproxy.hooks.remote.watcher import FolderWatchSettings, RegistrationWatcher
+
+if TYPE_CHECKING:
+    from runtimeproxy.hooks.remote.server import ServerCounts
 
 logger = logging.getLogger(__name__)
 
@@ -21,19 +23,6 @@ MAX_SERVERS: Final = 64
 """Hook servers in use; a node has one or two."""
 FIRST_READ_S: Final = 10.0
 """How long policies wait for the first reading of the folder, because a file system may hang."""
-
-
-@dataclass(slots=True)
-class ServerCounts:
-    """Calls of one hook server since it is registered; times are seconds since the epoch."""
-
-    calls: int = 0
-    failures: int = 0
-    last_error: str = ""
-    """Of the last failure; empty if there was none."""
-    last_error_s: float = 0.0
-    opened_s: float | None = None
-    """Since when it is skipped; None while it is not."""
 
 
 class Server(Protocol):
@@ -98,7 +87,7 @@ class HookServers:
         executor: Executor,
         on_change: Callable[[], None],
         make: Callable[[Registration], Server] = make_server,
-        watching: WatchSettings | None = None,
+        watching: FolderWatchSettings | None = None,
     ) -> None:
         self._executor = executor
         self._on_change = on_change

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from runtimeproxy.folder_events import FolderEvents, open_inotify
-from runtimeproxy.hooks.remote.registrations import GRACE_S, Look, Registration, Registrations
+from runtimeproxy.hooks.remote.registrations import GRACE_S, FolderReading, Registration, Registrations
 
 if TYPE_CHECKING:
     from inotify_simple import INotify
@@ -22,7 +22,7 @@ OnRegistrations: TypeAlias = Callable[[tuple[Registration, ...]], Awaitable[None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchSettings:
+class FolderWatchSettings:
     """How a folder is watched."""
 
     poll_s: float = 0.5
@@ -38,7 +38,7 @@ class WatchSettings:
 
 
 class _Found(NamedTuple):
-    look: Look
+    look: FolderReading
     no_events: str | None
     """Why there are no events; empty if only the folder is missing; None if there are."""
 
@@ -65,13 +65,13 @@ class RegistrationWatcher:
         default_timeout_s: float,
         executor: Executor,
         on_registrations: OnRegistrations,
-        settings: WatchSettings | None = None,
+        settings: FolderWatchSettings | None = None,
     ) -> None:
         self._folder = folder
         self._default_timeout_s = default_timeout_s
         self._executor = executor
         self._on_registrations = on_registrations
-        self._settings = settings or WatchSettings()
+        self._settings = settings or FolderWatchSettings()
         self._files = Registrations(folder, grace_s=self._settings.grace_s)
         self._events = FolderEvents(folder, self._settings.open_inotify)
         self._current: tuple[Registration, ...] = ()

@@ -8,11 +8,13 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from runtimeproxy.cgroups.parameters import saved_value
+from runtimeproxy.documents.long_json import json_text, read_json
+from runtimeproxy.errors import UNLIKE_OURS
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.owners import PREFIX
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.pods.long_json import json_text, read_json
 from runtimeproxy.pods.records import (
     NO_CHANGES,
     Book,
@@ -27,7 +29,15 @@ from runtimeproxy.pods.records import (
     Record,
     as_saved,
 )
-from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES, SCALARS, compact, frozen
+from runtimeproxy.pods.resources import (
+    NO_ENTRIES,
+    NO_RESOURCES,
+    SCALARS,
+    bounded,
+    compact,
+    frozen,
+    kept_annotations,
+)
 
 ValueT = TypeVar("ValueT")
 
@@ -44,7 +54,7 @@ class BadRowError(ValueError):
     """A row that this version cannot read."""
 
 
-class Kind(IntEnum):
+class RowKind(IntEnum):
     """The kind of a row."""
 
     POD = 1
@@ -66,10 +76,10 @@ class Rank(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RowChange:
     """A row to write."""
 
-    kind: Kind
+    kind: RowKind
     id: str
     record: Record | None
     """None: the row is deleted."""
@@ -157,7 +167,7 @@ def _plain(value: object) -> object:
     return document
 
 
-def decode(kind: Kind, identity: str, body: object) -> Record:
+def decode(kind: RowKind, identity: str, body: object) -> Record:
     """The record of a row.
 
     Raises:
@@ -165,9 +175,9 @@ def decode(kind: Kind, identity: str, body: object) -> Record:
     """
     try:
         document = _object(read_json(_text(body)))
-        if kind is Kind.CGROUP:
+        if kind is RowKind.CGROUP:
             return CgroupRecord(identity, {name: _managed(each) for name, each in document.items()})
-        if kind is Kind.BOOK:
+        if kind is RowKind.BOOK:
             return _book(identity, document)
         values = {
             name: read(document[key])
@@ -176,8 +186,8 @@ def decode(kind: Kind, identity: str, body: object) -> Record:
         }
         if document.get("same") is True and "requested" in values:
             values["booked"] = values["requested"]
-        return (PodRecord if kind is Kind.POD else ContainerRecord)(id=identity, **values)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        return (PodRecord if kind is RowKind.POD else ContainerRecord)(id=identity, **values)
+    except UNLIKE_OURS as error:
         raise BadRowError(str(error)) from error
 
 
@@ -209,7 +219,7 @@ def _book(identity: str, document: Mapping[str, Any]) -> Book:
     return Book(
         identity,
         Level(_integer(document["level"])),
-        {name: _entry(each) for name, each in _object(document["entries"]).items()},
+        {name: _entry(name, each) for name, each in _object(document["entries"]).items()},
         {file: _original(each) for file, each in _object(document["originals"]).items()},
         _text(document["boot"]),
     )
@@ -220,26 +230,27 @@ def _original(value: object) -> Original:
     return Original(None if text is None else _text(text), _integer(inode))
 
 
-def _entry(value: object) -> Entry:
+def _entry(name: str, value: object) -> Entry:
     claims, resolved, requested, booked, is_once, is_settling = _checked(list, value)
+    value_of = partial(saved_value, name)
     return Entry(
-        tuple(_claim(each) for each in _checked(list, claims)),
-        None if resolved is None else _value(resolved),
-        None if requested is None else _value(requested),
-        None if booked is None else _value(booked),
+        tuple(_claim(each, value_of) for each in _checked(list, claims)),
+        None if resolved is None else value_of(resolved),
+        None if requested is None else value_of(requested),
+        None if booked is None else value_of(booked),
         _flag(is_once),
         _flag(is_settling),
     )
 
 
-def _claim(value: object) -> Claim:
+def _claim(value: object, value_of: Callable[[object], int | str]) -> Claim:
     owner, role, amount, priority, reason, ceiling = _checked(list, value)
     if _text(owner).startswith(PREFIX):
         return Claim(owner, Role(_text(role)), None, _integer(priority))
     return Claim(
         owner,
         Role(_text(role)),
-        CLEAR if amount is None else amount if isinstance(amount, float) else _value(amount),
+        CLEAR if amount is None else amount if isinstance(amount, float) else value_of(amount),
         _integer(priority),
         _text(reason),
         None if ceiling is None else _integer(ceiling),
@@ -278,7 +289,8 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     **dict.fromkeys(("pod_id", "name", "namespace", "uid", "runtime_handler", "cgroup_parent"), _text),
     "attempt": _integer,
     "priority": lambda value: None if value is None else _integer(value),
-    **dict.fromkeys(("labels", "annotations", "owners"), _entries),
+    **dict.fromkeys(("labels", "owners"), _entries),
+    "annotations": lambda value: kept_annotations(bounded(_entries(value))),
     **dict.fromkeys(("label_changes", "annotation_changes"), _changes),
     **dict.fromkeys(("overhead", "requested", "booked"), _resources),
     "pending_cgroup": _values,

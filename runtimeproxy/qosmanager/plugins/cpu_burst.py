@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Final, NamedTuple
 
-from runtimeproxy.qos import DEFAULT_PRIORITIES, PriorityClass, QoSClass
+from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.plugin import (
     QUOTA,
     Claim,
@@ -33,6 +33,7 @@ from runtimeproxy.qosmanager.plugin import (
     Target,
 )
 from runtimeproxy.qosmanager.snapshot import (
+    LOOK_BACK_S,
     NODE_CGROUP,
     Container,
     ContainerState,
@@ -41,7 +42,8 @@ from runtimeproxy.qosmanager.snapshot import (
     Pod,
     Snapshot,
 )
-from runtimeproxy.slo.schema import CpuBurstPolicy, PodCpuBurst
+from runtimeproxy.slo.dynamic import GATES, QUOTA_BURST
+from runtimeproxy.slo.schema import PodCpuBurst
 from runtimeproxy.units import CPU_PERIOD_US
 
 CLASSES: Final = frozenset({QoSClass.LS, QoSClass.SYSTEM, QoSClass.NONE})
@@ -49,8 +51,6 @@ CLASSES: Final = frozenset({QoSClass.LS, QoSClass.SYSTEM, QoSClass.NONE})
 
 WINDOW_S: Final = 5.0
 """Over which the usage of the shared CPUs is averaged. Source: policies spec 3.2.1, a sample each second."""
-LOOK_BACK_S: Final = 3.0
-"""How old the last sample may be."""
 COOLING_PERCENT: Final = 90
 """Of the threshold: above it nothing grows. Source: policies spec 3.2.1."""
 RELIEF_PERCENT: Final = 95
@@ -59,8 +59,6 @@ HOLD_S: Final = 10.0
 """How long nothing grows after an overload: twice the averaged time."""
 LEAST_STEP_PERCENT: Final = 2
 """Of the quota without burst: smaller growth is left out."""
-
-_QUOTA_BURST: Final = (CpuBurstPolicy.AUTO, CpuBurstPolicy.CFS_QUOTA_BURST_ONLY)
 
 
 class PoolState(StrEnum):
@@ -174,7 +172,7 @@ def operation(strategy: PodCpuBurst, throttled: float | None, *, is_allowed: boo
         throttled: share of the periods in which it was throttled; None: not known.
         is_allowed: by the limiter.
     """
-    if strategy.policy not in _QUOTA_BURST:
+    if strategy.policy not in QUOTA_BURST:
         return Operation.RESET
     if not is_allowed:
         return Operation.DOWN
@@ -320,11 +318,11 @@ class BurstState:
     """Nothing grows before; None: there was no overload."""
 
 
-class CpuBurst(Plugin[BurstState]):
+class CpuBurstPlugin(Plugin[BurstState]):
     """Adds to the quotas of throttled containers."""
 
     name: ClassVar[str] = "cpu-burst"
-    gates: ClassVar[tuple[str, ...]] = ("CPUBurst",)
+    gates: ClassVar[tuple[str, ...]] = GATES["cpu-burst"]
     needs: ClassVar[frozenset[Need]] = frozenset(
         {
             Need(Level.NODE, Metric.CPU_USAGE, WINDOW_S),
@@ -345,7 +343,7 @@ class CpuBurst(Plugin[BurstState]):
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
         """Whether some pod's strategy, which the node's is part of, wants it."""
-        return any(pod.cpu_burst.policy in _QUOTA_BURST for pod in snapshot.pods)
+        return snapshot.asks_for(self.name)
 
     def run(self, snapshot: Snapshot, state: BurstState) -> Decision[BurstState]:
         """What containers may use beyond their limits, by the samples of the last seconds."""
@@ -418,7 +416,7 @@ def _burst_of(
     burst = Burst(
         container.id,
         f"{pod.full_name}/{container.name}",
-        _priority_of(pod),
+        pod.priority_value,
         base_us,
         ceil_us,
         min(base_us + state.added_us.get(container.id, 0), ceil_us),
@@ -426,16 +424,6 @@ def _burst_of(
         op,
     )
     return burst, (container.id, bucket) if bucket is not None else None
-
-
-def _priority_of(pod: Pod) -> int:
-    """The priority of a pod; where it is not known, that of its priority class or QoS class."""
-    if pod.priority is not None:
-        return pod.priority
-    named = pod.priority_class
-    if named is PriorityClass.NONE and pod.qos is not QoSClass.NONE:
-        named = PriorityClass.PROD
-    return DEFAULT_PRIORITIES[named]
 
 
 def _new_grants(bursts: Iterable[Burst], quotas: Mapping[str, int], now_s: float) -> Iterator[Grant]:

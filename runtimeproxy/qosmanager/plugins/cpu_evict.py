@@ -11,30 +11,23 @@ Unlike in Koordinator, requests of native `cpu` are released in millicores, as t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.eviction import (
-    Amounts,
-    EvictOptions,
+    EvictPlugin,
     EvictState,
-    Task,
-    allocatable_task,
+    ReleaseTask,
     allowed,
     be_priority,
-    by_priority,
-    choose,
-    is_threshold_pair,
     request_of,
     requested_name,
-    resource_of,
-    usage_release,
-    with_results,
 )
-from runtimeproxy.qosmanager.plugin import Decision, EvictionResult, Mode, Need, Plugin, PluginContext
-from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Pod, Snapshot
+from runtimeproxy.qosmanager.plugin import Need
+from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Pod, Snapshot, Window
+from runtimeproxy.slo.dynamic import GATES
 from runtimeproxy.slo.schema import CpuEvictPolicy, Threshold
 
 COOL_S: Final = 20.0
@@ -46,7 +39,6 @@ USAGE_PERCENT: Final = 90
 LEAST_LIMIT_MILLICORES: Final = 1_000
 """With less BE pods count as short whatever they use. Source: policies spec 3.3."""
 BATCH_CPU: Final = "kubernetes.io/batch-cpu"
-USED: Final = "used cpu"
 
 
 class BeCpu(NamedTuple):
@@ -108,68 +100,47 @@ class CpuEvictState(EvictState):
     """Of the window."""
 
 
-class CpuEvict(Plugin[CpuEvictState]):
+class CpuEvict(EvictPlugin[CpuEvictState]):
     """Evicts pods of low priority that are short of CPU, or leave others short of it."""
 
     name: ClassVar[str] = "cpu-evict"
-    gates: ClassVar[tuple[str, ...]] = ("BECPUEvict", "CPUAllocatableEvict", "CPUEvict")
-    default_mode: ClassVar[Mode] = Mode.DRY_RUN
-    options_type: ClassVar[type[Any] | None] = EvictOptions
+    gates: ClassVar[tuple[str, ...]] = GATES["cpu-evict"]
+    resource: ClassVar[str] = "cpu"
+    cool_s: ClassVar[float] = COOL_S
+    state_type = CpuEvictState
     needs: ClassVar[frozenset[Need]] = frozenset(
         Need(level, Metric.CPU_USAGE, LONGEST_WINDOW_S) for level in (Level.NODE, Level.POD)
     )
 
-    def setup(self, context: PluginContext) -> CpuEvictState:
-        """Nothing was evicted yet."""
-        gates = frozenset(name for name in self.gates if context.gates.get(name, False))
-        return CpuEvictState(options=context.options or EvictOptions(), gates=gates)
+    def usage(self, snapshot: Snapshot, cgroup: str) -> float | None:
+        window = _window(snapshot, cgroup)
+        return None if window is None else window.avg * 1_000
 
-    def is_enabled(self, snapshot: Snapshot) -> bool:
-        """Whether the strategy wants it."""
-        return snapshot.strategies.threshold.enable
+    def text_of(self, amount: float) -> str:
+        return f"{amount:.0f}m"
 
-    def run(self, snapshot: Snapshot, state: CpuEvictState) -> Decision[CpuEvictState]:
-        """Which pods to evict now."""
-        now_s = snapshot.now_s
-        window_s = window_of(snapshot.strategies.threshold)
-        samples = tuple(each for each in state.samples if each.at_s > now_s - window_s)
-        samples += (_sample_of(snapshot),)
-        cool_until_s = now_s + COOL_S if state.cool_until_s is None else state.cool_until_s
-        state = replace(state, samples=samples, cool_until_s=cool_until_s)
-        if now_s < cool_until_s:
-            return Decision(state, explanation=f"cooling for {cool_until_s - now_s:.0f} s")
-        tasks = tuple(self._tasks(snapshot, state, window_s))
-        choice = choose(tasks, snapshot, state, lambda pod: _releases(snapshot, pod, window_s), _millicores)
-        if choice.evictions:
-            cool_until_s = now_s + COOL_S
-        after = replace(state, evicted=choice.evicted, cool_until_s=cool_until_s)
-        return Decision(after, (), choice.evictions, choice.explanation)
+    def observed(self, snapshot: Snapshot, state: CpuEvictState) -> CpuEvictState:
+        """The state with what BE pods have now."""
+        start_s = snapshot.now_s - window_of(snapshot.strategies.threshold)
+        samples = (each for each in state.samples if each.at_s > start_s)
+        return replace(state, samples=(*samples, _sample_of(snapshot)))
 
-    def on_evictions(
-        self, results: Sequence[EvictionResult], snapshot: Snapshot, state: CpuEvictState
-    ) -> CpuEvictState:
-        """What was not carried out does not count as released."""
-        return with_results(state, results, snapshot.now_s)
-
-    def _tasks(self, snapshot: Snapshot, state: CpuEvictState, window_s: float) -> Iterable[Task]:
-        threshold = snapshot.strategies.threshold
-        found = (
-            _by_satisfaction(snapshot, state.samples, window_s),
-            allocatable_task(
-                snapshot.pods,
-                "CPUAllocatableEvict",
-                "cpu",
-                snapshot.node.allocatable,
-                (
-                    threshold.cpu_allocatable_evict_threshold_percent,
-                    threshold.cpu_allocatable_evict_lower_percent,
-                    threshold.allocatable_evict_priority_threshold,
-                ),
-                _millicores,
-            ),
-            _by_usage(snapshot, window_s),
+    def tasks(self, snapshot: Snapshot, state: CpuEvictState) -> Iterator[ReleaseTask | None]:
+        strategy = snapshot.strategies.threshold
+        yield _by_satisfaction(snapshot, state.samples)
+        yield self.allocatable_task(
+            snapshot,
+            "CPUAllocatableEvict",
+            strategy.cpu_allocatable_evict_threshold_percent,
+            strategy.cpu_allocatable_evict_lower_percent,
         )
-        return (task for task in found if task is not None and task.feature in state.gates)
+        threshold, priority = strategy.cpu_evict_threshold_percent, strategy.evict_enabled_priority_threshold
+        window = _window(snapshot, NODE_CGROUP)
+        if threshold is None or priority is None or window is None:
+            return
+        if has_enough_samples(window.count, window_of(strategy)):
+            lower = strategy.cpu_evict_lower_percent
+            yield self.usage_task(snapshot, "CPUEvict", threshold, lower, priority)
 
 
 def window_of(threshold: Threshold) -> float:
@@ -177,8 +148,9 @@ def window_of(threshold: Threshold) -> float:
     return float(min(max(threshold.cpu_evict_time_window_seconds or 1, 1), LONGEST_WINDOW_S))
 
 
-def _millicores(amount: int) -> str:
-    return f"{amount}m"
+def _window(snapshot: Snapshot, cgroup: str) -> Window | None:
+    window_s = window_of(snapshot.strategies.threshold)
+    return snapshot.metrics.window(cgroup, Metric.CPU_USAGE, window_s)
 
 
 def _be_pods(snapshot: Snapshot) -> list[Pod]:
@@ -195,16 +167,17 @@ def _sample_of(snapshot: Snapshot) -> BeSample:
     return BeSample(snapshot.now_s, cores * 1_000, request)
 
 
-def _by_satisfaction(snapshot: Snapshot, samples: Sequence[BeSample], window_s: float) -> Task | None:
+def _by_satisfaction(snapshot: Snapshot, samples: Sequence[BeSample]) -> ReleaseTask | None:
     threshold = snapshot.strategies.threshold
     lower = threshold.cpu_evict_be_satisfaction_lower_percent
     upper = threshold.cpu_evict_be_satisfaction_upper_percent
     if lower is None or upper is None or not (0 < lower <= 60 and lower <= upper < 100):
         return None
     pods = _be_pods(snapshot)
-    windows = [snapshot.metrics.window(pod.cgroup, Metric.CPU_USAGE, window_s) for pod in pods]
+    windows = [_window(snapshot, pod.cgroup) for pod in pods]
     used = [each for each in windows if each is not None]
-    if not used or not has_enough_samples(min(len(samples), max(each.count for each in used)), window_s):
+    most = max((each.count for each in used), default=0)
+    if not used or not has_enough_samples(min(len(samples), most), window_of(threshold)):
         return None
     percent = threshold.cpu_evict_be_usage_threshold_percent
     count = len(samples)
@@ -219,49 +192,15 @@ def _by_satisfaction(snapshot: Snapshot, samples: Sequence[BeSample], window_s: 
         return None
     ordered = sorted(
         allowed(snapshot.pods, "BECPUEvict"),
-        key=lambda pod: (be_priority(pod), -_used_share(snapshot, pod, window_s), pod.uid),
+        key=lambda pod: (be_priority(pod), -_used_share(snapshot, pod), pod.uid),
     )
     arithmetic = (
         f"BE pods have {average.limit:.0f}m and use {average.used:.0f}m of {average.request:.0f}m requested, "
         f"{lower} % to {upper} % wanted"
     )
-    return Task("BECPUEvict", {requested_name(BATCH_CPU): release}, ordered, arithmetic)
+    return ReleaseTask("BECPUEvict", {requested_name(BATCH_CPU): release}, ordered, arithmetic)
 
 
-def _used_millicores(snapshot: Snapshot, pod: Pod, window_s: float) -> int | None:
-    window = snapshot.metrics.window(pod.cgroup, Metric.CPU_USAGE, window_s)
-    return int(window.avg * 1_000) if window is not None else None
-
-
-def _used_share(snapshot: Snapshot, pod: Pod, window_s: float) -> float:
-    used, request = _used_millicores(snapshot, pod, window_s), request_of(pod, BATCH_CPU)
-    return used / request if used is not None and request > 0 else 0.0
-
-
-def _releases(snapshot: Snapshot, pod: Pod, window_s: float) -> Amounts:
-    resource = resource_of(pod, "cpu")
-    used = _used_millicores(snapshot, pod, window_s)
-    return {USED: used or 0, requested_name(resource): request_of(pod, resource)}
-
-
-def _by_usage(snapshot: Snapshot, window_s: float) -> Task | None:
-    strategy = snapshot.strategies.threshold
-    threshold, priority = strategy.cpu_evict_threshold_percent, strategy.evict_enabled_priority_threshold
-    capacity = snapshot.node.capacity.get("cpu", 0)
-    window = snapshot.metrics.window(NODE_CGROUP, Metric.CPU_USAGE, window_s)
-    if threshold is None or priority is None or capacity <= 0 or window is None:
-        return None
-    lower = threshold - 2 if strategy.cpu_evict_lower_percent is None else strategy.cpu_evict_lower_percent
-    if not is_threshold_pair(threshold, lower) or not has_enough_samples(window.count, window_s):
-        return None
-    release = usage_release(window.avg * 1_000, capacity, threshold, lower)
-    if not release:
-        return None
-    sampled = (
-        pod
-        for pod in allowed(snapshot.pods, "CPUEvict", priority)
-        if _used_millicores(snapshot, pod, window_s) is not None
-    )
-    ordered = by_priority(sampled, lambda pod: _used_millicores(snapshot, pod, window_s) or 0)
-    arithmetic = f"{window.avg * 1_000:.0f}m used of {capacity}m, threshold {threshold} %, down to {lower} %"
-    return Task("CPUEvict", {USED: release}, ordered, arithmetic)
+def _used_share(snapshot: Snapshot, pod: Pod) -> float:
+    window, request = _window(snapshot, pod.cgroup), request_of(pod, BATCH_CPU)
+    return int(window.avg * 1_000) / request if window is not None and request > 0 else 0.0

@@ -25,7 +25,8 @@ from runtimeproxy.qosmanager.plugin import (
     Role,
     Target,
 )
-from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Cpu, Level, Metric, Node, Pod, Snapshot
+from runtimeproxy.qosmanager.snapshot import LOOK_BACK_S, NODE_CGROUP, Cpu, Level, Metric, Node, Pod, Snapshot
+from runtimeproxy.slo.dynamic import GATES
 from runtimeproxy.slo.schema import CgroupBase, CpuSuppressPolicy
 from runtimeproxy.units import (
     CPU_PERIOD_US,
@@ -45,10 +46,6 @@ QUOTA_DEADBAND_PERCENT: Final = 1
 CPU_DEADBAND_MILLICORES: Final = 250
 """One CPU more is given only if so much of it is left for BE pods: else it would come and go with each
 fraction of a core."""
-
-
-LOOK_BACK_S: Final = 3.0
-"""How old the last sample may be."""
 
 
 class Used(NamedTuple):
@@ -142,26 +139,28 @@ def next_cpu_count(
 def spread_cpus(cpus: Iterable[Cpu], count: int) -> tuple[int, ...]:
     """Return so many of the CPUs, whole cores first, spread over NUMA nodes and sockets; in this order.
 
-    The larger a NUMA node's part is, the earlier it has its turn. Fewer CPUs than `count`: none. Source:
-    policies spec 3.1.1.
+    The larger a NUMA node's part is, the earlier it has its turn. Whole cores are taken in rounds until one
+    finds none; single CPUs where the last round ended. Fewer CPUs than `count`: none. Source: policies spec
+    3.1.1.
     """
     buckets = _buckets(cpus)
     if count <= 0 or sum(map(len, buckets)) < count:
         return ()
     chosen: list[int] = []
-    turn = idle = 0
-    while count - len(chosen) > 1 and idle < len(buckets):
-        bucket = buckets[turn % len(buckets)]
-        pair = next(_whole_cores(bucket), None)
-        turn, idle = turn + 1, 0 if pair else idle + 1
-        for cpu in pair or ():
-            bucket.remove(cpu)
+    turn, before_round = 0, -1
+    while count - len(chosen) > 1:
+        if turn == 0:
+            if len(chosen) == before_round:
+                break
+            before_round = len(chosen)
+        for cpu in next(_whole_cores(buckets[turn]), ()):
+            buckets[turn].remove(cpu)
             chosen.append(cpu.id)
+        turn = (turn + 1) % len(buckets)
     while len(chosen) < count:
-        bucket = buckets[turn % len(buckets)]
-        turn += 1
-        if bucket:
-            chosen.append(bucket.pop(0).id)
+        if buckets[turn]:
+            chosen.append(buckets[turn].pop(0).id)
+        turn = (turn + 1) % len(buckets)
     return tuple(chosen)
 
 
@@ -181,7 +180,7 @@ def _whole_cores(bucket: Sequence[Cpu]) -> Iterator[tuple[Cpu, Cpu]]:
 
 
 def select_cpus(cpus: Iterable[Cpu], count: int, lsr_cpus: frozenset[int] = frozenset()) -> frozenset[int]:
-    """Return so many CPUs for BE pods, those of LSR pods and others by their share; none if there are fewer.
+    """Return so many CPUs for BE pods, those of LSR pods and others by their share; all if there are fewer.
 
     Source: policies spec 3.1.1.
 
@@ -193,8 +192,8 @@ def select_cpus(cpus: Iterable[Cpu], count: int, lsr_cpus: frozenset[int] = froz
     there = list(cpus)
     lsr = [cpu for cpu in there if cpu.id in lsr_cpus]
     others = [cpu for cpu in there if cpu.id not in lsr_cpus]
-    if count > len(there):
-        return frozenset()
+    # A floor or a step may want more than there are.
+    count = min(count, len(there))
     of_lsr = count * len(lsr) // max(len(there), 1)
     return frozenset(spread_cpus(lsr, of_lsr) + spread_cpus(others, count - of_lsr))
 
@@ -233,7 +232,7 @@ class CpuSuppress(Plugin[SuppressState]):
     """Bounds the CPU time, or the CPUs, of all BE pods together."""
 
     name: ClassVar[str] = "cpu-suppress"
-    gates: ClassVar[tuple[str, ...]] = ("BECPUSuppress",)
+    gates: ClassVar[tuple[str, ...]] = GATES["cpu-suppress"]
     needs: ClassVar[frozenset[Need]] = frozenset(
         Need(level, Metric.CPU_USAGE, LOOK_BACK_S)
         for level in (Level.NODE, Level.POD, Level.HOST_APPLICATION)
@@ -253,7 +252,7 @@ class CpuSuppress(Plugin[SuppressState]):
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
         """Whether the strategy wants it."""
-        return snapshot.strategies.threshold.enable
+        return snapshot.asks_for(self.name)
 
     def run(self, snapshot: Snapshot, state: SuppressState) -> Decision[SuppressState]:
         """What BE pods may use, by the samples of the last second."""
@@ -355,10 +354,7 @@ def _by_cpus(
         snapshot.strategies.threshold.cpu_suppress_min_percent,
     )
     lsr_cpus = frozenset[int]().union(*(pod.cpus for pod in snapshot.pods if pod.qos is QoSClass.LSR))
-    ids = frozenset(cpu.id for cpu in allowed)
-    # Fewer may be there than wanted, by a floor or a step: then all. Koordinator leaves the bound of before.
-    cpus = select_cpus(allowed, min(count, len(ids)), lsr_cpus)
-    return replace(state, quota_us=UNLIMITED, cpus=cpus)
+    return replace(state, quota_us=UNLIMITED, cpus=select_cpus(allowed, count, lsr_cpus))
 
 
 def _claims(

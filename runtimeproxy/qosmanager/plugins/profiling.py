@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from runtimeproxy.config.validation import TcpAddress, parse_listen
-from runtimeproxy.qos import PriorityClass, QoSClass
+from runtimeproxy.config.parsing import TcpAddress, parse_listen
+from runtimeproxy.qos import DEFAULT_PRIORITY_CLASSES, PriorityClass
 from runtimeproxy.qosmanager.plugin import Decision, Mode, Need, Plugin, PluginContext
 from runtimeproxy.qosmanager.profiling.interference import Interference, PodHistory, Signal, judged
 from runtimeproxy.qosmanager.profiling.node_metric import (
@@ -30,9 +30,9 @@ from runtimeproxy.qosmanager.profiling.node_metric import (
 from runtimeproxy.qosmanager.profiling.prediction import Models, pod_key, with_margin
 from runtimeproxy.qosmanager.profiling.reclaimable import (
     NOTHING,
-    Amounts,
     NodeUse,
     PodUse,
+    ResourceAmounts,
     batch_resources,
     is_degraded,
     is_to_publish,
@@ -98,7 +98,7 @@ class ProfilingState:
     """Why models were not restored."""
     profile: Profile | None = None
     """The last one."""
-    published: tuple[Amounts, Amounts] | None = None
+    published: tuple[ResourceAmounts, ResourceAmounts] | None = None
     """Batch and mid resources as they were given out last; they change in steps."""
     published_s: float = 0.0
     """Monotonic."""
@@ -203,7 +203,7 @@ class Profiling(Plugin[ProfilingState]):
                 PodProfile(
                     namespace=pod.namespace,
                     name=pod.name,
-                    priority_class=_priority_class(pod.priority_class, pod.qos),
+                    priority_class=pod.priority_class,
                     qos=pod.qos,
                     usage=usages[pod.uid],
                     peak=with_margin(state.models.percentiles(pod_key(pod.uid))),
@@ -258,8 +258,8 @@ def node_use(snapshot: Snapshot, length_s: float) -> NodeUse | None:
 
 
 def _published(
-    snapshot: Snapshot, state: ProfilingState, batch: Amounts, mid: Amounts
-) -> tuple[Amounts, Amounts]:
+    snapshot: Snapshot, state: ProfilingState, batch: ResourceAmounts, mid: ResourceAmounts
+) -> tuple[ResourceAmounts, ResourceAmounts]:
     """Batch and mid resources as they are given out: those of before as long as they differ little."""
     strategy = snapshot.strategies.colocation
     age_s = snapshot.now_s - state.published_s
@@ -275,39 +275,32 @@ def _published(
 def _pod_use(snapshot: Snapshot, pod: Pod, length_s: float) -> PodUse:
     return PodUse(
         uid=pod.uid,
-        priority_class=_priority_class(pod.priority_class, pod.qos),
+        priority_class=pod.priority_class,
         qos=pod.qos,
         request=summed(_amounts(container.requests) for container in pod.containers),
         usage=_usage(snapshot, pod.cgroup, length_s) if pod.cgroup else None,
     )
 
 
-def _priority_class(named: PriorityClass, qos: QoSClass) -> PriorityClass:
-    """With the default by the QoS class. Source: policies spec 1.5."""
-    if named is not PriorityClass.NONE or qos is QoSClass.NONE:
-        return named
-    return PriorityClass.BATCH if qos is QoSClass.BE else PriorityClass.PROD
+def _amounts(resources: Mapping[str, int]) -> ResourceAmounts:
+    return ResourceAmounts(float(resources.get("cpu", 0)), float(resources.get("memory", 0)))
 
 
-def _amounts(resources: Mapping[str, int]) -> Amounts:
-    return Amounts(float(resources.get("cpu", 0)), float(resources.get("memory", 0)))
-
-
-def _usage(snapshot: Snapshot, cgroup: str, length_s: float) -> Amounts | None:
+def _usage(snapshot: Snapshot, cgroup: str, length_s: float) -> ResourceAmounts | None:
     with_cache = (
         snapshot.strategies.colocation.metric_memory_collect_policy is MemoryCollectPolicy.WITH_PAGE_CACHE
     )
     memory_metric = Metric.MEMORY_WITH_CACHE if with_cache else Metric.MEMORY_USAGE
     cpu = snapshot.metrics.window(cgroup, Metric.CPU_USAGE, length_s)
     memory = snapshot.metrics.window(cgroup, memory_metric, length_s)
-    return None if cpu is None or memory is None else Amounts(cpu.avg * _MILLI, memory.avg)
+    return None if cpu is None or memory is None else ResourceAmounts(cpu.avg * _MILLI, memory.avg)
 
 
 def _applications(snapshot: Snapshot, length_s: float) -> tuple[ApplicationProfile, ...]:
     return tuple(
         ApplicationProfile(
             name=each.name,
-            priority_class=_priority_class(each.priority_class, each.qos),
+            priority_class=each.priority_class or DEFAULT_PRIORITY_CLASSES[each.qos],
             qos=each.qos,
             usage=usage,
         )
@@ -351,17 +344,17 @@ def _aggregated(snapshot: Snapshot) -> tuple[AggregatedUsage, ...]:
     return tuple(found)
 
 
-def _by_kind(cpu: Window, memory: Window) -> dict[str, Amounts]:
+def _by_kind(cpu: Window, memory: Window) -> dict[str, ResourceAmounts]:
     return {
-        "avg": Amounts(cpu.avg * _MILLI, memory.avg),
-        "p50": Amounts(cpu.p50 * _MILLI, memory.p50),
-        "p90": Amounts(cpu.p90 * _MILLI, memory.p90),
-        "p95": Amounts(cpu.p95 * _MILLI, memory.p95),
-        "p99": Amounts(cpu.p99 * _MILLI, memory.p99),
+        "avg": ResourceAmounts(cpu.avg * _MILLI, memory.avg),
+        "p50": ResourceAmounts(cpu.p50 * _MILLI, memory.p50),
+        "p90": ResourceAmounts(cpu.p90 * _MILLI, memory.p90),
+        "p95": ResourceAmounts(cpu.p95 * _MILLI, memory.p95),
+        "p99": ResourceAmounts(cpu.p99 * _MILLI, memory.p99),
     }
 
 
-def _shown(amounts: Amounts) -> str:
+def _shown(amounts: ResourceAmounts) -> str:
     return f"{amounts.cpu_millicores / _MILLI:.2f} CPUs and {amounts.memory_bytes / (1 << 20):.0f} MiB"
 
 

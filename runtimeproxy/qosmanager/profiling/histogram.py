@@ -52,7 +52,7 @@ MEMORY_BUCKETS: Final = Buckets(5.0 * (1 << 20), 1.05, float(1 << 41), 24 * 3_60
 """Bytes."""
 
 
-class Histogram:
+class UsageHistogram:
     """Weights of samples by bucket."""
 
     __slots__ = ("_reference_s", "_weights", "buckets")
@@ -105,7 +105,7 @@ class Histogram:
         return {"reference_s": self._reference_s, "weights": filled}
 
     @classmethod
-    def restored(cls, buckets: Buckets, saved: Mapping[str, Any]) -> Histogram:
+    def restored(cls, buckets: Buckets, saved: Mapping[str, Any]) -> UsageHistogram:
         """The histogram that `saved` gave.
 
         Raises:

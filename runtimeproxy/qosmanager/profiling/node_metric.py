@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy.qos import PriorityClass, QoSClass
 from runtimeproxy.qosmanager.profiling.interference import Interference
-from runtimeproxy.qosmanager.profiling.reclaimable import Amounts
+from runtimeproxy.qosmanager.profiling.reclaimable import ResourceAmounts
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
@@ -32,8 +32,8 @@ class PodProfile:
     name: str
     priority_class: PriorityClass
     qos: QoSClass
-    usage: Amounts | None
-    peak: Amounts | None
+    usage: ResourceAmounts | None
+    peak: ResourceAmounts | None
     """Expected, with the safety margin; None: there is no prediction."""
     interference: Interference | None
 
@@ -43,7 +43,7 @@ class AggregatedUsage:
     """Usage of the node over a time."""
 
     duration_s: float
-    by_kind: Mapping[str, Amounts]
+    by_kind: Mapping[str, ResourceAmounts]
     """By `avg`, `p50`, `p90`, `p95`, `p99`."""
 
 
@@ -54,7 +54,7 @@ class ApplicationProfile:
     name: str
     priority_class: PriorityClass
     qos: QoSClass
-    usage: Amounts
+    usage: ResourceAmounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +63,14 @@ class Profile:
 
     wall_s: float
     node_name: str
-    usage: Amounts
-    system_usage: Amounts
+    usage: ResourceAmounts
+    system_usage: ResourceAmounts
     aggregated: tuple[AggregatedUsage, ...]
     pods: tuple[PodProfile, ...]
     applications: tuple[ApplicationProfile, ...]
-    prod_reclaimable: Amounts
-    batch: Amounts
-    mid: Amounts
+    prod_reclaimable: ResourceAmounts
+    batch: ResourceAmounts
+    mid: ResourceAmounts
 
 
 def node_metric(profile: Profile) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _pod(pod: PodProfile) -> dict[str, Any]:
     shape: dict[str, Any] = {
         "name": pod.name,
         "namespace": pod.namespace,
-        "podUsage": _resources(pod.usage or Amounts(0, 0)),
+        "podUsage": _resources(pod.usage or ResourceAmounts(0, 0)),
         "priority": pod.priority_class.value,
         "qos": pod.qos.value,
     }
@@ -147,7 +147,7 @@ def _reclaimable(profile: Profile) -> dict[str, str]:
     }
 
 
-def _resources(amounts: Amounts) -> dict[str, Any]:
+def _resources(amounts: ResourceAmounts) -> dict[str, Any]:
     cpu, memory = f"{int(amounts.cpu_millicores)}m", str(int(amounts.memory_bytes))
     return {"resources": {"cpu": cpu, "memory": memory}}
 
@@ -190,7 +190,7 @@ class ProfileCollector:
 
 
 def _families(
-    name: str, text: str, labels: Sequence[str], found: Sequence[tuple[Sequence[str], Amounts]]
+    name: str, text: str, labels: Sequence[str], found: Sequence[tuple[Sequence[str], ResourceAmounts]]
 ) -> Iterator[GaugeMetricFamily]:
     from prometheus_client.core import GaugeMetricFamily  # Takes long to import, and is off by default.
 

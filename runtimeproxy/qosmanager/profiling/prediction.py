@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from runtimeproxy.qos import PriorityClass
-from runtimeproxy.qosmanager.profiling.histogram import CPU_BUCKETS, MEMORY_BUCKETS, Histogram
-from runtimeproxy.qosmanager.profiling.reclaimable import NOTHING, Amounts, NodeUse, is_prod, summed
+from runtimeproxy.qosmanager.profiling.histogram import CPU_BUCKETS, MEMORY_BUCKETS, UsageHistogram
+from runtimeproxy.qosmanager.profiling.reclaimable import NOTHING, NodeUse, ResourceAmounts, is_prod, summed
 
 CPU_SHARE: Final = 0.95
 MEMORY_SHARE: Final = 0.98
@@ -49,12 +49,12 @@ class Model:
     __slots__ = ("cpu", "memory", "updated_s")
 
     def __init__(self) -> None:
-        self.cpu = Histogram(CPU_BUCKETS)
-        self.memory = Histogram(MEMORY_BUCKETS)
+        self.cpu = UsageHistogram(CPU_BUCKETS)
+        self.memory = UsageHistogram(MEMORY_BUCKETS)
         self.updated_s = 0.0
         """Wall clock."""
 
-    def add(self, usage: Amounts, wall_s: float) -> None:
+    def add(self, usage: ResourceAmounts, wall_s: float) -> None:
         self.cpu.add(usage.cpu_millicores / _MILLI, wall_s)
         self.memory.add(usage.memory_bytes, wall_s)
         self.updated_s = wall_s
@@ -67,51 +67,53 @@ class Model:
             self.updated_s = wall_s
 
     @property
-    def percentiles(self) -> Amounts | None:
+    def percentiles(self) -> ResourceAmounts | None:
         """What is seldom exceeded, without safety margin; None without samples."""
         cores, memory_bytes = self.cpu.percentile(CPU_SHARE), self.memory.percentile(MEMORY_SHARE)
         if cores is None or memory_bytes is None:
             return None
-        return Amounts(cores * _MILLI, memory_bytes)
+        return ResourceAmounts(cores * _MILLI, memory_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedPod:
     """A prod pod, as far as its prediction needs it."""
 
-    request: Amounts
-    peak: Amounts | None
+    request: ResourceAmounts
+    peak: ResourceAmounts | None
     """With the safety margin; None: there is no prediction."""
     age_s: float | None
     """None: not known."""
     is_ending: bool = False
 
     @property
-    def unreclaimable(self) -> Amounts:
+    def unreclaimable(self) -> ResourceAmounts:
         """What it is expected to need; without prediction its request."""
         return self.request if self.peak is None else self.peak
 
     @property
-    def reclaimable(self) -> Amounts:
+    def reclaimable(self) -> ResourceAmounts:
         """What it requests and is not expected to need; nothing of one that is young, or ends."""
         if self.peak is None or self.is_ending or self.age_s is None or self.age_s <= COLD_START_S:
             return NOTHING
         return self.request.minus(self.peak).at_least(NOTHING)
 
 
-def with_margin(peak: Amounts | None) -> Amounts | None:
+def with_margin(peak: ResourceAmounts | None) -> ResourceAmounts | None:
     """The peak that is reckoned with."""
     return None if peak is None else peak.times(SAFETY_MARGIN, SAFETY_MARGIN)
 
 
-def reclaimable_by_pods(allocatable: Amounts, pods: Iterable[PredictedPod]) -> Amounts:
+def reclaimable_by_pods(allocatable: ResourceAmounts, pods: Iterable[PredictedPod]) -> ResourceAmounts:
     """What prod pods leave by the peaks of each of them."""
     known = tuple(pods)
     rest = allocatable.minus(summed(pod.unreclaimable for pod in known))
     return rest.at_most(summed(pod.reclaimable for pod in known)).at_least(NOTHING)
 
 
-def reclaimable_by_class(allocatable: Amounts, requested: Amounts, system: Amounts, prod: Amounts) -> Amounts:
+def reclaimable_by_class(
+    allocatable: ResourceAmounts, requested: ResourceAmounts, system: ResourceAmounts, prod: ResourceAmounts
+) -> ResourceAmounts:
     """What prod pods leave by the peak of all of them together.
 
     Args:
@@ -140,12 +142,12 @@ class Models:
         for key in [key for key, model in self.by_key.items() if wall_s - model.updated_s > EXPIRY_S]:
             del self.by_key[key]
 
-    def percentiles(self, key: str) -> Amounts | None:
+    def percentiles(self, key: str) -> ResourceAmounts | None:
         """What is seldom exceeded; None: there is no model."""
         model = self.by_key.get(key)
         return None if model is None else model.percentiles
 
-    def prod_reclaimable(self, node: NodeUse, ages_s: Mapping[str, float | None]) -> Amounts:
+    def prod_reclaimable(self, node: NodeUse, ages_s: Mapping[str, float | None]) -> ResourceAmounts:
         """What prod pods request and are not expected to use: the smaller one of both predictions.
 
         Args:
@@ -211,15 +213,15 @@ class Models:
 
 def _restored_model(saved: Mapping[str, Any]) -> Model:
     model = Model()
-    model.cpu = Histogram.restored(CPU_BUCKETS, saved["cpu"])
-    model.memory = Histogram.restored(MEMORY_BUCKETS, saved["memory"])
+    model.cpu = UsageHistogram.restored(CPU_BUCKETS, saved["cpu"])
+    model.memory = UsageHistogram.restored(MEMORY_BUCKETS, saved["memory"])
     model.updated_s = float(saved["updated_s"])
     if not math.isfinite(model.updated_s):
         raise ValueError("no time")
     return model
 
 
-def _usages(node: NodeUse) -> dict[str, Amounts]:
+def _usages(node: NodeUse) -> dict[str, ResourceAmounts]:
     """What each model learns now. A class without pods uses nothing."""
     usages = {class_key(each): NOTHING for each in PriorityClass}
     usages[ALL_PODS] = NOTHING

@@ -14,46 +14,46 @@ from runtimeproxy.qos import PriorityClass, QoSClass
 from runtimeproxy.slo.schema import CalculatePolicy, Colocation, MidReclaimMode
 
 
-class Amounts(NamedTuple):
+class ResourceAmounts(NamedTuple):
     """An amount of each resource."""
 
     cpu_millicores: float
     memory_bytes: float
 
-    def combined(self, other: Amounts, combine: Callable[[float, float], float]) -> Amounts:
+    def combined(self, other: ResourceAmounts, combine: Callable[[float, float], float]) -> ResourceAmounts:
         """Resource by resource."""
-        return Amounts(
+        return ResourceAmounts(
             combine(self.cpu_millicores, other.cpu_millicores), combine(self.memory_bytes, other.memory_bytes)
         )
 
-    def plus(self, other: Amounts) -> Amounts:
+    def plus(self, other: ResourceAmounts) -> ResourceAmounts:
         return self.combined(other, lambda own, others: own + others)
 
-    def minus(self, other: Amounts) -> Amounts:
+    def minus(self, other: ResourceAmounts) -> ResourceAmounts:
         """May be negative."""
         return self.combined(other, lambda own, others: own - others)
 
-    def at_least(self, other: Amounts) -> Amounts:
+    def at_least(self, other: ResourceAmounts) -> ResourceAmounts:
         """The larger one of each resource."""
         return self.combined(other, max)
 
-    def at_most(self, other: Amounts) -> Amounts:
+    def at_most(self, other: ResourceAmounts) -> ResourceAmounts:
         """The smaller one of each resource."""
         return self.combined(other, min)
 
-    def times(self, cpu: float, memory: float) -> Amounts:
-        return Amounts(self.cpu_millicores * cpu, self.memory_bytes * memory)
+    def times(self, cpu: float, memory: float) -> ResourceAmounts:
+        return ResourceAmounts(self.cpu_millicores * cpu, self.memory_bytes * memory)
 
-    def percent(self, cpu: float, memory: float) -> Amounts:
-        return Amounts(self.cpu_millicores * cpu / 100, self.memory_bytes * memory / 100)
+    def percent(self, cpu: float, memory: float) -> ResourceAmounts:
+        return ResourceAmounts(self.cpu_millicores * cpu / 100, self.memory_bytes * memory / 100)
 
 
-NOTHING = Amounts(0.0, 0.0)
+NOTHING = ResourceAmounts(0.0, 0.0)
 
 _LOW_CLASSES = (PriorityClass.BATCH, PriorityClass.FREE)
 
 
-def summed(amounts: Iterable[Amounts]) -> Amounts:
+def summed(amounts: Iterable[ResourceAmounts]) -> ResourceAmounts:
     """The sum; of none it is nothing."""
     total = NOTHING
     for each in amounts:
@@ -69,8 +69,8 @@ class PodUse:
     priority_class: PriorityClass
     """With the default by its QoS class."""
     qos: QoSClass
-    request: Amounts
-    usage: Amounts | None
+    request: ResourceAmounts
+    usage: ResourceAmounts | None
     """None: there are no samples."""
 
     @property
@@ -83,49 +83,49 @@ class PodUse:
 class NodeUse:
     """The node, and all that runs on it."""
 
-    capacity: Amounts
-    allocatable: Amounts
-    reserved: Amounts
+    capacity: ResourceAmounts
+    allocatable: ResourceAmounts
+    reserved: ResourceAmounts
     """Not for pods: the larger one of the kubelet's reservation and that of the annotation."""
-    usage: Amounts
+    usage: ResourceAmounts
     """Of the whole node."""
     pods: tuple[PodUse, ...]
-    high_priority_applications: Amounts = NOTHING
+    high_priority_applications: ResourceAmounts = NOTHING
     """Usage of host applications of other classes than batch and free."""
-    applications: Amounts = NOTHING
+    applications: ResourceAmounts = NOTHING
     """Usage of all host applications."""
 
     @property
-    def system_usage(self) -> Amounts:
+    def system_usage(self) -> ResourceAmounts:
         """Of what is neither a pod nor a host application."""
         of_pods = summed(pod.usage for pod in self.pods if pod.usage is not None)
         return self.usage.minus(of_pods).minus(self.applications).at_least(NOTHING)
 
     @property
-    def system_used(self) -> Amounts:
+    def system_used(self) -> ResourceAmounts:
         """System and host applications of high priority, at least what is reserved for them."""
         return self.system_usage.plus(self.high_priority_applications).at_least(self.reserved)
 
 
-def high_priority_used(pods: Iterable[PodUse]) -> Amounts:
+def high_priority_used(pods: Iterable[PodUse]) -> ResourceAmounts:
     """What pods of high priority use; without samples, and of the CPUs of LSE pods, what they request."""
     return summed(_used(pod) for pod in pods if pod.is_high_priority)
 
 
-def _used(pod: PodUse) -> Amounts:
+def _used(pod: PodUse) -> ResourceAmounts:
     if pod.usage is None:
         return pod.request
     if pod.qos is QoSClass.LSE:
-        return Amounts(pod.request.cpu_millicores, pod.usage.memory_bytes)
+        return ResourceAmounts(pod.request.cpu_millicores, pod.usage.memory_bytes)
     return pod.usage
 
 
-def high_priority_requested(pods: Iterable[PodUse]) -> Amounts:
+def high_priority_requested(pods: Iterable[PodUse]) -> ResourceAmounts:
     """What pods of high priority request."""
     return summed(pod.request for pod in pods if pod.is_high_priority)
 
 
-def high_priority_max(pods: Iterable[PodUse]) -> Amounts:
+def high_priority_max(pods: Iterable[PodUse]) -> ResourceAmounts:
     """The larger one of request and usage of pods of high priority; without samples the request.
 
     The formula leaves pods without samples out; they would be given away until their first sample.
@@ -133,7 +133,7 @@ def high_priority_max(pods: Iterable[PodUse]) -> Amounts:
     return summed(pod.request.at_least(pod.usage or NOTHING) for pod in pods if pod.is_high_priority)
 
 
-def batch_resources(node: NodeUse, strategy: Colocation) -> Amounts:
+def batch_resources(node: NodeUse, strategy: Colocation) -> ResourceAmounts:
     """What batch pods may request on the node, 0 or more."""
     margin = node.capacity.percent(
         100 - strategy.cpu_reclaim_threshold_percent, 100 - strategy.memory_reclaim_threshold_percent
@@ -147,7 +147,7 @@ def batch_resources(node: NodeUse, strategy: Colocation) -> Amounts:
     cpu_policy = strategy.cpu_calculate_policy
     if cpu_policy is CalculatePolicy.REQUEST:
         cpu_policy = CalculatePolicy.USAGE  # There is no formula by request for CPU.
-    batch = Amounts(
+    batch = ResourceAmounts(
         by_policy[cpu_policy].cpu_millicores, by_policy[strategy.memory_calculate_policy].memory_bytes
     )
     limit = node.capacity.percent(
@@ -161,7 +161,7 @@ def _percent_or_all(percent: float | None) -> float:
     return 100 if percent is None else percent
 
 
-def mid_resources(node: NodeUse, prod_reclaimable: Amounts, strategy: Colocation) -> Amounts:
+def mid_resources(node: NodeUse, prod_reclaimable: ResourceAmounts, strategy: Colocation) -> ResourceAmounts:
     """What mid pods may request on the node, 0 or more.
 
     Args:
@@ -189,8 +189,8 @@ def is_prod(priority_class: PriorityClass) -> bool:
 
 
 def published_batch(
-    batch: Amounts, normalization_ratio: float | None, allocated: Amounts = NOTHING
-) -> Amounts:
+    batch: ResourceAmounts, normalization_ratio: float | None, allocated: ResourceAmounts = NOTHING
+) -> ResourceAmounts:
     """The batch resources as a node's status has them: whole millicores and bytes.
 
     Args:
@@ -199,7 +199,7 @@ def published_batch(
         allocated: what others than Koordinator have given away already.
     """
     rest = batch.times(max(normalization_ratio or 1.0, 1.0), 1.0).minus(allocated).at_least(NOTHING)
-    return Amounts(int(rest.cpu_millicores), int(rest.memory_bytes))
+    return ResourceAmounts(int(rest.cpu_millicores), int(rest.memory_bytes))
 
 
 def is_degraded(samples_age_s: float, strategy: Colocation) -> bool:
@@ -208,7 +208,7 @@ def is_degraded(samples_age_s: float, strategy: Colocation) -> bool:
 
 
 def is_to_publish(
-    published: Amounts | None, published_age_s: float, now: Amounts, strategy: Colocation
+    published: ResourceAmounts | None, published_age_s: float, now: ResourceAmounts, strategy: Colocation
 ) -> bool:
     """Whether amounts differ so much, or were published so long ago, that they are published again."""
     if published is None or published_age_s >= strategy.update_time_threshold_seconds:

@@ -28,7 +28,7 @@ class ImplausibleError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FileGroup:
     """Files that are read together, and the metrics that they give."""
 
     metrics: tuple[Metric, ...]
@@ -234,9 +234,9 @@ _PRESSURES: Final = (
 _MEMORY: Final = (Metric.MEMORY_WITH_CACHE, Metric.MEMORY_WORKING_SET, Metric.MEMORY_USAGE)
 
 
-def _pressures(folder: Callable[[str], tuple[str, str]]) -> tuple[Source, ...]:
+def _pressures(folder: Callable[[str], tuple[str, str]]) -> tuple[FileGroup, ...]:
     return tuple(
-        Source(metrics, (folder(file),), decode_pressure, rate=_rate_of_pressure)
+        FileGroup(metrics, (folder(file),), decode_pressure, rate=_rate_of_pressure)
         for file, metrics in _PRESSURES
     )
 
@@ -244,10 +244,10 @@ def _pressures(folder: Callable[[str], tuple[str, str]]) -> tuple[Source, ...]:
 _MEMORY_V1: Final = ("memory", "memory.usage_in_bytes"), ("memory", "memory.stat")
 _MEMORY_V2: Final = ("memory", "memory.current"), ("memory", "memory.stat")
 
-CPU_SOURCES: Final[Mapping[int, tuple[Source, ...]]] = {
+CPU_SOURCES: Final[Mapping[int, tuple[FileGroup, ...]]] = {
     1: (
-        Source((Metric.CPU_USAGE,), (("cpuacct", "cpuacct.usage"),), _one_number, rate=_cpu_rate(10**9)),
-        Source(
+        FileGroup((Metric.CPU_USAGE,), (("cpuacct", "cpuacct.usage"),), _one_number, rate=_cpu_rate(10**9)),
+        FileGroup(
             (Metric.CPU_THROTTLED,),
             (("cpu", "cpu.stat"),),
             decode_cpu_stat_v1,
@@ -255,7 +255,7 @@ CPU_SOURCES: Final[Mapping[int, tuple[Source, ...]]] = {
         ),
     ),
     2: (
-        Source(
+        FileGroup(
             (Metric.CPU_USAGE, Metric.CPU_THROTTLED),
             (("cpu", "cpu.stat"),),
             decode_cpu_stat_v2,
@@ -265,28 +265,28 @@ CPU_SOURCES: Final[Mapping[int, tuple[Source, ...]]] = {
 }
 """By version of the controller cpu."""
 
-MEMORY_SOURCES: Final[Mapping[int, tuple[Source, ...]]] = {
+MEMORY_SOURCES: Final[Mapping[int, tuple[FileGroup, ...]]] = {
     1: (
-        Source(_MEMORY, _MEMORY_V1, decode_memory_stat_v1, _memory_of_stat),
-        Source((Metric.MEMORY_NUMA,), (("memory", "memory.numa_stat"),), decode_numa_stat_v1, _as_floats),
+        FileGroup(_MEMORY, _MEMORY_V1, decode_memory_stat_v1, _memory_of_stat),
+        FileGroup((Metric.MEMORY_NUMA,), (("memory", "memory.numa_stat"),), decode_numa_stat_v1, _as_floats),
     ),
     2: (
-        Source(_MEMORY, _MEMORY_V2, decode_memory_stat_v2, _memory_of_stat),
-        Source((Metric.MEMORY_NUMA,), (("memory", "memory.numa_stat"),), decode_numa_stat_v2, _as_floats),
+        FileGroup(_MEMORY, _MEMORY_V2, decode_memory_stat_v2, _memory_of_stat),
+        FileGroup((Metric.MEMORY_NUMA,), (("memory", "memory.numa_stat"),), decode_numa_stat_v2, _as_floats),
     ),
 }
 """By version of the controller memory."""
 
-PRESSURE_SOURCES: Final[Mapping[int, tuple[Source, ...]]] = {
+PRESSURE_SOURCES: Final[Mapping[int, tuple[FileGroup, ...]]] = {
     # Kernels that have pressure files in version 1 (Anolis, Alibaba Cloud Linux) have them there.
     1: _pressures(lambda file: ("cpuacct", file)),
     2: _pressures(lambda file: ("cpu", file)),
 }
 
 
-def cgroup_sources(mounts: Mapping[str, Mount]) -> tuple[Source, ...]:
+def cgroup_sources(mounts: Mapping[str, Mount]) -> tuple[FileGroup, ...]:
     """The sources that cgroups have on a node with these mounts; of a controller that is not mounted none."""
-    found: list[Source] = []
+    found: list[FileGroup] = []
     if "cpu" in mounts:
         found += CPU_SOURCES[mounts["cpu"].version]
         found += PRESSURE_SOURCES[mounts["cpu"].version]
@@ -295,13 +295,13 @@ def cgroup_sources(mounts: Mapping[str, Mount]) -> tuple[Source, ...]:
     return tuple(each for each in found if all(controller in mounts for controller, _ in each.files))
 
 
-def node_sources(numa_nodes: Sequence[int]) -> tuple[Source, ...]:
+def node_sources(numa_nodes: Sequence[int]) -> tuple[FileGroup, ...]:
     """The sources of the node itself, below procfs and, for NUMA nodes, which are 0 to n, below sysfs."""
     meminfos = tuple(("sysfs", f"devices/system/node/node{each}/meminfo") for each in numa_nodes)
-    of_numa = Source((Metric.MEMORY_NUMA,), meminfos, decode_numa_meminfo, _as_floats)
+    of_numa = FileGroup((Metric.MEMORY_NUMA,), meminfos, decode_numa_meminfo, _as_floats)
     return (
-        Source((Metric.CPU_USAGE,), (("procfs", "stat"),), decode_proc_stat, rate=_cpu_rate(_TICKS_PER_S)),
-        Source(_MEMORY, (("procfs", "meminfo"),), decode_meminfo, _memory_of_meminfo),
+        FileGroup((Metric.CPU_USAGE,), (("procfs", "stat"),), decode_proc_stat, rate=_cpu_rate(_TICKS_PER_S)),
+        FileGroup(_MEMORY, (("procfs", "meminfo"),), decode_meminfo, _memory_of_meminfo),
         *_pressures(lambda file: ("procfs", f"pressure/{file.removesuffix('.pressure')}")),
         *((of_numa,) if numa_nodes else ()),
     )

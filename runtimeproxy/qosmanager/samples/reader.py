@@ -19,7 +19,7 @@ from enum import StrEnum
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
-from runtimeproxy.qosmanager.samples.kernel_files import Numbers, Source
+from runtimeproxy.qosmanager.samples.kernel_files import FileGroup, Numbers
 
 
 class Loss(StrEnum):
@@ -41,7 +41,7 @@ class Loss(StrEnum):
     """The pass ended before this file, as too many others were stuck."""
 
 
-class Reading(NamedTuple):
+class FileReading(NamedTuple):
     """What one read gave."""
 
     at_s: float
@@ -115,7 +115,7 @@ class SourceFiles:
 
     __slots__ = ("_reads", "files", "is_closed", "is_stuck", "source")
 
-    def __init__(self, source: Source, folders: Sequence[str]) -> None:
+    def __init__(self, source: FileGroup, folders: Sequence[str]) -> None:
         """Opens nothing yet.
 
         Args:
@@ -136,7 +136,7 @@ class SourceFiles:
         for file in self.files:
             file.is_kept = is_kept
 
-    def read(self, at_s: float) -> Reading:
+    def read(self, at_s: float) -> FileReading:
         """Reads and decodes the files, now. Whatever is wrong with them is a loss, not an error."""
         self._reads += 1
         try:
@@ -153,12 +153,12 @@ class SourceFiles:
                 contents.append(content)
                 if not file.is_kept:
                     file.close()
-            return Reading(at_s, self.source.decode(contents), None, is_replaced)
+            return FileReading(at_s, self.source.decode(contents), None, is_replaced)
         except ValueError:
-            return Reading(at_s, (), Loss.GARBAGE)
+            return FileReading(at_s, (), Loss.GARBAGE)
         except OSError as error:
             self.close_files()
-            return Reading(at_s, (), Loss.GONE if error.errno in _NO_SUCH_FILE else Loss.UNREADABLE)
+            return FileReading(at_s, (), Loss.GONE if error.errno in _NO_SUCH_FILE else Loss.UNREADABLE)
 
     def close_files(self) -> None:
         for file in self.files:
@@ -177,7 +177,7 @@ class _Pass:
     def __init__(self, files: Sequence[SourceFiles], clock: Callable[[], float]) -> None:
         self.files = files
         self.clock = clock
-        self.readings: list[Reading] = []
+        self.readings: list[FileReading] = []
         self.lock = threading.Lock()
         """Held to add a reading, and to leave the thread behind: of the two only one happens."""
         self.is_abandoned = False
@@ -239,14 +239,14 @@ class PassReader:
         self._hanging = [thread for thread in self._hanging if thread.is_alive()]
         return len(self._hanging)
 
-    def read(self, files: Sequence[SourceFiles]) -> list[Reading]:
+    def read(self, files: Sequence[SourceFiles]) -> list[FileReading]:
         """Reads the files, none of which is stuck, and returns a reading for each, in their order."""
-        readings: list[Reading] = []
+        readings: list[FileReading] = []
         stuck = 0
         while len(readings) < len(files):
             begun = len(readings)
             if stuck == self._most_per_pass or self.hanging_threads >= self._most_hanging:
-                return readings + [Reading(self.clock(), (), Loss.NOT_READ)] * (len(files) - begun)
+                return readings + [FileReading(self.clock(), (), Loss.NOT_READ)] * (len(files) - begun)
             rest = _Pass(files[begun:], self.clock)
             thread = self._start(rest)
             is_whole = self._wait(rest)
@@ -255,7 +255,7 @@ class PassReader:
                 self._hanging.append(thread)
                 self._thread = None
                 stuck += 1
-                readings.append(Reading(self.clock(), (), Loss.STUCK))
+                readings.append(FileReading(self.clock(), (), Loss.STUCK))
         return readings
 
     def close(self) -> None:

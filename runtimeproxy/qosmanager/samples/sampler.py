@@ -22,14 +22,14 @@ from runtimeproxy.cgroups.mounts import Mount
 from runtimeproxy.qosmanager.plugin import Need
 from runtimeproxy.qosmanager.samples.cycles import TURN_PASSES, CycleCounters, perf_event_folder
 from runtimeproxy.qosmanager.samples.kernel_files import (
+    FileGroup,
     ImplausibleError,
     Numbers,
-    Source,
     Values,
     cgroup_sources,
     node_sources,
 )
-from runtimeproxy.qosmanager.samples.reader import Loss, PassReader, Reading, SourceFiles
+from runtimeproxy.qosmanager.samples.reader import FileReading, Loss, PassReader, SourceFiles
 from runtimeproxy.qosmanager.samples.windows import Ring, summarize
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Window
 
@@ -71,7 +71,7 @@ class _Series:
 
     __slots__ = ("at_s", "capacity", "failures", "files", "most", "numbers", "resume_at", "ring", "turns")
 
-    def __init__(self, source: Source, folders: Sequence[str], most: float) -> None:
+    def __init__(self, source: FileGroup, folders: Sequence[str], most: float) -> None:
         self.files = SourceFiles(source, folders)
         self.most = most
         """A larger value cannot be."""
@@ -324,7 +324,7 @@ class Sampler:
             ring = self._cycles_rings[cgroup] = Ring(_samples_of(max(window_s, REST_WINDOW_S) / TURN_PASSES))
         ring.append(self._reader.clock(), (ratio,))
 
-    def _store(self, series: _Series, reading: Reading) -> tuple[Loss | None, int]:
+    def _store(self, series: _Series, reading: FileReading) -> tuple[Loss | None, int]:
         """Makes samples of a reading; the reason if it gives none for a failure, and their number."""
         at_s, numbers, loss, is_replaced = reading
         if loss is not None:
@@ -380,7 +380,7 @@ def _samples_of(seconds: float) -> int:
     return int(seconds) + 2
 
 
-def _places(sources: Sequence[Source]) -> dict[Metric, tuple[int, int]]:
+def _places(sources: Sequence[FileGroup]) -> dict[Metric, tuple[int, int]]:
     """Of each metric the index of its source, and its own among those of the source."""
     return {
         metric: (index, column)

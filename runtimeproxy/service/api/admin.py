@@ -11,10 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import grpc
-
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.errors import PolicyLoadError
+from runtimeproxy.api_names import MODE_OF
+from runtimeproxy.errors import PolicyLoadError, StatusCode
 from runtimeproxy.hooks.modes import MOST_OVERRIDES, Override, with_override, without
 from runtimeproxy.hooks.selector import EVERY_POD, selector_problems
 from runtimeproxy.ledger.leased import LeasedClaims, UnknownOwnerError
@@ -28,10 +27,13 @@ from runtimeproxy.service.api.claims import (
     response_of,
     session_problem,
 )
+from runtimeproxy.service.api.qos_manager import report_of
 from runtimeproxy.service.api.status import bypass_of, owner_mode_of, policies_of
-from runtimeproxy.service.api.values import SET_MODES, selector_from
+from runtimeproxy.service.api.values import duration, selector_from
 from runtimeproxy.service.bypass import Cause
-from runtimeproxy.service.eviction import MOST_GRACE_S, MOST_REASON_BYTES
+from runtimeproxy.service.eviction import MOST_GRACE_S
+from runtimeproxy.service.qos_manager import reports_s
+from runtimeproxy.vocabulary import MOST_EVICTION_REASON_BYTES
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -78,26 +80,26 @@ class AdminServicer:
             # An upgrade may have held the lock.
             await self._check(request.reason, context)
             if not engine.has_policies:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "the policies are not loaded yet")
+                await context.abort(StatusCode.UNAVAILABLE, "the policies are not loaded yet")
             names = sorted({each.name for each in engine.policies} | {each.name for each in engine.classes})
             owners = [each.owner.claimant for each in engine.leased.owners.values()]
             if request.policy not in (*names, *owners):
                 text = f"no policy is named {request.policy}; there are: {', '.join((*names, *owners))}"
-                await context.abort(grpc.StatusCode.NOT_FOUND, text)
+                await context.abort(StatusCode.NOT_FOUND, text)
             if request.policy in owners and request.HasField("selector"):
                 text = f"the mode of {request.policy} is for all that it claims, not for some pods"
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+                await context.abort(StatusCode.INVALID_ARGUMENT, text)
             try:
                 overrides = changed(engine.overrides, request, time.time())
             except ValueError as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                await context.abort(StatusCode.INVALID_ARGUMENT, str(error))
             try:
                 await engine.set_modes(overrides)
             except OSError as error:
                 text = f"the mode cannot be saved, and is not changed: {error.strerror}"
-                await context.abort(grpc.StatusCode.UNAVAILABLE, text)
+                await context.abort(StatusCode.UNAVAILABLE, text)
             except PolicyLoadError as error:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, f"the policy cannot be loaded: {error}")
+                await context.abort(StatusCode.UNAVAILABLE, f"the policy cannot be loaded: {error}")
         about = {"policy": request.policy, "reason": request.reason}
         if request.mode == api_pb2.MODE_UNSPECIFIED:
             logger.warning("policy %s: its mode was reset by command", request.policy, extra=about)
@@ -114,18 +116,18 @@ class AdminServicer:
     ) -> api_pb2.SetClaimsResponse:
         leased = await self._leased(context)
         if problem := session_problem(request.session):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+            await context.abort(StatusCode.INVALID_ARGUMENT, problem)
         try:
             owner = leased.owned(request.owner).owner
             # Before any of them is read: a worker thread that reads 100,000 of them slows all others down.
             if max(len(request.claims), len(request.ended)) > owner.most_claims:
                 text = f"the request has more than {owner.most_claims} claims, the bound of {owner.name}"
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+                await context.abort(StatusCode.RESOURCE_EXHAUSTED, text)
             has_claims = bool(request.claims or request.ended)
             work = partial(request_of, request, owner)
             return response_of(await leased.set(await self._in_worker(work) if has_claims else work()))
         except UnknownOwnerError as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            await context.abort(StatusCode.NOT_FOUND, str(error))
 
     async def ReleaseClaims(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.ReleaseClaimsRequest, context: Context
@@ -134,7 +136,7 @@ class AdminServicer:
         try:
             answer, released, failed = await leased.release(request.owner, request.session)
         except UnknownOwnerError as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            await context.abort(StatusCode.NOT_FOUND, str(error))
         return api_pb2.ReleaseClaimsResponse(
             released=released, failed=map(failed_message, failed), outcome=OUTCOMES[answer]
         )
@@ -147,13 +149,13 @@ class AdminServicer:
         if request.session and not request.owner:
             problem = "a session takes over the claims of one owner, and none is given"
         if problem:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+            await context.abort(StatusCode.INVALID_ARGUMENT, problem)
         try:
             if request.session:
                 await leased.take_over(request.owner, request.session)
             owners = [leased.owned(request.owner)] if request.owner else list(leased.owners.values())
         except UnknownOwnerError as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            await context.abort(StatusCode.NOT_FOUND, str(error))
         # Claims change in this thread meanwhile.
         copies = [replace(owned, claims=dict(owned.claims)) for owned in owners]
         messages = await self._in_worker(partial(owned_messages, copies, leased.now_s()))
@@ -167,24 +169,31 @@ class AdminServicer:
         grace_s = request.grace_period.seconds + request.grace_period.nanos / 1e9
         if not 0 <= grace_s <= MOST_GRACE_S:
             text = f"a grace period of {grace_s:g} s is not in 0 to {MOST_GRACE_S:g} s"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-        if len(request.reason.encode()) > MOST_REASON_BYTES:
-            text = f"the reason has more than {MOST_REASON_BYTES} bytes"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+            await context.abort(StatusCode.INVALID_ARGUMENT, text)
+        if len(request.reason.encode()) > MOST_EVICTION_REASON_BYTES:
+            text = f"the reason has more than {MOST_EVICTION_REASON_BYTES} bytes"
+            await context.abort(StatusCode.INVALID_ARGUMENT, text)
         if not engine.recovered.is_set():
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the pods are not known yet; call again")
+            await context.abort(StatusCode.UNAVAILABLE, "the pods are not known yet; call again")
         try:
             owner = engine.leased.owned(request.owner).owner
         except UnknownOwnerError as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            await context.abort(StatusCode.NOT_FOUND, str(error))
         pod = engine.evictor.find(request.pod_uid)
         if pod is None:
             text = f"no pod has the uid {request.pod_uid[:64]}"
-            await context.abort(grpc.StatusCode.NOT_FOUND, text)
+            await context.abort(StatusCode.NOT_FOUND, text)
         result = await engine.evictor.evict(
             pod, owner, request.reason, is_dry_run=request.is_dry_run, grace_s=grace_s
         )
         return evict_response(result)
+
+    async def ReportQosManager(  # noqa: N802  # the method's name in the service
+        self, request: api_pb2.ReportQosManagerRequest, context: Context
+    ) -> api_pb2.ReportQosManagerResponse:
+        await self._check("", context)
+        self._sources.engine.qos_manager.take(report_of(request.report))
+        return api_pb2.ReportQosManagerResponse(interval=duration(reports_s()))
 
     async def _in_worker(self, work: Callable[[], _ResultT]) -> _ResultT:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
@@ -193,10 +202,10 @@ class AdminServicer:
         """The claims; ends the call where there are none yet, or none at all."""
         await self._check("", context)
         if not self._sources.settings().cgroups.enabled:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "cgroups.enabled is false")
+            await context.abort(StatusCode.FAILED_PRECONDITION, "cgroups.enabled is false")
         leased = self._sources.engine.leased
         if not leased.ready.is_set():
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "claims are not read yet; call again")
+            await context.abort(StatusCode.UNAVAILABLE, "claims are not read yet; call again")
         return leased
 
     async def Record(  # noqa: N802  # the method's name in the service
@@ -205,9 +214,9 @@ class AdminServicer:
         await self._check("", context)
         engine = self._sources.engine
         if not engine.has_policies:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the policies are not loaded yet; call again")
+            await context.abort(StatusCode.UNAVAILABLE, "the policies are not loaded yet; call again")
         if engine.services.recorder is not None:
-            await context.abort(grpc.StatusCode.ALREADY_EXISTS, "another recording goes on; end it first")
+            await context.abort(StatusCode.ALREADY_EXISTS, "another recording goes on; end it first")
         recorder = Recorder(engine.services)
         ending = asyncio.ensure_future(self._end_with_process(recorder))
         try:
@@ -218,7 +227,7 @@ class AdminServicer:
         finally:
             ending.cancel()
         is_slow = recorder.problem == TOO_SLOW
-        code = grpc.StatusCode.RESOURCE_EXHAUSTED if is_slow else grpc.StatusCode.UNAVAILABLE
+        code = StatusCode.RESOURCE_EXHAUSTED if is_slow else StatusCode.UNAVAILABLE
         await context.abort(code, recorder.problem)
 
     async def _end_with_process(self, recorder: Recorder) -> None:
@@ -237,9 +246,9 @@ class AdminServicer:
         """Ends the call if this process decides on no calls any more, or the reason is too long."""
         if len(reason) > MOST_REASON:
             text = f"the reason has {len(reason)} characters, at most {MOST_REASON} are possible"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+            await context.abort(StatusCode.INVALID_ARGUMENT, text)
         if self._sources.stopping.is_set() or self._sources.upgrade.has_moved:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, _ENDS)
+            await context.abort(StatusCode.UNAVAILABLE, _ENDS)
 
 
 def changed(
@@ -255,8 +264,7 @@ def changed(
         raise ValueError(f"selector: {'.'.join(place)}: {reason}")
     if request.mode == api_pb2.MODE_UNSPECIFIED:
         return without(overrides, request.policy, selector if request.HasField("selector") else None)
-    modes = {number: mode for mode, number in SET_MODES.items()}
-    if request.mode not in modes:
+    if request.mode not in MODE_OF:
         raise ValueError(f"mode {request.mode} is not known")
     until_s = None
     if request.HasField("duration"):
@@ -269,7 +277,7 @@ def changed(
         until_s = now_s + time_s
     after = with_override(
         overrides,
-        Override(request.policy, modes[request.mode], selector, now_s, until_s, request.reason),
+        Override(request.policy, MODE_OF[request.mode], selector, now_s, until_s, request.reason),
     )
     if len(after) > MOST_OVERRIDES:
         raise ValueError(f"{MOST_OVERRIDES} modes are set already: take some back")

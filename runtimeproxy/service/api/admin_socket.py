@@ -1,8 +1,7 @@
 """The admin socket: 0600 in a folder that only the daemon's user enters.
 
 Its server is made at the first connection. Bytes are copied between a client and that server, which listens
-in a private folder: gRPC's own sockets can neither be handed over nor replaced without a moment in which
-there is none.
+in a private folder.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.api_names import MODES
 from runtimeproxy.hooks.audit import AuditEntry
-from runtimeproxy.service.api.values import MODES, timestamp
+from runtimeproxy.service.api.values import timestamp
 from runtimeproxy.service.api.watching import Watcher, Watchers
 
 if TYPE_CHECKING:

@@ -7,50 +7,39 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.api_names import LEVEL_OF, MODES, ROLE_OF, ROLES, TARGETS
+from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import Clear
-from runtimeproxy.hooks.owners import ClaimLevel, Owner, claim_of, refusal
+from runtimeproxy.hooks.owners import Owner, claim_of, refusal
 from runtimeproxy.ledger.claim_places import ClaimKey
 from runtimeproxy.ledger.leased import (
     INVALID,
     NOT_ALLOWED,
     TOO_MANY,
     UNKNOWN_TARGET,
+    ClaimsRequest,
+    ClaimsResponse,
     GivenClaim,
     OwnedClaims,
     Refused,
-    Request,
-    Response,
 )
 from runtimeproxy.ledger.leases import LEASE_S, Answer, Phase
 from runtimeproxy.service.api.values import duration, timestamp
-from runtimeproxy.service.eviction import Method, Outcome, Result
+from runtimeproxy.service.eviction import EvictionMethod, PodEvictionOutcome, Result
+from runtimeproxy.vocabulary import MOST_TARGET, Mode
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
 
     from runtimeproxy.cgroups.writer import WriteResult
 
-ROLES: Final = {
-    Role.SET: api_pb2.ExplainedClaim.ROLE_SET,
-    Role.SCALE: api_pb2.ExplainedClaim.ROLE_SCALE,
-    Role.ADD: api_pb2.ExplainedClaim.ROLE_ADD,
-    Role.AT_MOST: api_pb2.ExplainedClaim.ROLE_AT_MOST,
-}
 OUTCOMES: Final = {
     Answer.TAKEN: api_pb2.SetClaimsResponse.OUTCOME_TAKEN,
     Answer.SEND_WHOLE_SET: api_pb2.SetClaimsResponse.OUTCOME_SEND_WHOLE_SET,
     Answer.TAKEN_OVER: api_pb2.SetClaimsResponse.OUTCOME_TAKEN_OVER,
 }
-OWNER_MODES: Final = {
-    "enforce": api_pb2.MODE_ENFORCE,
-    "dry-run": api_pb2.MODE_DRY_RUN,
-    "off": api_pb2.MODE_OFF,
-}
 MOST_SESSION: Final = 64
 """Characters of a session's name."""
-_MOST_TARGET: Final = 253
-"""Characters of a target: the longest name of an object of Kubernetes."""
 
 _PHASES: Final = {
     Phase.NONE: api_pb2.ClaimOwner.STATE_NONE,
@@ -65,25 +54,17 @@ _CAUSES: Final = {
     TOO_MANY: api_pb2.RefusedClaim.CAUSE_TOO_MANY,
 }
 EVICTIONS: Final = {
-    Outcome.EVICTED: api_pb2.EvictResponse.OUTCOME_EVICTED,
-    Outcome.DRY_RUN: api_pb2.EvictResponse.OUTCOME_DRY_RUN,
-    Outcome.REFUSED: api_pb2.EvictResponse.OUTCOME_REFUSED,
-    Outcome.FAILED: api_pb2.EvictResponse.OUTCOME_FAILED,
-    Outcome.NOTHING_TO_STOP: api_pb2.EvictResponse.OUTCOME_NOTHING_TO_STOP,
+    PodEvictionOutcome.EVICTED: api_pb2.EvictResponse.OUTCOME_EVICTED,
+    PodEvictionOutcome.DRY_RUN: api_pb2.EvictResponse.OUTCOME_DRY_RUN,
+    PodEvictionOutcome.REFUSED: api_pb2.EvictResponse.OUTCOME_REFUSED,
+    PodEvictionOutcome.FAILED: api_pb2.EvictResponse.OUTCOME_FAILED,
+    PodEvictionOutcome.NOTHING_TO_STOP: api_pb2.EvictResponse.OUTCOME_NOTHING_TO_STOP,
 }
 _METHODS: Final = {
-    Method.NONE: api_pb2.EvictResponse.METHOD_UNSPECIFIED,
-    Method.STOP_CONTAINERS: api_pb2.EvictResponse.METHOD_STOP_CONTAINERS,
-    Method.EVICTION_API: api_pb2.EvictResponse.METHOD_EVICTION_API,
+    EvictionMethod.NONE: api_pb2.EvictResponse.METHOD_UNSPECIFIED,
+    EvictionMethod.STOP_CONTAINERS: api_pb2.EvictResponse.METHOD_STOP_CONTAINERS,
+    EvictionMethod.EVICTION_API: api_pb2.EvictResponse.METHOD_EVICTION_API,
 }
-_LEVELS: Final = {
-    "container_id": ClaimLevel.CONTAINER,
-    "pod_uid": ClaimLevel.POD,
-    "qos_class": ClaimLevel.QOS_CLASS,
-    "host_application": ClaimLevel.HOST_APPLICATION,
-}
-_TARGETS: Final = {level: name for name, level in _LEVELS.items()}
-_ROLE_OF: Final = {number: role for role, number in ROLES.items()}
 
 
 def session_problem(session: str) -> str:
@@ -95,7 +76,7 @@ def session_problem(session: str) -> str:
     return ""
 
 
-def request_of(message: api_pb2.SetClaimsRequest, owner: Owner) -> Request:
+def request_of(message: api_pb2.SetClaimsRequest, owner: Owner) -> ClaimsRequest:
     """What a message asks for; for a worker thread, as there may be thousands of claims.
 
     Args:
@@ -109,7 +90,7 @@ def request_of(message: api_pb2.SetClaimsRequest, owner: Owner) -> Request:
         if isinstance(key, str):
             refused.append(Refused(place, INVALID, key))
             continue
-        if owner.mode == "off":
+        if owner.mode is Mode.OFF:
             refused.append(Refused(place, NOT_ALLOWED, f"owner {owner.name} is off", key))
         elif reason := refusal(owner.rules, key.field, key.role, key.level):
             refused.append(Refused(place, NOT_ALLOWED, reason, key))
@@ -120,7 +101,9 @@ def request_of(message: api_pb2.SetClaimsRequest, owner: Owner) -> Request:
                 refused.append(Refused(place, INVALID, str(error), key))
     keys = map(key_of, message.ended)
     ended = [key for key in keys if not isinstance(key, str)]
-    return Request(message.owner, message.session, message.sequence, message.is_whole, given, ended, refused)
+    return ClaimsRequest(
+        message.owner, message.session, message.sequence, message.is_whole, given, ended, refused
+    )
 
 
 def _claim(owner: Owner, key: ClaimKey, message: api_pb2.Claim) -> Claim:
@@ -131,18 +114,18 @@ def _claim(owner: Owner, key: ClaimKey, message: api_pb2.Claim) -> Claim:
 
 def key_of(message: api_pb2.ClaimKey) -> ClaimKey | str:
     """What a claim is for, or why that cannot be read."""
-    kind, role = message.target.WhichOneof("target"), _ROLE_OF.get(message.role)
+    kind, role = message.target.WhichOneof("target"), ROLE_OF.get(message.role)
     if kind is None:
         return "the target is missing, or of a kind that is not known"
     target: str = getattr(message.target, kind)
-    if not 0 < len(target) <= _MOST_TARGET:
-        return f"the target is not of 1 to {_MOST_TARGET} characters"
+    if not 0 < len(target) <= MOST_TARGET:
+        return f"the target is not of 1 to {MOST_TARGET} characters"
     if role is None:
         return f"the role {message.role} is not known"
-    return ClaimKey(_LEVELS[kind], target, message.field, role)
+    return ClaimKey(LEVEL_OF[kind], target, message.field, role)
 
 
-def response_of(response: Response) -> api_pb2.SetClaimsResponse:
+def response_of(response: ClaimsResponse) -> api_pb2.SetClaimsResponse:
     """See the proto."""
     message = api_pb2.SetClaimsResponse(
         outcome=OUTCOMES[response.answer],
@@ -185,12 +168,13 @@ def owner_message(owned: OwnedClaims, now_s: float) -> api_pb2.ClaimOwner:
         refused=owned.refused,
         lease_end=wall_time(lease.end_s, now_s),
         hold_end=wall_time(owned.hold_end_s, now_s),
-        mode=OWNER_MODES[owner.mode],
+        mode=MODES[owner.mode],
         priority=owner.priority,
         problem=owned.problem if owned.claims else "",
         requests=sum(owned.requests.read().values()),
         lapses=owned.lapses,
         may_evict=owner.may_evict,
+        refusal=owned.refusal if owned.refused else "",
     )
 
 
@@ -211,7 +195,7 @@ def _by_key(item: tuple[ClaimKey, Claim]) -> ClaimKey:
 
 def claim_message(key: ClaimKey, claim: Claim) -> api_pb2.Claim:
     """A claim as a request would have it."""
-    target = api_pb2.ClaimTarget(**{_TARGETS[key.level]: key.target})
+    target = api_pb2.ClaimTarget(**{TARGETS[key.level]: key.target})
     message = api_pb2.Claim(
         key=api_pb2.ClaimKey(target=target, field=key.field, role=ROLES[key.role]),
         ceiling=claim.ceiling,

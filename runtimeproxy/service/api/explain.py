@@ -14,25 +14,29 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.calls.cri_call import container_cgroup
+from runtimeproxy.api_names import MODES, ROLES
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
-from runtimeproxy.hooks.algebra import Claim, Outcome
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import container_cgroup
+from runtimeproxy.hooks.algebra import Claim, ClaimOutcome
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.decision import evaluation_of, off_reason
 from runtimeproxy.hooks.fields import ANNOTATIONS, CGROUP_PARENT, LABELS, RESOURCES, UNIFIED
-from runtimeproxy.hooks.owners import ClaimLevel
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import books
 from runtimeproxy.ledger.answers import by_parameter, class_cgroups
 from runtimeproxy.ledger.tree import BURST, LISTS, MEMORY_AT_LEAST_MIN, MEMORY_MIN, QUOTA
+from runtimeproxy.ledger.unapplied import UnappliedCause
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifecycle, PodRecord
 from runtimeproxy.qos import kube_qos_class
-from runtimeproxy.service.api.claims import ROLES, claim_message, wall_time
+from runtimeproxy.service.api.claims import claim_message, wall_time
 from runtimeproxy.service.api.pods import find_containers, find_pod, parameter_of, pod_message
 from runtimeproxy.service.api.strategies import strategy_fields
-from runtimeproxy.service.api.values import MODES, shown, timestamp
+from runtimeproxy.service.api.unapplied import unapplied_messages
+from runtimeproxy.service.api.values import shown, timestamp
+from runtimeproxy.service.pod_names import names_of
+from runtimeproxy.vocabulary import Level as ClaimLevel
 
 if TYPE_CHECKING:
     from runtimeproxy.cgroups.writer import FileText
@@ -61,9 +65,9 @@ LEVELS: Final = {
     Level.CONTAINER: api_pb2.LEVEL_CONTAINER,
 }
 _EFFECTS: Final = {
-    Outcome.LOST: api_pb2.ExplainedClaim.EFFECT_LOST,
-    Outcome.VOID: api_pb2.ExplainedClaim.EFFECT_VOID,
-    Outcome.CLAMPED: api_pb2.ExplainedClaim.EFFECT_CLAMPED,
+    ClaimOutcome.LOST: api_pb2.ExplainedClaim.EFFECT_LOST,
+    ClaimOutcome.VOID: api_pb2.ExplainedClaim.EFFECT_VOID,
+    ClaimOutcome.CLAMPED: api_pb2.ExplainedClaim.EFFECT_CLAMPED,
 }
 _OUTCOMES: Final = {
     AuditKind.FAILED: api_pb2.PolicyAnswer.OUTCOME_FAILED,
@@ -96,7 +100,7 @@ class _Subject(NamedTuple):
     """Of a QoS class."""
 
 
-class Files(NamedTuple):
+class FilesRead(NamedTuple):
     """What a look at the files of a cgroup found."""
 
     present: Mapping[str, FileText] = {}
@@ -142,14 +146,16 @@ class Explainer:
             decision = None
             if subject.view is not None:
                 decision = await engine.services.chain.evaluate(subject.view, budget_s=EVALUATION_S)
-            files = found.get(subject.cgroup, Files())
+            files = found.get(subject.cgroup, FilesRead())
             targets.append(self._target(subject, files, decision, node, strategies))
-        label = engine.skip_label
+        label, names = engine.skip_label, names_of(pod, node)
+        errors = (each for each in strategy.problems if not each.is_unknown_name)
         return api_pb2.ExplainResponse(
             pod=pod_message(engine, pod),
             targets=targets,
             strategies=strategies,
-            problems=map(str, strategy.problems),
+            problems=map(str, (*errors, *names.misspelled)),
+            notes=map(str, names.others),
             time=timestamp(time.time()),
             is_skipped=label is not None and pod.labels.get(label[0]) == label[1],
         )
@@ -175,7 +181,7 @@ class Explainer:
             if engine.ledger.record(cgroup) is not None:
                 yield _Subject(Level.QOS_CLASS, cgroup, qos=qos)
 
-    async def _look(self, subjects: Iterable[_Subject]) -> Mapping[str, Files]:
+    async def _look(self, subjects: Iterable[_Subject]) -> Mapping[str, FilesRead]:
         """Reads the files of all cgroups in a thread, for a bounded time."""
         ledger = self._engine.ledger
         wanted = {
@@ -186,19 +192,19 @@ class Explainer:
         if not wanted:
             return {}
         if len(self._hung) >= MOST_HUNG:
-            return dict.fromkeys(wanted, Files(problem="an earlier read of its files has not ended"))
+            return dict.fromkeys(wanted, FilesRead(problem="an earlier read of its files has not ended"))
         run = asyncio.get_running_loop().run_in_executor(self._executor, partial(_read, ledger.look, wanted))
         await asyncio.wait({run}, timeout=LOOK_S)
         if run.done():
             return run.result()
         self._hung.add(run)
         run.add_done_callback(self._hung.discard)
-        return dict.fromkeys(wanted, Files(problem=f"its files could not be read within {LOOK_S:g} s"))
+        return dict.fromkeys(wanted, FilesRead(problem=f"its files could not be read within {LOOK_S:g} s"))
 
     def _target(
         self,
         subject: _Subject,
-        files: Files,
+        files: FilesRead,
         decision: Decision | None,
         node: Node,
         strategies: list[api_pb2.StrategyField],
@@ -238,6 +244,7 @@ class Explainer:
                     lease_end=wall_time(owned.end_s(key.role), engine.leased.now_s()),
                 )
             )
+        self._add_unapplied(subject, fields)
         self._add_strategies(fields.values(), strategies)
         box = record if isinstance(record, ContainerRecord) else None
         return api_pb2.ExplainedTarget(
@@ -249,6 +256,22 @@ class Explainer:
             policies=() if subject.view is None else _answers(engine, subject.view, node, decision),
             problem=files.problem,
         )
+
+    def _add_unapplied(self, subject: _Subject, fields: dict[str, api_pb2.ExplainedField]) -> None:
+        """Adds what is wanted of the cgroup and not in force, with the reasons."""
+        identity = _identity(subject.cgroup)
+        if not identity:
+            return
+        found = [*self._engine.ledger.unapplied.values(identity)]
+        found += (
+            each for each in self._engine.leased.unapplied() if _identity(each.target.cgroup) == identity
+        )
+        for each in found:
+            name = parameter_of(each.field) or each.field
+            field = fields.setdefault(name, api_pb2.ExplainedField(name=name))
+            field.unapplied.extend(unapplied_messages([each]))
+            if not field.problem and each.cause is not UnappliedCause.CONFLICT:
+                field.problem = each.reason
 
     def _dry_run_claims(self, subject: _Subject) -> Iterator[tuple[OwnedClaims, ClaimKey, Claim]]:
         """The claims with a lease on a cgroup that are not applied."""
@@ -263,7 +286,7 @@ class Explainer:
         book: Book,
         name: str,
         entry: Entry,
-        files: Files,
+        files: FilesRead,
         record: PodRecord | ContainerRecord | None,
     ) -> api_pb2.ExplainedField:
         ledger, found = self._engine.ledger, files.present.get(name)
@@ -292,7 +315,8 @@ class Explainer:
             observed_value=observed,
             is_different=is_different,
             problem=result.problem
-            or self._problem(book.id, name)
+            or self._unapplied(book.id, name)
+            or self._left(book.id, name)
             or (_difference(name, entry, result.value, found, record, formats) if not files.problem else ""),
             is_observed_only=entry.is_once or name in ledger.observed,
         )
@@ -306,16 +330,17 @@ class Explainer:
                 )
         return field
 
-    def _problem(self, cgroup: str, name: str) -> str:
-        """Why a value is left alone, or could not be written last; empty for nothing."""
-        failures = self._engine.ledger.failures
-        for left in failures.left:
-            if (left.cgroup, left.name) == (cgroup, name):
-                return left.error
-        for each in reversed(tuple(failures.writes)):
-            if (each.result.cgroup, each.result.name) == (cgroup, name):
-                return each.result.error
-        return ""
+    def _unapplied(self, cgroup: str, name: str) -> str:
+        """Why a wanted value is not in force; empty if it is."""
+        found = (each for each in self._engine.ledger.unapplied.values(cgroup) if each.field == name)
+        return next((each.reason for each in found if each.cause is not UnappliedCause.CONFLICT), "")
+
+    def _left(self, cgroup: str, name: str) -> str:
+        """Why a value is left as it is that is no longer wanted; empty for nothing."""
+        found = (
+            each for each in self._engine.ledger.failures.left if (each.cgroup, each.name) == (cgroup, name)
+        )
+        return next((each.error for each in found), "")
 
     def _add_strategies(
         self, fields: Iterable[api_pb2.ExplainedField], strategies: list[api_pb2.StrategyField]
@@ -329,6 +354,14 @@ class Explainer:
             for claim in field.claims:
                 wanted = parts.get(claim.owner, frozenset())
                 claim.strategies.extend(each for each in strategies if each.path.split(".")[0] in wanted)
+
+
+def _identity(cgroup: str) -> str:
+    """The path of a cgroup; empty if that is not known."""
+    try:
+        return "/" + "/".join(cgroup_path(cgroup)) if cgroup else ""
+    except CgroupPathError:
+        return ""
 
 
 def _difference(
@@ -353,14 +386,14 @@ def _difference(
 
 def _read(
     look: Callable[[str, Iterable[str]], Mapping[str, FileText]], wanted: Mapping[str, tuple[str, ...]]
-) -> dict[str, Files]:
+) -> dict[str, FilesRead]:
     """In a worker thread."""
-    found: dict[str, Files] = {}
+    found: dict[str, FilesRead] = {}
     for cgroup, names in wanted.items():
         try:
-            found[cgroup] = Files(look(cgroup, names))
+            found[cgroup] = FilesRead(look(cgroup, names))
         except OSError as error:
-            found[cgroup] = Files(problem=f"its files cannot be read: {error.strerror}")
+            found[cgroup] = FilesRead(problem=f"its files cannot be read: {error.strerror}")
     return found
 
 

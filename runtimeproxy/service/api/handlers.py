@@ -1,143 +1,115 @@
-"""The handlers of the API's services on a gRPC server. Imports grpc, so not for the event loop's thread."""
+"""Joins servicers to the daemon's own gRPC server. Imports protobuf, so not for the event loop's thread."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
-from runtimeproxy.service.api.loading import METHODS, MOST_BYTES, MOST_CALLS, STREAMS
+from runtimeproxy.errors import StatusCode
+from runtimeproxy.http2.server import ServedMethod, ServerCall
+from runtimeproxy.service.api.loading import METHODS, MOST_BYTES, MOST_CALLS, SMALL_BYTES
 
 if TYPE_CHECKING:
-    from grpc.aio import ServicerContext
+    from google.protobuf.descriptor import ServiceDescriptor
+    from google.protobuf.message import Message
 
+    from runtimeproxy.logs import FailureLog
     from runtimeproxy.service.api.loading import Load
 
-    Context = ServicerContext[bytes, bytes]
-
-logger = logging.getLogger(__name__)
-
-REQUEST_S: Final = 10.0
-"""How long the message of such a call may take to come."""
-INTERNAL: Final = "an error in the daemon; its log has it"
+Context: TypeAlias = ServerCall
+"""What a servicer sees of a call: `abort` ends it."""
 
 
-def handlers(service: str, load: Load) -> grpc.GenericRpcHandler:
-    """The handlers of a service whose messages are imported at its first call."""
-    methods: dict[str, Any] = {}
-    for name in METHODS[service]:
-        stream, unary = partial(_stream, load, service, name), partial(_unary, load, service, name)
-        if name in MOST_CALLS:
-            admission = _Admission(name)
-            # On the wire its request is one message; so that is read when the handler reads it.
-            methods[name] = (
-                grpc.stream_stream_rpc_method_handler(partial(admission.stream, stream))
-                if name in STREAMS
-                else grpc.stream_unary_rpc_method_handler(partial(admission.unary, unary))
-            )
-        elif name in STREAMS:
-            methods[name] = grpc.unary_stream_rpc_method_handler(stream)
-        else:
-            methods[name] = grpc.unary_unary_rpc_method_handler(unary)
-    return grpc.method_handlers_generic_handler(service, methods)
+def api_methods(service: str, load: Load, failures: FailureLog) -> dict[str, ServedMethod]:
+    """The methods of a service of the API by path; its messages are imported at its first call."""
+
+    def descriptor() -> ServiceDescriptor:
+        from cri_api.runtimeproxy.v1 import api_pb2
+
+        return api_pb2.DESCRIPTOR.services_by_name[service.rpartition(".")[2]]
+
+    return methods(service, METHODS[service], load, descriptor, failures)
 
 
-class _Admission:
-    """Calls of one method on one socket: some at a time; others are refused before their messages are read.
+def methods(
+    service: str,
+    names: Iterable[str],
+    load: Load,
+    descriptor: Callable[[], ServiceDescriptor],
+    failures: FailureLog,
+) -> dict[str, ServedMethod]:
+    """The methods of a service by path.
+
+    Args:
+        service: its full name.
+        names: those of its methods.
+        load: returns the servicer.
+        descriptor: returns that of the service, once the servicer is loaded.
+        failures: logs requests that cannot be read.
+    """
+    found = {}
+    for name in names:
+        calls = _Calls(name, load, descriptor, failures)
+        most_bytes = MOST_BYTES.get(name, SMALL_BYTES)
+        found[f"/{service}/{name}"] = ServedMethod(calls.answer, most_bytes, calls.refusal)
+    return found
+
+
+class _Calls:
+    """The calls of one method on one socket: some at a time, others are refused.
 
     Each socket has a number of its own: clients of the kubelet's do not keep those of the admin socket out.
+    Only calls whose request has come count.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self, name: str, load: Load, descriptor: Callable[[], ServiceDescriptor], failures: FailureLog
+    ) -> None:
         self._name = name
-        self._calls = 0
+        self._load = load
+        self._descriptor = descriptor
+        self._failures = failures
+        self._count = 0
 
-    async def unary(
-        self,
-        handle: Callable[[bytes, Context], Awaitable[bytes]],
-        messages: AsyncIterator[bytes],
-        context: Context,
-    ) -> bytes:
-        async with self._admitted(messages, context) as data:
-            return await handle(data, context)
+    def refusal(self) -> str:
+        """Why no other call is taken; empty if one is."""
+        if self._count < MOST_CALLS.get(self._name, self._count + 1):
+            return ""
+        return f"{self._count} calls of {self._name} are under way already; call again"
 
-    async def stream(
-        self,
-        handle: Callable[[bytes, Context], AsyncGenerator[bytes, None]],
-        messages: AsyncIterator[bytes],
-        context: Context,
-    ) -> AsyncGenerator[bytes, None]:
-        async with self._admitted(messages, context) as data, aclosing(handle(data, context)) as responses:
-            async for response in responses:
-                yield response
-
-    @asynccontextmanager
-    async def _admitted(self, messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        """Admits a call, and reads its request."""
-        if self._calls >= MOST_CALLS[self._name]:
-            text = f"{self._calls} calls of {self._name} are under way already; call again"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-        self._calls += 1
+    async def answer(self, call: ServerCall) -> None:
+        """Answers one call."""
+        if refusal := self.refusal():
+            # Others may have come while this one's request did.
+            await call.abort(StatusCode.RESOURCE_EXHAUSTED, refusal)
+        self._count += 1
         try:
-            try:
-                async with asyncio.timeout(REQUEST_S):
-                    data = await anext(messages, b"")
-            except TimeoutError:
-                text = f"the request did not come within {REQUEST_S:g} s"
-                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
-            yield data
+            servicer = await self._load()
+            method = self._descriptor().methods_by_name[self._name]
+            request = await self._request(GetMessageClass(method.input_type), call)
+            if not method.server_streaming:
+                await call.send(_bytes_of(await getattr(servicer, self._name)(request, call)))
+                return
+            # Closed at once when the client is gone, so that nothing is gathered for it.
+            async with aclosing(getattr(servicer, self._name)(request, call)) as responses:
+                async for response in responses:
+                    await call.send(response.SerializeToString())
         finally:
-            self._calls -= 1
+            self._count -= 1
+
+    async def _request(self, message: type[Message], call: ServerCall) -> Any:  # noqa: ANN401 - a message
+        try:
+            return message.FromString(await call.message() or b"")
+        except DecodeError:
+            text = f"a request of {self._name} cannot be read"
+            self._failures.report("own services", text, text)
+            await call.abort(StatusCode.INVALID_ARGUMENT, "the request cannot be read")
 
 
-async def _unary(load: Load, service: str, name: str, data: bytes, context: Context) -> bytes:
-    try:
-        servicer = await load()
-        request = await _parsed(service, name, data, context)
-        response = await getattr(servicer, name)(request, context)
-    except grpc.aio.AbortError:
-        raise
-    except Exception:  # a bug costs this call
-        logger.exception("%s of the API failed", name)
-        await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
-    return _bytes_of(response)
-
-
-async def _stream(
-    load: Load, service: str, name: str, data: bytes, context: Context
-) -> AsyncGenerator[bytes, None]:
-    try:
-        servicer = await load()
-        request = await _parsed(service, name, data, context)
-        async for response in getattr(servicer, name)(request, context):
-            yield _bytes_of(response)
-    except grpc.aio.AbortError:
-        raise
-    except Exception:
-        logger.exception("%s of the API failed", name)
-        await context.abort(grpc.StatusCode.INTERNAL, INTERNAL)
-
-
-async def _parsed(service: str, name: str, data: bytes, context: Context) -> Any:  # noqa: ANN401 - a message
-    from cri_api.runtimeproxy.v1 import api_pb2
-
-    if len(data) > MOST_BYTES.get(name, len(data)):
-        text = f"the request has {len(data)} bytes, at most {MOST_BYTES[name]} are possible"
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-    method = api_pb2.DESCRIPTOR.services_by_name[service.rpartition(".")[2]].methods_by_name[name]
-    try:
-        return getattr(api_pb2, method.input_type.name).FromString(data)
-    except DecodeError:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request cannot be read")
-
-
-def _bytes_of(message: Any) -> bytes:  # noqa: ANN401 - a message
-    data: bytes = message.SerializeToString()
-    return data
+def _bytes_of(response: Message | bytes) -> bytes:
+    """Long responses are serialized where they are made."""
+    return response if isinstance(response, bytes) else response.SerializeToString()

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 READ_SERVICE: Final = "runtimeproxy.v1.RuntimeProxy"
 ADMIN_SERVICE: Final = "runtimeproxy.v1.Admin"
-STREAMS: Final = frozenset({"WatchPods", "WatchAudit", "Record"})
-"""Calls with many responses."""
 MOST_CALLS: Final = {"Simulate": 5, "Explain": 64, "WatchPods": 64, "WatchAudit": 64}
 """Calls of a method that are served or wait at a time, on each socket: one of `Simulate` has up to 4 MiB."""
-MOST_BYTES: Final = {"SetClaims": 2 << 20}
-"""Of a request: twice the claims that an owner may have by default. Parsed, small claims take fifty times the
-memory."""
+SMALL_BYTES: Final = 64 * 1024
+"""Of a request of most methods: names, a reason, a selector."""
+MOST_BYTES: Final = {"SetClaims": 2 << 20, "Simulate": 4 << 20, "ReportQosManager": 256 << 10}
+"""Of a request of others; of `SetClaims` twice the claims that an owner may have by default. Parsed, small
+claims take fifty times the memory. A report has some KiB."""
 METHODS: Final = {
     READ_SERVICE: ("GetStatus", "WatchPods", "GetNode", "Explain", "Simulate", "WatchAudit"),
     ADMIN_SERVICE: (
@@ -29,6 +29,7 @@ METHODS: Final = {
         "ReleaseClaims",
         "GetClaims",
         "Evict",
+        "ReportQosManager",
     ),
 }
 

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.documents.reading import InputError
 from runtimeproxy.ledger.answers import class_cgroups
-from runtimeproxy.node.documents import InputError, mapping_of, member, parse_json, text_of
-from runtimeproxy.node.documents import cpus_of as cpus_of_text
-from runtimeproxy.node.objects import RESERVATION
+from runtimeproxy.node.derived import reservation_of
 from runtimeproxy.node.snapshot import Feature, Input, InputState
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
 from runtimeproxy.service.api.status import inputs_of
 from runtimeproxy.service.api.strategies import all_fields, strategy_fields
 from runtimeproxy.service.api.values import KOORDINATOR
 from runtimeproxy.slo.schema import CgroupBase, HostApplication
-from runtimeproxy.units import format_cpu_list, quantity_bytes, quantity_millicores
+from runtimeproxy.units import format_cpu_list
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -188,18 +187,13 @@ def reserved_of(node: Node) -> tuple[dict[str, int], frozenset[int]]:
     elif node.kubelet is not None:
         reserved.update({name: node.kubelet.reserved[name] for name in node.kubelet.reserved})
     cpus = node.kubelet.reserved_cpus if node.kubelet is not None else frozenset[int]()
-    text = node.annotations.get(RESERVATION)
-    if text is not None:
-        with suppress(InputError):
-            annotation = mapping_of(parse_json(text))
-            cpus |= cpus_of_text(text_of(member(annotation, "reservedCPUs")))
-            # With applyPolicy ReservedCPUsOnly the amounts do not count.
-            if member(annotation, "applyPolicy") != "ReservedCPUsOnly":
-                amounts = mapping_of(member(annotation, "resources") or {})
-                for name, read in (("cpu", quantity_millicores), ("memory", quantity_bytes)):
-                    with suppress(ValueError):
-                        if name in amounts:
-                            reserved[name] = max(reserved.get(name, 0), read(str(amounts[name])))
+    # One that is invalid is among the node's problems.
+    with suppress(InputError):
+        annotated = reservation_of(node.annotations)
+        cpus |= annotated.cpus
+        for name in ("cpu", "memory"):
+            if name in annotated.amounts:
+                reserved[name] = max(reserved.get(name, 0), annotated.amounts[name])
     return reserved, cpus
 
 
@@ -268,7 +262,7 @@ def _kubelet(node: Node) -> api_pb2.KubeletFacts:
         cpu_manager_policy=kubelet.cpu_manager_policy or "",
         reserved_cpus=format_cpu_list(kubelet.reserved_cpus),
         reserved_resources=kubelet.reserved,
-        has_memory_qos=kubelet.has_memory_qos,
+        has_memory_qos=bool(kubelet.class_memory),
         static_cpus=[
             api_pb2.StaticCpus(pod_uid=uid, container=name, cpus=format_cpu_list(cpus))
             for (uid, name), cpus in sorted(kubelet.static_cpus.items())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.node.snapshot import Input
-from runtimeproxy.pods.checkpoint.codec import Kind
+from runtimeproxy.pods.checkpoint.codec import RowKind
 from runtimeproxy.service.api.pods import pod_message
 from runtimeproxy.service.api.watching import Watcher, Watchers
 
@@ -52,7 +52,7 @@ class PodFeed:
         self._lock = Lock()
         self._changed_books: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._on_record_before: Callable[[Kind, str, bool], None] | None = None
+        self._on_record_before: Callable[[RowKind, str, bool], None] | None = None
         self._on_book_before: Callable[[str], None] | None = None
         self._on_node_before: OnChange | None = None
         self._on_live_before: OnPodsChanged | None = None
@@ -131,10 +131,10 @@ class PodFeed:
         with self._lock:
             self._changed_books = set()
 
-    def _on_record(self, kind: Kind, identity: str, is_event: bool) -> None:
+    def _on_record(self, kind: RowKind, identity: str, is_event: bool) -> None:
         if self._on_record_before is not None:
             self._on_record_before(kind, identity, is_event)
-        if kind is Kind.CONTAINER:
+        if kind is RowKind.CONTAINER:
             box = self._engine.store.containers.get(identity)
             pod_id = self._pod_of.get(identity, "") if box is None else box.pod_id
             self._pod_of[identity] = pod_id

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.calls.cri_call import container_cgroup
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import container_cgroup
 from runtimeproxy.hooks.algebra import resolve
 from runtimeproxy.hooks.fields import CGROUP, RESOURCE_PARAMETERS, RESOURCES
 from runtimeproxy.ledger.tree import QUOTA
@@ -122,7 +122,7 @@ def pod_message(engine: Engine, pod: PodRecord) -> api_pb2.Pod:
     fields = list(_owned(engine, pod, pod.cgroup_parent))
     owners = (field.owner for part in (fields, *(each.fields for each in containers)) for field in part)
     # The node's allocations are kept only where shared pools are computed.
-    allocation = node.allocations.get(pod.uid) or pod_cpus(pod.labels, pod.annotations)
+    allocation = node.allocations.get(pod.uid) or pod_cpus(pod.labels, pod.annotations, node.facts.last_cpu)
     strategy = node.strategy_for(view)
     live = node.live_pods.get(pod.uid)
     return api_pb2.Pod(
@@ -191,17 +191,19 @@ def _resources(resources: Resources) -> api_pb2.Resources:
     )
 
 
-class Amounts(NamedTuple):
+class PodAmounts(NamedTuple):
     """Requests and limits of a container by resource, in the units of `Container.requests` of the proto."""
 
     requests: Mapping[str, int]
     limits: Mapping[str, int]
 
 
-NO_AMOUNTS: Final = Amounts({}, {})
+NO_AMOUNTS: Final = PodAmounts({}, {})
 
 
-def amounts_of(requested: Resources, known: Mapping[str, int], extended: Amounts = NO_AMOUNTS) -> Amounts:
+def amounts_of(
+    requested: Resources, known: Mapping[str, int], extended: PodAmounts = NO_AMOUNTS
+) -> PodAmounts:
     """What a container's specification asks for, as far as that is known. Pure.
 
     Args:
@@ -218,17 +220,17 @@ def amounts_of(requested: Resources, known: Mapping[str, int], extended: Amounts
         limits["cpu"] = quota_us * 1000 // (requested.cpu_period_us or CPU_PERIOD_US)
     if requested.memory_limit_bytes is not None and requested.memory_limit_bytes > 0:
         limits["memory"] = requested.memory_limit_bytes
-    return Amounts({**requests, **extended.requests}, {**limits, **extended.limits})
+    return PodAmounts({**requests, **extended.requests}, {**limits, **extended.limits})
 
 
 _EXTENDED: Final = ("kubernetes.io/batch-", "kubernetes.io/mid-")
 
 
-def extended_amounts(annotations: Mapping[str, str]) -> Mapping[str, Amounts]:
+def extended_amounts(annotations: Mapping[str, str]) -> Mapping[str, PodAmounts]:
     """Batch and mid resources by container; what cannot be read is left out."""
     from policies.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError, read
 
-    found: dict[str, Amounts] = {}
+    found: dict[str, PodAmounts] = {}
     with suppress(AnnotationError):
         place = read(annotations, EXTENDED_RESOURCE_SPEC)
         entries = {} if place is None else place.member("containers").entries()
@@ -240,11 +242,11 @@ def extended_amounts(annotations: Mapping[str, str]) -> Mapping[str, Amounts]:
                         # A negative one would lower the sum over all pods, by which pods are evicted.
                         if resource.startswith(_EXTENDED) and (amount := each.quantity()) >= 0:
                             into[resource] = amount
-            found[name] = Amounts(*amounts)
+            found[name] = PodAmounts(*amounts)
     return found
 
 
-def _container(engine: Engine, box: ContainerRecord, cgroup: str, amounts: Amounts) -> api_pb2.Container:
+def _container(engine: Engine, box: ContainerRecord, cgroup: str, amounts: PodAmounts) -> api_pb2.Container:
     return api_pb2.Container(
         id=box.id,
         name=box.name,

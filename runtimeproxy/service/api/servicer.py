@@ -7,16 +7,15 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeVar
 
-import grpc
-
-from runtimeproxy.node.documents import InputError
+from runtimeproxy.documents.reading import InputError
+from runtimeproxy.errors import StatusCode
 from runtimeproxy.service.api.audit_feed import AuditFeed
 from runtimeproxy.service.api.explain import Explainer
 from runtimeproxy.service.api.node import NodeFeed
 from runtimeproxy.service.api.pod_feed import PodFeed
 from runtimeproxy.service.api.pods import AmbiguousPodError, UnknownPodError
 from runtimeproxy.service.api.simulate import LongSimulationError, Simulator
-from runtimeproxy.service.api.status import Look, read_memory, status_of
+from runtimeproxy.service.api.status import StatusReading, read_memory, status_of
 from runtimeproxy.service.api.watching import SlowWatcherError, WatchEndedError
 
 if TYPE_CHECKING:
@@ -72,9 +71,10 @@ class RuntimeProxyServicer:
         run = asyncio.get_running_loop().run_in_executor
         runtime = await self.sources.engine.runtime_version()
         memory_bytes = await run(self._executor, read_memory)
+        misspelled = await run(self._executor, self.sources.engine.pod_names.find)
         # The last failures are those of the audit.
         self.sources.engine.flush_audit()
-        status = status_of(self.sources, Look(runtime, memory_bytes))
+        status = status_of(self.sources, StatusReading(runtime, memory_bytes, misspelled))
         status.clients.watchers = self.watchers
         return status
 
@@ -102,25 +102,25 @@ class RuntimeProxyServicer:
 
     async def Simulate(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.SimulateRequest, context: Context
-    ) -> api_pb2.SimulateResponse:
+    ) -> bytes:
         try:
             return await self._simulator.simulate(request)
         except InputError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            await context.abort(StatusCode.INVALID_ARGUMENT, str(error))
         except LongSimulationError as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            await context.abort(StatusCode.RESOURCE_EXHAUSTED, str(error))
 
     async def Explain(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.ExplainRequest, context: Context
     ) -> api_pb2.ExplainResponse:
         if not request.pod:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no pod is given")
+            await context.abort(StatusCode.INVALID_ARGUMENT, "no pod is given")
         try:
             return await self._explainer.explain(request.pod, request.container)
         except UnknownPodError as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            await context.abort(StatusCode.NOT_FOUND, str(error))
         except AmbiguousPodError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            await context.abort(StatusCode.FAILED_PRECONDITION, str(error))
 
 
 async def _watched(
@@ -133,6 +133,6 @@ async def _watched(
             async for response in responses:
                 yield response
     except SlowWatcherError as error:
-        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        await context.abort(StatusCode.RESOURCE_EXHAUSTED, str(error))
     except WatchEndedError as error:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        await context.abort(StatusCode.UNAVAILABLE, str(error))

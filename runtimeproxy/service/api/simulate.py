@@ -13,15 +13,23 @@ from google.protobuf.message import DecodeError
 
 from cri_api.runtime.v1 import api_pb2 as cri_pb2
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.api_names import MODES, ROLES
 from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.cgroups.pace import rest, with_rests
+from runtimeproxy.documents.reading import InputError
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.policy import Mode
-from runtimeproxy.node.documents import InputError
-from runtimeproxy.service.api.values import MODES
+from runtimeproxy.process import give_back_memory
 from runtimeproxy.simulate.reading import pod_calls, recorded_call
-from runtimeproxy.simulate.result import Certainty, PolicyChange, Remark, SimulatedField, SimulatedPod, Target
+from runtimeproxy.simulate.result import (
+    Certainty,
+    PodSimulation,
+    PolicyChange,
+    Remark,
+    SimulatedField,
+    SimulatedTarget,
+)
 from runtimeproxy.simulate.simulation import simulate
 
 if TYPE_CHECKING:
@@ -43,12 +51,6 @@ MESSAGES: Final[Mapping[str, Any]] = {
     "CreateContainer": cri_pb2.CreateContainerRequest,
 }
 _SOURCE: Final = "request"
-_ROLES: Final = {
-    "set": api_pb2.ExplainedClaim.ROLE_SET,
-    "scale": api_pb2.ExplainedClaim.ROLE_SCALE,
-    "add": api_pb2.ExplainedClaim.ROLE_ADD,
-    "at_most": api_pb2.ExplainedClaim.ROLE_AT_MOST,
-}
 _OUTCOMES: Final = {
     AuditKind.OFF: api_pb2.PolicyAnswer.OUTCOME_OFF,
     AuditKind.FAILED: api_pb2.PolicyAnswer.OUTCOME_FAILED,
@@ -73,18 +75,30 @@ class Simulator:
         self._engine = engine
         self._thread = BackgroundThreads(1, "simulate")
         self._lock = asyncio.Lock()
+        self._requests = 0
+        """Under way, or waiting for the lock."""
 
-    async def simulate(self, request: api_pb2.SimulateRequest) -> api_pb2.SimulateResponse:
-        """See the proto.
+    async def simulate(self, request: api_pb2.SimulateRequest) -> bytes:
+        """See the proto; returns the serialized response.
 
         Raises:
             InputError: The input is not a pod, or too large, or no policy has the given name.
             LongSimulationError: It takes too long.
         """
+        self._requests += 1
+        try:
+            return await self._simulate(request)
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                # A long manifest takes some hundred times its size, and leaves that to the allocator.
+                self._thread.submit(give_back_memory)
+
+    async def _simulate(self, request: api_pb2.SimulateRequest) -> bytes:
         async with self._lock:
             engine, is_left = self._engine, threading.Event()
             work = partial(
-                _simulated,
+                _outcome,
                 request,
                 chosen(engine.policies, engine.services.chain.policies, request),
                 engine.node.latest,
@@ -94,11 +108,24 @@ class Simulator:
             )
             running = asyncio.get_running_loop().run_in_executor(self._thread, with_rests, work)
             try:
-                return await asyncio.shield(running)
+                outcome = await asyncio.shield(running)
             finally:
                 # The thread is not given the next one while it works for a client that has left.
                 is_left.set()
                 await asyncio.wait({running})
+        if isinstance(outcome, RuntimeProxyError):
+            raise outcome
+        return outcome
+
+
+def _outcome(*arguments: Any) -> bytes | RuntimeProxyError:  # noqa: ANN401 - those of `_simulated`
+    """The response, or the error without what its traceback would keep: all that has been read."""
+    try:
+        return _simulated(*arguments)
+    except InputError as error:
+        return InputError(error.reason, error.place)
+    except LongSimulationError as error:
+        return LongSimulationError(str(error))
 
 
 def _simulated(
@@ -108,7 +135,7 @@ def _simulated(
     rule: ConflictRule,
     skip_label: tuple[str, str] | None,
     is_left: threading.Event,
-) -> api_pb2.SimulateResponse:
+) -> bytes:
     """In a worker thread."""
     calls = calls_of(request, node)
     count = sum(1 + len(each.containers) for each in calls)
@@ -127,7 +154,13 @@ def _simulated(
             )
 
     found = simulate(calls, policies, node, rule=rule, skip_label=skip_label, before_each=before_each)
-    return api_pb2.SimulateResponse(pods=map(pod_message, found.pods))
+    # Serialized pod by pod, with rests: the parts of a message, one after the other, are the message.
+    return b"".join(map(_serialized, found.pods))
+
+
+def _serialized(pod: PodSimulation) -> bytes:
+    rest()
+    return api_pb2.SimulateResponse(pods=[pod_message(pod)]).SerializeToString()
 
 
 def chosen(
@@ -178,7 +211,7 @@ def calls_of(request: api_pb2.SimulateRequest, node: Node) -> list[PodCalls]:
 # --- messages ----------------------------------------------------------------------------------------------
 
 
-def pod_message(pod: SimulatedPod) -> api_pb2.SimulatedPod:
+def pod_message(pod: PodSimulation) -> api_pb2.SimulatedPod:
     return api_pb2.SimulatedPod(
         namespace=pod.namespace,
         name=pod.name,
@@ -190,7 +223,7 @@ def pod_message(pod: SimulatedPod) -> api_pb2.SimulatedPod:
     )
 
 
-def _target(target: Target) -> api_pb2.SimulatedTarget:
+def _target(target: SimulatedTarget) -> api_pb2.SimulatedTarget:
     is_pod = target.kind == "pod"
     answers = {each.policy: _answer(each) for each in target.remarks}
     for field in target.fields:
@@ -249,7 +282,7 @@ def _claim(change: PolicyChange) -> api_pb2.ExplainedClaim:
         effect = api_pb2.ExplainedClaim.EFFECT_DRY_RUN
     return api_pb2.ExplainedClaim(
         owner=change.policy,
-        role=_ROLES.get(change.role, api_pb2.ExplainedClaim.ROLE_UNSPECIFIED),
+        role=ROLES[change.role],
         value=change.wanted,
         reason=change.reason,
         effect=effect,

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from runtimeproxy.calls.interceptor import CallInterceptor
     from runtimeproxy.config.settings import Settings
-    from runtimeproxy.relay.server import RelayServer
+    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallInterceptor
+    from runtimeproxy.frontends.cri_proxy.handover.upgrade import Upgrade
+    from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
     from runtimeproxy.service.api.admin_socket import AdminSocket
     from runtimeproxy.service.audit_file import AuditFile
     from runtimeproxy.service.bypass import Bypass
     from runtimeproxy.service.engine import Engine
-    from runtimeproxy.service.handover.upgrade import Upgrade
     from runtimeproxy.service.tracing.traces import Traces
 
 

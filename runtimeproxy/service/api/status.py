@@ -6,32 +6,36 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cri_api.runtime.v1 import api_pb2 as cri_pb2
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy import __version__
+from runtimeproxy.api_names import MODES
 from runtimeproxy.cgroups.writer import WriteOutcome
 from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.decision import FailureKind, missing_features, status_note
+from runtimeproxy.hooks.fields import SYSCTL
 from runtimeproxy.hooks.owners import PREFIX
 from runtimeproxy.hooks.policy import Mode
+from runtimeproxy.ledger import unapplied as unapplied_values
 from runtimeproxy.ledger.counts import FAILED_WRITES
 from runtimeproxy.logs import dropped_lines
 from runtimeproxy.node.snapshot import FIELDS, Input, InputState
-from runtimeproxy.service.api.claims import EVICTIONS, OWNER_MODES, owner_message
+from runtimeproxy.service.api.claims import EVICTIONS, owner_message
+from runtimeproxy.service.api.qos_manager import notes_of_manager, problems_of_manager, qos_manager_status
+from runtimeproxy.service.api.unapplied import unapplied_messages, unapplied_of
 from runtimeproxy.service.api.values import (
     FAILURE_POLICIES,
-    MODES,
-    SET_MODES,
     duration,
     selector_message,
     timestamp,
 )
 from runtimeproxy.service.bypass import MOST_FAILURES, Cause
-from runtimeproxy.service.eviction import Outcome
+from runtimeproxy.service.eviction import PodEvictionOutcome
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -40,13 +44,21 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.loading import LoadProblem
     from runtimeproxy.hooks.policy import Policy
     from runtimeproxy.hooks.remote.servers import Server
+    from runtimeproxy.hooks.workers import Hanging
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.service.api.sources import ApiSources
     from runtimeproxy.service.engine import Engine
+    from runtimeproxy.service.pod_names import NamesByPod
 
 HANGS_S: Final = 5.0
 """A look at the node's inputs that takes longer than this hangs; one takes some milliseconds."""
+
+MOST_UNEVALUATED: Final = 20
+"""Of pods that cannot be evaluated, how many are named."""
+
+MAX_NAMES: Final = 20
+"""Misspelled names of pods that are listed: a Deployment's pods have the same ones."""
 
 _CAUSES: Final = {
     Cause.CONFIGURATION: api_pb2.Bypass.CAUSE_CONFIGURATION,
@@ -62,13 +74,14 @@ _INPUT_STATES: Final = {
 }
 
 
-class Look(NamedTuple):
+class StatusReading(NamedTuple):
     """What has to be asked or read for a status."""
 
     runtime: bytes | None
     """The runtime's response to Version; None if it does not answer."""
     memory_bytes: int
     """0 if it is not known."""
+    misspelled: NamesByPod
 
 
 def read_memory() -> int:
@@ -80,7 +93,7 @@ def read_memory() -> int:
         return 0
 
 
-def status_of(sources: ApiSources, look: Look) -> api_pb2.GetStatusResponse:
+def status_of(sources: ApiSources, look: StatusReading) -> api_pb2.GetStatusResponse:
     """The whole status.
 
     Args:
@@ -94,7 +107,7 @@ def status_of(sources: ApiSources, look: Look) -> api_pb2.GetStatusResponse:
         policies=policies_of(engine),
         hook_servers=[_hook_server(each) for each in engine.servers.servers.values()],
         registration_problems=engine.servers.present_problems,
-        records=_records(engine),
+        records=_records(engine, look.misspelled),
         ledger=_ledger(sources),
         node=_node(engine, sources.settings()),
         last_reload=_reload(sources),
@@ -107,12 +120,14 @@ def status_of(sources: ApiSources, look: Look) -> api_pb2.GetStatusResponse:
         kubernetes=_kubernetes(sources.engine),
         claim_owners=_claim_owners(engine),
         evictions=_evictions(engine),
+        qos_manager=qos_manager_status(engine),
     )
     status.bypass.CopyFrom(bypass_of(sources))
     status.breaker.CopyFrom(_breaker(sources))
     status.hook_servers.extend(
         api_pb2.HookServer(name=name, is_unused=True) for name in engine.servers.unused
     )
+    status.notes.extend(notes_of_manager(status.qos_manager))
     status.problems.extend(problems_of(status))
     return status
 
@@ -123,14 +138,14 @@ def _claim_owners(engine: Engine) -> list[api_pb2.ClaimOwner]:
 
 
 def _evictions(engine: Engine) -> api_pb2.EvictionStatus:
-    counts: Counter[Outcome] = Counter()
+    counts: Counter[PodEvictionOutcome] = Counter()
     for (_, outcome), number in engine.evictor.counts.read().items():
         counts[outcome] += number
     return api_pb2.EvictionStatus(
-        evicted=counts[Outcome.EVICTED],
-        dry_run=counts[Outcome.DRY_RUN],
-        refused=counts[Outcome.REFUSED],
-        failed=counts[Outcome.FAILED],
+        evicted=counts[PodEvictionOutcome.EVICTED],
+        dry_run=counts[PodEvictionOutcome.DRY_RUN],
+        refused=counts[PodEvictionOutcome.REFUSED],
+        failed=counts[PodEvictionOutcome.FAILED],
         recent=[
             api_pb2.Eviction(
                 time=timestamp(each.time_s),
@@ -159,7 +174,7 @@ def bypass_of(sources: ApiSources) -> api_pb2.Bypass:
 
 
 def policies_of(engine: Engine) -> list[api_pb2.PolicyStatus]:
-    """All policies that are loaded, or cannot be."""
+    """All policies that are loaded, cannot be, or were and still have a thread."""
     node = engine.node.latest
     problems = {each.name: each for each in engine.problems}
     found = [_policy(engine, each, node, problems.pop(each.name, None)) for each in engine.policies]
@@ -169,7 +184,39 @@ def policies_of(engine: Engine) -> list[api_pb2.PolicyStatus]:
         api_pb2.PolicyStatus(name=each.name, state=api_pb2.PolicyStatus.STATE_FAILED, reason=each.text)
         for each in problems.values()
     ]
-    return [*found, *failed]
+    return [*_with_replaced(engine, [*found, *failed])]
+
+
+def _with_replaced(
+    engine: Engine, policies: Sequence[api_pb2.PolicyStatus]
+) -> Iterator[api_pb2.PolicyStatus]:
+    """The policies with the threads that still hang in what a reload has replaced or removed."""
+    present = {id(each.policy) for each in engine.policies}
+    replaced: dict[str, list[Hanging]] = {}
+    for key, each in engine.workers.hanging.items():
+        if key not in present:
+            replaced.setdefault(each.policy.name, []).append(each)
+    removed = replaced.keys() - {each.name for each in policies}
+    for policy in (*policies, *(_removed(replaced[name][0].policy) for name in sorted(removed))):
+        if hanging := replaced.get(policy.name):
+            threads = sum(each.threads for each in hanging)
+            about = api_pb2.PolicyStatus(
+                hanging_threads=policy.hanging_threads + threads,
+                replaced_threads=threads,
+                replaced_since=timestamp(min(each.since_s for each in hanging)),
+            )
+            policy.MergeFrom(about)
+        yield policy
+
+
+def _removed(policy: LoadedPolicy) -> api_pb2.PolicyStatus:
+    return api_pb2.PolicyStatus(
+        name=policy.name,
+        state=api_pb2.PolicyStatus.STATE_REMOVED,
+        origin=policy.origin,
+        priority=policy.priority,
+        mode=api_pb2.MODE_OFF,
+    )
 
 
 def _disabled(engine: Engine, policy: type[Policy]) -> api_pb2.PolicyStatus:
@@ -192,7 +239,7 @@ def _disabled(engine: Engine, policy: type[Policy]) -> api_pb2.PolicyStatus:
 def owner_mode_of(engine: Engine, claimant: str) -> api_pb2.PolicyStatus:
     """The mode of an owner of claims, by its name in the ledger; `ClaimOwner` has all else."""
     overrides = overrides_of(engine, claimant)
-    mode = OWNER_MODES[engine.leased.owned(claimant.removeprefix(PREFIX)).owner.mode]
+    mode = MODES[engine.leased.owned(claimant.removeprefix(PREFIX)).owner.mode]
     is_off = mode == api_pb2.MODE_OFF
     state = api_pb2.PolicyStatus.STATE_DISABLED if is_off else api_pb2.PolicyStatus.STATE_LOADED
     source = api_pb2.MODE_SOURCE_COMMAND if overrides else api_pb2.MODE_SOURCE_CONFIGURATION
@@ -206,7 +253,7 @@ def overrides_of(engine: Engine, policy: str) -> list[api_pb2.ModeOverride]:
     """The modes that operators have set for a policy, oldest first."""
     return [
         api_pb2.ModeOverride(
-            mode=SET_MODES[each.mode],
+            mode=MODES[each.mode],
             selector=None if each.is_for_all else selector_message(each.selector),
             set_at=timestamp(each.set_s),
             until=timestamp(each.until_s),
@@ -242,6 +289,7 @@ def _policy(
     if mode == api_pb2.MODE_OFF and all(each.mode == api_pb2.MODE_OFF for each in overrides):
         state = api_pb2.PolicyStatus.STATE_DISABLED
     failures, entries = _counts(engine, policy.name)
+    hanging = engine.workers.hanging.get(id(policy.policy))
     return api_pb2.PolicyStatus(
         name=policy.name,
         state=state,
@@ -269,7 +317,7 @@ def _policy(
         ),
         last_failure=_failure(ring.last_failures.get(policy.name)),
         last_left_out=_failure(ring.last_left_out.get(policy.name)),
-        hanging_threads=engine.services.chain.hung.get(policy.name, 0),
+        hanging_threads=hanging.threads if hanging is not None else 0,
         is_kept=problem is not None and problem.is_kept,
     )
 
@@ -375,8 +423,11 @@ def _hook_server(server: Server) -> api_pb2.HookServer:
     )
 
 
-def _records(engine: Engine) -> api_pb2.Records:
+def _records(engine: Engine, misspelled: NamesByPod) -> api_pb2.Records:
+    names = (f"{pod}: {problem}" for pod, problems in misspelled.items() for problem in problems)
     return api_pb2.Records(
+        misspelled_names=islice(names, MAX_NAMES),
+        misspelled_pods=len(misspelled),
         pods=len(engine.store.pods),
         containers=len(engine.store.containers),
         recovered_pods=sum(each.recovered for each in engine.store.pods),
@@ -384,12 +435,16 @@ def _records(engine: Engine) -> api_pb2.Records:
         is_recovered=engine.recovery.recovered.is_set(),
         checkpoint_problem=engine.checkpoint.problem,
         checkpoint_set_aside=engine.checkpoint.aside,
+        unreadable_rows=engine.checkpoint.unreadable,
+        unusable_files=engine.unusable_files,
+        checkpoint_lost=engine.checkpoint.lost,
     )
 
 
 def _ledger(sources: ApiSources) -> api_pb2.LedgerStatus:
     engine, ledger = sources.engine, sources.engine.ledger
     counts, allocations, now_s = ledger.counts, engine.allocations, time.time()
+    unapplied = unapplied_of(engine)
     writes = counts.writes.read().items()
     return api_pb2.LedgerStatus(
         is_enabled=sources.settings().cgroups.enabled,
@@ -452,7 +507,21 @@ def _ledger(sources: ApiSources) -> api_pb2.LedgerStatus:
         unknown_originals=sum(
             original.text is None for book in ledger.books for original in book.originals.values()
         ),
+        unevaluated=_unevaluated(engine),
+        unevaluated_pods=len(engine.upkeep.evaluator.unevaluated.reasons),
+        unapplied=unapplied_messages(unapplied),
+        unapplied_values=len(unapplied),
     )
+
+
+def _unevaluated(engine: Engine) -> list[api_pb2.PodProblem]:
+    reasons = engine.upkeep.evaluator.unevaluated.reasons
+    found = [
+        api_pb2.PodProblem(pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid, reason=reasons[pod.id])
+        for pod in engine.store.pods
+        if pod.id in reasons
+    ]
+    return sorted(found, key=lambda each: each.pod)[:MOST_UNEVALUATED]
 
 
 def _target(ledger: Ledger, cgroup: str) -> str:
@@ -650,8 +719,12 @@ def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
         elif server.is_unused:
             yield f"Hook server {server.name} is registered beyond the limit and not used."
     yield from (f"Hook server registration: {each}." for each in status.registration_problems)
+    yield from _problems_of_pods(status.ledger)
+    yield from _problems_of_names(status.records)
     yield from _problems_of_values(status.ledger)
+    yield from _problems_of_unapplied(status.ledger)
     yield from _problems_of_claims(status)
+    yield from problems_of_manager(status.qos_manager)
     if status.node.HasField("hangs_since"):
         yield "Reading the node's inputs hangs: what was known before counts."
     if status.node.polling_reason:
@@ -659,12 +732,19 @@ def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
     yield from (f"Node: {each}." for each in status.node.problems)
 
 
+def _problems_of_pods(ledger: api_pb2.LedgerStatus) -> Iterator[str]:
+    for each in ledger.unevaluated:
+        yield f"Pod {each.pod} cannot be evaluated: {each.reason}."
+    if more := ledger.unevaluated_pods - len(ledger.unevaluated):
+        yield f"{more} more pods cannot be evaluated."
+
+
 def _problems_of_claims(status: api_pb2.GetStatusResponse) -> Iterator[str]:
     for owner in status.claim_owners:
         if owner.state == api_pb2.ClaimOwner.STATE_HELD:
             yield f"{owner.name} does not renew its claims: some are held for a time, others have ended."
         if owner.refused:
-            yield f"{owner.refused} claims of {owner.name} were refused."
+            yield f"{owner.refused} claims of {owner.name} were refused, the last one as {owner.refusal}."
     if status.evictions.problem:
         yield f"Evictions: {status.evictions.problem}."
     for each in status.evictions.recent[:1]:
@@ -688,6 +768,11 @@ def _problems_of_daemon(status: api_pb2.GetStatusResponse) -> Iterator[str]:
         yield f"The records are not saved: {records.checkpoint_problem}."
     if records.checkpoint_set_aside:
         yield f"A checkpoint could not be used and is set aside as {records.checkpoint_set_aside}."
+    if records.unreadable_rows:
+        yield f"{records.unreadable_rows} rows of the checkpoint could not be read, and do not count."
+    yield from (f"{each}." for each in records.unusable_files)
+    if records.checkpoint_lost:
+        yield f"The checkpoint was removed or replaced, times: {records.checkpoint_lost}; it is made anew."
     if not records.is_recovered:
         yield "The records have not been compared with the runtime yet."
     yield from _problems_of_sinks(status)
@@ -723,8 +808,7 @@ def _problems_of_policies(policies: Iterable[api_pb2.PolicyStatus]) -> Iterator[
             yield f"Policy {policy.name} is in use as it was loaded before: {policy.reason}."
         elif policy.unknown_inputs and policy.state == api_pb2.PolicyStatus.STATE_OFF:
             yield f"Policy {policy.name} is off: {policy.reason}."
-        if policy.hanging_threads:
-            yield f"Policy {policy.name} hangs and is skipped."
+        yield from _problems_of_threads(policy)
         failures, last = policy.failures, policy.last_failure
         if count := failures.raised + failures.invalid + failures.timed_out + failures.skipped:
             yield f"Policy {policy.name} failed {count} times, last for {last.pod}: {last.reason}."
@@ -734,6 +818,24 @@ def _problems_of_policies(policies: Iterable[api_pb2.PolicyStatus]) -> Iterator[
                 f"A field of policy {policy.name} could not be used {failures.left_out} times, last "
                 f"{last.field} of {last.pod}: {last.reason}."
             )
+
+
+def _problems_of_threads(policy: api_pb2.PolicyStatus) -> Iterator[str]:
+    """Threads cannot be ended from outside; the process can, without a call lost."""
+    if policy.hanging_threads > policy.replaced_threads:
+        yield f"Policy {policy.name} hangs and is skipped; `koord-runtime-proxy upgrade` ends its thread."
+    if count := policy.replaced_threads:
+        threads = "1 thread hangs" if count == 1 else f"{count} threads hang"
+        yield (
+            f"{threads} in policy {policy.name} as it was before a reload, and may go on using a CPU; "
+            "`koord-runtime-proxy upgrade` ends what hangs."
+        )
+
+
+def _problems_of_names(records: api_pb2.Records) -> Iterator[str]:
+    yield from (f"Pod {each}." for each in records.misspelled_names)
+    if len(records.misspelled_names) == MAX_NAMES:
+        yield f"{records.misspelled_pods} pods have names that are probably misspelled."
 
 
 def _problems_of_values(ledger: api_pb2.LedgerStatus) -> Iterator[str]:
@@ -761,3 +863,17 @@ def _problems_of_values(ledger: api_pb2.LedgerStatus) -> Iterator[str]:
     if ledger.occupied_pods:
         yield f"{ledger.occupied_pods} pods own CPUs that others have not left."
     yield from (f"{each[:1].upper()}{each[1:]}." for each in ledger.sysctl_problems)
+
+
+def _problems_of_unapplied(ledger: api_pb2.LedgerStatus) -> Iterator[str]:
+    """What has no line of its own: values that no kernel takes, and sysctls of other programs."""
+    causes = unapplied_values.UnappliedCause
+    for each in ledger.unapplied:
+        if each.field.startswith(f"{SYSCTL}[") and each.cause == causes.FOREIGN:
+            yield f"{each.field} is not {each.wanted}: {each.reason}."
+    if invalid := [each for each in ledger.unapplied if each.cause == causes.INVALID]:
+        first = invalid[0]
+        yield (
+            f"{len(invalid)} values of what runs cannot be used, such as {first.field} of "
+            f"{first.target or first.cgroup}: {first.reason}."
+        )

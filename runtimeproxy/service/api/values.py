@@ -8,8 +8,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.hooks.modes import SetMode, selector_of
-from runtimeproxy.hooks.policy import FailurePolicy, Mode
+from runtimeproxy.hooks.modes import selector_of
+from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
 
 if TYPE_CHECKING:
@@ -23,12 +23,6 @@ _NANOS: Final = 1_000_000_000
 KOORDINATOR: Final = "koordinator.sh"
 """The domain of Koordinator's labels and annotations, and of those with another part before it."""
 
-MODES: Final = {Mode.ENFORCE: api_pb2.MODE_ENFORCE, Mode.DRY_RUN: api_pb2.MODE_DRY_RUN}
-SET_MODES: Final = {
-    SetMode.ENFORCE: api_pb2.MODE_ENFORCE,
-    SetMode.DRY_RUN: api_pb2.MODE_DRY_RUN,
-    SetMode.OFF: api_pb2.MODE_OFF,
-}
 FAILURE_POLICIES: Final = {
     FailurePolicy.IGNORE: api_pb2.FAILURE_POLICY_IGNORE,
     FailurePolicy.FAIL: api_pb2.FAILURE_POLICY_FAIL,

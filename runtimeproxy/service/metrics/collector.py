@@ -27,6 +27,8 @@ from runtimeproxy.hooks.counts import OTHER
 from runtimeproxy.hooks.decision import status_note
 from runtimeproxy.pods.records import Level
 from runtimeproxy.service.metrics.table import METRICS, PREFIX
+from runtimeproxy.service.qos_manager import State
+from runtimeproxy.slo.dynamic import GATES
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
     from runtimeproxy.node.sources import NodeSources
     from runtimeproxy.pods.records import Book
     from runtimeproxy.service.engine import Engine
-    from runtimeproxy.service.metrics.sources import Sources
+    from runtimeproxy.service.metrics.sources import MetricSources
+    from runtimeproxy.service.qos_manager import QosManagerWatch
 
 _ENTRIES: Final = {
     AuditKind.CONFLICT: "policy_conflicts_total",
@@ -70,7 +73,7 @@ class Exposition(NamedTuple):
     data: bytes
 
 
-def exposition(sources: Sources, received: Received, accept: str = "") -> Exposition:
+def exposition(sources: MetricSources, received: Received, accept: str = "") -> Exposition:
     """Reads everything, in a worker thread.
 
     Args:
@@ -121,7 +124,7 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
     return list(zip((*bounds, "+Inf"), accumulate(list(histogram.counts)), strict=True))
 
 
-def samples(sources: Sources, received: Received) -> Iterator[Sample]:
+def samples(sources: MetricSources, received: Received) -> Iterator[Sample]:
     """All time series."""
     engine = sources.engine
     yield from _of_process(sources)
@@ -155,7 +158,7 @@ def _of_kubernetes(source: KubernetesSource) -> Iterator[Sample]:
             yield Sample("kubernetes_evictions_total", count, (outcome.value,))
 
 
-def _of_process(sources: Sources) -> Iterator[Sample]:
+def _of_process(sources: MetricSources) -> Iterator[Sample]:
     service = sources.service
     yield Sample("build_info", 1, (__version__, platform.python_version()))
     yield Sample("config_reload_successful", service.is_configured)
@@ -178,7 +181,7 @@ def _of_process(sources: Sources) -> Iterator[Sample]:
     yield Sample("runtime_up", not service.is_runtime_away)
 
 
-def _of_calls(sources: Sources) -> Iterator[Sample]:
+def _of_calls(sources: MetricSources) -> Iterator[Sample]:
     yield Sample("held_bytes", sources.budget.used_bytes)
     yield Sample("held_budget_bytes", sources.budget.limit_bytes)
     problems = Counter(dict(sources.engine.services.problems))
@@ -212,7 +215,7 @@ def of_relay(counts: RelayCounts) -> Iterator[Sample]:
     yield Sample("connections_total", counts.accepted)
     for cause in ("user", "process", "connections", "descriptors", "credentials"):
         yield Sample("connections_refused_total", counts.refused[cause], (cause,))
-    for cause in ("protocol_error", "no_call", "upstream_away", "internal_error"):
+    for cause in ("protocol_error", "no_call", "no_room", "upstream_away", "internal_error"):
         yield Sample("connections_ended_total", counts.ended[cause], (cause,))
     for upstream, waits in dict(counts.waits).items():
         yield Sample("upstream_wait_seconds", waits, (upstream,))
@@ -231,7 +234,10 @@ def _of_engine(engine: Engine) -> Iterator[Sample]:
             yield Sample("policy_state", 1, (problem.name, "not_loaded"))
     yield Sample("policies_with_new_code", len(engine.changed_code))
     yield Sample("policy_threads", engine.workers.threads)
-    for name, number in dict(engine.services.chain.hung).items():
+    hung: Counter[str] = Counter()
+    for each in tuple(engine.workers.hanging.values()):
+        hung[each.policy.name] += each.threads
+    for name, number in hung.items():
         yield Sample("policy_hung_threads", number, (name,))
 
 
@@ -285,6 +291,9 @@ def _of_ledger(ledger: Ledger) -> Iterator[Sample]:
     yield Sample("ledger_recovered_cgroups_total", counts.recovered)
     yield Sample("ledger_yielded_values", len(ledger.yielded()))
     yield Sample("ledger_observed_parameters", len(ledger.observed))
+    unapplied = Counter(each.cause for each in ledger.unapplied.values())
+    for cause, number in unapplied.items():
+        yield Sample("ledger_unapplied_values", number, (cause,))
 
 
 def of_books(books: Iterable[Book]) -> Iterator[Sample]:
@@ -315,6 +324,7 @@ def _of_upkeep(engine: Engine) -> Iterator[Sample]:
     upkeep, allocations = engine.upkeep, engine.allocations
     yield Sample("ledger_evaluations_total", upkeep.evaluator.rounds)
     yield Sample("ledger_change_ended", bool(upkeep.evaluator.changes.problem))
+    yield Sample("ledger_unevaluated_pods", len(upkeep.evaluator.unevaluated.reasons))
     yield Sample("cpu_mode_blocked", bool(upkeep.mode_problem))
     yield Sample("ledger_hung_files", upkeep.hung)
     if engine.sysctls is not None:
@@ -337,17 +347,29 @@ def _of_claims(engine: Engine) -> Iterator[Sample]:
             yield Sample("claim_requests_total", number, (name, answer))
         for cause, number in owned.refusals.read().items():
             yield Sample("claims_refused_total", number, (name, cause))
+    yield from _of_qos_manager(engine.qos_manager)
     for labels, number in engine.evictor.counts.read().items():
         yield Sample("evictions_total", number, labels)
     yield Sample("evictions_unsaved", bool(engine.evictor.history.problem))
 
 
+def _of_qos_manager(watch: QosManagerWatch) -> Iterator[Sample]:
+    yield Sample("qos_manager_up", watch.is_heard)
+    found, failing = watch.last, {each.name for each in watch.failing()}
+    missing = found.missing if found.state is State.MISSING else ()
+    for name in GATES:
+        yield Sample("qos_plugin_missing", name in missing, (name,))
+        yield Sample("qos_plugin_failing", name in failing, (name,))
+
+
 def _of_records(engine: Engine) -> Iterator[Sample]:
     yield Sample("records", len(engine.store.pods), ("pod",))
     yield Sample("records", len(engine.store.containers), ("container",))
+    yield Sample("misspelled_pods", len(engine.pod_names.find()))
     yield Sample("records_recovered", engine.recovery.recovered.is_set())
     yield Sample("checkpoint_unsaved", bool(engine.checkpoint.problem))
-    yield Sample("checkpoint_set_aside_total", engine.checkpoint.set_aside)
+    yield Sample("checkpoint_set_aside_total", engine.checkpoint.set_aside + engine.checkpoint.lost)
+    yield Sample("state_unusable", engine.checkpoint.unreadable + len(engine.unusable_files))
     yield Sample("journal_unwritten", bool(engine.journal.problem))
 
 

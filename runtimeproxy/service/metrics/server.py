@@ -1,8 +1,9 @@
 """Serves metrics and the node page over HTTP, on TCP or on a Unix socket, from the daemon's event loop.
 
 What is served is read and written out in a thread of its own, one request after the other. A client has a few
-seconds for its request and for reading the response, and only a few clients are served at a time; one that
-has not sent its request yet makes room for a newer one.
+seconds for its request and for reading the response, and only so many clients are served at a time: one that
+has not sent its request yet, or does not read its response, makes room for a newer one. Requests that come
+while the numbers are read share them.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ import importlib
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.background import BackgroundThreads
-from runtimeproxy.config.validation import TcpAddress
+from runtimeproxy.config.parsing import TcpAddress
+from runtimeproxy.service.http import PAGE_PATH, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from runtimeproxy.service.api.loading import Load
     from runtimeproxy.service.metrics.collector import Exposition
-    from runtimeproxy.service.metrics.sources import Sources
+    from runtimeproxy.service.metrics.sources import MetricSources
     from runtimeproxy.service.page.page import NodePage
 
 logger = logging.getLogger(__name__)
@@ -34,42 +36,24 @@ FOLLOW_S: Final = 1.0
 """How often it is looked at whether this process should listen, and whether it can."""
 
 PATH: Final = "/metrics"
-PAGE_PATH: Final = "/page"
-"""All paths of the page are this one, or below it."""
-MOST_CLIENTS: Final = 24
-"""Prometheus opens one connection, a browser up to six."""
+MOST_CLIENTS: Final = 128
+"""Prometheus opens one connection, a browser up to six. The others are for a client that floods: so many of
+its connections come before one is cut off whose request is on its way."""
+MOST_READINGS: Final = 4
+"""By different `Accept` headers at a time; there are two formats."""
 REQUEST_S: Final = 5.0
 """How long a request may take to come. Source: the default scrape timeout of Prometheus is 10 s."""
 RESPONSE_S: Final = 10.0
 """How long a response may take, from its numbers to its last byte."""
 MAX_HEAD_BYTES: Final = 16 * 1024
 """Of a request's line and header fields; Prometheus sends some hundred bytes."""
-_BACKLOG: Final = 16
-
-
-class Request(NamedTuple):
-    """A request with GET or HEAD."""
-
-    path: str
-    query: str
-    """What follows `?`; empty for none."""
-    fields: Mapping[str, str]
-    """Header fields by their names in lower case; of several with one name the last."""
-
-
-class Response(NamedTuple):
-    """A response, without the fields that all have."""
-
-    status: str
-    """Such as `200 OK`."""
-    content_type: str
-    data: bytes
-    fields: tuple[tuple[str, str], ...] = ()
+_BACKLOG: Final = 1024
+"""A full one costs a scrape a second, after which the kernel of its client tries again."""
 
 
 Read = Callable[[str], Awaitable["Exposition"]]
 """Reads all numbers, for an `Accept` header."""
-Page = Callable[[Request], Awaitable[Response]]
+Page = Callable[[HttpRequest], Awaitable[HttpResponse]]
 """Answers a request for the page."""
 
 
@@ -91,6 +75,10 @@ class MetricsServer:
         self._clients: set[asyncio.StreamWriter] = set()
         self._silent: dict[asyncio.StreamWriter, None] = {}
         """Those of the clients whose request has not come yet, oldest first."""
+        self._unread: dict[asyncio.StreamWriter, None] = {}
+        """Those that have not read their response yet, oldest first."""
+        self._readings: dict[str, asyncio.Task[Exposition]] = {}
+        """Numbers that are being read, by `Accept` header."""
         self._problem = ""
 
     async def open(self) -> None:
@@ -108,7 +96,7 @@ class MetricsServer:
         self._problem = ""
         is_unix = sock.family == socket.AF_UNIX
         start = asyncio.start_unix_server if is_unix else asyncio.start_server
-        self._server = await start(self._serve, sock=sock, limit=MAX_HEAD_BYTES)
+        self._server = await start(self._serve, sock=sock, limit=MAX_HEAD_BYTES, backlog=_BACKLOG)
         logger.info("metrics are served on %s", self._name)
 
     def close(self) -> None:
@@ -152,14 +140,15 @@ class MetricsServer:
                 sock.close()
                 raise
         sock.setblocking(False)
+        # asyncio does it again; a port in use is found out here.
         sock.listen(_BACKLOG)
         return sock
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers one request and closes the connection."""
         if len(self._clients) >= MOST_CLIENTS:
-            # Silent clients would keep a scrape out; with none of them all are being answered.
-            left = next(iter(self._silent), writer)
+            # They would keep a scrape out; with none of them all are being answered.
+            left = next(iter(self._silent), None) or next(iter(self._unread), writer)
             left.transport.abort()
             if left is writer:
                 return
@@ -171,8 +160,12 @@ class MetricsServer:
                 head = await reader.readuntil(b"\r\n\r\n")
             self._silent.pop(writer, None)
             async with asyncio.timeout(RESPONSE_S):
-                writer.write(await self._response(head.decode("latin-1")))
-                await writer.drain()
+                response = await self._response(head.decode("latin-1"))
+                if writer.is_closing():
+                    # The client has left; uvloop's transports raise RuntimeError then.
+                    return
+                self._unread[writer] = None
+                writer.write(response)
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -186,28 +179,41 @@ class MetricsServer:
     def _forget(self, writer: asyncio.StreamWriter) -> None:
         self._clients.discard(writer)
         self._silent.pop(writer, None)
+        self._unread.pop(writer, None)
 
     async def _response(self, head: str) -> bytes:
         line, *lines = head.split("\r\n")
         method, _, rest = line.partition(" ")
         path, _, query = rest.partition(" ")[0].partition("?")
         if method not in ("GET", "HEAD"):
-            return _encoded(Response("405 Method Not Allowed", "text/plain", b"Only GET is served here.\n"))
+            return _encoded(
+                HttpResponse("405 Method Not Allowed", "text/plain", b"Only GET is served here.\n")
+            )
         split = (each.partition(":") for each in lines)
-        request = Request(path, query, {name.strip().lower(): value.strip() for name, _, value in split})
+        request = HttpRequest(path, query, {name.strip().lower(): value.strip() for name, _, value in split})
         return _encoded(await self._answer(request), has_body=method == "GET")
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: HttpRequest) -> HttpResponse:
         if self._page is not None and (request.path + "/").startswith(f"{PAGE_PATH}/"):
             return await self._page(request)
         if request.path != PATH:
-            return Response("404 Not Found", "text/plain", f"Metrics are at {PATH}.\n".encode())
-        content_type, data = await self._read(request.fields.get("accept", ""))
-        return Response("200 OK", content_type, data)
+            return HttpResponse("404 Not Found", "text/plain", f"Metrics are at {PATH}.\n".encode())
+        content_type, data = await self._numbers(request.fields.get("accept", ""))
+        return HttpResponse("200 OK", content_type, data)
+
+    async def _numbers(self, accept: str) -> Exposition:
+        while accept not in self._readings and len(self._readings) >= MOST_READINGS:
+            await asyncio.wait(self._readings.values(), return_when=asyncio.FIRST_COMPLETED)
+        reading = self._readings.get(accept)
+        if reading is None:
+            reading = self._readings[accept] = asyncio.ensure_future(self._read(accept))
+            reading.add_done_callback(lambda _: self._readings.pop(accept))
+        # One client that leaves does not end it for the others.
+        return await asyncio.shield(reading)
 
 
 async def serve_metrics(
-    sources: Sources,
+    sources: MetricSources,
     address: TcpAddress | str,
     executor: Executor,
     stopping: asyncio.Event,
@@ -281,7 +287,7 @@ def _bound_unix(path: str) -> socket.socket:
     return sock
 
 
-def _encoded(response: Response, *, has_body: bool = True) -> bytes:
+def _encoded(response: HttpResponse, *, has_body: bool = True) -> bytes:
     fields = (
         ("Content-Type", response.content_type),
         ("Content-Length", len(response.data)),

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.counts import Histogram
 
 if TYPE_CHECKING:
-    from runtimeproxy.calls.interceptor import CallInterceptor
-    from runtimeproxy.relay.budget import MemoryBudget
-    from runtimeproxy.relay.server import RelayServer
+    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallInterceptor
+    from runtimeproxy.frontends.cri_proxy.handover.upgrade import Upgrade
+    from runtimeproxy.frontends.cri_proxy.relay.budget import MemoryBudget
+    from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
     from runtimeproxy.service.audit_file import AuditFile
     from runtimeproxy.service.bypass import Bypass
     from runtimeproxy.service.engine import Engine
-    from runtimeproxy.service.handover.upgrade import Upgrade
     from runtimeproxy.service.tracing.traces import Traces
 
 _LAG_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
@@ -39,7 +39,7 @@ class ServiceCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class MetricSources:
     """The parts of the daemon that metrics are read from.
 
     Attributes:

@@ -66,7 +66,8 @@ _TABLE = {
     ),
     "call_problems_total": _counter(
         "Intercepted calls that could not be decided on, or not with all that belongs to it:"
-        " `not_loaded`, `not_in_time`, `unreadable`, `too_large`, `internal_error`, `cpus_not_left`",
+        " `not_loaded`, `not_in_time`, `unreadable`, `too_large`, `internal_error`, `cpus_not_left`,"
+        " `no_memory`",
         "method",
         "cause",
     ),
@@ -85,8 +86,8 @@ _TABLE = {
         "cause",
     ),
     "connections_ended_total": _counter(
-        "Clients whose connection the proxy ended: `protocol_error`, `no_call`, `upstream_away`,"
-        " `internal_error`",
+        "Clients whose connection the proxy ended: `protocol_error`, `no_call`, `no_room`,"
+        " `upstream_away`, `internal_error`",
         "cause",
     ),
     "received_bytes_total": _counter("Bytes of HTTP/2 read from `client` and `upstream`", "peer"),
@@ -111,7 +112,10 @@ _TABLE = {
         "hook",
         "cause",
     ),
-    "policy_hung_threads": _gauge("Threads that hang in a policy, which is skipped meanwhile", "policy"),
+    "policy_hung_threads": _gauge(
+        "Threads that hang in a policy, which is skipped meanwhile, or in what a reload has replaced",
+        "policy",
+    ),
     "policy_threads": _gauge("Threads that run policies, hung ones included"),
     "policy_changes_total": _counter(
         "Fields that policies changed in calls; `dry-run` for those that they would have changed",
@@ -163,6 +167,15 @@ _TABLE = {
         "cause",
     ),
     "claim_lapses_total": _counter("Leases that ended as no request renewed them", "owner"),
+    "qos_manager_up": _gauge("1 while a QoS manager reports"),
+    "qos_plugin_missing": _gauge(
+        "1 for each plugin of the QoS manager that strategies ask for and nothing runs, unless it is left to"
+        " koordlet, or to nobody (`qosmanager.mode`)",
+        "plugin",
+    ),
+    "qos_plugin_failing": _gauge(
+        "1 for each wanted plugin of a running QoS manager that cannot do its work", "plugin"
+    ),
     "evictions_total": _counter(
         "Evictions that owners asked for: `evicted`, `dry-run`, `refused`, `failed`, `nothing-to-stop`",
         "owner",
@@ -170,6 +183,13 @@ _TABLE = {
     ),
     "evictions_unsaved": _gauge("1 while evictions cannot be saved: their bounds end with the process"),
     "ledger_yielded_values": _gauge("Values that are left to other programs for a time"),
+    "ledger_unapplied_values": _gauge(
+        "Values of what runs that are wanted and not applied: `lower-limit`, `in-use`, `turn`, `next-start`,"
+        " `conflict`, `cpu-mode`, `kubelet`, `koordlet`, `once`, `no-file`, `no-cgroup`, `base-unknown`,"
+        " `foreign`, `invalid`, `refused`, `unreadable`, `hangs`, `change-ended`; `status` has each with the"
+        " reason",
+        "cause",
+    ),
     "ledger_observed_parameters": _gauge("Parameters that koordlet writes, and that are only observed"),
     "ledger_left_alone_total": _counter(
         "Attempts at values that are left alone: `changed_since`, `unknown_original`, `unknown_base`,"
@@ -182,6 +202,7 @@ _TABLE = {
     "ledger_limits_above_usage_total": _counter("Memory limits that could not fall at once", "level"),
     "ledger_evaluations_total": _counter("Evaluations of all running pods"),
     "ledger_change_ended": _gauge("1 after a large change that ended because of too many failures"),
+    "ledger_unevaluated_pods": _gauge("Pods that cannot be evaluated, while others are"),
     "cpu_mode_blocked": _gauge("1 while the node cannot be brought to another CPU mode"),
     "ledger_hung_files": _gauge("Reads and writes of cgroup files that hang"),
     "ledger_recovered_cgroups_total": _counter("Cgroups known from the journal of a killed process"),
@@ -190,9 +211,15 @@ _TABLE = {
     "cpu_owners_unsaved": _gauge("1 while the allocations of CPUs cannot be saved"),
     # Records and the disk
     "records": _gauge("Pods and containers that are known: `pod`, `container`", "kind"),
+    "misspelled_pods": _gauge(
+        "Pods with a label, an annotation or a field of one whose name is probably misspelled"
+    ),
     "records_recovered": _gauge("1 once the records are those of the runtime"),
     "checkpoint_unsaved": _gauge("1 while records cannot be saved"),
-    "checkpoint_set_aside_total": _counter("Checkpoints that were damaged, foreign or newer"),
+    "checkpoint_set_aside_total": _counter(
+        "Checkpoints that were damaged, foreign or newer, or that another program removed"
+    ),
+    "state_unusable": _gauge("Rows of the checkpoint and files of `state.dir` that could not be used"),
     "journal_unwritten": _gauge("1 while originals cannot be saved before values are written"),
     # The node
     "node_input_state": _gauge(

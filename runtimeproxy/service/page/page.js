@@ -19,7 +19,7 @@ const KINDS = {
   none: { code: "", text: "in no known pool" },
 };
 const CLASSES = ["LSE", "LSR", "LS", "BE", "SYSTEM", NONE];
-const POLICY_STATES = { LOADED: "in use", FAILED: "not loaded", OFF: "off here", PARTIAL: "in part", DISABLED: "disabled" };
+const POLICY_STATES = { LOADED: "in use", FAILED: "not loaded", OFF: "off here", PARTIAL: "in part", DISABLED: "disabled", REMOVED: "removed" };
 
 const $ = (id) => document.getElementById(id);
 
@@ -81,6 +81,17 @@ function showStatus(status) {
   const ledger = status.ledger || {};
   const counts = ledger.counts || {};
   const calls = status.calls || {};
+  // What is so as configured, or ends by itself, is no problem.
+  const waiting = (ledger.unapplied || []).map((each) => [
+    `${each.target || each.cgroup || "node"} ${each.field}`,
+    `${each.wanted} is not applied (${each.cause}): ${each.reason}`,
+  ]);
+  const left = Math.max(0, Number(ledger.unappliedValues || 0) - waiting.length);
+  fill("notes", [status.notes || [], waiting, left], () => [
+    ...(status.notes || []).map((note) => h("li", {}, own(note))),
+    ...waiting.map(([place, why]) => h("li", {}, own(place), ": ", own(why))),
+    ...(left ? [h("li", {}, `${plural(left, "more value")} not applied.`)] : []),
+  ]);
   const figures = {
     Pods: records.pods,
     Containers: records.containers,
@@ -89,6 +100,7 @@ function showStatus(status) {
     "Calls refused": calls.refused,
     "Values repaired": counts.repairs,
     "Writes failed": counts.failedWrites,
+    "Not applied": ledger.unappliedValues,
     Clients: (status.clients || {}).connections,
   };
   fill("figures", figures, () =>
@@ -103,6 +115,7 @@ function showStatus(status) {
   ].filter(Boolean);
   fill("facts", facts, () => [facts.join(" · ")]);
   showPolicies(status.policies || [], status.hookServers || [], status.claimOwners || []);
+  showQosManager(status.qosManager || {});
 }
 
 function showPolicies(policies, servers, owners) {
@@ -154,6 +167,19 @@ function ownerRow(owner) {
     h("td", { class: "number" }, number(owner.requests)),
     h("td", { class: owner.problem ? "bad" : "quiet" }, own(owner.problem || plural(owner.claims || 0, "claim"))),
   );
+}
+
+function showQosManager(manager) {
+  const state = word(manager.state, "STATE_") || "not-wanted";
+  const report = manager.report || {};
+  const about = {
+    running: `koord-qos-manager ${report.version || ""} runs, process ${report.pid || 0}.`,
+    starting: "No report of koord-qos-manager has come yet.",
+    missing: manager.note,
+    left: "koord-qos-manager does not run, and is not needed here.",
+    "not-wanted": "koord-qos-manager does not run, and no strategy asks for it.",
+  }[state] || state;
+  fill("qos-manager", [about, state], () => [h("span", { class: state === "missing" ? "bad" : undefined }, own(about))]);
 }
 
 // ----- CPUs

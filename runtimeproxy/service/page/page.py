@@ -12,6 +12,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -21,8 +22,8 @@ from google.protobuf.json_format import MessageToDict
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.service.api.audit_feed import entry_message
-from runtimeproxy.service.api.status import Look, read_memory, status_of
-from runtimeproxy.service.metrics.server import PAGE_PATH, Response
+from runtimeproxy.service.api.status import StatusReading, read_memory, status_of
+from runtimeproxy.service.http import PAGE_PATH, HttpResponse
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.audit import AuditEntry
     from runtimeproxy.service.api.loading import Load
     from runtimeproxy.service.api.servicer import RuntimeProxyServicer
-    from runtimeproxy.service.metrics.server import Request
+    from runtimeproxy.service.http import HttpRequest
 
 FRESH_S: Final = 1.0
 """How long what was read is served again: any number of browsers costs as much as one."""
@@ -84,26 +85,30 @@ class NodePage:
         self._pods: _PodWatch | None = None
         self._idle: asyncio.TimerHandle | None = None
 
-    async def respond(self, request: Request) -> Response:
+    async def respond(self, request: HttpRequest) -> HttpResponse:
         """The response to a request below `PAGE_PATH`."""
         run = asyncio.get_running_loop().run_in_executor
         host = request.fields.get("host", "")
         if not is_own_host(host, _own_names()):
             # A site elsewhere may give its name an address of this node, and is then the same origin.
             text = f"{host!r} is not this node: use its name, an address, or localhost.\n"
-            return Response("421 Misdirected Request", "text/plain; charset=utf-8", text.encode(), _FIELDS)
+            return HttpResponse(
+                "421 Misdirected Request", "text/plain; charset=utf-8", text.encode(), _FIELDS
+            )
         if request.path in _ASSETS:
             name, content_type = _ASSETS[request.path]
             data = await run(self._thread, Path(__file__).with_name(name).read_bytes)
-            return Response("200 OK", content_type, data, _FIELDS)
+            return HttpResponse("200 OK", content_type, data, _FIELDS)
         if request.path != _DATA:
-            return Response("404 Not Found", "text/plain", f"The page is at {PAGE_PATH}.\n".encode(), _FIELDS)
+            return HttpResponse(
+                "404 Not Found", "text/plain", f"The page is at {PAGE_PATH}.\n".encode(), _FIELDS
+            )
         try:
             async with self._lock:
                 await self._refresh()
         except RuntimeProxyError as error:
-            return Response("503 Service Unavailable", "text/plain", f"{error}\n".encode(), _FIELDS)
-        return Response("200 OK", "application/json", self._parts.unknown_to(request.query), _FIELDS)
+            return HttpResponse("503 Service Unavailable", "text/plain", f"{error}\n".encode(), _FIELDS)
+        return HttpResponse("200 OK", "application/json", self._parts.unknown_to(request.query), _FIELDS)
 
     def close(self) -> None:
         """Follows nothing any more."""
@@ -136,7 +141,7 @@ class NodePage:
         watchers = servicer.watchers
 
         def status() -> api_pb2.GetStatusResponse:
-            found = status_of(sources, Look(runtime, read_memory()))
+            found = status_of(sources, StatusReading(runtime, read_memory(), sources.engine.pod_names.find()))
             found.clients.watchers = watchers
             return found
 
@@ -291,6 +296,10 @@ def _own_names() -> frozenset[str]:
     return frozenset((name, name.partition(".")[0]))
 
 
+_BRACKETED: Final = re.compile(r"\[([0-9a-f:.]+)\](?::[0-9]*)?")
+"""An IPv6 address in a URL's authority, with a port or without. Source: RFC 3986, 3.2.2."""
+
+
 def is_own_host(host: str, names: frozenset[str]) -> bool:
     """Whether a header field `Host` names this node in a way that no other site can.
 
@@ -299,10 +308,12 @@ def is_own_host(host: str, names: frozenset[str]) -> bool:
         names: The names of this node, in lower case.
     """
     name = host.strip().lower()
-    if name.startswith("["):
-        name = name[1:].partition("]")[0]
+    if bracketed := _BRACKETED.fullmatch(name):
+        name = bracketed[1]
     elif name.count(":") == 1:
-        name = name.partition(":")[0]
+        name, _, port = name.partition(":")
+        if port and not (port.isascii() and port.isdigit()):
+            return False
     if name == "localhost" or name.endswith(".localhost") or name in names:
         return True
     try:

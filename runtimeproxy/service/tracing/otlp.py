@@ -28,9 +28,9 @@ from runtimeproxy.hooks.audit import AuditKind
 if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
-    from runtimeproxy.calls.traced_call import CallTrace, TracedDecision
+    from runtimeproxy.frontends.cri_proxy.calls.call_trace import CallTrace, TracedDecision
     from runtimeproxy.hooks.audit import AuditEntry
-    from runtimeproxy.hooks.origin import TraceParent
+    from runtimeproxy.hooks.traceparent import TraceParent
     from runtimeproxy.logs import FailureLog
 
 SERVICE: Final = "koord-runtime-proxy"

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from runtimeproxy.logs import FailureLog
 
 if TYPE_CHECKING:
-    from runtimeproxy.calls.traced_call import CallTrace
     from runtimeproxy.config.settings import TracingSettings
+    from runtimeproxy.frontends.cri_proxy.calls.call_trace import CallTrace
 
 logger = logging.getLogger(__name__)
 

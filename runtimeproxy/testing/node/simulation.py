@@ -29,7 +29,7 @@ from runtimeproxy.cgroups.order import plan as ordered
 from runtimeproxy.config.settings import FEATURE_GATES
 from runtimeproxy.hooks import algebra
 from runtimeproxy.ledger.tree import TreeRules, TreeValue, fit
-from runtimeproxy.qos import KubeQoSClass, QoSClass
+from runtimeproxy.qos import QOS_CLASS_LABEL, KubeQoSClass, QoSClass, priority_class_with_default
 from runtimeproxy.qosmanager import plugin as manager
 from runtimeproxy.qosmanager.snapshot import (
     NODE_CGROUP,
@@ -105,14 +105,14 @@ class SimulatedPod:
     eviction: PodEviction = field(default_factory=PodEviction)
 
 
-class Sampler(Metrics, Protocol):
+class NodeSampler(Metrics, Protocol):
     """The product's sampler, or another one."""
 
     def read(self, targets: Mapping[str, Level], needs: Iterable[manager.Need]) -> object:
         """Takes one sample of each cgroup."""
 
 
-class Evicted(NamedTuple):
+class SimulatedEviction(NamedTuple):
     """An eviction that a plugin has proposed."""
 
     at_s: float
@@ -189,8 +189,8 @@ class SimulatedNode:
         )
         self.strategies = Strategies()
         self.policies: dict[Key, tuple[algebra.Claim, ...]] = {}
-        self.sampler: Sampler | None = None
-        self.evictions: list[Evicted] = []
+        self.sampler: NodeSampler | None = None
+        self.evictions: list[SimulatedEviction] = []
         self.writes: list[Write] = []
         self.times_s: list[float] = []
         self.series: dict[str, list[float]] = {}
@@ -241,6 +241,7 @@ class SimulatedNode:
             name=pod.name,
             qos=pod.qos,
             kube_qos=kube_qos,
+            priority_class=priority_class_with_default({QOS_CLASS_LABEL: pod.qos}, pod.priority, kube_qos),
             priority=pod.priority,
             cgroup="/" + "/".join(path),
             containers=tuple(container for container, _ in containers),
@@ -442,7 +443,9 @@ class SimulatedNode:
 
     def _evict(self, plugin: str, eviction: manager.Eviction) -> None:
         is_done = plugin not in self._dry_run and eviction.pod_uid in self._pods
-        self.evictions.append(Evicted(self.now_s, eviction.pod_uid, plugin, eviction.reason, is_done))
+        self.evictions.append(
+            SimulatedEviction(self.now_s, eviction.pod_uid, plugin, eviction.reason, is_done)
+        )
         if is_done:
             self.remove_pod(eviction.pod_uid)
 

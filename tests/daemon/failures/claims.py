@@ -67,6 +67,36 @@ def lapse(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def asked_for_suppress(scene: Scene) -> ProxyProcess:
+    daemon = scene.prepare(statements=SHORT_LEASE)
+    daemon.objects_folder.mkdir()
+    text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: slo-controller-config, namespace: x}\ndata:\n"
+    text += '  resource-threshold-config: \'{"clusterStrategy": {"enable": true}}\'\n'
+    (daemon.objects_folder / "slo.yaml").write_text(text)
+    daemon.start()
+    return daemon
+
+
+def manager_is_missing(scene: Scene) -> ProxyProcess:
+    daemon = asked_for_suppress(scene)
+    scene.wait_for(daemon, "qos_plugin_missing", plugin="cpu-suppress")
+    scene.wait_for_zero(daemon, "qos_manager_up")
+    return daemon
+
+
+def plugin_fails(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    plugin = api_pb2.QosPluginStatus(
+        name="cpu-suppress", mode=api_pb2.MODE_ENFORCE, is_wanted=True, problem="it still hangs"
+    )
+    report = api_pb2.QosManagerReport(version="1", pid=7, plugins=[plugin])
+    with admin_of(daemon) as admin:
+        request = api_pb2.ReportQosManagerRequest(report=report)
+        admin.ReportQosManager(request, timeout=30, wait_for_ready=True)
+    scene.wait_for(daemon, "qos_plugin_failing", plugin="cpu-suppress")
+    return daemon
+
+
 def restart(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     with CriClient(daemon.socket) as client, admin_of(daemon) as admin:
@@ -150,6 +180,10 @@ def owner_of(status: api_pb2.GetStatusResponse) -> api_pb2.ClaimOwner:
 
 
 ROWS: Final = {
+    "strategies ask for a plugin": Row(
+        manager_is_missing, lambda s: "systemctl start koord-qos-manager" in str(s.problems)
+    ),
+    "a plugin of a running QoS manager": Row(plugin_fails, lambda s: "it still hangs" in str(s.problems)),
     "no request has renewed": Row(
         lapse, lambda status: owner_of(status).state == api_pb2.ClaimOwner.STATE_HELD
     ),

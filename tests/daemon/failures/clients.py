@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 from typing import Final
 
 import grpc
@@ -26,6 +27,11 @@ made = daemon.connection_options
 daemon.connection_options = lambda *words: replace(made(*words), first_call_s=1.0)
 """
 """A client that makes no call has 1 s instead of 60 s."""
+LITTLE_ROOM = """
+from functools import partial
+daemon.RelayServer = partial(daemon.RelayServer, most_connections=8)
+"""
+"""There may be 8 connections."""
 
 
 def unreadable_request(scene: Scene) -> ProxyProcess:
@@ -62,15 +68,18 @@ def garbage(scene: Scene) -> ProxyProcess:
 
 
 def too_many_connections(scene: Scene) -> ProxyProcess:
-    daemon = scene.start("[proxy]\nmax_connections_per_process = 1\n", statements=SOON_SILENT)
-    with CriClient(daemon.socket) as client:
-        client.runtime.Version(api_pb2.VersionRequest(), timeout=CALL_TIMEOUT_S)
-        with socket.socket(socket.AF_UNIX) as other:
-            other.settimeout(30)
-            other.connect(str(daemon.socket))
-            assert other.recv(1) == b""
+    daemon = scene.start(statements=SOON_SILENT + LITTLE_ROOM)
+    with ExitStack() as held:
+        taken = 0
+        while not scrape(daemon).of("connections_refused_total", cause="process"):
+            client = held.enter_context(socket.socket(socket.AF_UNIX))
+            client.settimeout(30)
+            client.connect(str(daemon.socket))
+            taken += 1
+            assert taken < 20
         scene.wait_for(daemon, "connections_refused_total", cause="process")
-    wait_until(lambda: scrape(daemon).of("connections") == 0, "the end of the connection")
+        scene.wait_for(daemon, "connections_ended_total", cause="no_room")
+    wait_until(lambda: scrape(daemon).of("connections") == 0, "the end of the connections")
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(daemon.socket))
         scene.wait_for(daemon, "connections_ended_total", cause="no_call")
@@ -152,7 +161,7 @@ ROWS: Final = {
     "a request of an intercepted call is larger": Row(request_is_too_large, lambda s: s.calls.too_large > 0),
     "one connection has more than": Row(requests_do_not_end, lambda s: s.calls.no_memory > 0),
     "a client sends garbage": Row(garbage, lambda s: s.clients.protocol_errors > 0),
-    "a client has too many": Row(
+    "a client opens connections": Row(
         too_many_connections, lambda s: s.clients.refused > 0 and s.clients.silent > 0
     ),
     "it is away": Row(runtime_is_away, lambda s: not s.runtime.answers and s.runtime.refused_calls > 0),

@@ -6,12 +6,14 @@ import os
 from pathlib import Path
 from typing import Final
 
-from cri_api.runtimeproxy.v1.api_pb2 import NodeInput
+from cri_api.runtimeproxy.v1.api_pb2 import GetStatusResponse, NodeInput
+from tests.daemon.driving import pod
 from tests.daemon.failures.scene import Row, Scene, has_node_problem, state_of
+from tests.lab.cri_client import CriClient
 from tests.lab.proxy_process import ProxyProcess
 from tests.node.objects_of import BURST, config_map, write
 
-SHORT_GRACE = "import runtimeproxy.node.input_file as file; file.GRACE_S = 0.2"
+SHORT_GRACE = "import runtimeproxy.node.input_file as file; file.GRACE_S = 3.0"
 NO_INOTIFY = """
 import errno, inotify_simple
 def refuse(nonblocking):
@@ -58,6 +60,34 @@ def key_is_bad(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def name_is_misspelled(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    daemon.objects_folder.mkdir(exist_ok=True)
+    strategy = {"clusterStrategy": {"policy": "auto", "cpuBurstPercnt": 200, "burstShares": 2}}
+    write(daemon.objects_folder / "slo.yaml", config_map(cpu_burst_config=strategy))
+    scene.wait_for(daemon, "node_problems")
+    return daemon
+
+
+def name_of_a_pod_is_misspelled(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    annotations = {
+        "koordinator.sh/cpuBrust": "{}",
+        "koordinator.sh/cpuBurst": '{"cpuBurstPercnt": 200, "burstShares": 2}',
+        "koordinator.sh/new": "",
+    }
+    with CriClient(daemon.socket) as client:
+        pod(client, annotations=annotations).run()
+        pod(client, "other").run()
+        found = scene.wait_for(daemon, "misspelled_pods")
+    assert found.of("misspelled_pods") == 1
+    return daemon
+
+
+def misspelled_names(status: GetStatusResponse) -> list[str]:
+    return [each.rpartition("; ")[2] for each in status.records.misspelled_names]
+
+
 def never_read_well(scene: Scene) -> ProxyProcess:
     daemon = scene.prepare()
     daemon.objects_folder.mkdir()
@@ -89,6 +119,7 @@ def start_with_strategies(scene: Scene, statements: str = "") -> tuple[ProxyProc
 def object_file_is_gone(scene: Scene) -> ProxyProcess:
     daemon, file = start_with_strategies(scene, SHORT_GRACE)
     file.unlink()
+    scene.wait_for(daemon, "node_problems")
     scene.wait_for(daemon, "node_input_state", input="strategies", state="withdrawn")
     return daemon
 
@@ -132,6 +163,21 @@ ROWS: Final = {
     "a file is empty or broken": Row(object_file_is_broken, has_node_problem),
     "one object of it": Row(object_is_bad, has_node_problem),
     "one key of": Row(key_is_bad, has_node_problem),
+    "a key or field has": Row(
+        name_is_misspelled,
+        lambda s: (
+            [each.reason.rpartition("; ")[2] for each in s.node.strategy_problems]
+            == ["did you mean cpuBurstPercent?"]
+            and any("burstShares" in each for each in s.node.notes)
+        ),
+    ),
+    "a label or annotation of a pod": Row(
+        name_of_a_pod_is_misspelled,
+        lambda s: (
+            misspelled_names(s) == ["did you mean koordinator.sh/cpuBurst?", "did you mean cpuBurstPercent?"]
+            and sum(each.startswith("Pod ") for each in s.problems) == 2
+        ),
+    ),
     "a file is cut off": Row(object_file_is_cut, has_node_problem),
     "a file, an object in a file": Row(
         object_file_is_gone, lambda s: state_of(s, "strategies") == NodeInput.STATE_WITHDRAWN

@@ -18,7 +18,7 @@ from tests.lab.proxy_process import ProxyProcess
 
 CONTAINER = "def container(self, container, node):\n"
 KEEPS_FAILING = """
-from runtimeproxy.calls.create_container import CreateContainer
+from runtimeproxy.frontends.cri_proxy.calls.create_container import CreateContainer
 def correct(self):
     raise RuntimeError("a bug")
 CreateContainer.correct = correct

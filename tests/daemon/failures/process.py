@@ -42,6 +42,29 @@ def checkpoint_is_damaged(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def checkpoint_is_harmed(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    path = daemon.state_folder / "records.db"
+    os.truncate(path, 0)
+    scene.wait_for(daemon, "checkpoint_set_aside_total", 1)
+    # Not one that is being made: that would not be open yet, and so not be lost.
+    wait_until(lambda: path.exists() and path.stat().st_size > 8192, "a new file")
+    path.unlink()
+    scene.wait_for(daemon, "checkpoint_set_aside_total", 2)
+    return daemon
+
+
+def rows_are_unreadable(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    assert daemon.terminate() == 0
+    with closing(sqlite3.connect(daemon.state_folder / "records.db")) as opened, opened:
+        opened.execute("INSERT INTO records(kind, id, rank, body) VALUES (1, 'bad', 2, '[')")
+    (daemon.state_folder / "modes.json").write_text("[")
+    daemon.start()
+    scene.wait_for(daemon, "state_unusable", 2)
+    return daemon
+
+
 def state_cannot_be_saved(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     (daemon.state_folder / "records.db").unlink()
@@ -197,6 +220,16 @@ ROWS: Final = {
     "it is killed while it writes": Row(killed_while_it_writes, lambda s: s.ledger.counts.recovered > 0),
     "it is killed;": Row(killed, lambda s: s.records.is_recovered),
     "the checkpoint is damaged": Row(checkpoint_is_damaged, lambda s: bool(s.records.checkpoint_set_aside)),
+    "another program overwrites": Row(
+        checkpoint_is_harmed,
+        lambda s: bool(s.records.checkpoint_set_aside and s.records.checkpoint_lost),
+    ),
+    "rows of the checkpoint, lines of a journal": Row(
+        rows_are_unreadable,
+        lambda s: (
+            s.records.unreadable_rows == 1 and "modes.json is not usable" in str(s.records.unusable_files)
+        ),
+    ),
     "the disk is full": Row(
         state_cannot_be_saved, lambda s: bool(s.records.checkpoint_problem and s.ledger.journal_problem)
     ),

@@ -113,6 +113,17 @@ def cannot_be_written(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def a_limit_waits(scene: Scene) -> ProxyProcess:
+    daemon = scene.start("[policies.batch-resource]\nenabled = false\n")
+    with CriClient(daemon.socket) as client:
+        made = batch_pod(client).run().create().start()
+        scene.files.make(f"{made.config.linux.cgroup_parent}/{made.container}")
+        (daemon.folder / "config.toml").write_text("")
+        daemon.signal(signal.SIGHUP)
+        scene.wait_for(daemon, "ledger_unapplied_values", cause="lower-limit")
+    return daemon
+
+
 def cgroup_is_made_anew(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     with CriClient(daemon.socket) as client:
@@ -237,6 +248,42 @@ def allocations_cannot_be_saved(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def pod_cannot_be_evaluated(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client:
+        made = batch_pod(client)
+        made.config.linux.cgroup_parent = "/.."
+        made.run().create().start()
+        daemon.signal(signal.SIGHUP)
+        scene.wait_for(daemon, "ledger_unevaluated_pods")
+    return daemon
+
+
+def pool_is_empty(scene: Scene) -> ProxyProcess:
+    daemon = start_with_computed_pools(scene)
+    with CriClient(daemon.socket) as client:
+        pod_of(scene, client, "own", "LSR", "0-7").run()
+        scene.wait_for(daemon, "node_problems")
+    return daemon
+
+
+def protection_is_above_the_machines_memory(scene: Scene) -> ProxyProcess:
+    machine = Machine(scene.folder / "machine")
+    scene.daemons.environment["KOORD_RUNTIMEPROXY_NODE_SYSFS_ROOT"] = str(machine.sysfs)
+    daemon = scene.start("[policies.memory-qos]\nenabled = true\n")
+    memory = {"kubernetes.io/batch-memory": "8Ei"}
+    annotations = {
+        "koordinator.sh/memoryQOS": '{"minLimitPercent": 100}',
+        "node.koordinator.sh/extended-resource-spec": json.dumps(
+            {"containers": {"main": {"requests": memory, "limits": memory}}}
+        ),
+    }
+    with CriClient(daemon.socket) as client:
+        Pod(client, pod_sandbox_config("greedy", qos="BE", annotations=annotations)).run().create()
+        scene.wait_for(daemon, "policy_fields_left_out_total", policy="memory-qos")
+    return daemon
+
+
 ROWS: Final = {
     "systemd, the kernel or the runtime": Row(reset, lambda s: s.ledger.counts.repairs > 0),
     "another program writes a value": Row(
@@ -255,6 +302,18 @@ ROWS: Final = {
     ),
     "a value cannot be written": Row(cannot_be_written, lambda s: len(s.ledger.failed_writes) > 0),
     "the values of more than": Row(too_many_pods_fail, lambda s: "a change ended" in s.ledger.change_problem),
+    "a pod cannot be evaluated": Row(
+        pod_cannot_be_evaluated,
+        lambda s: any("default/batch cannot be evaluated" in each for each in s.problems),
+    ),
+    "`LSE` and `LSR` pods": Row(pool_is_empty, lambda s: "shared pool of LS pods" in str(s.node.problems)),
+    "memory protection of a pod": Row(
+        protection_is_above_the_machines_memory,
+        lambda s: any("is bounded to" in each.last_left_out.reason for each in s.policies),
+    ),
+    "a value is wanted and cannot be applied": Row(
+        a_limit_waits, lambda s: "lower_memory_limits" in s.ledger.unapplied[0].reason and not s.problems
+    ),
     "a memory limit is to fall": Row(memory_is_in_use, lambda s: s.ledger.counts.above_usage > 0),
     "the CPUs of a new pod": Row(cpus_are_not_left, lambda s: s.ledger.occupied_pods > 0),
     "the CPUs allocated to a new pod": Row(

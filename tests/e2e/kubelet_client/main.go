@@ -13,10 +13,8 @@ import (
 
 	"github.com/gogo/protobuf/jsonpb"
 	"github.com/gogo/protobuf/proto"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"google.golang.org/grpc/status"
 	internalapi "k8s.io/cri-api/pkg/apis"
-	cri "k8s.io/cri-client/pkg"
 	"k8s.io/klog/v2"
 )
 
@@ -63,19 +61,13 @@ func main() {
 }
 
 func run(endpoint string, timeout time.Duration, command command, arguments []string) (any, error) {
-	logger := klog.Background()
 	klog.SetOutput(io.Discard)
 	klog.LogToStderr(false)
-	tracer := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.AlwaysSample()))
-	runtime, err := cri.NewRemoteRuntimeService(endpoint, timeout, tracer, &logger)
+	connected, err := connect(context.Background(), endpoint, timeout)
 	if err != nil {
 		return nil, err
 	}
-	images, err := cri.NewRemoteImageService(endpoint, timeout, tracer, &logger)
-	if err != nil {
-		return nil, err
-	}
-	return command.run(&session{context.Background(), runtime, images}, arguments)
+	return command.run(connected, arguments)
 }
 
 func describe(err error) map[string]any {

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.documents.files import stamp_of
+from runtimeproxy.documents.reading import InputError
 from runtimeproxy.hooks.remote.registrations import (
     MAX_FILE_BYTES,
-    UnreadableFileError,
     read_registration,
     registration_names,
-    stamp_of,
 )
 from tests.lab.deadline import wait_until
 
@@ -82,5 +82,5 @@ def _listen(path: Path) -> None:
 def test_what_is_no_file_to_read(socket_folder: Path, make: Callable[[Path], object], reason: str) -> None:
     path = socket_folder / "a.json"
     make(path)
-    with pytest.raises(UnreadableFileError, match=reason):
+    with pytest.raises(InputError, match=reason):
         read_registration(path)

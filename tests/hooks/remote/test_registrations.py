@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.hooks.remote.registrations import GRACE_S, Look, Registrations
+from runtimeproxy.hooks.remote.registrations import GRACE_S, FolderReading, Registrations
 from tests.hooks.remote import registration_files as files
 from tests.hooks.remote.registration_files import ConfigMap, content, write
 
@@ -25,7 +25,7 @@ class Folder:
         self.now_s = 0.0
         self._registrations = Registrations(path, lambda: self.now_s)
 
-    def look(self, after_s: float = 0.0, default_timeout_s: float = 2.0) -> Look:
+    def look(self, after_s: float = 0.0, default_timeout_s: float = 2.0) -> FolderReading:
         self.now_s += after_s
         look = self._registrations.look(default_timeout_s)
         self.problems += look.problems
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def test_nothing(folder: Folder) -> None:
-    assert folder.look() == Look((), (), None, needs_polling=False)
+    assert folder.look() == FolderReading((), (), None, needs_polling=False)
 
 
 def test_files_in_the_order_of_their_names(folder: Folder) -> None:

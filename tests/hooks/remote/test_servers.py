@@ -17,9 +17,9 @@ from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.remote.registrations import Registration
-from runtimeproxy.hooks.remote.server import FAILURES_TO_OPEN
-from runtimeproxy.hooks.remote.servers import MAX_SERVERS, HookServers, ServerCounts
-from runtimeproxy.hooks.remote.watcher import WatchSettings
+from runtimeproxy.hooks.remote.server import FAILURES_TO_OPEN, ServerCounts
+from runtimeproxy.hooks.remote.servers import MAX_SERVERS, HookServers
+from runtimeproxy.hooks.remote.watcher import FolderWatchSettings
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.hooks.workers import Workers
 from tests.hooks.asking import decide
@@ -27,7 +27,7 @@ from tests.hooks.remote.registration_files import content, write
 from tests.lab.deadline import wait_until
 
 DEADLINE_S = 30.0
-QUICK = WatchSettings(gather_s=0.001, grace_s=0.02)
+QUICK = FolderWatchSettings(gather_s=0.001, grace_s=0.02)
 ONE, TWO = "/run/one.sock", "/run/two.sock"
 
 

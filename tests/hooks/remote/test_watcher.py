@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from runtimeproxy.hooks.remote.registrations import Registration
-from runtimeproxy.hooks.remote.watcher import RegistrationWatcher, WatchSettings
+from runtimeproxy.hooks.remote.watcher import FolderWatchSettings, RegistrationWatcher
 from tests.hooks.remote import registration_files as files
 from tests.hooks.remote.registration_files import ConfigMap, content, write
 from tests.inotify_doubles import Deaf, Exhausted
@@ -24,7 +24,7 @@ from tests.lab.deadline import wait_until
 ONE, TWO = "/run/one.sock", "/run/two.sock"
 DEADLINE_S = 30.0
 """Far more than a second, because machines are busy."""
-QUICK = WatchSettings(poll_s=0.01, rescan_s=0.01, gather_s=0.001, grace_s=0.02)
+QUICK = FolderWatchSettings(poll_s=0.01, rescan_s=0.01, gather_s=0.001, grace_s=0.02)
 EVENTS_ONLY = replace(QUICK, rescan_s=3600)
 """A change without an event is not noticed."""
 
@@ -32,7 +32,7 @@ EVENTS_ONLY = replace(QUICK, rescan_s=3600)
 class Watched:
     """A folder under watch, and what is registered in it."""
 
-    def __init__(self, path: Path, watching: WatchSettings) -> None:
+    def __init__(self, path: Path, watching: FolderWatchSettings) -> None:
         self.path = path
         self.file = path / "a.json"
         self.endpoints: Mapping[str, str] = {}
@@ -74,7 +74,7 @@ WATCHING = {
 
 
 @pytest.fixture
-def watching() -> WatchSettings:
+def watching() -> FolderWatchSettings:
     return EVENTS_ONLY
 
 
@@ -84,7 +84,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest_asyncio.fixture
-async def watched(path: Path, watching: WatchSettings) -> AsyncIterator[Watched]:
+async def watched(path: Path, watching: FolderWatchSettings) -> AsyncIterator[Watched]:
     made = Watched(path, watching)
     await made.settle()
     yield made

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from tests.node.guest import (
+    claims,
     hook_servers,
     installation,
+    kubelets,
     packages,
     pods,
     qos_manager,
@@ -16,23 +19,45 @@ from tests.node.guest import (
 )
 from tests.node.guest.node import Check
 
-CHECKS: tuple[Check, ...] = (
-    *installation.CHECKS,
-    *pods.CHECKS,
-    *hook_servers.CHECKS,
-    *qos_manager.CHECKS,
-    *service.CHECKS,
-    *qos_manager.AFTERWARDS,
-    *service.OUTLIVED,
-    *pods.IN_SLICES,
-    *strategies.CHECKS,
-    *removal.CHECKS,
-    *packages.CHECKS,
-    *removal.LAST,
-    *qos_manager.LAST,
-)
+KUBELETS = "kubelets"
+BOOTS: Mapping[str, tuple[Check, ...]] = {
+    "cgroup-v2": (
+        *installation.CHECKS,
+        *pods.CHECKS,
+        *hook_servers.CHECKS,
+        *qos_manager.CHECKS,
+        *service.CHECKS,
+        *qos_manager.OUTLIVED,
+        *claims.CHECKS,
+        claims.STARTED_AGAIN,
+        *qos_manager.AFTERWARDS,
+        *service.OUTLIVED,
+        *pods.IN_SLICES,
+        *strategies.CHECKS,
+        *removal.CHECKS,
+        *packages.CHECKS,
+        *removal.LAST,
+        *qos_manager.LAST,
+    ),
+    "cgroup-v1": (
+        *installation.CHECKS,
+        *pods.ON_VERSION_1,
+        *qos_manager.INSTALLED,
+        claims.BOUND_FIRST,
+        *claims.CHECKS,
+        qos_manager.TAKEN_OUT,
+        *packages.CHECKS_ON_VERSION_1,
+        *removal.LAST,
+        *qos_manager.LAST,
+    ),
+    KUBELETS: (*installation.CHECKS, *kubelets.CHECKS),
+}
+"""By boot of the node. What is no matter of cgroup files is checked on version 2 alone; whole kubelets have a
+boot of their own, on version 2, as they take pods for theirs that other checks have made."""
 
 
-def selected(pattern: str) -> list[str]:
-    """The names of the checks that match, and of the installation, which all need."""
-    return [check.name for check in CHECKS if re.search(pattern, check.name) or check in installation.CHECKS]
+def selected(pattern: str, boot: str) -> list[str]:
+    """The names of the checks of a boot that match, and of the installation, which all need."""
+    return [
+        check.name for check in BOOTS[boot] if re.search(pattern, check.name) or check in installation.CHECKS
+    ]

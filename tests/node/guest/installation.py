@@ -32,14 +32,15 @@ from tests.node.guest.node import Check, Node
 
 
 def the_runtime_has_an_image(node: Node) -> str:
-    """Debian's containerd with one image, and cgroup version 2 alone."""
+    """Debian's containerd with one image, and cgroup version 2 alone, or version 1."""
     archive = node.logs / "busybox.tar"
     write_image(Path("/bin/busybox"), archive)
     run("ctr", "--namespace", "k8s.io", "images", "import", archive)
-    controllers = Path("/sys/fs/cgroup/cgroup.controllers").read_text().strip()
+    unified = Path("/sys/fs/cgroup/cgroup.controllers")
+    controllers = f"v2 with {unified.read_text().strip()}" if unified.exists() else "v1"
     with CriClient(CONTAINERD) as client:
         version = client.wait_until_serving(PATIENCE_S)
-    return f"containerd {version.runtime_version}, cgroup v2 with {controllers}"
+    return f"containerd {version.runtime_version}, cgroup {controllers}"
 
 
 def units_are_installed_and_valid(_: Node) -> str:

@@ -9,12 +9,14 @@ from tests.e2e.koordinator import extended_resources, qos
 from tests.e2e.values import BATCH_500, BEST_EFFORT, HALF_A_CORE
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
+from tests.node.guest import claims
 from tests.node.guest.kubelet import remove_pod
 from tests.node.guest.load import Load
 from tests.node.guest.machine import (
     CONFIG,
     CONTAINERD,
     ENDPOINT,
+    MANAGER,
     PATIENCE_S,
     PREFIX,
     SERVICE,
@@ -30,7 +32,7 @@ from tests.node.guest.machine import (
     wait_for_status,
 )
 from tests.node.guest.node import Check, Node
-from tests.node.guest.pods import Case, has_its_values
+from tests.node.guest.pods import Case, has_its_values, has_its_values_on_version_1
 
 NAME = "koord-runtime-proxy"
 SHARED = Path("/mnt/share/packages")
@@ -46,6 +48,7 @@ POD = Case(
     HALF_A_CORE,
     HALF_A_CORE,
 )
+_PURGED = (CONFIG.parent, STATE, Path("/var/lib/koord-qos-manager"), PREFIX, ENDPOINT.parent)
 _EDITED = "\n# Edited by the administrator.\n"
 
 
@@ -117,6 +120,33 @@ def is_not_removed_while_the_kubelet_needs_it(node: Node) -> str:
     return reason
 
 
+def bounds_be_pods(node: Node) -> str:
+    """The package's QoS manager is enabled; a strategy bounds the best-effort class."""
+    systemctl("enable", "--now", MANAGER)
+    return claims.are_bound(node, POD.title)
+
+
+def serves_on_version_1(node: Node) -> str:
+    """`systemctl enable --now`, with an LSE pod that is there already, and a BE pod."""
+    make_time()
+    systemctl("enable", "--now", SOCKET_UNIT, SERVICE)
+    return has_its_values_on_version_1(POD, node)
+
+
+def restore_gives_the_claims_back(node: Node) -> str:
+    """The claims of its QoS manager, after both were stopped: before the package goes, as the README says."""
+    return claims.go_back(node, COMMAND, POD.title)
+
+
+def takes_no_value_along(node: Node) -> str:
+    """`dpkg --purge` at once: no file of either program stays, and no limit comes back."""
+    run("dpkg", "--purge", NAME)
+    expect("units", [shown("LoadState", unit) for unit in (SERVICE, MANAGER)], ["not-found"] * 2)
+    expect("there", [path for path in _PURGED if path.exists()], [])
+    expect("limits", claims.limits_of(node, POD.title), claims.FREE)
+    return f"{', '.join(map(str, _PURGED))} are gone"
+
+
 def is_removed(node: Node) -> str:
     """`dpkg --remove`: service and files go, configuration and state stay, containers run on."""
     found = _of_pods(node)
@@ -135,12 +165,12 @@ def is_purged(node: Node) -> str:
     """`dpkg --purge`: configuration and state go; the runtime serves alone."""
     found = _of_pods(node)
     run("dpkg", "--purge", NAME)
-    paths = (CONFIG.parent, STATE, PREFIX, ENDPOINT.parent)
-    expect("there", [path for path in paths if path.exists()], [])
+    expect("there", [path for path in _PURGED if path.exists()], [])
+    expect("limits", claims.limits_of(node, POD.title), claims.FREE)
     expect("processes and values", _of_pods(node), found)
     with CriClient(CONTAINERD) as client:
         remove_pod(client, node.pods.pop(POD.title).sandbox_id)
-    return f"{', '.join(map(str, paths))} are gone; the pod was removed by containerd alone"
+    return f"{', '.join(map(str, _PURGED))} are gone; the pod was removed by containerd alone"
 
 
 def _package(revision: int) -> Path:
@@ -171,6 +201,15 @@ CHECKS = (
     Check("package: enabled, serves with its policies", serves_when_enabled),
     Check("package: upgraded under load", is_upgraded_without_a_lost_call),
     Check("package: not removed while the kubelet needs it", is_not_removed_while_the_kubelet_needs_it),
+    Check("package: its QoS manager bounds BE pods", bounds_be_pods),
+    Check("package: restore gives the claims back", restore_gives_the_claims_back),
     Check("package: removed, containers run on", is_removed),
     Check("package: purged", is_purged),
+)
+CHECKS_ON_VERSION_1 = (
+    CHECKS[0],
+    Check("package: enabled, serves on cgroup v1", serves_on_version_1),
+    Check("package: its QoS manager bounds BE pods", bounds_be_pods),
+    Check("package: restore gives the claims back", restore_gives_the_claims_back),
+    Check("package: purged on cgroup v1", takes_no_value_along),
 )

@@ -19,6 +19,7 @@ from tests.e2e.values import (
     HALF_A_CORE,
     MIB,
     as_resources,
+    on_this_machine,
 )
 from tests.lab import cgroup_v1
 from tests.lab.cri_client import CriClient
@@ -106,6 +107,17 @@ def has_its_values(case: Case, node: Node) -> str:
     return _compare(case, pod)
 
 
+def has_its_values_on_version_1(case: Case, node: Node) -> str:
+    """The same on cgroup version 1, where the runtime makes the pod's cgroups."""
+    spec = _spec(PodSpec, case)
+    cgroup = cgroup_v1.controllers()["cpu"] / spec.cgroup_parent.lstrip("/")
+    pod = node.pods[case.title] = _run(node, spec, cgroup, "{id}", handler="runc")
+    wanted = on_this_machine(case.applied or case.requested)
+    found = cgroup_v1.values(f"{spec.cgroup_parent}/{pod.container_id}")
+    expect("container", found, wanted)
+    return f"container: {found}"
+
+
 def has_its_values_in_slices(case: Case, node: Node) -> str:
     """Runs a pod with the systemd driver and compares the kernel's files."""
     spec = _spec(SlicePodSpec, case)
@@ -179,6 +191,11 @@ CHECKS = (
     *(Check(f"{case.title}: values on cgroup v2", partial(has_its_values, case)) for case in CASES),
     Check("UpdateContainerResources keeps what policies own", keep_the_policy_when_updated),
     Check("StopPodSandbox and RemovePodSandbox", partial(goes_away, "no class")),
+)
+ON_VERSION_1 = tuple(
+    Check(f"{case.title}: values on cgroup v1", partial(has_its_values_on_version_1, case))
+    for case in CASES
+    if case.title in ("LSE", BATCH.title)
 )
 IN_SLICES = (
     Check("BE with the systemd cgroup driver: values on cgroup v2", partial(has_its_values_in_slices, BATCH)),

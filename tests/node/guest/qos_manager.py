@@ -39,7 +39,7 @@ from tests.node.guest.strategies import objects
 
 CGROUPFS = ROOT / "kubepods" / "besteffort"
 """The cgroup of BE pods."""
-_THRESHOLD = {
+THRESHOLD = {
     "enable": True,
     "cpuSuppressPolicy": "cfsQuota",
     "cpuSuppressThresholdPercent": 1,
@@ -55,7 +55,7 @@ _INVALID = "[plugins.cpu-burst.options]\nstep = 1\n"
 
 def bound_be_pods(cgroup: Path, wanted: tuple[str, str] = BOUND) -> str:
     """Has the strategy bound all BE pods; returns what the class has."""
-    objects().strategies({"resource-threshold-config": {"clusterStrategy": _THRESHOLD}})
+    objects().strategies({"resource-threshold-config": {"clusterStrategy": THRESHOLD}})
     return wait_for_bound(cgroup, wanted)
 
 
@@ -147,7 +147,7 @@ def the_bound_was_there_all_the_time(node: Node) -> str:
 
 def the_strategy_goes(node: Node) -> str:
     """Switched off: the bound is gone, and BE pods have their own quotas again."""
-    off = {**_THRESHOLD, "enable": False}
+    off = {**THRESHOLD, "enable": False}
     objects().strategies({"resource-threshold-config": {"clusterStrategy": off}})
     seen = wait_for_bound(CGROUPFS, UNBOUNDED)
     _wait_for_values(node.pods[BATCH.title], (as_v2(HALF_A_CORE), as_v2(HALF_A_CORE)))
@@ -170,7 +170,7 @@ def an_invalid_configuration_ends_it(_: Node) -> str:
 
 def it_is_taken_out(_: Node) -> str:
     """Disabled, and its unit removed: what comes next is about the daemon alone."""
-    systemctl("disable", MANAGER)
+    systemctl("disable", "--now", MANAGER)
     (UNITS / MANAGER).unlink()
     systemctl("daemon-reload")
     return "disabled"
@@ -210,11 +210,14 @@ CHECKS = (
     Check("QoS manager: stopped, its bound is held; started, it goes on", stopped_its_bound_is_held),
     Check("QoS manager: kill -9 under load", killed_it_goes_on),
 )
+TAKEN_OUT = Check("QoS manager: taken out", it_is_taken_out)
+INSTALLED = CHECKS[:2]
+"""It runs, and claims nothing yet."""
+OUTLIVED = (Check("QoS manager: its bound was there all the time", the_bound_was_there_all_the_time),)
+"""When the daemon was restarted, upgraded and killed beside it."""
 AFTERWARDS = (
-    Check("QoS manager: its bound was there all the time", the_bound_was_there_all_the_time),
     Check("QoS manager: the strategy goes, the bound is gone", the_strategy_goes),
     Check("QoS manager: an invalid configuration ends it", an_invalid_configuration_ends_it),
-    Check("QoS manager: taken out", it_is_taken_out),
+    TAKEN_OUT,
 )
-"""When the daemon was restarted, upgraded and killed beside it."""
 LAST = (Check("QoS manager: no error in the journal", nothing_went_wrong_unseen),)

@@ -19,7 +19,7 @@ from runtimeproxy.qosmanager.plugins.cpu_burst import (
     Bucket,
     Burst,
     BurstState,
-    CpuBurst,
+    CpuBurstPlugin,
     Operation,
     PoolState,
     SharePool,
@@ -44,11 +44,11 @@ from runtimeproxy.qosmanager.snapshot import (
     Strategies,
     Window,
 )
-from runtimeproxy.slo.schema import CpuBurst as NodeStrategy
 from runtimeproxy.slo.schema import CpuBurstPolicy, PodCpuBurst
+from runtimeproxy.slo.schema import CpuBurstStrategy as NodeStrategy
 from tests.qosmanager.snapshots import FixedMetrics, container_of, node_of, pod_of
 
-PLUGIN = CpuBurst()
+PLUGIN = CpuBurstPlugin()
 USAGE, THROTTLED = Metric.CPU_USAGE, Metric.CPU_THROTTLED
 AUTO = PodCpuBurst(policy=CpuBurstPolicy.AUTO)
 BASE_US = 200_000
@@ -441,7 +441,8 @@ class TestPriority:
             pytest.param({"priority": 9_999}, {"priority": 9_998}, "first", id="known"),
             pytest.param({"priority_class": PriorityClass.MID}, {"priority": 7_400}, "first", id="class"),
             pytest.param({"qos": QoSClass.LS}, {"priority": 9_400}, "first", id="qos-is-prod"),
-            pytest.param({"qos": QoSClass.NONE}, {"priority": 1}, "second", id="nothing"),
+            pytest.param({"qos": QoSClass.NONE}, {"priority": 9_400}, "first", id="no-label-is-prod"),
+            pytest.param({"priority": 0}, {"priority": 9_400}, "first", id="priority-0-is-prod"),
         ],
     )
     def test_unknown_priorities(

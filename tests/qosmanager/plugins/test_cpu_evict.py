@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.qos import PriorityClass, QoSClass
+from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
 from runtimeproxy.qosmanager.eviction import EvictOptions, beyond_allocatable, usage_release
 from runtimeproxy.qosmanager.plugin import Decision, EvictionOutcome, EvictionResult, Mode, PluginContext
 from runtimeproxy.qosmanager.plugins.cpu_evict import (
@@ -98,6 +98,8 @@ def test_samples_of_a_window(count: int, window_s: float, expected: bool) -> Non
         pytest.param(79.999, 80, 78, 0, id="below-the-threshold"),
         pytest.param(80.999, 80, 78, 2_000, id="whole-percent"),
         pytest.param(0.0, 0, 0, 0, id="nothing"),
+        pytest.param(0.0, 0, -2, 2_000, id="threshold-0"),
+        pytest.param(40.0, 1, -1, 41_000, id="lower-below-0"),
     ],
 )
 def test_usage(used: float, threshold: int, lower: int, expected: int) -> None:
@@ -286,11 +288,19 @@ class TestByUsage:
         pods = [low(name, priority=1) for name in "abcd"]
         assert uids(decided(pods, used=81.0, usage=dict.fromkeys("abcd", 1.5), **USAGE_RULE)) == ["a", "b"]
 
+    def test_the_reason_has_the_arithmetic(self) -> None:
+        decision = decided([low("a", priority=1)], used=81.0, usage={"a": 1.5}, **USAGE_RULE)
+        assert decision.evictions[0].reason == (
+            "CPUEvict: 81000m used of 100000m (81 %), threshold 80 %, down to 78 %; "
+            "used cpu: 3000m to release, this pod 1500m, then 1500m"
+        )
+
     @pytest.mark.parametrize(
         "pod",
         [
             pytest.param(low("x", priority=7_001), id="priority"),
-            pytest.param(low("x", priority=None), id="priority-not-known"),
+            pytest.param(low("x", priority=None), id="without-priority-prod"),
+            pytest.param(low("x", priority=0), id="priority-0-prod"),
             pytest.param(low("x", priority=1, eviction=PodEviction()), id="not-enabled"),
             pytest.param(
                 low(
@@ -307,6 +317,28 @@ class TestByUsage:
     def test_pods_that_stay(self, pod: Pod) -> None:
         assert not decided([pod], used=95.0, usage={"x": 2.0, "idle": 0.0}, **USAGE_RULE).evictions
 
+    def test_a_pod_without_a_priority_has_that_of_its_class(self) -> None:
+        """Of BE and of unlabelled BestEffort pods 5,500."""
+        best_effort: dict[str, Any] = {"qos": QoSClass.NONE, "kube_qos": KubeQoSClass.BEST_EFFORT}
+        pods = [
+            low("a", priority=5_501),
+            low("b", priority=0, **best_effort),
+            low("c", priority=None, qos=QoSClass.BE),
+            low("d", priority=5_499),
+        ]
+        usage = {"a": 0.5, "b": 0.6, "c": 0.5, "d": 0.5}
+        options = EvictOptions(most_pods=9)
+        given = {**USAGE_RULE, "evict_enabled_priority_threshold": 5_500}
+        decision = decided(pods, used=81.0, usage=usage, options=options, **given)
+        assert uids(decision) == ["d", "b", "c"]
+
+    def test_a_threshold_of_0_counts(self) -> None:
+        """Down to -2 %: one of 100 cores is used, three are to be released."""
+        pods = [low(name, priority=1) for name in "abcd"]
+        given = {**USAGE_RULE, "cpu_evict_threshold_percent": 0}
+        decision = decided(pods, used=1.0, usage=dict.fromkeys("abcd", 1.5), **given)
+        assert uids(decision) == ["a", "b"]
+
     def test_only_allowed_features(self) -> None:
         eviction = PodEviction(is_enabled=True, allowed=frozenset({"CPUEvict"}))
         assert uids(decided([low("x", priority=1, eviction=eviction)], used=95.0, **USAGE_RULE)) == ["x"]
@@ -315,7 +347,6 @@ class TestByUsage:
         "fields",
         [
             pytest.param({"cpu_evict_lower_percent": 80}, id="V203"),
-            pytest.param({"cpu_evict_threshold_percent": 1}, id="lower-below-0"),
             pytest.param({"cpu_evict_threshold_percent": None}, id="no-threshold"),
             pytest.param({"evict_enabled_priority_threshold": None}, id="no-priority"),
             pytest.param({"cpu_evict_time_window_seconds": 60, "count": 19}, id="V193"),
@@ -367,6 +398,19 @@ class TestByRequests:
             self.batch("b3", 5_000, priority=9_000),
         ]
         assert uids(decided(pods, allocatable=ALLOCATABLE, **REQUEST_RULE)) == ["b2"]
+
+    def test_pods_without_a_priority(self) -> None:
+        """Unlabelled BestEffort pods are batch: they request it, and count up to its priority."""
+        unlabelled: dict[str, Any] = {"qos": QoSClass.NONE, "kube_qos": KubeQoSClass.BEST_EFFORT}
+        pods = [
+            low("b1", BATCH_CPU, 50_000, **unlabelled),
+            low("b2", BATCH_CPU, 35_000, priority=0, qos=QoSClass.BE),
+            low("prod", "cpu", 99_000),
+        ]
+        given = {**REQUEST_RULE, "allocatable_evict_priority_threshold": 5_500}
+        decision = decided(pods, allocatable=ALLOCATABLE, **given)
+        assert uids(decision) == ["b1"]
+        assert "85000m kubernetes.io/batch-cpu requested" in decision.explanation
 
     def test_native_cpu_is_counted_in_millicores(self) -> None:
         """Koordinator evicts one pod of 15,000, as if 15 cores were 15 millicores."""

@@ -156,6 +156,8 @@ PAIRS_APART = tuple(
 """Threads (0,4) (1,5) on node 0 and (2,6) (3,7) on node 1."""
 TWO_SOCKETS = cpus_of(8, per_socket=4)
 FOUR_SOCKETS = tuple(Cpu(id=n, core=n // 2, socket=n // 4, numa_node=n // 8) for n in range(16))
+SINGLE_THREADS = (*(Cpu(n, max(n - 1, 0), 0, 0) for n in range(4)), *(Cpu(n, n, 1, 1) for n in range(4, 7)))
+"""One core with two threads and two with one on node 0; three with one on node 1."""
 SHUFFLED = tuple(random.Random(7).sample(FOUR_SOCKETS, 16))
 
 
@@ -173,6 +175,10 @@ SHUFFLED = tuple(random.Random(7).sample(FOUR_SOCKETS, 16))
         pytest.param(TWO_SOCKETS, 9, (), id="more-than-there-are"),
         pytest.param((TWO_SOCKETS[0], TWO_SOCKETS[2], TWO_SOCKETS[4]), 3, (0, 4, 2), id="no-whole-core"),
         pytest.param((TWO_SOCKETS[0], *TWO_SOCKETS[4:8]), 3, (4, 5, 0), id="larger-part-first"),
+        pytest.param(SINGLE_THREADS, 2, (0, 1), id="whole-core"),
+        pytest.param(SINGLE_THREADS, 3, (0, 1, 4), id="the-next-part-after-a-whole-core"),
+        pytest.param(SINGLE_THREADS, 4, (0, 1, 2, 4), id="from-the-first-part-after-a-round-without-one"),
+        pytest.param(SINGLE_THREADS, 5, (0, 1, 2, 4, 3), id="more-of-the-first-part"),
     ],
 )
 def test_spread(cpus: tuple[Cpu, ...], count: int, expected: tuple[int, ...]) -> None:
@@ -188,16 +194,16 @@ def test_cores_of_several_sockets_are_not_one_core() -> None:
 @settings(max_examples=40)
 @given(st.data())
 def test_selection(data: st.DataObject) -> None:
-    """So many as wanted, of those that may be had, of both kinds by their share."""
+    """So many as wanted, of those that may be had, of both kinds by their share; all if there are fewer."""
     cpus = data.draw(st.lists(st.sampled_from(FOUR_SOCKETS), unique=True))
     count = data.draw(st.integers(0, 18))
     lsr = data.draw(st.frozensets(st.integers(0, 15)))
     chosen = select_cpus(cpus, count, lsr)
     ids = frozenset(cpu.id for cpu in cpus)
     assert chosen <= ids
-    assert len(chosen) == (count if count <= len(ids) else 0)
+    assert len(chosen) == min(count, len(ids))
     if chosen:
-        assert len(chosen & lsr) == count * len(ids & lsr) // len(ids)
+        assert len(chosen & lsr) == len(chosen) * len(ids & lsr) // len(ids)
 
 
 LSR = pod_of("lsr", QoSClass.LSR, cpus=frozenset({0, 6}))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.qos import PriorityClass, QoSClass
+from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
 from runtimeproxy.qosmanager.eviction import EvictOptions, EvictState, usage_release
 from runtimeproxy.qosmanager.plugin import Decision, Mode, PluginContext
 from runtimeproxy.qosmanager.plugins.memory_evict import COOL_S, MemoryEvict
@@ -124,6 +124,33 @@ def test_pods_by_priority_allow_it_themselves() -> None:
     assert not decided(pods, feature="MemoryEvict").evictions
 
 
+def test_a_pod_without_a_priority_has_that_of_its_class() -> None:
+    pods = [
+        pod_of("prod", eviction=YES),
+        pod_of("none", QoSClass.NONE, kube_qos=KubeQoSClass.BEST_EFFORT, eviction=YES),
+        be("zero", priority=0, eviction=YES),
+        be("low", priority=5_400, eviction=YES),
+    ]
+    usage = {"prod": 4.0, "none": 3.0, "zero": 2.0, "low": 1.0}
+    decision = decided(pods, usage_gib=usage, feature="MemoryEvict", evict_enabled_priority_threshold=5_500)
+    assert uids(decision) == ["low", "none", "zero"]
+
+
+@pytest.mark.parametrize("feature", ["BEMemoryEvict", "MemoryEvict"])
+def test_a_threshold_of_0_counts(feature: str) -> None:
+    """Down to -2 %: 5 GiB with 3 GiB used."""
+    pods = [be(name, eviction=YES) for name in "abc"]
+    decision = decided(
+        pods,
+        used_gib=3.5,
+        usage_gib=dict.fromkeys("abc", 2.5),
+        feature=feature,
+        memory_evict_threshold_percent=0,
+        evict_enabled_priority_threshold=5_500,
+    )
+    assert len(decision.evictions) == 2
+
+
 def test_be_pods_may_refuse_the_feature() -> None:
     pods = [be("a", eviction=PodEviction(allowed=frozenset())), be("b")]
     assert uids(decided(pods)) == ["b"]
@@ -134,7 +161,6 @@ def test_be_pods_may_refuse_the_feature() -> None:
     [
         pytest.param({"used_gib": 79.9}, id="below"),
         pytest.param({"memory_evict_lower_percent": 80}, id="lower-not-below"),
-        pytest.param({"memory_evict_threshold_percent": 1}, id="lower-below-0"),
         pytest.param({"usage_gib": {}}, id="usage-not-known"),
         pytest.param({"usage_gib": {"a": 0.0}}, id="uses-nothing"),
         pytest.param({"feature": "MemoryAllocatableEvict"}, id="gate-off"),

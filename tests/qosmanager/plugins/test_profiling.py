@@ -27,7 +27,7 @@ from runtimeproxy.qosmanager.plugins.profiling import (
     node_use,
 )
 from runtimeproxy.qosmanager.profiling.prediction import COLD_START_S, pod_key
-from runtimeproxy.qosmanager.profiling.reclaimable import NOTHING, Amounts
+from runtimeproxy.qosmanager.profiling.reclaimable import NOTHING, ResourceAmounts
 from runtimeproxy.qosmanager.snapshot import (
     NODE_CGROUP,
     HostApplication,
@@ -110,14 +110,14 @@ def test_it_says_what_it_reads() -> None:
 def test_the_node_as_input() -> None:
     use = node_use(snapshot_of(), TRAINING_S)
     assert use is not None
-    assert use.usage == Amounts(6_000, 8 * GIB)
-    assert use.system_usage == Amounts(2_000, 4 * GIB)
-    assert use.system_used == Amounts(3_000, 5 * GIB)
+    assert use.usage == ResourceAmounts(6_000, 8 * GIB)
+    assert use.system_usage == ResourceAmounts(2_000, 4 * GIB)
+    assert use.system_used == ResourceAmounts(3_000, 5 * GIB)
     assert [(pod.uid, pod.priority_class, pod.usage) for pod in use.pods] == [
-        ("web", PriorityClass.PROD, Amounts(2_000, 2 * GIB)),
-        ("job", PriorityClass.BATCH, Amounts(1_000, GIB)),
+        ("web", PriorityClass.PROD, ResourceAmounts(2_000, 2 * GIB)),
+        ("job", PriorityClass.BATCH, ResourceAmounts(1_000, GIB)),
     ]
-    assert use.pods[0].request == Amounts(4_000, 4 * GIB)
+    assert use.pods[0].request == ResourceAmounts(4_000, 4 * GIB)
 
 
 def test_memory_by_the_policy_of_the_strategy() -> None:
@@ -129,7 +129,7 @@ def test_memory_by_the_policy_of_the_strategy() -> None:
     )
     use = node_use(snapshot, TRAINING_S)
     assert use is not None
-    assert use.pods[0].usage == Amounts(2_000, 3 * GIB)
+    assert use.pods[0].usage == ResourceAmounts(2_000, 3 * GIB)
     assert use.pods[1].usage is None
 
 
@@ -305,8 +305,8 @@ def test_options_that_cannot_be_used_end_the_start(tmp_path: Path) -> None:
     assert f"{file}: plugins.profiling.options.metrics_listen" in str(raised.value)
 
 
-def test_a_pod_without_label_has_no_class() -> None:
+def test_a_best_effort_pod_without_label_is_batch() -> None:
     pod = pod_of("x", QoSClass.NONE, kube_qos=KubeQoSClass.BEST_EFFORT)
     use = node_use(replace(snapshot_of(), pods=(pod,)), TRAINING_S)
     assert use is not None
-    assert use.pods[0].priority_class is PriorityClass.NONE
+    assert use.pods[0].priority_class is PriorityClass.BATCH

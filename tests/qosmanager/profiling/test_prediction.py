@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.qos import PriorityClass, QoSClass
-from runtimeproxy.qosmanager.profiling.histogram import CPU_BUCKETS, MEMORY_BUCKETS, Buckets, Histogram
+from runtimeproxy.qosmanager.profiling.histogram import CPU_BUCKETS, MEMORY_BUCKETS, Buckets, UsageHistogram
 from runtimeproxy.qosmanager.profiling.prediction import (
     ALL_PODS,
     COLD_START_S,
@@ -26,7 +26,7 @@ from runtimeproxy.qosmanager.profiling.prediction import (
     reclaimable_by_pods,
     with_margin,
 )
-from runtimeproxy.qosmanager.profiling.reclaimable import NOTHING, Amounts, NodeUse, PodUse
+from runtimeproxy.qosmanager.profiling.reclaimable import NOTHING, NodeUse, PodUse, ResourceAmounts
 
 DAY_S = 86_400
 GIB = 1 << 30
@@ -64,7 +64,7 @@ def test_buckets(buckets: Buckets) -> None:
     st.sampled_from([0.5, 0.9, 0.95, 0.98, 1.0]),
 )
 def test_percentile_beside_the_definition(steps: list[tuple[float, float]], share: float) -> None:
-    histogram, samples, at_s = Histogram(CPU_BUCKETS), [], NOW_S
+    histogram, samples, at_s = UsageHistogram(CPU_BUCKETS), [], NOW_S
     for step_s, value in steps:
         at_s += step_s
         histogram.add(value, at_s)
@@ -79,11 +79,11 @@ def test_percentile_beside_the_definition(steps: list[tuple[float, float]], shar
 
 
 def test_an_empty_histogram_has_no_percentile() -> None:
-    assert Histogram(CPU_BUCKETS).percentile(0.5) is None
+    assert UsageHistogram(CPU_BUCKETS).percentile(0.5) is None
 
 
 def test_old_samples_fade() -> None:
-    histogram = Histogram(CPU_BUCKETS)
+    histogram = UsageHistogram(CPU_BUCKETS)
     for minute in range(24 * 60):
         histogram.add(8.0, NOW_S + minute * 60)
     for minute in range(24 * 60, 5 * 24 * 60):
@@ -93,7 +93,7 @@ def test_old_samples_fade() -> None:
 
 
 def test_a_clock_that_jumps_makes_no_error() -> None:
-    histogram = Histogram(CPU_BUCKETS)
+    histogram = UsageHistogram(CPU_BUCKETS)
     for at_s in (NOW_S, 0.0, -1e12, NOW_S, 1e12, 1e12 + 60, NOW_S, 5e12):
         histogram.add(2.0, at_s)
         assert histogram.percentile(0.95) == pytest.approx(2.0, rel=0.1)
@@ -130,42 +130,42 @@ def test_the_prediction_of_a_day_is_within_a_tenth_of_the_definition(seed: int) 
                 uid=str(number),
                 priority_class=PriorityClass.PROD,
                 qos=QoSClass.LS,
-                request=Amounts(20_000, 16 * GIB),
-                usage=Amounts(day.cores[minute] * 1_000, day.memory_bytes[minute]),
+                request=ResourceAmounts(20_000, 16 * GIB),
+                usage=ResourceAmounts(day.cores[minute] * 1_000, day.memory_bytes[minute]),
             )
             for number, day in enumerate(days)
         )
-        used = Amounts(
+        used = ResourceAmounts(
             sum(day.cores[minute] for day in days) * 1_000 + 2_000,
             sum(day.memory_bytes[minute] for day in days) + GIB,
         )
-        capacity = Amounts(200_000, 256 * GIB)
+        capacity = ResourceAmounts(200_000, 256 * GIB)
         uses.append(NodeUse(capacity=capacity, allocatable=capacity, reserved=NOTHING, usage=used, pods=pods))
         models.train(uses[-1], NOW_S + minute * 60)
         if minute % 500 == 250:
             models = Models.restored(models.saved(), NOW_S + minute * 60)
 
-    def exact(usages: Sequence[Amounts]) -> Amounts:
+    def exact(usages: Sequence[ResourceAmounts]) -> ResourceAmounts:
         cpu = [(NOW_S + 60 * minute, usage.cpu_millicores) for minute, usage in enumerate(usages)]
         memory = [(NOW_S + 60 * minute, usage.memory_bytes) for minute, usage in enumerate(usages)]
-        return Amounts(
+        return ResourceAmounts(
             weighted_percentile(cpu, 0.95, CPU_BUCKETS.half_life_s) * 1.1,
             weighted_percentile(memory, 0.98, MEMORY_BUCKETS.half_life_s) * 1.1,
         )
 
-    peaks: list[Amounts] = []
+    peaks: list[ResourceAmounts] = []
     for number in range(len(days)):
         peaks.append(exact([use.pods[number].usage or NOTHING for use in uses]))
         found = with_margin(models.percentiles(pod_key(str(number))))
         assert found == pytest.approx(peaks[-1], rel=0.1)
-    together = exact([use.usage.minus(Amounts(2_000, GIB)) for use in uses])
+    together = exact([use.usage.minus(ResourceAmounts(2_000, GIB)) for use in uses])
     for key in (ALL_PODS, class_key(PriorityClass.PROD)):
         assert with_margin(models.percentiles(key)) == pytest.approx(together, rel=0.1)
-    system = exact([Amounts(2_000, GIB)] * len(uses))
+    system = exact([ResourceAmounts(2_000, GIB)] * len(uses))
     assert with_margin(models.percentiles(SYSTEM)) == pytest.approx(system, rel=0.1)
 
-    requested = Amounts(80_000, 64 * GIB)
-    by_pods = requested.minus(Amounts(*(sum(each) for each in zip(*peaks, strict=True))))
+    requested = ResourceAmounts(80_000, 64 * GIB)
+    by_pods = requested.minus(ResourceAmounts(*(sum(each) for each in zip(*peaks, strict=True))))
     by_class = requested.minus(together).minus(system)
     ages_s: dict[str, float | None] = {str(number): COLD_START_S + 1 for number in range(len(days))}
     found_reclaimable = models.prod_reclaimable(uses[-1], ages_s)
@@ -175,20 +175,22 @@ def test_the_prediction_of_a_day_is_within_a_tenth_of_the_definition(seed: int) 
     assert models.prod_reclaimable(uses[-1], {}) == NOTHING
 
 
-OLD = PredictedPod(request=Amounts(4_000, 40), peak=Amounts(1_000, 50), age_s=COLD_START_S + 1)
+OLD = PredictedPod(
+    request=ResourceAmounts(4_000, 40), peak=ResourceAmounts(1_000, 50), age_s=COLD_START_S + 1
+)
 
 
 @pytest.mark.parametrize(
     ("pod", "reclaimable", "unreclaimable"),
     [
-        (OLD, Amounts(3_000, 0), Amounts(1_000, 50)),
-        (replace(OLD, age_s=COLD_START_S), NOTHING, Amounts(1_000, 50)),
-        (replace(OLD, age_s=None), NOTHING, Amounts(1_000, 50)),
-        (replace(OLD, is_ending=True), NOTHING, Amounts(1_000, 50)),
-        (replace(OLD, peak=None), NOTHING, Amounts(4_000, 40)),
+        (OLD, ResourceAmounts(3_000, 0), ResourceAmounts(1_000, 50)),
+        (replace(OLD, age_s=COLD_START_S), NOTHING, ResourceAmounts(1_000, 50)),
+        (replace(OLD, age_s=None), NOTHING, ResourceAmounts(1_000, 50)),
+        (replace(OLD, is_ending=True), NOTHING, ResourceAmounts(1_000, 50)),
+        (replace(OLD, peak=None), NOTHING, ResourceAmounts(4_000, 40)),
     ],
 )
-def test_a_pod(pod: PredictedPod, reclaimable: Amounts, unreclaimable: Amounts) -> None:
+def test_a_pod(pod: PredictedPod, reclaimable: ResourceAmounts, unreclaimable: ResourceAmounts) -> None:
     assert pod.reclaimable == reclaimable
     assert pod.unreclaimable == unreclaimable
 
@@ -196,14 +198,14 @@ def test_a_pod(pod: PredictedPod, reclaimable: Amounts, unreclaimable: Amounts) 
 @pytest.mark.parametrize(
     ("allocatable", "pods", "expected"),
     [
-        (Amounts(10_000, 100), [], NOTHING),
-        (Amounts(10_000, 100), [OLD, OLD], Amounts(6_000, 0)),
-        (Amounts(5_000, 100), [OLD, OLD], Amounts(3_000, 0)),
-        (Amounts(1_000, 10), [OLD, OLD], NOTHING),
-        (Amounts(10_000, 100), [OLD, replace(OLD, peak=None)], Amounts(3_000, 0)),
+        (ResourceAmounts(10_000, 100), [], NOTHING),
+        (ResourceAmounts(10_000, 100), [OLD, OLD], ResourceAmounts(6_000, 0)),
+        (ResourceAmounts(5_000, 100), [OLD, OLD], ResourceAmounts(3_000, 0)),
+        (ResourceAmounts(1_000, 10), [OLD, OLD], NOTHING),
+        (ResourceAmounts(10_000, 100), [OLD, replace(OLD, peak=None)], ResourceAmounts(3_000, 0)),
     ],
 )
-def test_by_pods(allocatable: Amounts, pods: list[PredictedPod], expected: Amounts) -> None:
+def test_by_pods(allocatable: ResourceAmounts, pods: list[PredictedPod], expected: ResourceAmounts) -> None:
     assert reclaimable_by_pods(allocatable, pods) == expected
 
 
@@ -211,14 +213,18 @@ def test_by_pods(allocatable: Amounts, pods: list[PredictedPod], expected: Amoun
     ("allocatable", "requested", "expected"),
     [
         # The peak is 1.1 * (1 + 4) CPUs and 1.1 * (10 + 40) bytes.
-        (Amounts(20_000, 200), Amounts(10_000, 100), Amounts(4_500, 45)),
-        (Amounts(8_000, 200), Amounts(10_000, 100), Amounts(2_500, 45)),
-        (Amounts(20_000, 200), Amounts(5_000, 100), Amounts(0, 45)),
-        (Amounts(1_000, 10), Amounts(10_000, 100), NOTHING),
+        (ResourceAmounts(20_000, 200), ResourceAmounts(10_000, 100), ResourceAmounts(4_500, 45)),
+        (ResourceAmounts(8_000, 200), ResourceAmounts(10_000, 100), ResourceAmounts(2_500, 45)),
+        (ResourceAmounts(20_000, 200), ResourceAmounts(5_000, 100), ResourceAmounts(0, 45)),
+        (ResourceAmounts(1_000, 10), ResourceAmounts(10_000, 100), NOTHING),
     ],
 )
-def test_by_class(allocatable: Amounts, requested: Amounts, expected: Amounts) -> None:
-    found = reclaimable_by_class(allocatable, requested, Amounts(1_000, 10), Amounts(4_000, 40))
+def test_by_class(
+    allocatable: ResourceAmounts, requested: ResourceAmounts, expected: ResourceAmounts
+) -> None:
+    found = reclaimable_by_class(
+        allocatable, requested, ResourceAmounts(1_000, 10), ResourceAmounts(4_000, 40)
+    )
     assert found == pytest.approx(expected)
 
 
@@ -228,16 +234,16 @@ def use_of(*uids: str) -> NodeUse:
             uid=uid,
             priority_class=PriorityClass.PROD,
             qos=QoSClass.LS,
-            request=Amounts(1_000, GIB),
-            usage=Amounts(500, GIB / 2),
+            request=ResourceAmounts(1_000, GIB),
+            usage=ResourceAmounts(500, GIB / 2),
         )
         for uid in uids
     )
     return NodeUse(
-        capacity=Amounts(8_000, 8 * GIB),
-        allocatable=Amounts(8_000, 8 * GIB),
+        capacity=ResourceAmounts(8_000, 8 * GIB),
+        allocatable=ResourceAmounts(8_000, 8 * GIB),
         reserved=NOTHING,
-        usage=Amounts(2_000, 2 * GIB),
+        usage=ResourceAmounts(2_000, 2 * GIB),
         pods=pods,
     )
 
@@ -255,11 +261,11 @@ def test_the_model_of_a_pod_that_went_is_dropped_after_a_day() -> None:
 def test_a_clock_that_was_ahead_leaves_no_samples_that_never_fade() -> None:
     """As of a node that boots with a wrong clock: what is learnt then is as old as it was."""
     models, years = Models(), 50 * 365 * EXPIRY_S
-    idle = replace(use_of("a"), usage=Amounts(100, GIB))
+    idle = replace(use_of("a"), usage=ResourceAmounts(100, GIB))
     models.train(use_of("gone"), NOW_S + years)
     models.train(idle, NOW_S + years + 60)
     for minute in range(5 * 24 * 60):
-        models.train(replace(use_of("a"), usage=Amounts(7_000, GIB)), NOW_S + 60 * minute)
+        models.train(replace(use_of("a"), usage=ResourceAmounts(7_000, GIB)), NOW_S + 60 * minute)
     found = models.percentiles(NODE)
     assert found is not None
     assert found.cpu_millicores == pytest.approx(7_000, rel=0.1)

@@ -7,9 +7,9 @@ import pytest
 from runtimeproxy.qos import PriorityClass, QoSClass
 from runtimeproxy.qosmanager.profiling.reclaimable import (
     NOTHING,
-    Amounts,
     NodeUse,
     PodUse,
+    ResourceAmounts,
     batch_resources,
     high_priority_max,
     high_priority_requested,
@@ -23,8 +23,8 @@ from runtimeproxy.slo.schema import CalculatePolicy, Colocation, MidReclaimMode
 
 
 def pod(
-    request: Amounts,
-    usage: Amounts | None,
+    request: ResourceAmounts,
+    usage: ResourceAmounts | None,
     priority_class: PriorityClass = PriorityClass.PROD,
     qos: QoSClass = QoSClass.LS,
 ) -> PodUse:
@@ -32,34 +32,36 @@ def pod(
 
 
 PODS = (
-    pod(Amounts(4_000, 40), Amounts(1_000, 50)),
-    pod(Amounts(2_000, 20), None),
-    pod(Amounts(8_000, 80), Amounts(3_000, 30), qos=QoSClass.LSE),
-    pod(Amounts(1_000, 10), Amounts(500, 5), PriorityClass.MID),
-    pod(Amounts(1_000, 10), Amounts(500, 5), PriorityClass.NONE, QoSClass.NONE),
-    pod(Amounts(9_000, 90), Amounts(9_000, 90), PriorityClass.BATCH, QoSClass.BE),
-    pod(Amounts(9_000, 90), Amounts(9_000, 90), PriorityClass.FREE, QoSClass.BE),
+    pod(ResourceAmounts(4_000, 40), ResourceAmounts(1_000, 50)),
+    pod(ResourceAmounts(2_000, 20), None),
+    pod(ResourceAmounts(8_000, 80), ResourceAmounts(3_000, 30), qos=QoSClass.LSE),
+    pod(ResourceAmounts(1_000, 10), ResourceAmounts(500, 5), PriorityClass.MID),
+    pod(ResourceAmounts(1_000, 10), ResourceAmounts(500, 5), PriorityClass.NONE, QoSClass.NONE),
+    pod(ResourceAmounts(9_000, 90), ResourceAmounts(9_000, 90), PriorityClass.BATCH, QoSClass.BE),
+    pod(ResourceAmounts(9_000, 90), ResourceAmounts(9_000, 90), PriorityClass.FREE, QoSClass.BE),
 )
 
 
 def test_pods_of_high_priority() -> None:
-    assert high_priority_used(PODS) == Amounts(1_000 + 2_000 + 8_000 + 500 + 500, 50 + 20 + 30 + 5 + 5)
-    assert high_priority_requested(PODS) == Amounts(16_000, 160)
-    assert high_priority_max(PODS) == Amounts(16_000, 50 + 20 + 80 + 10 + 10)
+    assert high_priority_used(PODS) == ResourceAmounts(
+        1_000 + 2_000 + 8_000 + 500 + 500, 50 + 20 + 30 + 5 + 5
+    )
+    assert high_priority_requested(PODS) == ResourceAmounts(16_000, 160)
+    assert high_priority_max(PODS) == ResourceAmounts(16_000, 50 + 20 + 80 + 10 + 10)
     assert high_priority_used(()) == NOTHING
 
 
 NODE = NodeUse(
-    capacity=Amounts(100_000, 1_000),
-    allocatable=Amounts(98_000, 980),
-    reserved=Amounts(2_000, 20),
-    usage=Amounts(45_000, 450),
+    capacity=ResourceAmounts(100_000, 1_000),
+    allocatable=ResourceAmounts(98_000, 980),
+    reserved=ResourceAmounts(2_000, 20),
+    usage=ResourceAmounts(45_000, 450),
     pods=(
-        pod(Amounts(30_000, 300), Amounts(20_000, 250)),
-        pod(Amounts(9_000, 90), Amounts(10_000, 100), PriorityClass.BATCH, QoSClass.BE),
+        pod(ResourceAmounts(30_000, 300), ResourceAmounts(20_000, 250)),
+        pod(ResourceAmounts(9_000, 90), ResourceAmounts(10_000, 100), PriorityClass.BATCH, QoSClass.BE),
     ),
-    applications=Amounts(5_000, 50),
-    high_priority_applications=Amounts(3_000, 30),
+    applications=ResourceAmounts(5_000, 50),
+    high_priority_applications=ResourceAmounts(3_000, 30),
 )
 """System: 45 - 30 - 5 = 10 CPUs, 450 - 350 - 50 = 50 bytes; with applications of high priority 13 and 80."""
 USAGE, REQUEST = CalculatePolicy.USAGE, CalculatePolicy.REQUEST
@@ -67,9 +69,9 @@ MAX = CalculatePolicy.MAX_USAGE_REQUEST
 
 
 def test_system() -> None:
-    assert NODE.system_usage == Amounts(10_000, 50)
-    assert NODE.system_used == Amounts(13_000, 80)
-    assert replace(NODE, reserved=Amounts(20_000, 0)).system_used == Amounts(20_000, 80)
+    assert NODE.system_usage == ResourceAmounts(10_000, 50)
+    assert NODE.system_used == ResourceAmounts(13_000, 80)
+    assert replace(NODE, reserved=ResourceAmounts(20_000, 0)).system_used == ResourceAmounts(20_000, 80)
     assert replace(NODE, usage=NOTHING).system_usage == NOTHING
 
 
@@ -77,27 +79,30 @@ def test_system() -> None:
     ("strategy", "expected"),
     [
         # 60 % and 65 % of capacity, less system 13 and 80, less pods 20 and 250.
-        (Colocation(), Amounts(60_000 - 13_000 - 20_000, 650 - 80 - 250)),
-        (Colocation(memory_calculate_policy=REQUEST), Amounts(27_000, 650 - 20 - 300)),
-        (Colocation(cpu_calculate_policy=REQUEST), Amounts(27_000, 320)),
+        (Colocation(), ResourceAmounts(60_000 - 13_000 - 20_000, 650 - 80 - 250)),
+        (Colocation(memory_calculate_policy=REQUEST), ResourceAmounts(27_000, 650 - 20 - 300)),
+        (Colocation(cpu_calculate_policy=REQUEST), ResourceAmounts(27_000, 320)),
         (
             Colocation(cpu_calculate_policy=MAX, memory_calculate_policy=MAX),
-            Amounts(60_000 - 13_000 - 30_000, 650 - 80 - 300),
+            ResourceAmounts(60_000 - 13_000 - 30_000, 650 - 80 - 300),
         ),
-        (Colocation(batch_cpu_threshold_percent=20, batch_memory_threshold_percent=99), Amounts(20_000, 320)),
-        (Colocation(batch_cpu_threshold_percent=0), Amounts(0, 320)),
+        (
+            Colocation(batch_cpu_threshold_percent=20, batch_memory_threshold_percent=99),
+            ResourceAmounts(20_000, 320),
+        ),
+        (Colocation(batch_cpu_threshold_percent=0), ResourceAmounts(0, 320)),
         (Colocation(cpu_reclaim_threshold_percent=30, memory_reclaim_threshold_percent=30), NOTHING),
         (
             Colocation(cpu_reclaim_threshold_percent=100, memory_reclaim_threshold_percent=100),
-            Amounts(100_000 - 33_000, 1_000 - 330),
+            ResourceAmounts(100_000 - 33_000, 1_000 - 330),
         ),
     ],
 )
-def test_batch(strategy: Colocation, expected: Amounts) -> None:
+def test_batch(strategy: Colocation, expected: ResourceAmounts) -> None:
     assert batch_resources(NODE, strategy) == expected
 
 
-RECLAIMABLE = Amounts(15_000, 150)
+RECLAIMABLE = ResourceAmounts(15_000, 150)
 
 
 @pytest.mark.parametrize(
@@ -105,13 +110,13 @@ RECLAIMABLE = Amounts(15_000, 150)
     [
         (Colocation(), RECLAIMABLE, RECLAIMABLE),
         # At most what the node does not use: 55 and 550.
-        (Colocation(), Amounts(90_000, 900), Amounts(55_000, 550)),
+        (Colocation(), ResourceAmounts(90_000, 900), ResourceAmounts(55_000, 550)),
         # A tenth of what prod pods have not requested: 68 and 680.
-        (Colocation(mid_unallocated_percent=10), RECLAIMABLE, Amounts(21_800, 218)),
+        (Colocation(mid_unallocated_percent=10), RECLAIMABLE, ResourceAmounts(21_800, 218)),
         (
             Colocation(mid_cpu_threshold_percent=10, mid_memory_threshold_percent=12),
             RECLAIMABLE,
-            Amounts(10_000, 120),
+            ResourceAmounts(10_000, 120),
         ),
         (Colocation(), NOTHING, NOTHING),
         (
@@ -122,25 +127,27 @@ RECLAIMABLE = Amounts(15_000, 150)
                 mid_memory_threshold_percent=20,
             ),
             RECLAIMABLE,
-            Amounts(7_000, 200),
+            ResourceAmounts(7_000, 200),
         ),
     ],
 )
-def test_mid(strategy: Colocation, reclaimable: Amounts, expected: Amounts) -> None:
+def test_mid(strategy: Colocation, reclaimable: ResourceAmounts, expected: ResourceAmounts) -> None:
     assert mid_resources(NODE, reclaimable, strategy) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("batch", "ratio", "allocated", "expected"),
     [
-        (Amounts(1_000.9, 99.9), None, NOTHING, Amounts(1_000, 99)),
-        (Amounts(1_000, 100), 1.2, NOTHING, Amounts(1_200, 100)),
-        (Amounts(1_000, 100), 0.8, NOTHING, Amounts(1_000, 100)),
-        (Amounts(1_000, 100), 1.5, Amounts(300, 20), Amounts(1_200, 80)),
-        (Amounts(1_000, 100), None, Amounts(3_000, 20), Amounts(0, 80)),
+        (ResourceAmounts(1_000.9, 99.9), None, NOTHING, ResourceAmounts(1_000, 99)),
+        (ResourceAmounts(1_000, 100), 1.2, NOTHING, ResourceAmounts(1_200, 100)),
+        (ResourceAmounts(1_000, 100), 0.8, NOTHING, ResourceAmounts(1_000, 100)),
+        (ResourceAmounts(1_000, 100), 1.5, ResourceAmounts(300, 20), ResourceAmounts(1_200, 80)),
+        (ResourceAmounts(1_000, 100), None, ResourceAmounts(3_000, 20), ResourceAmounts(0, 80)),
     ],
 )
-def test_published(batch: Amounts, ratio: float | None, allocated: Amounts, expected: Amounts) -> None:
+def test_published(
+    batch: ResourceAmounts, ratio: float | None, allocated: ResourceAmounts, expected: ResourceAmounts
+) -> None:
     assert published_batch(batch, ratio, allocated) == expected
 
 
@@ -148,15 +155,17 @@ def test_published(batch: Amounts, ratio: float | None, allocated: Amounts, expe
     ("before", "age_s", "now", "expected"),
     [
         (None, 0, NOTHING, True),
-        (Amounts(1_000, 100), 10, Amounts(1_100, 100), False),
-        (Amounts(1_000, 100), 10, Amounts(1_101, 100), True),
-        (Amounts(1_000, 100), 10, Amounts(1_000, 89), True),
-        (Amounts(0, 0), 10, Amounts(1, 0), True),
-        (Amounts(1_000, 100), 299, Amounts(1_000, 100), False),
-        (Amounts(1_000, 100), 300, Amounts(1_000, 100), True),
+        (ResourceAmounts(1_000, 100), 10, ResourceAmounts(1_100, 100), False),
+        (ResourceAmounts(1_000, 100), 10, ResourceAmounts(1_101, 100), True),
+        (ResourceAmounts(1_000, 100), 10, ResourceAmounts(1_000, 89), True),
+        (ResourceAmounts(0, 0), 10, ResourceAmounts(1, 0), True),
+        (ResourceAmounts(1_000, 100), 299, ResourceAmounts(1_000, 100), False),
+        (ResourceAmounts(1_000, 100), 300, ResourceAmounts(1_000, 100), True),
     ],
 )
-def test_when_to_publish(before: Amounts | None, age_s: float, now: Amounts, *, expected: bool) -> None:
+def test_when_to_publish(
+    before: ResourceAmounts | None, age_s: float, now: ResourceAmounts, *, expected: bool
+) -> None:
     assert is_to_publish(before, age_s, now, Colocation()) is expected
 
 

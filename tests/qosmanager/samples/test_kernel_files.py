@@ -15,9 +15,9 @@ from runtimeproxy.qosmanager.samples.kernel_files import (
     CPU_SOURCES,
     MEMORY_SOURCES,
     PRESSURE_SOURCES,
+    FileGroup,
     ImplausibleError,
     Numbers,
-    Source,
     Values,
     cgroup_sources,
     decode_cpu_stat_v1,
@@ -156,13 +156,13 @@ WORDS = st.sampled_from(
 
 
 @given(st.sampled_from(EVERY_SOURCE), st.lists(WORDS, max_size=40), st.sampled_from([b" ", b"\n"]))
-def test_no_content_is_another_error(source: Source, words: list[bytes], separator: bytes) -> None:
+def test_no_content_is_another_error(source: FileGroup, words: list[bytes], separator: bytes) -> None:
     content = separator.join(words)
     with contextlib.suppress(ValueError):
         assert all(number >= 0 for number in source.decode([content] * len(source.files)))
 
 
-def source_of(sources: Sequence[Source], metric: Metric) -> Source:
+def source_of(sources: Sequence[FileGroup], metric: Metric) -> FileGroup:
     return next(each for each in sources if metric in each.metrics)
 
 
@@ -179,7 +179,7 @@ def source_of(sources: Sequence[Source], metric: Metric) -> Source:
         (source_of(node_sources([]), Metric.CPU_USAGE), (3 * os.sysconf("SC_CLK_TCK"),), 2.0, (1.5,)),
     ],
 )
-def test_counters(source: Source, growth: Numbers, elapsed_s: float, expected: Values) -> None:
+def test_counters(source: FileGroup, growth: Numbers, elapsed_s: float, expected: Values) -> None:
     assert source.rate is not None
     assert source.rate(growth, elapsed_s) == expected
 
@@ -193,7 +193,7 @@ def test_counters(source: Source, growth: Numbers, elapsed_s: float, expected: V
         (source_of(node_sources([]), Metric.MEMORY_USAGE), (1000, 300, 600, 100), (700.0, 600.0, 400.0)),
     ],
 )
-def test_gauges(source: Source, numbers: Numbers, expected: Values) -> None:
+def test_gauges(source: FileGroup, numbers: Numbers, expected: Values) -> None:
     assert source.gauge is not None
     assert source.gauge(numbers) == expected
 

@@ -14,6 +14,7 @@ from runtimeproxy.pods.store import PodStore
 from runtimeproxy.service.api.pods import AmbiguousPodError, UnknownPodError, find_containers, find_pod
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod
+from tests.daemon.driving import pod as named_pod
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
@@ -132,6 +133,23 @@ def test_values_of_variables_stay_in_the_daemon(explained: tuple[Any, ProxyProce
         *api.WatchAudit(api_pb2.WatchAuditRequest(), timeout=30),
     ]
     assert "HIDDEN-VALUE" not in str(answers)
+
+
+def test_names_that_are_not_known(explained: tuple[Any, ProxyProcess, CriClient]) -> None:
+    api, _, client = explained
+    annotations = {
+        "koordinator.sh/cpuBrust": "{}",
+        "koordinator.sh/cpuBurst": '{"burstShares": 2}',
+        "koordinator.sh/new": "",
+    }
+    named_pod(client, "named", annotations=annotations).run()
+    answer = explain(api, "default/named")
+    (problem,) = answer.problems
+    assert problem.endswith("; did you mean koordinator.sh/cpuBurst?")
+    assert [each.partition(" is not")[0] for each in answer.notes] == [
+        "koordinator.sh/new",
+        "koordinator.sh/cpuBurst: burstShares",
+    ]
 
 
 def test_one_container_only(explained: tuple[Any, ProxyProcess, CriClient]) -> None:

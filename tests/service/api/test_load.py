@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,10 +14,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.service.api import handlers
+from runtimeproxy.http2 import server
+from runtimeproxy.http2.server import Budget, GrpcServer
+from runtimeproxy.logs import FailureLog
+from runtimeproxy.service.api.handlers import api_methods
 from runtimeproxy.service.api.loading import MOST_CALLS, READ_SERVICE
 from runtimeproxy.service.api.simulate import MOST_CALLS as MOST_SIMULATED
-from runtimeproxy.service.local_services import NOT_SERVING, SERVING, RuntimeHealth
+from runtimeproxy.service.local_services import NOT_SERVING, SERVING, make_server
 from tests.lab.cri_client import CriClient
 
 SIMULATE = f"/{READ_SERVICE}/Simulate"
@@ -39,28 +43,28 @@ class Waiting:
 
 
 @asynccontextmanager
-async def served(server: grpc.aio.Server) -> AsyncIterator[grpc.aio.Channel]:
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+async def served(made: GrpcServer, folder: Path) -> AsyncIterator[grpc.aio.Channel]:
+    path = f"{folder}/own.sock"
+    listener = await asyncio.get_running_loop().create_unix_server(made.protocol, path)
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             yield channel
     finally:
-        await server.stop(None)
+        listener.close()
+        await made.stop()
+        assert made.budget.used_bytes == 0
 
 
-def server_of(servicer: Waiting) -> grpc.aio.Server:
+def server_of(servicer: Waiting) -> GrpcServer:
     async def load() -> Any:
         return servicer
 
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((handlers.handlers(READ_SERVICE, load),))
-    return server
+    return GrpcServer(api_methods(READ_SERVICE, load, FailureLog()), Budget(), FailureLog())
 
 
-async def test_simulations_are_refused_when_many_wait() -> None:
+async def test_simulations_are_refused_when_many_wait(socket_folder: Path) -> None:
     servicer = Waiting()
-    async with served(server_of(servicer)) as channel:
+    async with served(server_of(servicer), socket_folder) as channel:
         simulate: Any = channel.unary_unary(SIMULATE)
         begun = [simulate(b"") for _ in range(MOST_CALLS["Simulate"])]
         await servicer.all_begun.wait()
@@ -74,13 +78,29 @@ async def test_simulations_are_refused_when_many_wait() -> None:
         assert await simulate(b"") == b""
 
 
-async def test_a_request_that_does_not_come_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers, "REQUEST_S", 0.01)
+async def test_a_request_that_does_not_come_in_time(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.01)
     servicer = Waiting()
-    async with served(server_of(servicer)) as channel:
+    async with served(server_of(servicer), socket_folder) as channel:
         call: Any = channel.stream_unary(SIMULATE)()
         assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert not servicer.begun
+
+
+async def test_requests_that_cannot_be_read_cost_one_line(
+    socket_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(server_of(Waiting()), socket_folder) as channel:
+        simulate: Any = channel.unary_unary(SIMULATE)
+        for _ in range(3):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await simulate(b"\xff")
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    (record,) = caplog.records
+    assert record.getMessage() == "own services: a request of Simulate cannot be read"
+    assert record.exc_info is None
 
 
 def test_a_simulation_of_too_many_pods_is_refused(shared_client: CriClient) -> None:
@@ -94,7 +114,7 @@ def test_a_simulation_of_too_many_pods_is_refused(shared_client: CriClient) -> N
     assert f"has {MOST_SIMULATED + 1} pods and containers" in error.details()
 
 
-async def test_all_watches_of_the_health_share_one_probe() -> None:
+async def test_all_watches_of_the_health_share_one_probe(socket_folder: Path) -> None:
     probes, stopping = 0, asyncio.Event()
 
     async def probe() -> bool:
@@ -102,9 +122,7 @@ async def test_all_watches_of_the_health_share_one_probe() -> None:
         probes += 1
         return True
 
-    server = grpc.aio.server()
-    health_pb2_grpc.add_HealthServicer_to_server(RuntimeHealth(probe, stopping), server)
-    async with served(server) as channel:
+    async with served(make_server(probe, stopping), socket_folder) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(100)]
         assert {(await each.read()).status for each in watches} == {SERVING}

@@ -10,8 +10,8 @@ from runtimeproxy.node.snapshot import Cpu, KubeletFacts, Node, PodCpus, Pool, P
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.service.api.node import cpus_of, pools_of, reserved_of, shown_texts
 from runtimeproxy.service.api.strategies import as_json, strategy_fields
-from runtimeproxy.slo.schema import CpuBurst
-from runtimeproxy.slo.strategies import Provenance, Source, Strategies
+from runtimeproxy.slo.schema import CpuBurstStrategy
+from runtimeproxy.slo.strategies import Layer, Provenance, Strategies
 from runtimeproxy.units import format_cpu_list
 from tests.daemon.conftest import Daemons
 from tests.lab.cri_client import CriClient
@@ -66,10 +66,10 @@ def test_labels_of_nobodys_business_are_left_out() -> None:
 
 def test_fields_of_strategies_with_provenance() -> None:
     provenance = {
-        "cpu_burst.cpu_burst_percent": Provenance(Source.CLUSTER, "/x/slo.yaml", "cpu-burst-config"),
+        "cpu_burst.cpu_burst_percent": Provenance(Layer.CLUSTER, "/x/slo.yaml", "cpu-burst-config"),
         "no.such.field": Provenance(),
     }
-    strategies = Strategies(cpu_burst=CpuBurst(cpu_burst_percent=500), provenance=provenance)
+    strategies = Strategies(cpu_burst=CpuBurstStrategy(cpu_burst_percent=500), provenance=provenance)
     (field,) = strategy_fields(strategies, provenance)
     assert (field.path, field.value) == ("cpu_burst.cpu_burst_percent", "500")
     assert field.provenance.text == "cluster strategy of cpu-burst-config in /x/slo.yaml"
@@ -92,10 +92,18 @@ def test_values_as_json() -> None:
         (
             Node(
                 kubelet=KubeletFacts(reserved={"cpu": 500}, reserved_cpus=frozenset({1})),
-                annotations={RESERVATION: '{"resources": {"cpu": "2"}, "reservedCPUs": "0"}'},
+                annotations={RESERVATION: '{"resources": {"cpu": "2", "memory": "1Gi"}}'},
             ),
-            {"cpu": 2000},
-            "0-1",
+            {"cpu": 2000, "memory": 1 << 30},
+            "1",
+        ),
+        (
+            Node(
+                kubelet=KubeletFacts(reserved={"cpu": 500}),
+                annotations={RESERVATION: '{"resources": {"cpu": "8"}, "reservedCPUs": "0-2"}'},
+            ),
+            {"cpu": 3000},
+            "0-2",
         ),
         (
             Node(
@@ -105,8 +113,16 @@ def test_values_as_json() -> None:
                     '"applyPolicy": "ReservedCPUsOnly"}'
                 },
             ),
-            {"cpu": 500},
+            {"cpu": 1000},
             "0",
+        ),
+        (
+            Node(
+                kubelet=KubeletFacts(reserved={"cpu": 500}),
+                annotations={RESERVATION: '{"resources": {"cpu": "2", "memory": "much"}}'},
+            ),
+            {"cpu": 500},
+            "",
         ),
         (Node(annotations={RESERVATION: "no JSON"}), {}, ""),
     ],

@@ -16,6 +16,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor
 
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy import api_names
 from runtimeproxy.service.api import status as status_module
 from runtimeproxy.service.api.status import problems_of, read_memory
 from runtimeproxy.testing import FakeRuntime
@@ -172,6 +173,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"ledger": {"occupiedPods": 2}}, "2 pods own CPUs that others have not left."),
     ({"ledger": {"sysctlProblems": ["sysctls are left"]}}, "Sysctls are left."),
     ({"records": {"checkpointSetAside": "/x.bad"}}, "is set aside as /x.bad."),
+    ({"records": {"checkpointLost": "2"}}, "was removed or replaced, times: 2; it is made anew."),
     ({"records": {"isRecovered": False}}, "have not been compared with the runtime"),
     ({"upgrade": {"error": "no"}}, "The last upgrade failed: no."),
     ({"hookServers": [{"name": "a", "isBreakerOpen": True, "lastError": "late"}]}, "answers again: late."),
@@ -179,7 +181,12 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"registrationProblems": ["x: bad"]}, "Hook server registration: x: bad."),
     ({"node": {"problems": ["slo.yaml: bad"]}}, "Node: slo.yaml: bad."),
     ({"node": {"hangsSince": "2026-01-01T00:00:00Z"}}, "inputs hangs"),
-    ({"policies": [{"name": "p", "hangingThreads": 1}]}, "Policy p hangs and is skipped."),
+    ({"policies": [{"name": "p", "hangingThreads": 1}]}, "`koord-runtime-proxy upgrade` ends its thread."),
+    (
+        {"policies": [{"name": "p", "hangingThreads": 2, "replacedThreads": 2}]},
+        "2 threads hang in policy p as it was before a reload",
+    ),
+    ({"records": {"misspelledNames": ["a/b: c is not known"]}}, "Pod a/b: c is not known."),
     ({"policies": [{"name": "p", "isKept": True, "reason": "r"}]}, "as it was loaded before: r."),
     ({"ledger": {"yielded": [{"field": "f", "cgroup": "/c", "ours": "1", "theirs": "2"}]}}, "writing 2"),
     ({"ledger": {"failedWrites": [{"field": "f", "cgroup": "/c", "error": "busy"}]}}, "/c: busy."),
@@ -188,6 +195,50 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"ledger": {"changeProblem": "a change ended"}}, "A change ended."),
     ({"ledger": {"allocationProblem": "allocations cannot"}}, "Allocations cannot."),
     ({"ledger": {"hangingFiles": 1}}, "1 reads or writes of files hang."),
+    (
+        {"claimOwners": [{"name": "o", "refused": 2, "refusal": "it may not claim f"}]},
+        "2 claims of o were refused, the last one as it may not claim f.",
+    ),
+    (
+        {
+            "ledger": {
+                "unapplied": [
+                    {"field": "sysctl[vm.x]", "wanted": "1", "cause": "foreign", "reason": "others write 7"}
+                ]
+            }
+        },
+        "sysctl[vm.x] is not 1: others write 7.",
+    ),
+    (
+        {
+            "ledger": {
+                "unapplied": [
+                    {
+                        "field": "cpuset.cpus",
+                        "target": "a/b",
+                        "cause": "invalid",
+                        "reason": "no CPU 9",
+                    }
+                ]
+            }
+        },
+        "1 values of what runs cannot be used, such as cpuset.cpus of a/b: no CPU 9.",
+    ),
+    ({"qosManager": {"state": "STATE_MISSING", "note": "Start it."}}, "Start it."),
+    (
+        {
+            "qosManager": {
+                "state": "STATE_RUNNING",
+                "report": {
+                    "plugins": [
+                        {"name": "p", "mode": "MODE_ENFORCE", "isWanted": True, "problem": "it hangs"},
+                        {"name": "q", "mode": "MODE_OFF", "isWanted": True, "problem": "it hangs"},
+                    ]
+                },
+            }
+        },
+        "koord-qos-manager: p does nothing: it hangs.",
+    ),
     ({"lastReload": {"changedCode": ["x is new"]}}, "x is new; an upgrade takes it into use."),
 ]
 HEALTHY: dict[str, Any] = {"runtime": {"answers": True}, "records": {"isRecovered": True}}
@@ -209,6 +260,13 @@ def test_the_sentence_of_each_problem(trouble: dict[str, Any], sentence: str) ->
     assert sentence in found
 
 
+def test_what_is_as_configured_is_no_problem() -> None:
+    waits = {"field": "memory.limit_in_bytes", "cause": "lower-limit", "reason": "why"}
+    left = {"state": "STATE_LEFT", "note": "koordlet does it"}
+    status = {**HEALTHY, "ledger": {"unapplied": [waits]}, "qosManager": left}
+    assert not list(problems_of(json_format.ParseDict(status, api_pb2.GetStatusResponse())))
+
+
 def test_no_problem() -> None:
     assert not list(problems_of(json_format.ParseDict(HEALTHY, api_pb2.GetStatusResponse())))
 
@@ -227,7 +285,7 @@ def declared(message: Descriptor, seen: set[str]) -> Iterator[tuple[str, str]]:
 
 def filled() -> Iterator[tuple[str, str]]:
     """The fields that the API's code sets: keywords of messages, and what it sets in a status."""
-    for path in Path(status_module.__file__).parent.glob("*.py"):
+    for path in (*Path(status_module.__file__).parent.glob("*.py"), Path(api_names.__file__)):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 yield from ((node.func.attr, each.arg) for each in node.keywords if each.arg)

@@ -16,7 +16,7 @@ from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.service.api.audit_feed import entry_message, matches
-from runtimeproxy.service.api.pods import Amounts, amounts_of, extended_amounts
+from runtimeproxy.service.api.pods import PodAmounts, amounts_of, extended_amounts
 from runtimeproxy.service.api.watching import (
     SLOW_S,
     SlowWatcherError,
@@ -24,7 +24,8 @@ from runtimeproxy.service.api.watching import (
     Watcher,
     Watchers,
 )
-from tests.daemon.driving import batch_pod, pod
+from runtimeproxy.testing.builders import pod_sandbox_config
+from tests.daemon.driving import Pod, batch_pod
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
@@ -188,7 +189,7 @@ def test_what_a_container_asks_for(
     requested: Resources, known: dict[str, int], requests: dict[str, int], limits: dict[str, int]
 ) -> None:
     assert amounts_of(requested, known) == (requests, limits)
-    both = amounts_of(requested, known, Amounts({"kubernetes.io/batch-cpu": 1}, {}))
+    both = amounts_of(requested, known, PodAmounts({"kubernetes.io/batch-cpu": 1}, {}))
     assert both == ({**requests, "kubernetes.io/batch-cpu": 1}, limits)
 
 
@@ -200,9 +201,12 @@ def test_an_annotation_that_cannot_be_read(text: str) -> None:
 
 def test_a_pod_has_the_cpus_that_the_scheduler_gave_it(own_api: Any, client: CriClient) -> None:
     # With the default shared pools nothing is allocated here: BE pods have to leave them all the same.
-    pod(client, annotations={"scheduling.koordinator.sh/resource-status": '{"cpuset": "0-1"}'}).run()
+    annotations = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "0-1"}'}
+    for qos in ("LSE", "LSR", "LS", "BE"):
+        Pod(client, pod_sandbox_config(f"pod-{qos.lower()}", qos=qos, annotations=annotations)).run()
     (answer,) = pods(own_api, snapshot_only=True)
-    assert [each.allocated_cpus for each in answer.snapshot.pods] == ["0-1"]
+    found = {each.qos_class: each.allocated_cpus for each in answer.snapshot.pods}
+    assert found == {"LSE": "0-1", "LSR": "0-1", "LS": "", "BE": ""}
 
 
 def test_a_snapshot_only_and_one_namespace(own_api: Any, client: CriClient) -> None:

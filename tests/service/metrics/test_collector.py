@@ -6,11 +6,11 @@ from prometheus_client.core import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from runtimeproxy.counts import Histogram, RelayCounts
+from runtimeproxy.frontends.cri_proxy.interception import Outcome
 from runtimeproxy.hooks import Hook, Mode
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.counts import EntryKey, PolicyCounts
-from runtimeproxy.interception import Outcome
 from runtimeproxy.pods.records import Book, Entry, Level, Original
 from runtimeproxy.service.metrics.collector import Sample, families, of_books, of_policies, of_relay
 from runtimeproxy.service.metrics.table import METRICS

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.config.validation import TcpAddress
+from runtimeproxy.config.parsing import TcpAddress
 from runtimeproxy.service.metrics import server as module
 from runtimeproxy.service.metrics.collector import Exposition
 from runtimeproxy.service.metrics.server import MAX_HEAD_BYTES, MOST_CLIENTS, MetricsServer
+from tests.peers.aio import until
 
 
 async def read(accept: str) -> Exposition:
@@ -186,11 +187,53 @@ async def test_clients_that_are_being_answered_keep_their_places(socket_folder: 
     server = MetricsServer(str(path), slowly)
     await server.open()
     answered = [asyncio.ensure_future(exchange(path, REQUEST)) for _ in range(MOST_CLIENTS)]
-    for _ in answered:
-        await begun.acquire()
+    await until(lambda: len(server._clients) == MOST_CLIENTS and not server._silent)
+    # They share one reading of the numbers.
+    await begun.acquire()
+    assert begun.locked()
     assert await exchange(path, REQUEST) == b""
     go_on.set()
     assert all(each.startswith(b"HTTP/1.1 200 ") for each in await asyncio.gather(*answered))
+    server.close()
+
+
+async def test_clients_that_do_not_read_make_room(socket_folder: Path) -> None:
+    path = socket_folder / "metrics.sock"
+
+    async def long(accept: str) -> Exposition:
+        return Exposition("text/plain", bytes(4 << 20))
+
+    server = MetricsServer(str(path), long)
+    await server.open()
+    idle = [await asyncio.open_unix_connection(path, limit=1024) for _ in range(MOST_CLIENTS)]
+    for _, writer in idle:
+        writer.write(REQUEST)
+    await until(lambda: len(server._unread) == MOST_CLIENTS)
+    assert (await exchange(path, REQUEST)).startswith(b"HTTP/1.1 200 ")
+    for _, writer in idle:
+        writer.transport.abort()
+    server.close()
+
+
+async def test_a_client_that_leaves_before_its_response_is_no_error(
+    socket_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, go_on = socket_folder / "metrics.sock", asyncio.Event()
+
+    async def slowly(accept: str) -> Exposition:
+        await go_on.wait()
+        return await read(accept)
+
+    server = MetricsServer(str(path), slowly)
+    await server.open()
+    _, writer = await asyncio.open_unix_connection(path)
+    writer.write(REQUEST)
+    await until(lambda: bool(server._readings))
+    writer.transport.abort()
+    await until(lambda: all(each.is_closing() for each in server._clients))
+    go_on.set()
+    await until(lambda: not server._clients)
+    assert "metrics cannot be read" not in caplog.text
     server.close()
 
 

@@ -44,6 +44,11 @@ PARTS = ("status", "node", "pods", "audit")
         ("localhost.attacker.example", False),
         ("127.0.0.1.attacker.example", False),
         ("[attacker.example]", False),
+        ("[127.0.0.1]attacker.example", False),
+        ("[::1]attacker.example:9751", False),
+        ("[::1", False),
+        ("127.0.0.1:80attacker.example", False),
+        ("localhost:80@attacker.example", False),
         ("1", False),
     ],
 )

@@ -10,12 +10,12 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from runtimeproxy import __version__
-from runtimeproxy.calls.traced_call import CallTrace, TracedDecision
 from runtimeproxy.errors import StatusCode
+from runtimeproxy.frontends.cri_proxy.calls.call_trace import CallTrace, TracedDecision
 from runtimeproxy.hooks import Hook
-from runtimeproxy.hooks.audit import AuditEntry, AuditKind
-from runtimeproxy.hooks.origin import PolicyRun, TraceParent
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, PolicyRun
 from runtimeproxy.hooks.policy import Mode
+from runtimeproxy.hooks.traceparent import TraceParent
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.service.tracing import otlp
 from runtimeproxy.service.tracing.otlp import MOST_FIELDS, OtlpSender, attributes_of, policy_events

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from runtimeproxy.calls.traced_call import CallTrace
 from runtimeproxy.config.settings import TracingSettings
+from runtimeproxy.frontends.cri_proxy.calls.call_trace import CallTrace
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.service.tracing import traces
 from runtimeproxy.service.tracing.traces import MOST_AT_ONCE, MOST_QUEUED, Traces

@@ -1,0 +1,205 @@
+"""Checks of settings against the node: folders, the node's inputs, registrations, time limits."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from runtimeproxy.config.settings import Settings
+from runtimeproxy.config.validation import places_of
+from runtimeproxy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from runtimeproxy.config.settings import Settings
+    from runtimeproxy.config.sources import Reading
+    from runtimeproxy.hooks.loading import LoadProblem, LoadResult
+
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+@dataclass(slots=True)
+class Findings:
+    """A problem: a setting has no effect. A warning: it has less effect than it seems, or may have none."""
+
+    problems: list[ConfigError] = field(default_factory=list)
+    warnings: list[ConfigError] = field(default_factory=list)
+
+
+def check_on_node(reading: Reading, policies: LoadResult) -> Findings:
+    """Returns every problem and warning, beginning with those of the reading.
+
+    Args:
+        reading: the settings and their problems.
+        policies: the result of loading policies with these settings.
+    """
+    findings = Findings(list(reading.errors))
+    findings.problems += (_policy_problem(reading, each) for each in policies.problems)
+    _check_folders(reading, findings)
+    _check_registrations(reading, findings)
+    _check_node(reading, findings)
+    _check_kubernetes(reading, findings)
+    findings.warnings += _late(reading, policies)
+    return findings
+
+
+def _policy_problem(reading: Reading, problem: LoadProblem) -> ConfigError:
+    """Names the source of the policy's settings, if it has any; the text names its file or module."""
+    if problem.name in reading.settings.policies:
+        return reading.error(("policies", problem.name), str(problem))
+    return ConfigError("policies", "", str(problem))
+
+
+def _check_folders(reading: Reading, findings: Findings) -> None:
+    settings = reading.settings
+    state, servers = Path(settings.state.dir), Path(settings.hooks.server_config_dir)
+    endpoint = Path(settings.proxy.endpoint)
+    wrong = {
+        ("state", "dir"): _folder_problem(state, os.R_OK | os.W_OK | os.X_OK),
+        ("hooks", "server_config_dir"): _folder_problem(servers, os.R_OK | os.X_OK),
+        ("proxy", "endpoint"): _folder_problem(endpoint.parent, os.X_OK) or _socket_problem(endpoint),
+    }
+    node = {name: getattr(settings.node, name) for name in ("sysfs_root", "objects_dir", "kubelet_dir")}
+    wrong |= {("node", name): _folder_problem(Path(path), 0) for name, path in node.items() if path}
+    findings.problems += (reading.error(key, reason) for key, reason in wrong.items() if reason)
+    if settings.cgroups.enabled and not Path(settings.cgroups.root).is_dir():
+        reason = f"{settings.cgroups.root} is not a folder: no cgroup value can be written"
+        findings.warnings.append(reading.error(("cgroups", "root"), reason))
+    defaults = Settings()
+    for group, name, what in (
+        ("hooks", "server_config_dir", "no hook server"),
+        ("hooks", "policies_dir", "no policy"),
+        ("node", "objects_dir", "no object"),
+        ("node", "kubelet_dir", "nothing"),
+    ):
+        named = getattr(getattr(settings, group), name)
+        if named not in ("", getattr(getattr(defaults, group), name)) and not os.path.lexists(named):
+            reason = f"{named} does not exist: {what} is loaded from it"
+            findings.warnings.append(reading.error((group, name), reason))
+    objects = Path(settings.node.objects_dir or os.devnull)
+    for key, folder in (
+        (("state", "dir"), state),
+        (("hooks", "server_config_dir"), servers),
+        (("node", "objects_dir"), objects),
+    ):
+        if reason := _others_write(folder):
+            findings.warnings.append(reading.error(key, reason))
+
+
+def _folder_problem(folder: Path, access: int) -> str:
+    """Why a folder cannot be used; empty if it can, or can be made when it is needed."""
+    there = folder
+    try:
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        if not there.is_dir():
+            return f"{there} is not a folder"
+    except OSError as error:
+        return f"{folder} cannot be read: {error.strerror}"
+    if there == folder and not os.access(folder, access):
+        missing = [name for name, bit in (("read", os.R_OK), ("write", os.W_OK)) if access & bit]
+        return f"user {os.geteuid()} cannot {' and '.join(missing) or 'enter'} {folder}"
+    return ""
+
+
+def _socket_problem(path: Path) -> str:
+    try:
+        is_other = path.exists() and not path.is_socket()
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    return f"{path} exists and is not a socket" if is_other else ""
+
+
+def _others_write(folder: Path) -> str:
+    """Why a folder is not safe; empty if only the proxy's user or root may write to it."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return ""
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{folder} belongs to user {status.st_uid}, who can thus change pods of this node"
+    if status.st_mode & _OTHERS_WRITE:
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
+        return f"{folder} has mode {mode}: everyone who can write to it can change pods of this node"
+    return ""
+
+
+def _check_node(reading: Reading, findings: Findings) -> None:
+    """Reads the node's inputs; their problems are warnings, as the daemon keeps the last good ones."""
+    from runtimeproxy.node.facts import NodeReader
+    from runtimeproxy.node.inputs import NodeInputs
+
+    places = places_of(reading.settings)._replace(state_dir=None)
+    inputs = NodeInputs(places, NodeReader(places.sysfs, places.cgroup_root))
+    problems = inputs.look(0, is_first=True).problems
+    findings.warnings += (ConfigError("node", "", problem) for problem in problems)
+
+
+def _check_kubernetes(reading: Reading, findings: Findings) -> None:
+    """Reads the kubeconfig; a problem is a warning, as the daemon serves without the API server."""
+    kubernetes = reading.settings.kubernetes
+    if not kubernetes.enabled or not kubernetes.kubeconfig:
+        return
+    from runtimeproxy.kubernetes.access import AccessError, load_access
+
+    try:
+        load_access(Path(kubernetes.kubeconfig)).token()
+    except AccessError as error:
+        findings.warnings.append(reading.error(("kubernetes", "kubeconfig"), str(error)))
+
+
+def _check_registrations(reading: Reading, findings: Findings) -> None:
+    from runtimeproxy.documents.reading import InputError
+    from runtimeproxy.hooks.remote.registrations import (
+        parse_registration,
+        read_registration,
+        registration_names,
+    )
+
+    hooks = reading.settings.hooks
+    folder = Path(hooks.server_config_dir)
+    try:
+        names = registration_names(folder)
+    except OSError:
+        # It does not exist yet, or was reported above.
+        return
+    for name in names:
+        source = str(folder / name)
+        try:
+            parsed = parse_registration(name, read_registration(folder / name).data, hooks.server_timeout_s)
+        except FileNotFoundError:
+            continue
+        except InputError as error:
+            findings.problems.append(ConfigError(source, "", str(error)))
+            continue
+        # A file that is used nevertheless has only unknown keys.
+        into = findings.problems if parsed.registration is None else findings.warnings
+        into += (ConfigError(source, "", problem) for problem in parsed.problems)
+        if parsed.registration is not None and parsed.registration.timeout_s > hooks.budget_s:
+            reason = _more_than_budget(parsed.registration.timeout_s, hooks.budget_s)
+            findings.warnings.append(ConfigError(source, "timeout-seconds", reason))
+
+
+def _late(reading: Reading, policies: LoadResult) -> Iterator[ConfigError]:
+    """Time limits that are never reached, because another one comes first."""
+    settings = reading.settings
+    budget_s = settings.hooks.budget_s
+    if settings.hooks.server_timeout_s > budget_s:
+        reason = _more_than_budget(settings.hooks.server_timeout_s, budget_s)
+        yield reading.error(("hooks", "server_timeout_s"), reason)
+    for policy in policies.policies:
+        if policy.timeout_s > budget_s:
+            reason = _more_than_budget(policy.timeout_s, budget_s)
+            yield reading.error(("policies", policy.name, "timeout_s"), reason)
+    if settings.hooks.load_timeout_s > settings.proxy.upgrade_start_s:
+        reason = (
+            f"{settings.hooks.load_timeout_s:g} s is more than proxy.upgrade_start_s has for all policies"
+        )
+        yield reading.error(("hooks", "load_timeout_s"), reason)
+
+
+def _more_than_budget(timeout_s: float, budget_s: float) -> str:
+    return f"{timeout_s:g} s is more than hooks.budget_s ({budget_s:g} s), after which the call goes on"

@@ -1,0 +1,263 @@
+"""CreateContainer: where most policies act; the sandbox's configuration comes along with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
+    CriCall,
+    Question,
+    Questions,
+    book_container,
+    fitted_change,
+    fitted_owners,
+    pending_values,
+)
+from runtimeproxy.frontends.cri_proxy.calls.edit_request import (
+    edit_cgroup_parent,
+    edit_container,
+    edit_resources,
+)
+from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import PodDraft
+from runtimeproxy.frontends.cri_proxy.calls.to_views import (
+    LastValues,
+    requested_container,
+    requested_pod,
+    requested_summary,
+)
+from runtimeproxy.hooks import ContainerChange, ContainerView, Hook
+from runtimeproxy.hooks.fields import CGROUP_PARENT
+from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter
+from runtimeproxy.node.derived import RESOURCE_STATUS
+from runtimeproxy.pods.record_views import PodSummary, recorded_pod
+from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.resources import NO_ENTRIES, compact, kept_annotations, read_resources
+
+if TYPE_CHECKING:
+    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CpuAllocations
+    from runtimeproxy.hooks import PodView, Resources
+    from runtimeproxy.hooks.changes import Change
+    from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.hooks.fields import Field, MergedField
+
+
+class ContainerDraft:
+    """A container that is about to be created: its configuration, the changes of policies, and its record.
+
+    Attributes:
+        config: The request's; edited in place.
+        owners: The owner of each field that policies set.
+        pending: The cgroup values that wait for the container's cgroup.
+        fields: What policies want of its fields.
+        fitted: The values that it has because of bounds above, by cgroup parameter.
+        make_record: Makes the record from id, sandbox id and state; None until `prepare`.
+    """
+
+    def __init__(self, config: api_pb2.ContainerConfig, evaluation: int) -> None:
+        self.config = config
+        self._evaluation = evaluation
+        self.owners: Mapping[str, str] = NO_ENTRIES
+        self.pending: Mapping[str, int | str] = NO_ENTRIES
+        self.fields: Mapping[Field, MergedField] = NO_FIELDS
+        self.fitted: Mapping[str, int | str] = NO_ENTRIES
+        self.make_record: Callable[..., ContainerRecord] | None = None
+        # Read before anything is changed, but not before it is needed: most containers have no policy.
+        self._requested: Resources | None = None
+        self._env: LastValues | None = None
+        self._is_changed = False
+
+    def view(self, make_pod: Callable[[], PodView]) -> ContainerView:
+        self._requested = read_resources(self.config.linux.resources)
+        view = requested_container(self.config, make_pod(), self._requested)
+        self._env = cast("LastValues", view.env)
+        return view
+
+    def edit(self, change: Change) -> bool:
+        """Makes a change; returns whether the configuration differs from the kubelet's."""
+        asked = cast("ContainerChange", change)
+        if self._env is not None and asked.env:
+            self._env.read()
+        requested = self._requested or read_resources(self.config.linux.resources)
+        is_changed = edit_container(self.config, asked, requested)
+        self._is_changed |= is_changed
+        return is_changed
+
+    def fit(self, services: CallServices, pod_cgroup: str) -> bool:
+        """Changes what bounds of the pod's cgroup and above do not allow; returns whether anything was."""
+        if not services.writer.is_bounded(pod_cgroup):
+            return False
+        given = read_resources(self.config.linux.resources)
+        fitted = services.writer.within_bounds(pod_cgroup, by_parameter(given))
+        if not fitted:
+            return False
+        self._requested = self._requested or given
+        self.fitted = {**self.fitted, **fitted}
+        self._is_changed |= edit_resources(self.config.linux.resources, fitted_change(fitted), given)
+        return True
+
+    def keep_decision(self, question: Question, decision: Decision | None) -> None:
+        """Keeps the decision for the record."""
+        if decision is not None:
+            self.owners, self.pending = decision.owners, pending_values(question, decision)
+            self.fields = NO_FIELDS if decision.unwritten else decision.merged.fields
+
+    def prepare(self) -> Callable[..., ContainerRecord]:
+        """Makes the part of the record that is known before the response; it does not change any more."""
+        config = self.config
+        requested = self._requested or read_resources(config.linux.resources)
+        self.make_record = partial(
+            ContainerRecord,
+            name=config.metadata.name,
+            attempt=config.metadata.attempt,
+            labels=compact(config.labels),
+            annotations=kept_annotations(config.annotations),
+            requested=requested,
+            booked=read_resources(config.linux.resources) if self._is_changed else requested,
+            owners={**fitted_owners(self.fitted), **self.owners} or NO_ENTRIES,
+            pending_cgroup=dict(self.pending) or NO_ENTRIES,
+            evaluation=self._evaluation,
+        )
+        return self.make_record
+
+    def release(self) -> None:
+        """Drops the parts of the configuration that are not needed once the record is prepared."""
+        self.config = api_pb2.ContainerConfig(metadata=self.config.metadata)
+        self._env = None
+
+
+class CreateContainer(CriCall):
+    """The kubelet creates a container in a sandbox, which the proxy may never have seen.
+
+    A cgroup parent that a policy changed when the sandbox was run is put into this request, too: the kubelet
+    still sends its own, some runtimes take the container's place from it, and it has to lie in its sandbox's
+    cgroup.
+    """
+
+    request_type = api_pb2.CreateContainerRequest
+
+    def __init__(self, services: CallServices, request: api_pb2.CreateContainerRequest) -> None:
+        super().__init__(services, request)
+        self._request = request
+        self._draft = ContainerDraft(request.config, services.evaluation)
+        self._pod: PodRecord | None = None
+        self._summary: PodSummary | None = None
+        self._unseen: PodRecord | None = None
+
+    def find_records(self) -> bool:
+        request, pod = self._request, self._pod
+        if pod is None or not pod.detailed:
+            # What this call needs of a detailed record never changes.
+            pod = self._pod = self.services.store.pods.get(request.pod_sandbox_id)
+        self.pod_key = pod.id if pod is not None else request.pod_sandbox_id
+        # The container has no id yet.
+        self.turn_key = f"{self.pod_key}/{request.config.metadata.name}/{request.config.metadata.attempt}"
+        parent = pod.cgroup_parent if pod is not None else ""
+        writer = self.services.writer
+        self.room_cgroup = parent if writer.is_v1 and writer.needs_room(parent) else ""
+        if self.services.allocations is not None:
+            annotations = request.sandbox_config.annotations if pod is None else pod.annotations
+            self.owns_cpus = RESOURCE_STATUS in annotations
+        return pod is not None and pod.detailed
+
+    def room(self) -> Mapping[str, int | str]:
+        """Those of the edited request."""
+        return by_parameter(read_resources(self._request.config.linux.resources))
+
+    async def take_cpus(self, allocations: CpuAllocations) -> None:
+        """Those that the pod has by its record, if there is one: the pod began with them."""
+        pod = self._pod_view() if self._pod is None else recorded_pod(self._pod)
+        await allocations.create(ContainerView(pod=pod))
+
+    async def fetch_records(self) -> None:
+        if self._request.pod_sandbox_id:
+            await self.services.lookups.pod(self._request.pod_sandbox_id)
+
+    def correct(self) -> bool:
+        """Names the cgroup parent in which the sandbox really lies, if a policy may have changed it."""
+        pod, named = self._pod, self._request.sandbox_config.linux.cgroup_parent
+        if pod is None or not named or not (CGROUP_PARENT in pod.owners or pod.recovered):
+            return False
+        return edit_cgroup_parent(self._request.sandbox_config, pod.cgroup_parent)
+
+    def questions(self) -> Questions:
+        """May change everything but the container's name and image."""
+        if self._request.HasField("sandbox_config"):
+            self._summary = requested_summary(self._request.sandbox_config, self._pod)
+        pod = self._summary or self._pod_view()
+        make_view = partial(self._draft.view, self._pod_view)
+        question = Question(Hook.PRE_CREATE_CONTAINER, pod, make_view, edit=self._edit)
+        self._draft.keep_decision(question, (yield question))
+
+    def ride(self, decision: Decision | None) -> bool:
+        """Fits the resources to bounds above, which policies do not know."""
+        return self._draft.fit(self.services, self._parent)
+
+    def prepare(self) -> None:
+        """Prepares the container's record, and its sandbox's if that is unknown."""
+        self._draft.prepare()
+        if self._pod is None:
+            self._unseen = self._unseen_pod()
+
+    def release(self) -> None:
+        """Keeps names, and the inputs of the records."""
+        request, sandbox = self._request, self._request.sandbox_config
+        self._draft.release()
+        self._summary = None
+        self.request = self._request = api_pb2.CreateContainerRequest(
+            pod_sandbox_id=request.pod_sandbox_id, config=self._draft.config
+        )
+        if request.HasField("sandbox_config"):
+            self._request.sandbox_config.metadata.CopyFrom(sandbox.metadata)
+            self._request.sandbox_config.linux.cgroup_parent = sandbox.linux.cgroup_parent
+
+    def on_success(self, response: bytes) -> None:
+        """Records the container, and its sandbox if that was unknown."""
+        self._remember(api_pb2.CreateContainerResponse.FromString(response).container_id)
+
+    async def confirm(self) -> bool:
+        """Whether the runtime has a container of this name and attempt in the sandbox."""
+        about = self._request.config.metadata
+        found = await self.services.lookups.container_named(self.pod_key, about.name, about.attempt)
+        if found is not None:
+            self._remember(found.id)
+        return found is not None
+
+    def _pod_view(self) -> PodView:
+        config, pod = self._request.sandbox_config, self._pod
+        if pod is not None and not self._request.HasField("sandbox_config"):
+            return recorded_pod(pod)
+        return requested_pod(config, pod, self._summary or requested_summary(config, pod))
+
+    def _edit(self, change: Change) -> bool:
+        changed = self._draft.edit(change)
+        parent = cast("ContainerChange", change).cgroup_parent
+        if parent is not None:
+            changed |= edit_cgroup_parent(self._request.sandbox_config, parent)
+        return self._draft.fit(self.services, parent or self._parent) or changed
+
+    @property
+    def _parent(self) -> str:
+        """The pod's cgroup; empty if it is not known."""
+        if self._pod is not None and self._pod.cgroup_parent:
+            return self._pod.cgroup_parent
+        return self._request.sandbox_config.linux.cgroup_parent
+
+    def _remember(self, identity: str) -> None:
+        store = self.services.store
+        self.find_records()
+        if self._pod is None and self._request.pod_sandbox_id:
+            store.pods.put(self._unseen or self._unseen_pod())
+        make = self._draft.make_record or self._draft.prepare()
+        record = make(id=identity, pod_id=self.pod_key, created_s=time.time())
+        store.containers.put(record)
+        draft, pod = self._draft, store.pods.get(self.pod_key)
+        book_container(self.services, pod, record, draft.fields, draft.fitted)
+
+    def _unseen_pod(self) -> PodRecord:
+        seen = PodDraft(self._request.sandbox_config, "").record(self._request.pod_sandbox_id)
+        return replace(seen, detailed=False)

@@ -1,0 +1,367 @@
+"""The relay's `Interceptor`: serves from the start, also while the policies and the CRI's messages load.
+
+Cheap to import: no protobuf, no policies. A call that arrives before they are loaded waits here, and only
+here; `CallInterceptor.start` opens all waiting calls in the order of their arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeAlias
+
+from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
+from runtimeproxy.frontends.cri_proxy.calls.call_order import CallOrder
+from runtimeproxy.frontends.cri_proxy.calls.methods import BY_PATH
+from runtimeproxy.frontends.cri_proxy.interception import (
+    DEFAULT_MAX_MESSAGE_BYTES,
+    CallHandler,
+    CallHead,
+    Outcome,
+    Reply,
+)
+from runtimeproxy.hooks.policy import FailurePolicy
+from runtimeproxy.logs import FailureLog
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from runtimeproxy.cgroups.writer import WriteResult
+    from runtimeproxy.config.settings import Settings
+    from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
+    from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
+    from runtimeproxy.hooks import ContainerView, PodView, Resources
+    from runtimeproxy.hooks.chain import Chain
+    from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.hooks.policy import Hook
+    from runtimeproxy.ledger.books import Wanted
+    from runtimeproxy.pods.lookup import Lookups
+    from runtimeproxy.pods.store import PodStore
+
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+"""Starts a background task that the caller need not keep alive."""
+
+OpenCall: TypeAlias = Callable[[CallHead, Reply], CallHandler]
+
+NOT_LOADED: Final = "the policies are not loaded yet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSettings:
+    """How intercepted calls are treated.
+
+    Attributes:
+        budget_s: Longest time that a call is held; a quarter of its deadline, if that is less.
+        end_wait_s: How long Stop and Remove wait for other calls and hooks of their pod.
+        on_unreadable: Whether a request that cannot be parsed is forwarded as it came or refused.
+        on_failure: Whether a call is forwarded as it came or refused if the proxy itself fails: policies that
+            are not loaded in time, an error in its own code.
+        max_message_bytes: Longest request, decompressed.
+    """
+
+    budget_s: float = 2.0
+    end_wait_s: float = 1.0
+    on_unreadable: FailurePolicy = FailurePolicy.IGNORE
+    on_failure: FailurePolicy = FailurePolicy.IGNORE
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """The part of the daemon's settings that is about calls."""
+        hooks = settings.hooks
+        return cls(
+            budget_s=hooks.budget_s,
+            on_unreadable=FailurePolicy.FAIL if hooks.on_unparsable == "refuse" else FailurePolicy.IGNORE,
+            on_failure=FailurePolicy.FAIL if hooks.on_failure == "refuse" else FailurePolicy.IGNORE,
+            max_message_bytes=settings.proxy.max_message_bytes,
+        )
+
+    def hold_s(self, head: CallHead) -> float:
+        """How long a call may be held from now on."""
+        budget_s = self.budget_s if head.timeout_s is None else min(self.budget_s, head.timeout_s / 4)
+        return max(0.0, budget_s - head.waited_s)
+
+
+class CgroupLedger(Protocol):
+    """The books of cgroups, and the writer of their files; synchronous and thread safe."""
+
+    def book(self, wanted: Wanted) -> None:
+        """Takes the answer of all policies for one cgroup, and writes nothing; for the loop's thread."""
+
+    def claim(self, wanted: Sequence[Wanted]) -> Sequence[WriteResult]:
+        """Takes the answers of all policies for some cgroups and writes what follows.
+
+        Never raises for an error of the kernel.
+        """
+
+    def start(self, wanted: Wanted) -> Sequence[WriteResult]:
+        """Writes the values of a cgroup that exists now: those of its book, or these if it has none."""
+
+    def is_managed(self, cgroup: str) -> bool:
+        """Whether values were written to this cgroup that are to stay there; for the event loop's thread."""
+
+    def repair(self, cgroup: str) -> None:
+        """Writes values again that another program has changed; never raises for an error of the kernel."""
+
+    def on_resized(self, cgroup: str, written: Mapping[str, int | str] = ...) -> None:
+        """The same after the kubelet has written to a pod's cgroup itself, and what, as far as known."""
+
+    @property
+    def is_v1(self) -> bool:
+        """Whether a container cannot be made in a pod's cgroup with lower limits: `needs_room` is asked."""
+
+    def needs_room(self, pod_cgroup: str) -> bool:
+        """Whether a pod's cgroup may have to be raised for a container; for the event loop's thread."""
+
+    def make_room(self, pod_cgroup: str, values: Mapping[str, int | str]) -> None:
+        """Raises the limits of a pod's cgroup, if they are ours, to these of a container to be created."""
+
+    def is_bounded(self, pod_cgroup: str) -> bool:
+        """Whether a bound of a pod, or above, counts for its containers; for the event loop's thread."""
+
+    def within_bounds(self, pod_cgroup: str, values: Mapping[str, int | str]) -> Mapping[str, int | str]:
+        """What such bounds change of a container's values; reads and writes no file."""
+
+    def before_update(self, cgroup: str, quota_us: int) -> None:
+        """Lowers the burst of a container whose quota the next update lowers to this."""
+
+    def note_requests(self, pod_cgroup: str, requested: Mapping[str, int | str]) -> None:
+        """Found in the pod's files, these values are the kubelet's own; for the event loop's thread."""
+
+
+class PodEvaluator(Protocol):
+    """Asks the policies about what runs when something has changed."""
+
+    @property
+    def rounds(self) -> int:
+        """How many evaluations of more than one pod have begun."""
+
+    async def evaluate_pod(self, identity: str) -> None:
+        """Asks about one sandbox and its running containers, and writes what follows."""
+
+
+class CpuAllocations(Protocol):
+    """The CPUs that pods have for themselves. The coroutines may be cancelled."""
+
+    async def admit(self, pod: PodView) -> None:
+        """Allocates a pod's CPUs before its sandbox is created, and waits until other pods have left them."""
+
+    async def create(self, container: ContainerView) -> None:
+        """The same before one of its containers is created, if that has not been done."""
+
+    def settle(self, uid: str) -> None:
+        """The call that creates a pod's sandbox has ended; if it succeeded, the record follows at once."""
+
+    def release(self, uid: str) -> None:
+        """The pod's sandbox was not created."""
+
+
+class CallRecording(Protocol):
+    """One call of a recording. Its methods take notes, and never wait."""
+
+    def on_decision(self, hook: Hook, decision: Decision) -> None:
+        """The policies have decided on one question of the call."""
+
+    def on_decided(self) -> None:
+        """The call goes to the runtime now, or is refused."""
+
+    def on_response(self, outcome: Outcome, frame: bytes) -> None:
+        """The runtime has answered."""
+
+
+class CallRecorder(Protocol):
+    """Records calls."""
+
+    @property
+    def started_s(self) -> float:
+        """When the recording began, in seconds since the epoch."""
+
+    @property
+    def calls(self) -> int:
+        """How many calls have been recorded."""
+
+    def begin(self, kind: CallKind, frame: bytes, encoding: str) -> CallRecording:
+        """A request has arrived."""
+
+
+class PendingUpdate(NamedTuple):
+    """An update of a container that the runtime has not answered."""
+
+    sent: Resources
+    """From the kubelet."""
+    forwarded: Resources
+    """The same with the changes of policies."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CallServices:
+    """What intercepted calls share. Used in the event loop's thread, but for `writer`.
+
+    Attributes:
+        settings: How calls are treated.
+        chain: The policies; a call that is being decided keeps the chain that it began with.
+        store: The records.
+        lookups: Asks the runtime for single records.
+        writer: Writes cgroup values, in worker threads.
+        executor: Worker threads for edits and cgroup files.
+        long_work: Worker threads for long requests.
+        spawn: Starts background tasks.
+        on_unsettled: Called when neither the response nor the runtime shows the outcome of a call; the
+            records should be compared with the runtime then.
+        evaluator: Of what runs; None if nothing is evaluated.
+        allocations: The CPUs of pods; None where the pools of shared CPUs do not depend on them.
+        recorder: Records calls; None, as mostly, if nothing is recorded.
+        runtime_name: What the runtime calls itself; empty if that is not known.
+        pending_updates: Oldest first, by container.
+        order: The order of calls.
+        failures: Logs failures, each cause once per interval.
+        internal_errors: How many errors there have been in the proxy's own code.
+        changed: How many calls were forwarded with a changed request.
+        problems: How many calls went on without what they should have had, by kind of call and cause.
+    """
+
+    settings: CallSettings
+    chain: Chain
+    store: PodStore
+    lookups: Lookups
+    writer: CgroupLedger
+    executor: Executor
+    long_work: LongWork
+    spawn: Spawn
+    on_unsettled: Callable[[], None]
+    evaluator: PodEvaluator | None = None
+    allocations: CpuAllocations | None = None
+    recorder: CallRecorder | None = None
+    runtime_name: str = ""
+    pending_updates: dict[str, list[PendingUpdate]] = field(default_factory=dict)
+    order: CallOrder = field(default_factory=CallOrder)
+    failures: FailureLog = field(default_factory=FailureLog)
+    internal_errors: int = 0
+    changed: int = 0
+    problems: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @property
+    def evaluation(self) -> int:
+        """How many evaluations of more than one pod have begun."""
+        return self.evaluator.rounds if self.evaluator is not None else 0
+
+    def catch_up(self, pod_id: str, evaluation: int) -> None:
+        """Evaluates a sandbox if an evaluation of more than one pod has begun since policies decided on it.
+
+        That one has not seen it, or not its container, or what it claimed is replaced by the older decision.
+        """
+        if self.evaluator is not None and evaluation != self.evaluator.rounds:
+            self.spawn(self.evaluator.evaluate_pod(pod_id))
+
+
+class CallInterceptor:
+    """Intercepts the ten calls that policies may change.
+
+    Args:
+        settings: How long calls wait for `start`, and whether they are forwarded or refused after that.
+        on_unseen: Called for each call that was forwarded before `start` and did not fail.
+
+    Attributes:
+        bypass: While it is set, new calls pass without policies; the records are then only as new as the last
+            comparison with the runtime.
+        waiting: Calls that wait for `start`, in the order of their arrival.
+        failures: Logs calls for which `start` came too late, once per interval.
+        late: How many these were, by kind of call.
+    """
+
+    def __init__(self, settings: CallSettings, on_unseen: Callable[[], None] | None = None) -> None:
+        self.settings = settings
+        self.bypass = False
+        self.on_unseen = on_unseen
+        self.failures = FailureLog()
+        self.late: Counter[str] = Counter()
+        self._open_call: OpenCall | None = None
+        self.waiting: dict[_WaitingCall, None] = {}
+
+    def intercepts(self, path: str) -> bool:
+        """Whether calls of this `:path` are intercepted."""
+        return path in BY_PATH and not self.bypass
+
+    def open(self, head: CallHead, reply: Reply) -> CallHandler:
+        """The handler of an intercepted call."""
+        return (
+            self._open_call(head, reply) if self._open_call is not None else _WaitingCall(self, head, reply)
+        )
+
+    def start(self, open_call: OpenCall) -> None:
+        """Everything is loaded: opens the waiting calls and all later ones with this."""
+        self._open_call = open_call
+        # The decision on one call may end others, with their connection.
+        while self.waiting:
+            next(iter(self.waiting)).open(open_call)
+
+
+class _WaitingCall:
+    """A call that waits for `CallInterceptor.start`, then forwards to its handler."""
+
+    __slots__ = ("_handler", "_head", "_interceptor", "_message", "_reply", "_since_s", "_timer")
+
+    def __init__(self, interceptor: CallInterceptor, head: CallHead, reply: Reply) -> None:
+        self._interceptor = interceptor
+        self._head = head
+        self._reply = reply
+        self._message: bytes | None = None
+        self._since_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._handler: CallHandler | None = None
+        interceptor.waiting[self] = None
+
+    def on_message(self, data: bytes) -> None:
+        """Keeps the request, for a bounded time."""
+        if self._handler is not None:
+            self._handler.on_message(data)
+            return
+        self._message = data
+        settings, loop = self._interceptor.settings, asyncio.get_running_loop()
+        wait_s = settings.hold_s(self._head)
+        if BY_PATH[self._head.path].is_end:
+            wait_s = min(wait_s, settings.end_wait_s)
+        self._since_s = loop.time()
+        self._timer = loop.call_later(wait_s, self._give_up)
+
+    def on_cancelled(self) -> None:
+        """Ends the wait."""
+        self._stop_waiting()
+        if self._handler is not None:
+            self._handler.on_cancelled()
+
+    def on_response(self, outcome: Outcome, data: bytes) -> None:
+        """Reports a call that was forwarded without a handler, and so without a record."""
+        if self._handler is not None:
+            self._handler.on_response(outcome, data)
+        elif outcome is not Outcome.FAILED and self._interceptor.on_unseen is not None:
+            self._interceptor.on_unseen()
+
+    def open(self, open_call: OpenCall) -> None:
+        """Gives the call, and the request if it has come, to its handler."""
+        message, head = self._message, self._head
+        self._stop_waiting()
+        if message is not None:
+            head = replace(head, waited_s=asyncio.get_running_loop().time() - self._since_s)
+        self._handler = open_call(head, self._reply)
+        if message is not None:
+            self._handler.on_message(message)
+
+    def _give_up(self) -> None:
+        self._stop_waiting()
+        kind = BY_PATH[self._head.path].kind
+        self._interceptor.late[kind] += 1
+        self._interceptor.failures.report(kind, NOT_LOADED, NOT_LOADED)
+        if self._interceptor.settings.on_failure is FailurePolicy.FAIL:
+            self._reply.refuse(StatusCode.UNAVAILABLE, MESSAGE_PREFIX + NOT_LOADED)
+        else:
+            self._reply.forward(None)
+
+    def _stop_waiting(self) -> None:
+        self._interceptor.waiting.pop(self, None)
+        self._message = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

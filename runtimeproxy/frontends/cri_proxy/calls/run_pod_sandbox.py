@@ -1,0 +1,198 @@
+"""RunPodSandbox: the pod's first call, and the only one that may change its labels and cgroup parent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall, DueWrites, Question, Questions, slice_of
+from runtimeproxy.frontends.cri_proxy.calls.edit_request import edit_pod
+from runtimeproxy.frontends.cri_proxy.calls.to_views import requested_pod, requested_summary
+from runtimeproxy.hooks import Clear, Hook, PodChange
+from runtimeproxy.hooks.fields import plain_cgroup_values
+from runtimeproxy.ledger.answers import target_of, wanted_of
+from runtimeproxy.ledger.books import Wanted
+from runtimeproxy.ledger.target import CgroupTarget
+from runtimeproxy.node.derived import RESOURCE_STATUS
+from runtimeproxy.pods.record_views import recorded_pod
+from runtimeproxy.pods.records import NO_CHANGES, Level, PodRecord
+from runtimeproxy.pods.resources import NO_ENTRIES, compact, kept_annotations, read_resources
+
+if TYPE_CHECKING:
+    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CpuAllocations
+    from runtimeproxy.hooks import PodView
+    from runtimeproxy.hooks.changes import Change, TextEntries
+    from runtimeproxy.hooks.decision import Decision
+
+
+_Request: TypeAlias = "api_pb2.RunPodSandboxRequest | api_pb2.RestorePodRequest"
+
+
+class PodDraft:
+    """A sandbox that is about to be created: its configuration, the changes of policies, and its record.
+
+    Args:
+        config: Of the request.
+        runtime_handler: Of the request.
+        priority: The pod's `spec.priority`; None if it is not known.
+    """
+
+    def __init__(
+        self, config: api_pb2.PodSandboxConfig, runtime_handler: str, priority: int | None = None
+    ) -> None:
+        self.config = config
+        self.runtime_handler = runtime_handler
+        self._priority = priority
+        self.requested = read_resources(config.linux.resources)
+        self._change = PodChange()
+        self._owners: Mapping[str, str] = NO_ENTRIES
+        self._late: Wanted | None = None
+        self._make_record: Callable[..., PodRecord] | None = None
+
+    def view(self) -> PodView:
+        """The pod as the configuration describes it now."""
+        summary = requested_summary(self.config, None)
+        return requested_pod(self.config, None, summary, self.runtime_handler, self._priority)
+
+    def question(self) -> Question:
+        """The question before it is created."""
+        summary = requested_summary(self.config, None)
+        make_view = partial(requested_pod, self.config, None, summary, self.runtime_handler, self._priority)
+        parent = self.config.linux.cgroup_parent
+        return Question(Hook.PRE_RUN_POD_SANDBOX, summary, make_view, parent, edit=self._edit)
+
+    def keep_decision(self, decision: Decision | None) -> None:
+        """Keeps the decision for the record."""
+        if decision is not None:
+            self._change = decision.pod_change or self._change
+            self._owners = decision.owners
+            wanted = wanted_of(decision, CgroupTarget(Level.POD, ""))
+            # What is counted from the value in the file has no plain value yet.
+            if wanted.claims and (
+                decision.unwritten or wanted.claims.keys() - plain_cgroup_values(self._change).keys()
+            ):
+                self._late = wanted
+
+    def due_writes(self, record: PodRecord, evaluation: int) -> tuple[DueWrites, ...]:
+        """The cgroup values that have not been written before the call; for `evaluation` see `DueWrites`."""
+        if self._late is None or not record.cgroup_parent:
+            return ()
+        wanted = self._late._replace(target=target_of(record))
+        hook, make_view = Hook.PRE_RUN_POD_SANDBOX, partial(recorded_pod, record)
+        return (DueWrites(record.cgroup_parent, {}, self._owners, hook, make_view, wanted, evaluation),)
+
+    def prepare(self) -> Callable[..., PodRecord]:
+        """Makes the part of the record that is known before the response; it does not change any more."""
+        config, about = self.config, self.config.metadata
+        self._make_record = partial(
+            PodRecord,
+            name=about.name,
+            namespace=about.namespace,
+            uid=about.uid,
+            attempt=about.attempt,
+            labels=compact(config.labels),
+            annotations=kept_annotations(config.annotations),
+            label_changes=_changes(self._change.labels),
+            annotation_changes=_changes(self._change.annotations),
+            runtime_handler=self.runtime_handler,
+            cgroup_parent=config.linux.cgroup_parent,
+            overhead=read_resources(config.linux.overhead),
+            requested=self.requested,
+            booked=read_resources(config.linux.resources),
+            owners=dict(self._owners) or NO_ENTRIES,
+            priority=self._priority,
+        )
+        return self._make_record
+
+    def record(self, identity: str) -> PodRecord:
+        """The record, once the runtime has created the sandbox."""
+        make = self._make_record or self.prepare()
+        return make(id=identity, created_s=time.time())
+
+    def release(self) -> None:
+        """Drops the parts of the configuration that are not needed once the record is prepared."""
+        self.config = api_pb2.PodSandboxConfig(metadata=self.config.metadata)
+
+    def _edit(self, change: Change) -> bool:
+        return edit_pod(self.config, cast("PodChange", change))
+
+
+class NewSandbox(CriCall):
+    """A call that creates a sandbox, which has no id until the runtime answers."""
+
+    def __init__(self, services: CallServices, request: _Request) -> None:
+        super().__init__(services, request)
+        live = services.chain.node.latest.live_pods.get(request.config.metadata.uid)
+        priority = live.priority if live is not None else None
+        self._draft = PodDraft(request.config, request.runtime_handler, priority)
+        self._record: PodRecord | None = None
+        self._evaluation = services.evaluation
+
+    def find_records(self) -> bool:
+        config = self._draft.config
+        self.turn_key = self.pod_key = f"uid:{config.metadata.uid}"
+        self.owns_cpus = self.services.allocations is not None and RESOURCE_STATUS in config.annotations
+        return True
+
+    async def take_cpus(self, allocations: CpuAllocations) -> None:
+        """Those of the pod as policies have changed it."""
+        await allocations.admit(self._draft.view())
+
+    def on_end(self) -> None:
+        if self.services.allocations is not None:
+            self.services.allocations.settle(self._draft.config.metadata.uid)
+
+    def on_failure(self) -> None:
+        if self.services.allocations is not None:
+            self.services.allocations.release(self._draft.config.metadata.uid)
+
+    @property
+    def pod_keys(self) -> tuple[str, ...]:
+        """The uid, and the sandbox's id once there is one."""
+        return (self.turn_key, self._record.id) if self._record is not None else (self.turn_key,)
+
+    def prepare(self) -> None:
+        """Prepares the pod's record."""
+        self._draft.prepare()
+
+    def release(self) -> None:
+        """Keeps the pod's name and its record."""
+        self._draft.release()
+        self.request = type(self.request)()
+
+    async def confirm(self) -> bool:
+        """Whether the runtime has a sandbox of this attempt; more comes with the next list."""
+        about = self._draft.config.metadata
+        found = await self.services.lookups.pod_named(about.uid, about.attempt)
+        if found is not None:
+            self._remember(found.id)
+        return found is not None
+
+    def _remember(self, identity: str) -> None:
+        self._record = self._draft.record(identity)
+        self.services.store.pods.put(self._record)
+        # The sandbox's scope was started in the pod's slice.
+        self.disturbed_cgroup = slice_of(self._record)
+        self.due_writes = self._draft.due_writes(self._record, self._evaluation)
+        if not self.due_writes:
+            self.services.catch_up(identity, self._evaluation)
+
+
+class RunPodSandbox(NewSandbox):
+    """The kubelet starts a pod."""
+
+    request_type = api_pb2.RunPodSandboxRequest
+
+    def questions(self) -> Questions:
+        """May change labels, annotations, cgroup parent and resources."""
+        self._draft.keep_decision((yield self._draft.question()))
+
+    def on_success(self, response: bytes) -> None:
+        self._remember(api_pb2.RunPodSandboxResponse.FromString(response).pod_sandbox_id)
+
+
+def _changes(entries: TextEntries) -> Mapping[str, str | None]:
+    return {key: None if isinstance(value, Clear) else value for key, value in entries.items()} or NO_CHANGES

@@ -1,0 +1,89 @@
+"""Audit entries about values that are wanted and not in force. Used in the event loop's thread."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
+from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX, Field
+from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.ledger.target import EVALUATIONS
+from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause
+from runtimeproxy.pods.records import Level
+
+INTERVAL_S: Final = 60.0
+"""Between two entries about one value and cause, which may come and go with each look."""
+MOST_ENTRIES: Final = 100
+"""About single values, of one look; the others are counted by cause."""
+MOST_TOLD: Final = 20_000
+"""Values whose last entry is remembered."""
+
+
+class UnappliedAudit:
+    """Makes the entries.
+
+    Args:
+        sink: Takes them.
+        clock: Monotonic, in seconds.
+    """
+
+    def __init__(self, sink: AuditSink, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sink = sink
+        self._now_s = clock
+        self._told: dict[tuple[str, str, UnappliedCause], float] = {}
+
+    def add(self, found: Iterable[Unapplied]) -> None:
+        """Takes what is not in force since the last call, or for another reason."""
+        now_s, time_s = self._now_s(), time.time()
+        entries, more = 0, Counter[UnappliedCause]()
+        for each in found:
+            key = each.target.cgroup, each.field, each.cause
+            if now_s - self._told.get(key, -INTERVAL_S) < INTERVAL_S:
+                continue
+            # Of a change of many pods each is written within seconds.
+            if each.cause is UnappliedCause.TURN or entries >= MOST_ENTRIES:
+                more[each.cause] += 1
+                continue
+            entries += 1
+            if len(self._told) >= MOST_TOLD:
+                self._told.clear()
+            self._told[key] = now_s
+            self._sink(entry_of(each, time_s))
+        for cause, count in more.items():
+            reason = f"{count} values are wanted and not applied"
+            self._sink(
+                _entry(Hook.EVALUATE_POD, time_s, "")._replace(target="pods", reason=reason, note=cause)
+            )
+
+
+def entry_of(each: Unapplied, time_s: float) -> AuditEntry:
+    """The entry about one value.
+
+    Args:
+        each: The value.
+        time_s: Since the epoch.
+    """
+    target = each.target
+    owners = "+".join(owner.removeprefix(SERVER_PREFIX) for owner in each.owners)
+    is_pods = target.level >= Level.POD and bool(target.name)
+    namespace, _, rest = target.name.partition("/") if is_pods else ("", "", "")
+    pod, _, container = rest.partition("/")
+    is_plain = "[" in each.field or each.field.startswith(("resources.", "cgroup_parent"))
+    return _entry(EVALUATIONS[target.level], time_s, owners)._replace(
+        pod_namespace=namespace,
+        pod_name=pod,
+        pod_uid=target.uid,
+        container=container,
+        field=each.field if is_plain else str(Field(CGROUP, each.field)),
+        new=each.wanted,
+        reason=each.reason,
+        note=each.cause,
+        target="" if is_pods else target.name or (f"cgroup {target.cgroup}" if target.cgroup else "node"),
+    )
+
+
+def _entry(hook: Hook, time_s: float, policy: str) -> AuditEntry:
+    return AuditEntry(time_s, hook, AuditKind.NOT_APPLIED, policy, Mode.ENFORCE, "", "", "", "")

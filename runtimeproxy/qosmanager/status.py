@@ -1,0 +1,139 @@
+"""The command `koord-qos-manager status`: whether one runs, and has to, by what the daemon knows."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+    from cri_api.runtimeproxy.v1 import api_pb2
+    from runtimeproxy.config.settings import Settings
+
+PROGRAM: Final = "koord-qos-manager"
+OK: Final = 0
+PROBLEM: Final = 1
+NO_DAEMON: Final = 3
+"""Exit codes, as those of `koord-runtime-proxy`."""
+TIMEOUT_S: Final = 10.0
+"""How long the daemon may take to answer."""
+
+_SENTENCES: Final = {
+    "NOT_WANTED": "no strategy of this node asks for a QoS manager, and none runs",
+    "RUNNING": "running",
+    "STARTING": "no report of a QoS manager has come yet, which strategies ask for",
+    "MISSING": "not running",
+    "LEFT": "not running, and not needed here",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds those of the command."""
+    parser.add_argument(
+        "-o", "--output", choices=("text", "json"), default="text", help="text for people, or JSON"
+    )
+
+
+class ShownStatus(NamedTuple):
+    """What the command prints."""
+
+    code: int
+    text: str
+    """For standard error if the daemon does not answer."""
+
+
+def shown(settings: Settings, output: str) -> ShownStatus:
+    """Asks the daemon.
+
+    Args:
+        settings: With the daemon's socket.
+        output: `text` or `json`.
+    """
+    import grpc
+
+    from cri_api.runtimeproxy.v1 import api_pb2
+    from cri_api.runtimeproxy.v1.api_pb2_grpc import RuntimeProxyStub
+
+    path = settings.proxy.endpoint
+    options = (("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", -1))
+    with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
+        try:
+            found = RuntimeProxyStub(channel).GetStatus(api_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            # Errors of calls have both; grpc's types do not say so.
+            reason = error.details() or error.code().name
+            return ShownStatus(NO_DAEMON, f"{PROGRAM}: {path}: koord-runtime-proxy does not answer: {reason}")
+    if not found.HasField("qos_manager"):
+        return ShownStatus(NO_DAEMON, f"{PROGRAM}: {path}: a newer koord-runtime-proxy is needed")
+    status = found.qos_manager
+    if output == "json":
+        from google.protobuf import json_format
+
+        text = json_format.MessageToJson(status, indent=2)
+    else:
+        text = "\n".join(lines(status, datetime.now(UTC)))
+    return ShownStatus(PROBLEM if is_problem(status) else OK, text)
+
+
+def is_problem(status: api_pb2.QosManagerStatus) -> bool:
+    """Whether something that strategies ask for is not done."""
+    from cri_api.runtimeproxy.v1 import api_pb2
+
+    if status.state == api_pb2.QosManagerStatus.STATE_MISSING:
+        return True
+    is_running = status.state == api_pb2.QosManagerStatus.STATE_RUNNING
+    return is_running and any(_fails(each) for each in status.report.plugins)
+
+
+def _fails(plugin: api_pb2.QosPluginStatus) -> bool:
+    from cri_api.runtimeproxy.v1 import api_pb2
+
+    return bool(plugin.problem) and plugin.is_wanted and plugin.mode != api_pb2.MODE_OFF
+
+
+def lines(status: api_pb2.QosManagerStatus, now: datetime) -> Iterator[str]:
+    """The status for people.
+
+    Args:
+        status: what the daemon says.
+        now: with a time zone.
+    """
+    from cri_api.runtimeproxy.v1 import api_pb2
+
+    state = api_pb2.QosManagerStatus.State.Name(status.state).removeprefix("STATE_")
+    report, about = status.report, ""
+    if state == "RUNNING" and status.HasField("report"):
+        about = f": version {report.version}, process {report.pid}, started {_time(report.started_at)}"
+    elif status.HasField("last_heard"):
+        ago_s = (now - status.last_heard.ToDatetime(UTC)).total_seconds()
+        about = f"; last heard of process {report.pid} {ago_s:.0f} s ago"
+    yield f"{PROGRAM}: {_SENTENCES.get(state, state.lower())}{about}"
+    if status.wanted:
+        yield f"asked for by the strategies: {', '.join(status.wanted)}"
+    if status.note:
+        yield status.note
+    if state == "RUNNING":
+        width = max((len(each.name) for each in report.plugins), default=0)
+        for each in report.plugins:
+            yield f"  {each.name:{width}}  {_plugin(each)}"
+
+
+def _plugin(each: api_pb2.QosPluginStatus) -> str:
+    from cri_api.runtimeproxy.v1 import api_pb2
+
+    mode = api_pb2.Mode.Name(each.mode).removeprefix("MODE_").lower().replace("_", "-")
+    if each.mode == api_pb2.MODE_OFF:
+        return mode
+    if each.problem:
+        return f"{mode}: does nothing: {each.problem}"
+    if not each.is_wanted:
+        return f"{mode}: not asked for"
+    claims = f"{each.claims} claims" if each.claims else ""
+    return ": ".join(filter(None, (mode, ", ".join(filter(None, (claims, each.explanation))))))
+
+
+def _time(stamp: Timestamp) -> str:
+    return stamp.ToDatetime(UTC).astimezone().isoformat(sep=" ", timespec="seconds")

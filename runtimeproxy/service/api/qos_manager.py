@@ -1,0 +1,89 @@
+"""The QoS manager in a status, its reports, and what is wrong with it. Used in the event loop's thread."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.api_names import MODE_OF, plugin_status
+from runtimeproxy.service.api.values import timestamp
+from runtimeproxy.service.qos_manager import MANAGER, ManagerReport, State
+from runtimeproxy.vocabulary import Mode, PluginReport
+
+if TYPE_CHECKING:
+    from runtimeproxy.service.engine import Engine
+
+MOST_PLUGINS: Final = 64
+MOST_TEXT: Final = 1_024
+"""Characters of a text in a report."""
+
+_STATES: Final = {
+    State.NOT_WANTED: api_pb2.QosManagerStatus.STATE_NOT_WANTED,
+    State.RUNNING: api_pb2.QosManagerStatus.STATE_RUNNING,
+    State.STARTING: api_pb2.QosManagerStatus.STATE_STARTING,
+    State.MISSING: api_pb2.QosManagerStatus.STATE_MISSING,
+    State.LEFT: api_pb2.QosManagerStatus.STATE_LEFT,
+}
+
+
+def report_of(message: api_pb2.QosManagerReport) -> ManagerReport:
+    """What a manager says; long texts are cut, and plugins beyond the bound are left out."""
+    plugins = tuple(
+        PluginReport(
+            each.name[:MOST_TEXT],
+            MODE_OF.get(each.mode, Mode.OFF),
+            each.is_wanted,
+            each.claims,
+            _line(each.problem),
+            _line(each.explanation),
+        )
+        for each in itertools.islice(message.plugins, MOST_PLUGINS)
+    )
+    return ManagerReport(_line(message.version), message.pid, message.started_at.seconds, plugins)
+
+
+def _line(text: str) -> str:
+    return "".join(each if each.isprintable() else " " for each in text[:MOST_TEXT])
+
+
+def qos_manager_status(engine: Engine) -> api_pb2.QosManagerStatus:
+    """Whether one runs, and has to."""
+    watch = engine.qos_manager
+    found, report = watch.look(), watch.report
+    return api_pb2.QosManagerStatus(
+        state=_STATES[found.state],
+        report=None if report is None else _message(report),
+        last_heard=timestamp(watch.heard_s),
+        wanted=sorted(watch.wanted),
+        missing=found.missing,
+        left=found.left,
+        note=found.note,
+    )
+
+
+def _message(report: ManagerReport) -> api_pb2.QosManagerReport:
+    return api_pb2.QosManagerReport(
+        version=report.version,
+        pid=report.pid,
+        started_at=timestamp(report.started_s),
+        plugins=map(plugin_status, report.plugins),
+    )
+
+
+def problems_of_manager(status: api_pb2.QosManagerStatus) -> Iterator[str]:
+    """What needs an operator's attention."""
+    if status.state == api_pb2.QosManagerStatus.STATE_MISSING:
+        yield status.note
+    if status.state != api_pb2.QosManagerStatus.STATE_RUNNING:
+        return
+    for each in status.report.plugins:
+        if each.problem and each.is_wanted and each.mode != api_pb2.MODE_OFF:
+            yield f"{MANAGER}: {each.name} does nothing: {each.problem}."
+
+
+def notes_of_manager(status: api_pb2.QosManagerStatus) -> Iterator[str]:
+    """What an operator may want to know."""
+    if status.note and status.state != api_pb2.QosManagerStatus.STATE_MISSING:
+        yield status.note

@@ -1,0 +1,40 @@
+"""Which plugins of a QoS manager strategies ask for: daemon and manager go by the same. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from runtimeproxy.slo.schema import CpuBurstPolicy
+
+GATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "cpu-suppress": ("BECPUSuppress",),
+        "cpu-burst": ("CPUBurst",),
+        "cpu-evict": ("BECPUEvict", "CPUAllocatableEvict", "CPUEvict"),
+        "memory-evict": ("BEMemoryEvict", "MemoryEvict", "MemoryAllocatableEvict"),
+    }
+)
+"""Koordinator's feature gates of each plugin: one of them is to be on. Source: policies spec 3.0."""
+QUOTA_BURST: Final = frozenset({CpuBurstPolicy.AUTO, CpuBurstPolicy.CFS_QUOTA_BURST_ONLY})
+"""CPU burst by the quota, which moves from second to second. Source: policies spec 3.2."""
+
+
+def asked_plugins(*, has_thresholds: bool, bursts: Iterable[CpuBurstPolicy]) -> frozenset[str]:
+    """The plugins that strategies ask for, by name.
+
+    Args:
+        has_thresholds: `enable` of `resource-threshold-config`.
+        bursts: The CPU burst policies of the pods that run.
+    """
+    found = {"cpu-suppress", "cpu-evict", "memory-evict"} if has_thresholds else set[str]()
+    if not QUOTA_BURST.isdisjoint(bursts):
+        found.add("cpu-burst")
+    return frozenset(found)
+
+
+def is_gated_on(plugin: str, gates: Mapping[str, bool]) -> bool:
+    """Whether a feature gate of a plugin is on, or it has none."""
+    own = GATES.get(plugin, ())
+    return not own or any(gates.get(gate, False) for gate in own)

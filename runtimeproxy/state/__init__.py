@@ -1,0 +1,1 @@
+"""What outlives the process: small files in the state folder."""

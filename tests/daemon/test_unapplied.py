@@ -1,0 +1,84 @@
+"""A value that waits is seen everywhere: in `explain --all`, `audit` and `status`."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.cli import main
+from runtimeproxy.testing import CgroupFiles
+from tests.daemon.conftest import Daemons
+from tests.daemon.driving import Pod, batch_pod
+from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyProcess
+
+OFF = "[policies.batch-resource]\nenabled = false\n"
+FIELD = "memory.limit_in_bytes"
+
+
+def configure(daemon: ProxyProcess, config: str) -> None:
+    (daemon.folder / "config.toml").write_text(config)
+    daemon.signal(signal.SIGHUP)
+
+
+def unapplied(client: CriClient) -> list[api_pb2.UnappliedValue]:
+    api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+    status = api.GetStatus(api_pb2.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
+    assert len(status.ledger.unapplied) == status.ledger.unapplied_values
+    assert not status.problems
+    return list(status.ledger.unapplied)
+
+
+def run_unlimited(client: CriClient, files: CgroupFiles) -> Pod:
+    made = batch_pod(client)
+    files.make(made.config.linux.cgroup_parent)
+    made.run().create().start()
+    return made
+
+
+def test_a_memory_limit_that_waits_is_seen_everywhere(
+    daemons: Daemons,
+    cgroup_files: CgroupFiles,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KOORD_RUNTIMEPROXY_CONFIG", "")
+    daemon = daemons.start(OFF)
+    with CriClient(daemon.socket) as client:
+        made = run_unlimited(client, cgroup_files)
+        configure(daemon, "")
+        wait_until(lambda: len(unapplied(client)) == 2, "the pod's and the container's limit")
+        for each in unapplied(client):
+            assert (each.field, each.cause, each.is_problem) == (FIELD, "lower-limit", False)
+            assert list(each.owners) == ["batch-resource"]
+            assert each.wanted.isdigit()
+            assert each.HasField("since")
+        api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+        found = api.Explain(api_pb2.ExplainRequest(pod=made.config.metadata.uid), timeout=CALL_TIMEOUT_S)
+        levels = {
+            target.level
+            for target in found.targets
+            for field in target.fields
+            if field.name == FIELD and "lower_memory_limits" in field.problem and field.unapplied
+        }
+        assert levels == {api_pb2.LEVEL_POD, api_pb2.LEVEL_CONTAINER}
+
+        def shown(*words: str) -> str:
+            assert main((*words, "--endpoint", str(daemon.socket))) == 0
+            return capsys.readouterr().out
+
+        for words in (("explain", made.config.metadata.uid, "--all"), ("explain", made.config.metadata.uid)):
+            assert "lower_memory_limits is false" in shown(*words)
+        wait_until(
+            lambda: "lower-limit" in shown("audit", "--kind", "not-applied"),
+            "its entry in the audit",
+        )
+        status = shown("status")
+        assert "NOT APPLIED" in status
+        assert "lower_memory_limits" in status
+        assert "no problems" in status
+        configure(daemon, OFF)
+        wait_until(lambda: not unapplied(client), "nothing that waits")

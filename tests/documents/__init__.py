@@ -1,0 +1,1 @@
+"""The readers of JSON, YAML and files, and files of the state folder."""

@@ -1,0 +1,250 @@
+"""Whether a QoS manager is missing: what strategies ask for, who else does it, and when it is said."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from runtimeproxy.config.settings import (
+    CgroupsSettings,
+    LedgerSettings,
+    PluginSettings,
+    QosManagerSettings,
+    Settings,
+)
+from runtimeproxy.ledger.leases import LEASE_S
+from runtimeproxy.node.snapshot import Node
+from runtimeproxy.pods.records import PodRecord
+from runtimeproxy.qosmanager.manager import built_in_plugins
+from runtimeproxy.service.qos_manager import (
+    KOORDLET_S,
+    START,
+    ManagerReport,
+    QosManagerWatch,
+    Situation,
+    State,
+    left_plugins,
+    verdict,
+    wanted_plugins,
+)
+from runtimeproxy.slo.dynamic import GATES, asked_plugins
+from runtimeproxy.slo.schema import CpuBurstPolicy, CpuBurstStrategy, Threshold
+from runtimeproxy.slo.strategies import Strategies
+from runtimeproxy.vocabulary import Mode, PluginReport
+
+ALL_GATES = tuple(f"{gate}=true" for gates in GATES.values() for gate in gates)
+
+
+def test_plugins_and_daemon_go_by_the_same_gates() -> None:
+    plugins = {each.name: each for each in built_in_plugins()}
+    assert {name: plugins[name].gates for name in GATES} == dict(GATES)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "burst", "settings", "expected"),
+    [
+        pytest.param(False, CpuBurstPolicy.NONE, Settings(), set(), id="nothing"),
+        pytest.param(True, CpuBurstPolicy.NONE, Settings(), {"cpu-suppress"}, id="evictions-are-gated-off"),
+        pytest.param(False, CpuBurstPolicy.CPU_BURST_ONLY, Settings(), set(), id="burst-of-the-kernel"),
+        pytest.param(False, CpuBurstPolicy.AUTO, Settings(), {"cpu-burst"}, id="burst-of-the-quota"),
+        pytest.param(
+            True,
+            CpuBurstPolicy.CFS_QUOTA_BURST_ONLY,
+            Settings(qosmanager=QosManagerSettings(feature_gates=ALL_GATES)),
+            {"cpu-suppress", "cpu-burst", "cpu-evict", "memory-evict"},
+            id="all",
+        ),
+        pytest.param(
+            True,
+            CpuBurstPolicy.NONE,
+            Settings(qosmanager=QosManagerSettings(feature_gates=("BECPUSuppress=false",))),
+            set(),
+            id="its-gate-is-off",
+        ),
+        pytest.param(
+            True,
+            CpuBurstPolicy.AUTO,
+            Settings(
+                plugins={
+                    "cpu-suppress": PluginSettings(mode="off"),
+                    "cpu-burst": PluginSettings(mode="dry-run"),
+                }
+            ),
+            {"cpu-burst"},
+            id="switched-off",
+        ),
+    ],
+)
+def test_what_is_asked_for(
+    threshold: bool,
+    burst: CpuBurstPolicy,
+    settings: Settings,
+    expected: set[str],
+) -> None:
+    strategies = Strategies(threshold=Threshold(enable=threshold), cpu_burst=CpuBurstStrategy(policy=burst))
+    pods = [PodRecord(id="a", name="web", namespace="shop")]
+    assert wanted_plugins(settings, Node(strategies=strategies), pods) == expected
+
+
+def test_a_burst_is_asked_for_by_pods_that_run() -> None:
+    node = Node(strategies=Strategies(cpu_burst=CpuBurstStrategy(policy=CpuBurstPolicy.AUTO)))
+    assert wanted_plugins(Settings(), node, []) == frozenset()
+    assert asked_plugins(has_thresholds=False, bursts=()) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("settings", "has_koordlet", "expected"),
+    [
+        pytest.param(Settings(), False, {}, id="nobody"),
+        pytest.param(
+            Settings(qosmanager=QosManagerSettings(mode="none")),
+            False,
+            {"cpu-suppress": "none", "memory-evict": "none"},
+            id="none",
+        ),
+        pytest.param(
+            Settings(), True, {"cpu-suppress": "BECPUSuppress", "memory-evict": "koordlet"}, id="koordlet"
+        ),
+        pytest.param(
+            Settings(ledger=LedgerSettings(take_from_koordlet=("cpu.cfs_quota_us", "cpuset.cpus"))),
+            True,
+            {"memory-evict": "koordlet"},
+            id="taken-from-koordlet",
+        ),
+        pytest.param(
+            Settings(cgroups=CgroupsSettings(enabled=False)),
+            False,
+            {"cpu-suppress": "cgroups.enabled", "memory-evict": "cgroups.enabled"},
+            id="no-values-at-all",
+        ),
+    ],
+)
+def test_what_is_left_alone(settings: Settings, *, has_koordlet: bool, expected: Mapping[str, str]) -> None:
+    found = left_plugins(("cpu-suppress", "memory-evict"), settings, has_koordlet=has_koordlet)
+    assert found.keys() == expected.keys()
+    assert all(part in found[name] for name, part in expected.items())
+
+
+SUPPRESS = frozenset({"cpu-suppress"})
+
+
+@pytest.mark.parametrize(
+    ("situation", "state", "missing", "words"),
+    [
+        (Situation(), State.NOT_WANTED, (), ()),
+        (Situation(SUPPRESS), State.MISSING, ("cpu-suppress",), ("cpu-suppress", "koord-qos-manager", START)),
+        (Situation(SUPPRESS, is_new=True), State.STARTING, ("cpu-suppress",), ()),
+        (Situation(SUPPRESS, is_heard=True, run=SUPPRESS), State.RUNNING, (), ()),
+        (Situation(SUPPRESS, run=SUPPRESS), State.RUNNING, (), ()),
+        (Situation(is_heard=True), State.RUNNING, (), ()),
+        (Situation(SUPPRESS, is_heard=True), State.MISSING, ("cpu-suppress",), ("runs without", "reload")),
+        (Situation(SUPPRESS, {"cpu-suppress": "koordlet does it"}), State.LEFT, (), ("koordlet does it",)),
+        (
+            Situation(SUPPRESS | {"cpu-burst"}, {"cpu-suppress": "koordlet does it"}),
+            State.MISSING,
+            ("cpu-burst",),
+            ("cpu-burst",),
+        ),
+    ],
+)
+def test_verdicts(
+    situation: Situation, state: State, missing: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    found = verdict(situation)
+    assert (found.state, found.missing) == (state, missing)
+    assert all(word in found.note for word in words)
+    assert bool(found.note) is bool(words)
+
+
+class Scene:
+    """A watch with a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.wanted = frozenset[str]()
+        self.leased = frozenset[str]()
+        self.has_koordlet = False
+        self.scans = 0
+        self.watch = QosManagerWatch(
+            lambda: self.wanted, self._left, lambda: self.leased, self._find, lambda: self.now_s
+        )
+
+    def _left(self, wanted: Any, has_koordlet: bool) -> Mapping[str, str]:
+        return left_plugins(wanted, Settings(), has_koordlet=has_koordlet)
+
+    async def _find(self) -> bool:
+        self.scans += 1
+        return self.has_koordlet
+
+    async def state_after(self, passed_s: float) -> State:
+        self.now_s += passed_s
+        await self.watch.check()
+        return self.watch.last.state
+
+
+def report(pid: int = 7, problem: str = "") -> ManagerReport:
+    return ManagerReport("1", pid, 0.0, (PluginReport("cpu-suppress", Mode.ENFORCE, True, 1, problem),))
+
+
+async def test_it_is_said_until_one_runs(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    assert await scene.state_after(100.0) is State.NOT_WANTED
+    scene.wanted = SUPPRESS
+    assert await scene.state_after(1.0) is State.STARTING
+    assert await scene.state_after(LEASE_S - 1) is State.STARTING
+    assert await scene.state_after(1.0) is State.MISSING
+    # Long after the hold of a dead manager's claims has ended.
+    for _ in range(3):
+        assert await scene.state_after(1000.0) is State.MISSING
+    scene.watch.take(report())
+    assert await scene.state_after(1.0) is State.RUNNING
+    assert scene.watch.failing() == ()
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(lines) == 1
+    assert START in lines[0]
+
+
+async def test_a_manager_that_has_died_is_missing() -> None:
+    scene = Scene()
+    scene.wanted = SUPPRESS
+    scene.watch.take(report())
+    assert await scene.state_after(LEASE_S - 1) is State.RUNNING
+    assert await scene.state_after(2.0) is State.STARTING
+    assert await scene.state_after(LEASE_S) is State.MISSING
+
+
+async def test_another_program_that_renews_the_claims_counts() -> None:
+    scene = Scene()
+    scene.wanted = scene.leased = SUPPRESS
+    assert await scene.state_after(100.0) is State.RUNNING
+    scene.leased = frozenset()
+    await scene.state_after(1.0)
+    assert await scene.state_after(LEASE_S) is State.MISSING
+
+
+async def test_a_koordlet_is_looked_for_before_one_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    assert await scene.state_after(1.0) is State.NOT_WANTED
+    assert scene.scans == 0, "nothing asks for it"
+    scene.wanted, scene.has_koordlet = SUPPRESS, True
+    with caplog.at_level(logging.INFO):
+        assert await scene.state_after(1.0) is State.LEFT
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
+    assert await scene.state_after(LEASE_S) is State.LEFT
+    assert scene.scans == 1
+    scene.has_koordlet = False
+    await scene.state_after(KOORDLET_S)
+    assert await scene.state_after(LEASE_S) is State.MISSING
+
+
+async def test_a_plugin_that_cannot_do_its_work() -> None:
+    scene = Scene()
+    scene.wanted = SUPPRESS
+    scene.watch.take(report(problem="it still hangs"))
+    assert await scene.state_after(1.0) is State.RUNNING
+    assert [each.problem for each in scene.watch.failing()] == ["it still hangs"]
+    scene.now_s += LEASE_S
+    assert scene.watch.failing() == ()
