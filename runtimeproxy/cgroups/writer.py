@@ -191,7 +191,7 @@ class CgroupValues:
 
     cgroup: str
     """As the CRI gives it; see `cgroup_path` for the forms."""
-    values: Mapping[str, Value]
+    values: Mapping[str, Value] = field(default_factory=dict)
     """By version 1 name; -1 means unlimited."""
     present: Mapping[str, FileText] = field(default_factory=dict)
     """What `CgroupWriter.look` has found just now: these files are not read again."""

@@ -69,8 +69,15 @@ def wanted_of(
     withheld = left_out(decision, is_container=is_container) if decision.audit else {}
     if not is_base_known:
         withheld |= _amounts(claims_of(fields, is_container=is_container), claims)
-    wanted = Wanted(target, claims, requested, booked, decision.written_once, decision.without_answer)
-    return wanted._replace(withheld=withheld) if withheld else wanted
+    return Wanted(
+        target,
+        claims,
+        requested,
+        booked,
+        once=decision.written_once,
+        unanswered=decision.without_answer,
+        withheld=withheld,
+    )
 
 
 def _amounts(
@@ -131,7 +138,7 @@ def wanted_of_node(decision: Decision) -> list[Wanted]:
             cgroup, _, name = field.key.rpartition("/")
             found.setdefault(cgroup, {})[name] = each.claims
     return [
-        Wanted(CgroupTarget(Level.NODE, cgroup), claims, silent=decision.without_answer)
+        Wanted(CgroupTarget(Level.NODE, cgroup), claims, unanswered=decision.without_answer)
         for cgroup, claims in found.items()
     ]
 

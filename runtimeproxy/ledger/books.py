@@ -7,24 +7,24 @@ original: the raw text of the file before the first write.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.order import loosened
 from runtimeproxy.cgroups.parameters import check_value, clamped
-from runtimeproxy.cgroups.writer import FileText
-from runtimeproxy.hooks.algebra import NEUTRAL, Claim, ClaimOutcome, Note, Resolved, Role, resolve
+from runtimeproxy.cgroups.writer import CgroupValues, FileText
+from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Resolved, Role, resolve
 from runtimeproxy.hooks.changes import Clear
 from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger.fields import CLASS_KUBELET, KUBELET_ON_PODS, Base, field_class
 from runtimeproxy.ledger.journal import Noted
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA
-from runtimeproxy.ledger.unapplied import Withheld
+from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA, Path
+from runtimeproxy.ledger.unapplied import UnappliedCause, Withheld
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, Original, as_saved, is_leased
 from runtimeproxy.units import UNLIMITED, rounded_quota
 
@@ -47,8 +47,21 @@ class Formats(Protocol):
     def file_of(self, name: str) -> str | None: ...
 
 
+class MadeBelow(NamedTuple):
+    """A list of a cgroup that was made below a bound: on version 1 it begins with the list of that above."""
+
+    value: Value
+    """That it began with."""
+    original: str
+    """What its file would hold without the bound."""
+
+
 class Wanted(NamedTuple):
-    """The whole answer of all policies for one target: what is not named in it any more is given back."""
+    """What is claimed of one cgroup now.
+
+    Without an owner the whole answer of all policies: what is not named in it any more is given back. With an
+    owner all its claims on the named parameters: none end those that it had.
+    """
 
     target: CgroupTarget
     claims: Mapping[str, tuple[Claim, ...]]
@@ -58,11 +71,17 @@ class Wanted(NamedTuple):
     values whose original is not known."""
     booked: Mapping[str, Value] = {}
     """Of a container: what the runtime's specification holds."""
+    owner: str = ""
+    """Who claims with a lease; empty for the answer of all policies."""
+    binds_descendants: bool = False
+    """Whether lists of CPUs of this owner bound every cgroup below, too."""
+    made_below: Mapping[str, MadeBelow] = {}
+    """By parameter, of a cgroup that was made below a bound; on version 1 only."""
     once: frozenset[str] = frozenset()
     """Parameters that are written once and then observed only."""
-    silent: frozenset[str] = frozenset()
+    unanswered: frozenset[str] = frozenset()
     """Owners without an answer this time, as an input is not known: what they wanted before still holds."""
-    closed: frozenset[str] = frozenset()
+    blocked: frozenset[str] = frozenset()
     """Parameters whose claims stay as they are."""
     withheld: Mapping[str, Withheld] = {}
     """What is wanted beside the claims and cannot be booked now, by parameter or field of the message."""
@@ -78,105 +97,90 @@ class ValueChange(StrEnum):
     """Another program has written a value of its own."""
 
 
-class BookPlan(NamedTuple):
-    """What to do with one cgroup."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(CgroupValues):
+    """What to do with one cgroup: the values to be written, and what they follow from."""
 
     book: Book
     """As it is when the values are written."""
-    values: Mapping[str, Value] = {}
-    """To be written, by parameter."""
-    raw: Mapping[str, str] = {}
-    """The texts of values that go back to their original."""
+    only_observed: Mapping[str, tuple[UnappliedCause, str]] = field(default_factory=dict)
+    """Parameters that are not written, with the reason."""
     noted: Noted | None = None
     """What has to be on disk before."""
-    left: Mapping[str, str] = {}
+    left: Mapping[str, str] = field(default_factory=dict)
     """Parameters that are left alone, with the reason."""
     given_back: frozenset[str] = frozenset()
     """Parameters that no longer hold a value of ours."""
-    used: Mapping[str, tuple[Claim, ...]] = {}
-    """The claims that count, by parameter; none for those that are given back."""
+    resolved: Mapping[str, Resolved] = field(default_factory=dict)
+    """What the claims come to, by parameter, before it is fitted to other values."""
+    used: Mapping[str, tuple[Claim, ...]] = field(default_factory=dict)
+    """The effective claims, by parameter; none for those that are given back."""
     bounded: frozenset[str] = frozenset()
     """Parameters with an at_most, whether their value is lower because of it or not."""
-    wanted: Mapping[str, Value] = {}
-    """What the claims come to, before it is fitted to other values; without what cannot be computed."""
-    lost: Mapping[str, tuple[Note, ...]] = {}
-    """The claims that set a value in place of which another one counts, by parameter."""
+
+    @property
+    def path(self) -> Path:
+        """The cgroup's."""
+        return tuple(filter(None, self.cgroup.split("/")))
+
+    @property
+    def level(self) -> Level:
+        """The cgroup's."""
+        return self.book.level
+
+    def wanted(self, name: str) -> Value | None:
+        """What the claims on a parameter come to; None if that cannot be computed."""
+        value = self.resolved[name].value if name in self.resolved else None
+        return value if isinstance(value, int | str) else None
 
 
-def with_wanted(book: Book, wanted: Wanted) -> Book:
-    """The book with the answer of all policies for its cgroup; those of servers and leased ones stay."""
-    entries: dict[str, Entry] = {}
-    for name in {**book.entries, **wanted.claims}:
-        if field_class(book.level, name) is CLASS_KUBELET:
-            continue
-        if name in wanted.closed:
-            if name in book.entries:
-                entries[name] = book.entries[name]
-            continue
-        before = book.entries.get(name, Entry())
-        claims = wanted.claims.get(name, ())
-        given = {claim.owner for claim in claims}
-        claims += tuple(
-            claim
-            for claim in before.claims
-            if claim.owner not in given
-            and (claim.owner.startswith(SERVER_PREFIX) or is_leased(claim) or claim.owner in wanted.silent)
-        )
-        is_once = name in wanted.once if name in wanted.claims else before.is_once
-        entry = Entry(
-            claims,
-            before.resolved,
-            wanted.requested.get(name),
-            wanted.booked.get(name),
-            is_once,
-            (is_once and name in wanted.claims and book.id.endswith(".slice")) or before.is_settling,
-        )
-        entries[name] = before if entry == before else entry
-    return book if entries == book.entries else replace(book, entries=entries)
+def with_claims(book: Book, wanted: Wanted) -> Book:
+    """The book with what is claimed now.
 
-
-class MadeBelow(NamedTuple):
-    """A list of a cgroup that was made below a bound: on version 1 it begins with the list of that above."""
-
-    value: Value
-    """That it began with."""
-    original: str
-    """What its file would hold without the bound."""
-
-
-class Leased(NamedTuple):
-    """What one owner with a lease claims in one cgroup now, as far as that may have changed."""
-
-    target: CgroupTarget
-    claims: Mapping[str, tuple[Claim, ...]]
-    """By parameter: all its claims on it; none end those that it had."""
-    requested: Mapping[str, Value] = {}
-    """As in `Wanted`, for parameters that nothing was claimed of before."""
-    booked: Mapping[str, Value] = {}
-    covers: bool = False
-    """Whether lists of CPUs bound every cgroup below, too."""
-    made_below: Mapping[str, MadeBelow] = {}
-    """By parameter, of a cgroup that was made below a bound; on version 1 only."""
-
-
-def with_leased(book: Book, owner: str, leased: Leased) -> Book:
-    """The book with other claims of an owner with a lease; those of all others stay."""
+    The answer of all policies leaves claims of hook servers, claims with a lease, and those of unanswered
+    owners; that of an owner leaves those of all others.
+    """
     entries, originals = dict(book.entries), dict(book.originals)
-    for name, claims in leased.claims.items():
-        before, made = entries.get(name), leased.made_below.get(name)
-        if before is None:
-            if claims:
-                entries[name] = Entry(claims, None, leased.requested.get(name), leased.booked.get(name))
-            elif made is not None:
-                entries[name] = Entry((), made.value)
-            if made is not None and book.level is Level.POD:
-                originals.setdefault(name, Original(made.original))
+    for name in wanted.claims if wanted.owner else {**book.entries, **wanted.claims}:
+        if name in wanted.blocked:
             continue
-        others = tuple(claim for claim in before.claims if claim.owner != owner)
-        after = (*others, *claims)
-        if after != before.claims:
-            entries[name] = before._replace(claims=after)
+        if field_class(book.level, name) is CLASS_KUBELET:
+            entries.pop(name, None)
+            continue
+        entry = entries.get(name, Entry())
+        if wanted.owner:
+            others = tuple(claim for claim in entry.claims if claim.owner != wanted.owner)
+            after = entry._replace(claims=(*others, *wanted.claims[name]))
+            if name not in entries:
+                made = wanted.made_below.get(name)
+                if after.claims:
+                    asked, booked = wanted.requested.get(name), wanted.booked.get(name)
+                    after = after._replace(requested=asked, booked=booked)
+                elif made is not None:
+                    after = after._replace(resolved=made.value)
+                if made is not None and book.level is Level.POD:
+                    originals.setdefault(name, Original(made.original))
+        else:
+            after = _answered(book, name, entry, wanted)
+        if after != entry:
+            entries[name] = after
     return book if entries == book.entries else replace(book, entries=entries, originals=originals)
+
+
+def _answered(book: Book, name: str, entry: Entry, wanted: Wanted) -> Entry:
+    """The entry of a parameter with the answer of all policies."""
+    claims = wanted.claims.get(name, ())
+    given = {claim.owner for claim in claims}
+    claims += tuple(
+        claim
+        for claim in entry.claims
+        if claim.owner not in given
+        and (claim.owner.startswith(SERVER_PREFIX) or is_leased(claim) or claim.owner in wanted.unanswered)
+    )
+    is_once = name in wanted.once if name in wanted.claims else entry.is_once
+    is_settling = (is_once and name in wanted.claims and book.id.endswith(".slice")) or entry.is_settling
+    requested, booked = wanted.requested.get(name), wanted.booked.get(name)
+    return Entry(claims, entry.resolved, requested, booked, is_once, is_settling)
 
 
 def with_requests(book: Book, requested: Mapping[str, Value], booked: Mapping[str, Value]) -> Book:
@@ -404,18 +408,17 @@ def plan(
     book: Book,
     present: Mapping[str, FileText],
     formats: Formats,
-    *,
-    only_observed: Collection[str] = (),
+    only_observed: Mapping[str, tuple[UnappliedCause, str]] = NO_VALUES,
     rule: ConflictRule = ConflictRule.LATER,
     fitted: Mapping[str, Value | None] = NO_VALUES,
-) -> BookPlan:
+) -> Plan:
     """What to write to a cgroup, and its book after that.
 
     Args:
         book: Of this cgroup; see `still_valid`.
         present: What its files hold; a parameter whose file cannot be read is missing.
         formats: Of its files.
-        only_observed: Parameters that nothing is written to, such as those of another agent.
+        only_observed: Parameters that nothing is written to, such as those of another agent, with the reason.
         rule: Whose value counts when two policies set one parameter.
         fitted: Values in place of those that the claims come to; None: nothing is written.
     """
@@ -469,18 +472,20 @@ def plan(
         before = {name: old for name in changed if (old := book.entries[name].resolved) is not None}
         noted = Noted(book.id, book.level, new, changed, before)
     used = {name: _used(result, fitted.get(name)) for name, result in results.items()}
-    bounded = frozenset(name for name, result in results.items() if result.is_bounded)
-    wanted = {name: result.value for name, result in results.items() if isinstance(result.value, int | str)}
-    lost = {name: notes for name, result in results.items() if (notes := tuple(_lost(result)))}
-    return BookPlan(after, values, raw, noted, left, given_back, used, bounded, wanted, lost)
-
-
-def _lost(result: Resolved) -> Iterator[Note]:
-    """The sets of other values that gave way."""
-    for note in result.notes:
-        claim = note.claim
-        if note.outcome is ClaimOutcome.LOST and claim.role is Role.SET and claim.value != result.value:
-            yield note
+    return Plan(
+        cgroup=book.id,
+        values=values,
+        present=present,
+        raw=raw,
+        book=after,
+        only_observed=only_observed,
+        noted=noted,
+        left=left,
+        given_back=given_back,
+        resolved=results,
+        used=used,
+        bounded=frozenset(name for name, result in results.items() if result.is_bounded),
+    )
 
 
 def _used(result: Resolved, fitted: Value | None) -> tuple[Claim, ...]:

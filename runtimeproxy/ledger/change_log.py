@@ -6,7 +6,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim
@@ -30,13 +31,13 @@ _GIVEN_BACK: Final = "given back"
 _KINDS: Final = {logging.INFO: AuditKind.CHANGED, logging.WARNING: AuditKind.FAILED}
 
 
-class Applied(NamedTuple):
-    """One value of a batch: where it belongs, how its write ended, and what it follows from."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied(WriteResult):
+    """The outcome of one value of a batch, with where it belongs and what it follows from."""
 
     target: CgroupTarget
-    result: WriteResult
     claims: tuple[Claim, ...] = ()
-    """Those that count; of a value that is given back those of before, as far as they are known."""
+    """The effective claims; for a value that is given back, its previous claims, as far as they are known."""
     is_given_back: bool = False
     change: ValueChange = ValueChange.NONE
     """What other programs had made of the value that was written last."""
@@ -66,11 +67,11 @@ class ChangeLog:
             applied: The values, unchanged ones too.
             about: More fields of the line.
         """
-        written = [each for each in applied if each.result.outcome is WriteOutcome.WRITTEN]
-        failed = [each for each in applied if each.result.outcome in FAILURES]
+        written = [each for each in applied if each.outcome is WriteOutcome.WRITTEN]
+        failed = [each for each in applied if each.outcome in FAILURES]
         self._add(logging.INFO, "changed values of %s: %s", written, about)
         self._add(logging.WARNING, "values of %s could not be changed: %s", failed, about)
-        return all(each.result.outcome is not WriteOutcome.FAILED for each in applied)
+        return all(each.outcome is not WriteOutcome.FAILED for each in applied)
 
     def close(self) -> None:
         """Logs a line, and makes audit entries, about all that had none of their own."""
@@ -98,7 +99,7 @@ class ChangeLog:
                     self._audit(entry)
         else:
             counts = self._unnamed.setdefault(level, Counter())
-            counts.update((each.result.name, _policy(each)) for each in applied)
+            counts.update((each.name, _policy(each)) for each in applied)
 
     def _audit_sums(self, level: int, pods: int, counts: Mapping[tuple[str, str], int]) -> None:
         if self._audit is None:
@@ -122,12 +123,12 @@ def audit_entries(
         sandbox: The id of the pod's sandbox; empty if it is not known.
     """
     for each in sorted(applied, key=lambda each: each.target.cgroup):
-        target, result = each.target, each.result
+        target = each.target
         is_pods = target.level >= Level.POD and bool(target.name)
         namespace, _, pod = _pod(target).partition("/") if is_pods else ("", "", "")
         reason = _reason(each)
         if kind is AuditKind.FAILED:
-            reason = result.error
+            reason = each.error
         yield AuditEntry(
             time_s,
             EVALUATIONS[target.level],
@@ -139,9 +140,9 @@ def audit_entries(
             target.uid,
             _place(target) if is_pods and target.level is Level.CONTAINER else "",
             sandbox_id=sandbox,
-            field=str(Field(CGROUP, result.name)),
-            old="" if result.old is None else str(result.old),
-            new=str(result.value),
+            field=str(Field(CGROUP, each.name)),
+            old="" if each.old is None else str(each.old),
+            new=str(each.value),
             reason=reason,
             note=_GIVEN_BACK if each.is_given_back and kind is AuditKind.FAILED else "",
             target="" if is_pods else f"cgroup {target.cgroup}",
@@ -203,25 +204,23 @@ def _reason(applied: Applied) -> str:
 
 
 def _text(applied: Applied) -> str:
-    result = applied.result
     place = _place(applied.target)
-    name = f"{place} {result.name}" if place else result.name
+    name = f"{place} {applied.name}" if place else applied.name
     why = ", ".join(filter(None, (_policy(applied), _GIVEN_BACK if applied.is_given_back else "")))
-    if result.outcome in FAILURES:
-        why = f"{why}: {result.error}" if why else result.error
-    values = f"{'-' if result.old is None else result.old} -> {result.value}"
+    if applied.outcome in FAILURES:
+        why = f"{why}: {applied.error}" if why else applied.error
+    values = f"{'-' if applied.old is None else applied.old} -> {applied.value}"
     return f"{name} {values} ({why})" if why else f"{name} {values}"
 
 
 def _row(applied: Applied) -> dict[str, Any]:
-    result = applied.result
     row = {
         "container": _place(applied.target) if applied.target.level is Level.CONTAINER else "",
-        "cgroup": result.cgroup,
-        "field": result.name,
-        "from": "" if result.old is None else str(result.old),
-        "to": str(result.value),
+        "cgroup": applied.cgroup,
+        "field": applied.name,
+        "from": "" if applied.old is None else str(applied.old),
+        "to": str(applied.value),
         "policy": _policy(applied),
         "reason": _reason(applied),
     }
-    return {**row, "error": result.error} if result.error else row
+    return {**row, "error": applied.error} if applied.error else row

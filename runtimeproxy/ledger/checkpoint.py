@@ -121,13 +121,13 @@ class CheckpointSync:
         sources = {
             RowKind.POD: store.pods.get,
             RowKind.CONTAINER: store.containers.get,
-            RowKind.BOOK: cgroups.record,
+            RowKind.BOOK: cgroups.books.record,
         }
         self._writer = CheckpointWriter(
             folder, thread, sources, self._all_ids, cgroups.note_saved, is_standby=is_standby
         )
         store.on_change = self._on_change
-        cgroups.on_change = partial(self._writer.note_from_thread, RowKind.BOOK)
+        cgroups.books.on_change = partial(self._writer.note_from_thread, RowKind.BOOK)
 
     @property
     def problem(self) -> str:
@@ -159,7 +159,7 @@ class CheckpointSync:
 
     async def flush(self) -> bool:
         """Saves all changes; returns whether they are on disk now."""
-        self._flushed = _Moment(self._store.event, self._cgroups.now_s())
+        self._flushed = _Moment(self._store.event, self._cgroups.books.now_s())
         return await self._writer.flush()
 
     async def take_back(self) -> None:
@@ -216,7 +216,7 @@ class CheckpointSync:
             if saved is not None:
                 self._merge_saved(saved, since, outdated)
         # What a process that was killed had not saved yet.
-        self._cgroups.add_noted(await self._writer.run_in_thread(self._cgroups.read_journal))
+        self._cgroups.books.add_noted(await self._writer.run_in_thread(self._cgroups.read_journal))
 
     def _load_late(self, outdated: _Moment, saved: Saved) -> None:
         with self._store.listing() as since:
@@ -225,8 +225,8 @@ class CheckpointSync:
 
     def _merge_saved(self, saved: Saved, since: int, outdated: _Moment) -> None:
         self._recovery.confirm(self._store.load(saved, since, outdated=outdated.event))
-        self._cgroups.take_over(with_owners(saved))
-        self._cgroups.load(saved.books, outdated_s=outdated.at_s)
+        self._cgroups.books.take_over(with_owners(saved))
+        self._cgroups.books.load(saved.books, outdated_s=outdated.at_s)
         books = len(saved.books) + len(saved.cgroups)
         found = {"pods": len(saved.pods), "containers": len(saved.containers), "cgroups": books}
         logger.info("checkpoint read", extra=found)
@@ -243,7 +243,7 @@ class CheckpointSync:
     def _all_ids(self) -> Iterator[tuple[RowKind, str]]:
         yield from ((RowKind.POD, pod.id) for pod in self._store.pods)
         yield from ((RowKind.CONTAINER, container.id) for container in self._store.containers)
-        yield from ((RowKind.BOOK, identity) for identity in self._cgroups.identities)
+        yield from ((RowKind.BOOK, identity) for identity in self._cgroups.books.identities)
 
 
 def with_owners(saved: Saved) -> Iterator[tuple[CgroupRecord, Mapping[str, str]]]:

@@ -63,16 +63,15 @@ class ClaimAudit:
     def on_applied(self, owner: Owner, applied: Iterable[Applied]) -> None:
         """Takes what was written for claims of an owner; unchanged values too."""
         for each in applied:
-            result = each.result
-            row = _Row(each.target, result.name, AuditKind.FAILED, result.old, result.value, result.error)
-            if result.outcome is WriteOutcome.WRITTEN:
+            row = _Row(each.target, each.name, AuditKind.FAILED, each.old, each.value, each.error)
+            if each.outcome is WriteOutcome.WRITTEN:
                 reasons = (claim.reason for claim in each.claims if is_leased(claim))
                 is_fitted = any(claim.owner == TREE for claim in each.claims)
                 ends = each.is_given_back or not (is_fitted or any(map(is_leased, each.claims)))
                 reason = "; ".join(filter(None, reasons)) or (FITS if is_fitted else "")
                 reason = "the claim has ended" if ends else reason
                 row = row._replace(kind=AuditKind.CHANGED, reason=reason, ends=ends)
-            elif result.outcome not in FAILURES:
+            elif each.outcome not in FAILURES:
                 continue
             self._add(owner, row)
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from runtimeproxy.cgroups.paths import path_or_none
+from runtimeproxy.cgroups.paths import cgroup_id, path_or_none
 from runtimeproxy.ledger.answers import class_cgroups, target_of
-from runtimeproxy.ledger.book_store import identity_of
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
@@ -88,7 +87,7 @@ class ClaimPlaces:
                 cgroups[self._cgroup_of(pod, box)] = (ClaimLevel.CONTAINER, box.id)
             for cgroup, each in cgroups.items():
                 if (path := path_or_none(cgroup)) is not None:
-                    found[identity_of(path)] = each
+                    found[cgroup_id(path)] = each
         for qos in KubeQoSClass:
             place = self._class(qos)
             if isinstance(place, ClaimPlace):
@@ -103,7 +102,7 @@ class ClaimPlaces:
             if pod is None or box.recovered:
                 continue
             if (path := path_or_none(self._cgroup_of(pod, box))) is not None:
-                found[identity_of(path)] = box
+                found[cgroup_id(path)] = box
         return found
 
     def _container(self, identity: str) -> ClaimPlace | str:

@@ -28,7 +28,7 @@ from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.owners import PREFIX, Owner, refusal
 from runtimeproxy.ledger import leases
 from runtimeproxy.ledger.answers import by_parameter
-from runtimeproxy.ledger.books import Leased
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import FAILURES, Applied
 from runtimeproxy.ledger.claim_places import ClaimKey, ClaimPlaces
 from runtimeproxy.ledger.leases import Answer, Lease, Phase
@@ -141,13 +141,14 @@ class _Cgroup:
     target: CgroupTarget
     record: ContainerRecord | None = None
     claims: dict[str, tuple[Claim, ...]] = field(default_factory=dict)
-    covers: bool = False
+    binds_descendants: bool = False
 
-    def leased(self) -> Leased:
+    def wanted(self, owner: str) -> Wanted:
+        wanted = Wanted(self.target, self.claims, owner=owner, binds_descendants=self.binds_descendants)
         if self.record is None:
-            return Leased(self.target, self.claims, covers=self.covers)
+            return wanted
         requested, booked = by_parameter(self.record.requested), by_parameter(self.record.booked)
-        return Leased(self.target, self.claims, requested, booked, self.covers)
+        return wanted._replace(requested=requested, booked=booked)
 
 
 @dataclass(slots=True, eq=False)
@@ -285,6 +286,7 @@ class LeasedClaims:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
+        self._books = ledger.books
         self._places = places
         self._in_worker = in_worker
         self._is_idle = is_idle
@@ -302,7 +304,7 @@ class LeasedClaims:
         self.unwritten: Mapping[str, str] = {}
         self._pruned_s = clock()
         self._was_idle = True
-        self._closed = ledger.closed
+        self._closed = ledger.books.blocked
 
     # --- requests ----------------------------------------------------------------------------------------
 
@@ -349,7 +351,7 @@ class LeasedClaims:
         """What keeps a claim out of the books; None for nothing."""
         if key.field in self.unwritten:
             return UnappliedCause.KOORDLET, f"koordlet writes it: {self.unwritten[key.field]}"
-        if key.field in self._ledger.closed:
+        if key.field in self._books.blocked:
             return UnappliedCause.CPU_MODE, OTHER_MODE
         if key in owned.dirty and owned.problem:
             return UnappliedCause.NOT_COUNTING, owned.problem
@@ -468,7 +470,7 @@ class LeasedClaims:
         for start in range(0, len(groups), PODS_IN_A_JOB):
             some = groups[start : start + PODS_IN_A_JOB]
             try:
-                work = partial(_written, self._ledger, owned.owner.claimant, some)
+                work = partial(_written, self._ledger, some)
                 applied = await self._in_worker(partial(with_rests, work))
             except TimeoutError as error:
                 logger.warning("claims of %s could not be written: %s", owned.owner.name, error)
@@ -479,7 +481,7 @@ class LeasedClaims:
                 owned.note_problem(f"values could not be written: {error}", self.now_s())
                 break
             self._audit.on_applied(owned.owner, applied)
-            failed += [each.result for each in applied if each.result.outcome in FAILURES]
+            failed += [each for each in applied if each.outcome in FAILURES]
         return failed
 
     def _changes(self, owned: OwnedClaims, keys: Iterable[ClaimKey]) -> Iterator[tuple[ClaimKey, _Change]]:
@@ -507,7 +509,7 @@ class LeasedClaims:
 
     def _groups(
         self, owned: OwnedClaims, changes: Mapping[ClaimKey, _Change]
-    ) -> Iterator[tuple[Leased, ...]]:
+    ) -> Iterator[tuple[Wanted, ...]]:
         """The cgroups that have changed: those of a pod together, and with those below a class its bound."""
         found: dict[tuple[str, ...], dict[str, _Cgroup]] = {}
         bounding: list[tuple[str, ...]] = []
@@ -517,7 +519,7 @@ class LeasedClaims:
             cgroup = group.setdefault(target.cgroup, _Cgroup(target, record))
             cgroup.claims[key.field] = self._claims_on(owned, key)
             if key.level is ClaimLevel.QOS_CLASS and key.field in LISTS and key.role is Role.AT_MOST:
-                cgroup.covers = True
+                cgroup.binds_descendants = True
                 bounding.append(path)
         for bound in bounding:
             below = [path for path in found if path != bound and path[: len(bound)] == bound]
@@ -525,7 +527,7 @@ class LeasedClaims:
                 found[bound] |= found.pop(path)
             self._add_own_below(owned, bound, found[bound])
         for group in found.values():
-            yield tuple(each.leased() for each in group.values())
+            yield tuple(each.wanted(owned.owner.claimant) for each in group.values())
 
     def _claims_on(self, owned: OwnedClaims, key: ClaimKey) -> tuple[Claim, ...]:
         """All claims that the books are to have of an owner on one value."""
@@ -560,9 +562,9 @@ class LeasedClaims:
         if self._is_idle() or not self.ready.is_set():
             self._was_idle = True
             return
-        if self._ledger.closed != self._closed:
+        if self._books.blocked != self._closed:
             # Another CPU mode has taken claims out of the books, or takes them again.
-            changed, self._closed = self._ledger.closed ^ self._closed, self._ledger.closed
+            changed, self._closed = self._books.blocked ^ self._closed, self._books.blocked
             for owned in self.owners.values():
                 owned.dirty.update(key for key in owned.claims if key.field in changed)
         if self._was_idle:
@@ -661,7 +663,7 @@ class LeasedClaims:
         handed_over: dict[str, Any] = await self._in_worker(self._read)
         self._unrenewed = await self._in_worker(self._read_unrenewed)
         known = self._places.keys()
-        for target, book in self._ledger.leased():
+        for book, _, target in self._books.leased():
             found = known.get(book.id)
             for key, claim in _claims_of(book, found):
                 name = claim.owner.partition(":")[2]
@@ -745,8 +747,8 @@ def _duration_s(value: object) -> float:
     return float(value)
 
 
-def _written(ledger: Ledger, claimant: str, groups: Iterable[Sequence[Leased]]) -> list[Applied]:
-    return [each for group in groups for each in ledger.change_leased(claimant, group)]
+def _written(ledger: Ledger, groups: Iterable[Sequence[Wanted]]) -> list[Applied]:
+    return [each for group in groups for each in ledger.change(group)]
 
 
 def _claims_of(book: Book, found: tuple[ClaimLevel, str] | None) -> Iterator[tuple[ClaimKey, Claim]]:

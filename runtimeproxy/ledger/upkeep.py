@@ -139,6 +139,7 @@ class Upkeep:
     ) -> None:
         self._store = store
         self._ledger = ledger
+        self._books = ledger.books
         self._sysctls = sysctls
         self._chain = chain
         self._cgroup_of = cgroup_of
@@ -184,7 +185,7 @@ class Upkeep:
     def summary(self) -> str:
         """What keeps running pods from the values that are wanted; empty for nothing."""
         left = len(self._ledger.yielded())
-        gates = sorted({KOORDLETS[name] for name in self._ledger.observed})
+        gates = sorted({KOORDLETS[name] for name in self._books.observed})
         notes = (
             f"left to koordlet, by its feature gates: {', '.join(gates)}" if gates else "",
             self.problem,
@@ -210,21 +211,21 @@ class Upkeep:
 
     def unapplied(self) -> tuple[Unapplied, ...]:
         """What is wanted and not in force now, of what runs and of sysctls."""
-        values = self._ledger.unapplied
+        values = self._books.unapplied
         if self._sysctls is not None:
             found = {f"{SYSCTL}[{name}]": each for name, each in tuple(self._sysctls.unapplied.items())}
             values.note(UnappliedStage.BOOKED, CgroupTarget(Level.NODE, "", "node"), "", found)
         if values:
             pods = [pod.cgroup_parent for pod in self._store.pods if pod.state is Lifecycle.RUNNING]
             boxes = (box.id for box in self._store.containers if box.state is not Lifecycle.STOPPED)
-            self._ledger.keep_unapplied(pods, boxes)
+            self._books.keep_unapplied(pods, boxes)
         return values.values()
 
     def audit_unapplied(self) -> None:
         """Has the audit tell what is not in force since the last time."""
         self.unapplied()
         if self._unapplied_audit is not None:
-            self._unapplied_audit.add(self._ledger.unapplied.take_new())
+            self._unapplied_audit.add(self._books.unapplied.take_new())
 
     def configure(self, settings: UpkeepSettings) -> None:
         """Takes changed settings."""
@@ -264,7 +265,7 @@ class Upkeep:
                 await self.in_worker(partial(with_rests, partial(self._ledger.verify, levels, running)))
                 if self._sysctls is not None and Level.NODE in levels:
                     await self.in_worker(self._sysctls.verify)
-                if self._owes_sysctls and not self._ledger.has_leftovers:
+                if self._owes_sysctls and not self._books.has_leftovers:
                     self._owes_sysctls = False
                     self.evaluator.request("sysctls")
                 if Level.QOS_CLASS in levels and self._has_other_sums():
@@ -278,8 +279,8 @@ class Upkeep:
 
     def on_policies(self, not_loaded: Iterable[str]) -> None:
         """Other policies, or the same with other settings, are in use now."""
-        self._ledger.rule = self._chain().rule
-        self._ledger.not_loaded = frozenset(not_loaded)
+        self._books.rule = self._chain().rule
+        self._books.not_loaded = frozenset(not_loaded)
         self.evaluator.request("policies")
 
     def on_node_changed(self, node: Node, inputs: Collection[Input]) -> None:
@@ -344,7 +345,7 @@ class Upkeep:
     def _gone_servers(self) -> set[str]:
         if self._registered is None:
             return set()
-        return {each for each in self._ledger.owners() if each.startswith(SERVER_PREFIX)} - self._registered
+        return {each for each in self._books.owners() if each.startswith(SERVER_PREFIX)} - self._registered
 
     def _observe(self) -> None:
         known = KOORDLETS.keys() if self._has_koordlet else frozenset[str]()
@@ -352,7 +353,7 @@ class Upkeep:
         if (observed, taken) == self._koordlets:
             return
         self._koordlets = observed, taken
-        self._ledger.observed = frozenset(observed)
+        self._books.observed = frozenset(observed)
         claims = KOORDLETS_CLAIMS if self._has_koordlet else {}
         self.on_observed({name: gate for name, gate in claims.items() if name not in self._taken})
         if observed:
@@ -373,15 +374,14 @@ class Upkeep:
     def _has_other_sums(self) -> bool:
         """Whether values of pods have changed since the policies were asked about QoS classes."""
         return (
-            self._ledger.pod_changes != self._summed_changes
-            and Hook.EVALUATE_QOS_CLASS in self._chain().hooks
+            self._books.pod_changes != self._summed_changes and Hook.EVALUATE_QOS_CLASS in self._chain().hooks
         )
 
     async def _evaluate_others(self) -> tuple[Sequence[Wanted], frozenset[str]]:
         chain = self._chain()
         wanted: list[Wanted] = []
         if Hook.EVALUATE_QOS_CLASS in chain.hooks:
-            self._summed_changes = self._ledger.pod_changes
+            self._summed_changes = self._books.pod_changes
             pods = [pod for pod in self._store.pods if pod.state is not Lifecycle.STOPPED and pod.detailed]
             # Views of all pods take milliseconds.
             views = await self.in_worker(partial(with_rests, partial(_class_views, pods, self._ledger)))
@@ -396,13 +396,13 @@ class Upkeep:
     async def _prepare(self) -> None:
         """What comes before all values: those of hook servers that are gone, the CPU mode, the sysctls."""
         gone = self._gone_servers()
-        holders = self._ledger.holders(owners=gone)
+        holders = self._books.holders(owners=gone)
         await self._release("the end of a hook server's values", holders, owners=gone)
         if self._barrier is None:
             return
         chain = self._chain()
         wanted: dict[str, int | str] = {}
-        held = chain.unsettled | self._ledger.not_loaded
+        held = chain.unsettled | self._books.not_loaded
         if Hook.EVALUATE_NODE in chain.hooks:
             decision = await chain.evaluate(await self.in_worker(chain.node.snapshot))
             wanted, held = sysctls_of(decision), held | decision.without_answer
@@ -417,7 +417,7 @@ class Upkeep:
     async def _finish(self) -> None:
         """Gives back the sysctls that no policy wants, after the values that were wanted with them."""
         if self._barrier is not None:
-            self._owes_sysctls = self._ledger.has_leftovers
+            self._owes_sysctls = self._books.has_leftovers
             if not self._owes_sysctls:
                 await self._barrier.give_back()
 
@@ -432,7 +432,7 @@ class Upkeep:
         """Ends claims, pod after pod."""
         pods: dict[str, list[str]] = {}
         for cgroup in cgroups:
-            book = self._ledger.record(cgroup)
+            book = self._books.record(cgroup)
             is_box = book is not None and book.level is Level.CONTAINER
             pods.setdefault(cgroup.rpartition("/")[0] if is_box else cgroup, []).append(cgroup)
 
@@ -490,7 +490,7 @@ def _class_views(pods: Iterable[PodRecord], ledger: Ledger) -> dict[str, ClassVi
     for pod in pods:
         path = path_or_none(pod.cgroup_parent)
         if path is not None:
-            view = ResolvedPod(pod=recorded_pod(pod), cgroup=ledger.resolved(pod.cgroup_parent))
+            view = ResolvedPod(pod=recorded_pod(pod), cgroup=ledger.books.resolved(pod.cgroup_parent))
             found.append((path, view))
         rest()
     classes = class_cgroups((path, each.pod.kube_qos) for path, each in found)

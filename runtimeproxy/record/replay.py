@@ -172,7 +172,7 @@ class _Replayer:
             chain=chain,
             store=store,
             lookups=Lookups(store, _NoRuntime()),
-            writer=_NoFiles(),
+            ledger=_NoFiles(),
             executor=self._executor,
             long_work=LongWork(self._executor),
             spawn=self._spawn,
@@ -380,12 +380,14 @@ class _NoRuntime:
 class _NoFiles:
     """In place of the books and files of cgroups."""
 
-    is_v1 = False
+    @property
+    def books(self) -> _NoFiles:
+        return self
 
     def book(self, wanted: Wanted) -> None:
         return
 
-    def claim(self, wanted: Sequence[Wanted]) -> Sequence[WriteResult]:
+    def change(self, wanted: Sequence[Wanted]) -> Sequence[WriteResult]:
         return ()
 
     def start(self, wanted: Wanted) -> Sequence[WriteResult]:

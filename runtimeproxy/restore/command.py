@@ -121,19 +121,19 @@ def ledger_of(saved: Saved, folder: Path, writer: CgroupWriter) -> Ledger:
     """The books of a checkpoint, and of the journal of a daemon that was killed."""
     boot_id = read_boot_id()
     ledger = Ledger(writer, Journal(folder, boot_id), boot_id)
-    ledger.take_over(with_owners(saved))
-    ledger.load(saved.books)
-    ledger.add_noted(ledger.read_journal())
+    ledger.books.take_over(with_owners(saved))
+    ledger.books.load(saved.books)
+    ledger.books.add_noted(ledger.read_journal())
     for pod in saved.pods:
         members = (each for each in saved.containers if each.pod_id == pod.id)
         running = [each for each in members if each.state is not Lifecycle.STOPPED]
-        ledger.note_requests(pod.cgroup_parent, pod_values(running))
+        ledger.books.note_requests(pod.cgroup_parent, pod_values(running))
     return ledger
 
 
 def states(ledger: Ledger, writer: CgroupWriter) -> tuple[CgroupState, ...]:
     """The cgroups of all books as they are now."""
-    found = (ledger.record(identity) for identity in ledger.identities)
+    found = (ledger.books.record(identity) for identity in ledger.books.identities)
     return tuple(_state(book, writer) for book in found if book is not None)
 
 
@@ -259,8 +259,8 @@ async def _carry_out(
     written = restore_cgroups(writer, cgroups)
     lines += written
     copies = {cgroup.state.book.id: cgroup.copies for cgroup in cgroups}
-    for identity in ledger.identities:
-        book = ledger.record(identity)
+    for identity in ledger.books.identities:
+        book = ledger.books.record(identity)
         if book is not None:
             kept = {line.field for line in written if line.target == identity and _is_kept(line)}
             changes.append(RowChange(RowKind.BOOK, identity, kept_book(book, kept, copies.get(identity, {}))))
@@ -354,7 +354,7 @@ def _everything(ledger: Ledger, writer: CgroupWriter, cgroup: str, name: str, on
     Version 2 leaves the pod's own file empty, and accepts any list in its containers'.
     """
     with suppress(CgroupPathError, OSError):
-        book = ledger.record(cgroup)
+        book = ledger.books.record(cgroup)
         original = book.originals.get(name) if book is not None else None
         if original is not None and original.text is not None:
             found = writer.decode(name, original.text)
@@ -377,7 +377,7 @@ def _within_above(ledger: Ledger, writer: CgroupWriter, cgroup: str, name: str, 
         return members
     for length in range(1, len(path)):
         above = "/" + "/".join(path[:length])
-        book = ledger.record(above)
+        book = ledger.books.record(above)
         found = writer.read(above, name) if book is None or name not in book.entries else None
         if found and (common := parse_cpu_list(members) & parse_cpu_list(str(found))):
             members = format_cpu_list(common)

@@ -212,7 +212,7 @@ class Engine:
             chain=self._chain(settings),
             store=self.store,
             lookups=Lookups(self.store, self.client),
-            writer=self.ledger,
+            ledger=self.ledger,
             executor=executor,
             long_work=LongWork(self._long_requests, give_back_memory),
             spawn=spawn,

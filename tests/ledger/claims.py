@@ -26,7 +26,7 @@ def set_values(
         name: (Claim("server:a.json" if name in once else "batch", Role.SET, value),)
         for name, value in values.items()
     }
-    return ledger.claim([Wanted(CgroupTarget(Level.POD, cgroup), claims, once=frozenset(once))])
+    return ledger.change([Wanted(CgroupTarget(Level.POD, cgroup), claims, once=frozenset(once))])
 
 
 def decision_of(claims: Claims, silent: frozenset[str] = frozenset()) -> Decision:

@@ -169,7 +169,7 @@ class Daemon:
             self.store.containers.put(box)
         self.journal = Journal(folder / "state", "boot")
         self.ledger = Ledger(self.kernel, self.journal, "boot")
-        self.ledger.add_noted(self.ledger.read_journal())
+        self.ledger.books.add_noted(self.ledger.read_journal())
         self.sysctls = Switches(self.kernel, folder)
         self.upkeep = Upkeep(
             self.store,
@@ -275,7 +275,7 @@ async def test_a_cgroup_that_cannot_be_cleared_holds_the_switch_and_nothing_else
     assert quotas == ["60000"] * 2
     # A call that was decided before.
     claims = {BVT: (Claim("group-identity", Role.SET, -1),)}
-    scene.ledger.claim([Wanted(CgroupTarget(Level.POD, PODS[0]), claims)])
+    scene.ledger.change([Wanted(CgroupTarget(Level.POD, PODS[0]), claims)])
     scene.ledger.start(Wanted(CgroupTarget(Level.CONTAINER, f"{PODS[0]}/new"), claims))
     assert scene.files.read(PODS[0], BVT) == "0"
     scene.kernel.stuck = ""
@@ -348,7 +348,7 @@ async def test_values_of_other_policies_stay_without_a_mode(scene: Daemon) -> No
     scene.policies.mode = OFF
     scene.kernel.switch(ON)  # by an administrator
     await scene.evaluator.evaluate_all()
-    scene.ledger.claim([Wanted(CgroupTarget(Level.POD, PODS[0]), {BVT: (Claim("mine", Role.SET, 1),)})])
+    scene.ledger.change([Wanted(CgroupTarget(Level.POD, PODS[0]), {BVT: (Claim("mine", Role.SET, 1),)})])
     assert scene.files.read(PODS[0], BVT) == "1"
 
 
@@ -360,10 +360,10 @@ async def test_what_a_successor_that_has_ended_did_is_known(scene: Daemon, tmp_p
             policies = Policies()
             policies.mode = mode
             successor = Daemon(tmp_path, executor, policies)
-            successor.ledger.load(scene.ledger.books)
+            successor.ledger.books.load(scene.ledger.books)
             await successor.evaluator.evaluate_all()
             assert scene.kernel.switches() == mode
-            scene.ledger.load(successor.ledger.books)
+            scene.ledger.books.load(successor.ledger.books)
             successor.end()
         scene.upkeep.on_taken_back()
         scene.ledger.release(CGROUPS, names={BVT})
@@ -383,7 +383,7 @@ async def test_a_mode_without_sysctls_is_taken_once(
     apply, closed = scene.sysctls.apply, list[frozenset[str]]()
 
     def look(wanted: Mapping[str, int | str], **more: Any) -> tuple[SysctlChange, ...]:
-        closed.append(scene.ledger.closed)
+        closed.append(scene.ledger.books.blocked)
         return apply(wanted, **more)
 
     monkeypatch.setattr(scene.sysctls, "apply", look)
@@ -399,10 +399,10 @@ async def test_a_mode_without_sysctls_is_taken_once(
 async def test_while_a_policy_has_no_answer_the_mode_stays(scene: Daemon) -> None:
     await scene.evaluator.evaluate_all()
     scene.policies.mode = OFF
-    scene.ledger.not_loaded = frozenset({"group-identity"})
+    scene.ledger.books.not_loaded = frozenset({"group-identity"})
     await scene.evaluator.evaluate_all()
     assert (scene.kernel.switches(), scene.kernel.identities()) == (ON, {"-1", "2"})
-    scene.ledger.not_loaded = frozenset()
+    scene.ledger.books.not_loaded = frozenset()
     await scene.evaluator.evaluate_all()
     assert (scene.kernel.switches(), scene.kernel.identities()) == (OFF, {"0"})
 

@@ -204,7 +204,7 @@ async def test_running_pods_get_new_values_and_give_them_back(
     assert "main cpu.cfs_quota_us 40000 -> 100000 (batch, given back)" in caplog.text
     assert {each.reason for each in scene.audit[6:]} == {"given back"}
     assert scene.texts() == before
-    assert len(scene.ledger) == 0
+    assert len(scene.ledger.books) == 0
 
 
 @pytest.mark.parametrize("found_us", [100_000, 40_000, 70_000])
@@ -700,7 +700,7 @@ async def test_what_runs_leaves_some_cpus_at_once(scene: Scene) -> None:
     for number, value in enumerate(("0-3", "0-3", "4-7")):
         scene.box_claims = cpus(value)
         path = f"{CLASS}/pod{number}/box{number}"
-        scene.ledger.claim([Wanted(CgroupTarget(Level.CONTAINER, path), scene.box_claims)])
+        scene.ledger.change([Wanted(CgroupTarget(Level.CONTAINER, path), scene.box_claims)])
     scene.box_claims = cpus("0-1")
     scene.evaluator.request("the same")
     assert await scene.evaluator.leave(frozenset({2, 3}))

@@ -46,32 +46,32 @@ def a_set(value: int | str, owner: str = "batch", priority: int = 0) -> tuple[Cl
 
 def causes(scene: Scene) -> dict[tuple[str, str], UnappliedCause]:
     """By cgroup and field."""
-    found = scene.ledger.unapplied.values()
+    found = scene.ledger.books.unapplied.values()
     assert all(each.reason for each in found)
     return {(each.target.cgroup, each.field): each.cause for each in found}
 
 
 def only(scene: Scene) -> Unapplied:
-    (found,) = scene.ledger.unapplied.values()
+    (found,) = scene.ledger.books.unapplied.values()
     return found
 
 
 async def test_what_is_in_force_has_no_line(scene: Scene) -> None:
     scene.pod_claims = scene.box_claims = {QUOTA: a_set(50_000)}
     await scene.evaluator.evaluate_all()
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 async def test_a_lower_memory_limit_waits(scene: Scene) -> None:
     scene.pod_claims = scene.box_claims = {LIMIT: a_set(4096)}
     await scene.evaluator.evaluate_all()
     assert causes(scene) == dict.fromkeys([(POD, LIMIT), (BOX, LIMIT)], UnappliedCause.LOWER_LIMIT)
-    each = scene.ledger.unapplied.values(POD)[0]
+    each = scene.ledger.books.unapplied.values(POD)[0]
     assert (each.wanted, each.owners, each.target.name) == ("4096", ("batch",), "shop/web0")
     assert "ledger.lower_memory_limits" in each.reason
     scene.evaluator.changes.rates = ChangeRates(lowers_memory=True)
     await scene.evaluator.evaluate_all()
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 async def test_a_limit_that_is_no_longer_wanted_waits_no_more(scene: Scene) -> None:
@@ -79,7 +79,7 @@ async def test_a_limit_that_is_no_longer_wanted_waits_no_more(scene: Scene) -> N
     await scene.evaluator.evaluate_all()
     scene.box_claims = {}
     await scene.evaluator.evaluate_all()
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 async def test_a_limit_stays_above_what_is_in_use(scene: Scene) -> None:
@@ -91,7 +91,7 @@ async def test_a_limit_stays_above_what_is_in_use(scene: Scene) -> None:
     assert scene.files.read(BOX, "memory.max") == "11000"
     (scene.files.folder(BOX) / "memory.current").write_text("0\n")
     scene.ledger.verify([Level.CONTAINER])
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 async def test_the_kernel_refuses(scene: Scene) -> None:
@@ -105,7 +105,7 @@ async def test_the_kernel_refuses(scene: Scene) -> None:
     )
     scene.writer.refuses = lambda cgroup: False
     scene.ledger.verify([Level.POD])
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 async def test_the_cgroup_lacks_the_file(scene: Scene) -> None:
@@ -127,19 +127,19 @@ async def test_another_program_keeps_writing(scene: Scene) -> None:
 
 
 async def test_koordlet_writes_it(scene: Scene) -> None:
-    scene.ledger.observed = frozenset({"memory.high"})
+    scene.ledger.books.observed = frozenset({"memory.high"})
     scene.pod_claims = {"memory.high": a_set(4096)}
     await scene.evaluator.evaluate_all()
     assert only(scene).cause is UnappliedCause.KOORDLET
     (scene.files.folder(POD) / "memory.high").write_text("4096\n")
     scene.ledger.verify([Level.POD])
-    assert scene.ledger.unapplied.values() == (), "koordlet wants the same"
+    assert scene.ledger.books.unapplied.values() == (), "koordlet wants the same"
 
 
 async def test_a_hook_servers_value_is_written_once(scene: Scene) -> None:
     target = CgroupTarget(Level.POD, POD, "shop/web0")
     wanted = Wanted(target, {"cpu.shares": a_set(512, "server:a.json")}, once=frozenset({"cpu.shares"}))
-    scene.ledger.claim([wanted])
+    scene.ledger.change([wanted])
     (scene.files.folder(POD) / "cpu.weight").write_text("77\n")
     scene.ledger.verify([Level.POD])
     assert only(scene).cause is UnappliedCause.ONCE
@@ -152,21 +152,21 @@ async def test_another_owner_counts(scene: Scene) -> None:
     assert (each.cause, each.owners, each.wanted) == (UnappliedCause.CONFLICT, ("low",), "50000")
     scene.pod_claims = {QUOTA: a_set(70_000, "high", 50)}
     await scene.evaluator.evaluate_all()
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 async def test_a_value_of_another_cpu_mode(scene: Scene) -> None:
-    scene.ledger.closed = frozenset({"cpu.idle"})
+    scene.ledger.books.blocked = frozenset({"cpu.idle"})
     scene.pod_claims = {"cpu.idle": a_set(1)}
     await scene.evaluator.evaluate_all()
     assert only(scene).cause is UnappliedCause.CPU_MODE
-    scene.ledger.closed = frozenset()
+    scene.ledger.books.blocked = frozenset()
     await scene.evaluator.evaluate_all()
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 def test_what_the_kubelet_writes_of_a_class(scene: Scene) -> None:
-    scene.ledger.claim([Wanted(CgroupTarget(Level.QOS_CLASS, CLASS), {"cpu.shares": a_set(512)})])
+    scene.ledger.change([Wanted(CgroupTarget(Level.QOS_CLASS, CLASS), {"cpu.shares": a_set(512)})])
     assert only(scene).cause is UnappliedCause.KUBELET
 
 
@@ -188,7 +188,7 @@ async def test_pods_wait_for_their_turn_until_the_change_ends(scene: Scene) -> N
     write = scene.ledger.change
 
     def change(wanted: object) -> object:
-        seen.extend(each.cause for each in scene.ledger.unapplied.values())
+        seen.extend(each.cause for each in scene.ledger.books.unapplied.values())
         return write(wanted)  # type: ignore[arg-type]
 
     scene.ledger.change = change  # type: ignore[method-assign, assignment]
@@ -198,7 +198,7 @@ async def test_pods_wait_for_their_turn_until_the_change_ends(scene: Scene) -> N
     assert set(found) == {UnappliedCause.REFUSED, UnappliedCause.CHANGE_ENDED}
     assert len(found) == 40
     (ended, *_) = [
-        each for each in scene.ledger.unapplied.values() if each.cause is UnappliedCause.CHANGE_ENDED
+        each for each in scene.ledger.books.unapplied.values() if each.cause is UnappliedCause.CHANGE_ENDED
     ]
     assert "pods failed" in ended.reason
 
@@ -229,7 +229,7 @@ async def test_files_that_cannot_be_read(scene: Scene, monkeypatch: pytest.Monke
     assert only(scene).cause is UnappliedCause.UNREADABLE
     assert "EMFILE" in only(scene).reason
     scene.ledger.verify([Level.POD])
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 @pytest.mark.parametrize("is_recovered", [False, True])
@@ -310,12 +310,12 @@ def test_a_sysctl_that_another_program_keeps_writing(tmp_path: Path) -> None:
 async def test_what_has_ended_is_forgotten(scene: Scene) -> None:
     scene.pod_claims = scene.box_claims = {LIMIT: a_set(4096)}
     await scene.evaluator.evaluate_all()
-    scene.ledger.keep_unapplied([POD], ["box0"])
-    assert len(scene.ledger.unapplied.values()) == 2
-    scene.ledger.keep_unapplied([POD], [])
+    scene.ledger.books.keep_unapplied([POD], ["box0"])
+    assert len(scene.ledger.books.unapplied.values()) == 2
+    scene.ledger.books.keep_unapplied([POD], [])
     assert only(scene).target.cgroup == POD
-    scene.ledger.keep_unapplied([], [])
-    assert scene.ledger.unapplied.values() == ()
+    scene.ledger.books.keep_unapplied([], [])
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 # --- the audit ---------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ async def test_what_has_ended_is_forgotten(scene: Scene) -> None:
 
 def told(scene: Scene, audit: UnappliedAudit, entries: list[AuditEntry]) -> list[AuditEntry]:
     entries.clear()
-    audit.add(scene.ledger.unapplied.take_new())
+    audit.add(scene.ledger.books.unapplied.take_new())
     return list(entries)
 
 

@@ -53,7 +53,7 @@ class Scene:
 
     def claim(self, level: Level, cgroup: str, quota_us: int | None) -> None:
         claims = {} if quota_us is None else sets(quota_us)
-        self.ledger.claim([Wanted(CgroupTarget(level, cgroup), claims)])
+        self.ledger.change([Wanted(CgroupTarget(level, cgroup), claims)])
 
     def overwrite(self, cgroup: str, quota_us: int) -> None:
         (self.files.folder(cgroup) / "cpu.max").write_text(f"{quota_us} 100000\n")

@@ -178,7 +178,7 @@ class Explainer:
         qos = kube_qos_class(pod.cgroup_parent)
         classes = class_cgroups([(path, qos)])
         for cgroup in dict.fromkeys(classes[each] for each in classes if each is qos):
-            if engine.ledger.record(cgroup) is not None:
+            if engine.ledger.books.record(cgroup) is not None:
                 yield _Subject(Level.QOS_CLASS, cgroup, qos=qos)
 
     async def _look(self, subjects: Iterable[_Subject]) -> Mapping[str, FilesRead]:
@@ -187,7 +187,7 @@ class Explainer:
         wanted = {
             each.cgroup: tuple(book.entries)
             for each in subjects
-            if each.cgroup and (book := ledger.record(each.cgroup)) is not None and book.entries
+            if each.cgroup and (book := ledger.books.record(each.cgroup)) is not None and book.entries
         }
         if not wanted:
             return {}
@@ -210,7 +210,7 @@ class Explainer:
         strategies: list[api_pb2.StrategyField],
     ) -> api_pb2.ExplainedTarget:
         engine, record = self._engine, subject.record
-        book = engine.ledger.record(subject.cgroup) if subject.cgroup else None
+        book = engine.ledger.books.record(subject.cgroup) if subject.cgroup else None
         entries = () if decision is None else decision.audit
         fields: dict[str, api_pb2.ExplainedField] = {}
         if book is not None:
@@ -262,7 +262,7 @@ class Explainer:
         identity = _identity(subject.cgroup)
         if not identity:
             return
-        found = [*self._engine.ledger.unapplied.values(identity)]
+        found = [*self._engine.ledger.books.unapplied.values(identity)]
         found += (
             each for each in self._engine.leased.unapplied() if _identity(each.target.cgroup) == identity
         )
@@ -290,8 +290,8 @@ class Explainer:
         record: PodRecord | ContainerRecord | None,
     ) -> api_pb2.ExplainedField:
         ledger, found = self._engine.ledger, files.present.get(name)
-        formats = ledger.formats
-        result = books.resolved(book.level, name, entry, book.originals, found, formats, ledger.rule)
+        formats = ledger.books.formats
+        result = books.resolved(book.level, name, entry, book.originals, found, formats, ledger.books.rule)
         file = found.file if found is not None else formats.file_of(name) or ""
         original = book.originals.get(file)
         is_recovered = record is not None and record.recovered
@@ -318,7 +318,7 @@ class Explainer:
             or self._unapplied(book.id, name)
             or self._left(book.id, name)
             or (_difference(name, entry, result.value, found, record, formats) if not files.problem else ""),
-            is_observed_only=entry.is_once or name in ledger.observed,
+            is_observed_only=entry.is_once or name in ledger.books.observed,
         )
         for each in ledger.yielded():
             if each.name == name and "/" + "/".join(each.path) == book.id:
@@ -332,7 +332,7 @@ class Explainer:
 
     def _unapplied(self, cgroup: str, name: str) -> str:
         """Why a wanted value is not in force; empty if it is."""
-        found = (each for each in self._engine.ledger.unapplied.values(cgroup) if each.field == name)
+        found = (each for each in self._engine.ledger.books.unapplied.values(cgroup) if each.field == name)
         return next((each.reason for each in found if each.cause is not UnappliedCause.CONFLICT), "")
 
     def _left(self, cgroup: str, name: str) -> str:

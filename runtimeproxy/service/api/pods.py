@@ -265,7 +265,7 @@ def _container(engine: Engine, box: ContainerRecord, cgroup: str, amounts: PodAm
 
 def _scaled_quota_us(engine: Engine, box: ContainerRecord, cgroup: str) -> int | None:
     """The quota before adds and bounds; None if it is not known."""
-    book = engine.ledger.record(cgroup) if cgroup else None
+    book = engine.ledger.books.record(cgroup) if cgroup else None
     entry = book.entries.get(QUOTA) if book is not None else None
     if entry is None or not entry.claims:
         requested = box.requested.cpu_quota_us
@@ -276,7 +276,7 @@ def _scaled_quota_us(engine: Engine, box: ContainerRecord, cgroup: str) -> int |
 
 def _owned(engine: Engine, record: PodRecord | ContainerRecord, cgroup: str) -> Iterator[api_pb2.OwnedField]:
     """The fields with an owner: those of the cgroup as in the ledger, the others as in the last call."""
-    book = engine.ledger.record(cgroup) if cgroup else None
+    book = engine.ledger.books.record(cgroup) if cgroup else None
     entries = book.entries if book is not None else {}
     for name, entry in sorted(entries.items()):
         if entry.claims:

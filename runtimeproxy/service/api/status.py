@@ -448,8 +448,8 @@ def _ledger(sources: ApiSources) -> api_pb2.LedgerStatus:
     writes = counts.writes.read().items()
     return api_pb2.LedgerStatus(
         is_enabled=sources.settings().cgroups.enabled,
-        cgroups=len(ledger),
-        values=ledger.value_count,
+        cgroups=len(ledger.books),
+        values=ledger.books.value_count,
         yielded=[
             api_pb2.YieldedValue(
                 cgroup="/" + "/".join(each.path),
@@ -461,7 +461,7 @@ def _ledger(sources: ApiSources) -> api_pb2.LedgerStatus:
             )
             for each in ledger.yielded()
         ],
-        observed=sorted(ledger.observed),
+        observed=sorted(ledger.books.observed),
         counts=api_pb2.LedgerCounts(
             writes=sum(number for (_, outcome), number in writes if outcome is WriteOutcome.WRITTEN),
             failed_writes=sum(number for (_, outcome), number in writes if outcome in FAILED_WRITES),
@@ -525,7 +525,7 @@ def _unevaluated(engine: Engine) -> list[api_pb2.PodProblem]:
 
 
 def _target(ledger: Ledger, cgroup: str) -> str:
-    target = ledger.target(cgroup)
+    target = ledger.books.target(cgroup)
     return target.name if target is not None else ""
 
 

@@ -290,8 +290,8 @@ def _of_ledger(ledger: Ledger) -> Iterator[Sample]:
             yield Sample(name, number, (level_label(level),))
     yield Sample("ledger_recovered_cgroups_total", counts.recovered)
     yield Sample("ledger_yielded_values", len(ledger.yielded()))
-    yield Sample("ledger_observed_parameters", len(ledger.observed))
-    unapplied = Counter(each.cause for each in ledger.unapplied.values())
+    yield Sample("ledger_observed_parameters", len(ledger.books.observed))
+    unapplied = Counter(each.cause for each in ledger.books.unapplied.values())
     for cause, number in unapplied.items():
         yield Sample("ledger_unapplied_values", number, (cause,))
 

@@ -89,10 +89,10 @@ class ContainerDraft:
 
     def fit(self, services: CallServices, pod_cgroup: str) -> bool:
         """Changes what bounds of the pod's cgroup and above do not allow; returns whether anything was."""
-        if not services.writer.is_bounded(pod_cgroup):
+        if not services.ledger.books.is_bounded(pod_cgroup):
             return False
         given = read_resources(self.config.linux.resources)
-        fitted = services.writer.within_bounds(pod_cgroup, by_parameter(given))
+        fitted = services.ledger.within_bounds(pod_cgroup, by_parameter(given))
         if not fitted:
             return False
         self._requested = self._requested or given
@@ -157,8 +157,8 @@ class CreateContainer(CriCall):
         # The container has no id yet.
         self.turn_key = f"{self.pod_key}/{request.config.metadata.name}/{request.config.metadata.attempt}"
         parent = pod.cgroup_parent if pod is not None else ""
-        writer = self.services.writer
-        self.room_cgroup = parent if writer.is_v1 and writer.needs_room(parent) else ""
+        ledger = self.services.ledger
+        self.room_cgroup = parent if ledger.needs_room(parent) else ""
         if self.services.allocations is not None:
             annotations = request.sandbox_config.annotations if pod is None else pod.annotations
             self.owns_cpus = RESOURCE_STATUS in annotations

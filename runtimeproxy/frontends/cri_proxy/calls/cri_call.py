@@ -146,7 +146,7 @@ def _book_container(
     claims = with_fitted_claims(claims, fitted)
     if cgroup and claims:
         requested, booked = by_parameter(record.requested), by_parameter(record.booked)
-        services.writer.book(Wanted(target_of(pod, record, cgroup), claims, requested, booked))
+        services.ledger.books.book(Wanted(target_of(pod, record, cgroup), claims, requested, booked))
 
 
 def fitted_change(fitted: Mapping[str, int | str]) -> ResourceChange:

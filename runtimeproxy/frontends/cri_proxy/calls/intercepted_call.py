@@ -316,7 +316,7 @@ class InterceptedCall:
         is_changed = question.edit(change) or self._is_corrected
         self._edited = Edited(frame_message(call.request.SerializeToString()) if is_changed else None)
         has_values = isinstance(change, CgroupChange) and change.cgroup
-        return write_decision(self._services.writer, question, decision) if has_values else {}
+        return write_decision(self._services.ledger, question, decision) if has_values else {}
 
     def _has_writes(self, decision: Decision) -> bool:
         """Whether `_apply` writes files."""
@@ -469,7 +469,7 @@ class InterceptedCall:
             except Exception as error:  # noqa: BLE001 - that others keep its CPUs stops no pod
                 self._report(error)
         if call.room_cgroup:
-            await run(services.executor, services.writer.make_room, call.room_cgroup, call.room())
+            await run(services.executor, services.ledger.make_room, call.room_cgroup, call.room())
         if call.sets_quota:
             # No quota may be below the burst, whether or not policies have an answer now.
             await run(services.executor, self._lower_bursts, call.new_quotas_us())
@@ -477,11 +477,11 @@ class InterceptedCall:
     def _lower_bursts(self, quotas_us: Mapping[str, int]) -> None:
         """In a worker thread: before the quotas of these cgroups are lowered."""
         for cgroup, quota_us in quotas_us.items():
-            self._services.writer.before_update(cgroup, quota_us)
+            self._services.ledger.before_update(cgroup, quota_us)
 
     def _write_all(self, decisions: Decisions) -> list[Mapping[str, Written]]:
         """In a worker thread: writes the cgroup values of all decisions; returns the results of each."""
-        return [write_decision(self._services.writer, *each) for each in decisions]
+        return [write_decision(self._services.ledger, *each) for each in decisions]
 
     def _audit(
         self, origin: Origin, decisions: Decisions, all_written: Sequence[Mapping[str, Written]]

@@ -84,13 +84,29 @@ class CallSettings:
         return max(0.0, budget_s - head.waited_s)
 
 
+class CgroupBooks(Protocol):
+    """What is wanted in cgroups. Reads and writes no file."""
+
+    def book(self, wanted: Wanted) -> object:
+        """Takes the answer of all policies for one cgroup."""
+
+    def is_managed(self, cgroup: str) -> bool:
+        """Whether values were written to this cgroup that are to stay there."""
+
+    def is_bounded(self, pod_cgroup: str) -> bool:
+        """Whether a bound of a pod, or above, applies to its containers."""
+
+    def note_requests(self, pod_cgroup: str, requested: Mapping[str, int | str]) -> None:
+        """Found in the pod's files, these values are the kubelet's own."""
+
+
 class CgroupLedger(Protocol):
-    """The books of cgroups, and the writer of their files; synchronous and thread safe."""
+    """The values of cgroups; thread safe. For worker threads, unless a method says otherwise."""
 
-    def book(self, wanted: Wanted) -> None:
-        """Takes the answer of all policies for one cgroup, and writes nothing; for the loop's thread."""
+    @property
+    def books(self) -> CgroupBooks: ...
 
-    def claim(self, wanted: Sequence[Wanted]) -> Sequence[WriteResult]:
+    def change(self, wanted: Sequence[Wanted]) -> Sequence[WriteResult]:
         """Takes the answers of all policies for some cgroups and writes what follows.
 
         Never raises for an error of the kernel.
@@ -99,18 +115,11 @@ class CgroupLedger(Protocol):
     def start(self, wanted: Wanted) -> Sequence[WriteResult]:
         """Writes the values of a cgroup that exists now: those of its book, or these if it has none."""
 
-    def is_managed(self, cgroup: str) -> bool:
-        """Whether values were written to this cgroup that are to stay there; for the event loop's thread."""
-
     def repair(self, cgroup: str) -> None:
         """Writes values again that another program has changed; never raises for an error of the kernel."""
 
     def on_resized(self, cgroup: str, written: Mapping[str, int | str] = ...) -> None:
         """The same after the kubelet has written to a pod's cgroup itself, and what, as far as known."""
-
-    @property
-    def is_v1(self) -> bool:
-        """Whether a container cannot be made in a pod's cgroup with lower limits: `needs_room` is asked."""
 
     def needs_room(self, pod_cgroup: str) -> bool:
         """Whether a pod's cgroup may have to be raised for a container; for the event loop's thread."""
@@ -118,17 +127,11 @@ class CgroupLedger(Protocol):
     def make_room(self, pod_cgroup: str, values: Mapping[str, int | str]) -> None:
         """Raises the limits of a pod's cgroup, if they are ours, to these of a container to be created."""
 
-    def is_bounded(self, pod_cgroup: str) -> bool:
-        """Whether a bound of a pod, or above, counts for its containers; for the event loop's thread."""
-
     def within_bounds(self, pod_cgroup: str, values: Mapping[str, int | str]) -> Mapping[str, int | str]:
-        """What such bounds change of a container's values; reads and writes no file."""
+        """What bounds change of a container's values; reads and writes no file."""
 
     def before_update(self, cgroup: str, quota_us: int) -> None:
         """Lowers the burst of a container whose quota the next update lowers to this."""
-
-    def note_requests(self, pod_cgroup: str, requested: Mapping[str, int | str]) -> None:
-        """Found in the pod's files, these values are the kubelet's own; for the event loop's thread."""
 
 
 class PodEvaluator(Protocol):
@@ -197,14 +200,14 @@ class PendingUpdate(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class CallServices:
-    """What intercepted calls share. Used in the event loop's thread, but for `writer`.
+    """What intercepted calls share. Used in the event loop's thread, but for `ledger`.
 
     Attributes:
         settings: How calls are treated.
         chain: The policies; a call that is being decided keeps the chain that it began with.
         store: The records.
         lookups: Asks the runtime for single records.
-        writer: Writes cgroup values, in worker threads.
+        ledger: Writes cgroup values, in worker threads.
         executor: Worker threads for edits and cgroup files.
         long_work: Worker threads for long requests.
         spawn: Starts background tasks.
@@ -226,7 +229,7 @@ class CallServices:
     chain: Chain
     store: PodStore
     lookups: Lookups
-    writer: CgroupLedger
+    ledger: CgroupLedger
     executor: Executor
     long_work: LongWork
     spawn: Spawn

@@ -34,7 +34,7 @@ _ERRORS: Final = (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILE
 def start_post_hooks(services: CallServices, method: Method, call: CriCall) -> None:
     """Starts the post hooks and due cgroup writes of a call; the next calls of its pod wait for them."""
     chain = services.chain
-    is_disturbed = call.disturbed_cgroup and services.writer.is_managed(call.disturbed_cgroup)
+    is_disturbed = call.disturbed_cgroup and services.ledger.books.is_managed(call.disturbed_cgroup)
     if not call.due_writes and not is_disturbed:
         if chain.hooks.isdisjoint(method.after):
             return
@@ -52,12 +52,12 @@ def reapply_resized(services: CallServices, method: Method, call: CriCall) -> No
     The next calls of the pod wait for it.
     """
     cgroup = call.resized_cgroup
-    if cgroup and services.writer.is_managed(cgroup):
-        run, writer = asyncio.get_running_loop().run_in_executor, services.writer
+    if cgroup and services.ledger.books.is_managed(cgroup):
+        run, ledger = asyncio.get_running_loop().run_in_executor, services.ledger
         if call.is_resize:
-            work = partial(run, services.executor, writer.on_resized, cgroup, call.written_there)
+            work = partial(run, services.executor, ledger.on_resized, cgroup, call.written_there)
         else:
-            work = partial(run, services.executor, writer.repair, cgroup)
+            work = partial(run, services.executor, ledger.repair, cgroup)
         services.order.block(call.pod_keys, services.spawn(_guarded(services, method, work)))
 
 
@@ -70,7 +70,7 @@ async def write_due(services: CallServices, due: DueWrites, origin: Origin = NO_
     """Writes and audits cgroup values that have waited for the success of a call."""
     run = asyncio.get_running_loop().run_in_executor
     view = due.make_view()
-    written = await run(services.executor, _write_due, services.writer, due, view)
+    written = await run(services.executor, _write_due, services.ledger, due, view)
     subject = Subject(due.hook, view, time.time(), origin=origin)
     audit_late_writes(services.chain, subject, due.owners, written)
     if due.evaluation is not None:
@@ -78,7 +78,7 @@ async def write_due(services: CallServices, due: DueWrites, origin: Origin = NO_
         services.catch_up((view.pod if isinstance(view, ContainerView) else view).id, due.evaluation)
 
 
-def _write_due(writer: CgroupLedger, due: DueWrites, view: PodView | ContainerView) -> Mapping[str, Written]:
+def _write_due(ledger: CgroupLedger, due: DueWrites, view: PodView | ContainerView) -> Mapping[str, Written]:
     if not due.cgroup:
         why = "the cgroup is not known"
         return {name: Written(new=str(value), skipped=why) for name, value in due.values.items()}
@@ -86,11 +86,11 @@ def _write_due(writer: CgroupLedger, due: DueWrites, view: PodView | ContainerVi
         claims = {
             name: (Claim(_owner_of(name, due.owners), Role.SET, value),) for name, value in due.values.items()
         }
-        return _written(writer.start(Wanted(target_of_view(view, due.cgroup), claims)))
+        return _written(ledger.start(Wanted(target_of_view(view, due.cgroup), claims)))
     if isinstance(view, PodView):
         # The kubelet may have written there before the call; that is the original then.
-        writer.on_resized(due.cgroup)
-    return _written(writer.claim([due.wanted]))
+        ledger.on_resized(due.cgroup)
+    return _written(ledger.change([due.wanted]))
 
 
 def _owner_of(name: str, owners: Mapping[str, str]) -> str:
@@ -108,7 +108,7 @@ def has_writes(question: Question, decision: Decision) -> bool:
     return not is_waiting or bool(question.new_quotas_us())
 
 
-def write_decision(writer: CgroupLedger, question: Question, decision: Decision) -> Mapping[str, Written]:
+def write_decision(ledger: CgroupLedger, question: Question, decision: Decision) -> Mapping[str, Written]:
     """Writes the cgroup values of a decision, in a worker thread, but those that have to wait.
 
     Returns:
@@ -121,10 +121,10 @@ def write_decision(writer: CgroupLedger, question: Question, decision: Decision)
     target = (change.cgroup_parent if isinstance(change, PodChange) else None) or question.cgroup
     if question.is_deferred or (not target and isinstance(view, ContainerView)):
         for cgroup, quota_us in question.new_quotas_us().items():
-            writer.before_update(cgroup, quota_us)
+            ledger.before_update(cgroup, quota_us)
         return dict.fromkeys(values, Written(is_pending=True))
     if target:
-        return _written(writer.claim([wanted_of(decision, target_of_view(view, target))]))
+        return _written(ledger.change([wanted_of(decision, target_of_view(view, target))]))
     return dict.fromkeys(values, Written(skipped="the pod's cgroup is not known"))
 
 
@@ -162,9 +162,9 @@ def audit_late_writes(
 
 async def _run_post_hooks(services: CallServices, method: Method, call: CriCall) -> None:
     """Writes lost and due values, then runs the policies; a failed write does not skip them."""
-    if call.disturbed_cgroup and services.writer.is_managed(call.disturbed_cgroup):
+    if call.disturbed_cgroup and services.ledger.books.is_managed(call.disturbed_cgroup):
         run = asyncio.get_running_loop().run_in_executor
-        await run(services.executor, services.writer.repair, call.disturbed_cgroup)
+        await run(services.executor, services.ledger.repair, call.disturbed_cgroup)
     for due in call.due_writes:
         await write_due(services, due, call.origin)
     chain = services.chain

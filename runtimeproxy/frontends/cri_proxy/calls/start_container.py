@@ -37,8 +37,8 @@ class StartContainer(ContainerCall):
 
     def find_records(self) -> bool:
         parent = self.pod.cgroup_parent if self.pod is not None else ""
-        writer = self.services.writer
-        self.room_cgroup = parent if writer.is_v1 and writer.needs_room(parent) else ""
+        ledger = self.services.ledger
+        self.room_cgroup = parent if ledger.needs_room(parent) else ""
         return super().find_records()
 
     def room(self) -> Mapping[str, int | str]:

@@ -82,7 +82,7 @@ class UpdateContainerResources(ContainerCall):
         self.resized_cgroup = pod.cgroup_parent if pod is not None else ""
         if sent.cpu_quota_us is not None and pod is not None:
             cgroups = pod.cgroup_parent, self._cgroup
-            self.sets_quota = any(map(self.services.writer.is_managed, filter(None, cgroups)))
+            self.sets_quota = any(map(self.services.ledger.books.is_managed, filter(None, cgroups)))
         return super().find_records()
 
     def questions(self) -> Questions:
@@ -186,10 +186,10 @@ class UpdateContainerResources(ContainerCall):
 
         The runtime writes all that its specification holds again, not only what the update carries.
         """
-        writer, given = self.services.writer, _given(self._request.linux)
-        if not writer.is_bounded(self._parent):
+        ledger, given = self.services.ledger, _given(self._request.linux)
+        if not ledger.books.is_bounded(self._parent):
             return False
-        fitted = writer.within_bounds(self._parent, by_parameter(overlay(self._booked, given)))
+        fitted = ledger.within_bounds(self._parent, by_parameter(overlay(self._booked, given)))
         if not fitted:
             return False
         self._fitted = {**self._fitted, **fitted}
@@ -235,10 +235,10 @@ class UpdateContainerResources(ContainerCall):
         services, pod = self.services, self.pod
         if pod is None or not is_resize(self._sent):
             return
-        if services.writer.is_managed(pod.cgroup_parent):
+        if services.ledger.books.is_managed(pod.cgroup_parent):
             members = services.store.containers.members(pod.id)
             running = [each for each in members if each.state is not Lifecycle.STOPPED]
-            services.writer.note_requests(pod.cgroup_parent, pod_values(running))
+            services.ledger.books.note_requests(pod.cgroup_parent, pod_values(running))
 
     def _book(self, record: ContainerRecord) -> None:
         """Has the files compared with what policies want now, if they want or wanted anything."""
@@ -249,12 +249,12 @@ class UpdateContainerResources(ContainerCall):
             book_container(services, pod, record, fields, self._fitted)
             return
         cgroup = container_cgroup(services, pod, record)
-        if cgroup and (fields or self._fitted or services.writer.is_managed(cgroup)):
+        if cgroup and (fields or self._fitted or services.ledger.books.is_managed(cgroup)):
             requested, booked = by_parameter(record.requested), by_parameter(record.booked)
             target = target_of(pod, record, cgroup)
             claims = claims_of(fields, is_container=True, is_base_known=not record.recovered)
             claims = with_fitted_claims(claims, self._fitted)
-            wanted = Wanted(target, claims, requested, booked, silent=self._silent)
+            wanted = Wanted(target, claims, requested, booked, unanswered=self._silent)
             hook = Hook.PRE_UPDATE_CONTAINER_RESOURCES
             make_view = partial(recorded_container, record, recorded_pod(pod))
             self.due_writes = (
@@ -369,9 +369,9 @@ class UpdatePodSandboxResources(PodCall):
     def _remember(self, updated: PodRecord) -> None:
         self.services.store.pods.put(updated)
         cgroup, fields = updated.cgroup_parent, self._fields
-        if cgroup and fields is not None and (fields or self.services.writer.is_managed(cgroup)):
+        if cgroup and fields is not None and (fields or self.services.ledger.books.is_managed(cgroup)):
             claims = claims_of(fields, is_container=False, is_base_known=not updated.recovered)
-            wanted = Wanted(target_of(updated), claims, silent=self._silent)
+            wanted = Wanted(target_of(updated), claims, unanswered=self._silent)
             hook, make_view = Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, partial(recorded_pod, updated)
             self.due_writes = (
                 DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted, self._evaluation),
