@@ -14,11 +14,10 @@ from typing import Final, NamedTuple
 from runtimeproxy.cgroups.parameters import PARAMETERS, check_value, unknown_parameter
 from runtimeproxy.hooks.algebra import NEUTRAL, Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.units import MAX_INT64, UNLIMITED, parse_cpu_list
 from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES, MOST_VALUE, Level, Mode, Role
 
-PREFIX: Final = "plugin:"
-"""Begins the owner of such a claim in the ledger."""
 _LEVELS: Final = tuple(level for level in Level if level is not Level.NODE)
 
 
@@ -47,9 +46,9 @@ class Owner(NamedTuple):
     may_evict: bool = False
 
     @property
-    def claimant(self) -> str:
-        """Its name in the ledger."""
-        return PREFIX + self.name
+    def claimant(self) -> Claimant:
+        """Who makes its claims."""
+        return Claimant(self.name, ClaimantKind.PLUGIN)
 
 
 class BuiltIn(NamedTuple):

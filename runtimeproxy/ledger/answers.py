@@ -12,6 +12,7 @@ from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import AuditKind, shown
 from runtimeproxy.hooks.changes import CLEAR
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import (
     ANNOTATIONS,
@@ -21,12 +22,10 @@ from runtimeproxy.hooks.fields import (
     NODE_CGROUP,
     RESOURCE_PARAMETERS,
     RESOURCES,
-    SERVER_PREFIX,
     SYSCTL,
     UNIFIED,
     Field,
     MergedField,
-    policies_in,
 )
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.remote.registrations import SUFFIX
@@ -165,7 +164,7 @@ def at_next_start(decision: Decision, record: PodRecord | ContainerRecord) -> di
         if _parameter(field, is_container=is_container) or each.value is None:
             continue
         if not _has(record, field, each.value):
-            claims = each.claims or tuple(Claim(name, Role.SET, None) for name in policies_in(each.owner))
+            claims = each.claims or tuple(Claim(owner, Role.SET, None) for owner in each.owners)
             reason = f"it counts at the creation only: with the next {what}"
             value = shown(field, each.value) or "cleared"
             found[str(field)] = Withheld(claims, UnappliedCause.NEXT_START, reason, value)
@@ -181,7 +180,7 @@ def left_out(decision: Decision, *, is_container: bool) -> dict[str, Withheld]:
             name = key if group == CGROUP else entry.field
             if is_container:
                 name = RESOURCE_PARAMETERS.get(entry.field.removeprefix(f"{RESOURCES}."), name)
-            claims = (Claim(entry.policy, Role.SET, None),)
+            claims = (Claim(Claimant(entry.policy), Role.SET, None),)
             found[name] = Withheld(claims, UnappliedCause.INVALID, entry.reason, entry.new or "cleared")
     return found
 
@@ -227,9 +226,13 @@ def owned_claims(record: ContainerRecord) -> dict[str, tuple[Claim, ...]]:
     for name, parameter in RESOURCE_PARAMETERS.items():
         owner, value = record.owners.get(f"{RESOURCES}.{name}"), getattr(record.booked, name)
         if owner is not None and value not in (None, getattr(record.requested, name)):
-            owner = f"{SERVER_PREFIX}{owner}" if owner.endswith(SUFFIX) else owner
-            claims[parameter] = (Claim(owner, Role.SET, value),)
+            claims[parameter] = (Claim(claimant_of_record(owner), Role.SET, value),)
     return claims
+
+
+def claimant_of_record(owner: str) -> Claimant:
+    """The owner of a field, as records of pods and containers name it: a hook server by its file."""
+    return Claimant(owner, ClaimantKind.SERVER if owner.endswith(SUFFIX) else ClaimantKind.POLICY)
 
 
 def class_cgroups(pods: Iterable[tuple[tuple[str, ...], KubeQoSClass]]) -> dict[KubeQoSClass, str]:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_id, cgroup_path, path_or_none, paths_of
 from runtimeproxy.hooks.algebra import Role
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger import books, unapplied
 from runtimeproxy.ledger.books import Formats, Value, Wanted
@@ -156,7 +157,7 @@ class Books:
                 if len(each) > len(path) and each[: len(path)] == path and name in known.book.entries
             }
 
-    def holders(self, *, owners: Collection[str] = (), names: Collection[str] = ()) -> tuple[str, ...]:
+    def holders(self, *, owners: Collection[Claimant] = (), names: Collection[str] = ()) -> tuple[str, ...]:
         """The cgroups with claims of these owners, or with values of these parameters; upper ones first."""
         found = [
             (book.level, cgroup_path(book.id), book.id)
@@ -169,7 +170,7 @@ class Books:
         ]
         return tuple(identity for *_, identity in sorted(found))
 
-    def owners(self) -> set[str]:
+    def owners(self) -> set[Claimant]:
         """The owners of all claims."""
         return {claim.owner for book in self for entry in book.entries.values() for claim in entry.claims}
 
@@ -330,9 +331,9 @@ class Books:
         elif path[:-1] in self._adding:
             self._adding[path[:-1]].discard(path)
 
-    def sums_of_adds(self, pod: Path) -> dict[str, int] | None:
+    def sums_of_adds(self, pod: Path) -> dict[Claimant, int] | None:
         """What is added to the quotas of a pod's containers, by owner; None if nothing ever was."""
-        sums: dict[str, int] = {}
+        sums: dict[Claimant, int] = {}
         with self._lock:
             if pod not in self._adding:
                 return None
@@ -343,7 +344,7 @@ class Books:
         return sums
 
     def forget_claims(
-        self, cgroups: Iterable[str], *, owners: Collection[str] = (), names: Collection[str] = ()
+        self, cgroups: Iterable[str], *, owners: Collection[Claimant] = (), names: Collection[str] = ()
     ) -> None:
         """Ends claims on some cgroups: those of these owners, and those on these parameters."""
         changed: list[Path] = []
@@ -459,7 +460,7 @@ class Books:
             if loaded.book != book:
                 self._report([path])
 
-    def take_over(self, records: Iterable[tuple[CgroupRecord, Mapping[str, str]]]) -> None:
+    def take_over(self, records: Iterable[tuple[CgroupRecord, Mapping[str, Claimant]]]) -> None:
         """Adds what version 0.1 has written, by its checkpoint; each with the owners of its values."""
         found = []
         for record, owners in records:

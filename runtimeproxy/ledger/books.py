@@ -18,7 +18,7 @@ from runtimeproxy.cgroups.parameters import check_value, clamped
 from runtimeproxy.cgroups.writer import CgroupValues, FileText
 from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Resolved, Role, resolve
 from runtimeproxy.hooks.changes import Clear
-from runtimeproxy.hooks.fields import SERVER_PREFIX
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger.fields import CLASS_KUBELET, KUBELET_ON_PODS, Base, field_class
 from runtimeproxy.ledger.journal import Noted
@@ -32,9 +32,9 @@ Value = int | str
 
 NO_VALUES: Final[Mapping[str, Any]] = MappingProxyType({})
 
-TREE: Final = "cgroup-tree"
+TREE: Final = Claimant("cgroup-tree")
 """The owner of values that no policy claims, but that values of other cgroups or files need."""
-RECOVERED: Final = "recovered"
+RECOVERED: Final = Claimant("recovered")
 """The owner of a value that is ours, until the next evaluation names the policy."""
 
 
@@ -71,8 +71,8 @@ class Wanted(NamedTuple):
     values whose original is not known."""
     booked: Mapping[str, Value] = {}
     """Of a container: what the runtime's specification holds."""
-    owner: str = ""
-    """Who claims with a lease; empty for the answer of all policies."""
+    owner: Claimant | None = None
+    """Who claims with a lease; None for the answer of all policies."""
     binds_descendants: bool = False
     """Whether lists of CPUs of this owner bound every cgroup below, too."""
     made_below: Mapping[str, MadeBelow] = {}
@@ -175,7 +175,7 @@ def _answered(book: Book, name: str, entry: Entry, wanted: Wanted) -> Entry:
         claim
         for claim in entry.claims
         if claim.owner not in given
-        and (claim.owner.startswith(SERVER_PREFIX) or is_leased(claim) or claim.owner in wanted.unanswered)
+        and (claim.owner.kind is not ClaimantKind.POLICY or claim.owner.name in wanted.unanswered)
     )
     is_once = name in wanted.once if name in wanted.claims else entry.is_once
     is_settling = (is_once and name in wanted.claims and book.id.endswith(".slice")) or entry.is_settling
@@ -268,14 +268,14 @@ def _ratio(base: object, value: Value) -> float:
     return base / value
 
 
-def amounts_added(book: Book, name: str) -> dict[str, int]:
+def amounts_added(book: Book, name: str) -> dict[Claimant, int]:
     """What claims with a lease add to a parameter of a container, by owner."""
     entry = book.entries.get(name)
     if entry is None:
         return {}
     result = resolve(name, entry.requested, entry.claims)
     scaled = result.steps[1] if result.steps else None
-    found: dict[str, int] = {}
+    found: dict[Claimant, int] = {}
     for claim in result.used:
         if claim.role is Role.ADD and is_leased(claim) and isinstance(claim.value, int):
             most = claim.value
@@ -337,7 +337,7 @@ def with_newer(book: Book, noted: Book) -> Book:
     return replace(book, entries=entries, originals={**book.originals, **noted.originals})
 
 
-def without_claims(book: Book, owners: Collection[str] = (), names: Collection[str] = ()) -> Book:
+def without_claims(book: Book, owners: Collection[Claimant] = (), names: Collection[str] = ()) -> Book:
     """The book without the claims of these owners, and without those on these parameters."""
     entries = {
         name: entry._replace(
@@ -611,7 +611,7 @@ def _joined_text(values: Mapping[str, Value], formats: Formats) -> str | None:
     return None if not texts or is_half or None in texts else " ".join(map(str, texts)) + "\n"
 
 
-def taken_over(record: CgroupRecord, owners: Mapping[str, str], boot_id: str, formats: Formats) -> Book:
+def taken_over(record: CgroupRecord, owners: Mapping[str, Claimant], boot_id: str, formats: Formats) -> Book:
     """The book of a cgroup that version 0.1 wrote to: its values are ours, and never an original.
 
     Args:
@@ -626,7 +626,7 @@ def taken_over(record: CgroupRecord, owners: Mapping[str, str], boot_id: str, fo
         owner = owners.get(name, RECOVERED)
         claim = Claim(owner, Role.SET, value.wanted)
         # What it no longer writes again belongs to policies that are gone, or to a hook server.
-        is_servers = owner.startswith(SERVER_PREFIX)
+        is_servers = owner.kind is ClaimantKind.SERVER
         claims = (claim,) if value.reapply or is_servers else ()
         entries[name] = Entry(claims, value.wanted, is_once=is_servers)
         file = formats.file_of(name)
@@ -684,7 +684,7 @@ def with_noted(
     for name, leases in noted.leases.items():
         entry = entries.get(name, Entry())
         others = tuple(claim for claim in entry.claims if not is_leased(claim))
-        claims = tuple(Claim(owner, Role(role), None) for owner, role in leases)
+        claims = tuple(Claim(parse_claimant(owner), Role(role), None) for owner, role in leases)
         entries[name] = entry._replace(claims=(*others, *claims))
     return replace(found, entries=entries, originals={**found.originals, **noted.originals})
 

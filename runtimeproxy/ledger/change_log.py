@@ -12,7 +12,8 @@ from typing import Any, Final
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
-from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX, Field
+from runtimeproxy.hooks.claimants import labels_of
+from runtimeproxy.hooks.fields import CGROUP, Field
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.ledger.books import TREE, ValueChange
 from runtimeproxy.ledger.target import EVALUATIONS, CgroupTarget
@@ -192,8 +193,7 @@ def _place(target: CgroupTarget) -> str:
 
 
 def _policy(applied: Applied) -> str:
-    owners = dict.fromkeys(claim.owner.removeprefix(SERVER_PREFIX) for claim in applied.claims)
-    return "+".join(owners)
+    return labels_of(claim.owner for claim in applied.claims)
 
 
 def _reason(applied: Applied) -> str:

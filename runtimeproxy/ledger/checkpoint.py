@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX
-from runtimeproxy.hooks.remote.registrations import SUFFIX
+from runtimeproxy.hooks.fields import CGROUP
+from runtimeproxy.ledger.answers import claimant_of_record
 from runtimeproxy.pods.checkpoint.codec import Rank, RowChange, RowKind, Saved, rank_of
 from runtimeproxy.pods.records import Book, CgroupRecord, Record
 
 if TYPE_CHECKING:
+    from runtimeproxy.hooks.claimants import Claimant
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.pods.checkpoint.file import CheckpointFile
     from runtimeproxy.pods.recovery import Recovery
@@ -246,17 +247,15 @@ class CheckpointSync:
         yield from ((RowKind.BOOK, identity) for identity in self._cgroups.books.identities)
 
 
-def with_owners(saved: Saved) -> Iterator[tuple[CgroupRecord, Mapping[str, str]]]:
+def with_owners(saved: Saved) -> Iterator[tuple[CgroupRecord, Mapping[str, Claimant]]]:
     """What version 0.1 has written, each cgroup with the owners of its values, by parameter.
 
     Its records of pods name them; a hook server is named by its file, and the name of a policy has no dot.
     """
-    known: dict[tuple[str, ...], dict[str, str]] = {}
+    known: dict[tuple[str, ...], dict[str, Claimant]] = {}
     for pod in saved.pods:
         owners = {
-            field.removeprefix(f"{CGROUP}[").removesuffix("]"): (
-                SERVER_PREFIX + owner if owner.endswith(SUFFIX) else owner
-            )
+            field.removeprefix(f"{CGROUP}[").removesuffix("]"): claimant_of_record(owner)
             for field, owner in pod.owners.items()
             if field.startswith(f"{CGROUP}[")
         }

@@ -122,7 +122,7 @@ def _entry(owner: Owner, target: CgroupTarget, kind: AuditKind) -> AuditEntry:
         time.time(),
         EVALUATIONS[target.level],
         kind,
-        owner.claimant,
+        str(owner.claimant),
         mode,
         namespace if is_pods else "",
         pod if is_pods else "",

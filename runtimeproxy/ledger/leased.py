@@ -25,7 +25,8 @@ from runtimeproxy.counts import Counts
 from runtimeproxy.errors import UNLIKE_OURS, RuntimeProxyError, described
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
-from runtimeproxy.hooks.owners import PREFIX, Owner, refusal
+from runtimeproxy.hooks.claimants import Claimant
+from runtimeproxy.hooks.owners import Owner, refusal
 from runtimeproxy.ledger import leases
 from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.ledger.books import Wanted
@@ -143,7 +144,7 @@ class _Cgroup:
     claims: dict[str, tuple[Claim, ...]] = field(default_factory=dict)
     binds_descendants: bool = False
 
-    def wanted(self, owner: str) -> Wanted:
+    def wanted(self, owner: Claimant) -> Wanted:
         wanted = Wanted(self.target, self.claims, owner=owner, binds_descendants=self.binds_descendants)
         if self.record is None:
             return wanted
@@ -322,7 +323,7 @@ class LeasedClaims:
 
     def end_s(self, claim: Claim) -> float | None:
         """When a claim ends without another request, by the clock of leases; None for one without a lease."""
-        owned = self.owners.get(claim.owner.removeprefix(PREFIX)) if is_leased(claim) else None
+        owned = self.owners.get(claim.owner.name) if is_leased(claim) else None
         return None if owned is None else owned.end_s(claim.role)
 
     def dry_run(self, level: ClaimLevel, target: str) -> Iterator[tuple[OwnedClaims, ClaimKey, Claim]]:
@@ -666,7 +667,7 @@ class LeasedClaims:
         for book, _, target in self._books.leased():
             found = known.get(book.id)
             for key, claim in _claims_of(book, found):
-                name = claim.owner.partition(":")[2]
+                name = claim.owner.name
                 owned = self.owners.get(name)
                 if owned is None or refusal(owned.owner.rules, key.field, key.role, key.level):
                     # Nothing renews it.

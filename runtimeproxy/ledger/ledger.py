@@ -15,6 +15,7 @@ from typing import Final
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_id, cgroup_path, path_or_none, paths_of
 from runtimeproxy.cgroups.writer import CgroupValues, FileText, WriteOutcome, explain
 from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Role
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger import book_store, books, fitting
 from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.ledger.book_store import Books
@@ -171,7 +172,7 @@ class Ledger:
         return None if value is None or free is None else (value, free.text)
 
     def release(
-        self, cgroups: Collection[str], *, owners: Collection[str] = (), names: Collection[str] = ()
+        self, cgroups: Collection[str], *, owners: Collection[Claimant] = (), names: Collection[str] = ()
     ) -> tuple[Applied, ...]:
         """Ends claims, and writes what follows, as one batch; see `Books.forget_claims` and `change`."""
         paths = [cgroup_path(cgroup) for cgroup in cgroups]

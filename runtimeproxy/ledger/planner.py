@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.paths import cgroup_id
 from runtimeproxy.cgroups.writer import FileText
-from runtimeproxy.hooks.fields import SERVER_PREFIX
+from runtimeproxy.hooks.claimants import ClaimantKind
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.book_store import BOUNDING, Books, Known
 from runtimeproxy.ledger.books import Plan, Value, ValueChange
@@ -206,7 +206,7 @@ class Planner:
         only_observed = {
             name: (UnappliedCause.KOORDLET, BY_KOORDLET)
             for name in self._store.observed & book.entries.keys()
-            if not any(each.owner.startswith(SERVER_PREFIX) for each in book.entries[name].claims)
+            if not any(each.owner.kind is ClaimantKind.SERVER for each in book.entries[name].claims)
         }
         only_observed |= self._written_by_others(path, known, book, present, cause)
         if cause is Cause.COMPARISON and (missing := book.entries.keys() - present.keys()):

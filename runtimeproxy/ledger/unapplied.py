@@ -13,6 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant
 
 if TYPE_CHECKING:
     from runtimeproxy.ledger.target import CgroupTarget
@@ -129,7 +130,7 @@ class Unapplied(NamedTuple):
     """A cgroup parameter in its version 1 name, a field of the message, or `sysctl[NAME]`."""
     wanted: str
     """For people; never the value of an environment variable."""
-    owners: tuple[str, ...]
+    owners: tuple[Claimant, ...]
     cause: UnappliedCause
     reason: str
     since_s: float

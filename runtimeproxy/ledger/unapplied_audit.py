@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
-from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX, Field
+from runtimeproxy.hooks.claimants import labels_of
+from runtimeproxy.hooks.fields import CGROUP, Field
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.ledger.target import EVALUATIONS
 from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause
@@ -67,7 +68,7 @@ def entry_of(each: Unapplied, time_s: float) -> AuditEntry:
         time_s: Since the epoch.
     """
     target = each.target
-    owners = "+".join(owner.removeprefix(SERVER_PREFIX) for owner in each.owners)
+    owners = labels_of(each.owners)
     is_pods = target.level >= Level.POD and bool(target.name)
     namespace, _, rest = target.name.partition("/") if is_pods else ("", "", "")
     pod, _, container = rest.partition("/")

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
-from runtimeproxy.hooks.fields import SERVER_PREFIX, SYSCTL
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
+from runtimeproxy.hooks.fields import SYSCTL
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ClassView, ResolvedPod
 from runtimeproxy.ledger.answers import class_cgroups, sysctls_of, wanted_of, wanted_of_node
@@ -167,7 +168,7 @@ class Upkeep:
         # Whether sysctls wait until some values are given back.
         self._owes_sysctls = False
         # Of hook servers, as the owners of claims; None as long as it is not known.
-        self._registered: frozenset[str] | None = None
+        self._registered: frozenset[Claimant] | None = None
         self._hung: set[asyncio.Future[Any]] = set()
         self._taken: frozenset[str] = frozenset()
         self._has_koordlet = False
@@ -338,14 +339,14 @@ class Upkeep:
         """These hook servers are registered now; what others have answered is given back next."""
         self._has_koordlet = any(name.startswith(KOORDLET) for name in names)
         self._observe()
-        self._registered = frozenset(f"{SERVER_PREFIX}{name}" for name in names)
+        self._registered = frozenset(Claimant(name, ClaimantKind.SERVER) for name in names)
         if self._gone_servers():
             self.evaluator.request("hook servers")
 
-    def _gone_servers(self) -> set[str]:
+    def _gone_servers(self) -> set[Claimant]:
         if self._registered is None:
             return set()
-        return {each for each in self._books.owners() if each.startswith(SERVER_PREFIX)} - self._registered
+        return {each for each in self._books.owners() if each.kind is ClaimantKind.SERVER} - self._registered
 
     def _observe(self) -> None:
         known = KOORDLETS.keys() if self._has_koordlet else frozenset[str]()
@@ -426,7 +427,7 @@ class Upkeep:
         change: str,
         cgroups: Iterable[str],
         *,
-        owners: Collection[str] = (),
+        owners: Collection[Claimant] = (),
         names: Collection[str] = (),
     ) -> None:
         """Ends claims, pod after pod."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.algebra import Claim
-from runtimeproxy.hooks.owners import PREFIX
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.node.snapshot import LivePod
 from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES, OF_THE_KUBELET, kept_annotations
@@ -160,19 +160,19 @@ class Entry(NamedTuple):
     """Whether the next look writes such a value again, since systemd resets the slice that it was for."""
 
     @property
-    def owner(self) -> str:
-        """The owners of the claims, joined by `+`."""
-        return "+".join(dict.fromkeys(claim.owner for claim in self.claims))
+    def owners(self) -> tuple[Claimant, ...]:
+        """The owners of the claims."""
+        return tuple(dict.fromkeys(claim.owner for claim in self.claims))
 
     @property
     def leases(self) -> tuple[tuple[str, str], ...]:
         """Owner and role of each claim with a lease: what is saved of these claims, whose values move."""
-        return tuple((claim.owner, claim.role.value) for claim in self.claims if is_leased(claim))
+        return tuple((str(claim.owner), claim.role.value) for claim in self.claims if is_leased(claim))
 
 
 def is_leased(claim: Claim) -> bool:
     """Whether a claim ends with the lease of its owner."""
-    return claim.owner.startswith(PREFIX)
+    return claim.owner.kind is ClaimantKind.PLUGIN
 
 
 def as_saved(entry: Entry) -> Entry:

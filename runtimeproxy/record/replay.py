@@ -26,7 +26,7 @@ from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
 from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
 from runtimeproxy.frontends.cri_proxy.interception import Outcome
 from runtimeproxy.hooks.chain import EVALUATION_S, Chain
-from runtimeproxy.hooks.fields import policies_in
+from runtimeproxy.hooks.claimants import names_in
 from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.workers import Workers
@@ -300,7 +300,7 @@ class _Replayer:
         for place in dict.fromkeys((*was, *now)):
             _, hook, name = place
             old, new = was.get(place), now.get(place)
-            if old is not None and any(each.endswith(SUFFIX) for each in policies_in(old.policy)):
+            if old is not None and any(each.endswith(SUFFIX) for each in names_in(old.policy)):
                 self._result.server_fields += 1
             elif old is None or new is None or old.value != new.value:
                 old, new = old or _NOTHING_SET, new or _NOTHING_SET

@@ -21,6 +21,7 @@ import pytest
 from policies.group_identity import BVT, CORE_SCHED_SYSCTL, GROUP_IDENTITY_SYSCTL
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import SYSCTL, Field, Merged, MergedField
 from runtimeproxy.hooks.policy import Hook
@@ -146,12 +147,12 @@ class Policies:
                 return decision_of({})
             # What is switched on comes first here: the mode is to bring its own order.
             wanted = dict(sorted(zip(NAMES, self.mode, strict=True), key=lambda each: each[1] == "0"))
-            fields = {Field(SYSCTL, name): MergedField(value, None, "", ()) for name, value in wanted.items()}
+            fields = {Field(SYSCTL, name): MergedField(value, None) for name, value in wanted.items()}
             return Decision(hook=Hook.EVALUATE_NODE, merged=Merged(PodView(), fields))
         value = -1 if isinstance(view, PodView | ContainerView) else 2
-        claims = {BVT: (Claim("group-identity", Role.SET, value),)} if self.mode is ON else {}
+        claims = {BVT: (Claim(Claimant("group-identity"), Role.SET, value),)} if self.mode is ON else {}
         if isinstance(view, PodView):
-            claims["cpu.cfs_quota_us"] = (Claim("batch-resource", Role.SET, self.quota_us),)
+            claims["cpu.cfs_quota_us"] = (Claim(Claimant("batch-resource"), Role.SET, self.quota_us),)
         return decision_of(claims)
 
 
@@ -274,7 +275,7 @@ async def test_a_cgroup_that_cannot_be_cleared_holds_the_switch_and_nothing_else
     quotas = [scene.files.read(each, "cpu.max").split()[0] for each in PODS]
     assert quotas == ["60000"] * 2
     # A call that was decided before.
-    claims = {BVT: (Claim("group-identity", Role.SET, -1),)}
+    claims = {BVT: (Claim(Claimant("group-identity"), Role.SET, -1),)}
     scene.ledger.change([Wanted(CgroupTarget(Level.POD, PODS[0]), claims)])
     scene.ledger.start(Wanted(CgroupTarget(Level.CONTAINER, f"{PODS[0]}/new"), claims))
     assert scene.files.read(PODS[0], BVT) == "0"
@@ -348,7 +349,9 @@ async def test_values_of_other_policies_stay_without_a_mode(scene: Daemon) -> No
     scene.policies.mode = OFF
     scene.kernel.switch(ON)  # by an administrator
     await scene.evaluator.evaluate_all()
-    scene.ledger.change([Wanted(CgroupTarget(Level.POD, PODS[0]), {BVT: (Claim("mine", Role.SET, 1),)})])
+    scene.ledger.change(
+        [Wanted(CgroupTarget(Level.POD, PODS[0]), {BVT: (Claim(Claimant("mine"), Role.SET, 1),)})]
+    )
     assert scene.files.read(PODS[0], BVT) == "1"
 
 

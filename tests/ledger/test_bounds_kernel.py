@@ -12,6 +12,7 @@ import pytest
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.ledger import Ledger
@@ -21,7 +22,7 @@ from tests.lab import cgroup_v1
 from tests.lab.programs import need_controllers_of_v1
 
 QUOTA, CPUS = "cpu.cfs_quota_us", "cpuset.cpus"
-OWNER = "plugin:cpu-suppress"
+OWNER = Claimant("cpu-suppress", ClaimantKind.PLUGIN)
 ALL = f"0-{(os.cpu_count() or 1) - 1}"
 
 
@@ -64,7 +65,7 @@ class Node:
         return {each.cgroup: each.error for each in applied if each.outcome is WriteOutcome.FAILED}
 
     def claim(self, cgroup: str, level: Level, quota_us: int) -> None:
-        claims = {QUOTA: (Claim("batch-resource", Role.SET, quota_us),)}
+        claims = {QUOTA: (Claim(Claimant("batch-resource"), Role.SET, quota_us),)}
         self.ledger.change([Wanted(CgroupTarget(level, cgroup), claims)])
 
 
@@ -91,7 +92,7 @@ def test_all_below_a_bound_are_unlimited_and_get_their_own_quotas_back(node: Nod
     assert [node.read(each) for each in below] == ["-1"] * 4
     assert node.bound(60_000) == {}
     node.ledger.verify(list(Level))
-    claims = {QUOTA: (Claim("batch-resource", Role.SET, 50_000),)}
+    claims = {QUOTA: (Claim(Claimant("batch-resource"), Role.SET, 50_000),)}
     assert not node.ledger.books.differs(Wanted(CgroupTarget(Level.POD, node.pod), claims))
     assert not node.ledger.books.differs(Wanted(CgroupTarget(Level.POD, node.other), {}))
     assert [node.read(each) for each in (node.qos, *below)] == ["60000", "-1", "-1", "-1", "-1"]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.cgroups.writer import CgroupWriter
+from runtimeproxy.hooks.claimants import parse_claimant, texts_of
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import checkpoint
 from runtimeproxy.ledger.books import Wanted
@@ -245,7 +246,7 @@ async def test_what_version_0_1_wrote_is_taken_over(tmp_path: Path, files: Cgrou
             "cpu.weight": Original("100"),
             "cpu.max": Original("max"),
         }
-        assert {name: (entry.owner, entry.is_once) for name, entry in found.entries.items()} == {
+        assert {name: (texts_of(entry.owners), entry.is_once) for name, entry in found.entries.items()} == {
             "memory.limit_in_bytes": ("batch-resource", False),
             "cpu.shares": ("server:koordlet.json", True),
             "cpu.cfs_quota_us": ("", False),
@@ -258,7 +259,8 @@ async def test_what_version_0_1_wrote_is_taken_over(tmp_path: Path, files: Cgrou
         assert found is not None
         assert found.originals["memory.max"] == Original("max")
         second.cgroups.books.forget_claims(
-            second.cgroups.books.identities, owners={"batch", "server:koordlet.json"}
+            second.cgroups.books.identities,
+            owners={parse_claimant("batch"), parse_claimant("server:koordlet.json")},
         )
         await asyncio.to_thread(second.cgroups.repair, ONE)
         assert (files.read(ONE, "memory.max"), files.read(ONE, "cpu.weight")) == ("max", "100")

@@ -10,6 +10,7 @@ import pytest
 
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger.books import Plan, Value, Wanted, plan, with_claims
 from runtimeproxy.ledger.fitting import fitted
 from runtimeproxy.ledger.target import CgroupTarget
@@ -35,11 +36,11 @@ def planned(
 
 
 def most(value: Value) -> tuple[Claim, ...]:
-    return (Claim("cpu-suppress", Role.AT_MOST, value),)
+    return (Claim(Claimant("cpu-suppress"), Role.AT_MOST, value),)
 
 
 def sets(value: Value) -> tuple[Claim, ...]:
-    return (Claim("batch-resource", Role.SET, value),)
+    return (Claim(Claimant("batch-resource"), Role.SET, value),)
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -13,6 +13,7 @@ import pytest
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.owners import BUILT_IN, Owner, claim_of, parse_rule
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import claim_audit, leased
@@ -311,7 +312,7 @@ async def test_a_changed_scale_changes_the_sum(node: Node) -> None:
     node.files.apply(LS, _quota(40_000))
     await first(node, "cpu-burst", burst(60_000, 50_000))
     assert (node.read(LS_BOX), node.read(LS)) == ("50000", "50000")
-    scale = {QUOTA: (Claim("cpu-normalization", Role.SCALE, 2.0),)}
+    scale = {QUOTA: (Claim(Claimant("cpu-normalization"), Role.SCALE, 2.0),)}
     target = CgroupTarget(Level.CONTAINER, LS_BOX, "shop/u2/main", "u2")
     asked = {QUOTA: 40_000}
     await asyncio.to_thread(node.ledger.change, [Wanted(target, scale, asked, asked)])

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from runtimeproxy.cgroups import writer as writer_module
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.ledger import book_store, path_locks, planner
 from runtimeproxy.ledger.book_store import UNCLAIMED_S
 from runtimeproxy.ledger.books import ValueChange, Wanted, change_of
@@ -80,7 +81,10 @@ def sets(owner: str = "batch", priority: int = 0, **values: Value) -> dict[str, 
     names = {"cpu_shares": "cpu.shares", "quota": "cpu.cfs_quota_us", "period": "cpu.cfs_period_us"}
     names |= {"memory": "memory.limit_in_bytes", "cpus": "cpuset.cpus", "burst": "cpu.cfs_burst_us"}
     names |= {"idle": "cpu.idle"}
-    return {names[key]: (Claim(owner, Role.SET, value, priority),) for key, value in values.items()}
+    return {
+        names[key]: (Claim(parse_claimant(owner), Role.SET, value, priority),)
+        for key, value in values.items()
+    }
 
 
 def pod(claims: Mapping[str, tuple[Claim, ...]], cgroup: str = POD, **more: object) -> Wanted:
@@ -131,22 +135,22 @@ def test_a_value_goes_to_the_next_owner(ledger: Ledger, files: CgroupFiles) -> N
     both = {name: (*high[name], *low[name]) for name in high}
     ledger.change([pod(both)])
     assert number(files, POD, "cpu.cfs_quota_us") == 20_000
-    changed = ledger.books.holders(owners={"high"})
-    ledger.books.forget_claims(changed, owners={"high"})
+    changed = ledger.books.holders(owners={Claimant("high")})
+    ledger.books.forget_claims(changed, owners={Claimant("high")})
     assert changed == (POD,)
     ledger.repair(POD)
     assert number(files, POD, "cpu.cfs_quota_us") == 50_000
-    assert ledger.books.holders(owners={"no-such-policy"}) == ()
+    assert ledger.books.holders(owners={Claimant("no-such-policy")}) == ()
 
 
 def test_amounts_count_on_the_original_of_a_pod(ledger: Ledger, files: CgroupFiles) -> None:
     put(files, POD, "cpu.cfs_quota_us", 100_000)
     before = texts(files)
-    scale = {"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)}
+    scale = {"cpu.cfs_quota_us": (Claim(Claimant("normalization"), Role.SCALE, 2.0),)}
     for _ in range(2):
         ledger.change([pod(scale)])
         assert number(files, POD, "cpu.cfs_quota_us") == 50_000
-    add = {"cpu.cfs_quota_us": (*scale["cpu.cfs_quota_us"], Claim("burst", Role.ADD, 10_000))}
+    add = {"cpu.cfs_quota_us": (*scale["cpu.cfs_quota_us"], Claim(Claimant("burst"), Role.ADD, 10_000))}
     ledger.change([pod(add)])
     assert number(files, POD, "cpu.cfs_quota_us") == 60_000
     ledger.change([pod({})])
@@ -154,7 +158,7 @@ def test_amounts_count_on_the_original_of_a_pod(ledger: Ledger, files: CgroupFil
 
 
 def test_amounts_count_on_the_requests_of_a_container(ledger: Ledger, files: CgroupFiles) -> None:
-    scale = {"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)}
+    scale = {"cpu.cfs_quota_us": (Claim(Claimant("normalization"), Role.SCALE, 2.0),)}
     put(files, BOX, "cpu.cfs_quota_us", 100_000)
     before = texts(files)
     requested = {"cpu.cfs_quota_us": 100_000}
@@ -168,7 +172,7 @@ def test_amounts_count_on_the_requests_of_a_container(ledger: Ledger, files: Cgr
 
 def test_an_answer_that_counts_on_other_requests_is_another_one(ledger: Ledger, files: CgroupFiles) -> None:
     """Of two updates that end together, the book may have the earlier one's requests."""
-    scale = {"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)}
+    scale = {"cpu.cfs_quota_us": (Claim(Claimant("normalization"), Role.SCALE, 2.0),)}
     wanted = [
         box(scale, requested={"cpu.cfs_quota_us": quota}, booked={"cpu.cfs_quota_us": quota})
         for quota in (100_000, 200_000)
@@ -256,7 +260,7 @@ def test_the_kubelets_memory_qos_of_a_pod_is_the_new_original(
     if files.version == 1:
         pytest.skip("only kernels of Anolis have these files in version 1, and no kubelet writes them")
     put(files, POD, name, 4096)
-    ledger.change([pod({name: (Claim("memory-qos", Role.SET, 12288),)})])
+    ledger.change([pod({name: (Claim(Claimant("memory-qos"), Role.SET, 12288),)})])
     if not is_written_later:
         put(files, POD, name, 8192)
     ledger.on_resized(POD, {name: 8192} if is_written_later else {})
@@ -274,7 +278,7 @@ def test_a_resize_by_the_kubelet_counts_although_our_value_is_back(
 ) -> None:
     """Our write may come between the kubelet's and our look: the call says what the kubelet has written."""
     put(files, POD, "cpu.cfs_quota_us", 200_000)
-    scale = {"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)}
+    scale = {"cpu.cfs_quota_us": (Claim(Claimant("normalization"), Role.SCALE, 2.0),)}
     ledger.change([pod(scale)])
     if not loses:
         put(files, POD, "cpu.cfs_quota_us", 50_000)
@@ -355,7 +359,7 @@ def test_a_pod_that_the_kubelet_lowers_after_its_containers(
 ) -> None:
     """Kubelets before 1.33 make no call for the pod itself."""
     put(files, POD, "cpu.cfs_quota_us", 200_000)
-    scale = {"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)}
+    scale = {"cpu.cfs_quota_us": (Claim(Claimant("normalization"), Role.SCALE, 2.0),)}
     ledger.change([pod(scale)])
     ledger.books.note_requests(POD, {"cpu.cfs_quota_us": 50_000})
     put(files, POD, "cpu.cfs_quota_us", 50_000)
@@ -379,7 +383,7 @@ def test_a_pod_that_the_kubelet_raises_before_its_containers(
 ) -> None:
     """Before the containers' calls nothing tells its value from that of another program."""
     put(files, POD, "cpu.cfs_quota_us", 100_000)
-    scale = {"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)}
+    scale = {"cpu.cfs_quota_us": (Claim(Claimant("normalization"), Role.SCALE, 2.0),)}
     ledger.change([pod(scale)])
     put(files, POD, "cpu.cfs_quota_us", 240_000)
     if looks:
@@ -399,7 +403,7 @@ def test_a_resize_that_a_call_tells_counts_more_than_an_earlier_one(
 ) -> None:
     """The first one was repaired before its call, and the containers' calls of the second one follow."""
     put(files, POD, "cpu.cfs_quota_us", 100_000)
-    ledger.change([pod({"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)})])
+    ledger.change([pod({"cpu.cfs_quota_us": (Claim(Claimant("normalization"), Role.SCALE, 2.0),)})])
     put(files, POD, "cpu.cfs_quota_us", 240_000)
     ledger.verify([Level.POD])
     ledger.on_resized(POD, {"cpu.cfs_quota_us": 240_000})
@@ -415,7 +419,7 @@ def test_a_kill_before_the_kubelet_lowers_the_pod(
     put(files, POD, "cpu.cfs_quota_us", 200_000)
     saved: dict[str, Book | None] = {}
     ledger.books.on_change = lambda identity: saved.update({identity: ledger.books.record(identity)})
-    ledger.change([pod({"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)})])
+    ledger.change([pod({"cpu.cfs_quota_us": (Claim(Claimant("normalization"), Role.SCALE, 2.0),)})])
     ledger.books.note_requests(POD, {"cpu.cfs_quota_us": 50_000})
     again = Ledger(CgroupWriter(files.root), journal, BOOT)
     again.books.load(book for book in saved.values() if book is not None)
@@ -521,7 +525,7 @@ def test_what_a_hook_server_answered_for_a_pod_is_written_once(ledger: Ledger, f
     book = ledger.books.record(POD)
     assert book is not None
     assert book.entries.keys() == {"cpu.shares"}, "it stays until the server is gone"
-    ledger.books.forget_claims(ledger.books.identities, owners={"server:koordlet"})
+    ledger.books.forget_claims(ledger.books.identities, owners={Claimant("koordlet", ClaimantKind.SERVER)})
     ledger.repair(POD)
     assert len(ledger.books) == 0
 
@@ -540,9 +544,9 @@ def test_it_survives_the_start_of_its_own_sandbox(ledger: Ledger, files: CgroupF
 
 def test_what_cannot_be_written_stops_nothing_else(ledger: Ledger, files: CgroupFiles) -> None:
     before = texts(files)
-    claims = {**sets(cpu_shares=-5, memory=4096), "no.such.parameter": (Claim("x", Role.SET, 1),)}
+    claims = {**sets(cpu_shares=-5, memory=4096), "no.such.parameter": (Claim(Claimant("x"), Role.SET, 1),)}
     wanted = [
-        pod({"cpu.shares": (Claim("x", Role.SET, 5),)}, "../escape"),
+        pod({"cpu.shares": (Claim(Claimant("x"), Role.SET, 5),)}, "../escape"),
         pod(claims),
         pod(sets(memory=1), "/gone"),
     ]
@@ -812,7 +816,7 @@ def test_what_version_0_1_wrote_is_taken_over(ledger: Ledger, files: CgroupFiles
         "memory.limit_in_bytes": ManagedValue(4096, -1, reapply),
     }
     ledger.books.take_over(
-        [(CgroupRecord(POD, values), {"cpu.cfs_quota_us": "batch"}), (CgroupRecord("/..", {}), {})]
+        [(CgroupRecord(POD, values), {"cpu.cfs_quota_us": Claimant("batch")}), (CgroupRecord("/..", {}), {})]
     )
     assert number(files, POD, "cpu.cfs_quota_us") == 50_000
     ledger.change([pod(sets(quota=20_000))])
@@ -844,7 +848,7 @@ def test_an_unknown_original_of_a_pod_is_computed_again(ledger: Ledger, files: C
 
 
 def test_values_of_a_checkpoint_are_kept(ledger: Ledger, files: CgroupFiles) -> None:
-    entry = Entry((Claim("batch", Role.SET, 50_000),), 50_000)
+    entry = Entry((Claim(Claimant("batch"), Role.SET, 50_000),), 50_000)
     ledger.books.load(
         [
             Book(POD, Level.POD, {"cpu.cfs_quota_us": entry}, {}, BOOT),
@@ -877,7 +881,7 @@ def test_another_process_counts_from_when_on_it_decided(files: CgroupFiles, jour
     ledger = Ledger(CgroupWriter(files.root), journal, BOOT, lambda: now[0])
     for cgroup, now[0] in ((POD, 1.0), (OTHER, 3.0)):
         ledger.change([pod(sets(quota=50_000), cgroup)])
-    theirs = {"cpu.cfs_quota_us": Entry((Claim("theirs", Role.SET, 9000),), 9000)}
+    theirs = {"cpu.cfs_quota_us": Entry((Claim(Claimant("theirs"), Role.SET, 9000),), 9000)}
     originals = {"cpu.max": Original("max 100000\n", 0)}
     ledger.books.load(
         [Book(each, Level.POD, theirs, originals, BOOT) for each in (POD, OTHER)], outdated_s=2.0
@@ -1011,7 +1015,7 @@ Story = Sequence[Mapping[str, tuple[Claim, ...]]]
 STORY: Story = (
     sets(quota=50_000, memory=1 << 20),
     sets(quota=60_000, cpu_shares=512),
-    {"cpu.cfs_quota_us": (Claim("n", Role.SCALE, 2.0),)},
+    {"cpu.cfs_quota_us": (Claim(Claimant("n"), Role.SCALE, 2.0),)},
     sets(quota=70_000),
 )
 
@@ -1126,7 +1130,7 @@ def test_a_killed_process_does_not_bring_back_what_it_had_given_back(
     put(files, POD, "cpu.cfs_quota_us", 200_000)
     again = Ledger(CgroupWriter(files.root), Journal(tmp_path / "state", BOOT), BOOT)
     again.books.add_noted(again.read_journal())
-    again.change([pod({"cpu.cfs_quota_us": (Claim("normalization", Role.SCALE, 2.0),)})])
+    again.change([pod({"cpu.cfs_quota_us": (Claim(Claimant("normalization"), Role.SCALE, 2.0),)})])
     assert number(files, POD, "cpu.cfs_quota_us") == 100_000
     again.change([pod({})])
     assert number(files, POD, "cpu.cfs_quota_us") == 200_000
@@ -1292,11 +1296,11 @@ def _answers(draw: Callable[[st.SearchStrategy[object]], object]) -> dict[str, t
     answer: dict[str, tuple[Claim, ...]] = {}
     for name in sorted(names):  # type: ignore[call-overload]
         value = draw(_NAMES[name])
-        claims = [Claim("a", Role.SET, value)]  # type: ignore[arg-type]
+        claims = [Claim(Claimant("a"), Role.SET, value)]  # type: ignore[arg-type]
         if name == "cpu.cfs_quota_us" and draw(st.booleans()):
-            claims.append(Claim("b", Role.SCALE, 1.5))
+            claims.append(Claim(Claimant("b"), Role.SCALE, 1.5))
         if name == "cpu.cfs_quota_us" and draw(st.booleans()):
-            claims = [Claim("b", Role.ADD, 5000), Claim("c", Role.AT_MOST, 100_000)]
+            claims = [Claim(Claimant("b"), Role.ADD, 5000), Claim(Claimant("c"), Role.AT_MOST, 100_000)]
         answer[name] = tuple(claims)
     return answer
 
@@ -1349,7 +1353,7 @@ def test_who_has_changed_a_value(
     writer = CgroupWriter(files.root)
     put(files, POD, "cpu.cfs_quota_us", 70_500)
     original = writer.look(("kubepods", "besteffort", "podone"), ["cpu.cfs_quota_us"])["cpu.cfs_quota_us"]
-    entry = Entry((Claim("batch", Role.SET, ours),), ours)
+    entry = Entry((Claim(Claimant("batch"), Role.SET, ours),), ours)
     book = Book(POD, Level.POD, {name: entry}, {original.file: Original(original.text, original.inode)})
     put(files, POD, name, theirs)
     found = writer.look(("kubepods", "besteffort", "podone"), [name])[name]
@@ -1473,7 +1477,7 @@ def test_a_claimed_quota_of_a_pod_rises_to_that_of_its_container(ledger: Ledger,
 
 
 def test_containers_of_a_bounded_pod_have_no_quota(ledger: Ledger, files: CgroupFiles) -> None:
-    bound = {"cpu.cfs_quota_us": (Claim("suppress", Role.AT_MOST, 500),)}
+    bound = {"cpu.cfs_quota_us": (Claim(Claimant("suppress"), Role.AT_MOST, 500),)}
     ledger.change([pod(bound), box(sets(quota=50_000))])
     assert number(files, POD, "cpu.cfs_quota_us") == 1_000
     assert number(files, BOX, "cpu.cfs_quota_us") == -1
@@ -1509,7 +1513,7 @@ def test_a_burst_of_others_is_lowered_with_the_quota_and_given_back(
 @pytest.mark.parametrize("version", [2])
 def test_memory_low_is_at_least_min(files: CgroupFiles, journal: Journal) -> None:
     ledger = Ledger(CgroupWriter(files.root), journal, BOOT)
-    claims = {name: (Claim("m", Role.SET, value),) for name, value in MEMORY.items()}
+    claims = {name: (Claim(Claimant("m"), Role.SET, value),) for name, value in MEMORY.items()}
     ledger.change([pod(claims)])
     assert {name: number(files, POD, name) for name in MEMORY} == {**MEMORY, "memory.low": 1 << 20}
 
@@ -1573,7 +1577,7 @@ def test_a_container_whose_request_is_not_known_gets_its_quota_back_from_below_a
 ) -> None:
     put(files, BOX, "cpu.cfs_quota_us", 50_000)
     before = texts(files)
-    bound = {"cpu.cfs_quota_us": (Claim("suppress", Role.AT_MOST, 90_000),)}
+    bound = {"cpu.cfs_quota_us": (Claim(Claimant("suppress"), Role.AT_MOST, 90_000),)}
     ledger.change([pod(bound), box(sets(burst=10_000))])
     assert number(files, POD, "cpu.cfs_quota_us") == 90_000
     assert number(files, BOX, "cpu.cfs_quota_us") == -1

@@ -13,6 +13,7 @@ import pytest
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject
+from runtimeproxy.hooks.claimants import Claimant, parse_claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import ANNOTATIONS, ENV, Field, Merged, MergedField
 from runtimeproxy.hooks.policy import Hook
@@ -41,7 +42,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 
 
 def a_set(value: int | str, owner: str = "batch", priority: int = 0) -> tuple[Claim, ...]:
-    return (Claim(owner, Role.SET, value, priority, reason="why"),)
+    return (Claim(parse_claimant(owner), Role.SET, value, priority, reason="why"),)
 
 
 def causes(scene: Scene) -> dict[tuple[str, str], UnappliedCause]:
@@ -67,7 +68,7 @@ async def test_a_lower_memory_limit_waits(scene: Scene) -> None:
     await scene.evaluator.evaluate_all()
     assert causes(scene) == dict.fromkeys([(POD, LIMIT), (BOX, LIMIT)], UnappliedCause.LOWER_LIMIT)
     each = scene.ledger.books.unapplied.values(POD)[0]
-    assert (each.wanted, each.owners, each.target.name) == ("4096", ("batch",), "shop/web0")
+    assert (each.wanted, each.owners, each.target.name) == ("4096", (Claimant("batch"),), "shop/web0")
     assert "ledger.lower_memory_limits" in each.reason
     scene.evaluator.changes.rates = ChangeRates(lowers_memory=True)
     await scene.evaluator.evaluate_all()
@@ -149,7 +150,7 @@ async def test_another_owner_counts(scene: Scene) -> None:
     scene.pod_claims = {QUOTA: (*a_set(50_000, "low"), *a_set(70_000, "high", 50))}
     await scene.evaluator.evaluate_all()
     each = only(scene)
-    assert (each.cause, each.owners, each.wanted) == (UnappliedCause.CONFLICT, ("low",), "50000")
+    assert (each.cause, each.owners, each.wanted) == (UnappliedCause.CONFLICT, (Claimant("low"),), "50000")
     scene.pod_claims = {QUOTA: a_set(70_000, "high", 50)}
     await scene.evaluator.evaluate_all()
     assert scene.ledger.books.unapplied.values() == ()
@@ -174,7 +175,7 @@ async def test_an_amount_on_a_request_that_is_not_known(scene: Scene) -> None:
     box = scene.store.containers.get("box0")
     assert box is not None
     scene.store.containers.put(replace(box, recovered=True))
-    scene.box_claims = {QUOTA: (Claim("normalization", Role.SCALE, 2.0),)}
+    scene.box_claims = {QUOTA: (Claim(Claimant("normalization"), Role.SCALE, 2.0),)}
     await scene.evaluator.evaluate_all()
     assert (only(scene).cause, only(scene).wanted) == (UnappliedCause.BASE_UNKNOWN, "divided by 2.0")
 
@@ -235,10 +236,10 @@ async def test_files_that_cannot_be_read(scene: Scene, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("is_recovered", [False, True])
 def test_what_only_a_creation_can_give(*, is_recovered: bool) -> None:
     fields = {
-        Field(ENV, "GPU"): MergedField("0", None, "gpu-env"),
-        Field(ENV, "OLD"): MergedField("0", None, "gpu-env"),
-        Field(ANNOTATIONS, "same"): MergedField("yes", None, "marks"),
-        Field(ANNOTATIONS, "other"): MergedField("yes", None, "marks"),
+        Field(ENV, "GPU"): MergedField("0", None, (Claimant("gpu-env"),)),
+        Field(ENV, "OLD"): MergedField("0", None, (Claimant("gpu-env"),)),
+        Field(ANNOTATIONS, "same"): MergedField("yes", None, (Claimant("marks"),)),
+        Field(ANNOTATIONS, "other"): MergedField("yes", None, (Claimant("marks"),)),
     }
     decision = Decision(hook=Hook.EVALUATE_CONTAINER, merged=Merged(PodView(), fields))
     owners = {"env[OLD]": "gpu-env", "annotations[other]": "marks"}
@@ -250,7 +251,7 @@ def test_what_only_a_creation_can_give(*, is_recovered: bool) -> None:
         "env[GPU]": (UnappliedCause.NEXT_START, "<set>"),
         "annotations[other]": (UnappliedCause.NEXT_START, "yes"),
     }
-    assert found["env[GPU]"].claims[0].owner == "gpu-env"
+    assert found["env[GPU]"].claims[0].owner == Claimant("gpu-env")
     assert "next container" in found["env[GPU]"].reason
 
 
@@ -272,7 +273,7 @@ def test_what_the_node_does_not_take(field: str, name: str, *, is_container: boo
     assert {key: (each.cause, each.wanted, each.reason) for key, each in found.items()} == {
         name: (UnappliedCause.INVALID, "7", "not on this node")
     }
-    assert found[name].claims[0].owner == "mine"
+    assert found[name].claims[0].owner == Claimant("mine")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 from runtimeproxy.cgroups import pace, writer
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import ConflictRule
@@ -102,7 +103,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 
 
 def quota(value: int, owner: str = "batch") -> dict[str, tuple[Claim, ...]]:
-    return {"cpu.cfs_quota_us": (Claim(owner, Role.SET, value),)}
+    return {"cpu.cfs_quota_us": (Claim(parse_claimant(owner), Role.SET, value),)}
 
 
 async def test_only_inputs_that_a_policy_declares_make_work(scene: Scene) -> None:
@@ -201,7 +202,7 @@ async def test_values_of_a_hook_server_are_given_back_at_a_rate_and_not_where_th
     await scene.upkeep.evaluator.evaluate_all()
     ended = "the end of a hook server's values ended: 11 of 11 pods failed, 19 are left"
     assert scene.upkeep.summary == ended
-    assert scene.ledger.books.owners() == {"server:a.json"}
+    assert scene.ledger.books.owners() == {Claimant("a.json", ClaimantKind.SERVER)}
     refused[0], slept[:] = False, []
     await scene.upkeep.evaluator.evaluate_all()
     assert scene.upkeep.summary == ""
@@ -225,7 +226,7 @@ async def test_a_change_that_has_ended_is_no_problem_once_nothing_is_left_to_cha
 
 
 async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    burst = {"cpu.cfs_burst_us": (Claim("burst", Role.SET, 1000),)}
+    burst = {"cpu.cfs_burst_us": (Claim(Claimant("burst"), Role.SET, 1000),)}
     with caplog.at_level(logging.INFO):
         scene.upkeep.on_servers(["koordlet.json"])
     assert "koordlet is registered" in caplog.text

@@ -12,6 +12,7 @@ import pytest
 
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger import upkeep as module
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.foreign import FIRST_YIELD_S, OVERWRITES
@@ -29,7 +30,7 @@ CORE = "kernel.sched_core"
 
 
 def sets(quota_us: int) -> dict[str, tuple[Claim, ...]]:
-    return {"cpu.cfs_quota_us": (Claim("group-identity", Role.SET, quota_us),)}
+    return {"cpu.cfs_quota_us": (Claim(Claimant("group-identity"), Role.SET, quota_us),)}
 
 
 class Clock:

@@ -12,6 +12,7 @@ import pytest
 
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
@@ -24,7 +25,7 @@ from tests.lab import cgroup_v1
 from tests.lab.programs import missing, need_controllers_of_v1
 
 CPUS = "cpuset.cpus"
-OWNER = "plugin:cpu-suppress"
+OWNER = Claimant("cpu-suppress", ClaimantKind.PLUGIN)
 ALL = f"0-{(os.cpu_count() or 1) - 1}"
 
 
@@ -65,7 +66,7 @@ class Node:
         ledger.change([Wanted(target, claims, owner=OWNER, binds_descendants=True)])
 
     def pin(self, ledger: Ledger, box: str, cpus: str) -> None:
-        claims = {CPUS: (Claim("cpuset", Role.SET, cpus),)}
+        claims = {CPUS: (Claim(Claimant("cpuset"), Role.SET, cpus),)}
         ledger.change([Wanted(CgroupTarget(Level.CONTAINER, box), claims)])
 
     def plan(self, saved: tuple[Book, ...]) -> RestorePlan:

@@ -232,7 +232,7 @@ class Explainer:
             field = fields.setdefault(key.field, api_pb2.ExplainedField(name=key.field))
             field.claims.append(
                 api_pb2.ExplainedClaim(
-                    owner=claim.owner,
+                    owner=str(claim.owner),
                     role=ROLES[key.role],
                     value=claim_message(key, claim).value or None,
                     priority=claim.priority,
@@ -352,7 +352,7 @@ class Explainer:
         }
         for field in fields:
             for claim in field.claims:
-                wanted = parts.get(claim.owner, frozenset())
+                wanted = parts.get(str(claim.owner), frozenset())
                 claim.strategies.extend(each for each in strategies if each.path.split(".")[0] in wanted)
 
 
@@ -407,7 +407,7 @@ def _claims(
         note = known.get(claim)
         effect = api_pb2.ExplainedClaim.EFFECT_USED if note is None else _EFFECTS[note.outcome]
         yield api_pb2.ExplainedClaim(
-            owner=claim.owner,
+            owner=str(claim.owner),
             role=ROLES[claim.role],
             value=shown(claim.value),
             priority=claim.priority,
@@ -482,7 +482,7 @@ def _answers(
         for entry in decision.audit:
             by_policy.setdefault(entry.policy, []).append(entry)
         for each in decision.merged.fields.values():
-            wanting.update((claim.owner, claim.reason) for claim in each.claims)
+            wanting.update((str(claim.owner), claim.reason) for claim in each.claims)
     hook = evaluation_of(view)
     for policy in engine.services.chain.policies:
         if hook in policy.methods or policy.remote_hooks:

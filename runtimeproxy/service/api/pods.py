@@ -11,6 +11,7 @@ from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import container_cgroup
 from runtimeproxy.hooks.algebra import resolve
+from runtimeproxy.hooks.claimants import texts_of
 from runtimeproxy.hooks.fields import CGROUP, RESOURCE_PARAMETERS, RESOURCES
 from runtimeproxy.ledger.tree import QUOTA
 from runtimeproxy.node.derived import pod_cpus
@@ -281,7 +282,7 @@ def _owned(engine: Engine, record: PodRecord | ContainerRecord, cgroup: str) -> 
     for name, entry in sorted(entries.items()):
         if entry.claims:
             value = shown(entry.resolved)
-            yield api_pb2.OwnedField(name=f"{CGROUP}[{name}]", owner=entry.owner, value=value)
+            yield api_pb2.OwnedField(name=f"{CGROUP}[{name}]", owner=texts_of(entry.owners), value=value)
     for name, owner in sorted(record.owners.items()):
         if parameter_of(name) not in entries:
             yield api_pb2.OwnedField(name=name, owner=owner)

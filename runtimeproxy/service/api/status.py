@@ -17,9 +17,9 @@ from runtimeproxy.api_names import MODES
 from runtimeproxy.cgroups.writer import WriteOutcome
 from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.hooks.claimants import parse_claimant
 from runtimeproxy.hooks.decision import FailureKind, missing_features, status_note
 from runtimeproxy.hooks.fields import SYSCTL
-from runtimeproxy.hooks.owners import PREFIX
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.ledger import unapplied as unapplied_values
 from runtimeproxy.ledger.counts import FAILED_WRITES
@@ -239,7 +239,7 @@ def _disabled(engine: Engine, policy: type[Policy]) -> api_pb2.PolicyStatus:
 def owner_mode_of(engine: Engine, claimant: str) -> api_pb2.PolicyStatus:
     """The mode of an owner of claims, by its name in the ledger; `ClaimOwner` has all else."""
     overrides = overrides_of(engine, claimant)
-    mode = MODES[engine.leased.owned(claimant.removeprefix(PREFIX)).owner.mode]
+    mode = MODES[engine.leased.owned(parse_claimant(claimant).name).owner.mode]
     is_off = mode == api_pb2.MODE_OFF
     state = api_pb2.PolicyStatus.STATE_DISABLED if is_off else api_pb2.PolicyStatus.STATE_LOADED
     source = api_pb2.MODE_SOURCE_COMMAND if overrides else api_pb2.MODE_SOURCE_CONFIGURATION

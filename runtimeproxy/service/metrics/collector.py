@@ -307,7 +307,7 @@ def of_books(books: Iterable[Book]) -> Iterator[Sample]:
         unknown += sum(original.text is None for original in book.originals.values())
         for entry in book.entries.values():
             for claim in entry.claims:
-                claims[level, claim.owner] += 1
+                claims[level, str(claim.owner)] += 1
     for level in map(level_label, Level):
         yield Sample("ledger_cgroups", cgroups[level], (level,))
     for labels, number in claims.items():

@@ -160,7 +160,7 @@ def fitted_change(fitted: Mapping[str, int | str]) -> ResourceChange:
 def fitted_owners(fitted: Mapping[str, int | str]) -> dict[str, str]:
     """The owner of fields that have other values because of bounds above."""
     names = (field for field, name in RESOURCE_PARAMETERS.items() if name in fitted)
-    return {f"{RESOURCES}.{field}": TREE for field in names}
+    return {f"{RESOURCES}.{field}": str(TREE) for field in names}
 
 
 class TooMuchToKeepError(UnreadableMessageError):

@@ -12,9 +12,8 @@ from runtimeproxy.frontends.cri_proxy.calls.cri_call import next_question
 from runtimeproxy.hooks import ContainerView, PodChange, PodView
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import NO_ORIGIN, Origin, Subject, Written
-from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX, Field, FieldUpdate, plain_cgroup_values
-from runtimeproxy.hooks.remote.registrations import SUFFIX
-from runtimeproxy.ledger.answers import target_of_view, wanted_of
+from runtimeproxy.hooks.fields import CGROUP, Field, FieldUpdate, plain_cgroup_values
+from runtimeproxy.ledger.answers import claimant_of_record, target_of_view, wanted_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CgroupLedger
     from runtimeproxy.frontends.cri_proxy.calls.methods import Method
     from runtimeproxy.hooks.chain import Chain
+    from runtimeproxy.hooks.claimants import Claimant
     from runtimeproxy.hooks.decision import Decision
 
 _ERRORS: Final = (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILED)
@@ -93,9 +93,8 @@ def _write_due(ledger: CgroupLedger, due: DueWrites, view: PodView | ContainerVi
     return _written(ledger.change([due.wanted]))
 
 
-def _owner_of(name: str, owners: Mapping[str, str]) -> str:
-    owner = owners.get(str(Field(CGROUP, name)), "")
-    return f"{SERVER_PREFIX}{owner}" if owner.endswith(SUFFIX) else owner
+def _owner_of(name: str, owners: Mapping[str, str]) -> Claimant:
+    return claimant_of_record(owners.get(str(Field(CGROUP, name)), ""))
 
 
 def has_writes(question: Question, decision: Decision) -> bool:

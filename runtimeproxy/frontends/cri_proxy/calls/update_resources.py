@@ -24,7 +24,8 @@ from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
 from runtimeproxy.frontends.cri_proxy.calls.edit_request import edit_entries, edit_resources
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import PendingUpdate
 from runtimeproxy.hooks import CLEAR, ContainerChange, Hook, PodChange, ResourceChange, Resources
-from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED, policies_in
+from runtimeproxy.hooks.claimants import names_in
+from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED
 from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter, claims_of, pod_values, target_of
 from runtimeproxy.ledger.books import Wanted, with_fitted_claims
@@ -417,7 +418,7 @@ def _released_fields(
     """
     released: set[str] = set()
     for name, owner in record.owners.items():
-        is_held = any(each in held or each.endswith(SUFFIX) for each in policies_in(owner))
+        is_held = any(each in held or each.endswith(SUFFIX) for each in names_in(owner))
         if name.startswith(RESOURCES) and name not in wanted and not is_held:
             released.add(name)
     limits = requested.memory_limit_bytes, record.booked.memory_limit_bytes

@@ -9,6 +9,7 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.hooks import ContainerChange, ResourceChange
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger.books import TREE
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 from tests.frontends.cri_proxy.calls.one_container import record_of, with_container
@@ -41,11 +42,11 @@ async def test_a_container_begins_without_a_quota(desk: Surroundings, answer: Co
     (wanted,) = desk.ledger.booked
     assert wanted.requested[QUOTA] == 60_000
     if answer is None:
-        assert record.owners == {"resources.cpu_quota_us": TREE}
+        assert record.owners == {"resources.cpu_quota_us": str(TREE)}
         assert wanted.claims == {QUOTA: (Claim(TREE, Role.SET, -1),)}
     else:
         assert record.owners == {"resources.cpu_quota_us": "test"}
-        assert [claim.owner for claim in wanted.claims[QUOTA]] == ["test"]
+        assert [claim.owner for claim in wanted.claims[QUOTA]] == [Claimant("test")]
 
 
 async def test_a_container_within_the_bound_begins_as_it_came(desk: Surroundings) -> None:
