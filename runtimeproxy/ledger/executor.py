@@ -7,24 +7,21 @@ write of a value, the original text of its file is in the journal.
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from runtimeproxy.cgroups.paths import cgroup_path
-from runtimeproxy.cgroups.writer import CgroupValues, FileText, WriteOutcome, WriteResult
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.counts import Counts
 from runtimeproxy.ledger.books import Plan, Value
-from runtimeproxy.ledger.journal import Noted
+from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA
 from runtimeproxy.ledger.unapplied import LIMIT
 from runtimeproxy.pods.records import Level
 from runtimeproxy.units import UNLIMITED, WeightFormula
-
-logger = logging.getLogger(__name__)
 
 USAGE: Final = "memory.usage_in_bytes"
 MARGIN_PERCENT: Final = 110
@@ -33,37 +30,12 @@ where it cannot."""
 _CPU_MAX: Final = (QUOTA, PERIOD)
 
 
-class CgroupFileAccess(Protocol):
-    """Reads and writes the files of cgroups; see `CgroupWriter`."""
-
-    def keeping_open(self) -> AbstractContextManager[object]:
-        """Keeps cgroups open in this thread, for several looks and writes."""
-
-    def look(self, path: tuple[str, ...], names: Iterable[str]) -> dict[str, FileText]:
-        """Raises OSError where no file can be read at all."""
-
-    def children(self, path: tuple[str, ...], name: str) -> tuple[str, ...]:
-        """Raises OSError where no file can be read at all."""
-
-    def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]: ...
-    def decode(self, name: str, text: str) -> Value | None: ...
-    def encode(self, name: str, value: Value) -> str | None: ...
-    def matches(self, name: str, value: Value, text: str) -> bool: ...
-    def file_of(self, name: str) -> str | None: ...
-
-
-class Notes(Protocol):
-    """Puts on disk what is about to be written; see `Journal`."""
-
-    def note(self, noted: Noted) -> None: ...
-
-
 class Executor:
     """Writes batches of plans; safe for all threads, if each cgroup is in one batch at a time.
 
     Args:
         files: Reads and writes.
-        notes: Keeps originals.
+        journal: Keeps originals until the checkpoint has them.
 
     Attributes:
         writes: How many values were written or not, by parameter and outcome.
@@ -71,9 +43,9 @@ class Executor:
         weights: How the cgroups of a level get their cpu.weight, as far as it is known.
     """
 
-    def __init__(self, files: CgroupFileAccess, notes: Notes) -> None:
+    def __init__(self, files: CgroupWriter, journal: Journal) -> None:
         self.files = files
-        self._notes = notes
+        self._journal = journal
         self.weights: dict[Level, WeightFormula] = {}
         self.writes: Counts[tuple[str, WriteOutcome]] = Counts()
         self.above_usage: Counts[Level] = Counts()
@@ -83,7 +55,7 @@ class Executor:
         levels: defaultdict[tuple[int, int], list[CgroupValues]] = defaultdict(list)
         for plan in plans:
             if plan.noted is not None:
-                self._notes.note(plan.noted)
+                self._journal.note(plan.noted)
             if values := self._above_usage(plan):
                 written = replace(plan, values=values, weights=self.weights.get(plan.level))
                 levels[plan.level, len(plan.path)].append(written)

@@ -238,7 +238,7 @@ def _size_bytes(key: ClaimKey, claim: Claim) -> int:
 
 
 class Audit(Protocol):
-    """Takes what was written for claims; see `claim_audit`."""
+    """Takes what was written for claims; see `ClaimAudit`."""
 
     def on_applied(self, owner: Owner, applied: Iterable[Applied]) -> None: ...
     def on_dry_run(

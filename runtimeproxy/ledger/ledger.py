@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_id, cgroup_path, path_or_none, paths_of
-from runtimeproxy.cgroups.writer import CgroupValues, FileText, WriteOutcome, explain
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, explain
 from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Role
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger import book_store, books, fitting
@@ -21,7 +21,6 @@ from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.ledger.book_store import Books
 from runtimeproxy.ledger.books import MadeBelow, Value, Wanted
 from runtimeproxy.ledger.change_log import Applied
-from runtimeproxy.ledger.executor import CgroupFileAccess
 from runtimeproxy.ledger.foreign import Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.path_locks import IsBusyError
@@ -55,7 +54,7 @@ class Ledger:
 
     def __init__(
         self,
-        files: CgroupFileAccess,
+        files: CgroupWriter,
         journal: Journal,
         boot_id: str = "",
         clock: Callable[[], float] = time.monotonic,

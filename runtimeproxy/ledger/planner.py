@@ -11,13 +11,13 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.paths import cgroup_id
-from runtimeproxy.cgroups.writer import FileText
+from runtimeproxy.cgroups.writer import CgroupWriter, FileText
 from runtimeproxy.hooks.claimants import ClaimantKind
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.book_store import BOUNDING, Books, Known
 from runtimeproxy.ledger.books import Plan, Value, ValueChange
 from runtimeproxy.ledger.counts import LedgerCounts
-from runtimeproxy.ledger.executor import USAGE, CgroupFileAccess
+from runtimeproxy.ledger.executor import USAGE
 from runtimeproxy.ledger.foreign import ForeignWriters
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.tree import BURST, LISTS, QUOTA, Path
@@ -83,7 +83,7 @@ class Planner:
     def __init__(
         self,
         store: Books,
-        files: CgroupFileAccess,
+        files: CgroupWriter,
         boot_id: str,
         counts: LedgerCounts,
         clock: Callable[[], float],

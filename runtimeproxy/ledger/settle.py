@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from runtimeproxy.cgroups.paths import cgroup_id
-from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult, explain
+from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome, WriteResult, explain
 from runtimeproxy.errors import described as error_text
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.book_store import Books, Known
 from runtimeproxy.ledger.books import Plan, Value, ValueChange
 from runtimeproxy.ledger.change_log import FAILURES, Applied, described, log_values, pod_fields
 from runtimeproxy.ledger.counts import LedgerCounts, LedgerFailures
-from runtimeproxy.ledger.executor import CgroupFileAccess, Executor, is_there, is_written
+from runtimeproxy.ledger.executor import Executor, is_there, is_written
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.path_locks import IsBusyError, PathLocks
 from runtimeproxy.ledger.planner import Batch, Cause, Planner
@@ -62,7 +62,7 @@ class Settlement:
     def __init__(
         self,
         store: Books,
-        files: CgroupFileAccess,
+        files: CgroupWriter,
         journal: Journal,
         boot_id: str,
         clock: Callable[[], float],

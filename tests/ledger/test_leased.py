@@ -16,9 +16,9 @@ from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.owners import BUILT_IN, Owner, claim_of, parse_rule
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.ledger import claim_audit, leased
+from runtimeproxy.ledger import change_log, leased
 from runtimeproxy.ledger.books import Wanted
-from runtimeproxy.ledger.claim_audit import ClaimAudit
+from runtimeproxy.ledger.change_log import ClaimAudit
 from runtimeproxy.ledger.claim_places import ClaimKey, ClaimPlaces
 from runtimeproxy.ledger.foreign import OVERWRITES
 from runtimeproxy.ledger.journal import Journal
@@ -626,7 +626,7 @@ async def test_the_audit_of_a_value_that_moves_is_bounded(
     await node.leased.set(request("cpu-suppress", 41, [suppress(3000)], is_whole=True))
     await node.leased.release("cpu-suppress")
     assert [each.new for each in node.audit] == ["50000", "3000", "-1"]
-    monkeypatch.setattr(claim_audit, "MOST_ENTRIES", 0)
+    monkeypatch.setattr(change_log, "MOST_CLAIM_ENTRIES", 0)
     await first(node, "cpu-burst", burst(20_000))
     assert len(node.audit) == 3
     node.now_s += 60.0
