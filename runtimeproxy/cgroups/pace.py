@@ -39,7 +39,6 @@ class Pace:
         return min(worked_s * (1 / SHARE - 1), LONGEST_REST_S) if worked_s >= PIECE_S else 0.0
 
     def resume(self) -> None:
-        """A piece begins."""
         self._since_s = self._now_s()
 
 

@@ -80,7 +80,6 @@ class Parameter:
         return parsed
 
     def format_for(self, version: int) -> FileFormat | None:
-        """The file of this cgroup version; None when it has none."""
         return self.v2 if version == 2 else self.v1
 
 

@@ -51,7 +51,6 @@ def path_or_none(text: str) -> tuple[str, ...] | None:
 
 
 def paths_of(cgroups: Iterable[str]) -> set[tuple[str, ...]]:
-    """The paths of cgroups, without those that are none."""
     return {path for cgroup in cgroups if (path := path_or_none(cgroup)) is not None}
 
 

@@ -326,7 +326,6 @@ class CgroupWriter:
         return self._mounts
 
     def write(self, cgroup: str, values: Mapping[str, Value]) -> tuple[WriteResult, ...]:
-        """Writes values to one cgroup; see `write_levels`."""
         return self.write_levels([[CgroupValues(cgroup, values)]])
 
     @contextmanager

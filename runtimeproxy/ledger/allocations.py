@@ -115,7 +115,6 @@ class NodeAllocations:
 
     @property
     def unusable(self) -> str:
-        """Why the saved state could not be used; empty if it could."""
         return self._file.unusable
 
     @property
@@ -127,17 +126,14 @@ class NodeAllocations:
 
     @property
     def owners(self) -> int:
-        """How many pods own CPUs."""
         return len(self._allocations)
 
     @property
     def occupied(self) -> int:
-        """How many of them own CPUs that others have not left."""
         return len(self._occupied)
 
     @property
     def is_saved(self) -> bool:
-        """Whether the state is on disk, or there is nothing to save."""
         return not self._allocations if self._saved is None else self._allocations == self._saved
 
     async def load(self) -> None:
@@ -160,7 +156,6 @@ class NodeAllocations:
         await self._give(pod.uid, self._rules.admit(pod, self._allocations))
 
     async def create(self, container: ContainerView) -> None:
-        """Makes sure of a pod's CPUs before one of its containers is created; as `admit`."""
         await self._give(container.pod.uid, self._rules.create(container, self._allocations))
 
     def settle(self, uid: str) -> None:
@@ -252,5 +247,4 @@ class NodeAllocations:
 
 
 def owns_cpus(annotations: Mapping[str, str]) -> bool:
-    """Whether the scheduler may have given a pod CPUs of its own."""
     return RESOURCE_STATUS in annotations

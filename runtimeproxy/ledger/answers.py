@@ -143,7 +143,6 @@ def wanted_of_node(decision: Decision) -> list[Wanted]:
 
 
 def sysctls_of(decision: Decision) -> dict[str, int | str]:
-    """The sysctls that a decision on the node wants, in the policies' order."""
     return {
         field.key: each.value
         for field, each in decision.merged.fields.items()

@@ -91,7 +91,6 @@ class Books:
         return len(self._known)
 
     def __iter__(self) -> Iterator[Book]:
-        """All books."""
         return iter([each.book for each in self._all()])
 
     def _all(self) -> tuple[Known, ...]:
@@ -108,7 +107,6 @@ class Books:
         return self._known.get(path)
 
     def above_pods(self) -> dict[str, Level]:
-        """The ids of the books of QoS classes and host applications, with their levels."""
         return {book.id: book.level for book in self if book.level < Level.POD}
 
     def record(self, identity: str) -> Book | None:
@@ -118,7 +116,6 @@ class Books:
 
     @property
     def value_count(self) -> int:
-        """How many values the files hold that were written here."""
         return sum(entry.resolved is not None for book in self for entry in book.entries.values())
 
     def target(self, cgroup: str) -> CgroupTarget | None:
@@ -171,7 +168,6 @@ class Books:
         return tuple(identity for *_, identity in sorted(found))
 
     def owners(self) -> set[Claimant]:
-        """The owners of all claims."""
         return {claim.owner for book in self for entry in book.entries.values() for claim in entry.claims}
 
     def resolved(self, cgroup: str) -> Mapping[str, Value]:
@@ -254,7 +250,7 @@ class Books:
             self._known[path] = now
             self._note_adding(path, now.book)
         if known is None or not books.is_saved_alike(before, now.book):
-            self._report([path])
+            self.report([path])
         return path, before, now.book
 
     def note_asked(self, wanted: Wanted, waiting: tuple[UnappliedCause, str] | None = None) -> None:
@@ -313,7 +309,6 @@ class Books:
         return found
 
     def leased(self) -> tuple[Known, ...]:
-        """The books with claims that have a lease, and whose they are."""
         return tuple(
             each for each in self._all() if any(entry.leases for entry in each.book.entries.values())
         )
@@ -355,7 +350,7 @@ class Books:
                 if known is not None and book is not None and book is not known.book:
                     self._known[path] = known._replace(book=book)
                     changed.append(path)
-        self._report(changed)
+        self.report(changed)
 
     def differs(self, wanted: Wanted) -> bool:
         """Whether an answer claims something else than what is claimed now, or is based on other requests."""
@@ -386,7 +381,7 @@ class Books:
                 return
             path = cgroup_path(pod_cgroup)
             self._known[path] = known._replace(book=replace(known.book, entries=entries))
-        self._report([path])
+        self.report([path])
 
     # --- after reads and writes of files -----------------------------------------------------------------
 
@@ -425,10 +420,6 @@ class Books:
                 self._known[path] = now._replace(book=after)
         return after, is_same or now is None, is_gone
 
-    def report(self, path: Path) -> None:
-        """Tells that a book has changed."""
-        self._report([path])
-
     # --- checkpoint --------------------------------------------------------------------------------------
 
     def load(self, saved: Iterable[Book], *, outdated_s: float | None = None) -> None:
@@ -445,7 +436,7 @@ class Books:
             if path is None:
                 continue
             if book.boot_id != self._boot_id:
-                self._report([path])
+                self.report([path])
                 continue
             with self._lock:
                 known = self._known.get(path)
@@ -458,7 +449,7 @@ class Books:
                 self._known[path] = loaded
                 self._note_adding(path, loaded.book)
             if loaded.book != book:
-                self._report([path])
+                self.report([path])
 
     def take_over(self, records: Iterable[tuple[CgroupRecord, Mapping[str, Claimant]]]) -> None:
         """Adds what version 0.1 has written, by its checkpoint; each with the owners of its values."""
@@ -468,7 +459,7 @@ class Books:
                 cgroup_path(record.id)
                 found.append(books.taken_over(record, owners, self._boot_id, self.formats))
         self.load(found)
-        self._report([cgroup_path(book.id) for book in found])
+        self.report([cgroup_path(book.id) for book in found])
 
     def add_noted(self, noted: Iterable[Book]) -> None:
         """Adds what the journal says to the books; the checkpoint is read already."""
@@ -482,7 +473,7 @@ class Books:
                     known = known._replace(book=books.with_newer(known.book, book))
                 self._known[path] = known
                 self._note_adding(path, known.book)
-            self._report([path])
+            self.report([path])
 
     # --- cgroups that are gone ---------------------------------------------------------------------------
 
@@ -510,7 +501,7 @@ class Books:
             ]
             for path in gone:
                 self._forget(path)
-        self._report(gone)
+        self.report(gone)
         return gone
 
     # --- inside ------------------------------------------------------------------------------------------
@@ -549,7 +540,8 @@ class Books:
         if path[:-1] in self._adding:
             self._adding[path[:-1]].discard(path)
 
-    def _report(self, paths: Iterable[Path]) -> None:
+    def report(self, paths: Iterable[Path]) -> None:
+        """Tells that books have changed."""
         for path in paths:
             known = self._known.get(path)
             if known is None or known.book.level is Level.POD:

@@ -120,12 +120,10 @@ class Plan(CgroupValues):
 
     @property
     def path(self) -> Path:
-        """The cgroup's."""
         return tuple(filter(None, self.cgroup.split("/")))
 
     @property
     def level(self) -> Level:
-        """The cgroup's."""
         return self.book.level
 
     def wanted(self, name: str) -> Value | None:
@@ -383,7 +381,6 @@ def bound_of(entry: Entry | None) -> Value | None:
 
 
 def is_fitted(book: Book) -> bool:
-    """Whether a cgroup has values that only those of other cgroups ask for."""
     return any(claim.owner == TREE for entry in book.entries.values() for claim in entry.claims)
 
 
@@ -596,7 +593,6 @@ def with_requests_of_the_kubelet(
 
 
 def _is_ours(book: Book, names: Iterable[str], found: FileText, formats: Formats) -> bool:
-    """Whether a file has our values of these parameters."""
     return all(
         (value := book.entries[name].resolved) is not None and formats.matches(name, value, found.text)
         for name in names

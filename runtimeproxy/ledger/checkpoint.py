@@ -151,7 +151,6 @@ class CheckpointSync:
         return self._writer.lost
 
     async def load(self) -> None:
-        """Loads the checkpoint; after `LOAD_WAIT_S` that goes on in the background."""
         await self._wait_for_load(self._load(_Moment()))
 
     async def merge(self) -> None:
@@ -172,7 +171,6 @@ class CheckpointSync:
         await self._wait_for_load(self._merge(self._flushed))
 
     async def run(self) -> None:
-        """Saves changes until it is cancelled."""
         await self._writer.run()
 
     async def follow(self) -> None:
@@ -537,7 +535,6 @@ class CheckpointWriter:
             logger.warning("the records cannot be saved, and it is tried again: %s", error)
 
     async def run_in_thread(self, work: Callable[[], ResultT]) -> ResultT:
-        """Runs something in the worker thread of the disk."""
         return await self._loop.run_in_executor(self._thread, work)
 
     async def _in_thread(self, work: Callable[[CheckpointFile], ResultT]) -> ResultT:

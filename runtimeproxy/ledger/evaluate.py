@@ -89,7 +89,6 @@ class UnevaluatedPods:
         self._failures.report(f"pod {name}", cause, text, error=bug, pod=name, uid=pod.uid, sandbox=pod.id)
 
     def clear(self, pod: PodRecord) -> None:
-        """A pod could be evaluated and written."""
         self.reasons.pop(pod.id, None)
 
     def keep(self, pods: Iterable[PodRecord]) -> None:

@@ -117,10 +117,8 @@ class Executor:
 
 
 def is_written(result: WriteResult) -> bool:
-    """Whether a file was written."""
     return result.outcome is WriteOutcome.WRITTEN
 
 
 def is_there(result: WriteResult) -> bool:
-    """Whether a file holds a value now."""
     return result.outcome in (WriteOutcome.WRITTEN, WriteOutcome.UNCHANGED)

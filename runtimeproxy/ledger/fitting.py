@@ -45,7 +45,6 @@ _FITTED: Final = frozenset({*_BESIDE, *LISTS})
 
 
 def cgroup_version(formats: Formats) -> int:
-    """The version of the controller that carries quotas."""
     return 2 if formats.file_of(QUOTA) == formats.file_of(PERIOD) else 1
 
 

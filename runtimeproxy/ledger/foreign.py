@@ -66,7 +66,6 @@ def overwritten(contest: Contest, now_s: float) -> Contest:
 
 
 def is_yielding(contest: Contest, now_s: float) -> bool:
-    """Return whether the field is left to the other program now."""
     return now_s < contest.until_s
 
 
@@ -82,7 +81,6 @@ class ForeignWriters:
         self._contests: dict[tuple[Path, str], tuple[Contest, Value, Value]] = {}
 
     def __len__(self) -> int:
-        """Number of fields that others have overwritten."""
         return len(self._contests)
 
     def is_yielding(self, path: Path, name: str) -> bool:

@@ -25,7 +25,6 @@ from runtimeproxy.counts import Counts
 from runtimeproxy.errors import UNLIKE_OURS, RuntimeProxyError, described
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
-from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.owners import Owner, refusal
 from runtimeproxy.ledger import leases
 from runtimeproxy.ledger.answers import by_parameter
@@ -133,23 +132,6 @@ class _Change(NamedTuple):
     target: CgroupTarget
     record: ContainerRecord | None = None
     before: _Applied | None = None
-
-
-@dataclass(slots=True)
-class _Cgroup:
-    """What changes in one cgroup."""
-
-    target: CgroupTarget
-    record: ContainerRecord | None = None
-    claims: dict[str, tuple[Claim, ...]] = field(default_factory=dict)
-    binds_descendants: bool = False
-
-    def wanted(self, owner: Claimant) -> Wanted:
-        wanted = Wanted(self.target, self.claims, owner=owner, binds_descendants=self.binds_descendants)
-        if self.record is None:
-            return wanted
-        requested, booked = by_parameter(self.record.requested), by_parameter(self.record.booked)
-        return wanted._replace(requested=requested, booked=booked)
 
 
 @dataclass(slots=True, eq=False)
@@ -512,15 +494,21 @@ class LeasedClaims:
         self, owned: OwnedClaims, changes: Mapping[ClaimKey, _Change]
     ) -> Iterator[tuple[Wanted, ...]]:
         """The cgroups that have changed: those of a pod together, and with those below a class its bound."""
-        found: dict[tuple[str, ...], dict[str, _Cgroup]] = {}
+        found: dict[tuple[str, ...], dict[str, Wanted]] = {}
         bounding: list[tuple[str, ...]] = []
         for key, (target, record, _) in changes.items():
             path = cgroup_path(target.cgroup)
             group = found.setdefault(path[:-1] if target.level is Level.CONTAINER else path, {})
-            cgroup = group.setdefault(target.cgroup, _Cgroup(target, record))
-            cgroup.claims[key.field] = self._claims_on(owned, key)
+            wanted = group.get(target.cgroup)
+            if wanted is None:
+                wanted = Wanted(target, {}, owner=owned.owner.claimant)
+                if record is not None:
+                    asked, booked = by_parameter(record.requested), by_parameter(record.booked)
+                    wanted = wanted._replace(requested=asked, booked=booked)
+            claims = {**wanted.claims, key.field: self._claims_on(owned, key)}
+            group[target.cgroup] = wanted._replace(claims=claims)
             if key.level is ClaimLevel.QOS_CLASS and key.field in LISTS and key.role is Role.AT_MOST:
-                cgroup.binds_descendants = True
+                group[target.cgroup] = wanted._replace(claims=claims, binds_descendants=True)
                 bounding.append(path)
         for bound in bounding:
             below = [path for path in found if path != bound and path[: len(bound)] == bound]
@@ -528,14 +516,14 @@ class LeasedClaims:
                 found[bound] |= found.pop(path)
             self._add_own_below(owned, bound, found[bound])
         for group in found.values():
-            yield tuple(each.wanted(owned.owner.claimant) for each in group.values())
+            yield tuple(group.values())
 
     def _claims_on(self, owned: OwnedClaims, key: ClaimKey) -> tuple[Claim, ...]:
         """All claims that the books are to have of an owner on one value."""
         keys = (key._replace(role=role) for role in Role)
         return tuple(owned.applied[each].claim for each in keys if each in owned.applied)
 
-    def _add_own_below(self, owned: OwnedClaims, bound: tuple[str, ...], group: dict[str, _Cgroup]) -> None:
+    def _add_own_below(self, owned: OwnedClaims, bound: tuple[str, ...], group: dict[str, Wanted]) -> None:
         """What the owner claims itself below a class is not covered by its claim on the class."""
         for key, applied in owned.applied.items():
             is_below = key.level in (ClaimLevel.POD, ClaimLevel.CONTAINER) and key.field in LISTS
@@ -543,7 +531,8 @@ class LeasedClaims:
                 path = cgroup_path(applied.target.cgroup)
                 if path[: len(bound)] == bound:
                     claims = {key.field: self._claims_on(owned, key)}
-                    group[applied.target.cgroup] = _Cgroup(applied.target, claims=claims)
+                    wanted = Wanted(applied.target, claims, owner=owned.owner.claimant)
+                    group[applied.target.cgroup] = wanted
 
     # --- time --------------------------------------------------------------------------------------------
 
@@ -655,7 +644,6 @@ class LeasedClaims:
 
     @property
     def unusable(self) -> str:
-        """Why what was saved of leases could not be used; empty if it could."""
         return "; ".join(filter(None, (self._unrenewed_file.unusable, self._handed_over_file.unusable)))
 
     async def load(self, *, is_successor: bool) -> None:
@@ -718,7 +706,6 @@ class LeasedClaims:
         return dict(document["owners"]) if is_present else {}
 
     def _read_unrenewed(self) -> dict[str, float]:
-        """What the process before this one has saved of claims that nothing renews."""
         return self._unrenewed_file.load(_durations_s) or {}
 
     def _take_document(self, owned: OwnedClaims, document: Mapping[str, Any]) -> None:

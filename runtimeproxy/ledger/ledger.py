@@ -78,7 +78,6 @@ class Ledger:
         return {} if path is None else self._files.look(path, names)
 
     def yielded(self) -> tuple[Yielded, ...]:
-        """The values that are left to other programs for a time."""
         return self._settlement.planner.foreign.yielded()
 
     # --- claims ------------------------------------------------------------------------------------------
@@ -359,7 +358,6 @@ class Ledger:
     # --- checkpoint --------------------------------------------------------------------------------------
 
     def note_saved(self, identity: str, book: Book | None) -> None:
-        """The checkpoint has this book now, or no longer has one of the cgroup."""
         self._journal.note_saved(identity, book)
 
     def read_journal(self) -> list[Book]:

@@ -69,7 +69,6 @@ class Changes:
 
     @property
     def problem(self) -> str:
-        """Why the last changes were not made to the end; empty if they were."""
         return "; ".join(self._problems.values())
 
     async def make(

@@ -238,7 +238,7 @@ class Settlement:
         if is_gone:
             self.forget(plan.path)
         if is_gone or is_noted or not books.is_saved_alike(before.book, after):
-            self._store.report(plan.path)
+            self._store.report([plan.path])
         return is_wanted
 
     def forget(self, path: Path) -> None:
@@ -300,7 +300,7 @@ class Settlement:
             if book is not known.book:
                 self._journal.note(Noted(book.id, book.level, book.originals, {}, {}))
                 self._store.revise(path, lambda now: replace(now, originals=book.originals))
-                self._store.report(path)
+                self._store.report([path])
             self.compare(path)
 
     def _take_requests(self, path: Path) -> None:

@@ -87,7 +87,6 @@ class Sysctls:
 
     @property
     def unusable(self) -> str:
-        """Why what was saved could not be used; empty if it could."""
         return self._file.unusable
 
     def apply(

@@ -261,7 +261,6 @@ class _Tree:
         return sorted(found, key=lambda each: (len(each[0]), each[0]))
 
     def _parent(self, path: Path, name: str) -> Path | None:
-        """The nearest ancestor with a value of this name."""
         return next((each for each in _ancestors(path) if Key(each, name) in self._given), None)
 
     def _set(self, key: Key, value: Value, reason: str) -> None:

@@ -107,7 +107,6 @@ class Withheld(NamedTuple):
 
     @property
     def wanted(self) -> str:
-        """The wanted value, for people."""
         return self.text or ", ".join(dict.fromkeys(map(claim_text, self.claims)))
 
 
@@ -155,7 +154,6 @@ class UnappliedValues:
         self._new: dict[tuple[_Place, str], Unapplied] = {}
 
     def __len__(self) -> int:
-        """Number of cgroups with such values, in each stage."""
         return len(self._values)
 
     def note(

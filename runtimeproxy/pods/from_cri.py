@@ -164,7 +164,6 @@ def _request(
 
 
 def runtime_name() -> CriRequest[str]:
-    """The runtime's own name."""
     return _request(
         "Version", api_pb2.VersionRequest(), api_pb2.VersionResponse, lambda found: found.runtime_name
     )
@@ -213,7 +212,6 @@ def container_status(identity: str, *, verbose: bool) -> CriRequest[tuple[Contai
 
 
 def stop_container(identity: str, grace_s: int) -> bytes:
-    """The request that stops a container."""
     return api_pb2.StopContainerRequest(container_id=identity, timeout=grace_s).SerializeToString()
 
 

@@ -35,7 +35,6 @@ def recorded_summary(record: PodRecord) -> PodSummary:
 
 
 def recorded_pod(record: PodRecord) -> PodView:
-    """A pod as recorded."""
     return PodView(
         id=record.id,
         name=record.name,
@@ -110,5 +109,4 @@ def _without_servers(record: ContainerRecord) -> Resources:
 
 
 def _frozen(entries: Mapping[str, str]) -> Mapping[str, str]:
-    """A read-only view of a record's entries."""
     return entries if type(entries) is MappingProxyType else MappingProxyType(entries)

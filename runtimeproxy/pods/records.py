@@ -161,7 +161,6 @@ class Entry(NamedTuple):
 
     @property
     def owners(self) -> tuple[Claimant, ...]:
-        """The owners of the claims."""
         return tuple(dict.fromkeys(claim.owner for claim in self.claims))
 
     @property
@@ -171,7 +170,6 @@ class Entry(NamedTuple):
 
 
 def is_leased(claim: Claim) -> bool:
-    """Whether a claim ends with the lease of its owner."""
     return claim.owner.kind is ClaimantKind.PLUGIN
 
 

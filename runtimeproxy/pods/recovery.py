@@ -92,7 +92,6 @@ class Recovery:
                 await self._rest(self._settings.interval_s)
 
     def compare_soon(self) -> None:
-        """Requests a comparison now, because calls may have passed unobserved."""
         self._requested.set()
 
     def confirm(self, containers: Iterable[str]) -> None:

@@ -152,7 +152,6 @@ def _book_document(book: Book) -> dict[str, Any]:
 
 
 def _claimed(value: object) -> object:
-    """A claim's value in JSON; null for CLEAR, and for a value that moves."""
     return None if isinstance(value, Clear) else value
 
 

@@ -419,7 +419,6 @@ def _left_wal(connection: sqlite3.Connection) -> bool:
 
 
 def boot_time_s() -> float:
-    """When the kernel was started, by the clock of files."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
