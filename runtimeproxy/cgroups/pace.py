@@ -23,11 +23,7 @@ LONGEST_REST_S: Final = 0.005
 
 
 class Pace:
-    """When work rests, and for how long. Used in one thread.
-
-    Args:
-        clock: In seconds.
-    """
+    """When work rests, and for how long. Used in one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._now_s = clock

@@ -73,12 +73,9 @@ class NodeAllocations:
     """The allocations of a node. Used in the event loop's thread, which orders all events.
 
     Args:
-        rules: Those of the allocator.
-        file: Where the state is saved.
         node: Is given each new state.
         leave: Makes what runs leave some CPUs; returns whether all has left them.
         executor: One thread for the file.
-        clock: In seconds.
 
     Attributes:
         problem: Why the state is not saved; empty if it is.

@@ -53,15 +53,7 @@ def wanted_of(
     *,
     is_base_known: bool = True,
 ) -> Wanted:
-    """What a decision on a pod, container or QoS class wants of its cgroup.
-
-    Args:
-        decision: Of all policies.
-        target: The cgroup.
-        requested: See `Wanted`.
-        booked: See `Wanted`.
-        is_base_known: See `claims_of`.
-    """
+    """What a decision on a pod, container or QoS class wants of its cgroup."""
     is_container = target.level is Level.CONTAINER
     fields = decision.merged.fields
     claims = claims_of(fields, is_container=is_container, is_base_known=is_base_known)

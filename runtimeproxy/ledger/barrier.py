@@ -36,7 +36,6 @@ class Barrier:
 
     Args:
         ledger: The books. Nothing is claimed of the modes' parameters before the first pass.
-        sysctls: Those that policies set.
         in_worker: Runs something in a worker thread; raises TimeoutError if it hangs.
         release: Gives values back, at a bounded rate.
 

@@ -49,21 +49,13 @@ class Known(NamedTuple):
 class Books:
     """The books of a node; safe for all threads.
 
-    Args:
-        formats: Of the files.
-        boot_id: Of this boot of the kernel.
-        clock: In seconds.
-
     Attributes:
-        formats: Of the files.
-        now_s: The clock.
         rule: Whose value applies when two policies set one parameter.
         observed: Parameters that another agent of this node writes: they are compared, and never written.
         not_loaded: Policies that could not be loaded: what they wanted before still applies.
         blocked: Parameters that nothing new is claimed of: the kernel's mode that they need is another one.
         on_change: Called in any thread with the id of each cgroup whose book has changed.
         pod_changes: Another number after each change of the book of a pod.
-        unapplied: What is wanted and not in force.
         is_v1: Whether quotas are those of cgroup version 1. Known from the first batch on: before it, no pod
             has a value of ours.
     """

@@ -139,10 +139,6 @@ class ClaimAudit:
     An entry is made when a claim takes effect, ends, or fails, and at most once a minute while it moves: then
     it has the newest value. All claims together make at most `MOST_CLAIM_ENTRIES` in a minute; one more entry
     says how many others there were. Used in the event loop's thread.
-
-    Args:
-        sink: Takes them.
-        clock: Monotonic, in seconds.
     """
 
     def __init__(self, sink: AuditSink, clock: Callable[[], float] = time.monotonic) -> None:

@@ -91,8 +91,6 @@ class CheckpointSync:
     Used in the event loop's thread.
 
     Args:
-        folder: The state folder.
-        store: The records.
         cgroups: The books of cgroups.
         recovery: Compares the loaded records with the runtime.
         thread: One worker thread of its own: a disk may hang.
@@ -268,7 +266,6 @@ class CheckpointWriter:
     """Keeps the checkpoint up to date. Used in the event loop's thread, but for `note_from_thread`.
 
     Args:
-        folder: The state folder.
         thread: One worker thread of its own: a disk may hang.
         sources: The record of an id, by kind; None if there is none any more.
         everything: The ids of all records.

@@ -42,7 +42,6 @@ class ClaimPlaces:
     """Finds the cgroups of claims. Used in the event loop's thread.
 
     Args:
-        store: The records.
         cgroup_of: The cgroup of a container; empty if it is not known.
         host_cgroup: The cgroup of a host application by its name; empty if there is none.
     """

@@ -22,10 +22,6 @@ FAILED_WRITES: Final = frozenset({WriteOutcome.FAILED, WriteOutcome.INVALID, Wri
 class LedgerCounts:
     """What has happened to values since the start.
 
-    Args:
-        writes: Of the executor.
-        above_usage: Of the executor.
-
     Attributes:
         writes: Values that were written or not, by parameter and outcome.
         above_usage: Memory limits that fell less than they should, because of the usage, by level.

@@ -101,8 +101,6 @@ class Evaluator:
     """Evaluates everything again on request. Used in the event loop's thread.
 
     Args:
-        store: The records.
-        ledger: The books.
         evaluate: Asks the policies.
         cgroup_of: The cgroup of a container; empty if it is not known.
         in_worker: Runs something in a worker thread.
@@ -111,11 +109,8 @@ class Evaluator:
         prepare: Before pods are asked about; None for nothing.
         finish: When all values are written; None for nothing.
         audit: Takes the audit entries of changed values; None for none.
-        clock: In seconds.
-        sleep: Waits for so many seconds.
 
     Attributes:
-        changes: Makes them.
         rounds: Number of evaluations of more than one pod that have begun.
         unevaluated: The pods that could not be evaluated.
         has_evaluated: Whether everything has been evaluated once, with an error or without. Before that the

@@ -33,10 +33,6 @@ _CPU_MAX: Final = (QUOTA, PERIOD)
 class Executor:
     """Writes batches of plans; safe for all threads, if each cgroup is in one batch at a time.
 
-    Args:
-        files: Reads and writes.
-        journal: Keeps originals until the checkpoint has them.
-
     Attributes:
         writes: How many values were written or not, by parameter and outcome.
         above_usage: How many memory limits fell less than they should, because of the usage.

@@ -139,7 +139,6 @@ class OwnedClaims:
     """The claims of one owner.
 
     Attributes:
-        owner: as configured.
         lease: of its session.
         claims: those that were taken.
         problem: why they are not applied; empty if they are.
@@ -241,18 +240,12 @@ class LeasedClaims:
     """The claims of all owners. Used in the event loop's thread.
 
     Args:
-        ledger: The books.
         places: Where claims count.
-        in_worker: See `InWorker`.
         is_idle: Whether nothing is to be written: the bypass is on, policies are not loaded, or another
             process decides.
-        audit: Takes what is written.
-        folder: The state folder.
-        boot_id: Of this boot.
         clock: CLOCK_MONOTONIC in seconds.
 
     Attributes:
-        owners: By name.
         ready: Set once the claims of the process before this one are known.
         unwritten: Parameters that another agent of this node writes: claims on them are not applied.
     """

@@ -40,15 +40,8 @@ class Ledger:
 
     Methods of this class read and write files, in worker threads; those of `books` do not.
 
-    Args:
-        files: Reads and writes cgroup files.
-        journal: Keeps originals until the checkpoint has them.
-        boot_id: Of this boot of the kernel.
-        clock: In seconds.
-
     Attributes:
         books: What is wanted, by whom, and what was there before.
-        counts: What has happened to values since the start.
         failures: The last failed writes, and what is left alone now.
     """
 

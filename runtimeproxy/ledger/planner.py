@@ -67,13 +67,6 @@ class _Source(NamedTuple):
 class Planner:
     """Makes the plans. Safe for all threads, if each cgroup is in one batch at a time.
 
-    Args:
-        store: The books.
-        files: Reads cgroup files.
-        boot_id: Of this boot of the kernel.
-        counts: What has happened to values.
-        clock: In seconds.
-
     Attributes:
         foreign: Other programs that write the same values.
         repaired: By parameter, the last text of another program that was written over.

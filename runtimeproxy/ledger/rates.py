@@ -47,10 +47,6 @@ class Ongoing(NamedTuple):
 class Changes:
     """Makes changes of running pods. Used in the event loop's thread.
 
-    Args:
-        clock: In seconds.
-        sleep: Waits for so many seconds.
-
     Attributes:
         rates: How they are made.
         ongoing: The one that is being made; None for none.

@@ -43,17 +43,7 @@ _NOTHING_BELOW: Final[Mapping[Path, Level]] = {}
 class Settlement:
     """The one way from books to files. Safe for all threads.
 
-    Args:
-        store: The books.
-        files: Reads and writes cgroup files.
-        journal: Keeps originals until the checkpoint has them.
-        boot_id: Of this boot of the kernel.
-        clock: In seconds.
-
     Attributes:
-        executor: Writes the plans.
-        planner: Makes the plans.
-        counts: What has happened to values since the start.
         failures: The last failed writes, and what is left alone now.
         locks: Held while a cgroup is read and written, and its book is changed: otherwise a thread could take
             the value that another one has just written for the original.

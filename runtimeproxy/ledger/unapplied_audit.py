@@ -27,12 +27,7 @@ _PODS: Final = CgroupTarget(Level.POD, "")
 
 
 class UnappliedAudit:
-    """Makes the entries.
-
-    Args:
-        sink: Takes them.
-        clock: Monotonic, in seconds.
-    """
+    """Makes the entries."""
 
     def __init__(self, sink: AuditSink, clock: Callable[[], float] = time.monotonic) -> None:
         self._sink = sink
@@ -63,12 +58,7 @@ class UnappliedAudit:
 
 
 def entry_of(each: Unapplied, time_s: float) -> AuditEntry:
-    """The entry about one value.
-
-    Args:
-        each: The value.
-        time_s: Since the epoch.
-    """
+    """The entry about one value."""
     is_plain = "[" in each.field or each.field.startswith(("resources.", "cgroup_parent"))
     entry = value_entry(each.target, AuditKind.NOT_APPLIED, labels_of(each.owners), time_s)
     field = each.field if is_plain else str(Field(CGROUP, each.field))

@@ -77,17 +77,12 @@ class Upkeep:
     """Keeps the values of running pods.
 
     Args:
-        store: The records.
-        ledger: The books.
-        chain: The policies in use.
         cgroup_of: The cgroup of a container; empty if it is not known.
-        executor: Worker threads.
         is_idle: Whether nothing is to be done: no policies are loaded, or another process decides.
         sysctls: Those that policies set; None leaves them alone.
         audit: Takes the audit entries of changed values; None for none.
 
     Attributes:
-        evaluator: Evaluates everything again.
         on_observed: Called with what claims with a lease are to leave to koordlet, and its feature gates.
     """
 

@@ -45,7 +45,6 @@ class Recovery:
 
     Args:
         store: Gets the records.
-        client: The runtime.
         settings: None means the defaults.
         on_compared: Awaited after each whole comparison of `run`.
 

@@ -28,7 +28,6 @@ class RecordIndex(Generic[RecordT]):
 
     Args:
         store: Has the sequence numbers.
-        kind: The kind of the records.
         group_of: The group of a record, for `members`.
     """
 
