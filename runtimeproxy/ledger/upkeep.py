@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from runtimeproxy.cgroups.pace import rest, with_rests
@@ -34,7 +35,6 @@ from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord, with_live
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
-from runtimeproxy.slo.koordlet import KOORDLET, KOORDLETS, KOORDLETS_CLAIMS, gates_of
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks.audit import AuditSink
@@ -56,6 +56,42 @@ WORK_S: Final = 30.0
 write of a memory limit reclaims first, and a kernel that hangs answers none."""
 MOST_HUNG: Final = 2
 """How many threads may hang at a time: calls need the others."""
+KOORDLET: Final = "koordlet"
+"""Begins the name of the registration of koordlet's hook server. Source: Koordinator, koordlet.json."""
+KOORDLETS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "cpu.bvt_warp_ns": "GroupIdentity",
+        "cpu.cfs_burst_us": "CPUBurst",
+        "cpu.idle": "CoreSched",
+        "memory.high": "CgroupReconcile",
+        "memory.low": "CgroupReconcile",
+        "memory.min": "CgroupReconcile",
+        "memory.oom.group": "CgroupReconcile",
+        "memory.pagecache_limit.enable": "CgroupReconcile",
+        "memory.pagecache_limit.size": "CgroupReconcile",
+        "memory.pagecache_limit.sync": "CgroupReconcile",
+        "memory.priority": "CgroupReconcile",
+        "memory.use_priority_oom": "CgroupReconcile",
+        "memory.wmark_min_adj": "CgroupReconcile",
+        "memory.wmark_ratio": "CgroupReconcile",
+        "memory.wmark_scale_factor": "CgroupReconcile",
+        "net_cls.classid": "TCNetworkQoS",
+    }
+)
+"""What koordlet writes to files itself, from time to time, and its feature gate for it. Source: Koordinator
+pkg/koordlet/runtimehooks/hooks (groupidentity, coresched, tc) and pkg/koordlet/qosmanager/plugins (cpuburst,
+cgreconcile); policies spec 2 and 3, feature gates."""
+
+
+KOORDLETS_CLAIMS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **KOORDLETS,
+        "cpu.cfs_quota_us": "BECPUSuppress, CPUBurst",
+        "cpuset.cpus": "BECPUSuppress",
+    }
+)
+"""The same, and what koordlet's plugins move from second to second: claims with a lease would stand in their
+way, and policies do not. Source: policies spec 3.1 and 3.2."""
 
 
 class UpkeepSettings(Protocol):
@@ -426,6 +462,14 @@ class Upkeep:
         self._hung.discard(run)
         if not run.cancelled() and run.exception() is None:
             self.evaluator.request("a file that hung")
+
+
+def gates_of(names: Collection[str]) -> str:
+    """What koordlet writes, by its feature gates, for people."""
+    gates: dict[str, list[str]] = {}
+    for name in sorted(names):
+        gates.setdefault(KOORDLETS[name], []).append(name)
+    return "; ".join(f"{gate}: {', '.join(found)}" for gate, found in sorted(gates.items()))
 
 
 def _class_views(pods: Iterable[PodRecord], ledger: Ledger) -> dict[str, ClassView]:

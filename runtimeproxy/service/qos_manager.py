@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from runtimeproxy.config.validation import feature_gates
 from runtimeproxy.hooks.owners import BUILT_IN
 from runtimeproxy.ledger import leases
+from runtimeproxy.ledger.upkeep import KOORDLETS_CLAIMS
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.slo.dynamic import GATES, asked_plugins, is_gated_on
-from runtimeproxy.slo.koordlet import KOORDLETS_CLAIMS
 from runtimeproxy.vocabulary import Mode, PluginReport
 
 if TYPE_CHECKING:
