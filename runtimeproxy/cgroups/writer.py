@@ -333,7 +333,7 @@ class CgroupWriter:
         """Keeps each cgroup that this thread looks at or writes to open, for a batch of looks and writes.
 
         A path of four parts costs five system calls to open and as many to close. A cgroup that is removed
-        and made again meanwhile counts as missing.
+        and made again meanwhile is taken for missing.
         """
         if self._open.folders is not None:
             yield self._open.folders

@@ -134,7 +134,7 @@ class NodeAllocations:
         return not self._allocations if self._saved is None else self._allocations == self._saved
 
     async def load(self) -> None:
-        """Takes the saved state, which counts until the records are those of the runtime."""
+        """Takes the saved state, which applies until the records are those of the runtime."""
         run = asyncio.get_running_loop().run_in_executor
         found = await run(self._executor, self._file.load, from_document)
         if found is not None:

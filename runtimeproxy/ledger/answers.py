@@ -53,7 +53,7 @@ def wanted_of(
     *,
     is_base_known: bool = True,
 ) -> Wanted:
-    """What a decision on a pod, container or QoS class wants of its cgroup."""
+    """Turns a decision on a pod, container or QoS class into claims on its cgroup."""
     is_container = target.level is Level.CONTAINER
     fields = decision.merged.fields
     claims = claims_of(fields, is_container=is_container, is_base_known=is_base_known)
@@ -74,7 +74,7 @@ def wanted_of(
 def _amounts(
     asked: Mapping[str, tuple[Claim, ...]], claims: Mapping[str, tuple[Claim, ...]]
 ) -> dict[str, Withheld]:
-    """The claims that are left out as they count on a value of before, which is not known."""
+    """The claims that are left out as they are based on a previous value, which is not known."""
     found: dict[str, Withheld] = {}
     for name, each in asked.items():
         left = tuple(claim for claim in each if claim not in claims.get(name, ()))
@@ -93,8 +93,8 @@ def claims_of(
     Args:
         fields: Of the decision.
         is_container: Whether it is on a container.
-        is_base_known: Whether the values of before are the kubelet's. Of a pod or container that was found at
-            the runtime they may be ours, and amounts would count on them again with each loss of the records.
+        is_base_known: Whether the previous values are the kubelet's. Of a pod or container that was found at
+            the runtime they may be ours, and each loss of the records would apply amounts to them again.
     """
     claims: dict[str, tuple[Claim, ...]] = {}
     for field, each in fields.items():
@@ -106,7 +106,7 @@ def claims_of(
 
 
 def _without_amounts(claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
-    """The claims that count on no value of before."""
+    """The claims that are not based on a previous value."""
     if any(claim.role is Role.SET for claim in claims):
         return claims
     return tuple(claim for claim in claims if claim.role is Role.AT_MOST)
@@ -122,7 +122,7 @@ def _parameter(field: Field, *, is_container: bool) -> str:
 
 
 def wanted_of_node(decision: Decision) -> list[Wanted]:
-    """What a decision on the node wants of cgroups that are no pod's, such as those of host applications."""
+    """Turns a decision on the node into claims on cgroups such as those of host applications."""
     found: dict[str, dict[str, tuple[Claim, ...]]] = {}
     for field, each in decision.merged.fields.items():
         if field.group == NODE_CGROUP:
@@ -143,7 +143,7 @@ def sysctls_of(decision: Decision) -> dict[str, int | str]:
 
 
 def at_next_start(decision: Decision, record: PodRecord | ContainerRecord) -> dict[str, Withheld]:
-    """What a decision wants of something that runs and only its creation can give it, by field.
+    """Wanted values that only creation can give to something that runs already, by field.
 
     Records have the names of variables, mounts and devices that policies gave, and not their values: another
     value of one of these is not seen.
@@ -163,7 +163,7 @@ def at_next_start(decision: Decision, record: PodRecord | ContainerRecord) -> di
 
 
 def left_out(decision: Decision, *, is_container: bool) -> dict[str, Withheld]:
-    """What policies want of something that runs and kernel, node or runtime do not take, by field."""
+    """Wanted values of something that runs which kernel, node or runtime do not take, by field."""
     found: dict[str, Withheld] = {}
     for entry in decision.audit:
         if entry.kind is AuditKind.LEFT_OUT and entry.field and entry.mode is Mode.ENFORCE:

@@ -163,7 +163,7 @@ class Books:
         return {claim.owner for book in self for entry in book.entries.values() for claim in entry.claims}
 
     def resolved(self, cgroup: str) -> Mapping[str, Value]:
-        """What the files of a cgroup are to hold, by parameter, without what is observed only."""
+        """The resolved values of a cgroup, by parameter, without those that are observed only."""
         book = self.record(cgroup)
         return {
             name: entry.resolved
@@ -289,7 +289,7 @@ class Books:
         self.unapplied.keep(is_there)
 
     def _withheld(self, wanted: Wanted) -> dict[str, Withheld]:
-        """What an answer wants and books do not take."""
+        """Wanted values of an answer that are not booked."""
         found = dict(wanted.withheld)
         if not self.blocked and wanted.target.level is not Level.QOS_CLASS:
             return found
@@ -319,7 +319,7 @@ class Books:
             self._adding[path[:-1]].discard(path)
 
     def sums_of_adds(self, pod: Path) -> dict[Claimant, int] | None:
-        """What is added to the quotas of a pod's containers, by owner; None if nothing ever was."""
+        """The sum that each owner adds to the quotas of a pod's containers; None if none ever did."""
         sums: dict[Claimant, int] = {}
         with self._lock:
             if pod not in self._adding:
@@ -385,7 +385,7 @@ class Books:
                 self._known[path] = known._replace(book=change(known.book))
 
     def unclaimed(self, path: Path, level: Level = Level.POD) -> Known:
-        """What is known of a cgroup without a book."""
+        """A blank book."""
         target = CgroupTarget(level, cgroup_id(path))
         return Known(self._blank(path, target), self.now_s(), target)
 

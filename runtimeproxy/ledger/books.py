@@ -53,11 +53,11 @@ class MadeBelow(NamedTuple):
     value: Value
     """That it began with."""
     original: str
-    """What its file would hold without the bound."""
+    """The content of its file without the bound."""
 
 
 class Wanted(NamedTuple):
-    """What is claimed of one cgroup now.
+    """Claims on one cgroup.
 
     Without an owner the whole answer of all policies: what is not named in it any more is given back. With an
     owner all its claims on the named parameters: none end those that it had.
@@ -84,11 +84,11 @@ class Wanted(NamedTuple):
     blocked: frozenset[str] = frozenset()
     """Parameters whose claims stay as they are."""
     withheld: Mapping[str, Withheld] = {}
-    """What is wanted beside the claims and cannot be booked now, by parameter or field of the message."""
+    """Wanted values beside the claims that cannot be claimed now, by parameter or field of the message."""
 
 
 class ValueChange(StrEnum):
-    """What has become of a value between two looks."""
+    """How a value has changed between two comparisons."""
 
     NONE = "none"
     RESET = "reset"
@@ -99,20 +99,20 @@ class ValueChange(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(CgroupValues):
-    """What to do with one cgroup: the values to be written, and what they follow from."""
+    """The values to be written to one cgroup, and what they follow from."""
 
     book: Book
     """As it is when the values are written."""
     only_observed: Mapping[str, tuple[UnappliedCause, str]] = field(default_factory=dict)
     """Parameters that are not written, with the reason."""
     noted: Noted | None = None
-    """What has to be on disk before."""
+    """The line for the journal, which is on disk before."""
     left: Mapping[str, str] = field(default_factory=dict)
     """Parameters that are left alone, with the reason."""
     given_back: frozenset[str] = frozenset()
     """Parameters that no longer hold a value of ours."""
     resolved: Mapping[str, Resolved] = field(default_factory=dict)
-    """What the claims come to, by parameter, before it is fitted to other values."""
+    """The results of the claims, by parameter, before they are fitted to other values."""
     used: Mapping[str, tuple[Claim, ...]] = field(default_factory=dict)
     """The effective claims, by parameter; none for those that are given back."""
     bounded: frozenset[str] = frozenset()
@@ -127,7 +127,7 @@ class Plan(CgroupValues):
         return self.book.level
 
     def wanted(self, name: str) -> Value | None:
-        """What the claims on a parameter come to; None if that cannot be computed."""
+        """The result of the claims on a parameter; None if it cannot be computed."""
         value = self.resolved[name].value if name in self.resolved else None
         return value if isinstance(value, int | str) else None
 
@@ -193,7 +193,7 @@ def with_requests(book: Book, requested: Mapping[str, Value], booked: Mapping[st
 
 
 def changed_leases(before: Book, after: Book) -> dict[str, tuple[tuple[str, str], ...]]:
-    """What the journal has to know of claims with a lease: those of parameters with others than before."""
+    """Owners and roles of claims with a lease, for the journal: of parameters where they have changed."""
     none = Entry()
     return {
         name: after.entries.get(name, none).leases
@@ -253,21 +253,21 @@ def _restored(
 
 
 def _difference(value: Value, base: object) -> int:
-    """What was added to a base; 0 where either is unlimited or no number."""
+    """The amount that was added to a base; 0 where either is unlimited or no number."""
     if not isinstance(value, int) or not isinstance(base, int) or UNLIMITED in (value, base):
         return 0
     return max(0, value - base)
 
 
 def _ratio(base: object, value: Value) -> float:
-    """What a base was divided by; 1 where that cannot be known."""
+    """The ratio by which a base was divided; 1 where that cannot be known."""
     if not isinstance(value, int) or not isinstance(base, int) or not 0 < value < base:
         return 1.0
     return base / value
 
 
 def amounts_added(book: Book, name: str) -> dict[Claimant, int]:
-    """What claims with a lease add to a parameter of a container, by owner."""
+    """The amounts that claims with a lease add to a parameter of a container, by owner."""
     entry = book.entries.get(name)
     if entry is None:
         return {}
@@ -370,7 +370,7 @@ def still_valid(book: Book, present: Iterable[FileText], boot_id: str) -> Book:
 
 
 def bound_of(entry: Entry | None) -> Value | None:
-    """What a parameter bounds all cgroups below to; None for no bound."""
+    """The bound that a parameter sets for all cgroups below; None for no bound."""
     bounds = [each.value for each in entry.claims if each.role is Role.AT_MOST] if entry is not None else []
     if entry is None or not bounds:
         return None
@@ -409,14 +409,14 @@ def plan(
     rule: ConflictRule = ConflictRule.LATER,
     fitted: Mapping[str, Value | None] = NO_VALUES,
 ) -> Plan:
-    """What to write to a cgroup, and its book after that.
+    """Plans the values of a cgroup, and its book after the write.
 
     Args:
         book: Of this cgroup; see `still_valid`.
         present: What its files hold; a parameter whose file cannot be read is missing.
         formats: Of its files.
         only_observed: Parameters that nothing is written to, such as those of another agent, with the reason.
-        rule: Whose value counts when two policies set one parameter.
+        rule: Whose value applies when two policies set one parameter.
         fitted: Values in place of those that the claims come to; None: nothing is written.
     """
     results: dict[str, Resolved] = {}
@@ -517,7 +517,7 @@ def resolved(
     formats: Formats,
     rule: ConflictRule = ConflictRule.LATER,
 ) -> Resolved:
-    """What the claims on one parameter come to."""
+    """Resolves the claims on one parameter."""
     base: Value | None = None
     is_known = True
     counted_from = field_class(level, name).base
@@ -534,7 +534,7 @@ def resolved(
 def change_of(
     level: Level, name: str, entry: Entry, book: Book, found: FileText, formats: Formats
 ) -> ValueChange:
-    """What has become of a value that was written, by the present content of its file."""
+    """Compares a value that was written with the present content of its file."""
     if entry.resolved is None or formats.matches(name, entry.resolved, found.text):
         return ValueChange.NONE
     original = book.originals.get(found.file)
@@ -548,7 +548,7 @@ def change_of(
 
 
 def _reset_by_others(name: str, value: Value | None) -> Value | None:
-    """What systemd or the kernel make of a value by themselves; None for nothing."""
+    """The value that systemd or the kernel put in place of one by themselves; None if they do not."""
     if name == QUOTA and isinstance(value, int):
         # runc writes the quota to the file, and a rounded one to the unit, which systemd applies when it
         # reloads.
@@ -745,7 +745,7 @@ def _give_back(
 
 
 def _between(book: Book, name: str, ours: Value, value: Value) -> Value:
-    """What a process that was killed between two steps of giving a value back has left."""
+    """The value that a process leaves which is killed between the two steps of giving one back."""
     # While quota and period both change, the quota is unlimited.
     return UNLIMITED if name == QUOTA and PERIOD in book.entries else loosened(name, ours, value)
 
@@ -753,7 +753,7 @@ def _between(book: Book, name: str, ours: Value, value: Value) -> Value:
 def release_value(
     book: Book, name: str, entry: Entry, found: FileText, formats: Formats
 ) -> tuple[Value | None, str | None]:
-    """What a file without claims gets: the value, and its raw text if that is known.
+    """The value that goes back to a file without claims, and its raw text if that is known.
 
     (None, None) if neither is known.
     """

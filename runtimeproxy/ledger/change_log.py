@@ -49,7 +49,7 @@ class Applied(WriteResult):
     """The effective claims; for a value that is given back, its previous claims, as far as they are known."""
     is_given_back: bool = False
     change: ValueChange = ValueChange.NONE
-    """What other programs had made of the value that was written last."""
+    """Whether another program had changed the value that was written last."""
     is_held_up: bool = False
     """Whether it is a memory limit that cannot fall to the wanted value yet, as more is in use."""
 
@@ -121,7 +121,7 @@ class ChangeLog:
 
 
 class _Row(NamedTuple):
-    """What has become of one value."""
+    """The outcome of one value."""
 
     target: CgroupTarget
     field: str
@@ -130,7 +130,7 @@ class _Row(NamedTuple):
     new: object
     reason: str
     ends: bool = False
-    """Whether no claim with a lease counts there any more."""
+    """Whether no claim with a lease applies there any more."""
 
 
 class ClaimAudit:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ClaimKey(NamedTuple):
-    """What a claim is for: an owner has at most one of each."""
+    """The place of a claim: an owner has at most one claim per key."""
 
     level: ClaimLevel
     target: str
@@ -76,7 +76,7 @@ class ClaimPlaces:
         return ClaimPlace(CgroupTarget(Level.NODE, cgroup, key.target))
 
     def keys(self) -> dict[str, tuple[ClaimLevel, str]]:
-        """What the known cgroups are of, by the ids of their books."""
+        """Maps the id of each known cgroup to claim level and target."""
         found: dict[str, tuple[ClaimLevel, str]] = {}
         for pod in self._store.pods:
             if not pod.cgroup_parent or pod.state is Lifecycle.STOPPED:

@@ -257,7 +257,7 @@ class Evaluator:
         return await self._write(pod, found.wanted, change, ChangeLog(self._audit))
 
     async def _up_to_date(self, found: _ChangedPod) -> _ChangedPod | None:
-        """What is wanted of a pod now, if something has changed meanwhile; None for nothing more.
+        """The wanted values of a pod after changes meanwhile; None if it is gone or cannot be evaluated.
 
         Then it is gone, or cannot be evaluated any more.
         """
@@ -313,7 +313,7 @@ class Evaluator:
         return log.add(applied, sandbox=pod.id)
 
     async def _wanted(self, pod: PodRecord) -> _ChangedPod | None:
-        """What the policies want of a pod and its containers now; None if it cannot be evaluated."""
+        """Asks the policies about a pod and its containers; None if it cannot be evaluated."""
         try:
             cgroup_path(pod.cgroup_parent)
             found = await self._ask(pod)

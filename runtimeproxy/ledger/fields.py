@@ -23,7 +23,7 @@ class Base(StrEnum):
     NEUTRAL = "neutral"
     """The value without any effect."""
     NONE = "none"
-    """Nothing: it counts at the creation only, or is not ours."""
+    """Nothing: it applies at the creation only, or is not ours."""
 
 
 class Application(StrEnum):

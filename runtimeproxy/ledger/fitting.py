@@ -23,7 +23,7 @@ from runtimeproxy.ledger.tree import (
 from runtimeproxy.pods.records import Level
 
 Changes: TypeAlias = Mapping[str, Value | None]
-"""What fitting has made of values, by parameter; None: nothing is to be written."""
+"""Fitted values, by parameter; None: nothing is to be written."""
 
 _BESIDE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -93,7 +93,7 @@ def _changes(plan: Plan, name: str, formats: Formats) -> bool:
 
 
 def fitted(plans: Iterable[Plan], formats: Formats) -> dict[Path, dict[str, Value | None]]:
-    """What fitting changes, by cgroup.
+    """Fits the values of a batch; returns those that change, by cgroup.
 
     Args:
         plans: Of a batch, with what the values have to fit to in `present`.

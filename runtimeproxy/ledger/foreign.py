@@ -22,7 +22,7 @@ Path: TypeAlias = tuple[str, ...]
 
 
 class Contest(NamedTuple):
-    """What is known of the foreign writer of one field."""
+    """The history of the foreign writer of one field."""
 
     overwrites_s: tuple[float, ...] = ()
     """When its last overwrites were found, since the field was last left to it."""

@@ -62,7 +62,7 @@ from there."""
 UNRENEWED_STEP_S: Final = 1.0
 """How often it is saved. A process counts each step as a whole one, so that each restart counts."""
 _BYTES_OF_A_CLAIM: Final = 64
-"""What a claim counts beside its texts."""
+"""Memory of a claim beside its texts."""
 
 
 class UnknownOwnerError(RuntimeProxyError):
@@ -324,7 +324,7 @@ class LeasedClaims:
                         )
 
     def _kept_from(self, owned: OwnedClaims, key: ClaimKey) -> tuple[UnappliedCause, str] | None:
-        """What keeps a claim out of the books; None for nothing."""
+        """Why a claim is not in the books; None if it is."""
         if key.field in self.unwritten:
             return UnappliedCause.KOORDLET, f"koordlet writes it: {self.unwritten[key.field]}"
         if key.field in self._books.blocked:
@@ -461,7 +461,7 @@ class LeasedClaims:
         return failed
 
     def _changes(self, owned: OwnedClaims, keys: Iterable[ClaimKey]) -> Iterator[tuple[ClaimKey, _Change]]:
-        """The claims that are not in the books as they should be; then they count as being there."""
+        """The claims that are not in the books as they should be; then they are taken for booked."""
         for key in keys:
             is_dirty = key in owned.dirty
             owned.dirty.discard(key)
@@ -687,7 +687,7 @@ class LeasedClaims:
         self._handed_over_file.save(document)
 
     def _read(self) -> dict[str, Any]:
-        """What a predecessor has handed over, by owner; the file is removed."""
+        """Reads the leases and claims of a predecessor, by owner; removes the file."""
         owners = self._handed_over_file.load(self._owners_of)
         with suppress(OSError):
             self._handed_over_file.path.unlink()

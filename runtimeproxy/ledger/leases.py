@@ -1,8 +1,8 @@
 """The lease of one owner's claims: which requests count, and when the claims end. Pure; times are given.
 
 A session sends requests with sequence numbers one after the other, and each renews the lease. A request that
-does not follow the last one may lack what others have said, so the whole set is asked for. One session counts
-at a time: a new one takes over, and the one before it is answered so.
+does not follow the last one may lack what others have said, so the whole set is asked for. One session is
+effective at a time: a new one takes over, and the one before it is answered so.
 """
 
 from __future__ import annotations

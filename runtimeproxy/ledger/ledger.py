@@ -62,7 +62,7 @@ class Ledger:
         self.failures = self._settlement.failures
 
     def look(self, cgroup: str, names: Iterable[str]) -> Mapping[str, FileText]:
-        """What the files of a cgroup hold now, by parameter.
+        """Reads the present contents of a cgroup's files, by parameter.
 
         Raises:
             OSError: No file can be read at all.
@@ -123,7 +123,7 @@ class Ledger:
                 self._journal.note(Noted(after.id, after.level, originals, {}, {}, leases))
 
     def _bound_below(self, wanted: Wanted, own: Container[Path | None]) -> Iterator[Wanted]:
-        """The same claims on lists of CPUs for the cgroups below a QoS class: containers, and pods.
+        """Claims on lists of CPUs of a QoS class, repeated for the pods and containers below it.
 
         A list of a parent bounds that of its children on version 2, where an empty one is the parent's, so
         that those without a list of their own follow by themselves. Version 1 refuses a parent a list that
@@ -294,7 +294,7 @@ class Ledger:
             self._settlement.settle(self._unchanged(path), new=[new])
 
     def within_bounds(self, pod_cgroup: str, values: Mapping[str, Value]) -> Mapping[str, Value]:
-        """What the bounds of cgroups above change of a container's values, before a message carries them.
+        """Fits the values of a container to bounds of cgroups above, before a message carries them.
 
         On cgroup version 1 the runtime could not write the others. Version 2 takes any list of CPUs: those
         that the container may have are effective. Reads no file.

@@ -57,7 +57,7 @@ class Cause(StrEnum):
 
 
 class _Source(NamedTuple):
-    """What the plan of a cgroup is made of."""
+    """The inputs of a cgroup's plan."""
 
     book: Book
     present: Mapping[str, FileText]
@@ -151,7 +151,7 @@ class Planner:
         return [plan for path, plan in plans.items() if path in batch]
 
     def within_bounds(self, path: Path, values: Mapping[str, Value]) -> Mapping[str, Value]:
-        """What the bounds of cgroups above change of a new container's values. Reads no file.
+        """Fits the values of a new container to bounds of cgroups above. Reads no file.
 
         Args:
             path: Of the container.

@@ -36,7 +36,7 @@ _PATH: Final = ("sysctl",)
 
 
 class SysctlChange(NamedTuple):
-    """What has become of one sysctl."""
+    """The outcome of one sysctl."""
 
     name: str
     old: str

@@ -49,7 +49,7 @@ class TreeValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeRules:
-    """What fitting depends on."""
+    """Facts of the node that fitting depends on."""
 
     cgroup_version: int = 2
     rounds_quotas: bool = False

@@ -1,4 +1,4 @@
-"""What is wanted and not in force, and why: one list for `explain`, `audit`, `status`, metrics and the page.
+"""Wanted values that are not in force, and why: for `explain`, `audit`, `status`, metrics and the page.
 
 Whatever keeps a value from being applied says so here, with a cause and a reason: before it is booked (the
 evaluation of what runs), when it is written (the ledger), or of a sysctl.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class UnappliedCause(StrEnum):
-    """What keeps a value from being applied."""
+    """Why a value is not applied."""
 
     LOWER_LIMIT = "lower-limit"
     """A memory limit of what runs is not lowered: `ledger.lower_memory_limits` is false."""
@@ -116,7 +116,7 @@ class UnappliedStage(StrEnum):
     ASKED = "asked"
     """Claims of policies that are not in the books."""
     BOOKED = "booked"
-    """What the books resolve to and the files do not hold."""
+    """Resolved values that the files do not hold."""
     LOST = "lost"
     """Claims in the books that others have replaced."""
 
@@ -141,7 +141,7 @@ _Place: TypeAlias = tuple[UnappliedStage, str]
 
 
 class UnappliedValues:
-    """What is wanted and not in force now. Safe for all threads.
+    """The wanted values that are not in force now. Safe for all threads.
 
     Args:
         clock: Seconds since the epoch.
@@ -234,7 +234,7 @@ class UnappliedValues:
             return tuple(each for known in places for each in known.values())
 
     def take_new(self) -> tuple[Unapplied, ...]:
-        """What is there since the last call, or has another cause since then."""
+        """Values that are new since the last call, or have another cause since then."""
         with self._lock:
             found, self._new = tuple(self._new.values()), {}
         return found

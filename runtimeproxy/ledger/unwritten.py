@@ -26,7 +26,7 @@ _THERE: Final = (WriteOutcome.WRITTEN, WriteOutcome.UNCHANGED)
 def not_written(
     plan: Plan, done: Mapping[tuple[str, str], WriteResult], formats: Formats
 ) -> Iterator[tuple[str, Withheld]]:
-    """What the claims on one cgroup come to and its files do not hold.
+    """The wanted values of a cgroup that its files do not hold.
 
     What only has another form there, because it has to fit to the values of other cgroups and files, is in
     force.
@@ -61,7 +61,7 @@ def given_way(plan: Plan) -> Iterator[tuple[str, Withheld]]:
 def _kept_from(
     plan: Plan, name: str, done: Mapping[tuple[str, str], WriteResult], formats: Formats
 ) -> tuple[UnappliedCause, str] | None:
-    """What keeps one value from its file; None for nothing."""
+    """Why a value is not in its file; None if it is."""
     if (left := plan.left.get(name)) is not None:
         is_known = plan.wanted(name) is not None
         return (UnappliedCause.INVALID if is_known else UnappliedCause.BASE_UNKNOWN), left

@@ -179,7 +179,7 @@ class Upkeep:
 
     @property
     def summary(self) -> str:
-        """What keeps running pods from the values that are wanted; empty for nothing."""
+        """For the status line: why running pods lack wanted values; empty if they have all."""
         left = len(self._ledger.yielded())
         gates = sorted({KOORDLETS[name] for name in self._books.observed})
         notes = (
@@ -203,7 +203,7 @@ class Upkeep:
         return len(self._hung)
 
     def unapplied(self) -> tuple[Unapplied, ...]:
-        """What is wanted and not in force now, of what runs and of sysctls."""
+        """The wanted values of pods, containers and sysctls that are not in force now."""
         values = self._books.unapplied
         if self._sysctls is not None:
             found = {f"{SYSCTL}[{name}]": each for name, each in tuple(self._sysctls.unapplied.items())}
@@ -385,7 +385,7 @@ class Upkeep:
         return (*wanted, *wanted_of_node(decision)), decision.without_answer | chain.unsettled
 
     async def _prepare(self) -> None:
-        """What comes before all values: those of hook servers that are gone, the CPU mode, the sysctls."""
+        """Releases values of hook servers that are gone, and sets the CPU mode and the sysctls."""
         gone = self._gone_servers()
         holders = self._books.holders(owners=gone)
         await self._release("the end of a hook server's values", holders, owners=gone)
@@ -465,7 +465,7 @@ class Upkeep:
 
 
 def gates_of(names: Collection[str]) -> str:
-    """What koordlet writes, by its feature gates, for people."""
+    """The parameters that koordlet writes, by its feature gates, for people."""
     gates: dict[str, list[str]] = {}
     for name in sorted(names):
         gates.setdefault(KOORDLETS[name], []).append(name)

@@ -124,7 +124,7 @@ class CgroupRecord:
 
 
 class Level(IntEnum):
-    """What a cgroup is the cgroup of; parents first."""
+    """The kind of a cgroup; parents first."""
 
     NODE = 0
     QOS_CLASS = 1
@@ -150,7 +150,7 @@ class Entry(NamedTuple):
     """What the file is to hold; None as long as that is not known."""
     requested: int | str | None = None
     """Of a container: what the kubelet asked the runtime for; None for nothing, and for files that the CRI
-    does not have. Of a pod: what the requests of its containers come to, which counts where the original of
+    does not have. Of a pod: what the requests of its containers come to, which applies where the original of
     its file is not known; None if that is not known either."""
     booked: int | str | None = None
     """What the runtime's specification of the container holds; None for nothing."""
@@ -186,7 +186,7 @@ def as_saved(entry: Entry) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """What is wanted in the files of a cgroup, and what they held before."""
+    """The claims and values of a cgroup, and what its files held before."""
 
     id: str
     """The cgroup's path below a controller's mount, with a slash in front."""
