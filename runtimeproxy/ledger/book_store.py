@@ -229,21 +229,17 @@ class Books:
             known = self._known.get(path)
             before = self._blank(path, wanted.target) if known is None else known.book
             after = books.with_claims(before, wanted)
-            now = Known(after, self.now_s(), wanted.target)
-            if wanted.owner:
-                if known is not None:
-                    now = now._replace(
-                        since_s=known.since_s, target=known.target if known.target.name else now.target
-                    )
-            else:
-                now = now._replace(book=books.with_values_of_message(after))
-            if after is before and (known is None or wanted.owner):
-                return path, before, before
-            self._known[path] = now
-            self._note_adding(path, now.book)
-        if known is None or not books.is_saved_alike(before, now.book):
+            if wanted.owner is None:
+                after = books.with_values_of_message(after)
+                if after is not before or known is not None:
+                    self._known[path] = Known(after, self.now_s(), wanted.target)
+            elif after is not before:
+                target = known.target if known is not None and known.target.name else wanted.target
+                self._known[path] = Known(after, self.now_s() if known is None else known.since_s, target)
+                self._note_adding(path, after)
+        if after is not before and not (wanted.owner and books.is_saved_alike(before, after)):
             self.report([path])
-        return path, before, now.book
+        return path, before, after
 
     def note_asked(self, wanted: Wanted, waiting: tuple[UnappliedCause, str] | None = None) -> None:
         """Notes what policies want of something that runs and does not get into the books.
@@ -520,7 +516,7 @@ class Books:
 
     def _find(self, cgroup: str) -> Known | None:
         path = path_or_none(cgroup)
-        return None if path is None else self._known.get(path)
+        return None if path is None else self.find(path)
 
     def _blank(self, path: Path, target: CgroupTarget) -> Book:
         return Book(cgroup_id(path), target.level, boot_id=self._boot_id)
