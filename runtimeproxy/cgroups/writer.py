@@ -201,7 +201,7 @@ class CgroupValues:
     """How the other cgroups beside this one got their cpu.weight; None if that is not known."""
 
 
-class _File(NamedTuple):
+class _Location(NamedTuple):
     """The file that carries a parameter."""
 
     folder: Path
@@ -216,7 +216,7 @@ class _Batch:
 
     folders: _Folders
     results: dict[Key | tuple[str, str], WriteResult] = field(default_factory=dict)
-    wanted: dict[Key, tuple[CgroupValues, _File]] = field(default_factory=dict)
+    wanted: dict[Key, tuple[CgroupValues, _Location]] = field(default_factory=dict)
     pending: list[dict[Key, Value]] = field(default_factory=list)
     current: dict[Key, Value | None] = field(default_factory=dict)
 
@@ -312,7 +312,7 @@ class CgroupWriter:
     def __init__(self, root: Path = DEFAULT_ROOT) -> None:
         self._root = root
         self._mounts: dict[str, Mount] = {}
-        self._located: dict[str, _File | str] = {}
+        self._located: dict[str, _Location | str] = {}
         self._open = _Open()
 
     @property
@@ -481,7 +481,7 @@ class CgroupWriter:
                 return None
             raise
 
-    def _file(self, wanted: CgroupValues, name: str) -> _File | WriteResult:
+    def _file(self, wanted: CgroupValues, name: str) -> _Location | WriteResult:
         """The file of a value, or why it is not written."""
         value = wanted.values[name]
         if invalid := check_value(name, value):
@@ -497,7 +497,7 @@ class CgroupWriter:
             return located._replace(format=weight_v2(located.format.file, wanted.weights))
         return located
 
-    def _locate(self, name: str) -> _File | str:
+    def _locate(self, name: str) -> _Location | str:
         """The folder and file that carry a parameter, or why there are none."""
         located = self._located.get(name)
         if located is None:
@@ -507,7 +507,7 @@ class CgroupWriter:
                 self._located[name] = located
         return located
 
-    def _find(self, name: str) -> _File | str:
+    def _find(self, name: str) -> _Location | str:
         parameter = PARAMETERS[name]
         mount = self.mounts.get(parameter.controller)
         if mount is None:
@@ -515,4 +515,4 @@ class CgroupWriter:
         file_format = parameter.format_for(mount.version)
         if file_format is None:
             return f"cgroup version {mount.version} has no {name}"
-        return _File(mount.folder, mount.version, file_format)
+        return _Location(mount.folder, mount.version, file_format)

@@ -257,10 +257,7 @@ class Evaluator:
         return await self._write(pod, found.wanted, change, ChangeLog(self._audit))
 
     async def _up_to_date(self, found: _ChangedPod) -> _ChangedPod | None:
-        """The wanted values of a pod after changes meanwhile; None if it is gone or cannot be evaluated.
-
-        Then it is gone, or cannot be evaluated any more.
-        """
+        """The wanted values of a pod after changes meanwhile; None if it is gone or cannot be evaluated."""
         is_old = found.request != self._requests
         while is_old or not self._is_current(found):
             await self._rest()

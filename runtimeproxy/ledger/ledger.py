@@ -24,7 +24,7 @@ from runtimeproxy.ledger.change_log import Applied
 from runtimeproxy.ledger.foreign import Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.path_locks import IsBusyError
-from runtimeproxy.ledger.planner import NEW, SHARES, Cause, new_container
+from runtimeproxy.ledger.planner import NEW, SHARES, SettleCause, new_container
 from runtimeproxy.ledger.settle import Settlement
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.tree import LISTS, QUOTA, Path
@@ -107,7 +107,7 @@ class Ledger:
                     claims = (Claim(owner, Role.ADD, sums[owner], reason=_SUM),) if sums.get(owner) else ()
                     target = self.books.target(cgroup_id(pod)) or CgroupTarget(Level.POD, cgroup_id(pod))
                     self._take(Wanted(target, {QUOTA: claims}, owner=owner), changed)
-        cause = Cause.CLAIM if any(each.owner for each in wanted) else Cause.EVENT
+        cause = SettleCause.CLAIM if any(each.owner for each in wanted) else SettleCause.EVENT
         return (*refused, *(self._settlement.settle(changed, cause) if changed else ()))
 
     def _take(self, wanted: Wanted, changed: dict[Path, Mapping[str, Entry]]) -> None:
@@ -195,7 +195,7 @@ class Ledger:
             pod_cgroups: Of all running pods: the cgroups of others are left alone; None for all.
         """
         for path in self.books.within(levels, pod_cgroups):
-            self._settlement.compare(path, Cause.COMPARISON)
+            self._settlement.compare(path, SettleCause.COMPARISON)
 
     def restore_leased(self, records: Mapping[str, ContainerRecord]) -> None:
         """Reads the values of claims with a lease that a process before this one has left in the files.

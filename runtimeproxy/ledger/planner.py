@@ -45,7 +45,7 @@ Batch: TypeAlias = Mapping[Path, Mapping[str, Entry]]
 """Cgroups whose values are settled together, with their entries before other values were wanted."""
 
 
-class Cause(StrEnum):
+class SettleCause(StrEnum):
     """Why values are settled, which tells what a foreign value there means."""
 
     EVENT = "event"
@@ -110,7 +110,7 @@ class Planner:
             self._lowered.pop(path, None)
 
     def plans(
-        self, batch: dict[Path, Known], new: Sequence[Plan], cause: Cause, below: Mapping[Path, Level]
+        self, batch: dict[Path, Known], new: Sequence[Plan], cause: SettleCause, below: Mapping[Path, Level]
     ) -> list[Plan]:
         """Plans a batch; cgroups whose values have to fit to those of others join it.
 
@@ -187,7 +187,9 @@ class Planner:
                     present = self._files.look(path, fitting.OF_CHILDREN)
                     yield new_container(path, {}, present)
 
-    def read(self, path: Path, known: Known, names: Iterable[str], cause: Cause = Cause.EVENT) -> _Source:
+    def read(
+        self, path: Path, known: Known, names: Iterable[str], cause: SettleCause = SettleCause.EVENT
+    ) -> _Source:
         """Reads the files of a cgroup: those of its book, and these."""
         book = books.without_claims(known.book, {books.TREE})
         names = fitting.with_neighbours({*book.entries, *names})
@@ -202,7 +204,7 @@ class Planner:
             if not any(each.owner.kind is ClaimantKind.SERVER for each in book.entries[name].claims)
         }
         only_observed |= self._written_by_others(path, known, book, present, cause)
-        if cause is Cause.COMPARISON and (missing := book.entries.keys() - present.keys()):
+        if cause is SettleCause.COMPARISON and (missing := book.entries.keys() - present.keys()):
             only_observed |= dict.fromkeys(missing, self._why_missing(path, present))
         return _Source(book, present, only_observed)
 
@@ -220,7 +222,7 @@ class Planner:
         return books.plan(book, source.present, self._files, source.only_observed, rule, fitted)
 
     def _written_by_others(
-        self, path: Path, known: Known, book: Book, present: Mapping[str, FileText], cause: Cause
+        self, path: Path, known: Known, book: Book, present: Mapping[str, FileText], cause: SettleCause
     ) -> dict[str, tuple[UnappliedCause, str]]:
         """The parameters that other programs write, and that are left to them for a time or for good."""
         left: dict[str, tuple[UnappliedCause, str]] = {}
@@ -231,12 +233,12 @@ class Planner:
             if change is ValueChange.NONE:
                 continue
             if entry.is_once:
-                if cause is Cause.COMPARISON:
+                if cause is SettleCause.COMPARISON:
                     left[name] = UnappliedCause.ONCE, WRITTEN_ONCE
             elif change is ValueChange.FOREIGN and entry.claims:
                 text = present[name].text
                 self.repaired.setdefault(path, {})[name] = text
-                if cause is not Cause.EVENT and not self.foreign.is_yielding(path, name):
+                if cause is not SettleCause.EVENT and not self.foreign.is_yielding(path, name):
                     self._count_overwrite(path, known.target, name, entry.resolved, text)
                 if self.foreign.is_yielding(path, name):
                     reason = f"it is left to another program, which keeps writing {text.strip()}"

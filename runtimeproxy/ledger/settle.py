@@ -22,7 +22,7 @@ from runtimeproxy.ledger.counts import LedgerCounts, LedgerFailures
 from runtimeproxy.ledger.executor import Executor, is_there, is_written
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.path_locks import IsBusyError, PathLocks
-from runtimeproxy.ledger.planner import Batch, Cause, Planner
+from runtimeproxy.ledger.planner import Batch, Planner, SettleCause
 from runtimeproxy.ledger.tree import BURST, QUOTA, Path
 from runtimeproxy.ledger.unapplied import UnappliedCause, UnappliedStage, Withheld
 from runtimeproxy.ledger.unwritten import given_way, not_written
@@ -69,7 +69,7 @@ class Settlement:
         self._log = FailureLog(clock=clock, output=logger)
 
     def settle(
-        self, batch: Batch, cause: Cause = Cause.EVENT, new: Sequence[Plan] = ()
+        self, batch: Batch, cause: SettleCause = SettleCause.EVENT, new: Sequence[Plan] = ()
     ) -> tuple[Applied, ...]:
         """Writes the values of some cgroups.
 
@@ -135,7 +135,7 @@ class Settlement:
         paths: Sequence[Path],
         before: Batch,
         new: Sequence[Plan],
-        cause: Cause,
+        cause: SettleCause,
         below: Mapping[Path, Level],
     ) -> tuple[Applied, ...]:
         """No other thread reads or writes these cgroups meanwhile."""
@@ -238,12 +238,12 @@ class Settlement:
 
     # --- comparisons -------------------------------------------------------------------------------------
 
-    def compare(self, path: Path, cause: Cause = Cause.EVENT) -> None:
+    def compare(self, path: Path, cause: SettleCause = SettleCause.EVENT) -> None:
         """Compares the values of a cgroup with its files, and writes those again that have changed."""
         known = self._store.find(path)
         if known is None:
             return
-        level = logging.WARNING if cause is Cause.COMPARISON else logging.DEBUG
+        level = logging.WARNING if cause is SettleCause.COMPARISON else logging.DEBUG
         applied = self.settle({path: known.book.entries}, cause)
         written = [each for each in applied if is_written(each)]
         changed = [each for each in written if each.change is not ValueChange.NONE]
