@@ -34,11 +34,11 @@ def read_text(folder: Path, path: tuple[str, ...], file: str) -> str:
     Raises:
         OSError: The kernel's error; ELOOP or ENOTDIR for a symbolic link on the way.
     """
-    held = _open_folder(folder, path)
+    folder_fd = _open_folder(folder, path)
     try:
-        return _read(file, held)
+        return _read(file, folder_fd)
     finally:
-        os.close(held)
+        os.close(folder_fd)
 
 
 def _read(file: str, folder: int) -> str:
@@ -70,15 +70,15 @@ class FileText(NamedTuple):
 
 def _open_folder(folder: Path, path: tuple[str, ...]) -> int:
     """A descriptor of a cgroup; no part of its path may be a symbolic link."""
-    held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in path:
         try:
-            inner = os.open(part, _FOLDER_FLAGS, dir_fd=held)
+            inner = os.open(part, _FOLDER_FLAGS, dir_fd=folder_fd)
         finally:
-            # Not kept in `held`, even if this fails: another thread may get its number.
-            os.close(held)
-        held = inner
-    return held
+            # Not kept in `folder_fd`, even if this fails: another thread may get its number.
+            os.close(folder_fd)
+        folder_fd = inner
+    return folder_fd
 
 
 _MOST_OPEN = 16
@@ -93,17 +93,17 @@ class _Folders:
 
     def open(self, folder: Path, path: tuple[str, ...]) -> int:
         """A descriptor of a cgroup, valid until the next call; raises OSError as `_open_folder`."""
-        held = self._found.get((folder, path))
-        if held is None:
+        folder_fd = self._found.get((folder, path))
+        if folder_fd is None:
             if len(self._found) >= _MOST_OPEN:
                 os.close(self._found.pop(next(iter(self._found))))
             parent = self._found.get((folder, path[:-1]))
             if parent is None:
-                held = _open_folder(folder, path)
+                folder_fd = _open_folder(folder, path)
             else:
-                held = os.open(path[-1], _FOLDER_FLAGS, dir_fd=parent)
-            self._found[folder, path] = held
-        return held
+                folder_fd = os.open(path[-1], _FOLDER_FLAGS, dir_fd=parent)
+            self._found[folder, path] = folder_fd
+        return folder_fd
 
     def close(self) -> None:
         for descriptor in self._found.values():
@@ -194,7 +194,7 @@ class CgroupValues:
     values: Mapping[str, Value] = field(default_factory=dict)
     """By version 1 name; -1 means unlimited."""
     present: Mapping[str, FileText] = field(default_factory=dict)
-    """What `CgroupWriter.look` has found just now: these files are not read again."""
+    """What `CgroupWriter.look` has read just now: these files are not read again."""
     raw: Mapping[str, str] = field(default_factory=dict)
     """The text to write for a value, byte for byte, in place of the value's own form."""
     weights: WeightFormula | None = None
@@ -330,7 +330,7 @@ class CgroupWriter:
 
     @contextmanager
     def keeping_open(self) -> Iterator[_Folders]:
-        """Keeps each cgroup that this thread looks at or writes to open, for a batch of looks and writes.
+        """Keeps each cgroup that this thread reads or writes open, for a batch of reads and writes.
 
         A path of four parts costs five system calls to open and as many to close. A cgroup that is removed
         and made again meanwhile is taken for missing.
@@ -364,14 +364,14 @@ class CgroupWriter:
         found: dict[str, FileText] = {}
         for folder, wanted in files.items():
             with _UnlessExhausted(), self.keeping_open() as folders:
-                held = folders.open(folder, path)
-                inode = os.fstat(held).st_ino
+                folder_fd = folders.open(folder, path)
+                inode = os.fstat(folder_fd).st_ino
                 read: dict[str, FileText] = {}
                 for name, file in wanted.items():
                     with _UnlessExhausted():
                         # cpu.max carries two parameters.
                         if file not in read:
-                            read[file] = FileText(file, _read(file, held), inode)
+                            read[file] = FileText(file, _read(file, folder_fd), inode)
                         found[name] = read[file]
         return found
 
@@ -385,8 +385,8 @@ class CgroupWriter:
         if isinstance(located, str):
             return ()
         with _UnlessExhausted(), self.keeping_open() as folders:
-            held = folders.open(located.folder, path)
-            descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=held)
+            folder_fd = folders.open(located.folder, path)
+            descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder_fd)
             try:
                 with os.scandir(descriptor) as found:
                     return tuple(each.name for each in found if each.is_dir(follow_symlinks=False))

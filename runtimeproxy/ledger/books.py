@@ -717,9 +717,9 @@ def _give_back(
     if value is None:
         left[name] = UNKNOWN_ORIGINAL
         return None
-    is_box = book.level is Level.CONTAINER
+    is_container = book.level is Level.CONTAINER
     # Until the runtime's book has caught up, an update of another field would bring our value back.
-    stays = is_box and entry.booked is not None and entry.booked != value
+    stays = is_container and entry.booked is not None and entry.booked != value
     remaining = entry._replace(resolved=value) if stays else None
     if (text is not None and found.text.rstrip("\n") == text.rstrip("\n")) or (
         text is None and formats.matches(name, value, found.text)
@@ -730,7 +730,7 @@ def _give_back(
         _reset_by_others(name, entry.resolved),
         _between(book, name, entry.resolved, value),
     ]
-    if is_box:
+    if is_container:
         ours.append(entry.booked)
     is_ours = any(each is not None and formats.matches(name, each, found.text) for each in ours)
     # No program leaves a file without a value, but one that is killed while it writes to a plain file.

@@ -64,7 +64,7 @@ LONGEST_PAUSE_S: Final = 30.0
 """Longest pause between failed attempts: a disk is full for minutes, not for seconds."""
 
 LOOK_INTERVAL_S: Final = 10.0
-"""How often a file that is not written to is looked at: others may have removed, cut or overwritten it."""
+"""How often a file that is not written to is checked: others may have removed, cut or overwritten it."""
 
 LOG_INTERVAL_S: Final = 600.0
 """Interval between two log lines about a failure that goes on."""
@@ -404,7 +404,7 @@ class CheckpointWriter:
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     async def _wait_until_due(self) -> None:
-        """Waits until there is something to write, and looks at the file meanwhile."""
+        """Waits until there is something to write, and checks the file meanwhile."""
         while not self._due.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_INTERVAL_S):
@@ -492,7 +492,9 @@ class CheckpointWriter:
             replace(
                 saved,
                 pods=tuple(pod for pod in saved.pods if (RowKind.POD, pod.id) not in gone),
-                containers=tuple(box for box in saved.containers if (RowKind.CONTAINER, box.id) not in gone),
+                containers=tuple(
+                    each for each in saved.containers if (RowKind.CONTAINER, each.id) not in gone
+                ),
                 cgroups=tuple(cgroup for cgroup in saved.cgroups if (RowKind.BOOK, cgroup.id) not in gone),
                 books=tuple(book for book in saved.books if (RowKind.BOOK, book.id) not in gone),
             )

@@ -82,8 +82,8 @@ class ClaimPlaces:
             if not pod.cgroup_parent or pod.state is Lifecycle.STOPPED:
                 continue
             cgroups = {pod.cgroup_parent: (ClaimLevel.POD, pod.uid)}
-            for box in self._store.containers.members(pod.id):
-                cgroups[self._cgroup_of(pod, box)] = (ClaimLevel.CONTAINER, box.id)
+            for container in self._store.containers.members(pod.id):
+                cgroups[self._cgroup_of(pod, container)] = (ClaimLevel.CONTAINER, container.id)
             for cgroup, each in cgroups.items():
                 if (path := path_or_none(cgroup)) is not None:
                     found[cgroup_id(path)] = each
@@ -96,23 +96,28 @@ class ClaimPlaces:
     def records(self) -> dict[str, ContainerRecord]:
         """The containers by the ids of their cgroups' books."""
         found: dict[str, ContainerRecord] = {}
-        for box in self._store.containers:
-            pod = self._store.pods.get(box.pod_id)
-            if pod is None or box.recovered:
+        for container in self._store.containers:
+            pod = self._store.pods.get(container.pod_id)
+            if pod is None or container.recovered:
                 continue
-            if (path := path_or_none(self._cgroup_of(pod, box))) is not None:
-                found[cgroup_id(path)] = box
+            if (path := path_or_none(self._cgroup_of(pod, container))) is not None:
+                found[cgroup_id(path)] = container
         return found
 
     def _container(self, identity: str) -> ClaimPlace | str:
-        box = self._store.containers.get(identity)
-        pod = self._store.pods.get(box.pod_id) if box is not None else None
-        if box is None or pod is None or box.id != identity or box.state is Lifecycle.STOPPED:
+        container = self._store.containers.get(identity)
+        pod = self._store.pods.get(container.pod_id) if container is not None else None
+        if (
+            container is None
+            or pod is None
+            or container.id != identity
+            or container.state is Lifecycle.STOPPED
+        ):
             return f"no container with the id {identity[:64]} is known"
-        cgroup = self._cgroup_of(pod, box)
+        cgroup = self._cgroup_of(pod, container)
         if not cgroup:
             return f"the cgroup of container {identity[:64]} is not known"
-        return ClaimPlace(target_of(pod, box, cgroup), box)
+        return ClaimPlace(target_of(pod, container, cgroup), container)
 
     def _class(self, name: str) -> ClaimPlace | str:
         if name not in set(KubeQoSClass):

@@ -361,7 +361,7 @@ class Evaluator:
         """Whether no call has changed the pod since it was evaluated."""
         return (
             self._store.pods.get(changed.pod.id) is changed.pod
-            and all(self._store.containers.get(box.id) is box for box in changed.containers)
+            and all(self._store.containers.get(each.id) is each for each in changed.containers)
             and all(
                 self._books.record(wanted.target.cgroup) is book
                 for wanted, book in zip(changed.wanted, changed.books, strict=True)
@@ -379,11 +379,11 @@ class Evaluator:
         """
         if self._evaluate_others is None:
             return
-        answers, silent = await self._evaluate_others()
+        answers, unanswered = await self._evaluate_others()
         wanted = list(answers)
         answered = set(map(cgroup_id, paths_of(each.target.cgroup for each in wanted)))
         wanted += [
-            Wanted(CgroupTarget(level, identity), {}, unanswered=silent)
+            Wanted(CgroupTarget(level, identity), {}, unanswered=unanswered)
             for identity, level in self._books.above_pods().items()
             if identity not in answered
         ]

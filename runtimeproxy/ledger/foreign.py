@@ -70,7 +70,7 @@ def is_yielding(contest: Contest, now_s: float) -> bool:
 
 
 class ForeignWriters:
-    """The contests of all fields. Safe for all threads, if one field is looked at by one at a time."""
+    """The contests of all fields. Safe for all threads, if each field is used by one thread at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.5
-"""How often it is looked at which leases have ended."""
+"""How often it is checked which leases have ended."""
 PRUNE_S: Final = 10.0
 """How often claims on containers and pods that are gone are dropped."""
 PODS_IN_A_JOB: Final = 25
@@ -280,7 +280,7 @@ class LeasedClaims:
         self.unwritten: Mapping[str, str] = {}
         self._pruned_s = clock()
         self._was_idle = True
-        self._closed = ledger.books.blocked
+        self._blocked = ledger.books.blocked
 
     # --- requests ----------------------------------------------------------------------------------------
 
@@ -535,8 +535,8 @@ class LeasedClaims:
             await asyncio.sleep(TICK_S)
             try:
                 await self.look()
-            except Exception:  # a bug costs this look, not the next one
-                logger.exception("leases of claims could not be looked at")
+            except Exception:  # a bug costs this check, not the next one
+                logger.exception("leases of claims could not be checked")
 
     async def look(self) -> None:
         """Does what is due now."""
@@ -545,9 +545,9 @@ class LeasedClaims:
         if self._is_idle() or not self.ready.is_set():
             self._was_idle = True
             return
-        if self._books.blocked != self._closed:
+        if self._books.blocked != self._blocked:
             # Another CPU mode has taken claims out of the books, or takes them again.
-            changed, self._closed = self._books.blocked ^ self._closed, self._books.blocked
+            changed, self._blocked = self._books.blocked ^ self._blocked, self._books.blocked
             for owned in self.owners.values():
                 owned.dirty.update(key for key in owned.claims if key.field in changed)
         if self._was_idle:

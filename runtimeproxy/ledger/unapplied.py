@@ -171,7 +171,7 @@ class UnappliedValues:
             target: Whose cgroup it is.
             cgroup: Its path.
             found: What is not in force, by field.
-            among: The fields that were looked at; None for all.
+            among: The fields that were checked; None for all.
         """
         place = stage, cgroup
         if not found and place not in self._values:

@@ -16,9 +16,9 @@ from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause
 from runtimeproxy.pods.records import Level
 
 INTERVAL_S: Final = 60.0
-"""Between two entries about one value and cause, which may come and go with each look."""
+"""Between two entries about one value and cause, which may come and go with each comparison."""
 MOST_ENTRIES: Final = 100
-"""About single values, of one look; the others are counted by cause."""
+"""About single values, at a time; the others are counted by cause."""
 MOST_TOLD: Final = 20_000
 """Values whose last entry is remembered."""
 

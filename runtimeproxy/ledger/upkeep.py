@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 TICK_S: Final = 1.0
-"""How often it is looked at what is due. Source: the shortest interval of the field table."""
+"""How often it is checked what is due. Source: the shortest interval of the field table."""
 WORK_S: Final = 30.0
 """How long the work of one thread is waited for. Reads and writes of cgroup files take microseconds, but a
 write of a memory limit reclaims first, and a kernel that hangs answers none."""
@@ -210,8 +210,12 @@ class Upkeep:
             values.note(UnappliedStage.BOOKED, CgroupTarget(Level.NODE, "", "node"), "", found)
         if values:
             pods = [pod.cgroup_parent for pod in self._store.pods if pod.state is Lifecycle.RUNNING]
-            boxes = (box.id for box in self._store.containers if box.state is not Lifecycle.STOPPED)
-            self._books.keep_unapplied(pods, boxes)
+            containers = (
+                container.id
+                for container in self._store.containers
+                if container.state is not Lifecycle.STOPPED
+            )
+            self._books.keep_unapplied(pods, containers)
         return values.values()
 
     def audit_unapplied(self) -> None:
@@ -266,7 +270,7 @@ class Upkeep:
                     self.evaluator.request("the CPU mode")
             except TimeoutError as error:
                 logger.warning("cgroup values could not be compared: %s", error)
-            except Exception:  # a bug costs this look, not the next one
+            except Exception:  # a bug costs this comparison, not the next one
                 logger.exception("cgroup values could not be compared")
 
     def on_policies(self, not_loaded: Iterable[str]) -> None:
@@ -319,9 +323,11 @@ class Upkeep:
         }
         await self.in_worker(partial(self._ledger.measure_weights, Level.POD, shares))
         shares = {
-            self._cgroup_of(pods[box.pod_id], box): box.requested.cpu_shares
-            for box in self._store.containers
-            if box.state is Lifecycle.RUNNING and box.pod_id in pods and box.requested.cpu_shares is not None
+            self._cgroup_of(pods[container.pod_id], container): container.requested.cpu_shares
+            for container in self._store.containers
+            if container.state is Lifecycle.RUNNING
+            and container.pod_id in pods
+            and container.requested.cpu_shares is not None
         }
         await self.in_worker(partial(self._ledger.measure_weights, Level.CONTAINER, shares))
         self.evaluator.request("records")
@@ -393,17 +399,17 @@ class Upkeep:
             return
         chain = self._chain()
         wanted: dict[str, int | str] = {}
-        held = chain.unsettled | self._books.not_loaded
+        unanswered = chain.unsettled | self._books.not_loaded
         if Hook.EVALUATE_NODE in chain.hooks:
             decision = await chain.evaluate(await self.in_worker(chain.node.snapshot))
-            wanted, held = sysctls_of(decision), held | decision.without_answer
+            wanted, unanswered = sysctls_of(decision), unanswered | decision.without_answer
         classes = class_cgroups(
             (path, kube_qos_class(pod.cgroup_parent))
             for pod in self._store.pods
             if (path := path_or_none(pod.cgroup_parent)) is not None
         )
         roots = [cgroup for qos, cgroup in classes.items() if qos is KubeQoSClass.GUARANTEED]
-        await self._barrier.pass_to(wanted, roots, is_settled=not held)
+        await self._barrier.pass_to(wanted, roots, is_settled=not unanswered)
 
     async def _finish(self) -> None:
         """Gives back the sysctls that no policy wants, after the values that were wanted with them."""
@@ -424,8 +430,8 @@ class Upkeep:
         pods: dict[str, list[str]] = {}
         for cgroup in cgroups:
             book = self._books.record(cgroup)
-            is_box = book is not None and book.level is Level.CONTAINER
-            pods.setdefault(cgroup.rpartition("/")[0] if is_box else cgroup, []).append(cgroup)
+            is_container = book is not None and book.level is Level.CONTAINER
+            pods.setdefault(cgroup.rpartition("/")[0] if is_container else cgroup, []).append(cgroup)
 
         async def write(log: ChangeLog, group: Sequence[str]) -> bool:
             release = partial(self._ledger.release, group, owners=owners, names=names)

@@ -115,11 +115,11 @@ class Switches(Sysctls):
             assert self._of.identities() == {"0"}
         return changes
 
-    def _set(self, held: dict[str, Any], name: str, value: str, *, is_look: bool = False) -> Any:
+    def _set(self, held: dict[str, Any], name: str, value: str, *, is_check: bool = False) -> Any:
         if name == self.read_only:
             return [SysctlChange(name, self._read(name) or "", value, "EROFS")]
         self._of.step()
-        changes = super()._set(held, name, value, is_look=is_look)
+        changes = super()._set(held, name, value, is_check=is_check)
         self._of.step()
         return changes
 
