@@ -169,9 +169,7 @@ _NO_STATUS: Final = ResourceStatus()
 def resource_status(annotations: Mapping[str, str], last_cpu: int | None = None) -> ResourceStatus:
     """Return the scheduler's allocation for a pod. Source: policies spec 1.6.1, 2.4.
 
-    Args:
-        annotations: of the pod.
-        last_cpu: of the node, which bounds what is read; None: not known.
+    `last_cpu`, of the node, bounds what is read; None: not known.
 
     Raises:
         AnnotationError: the annotation is malformed, or its CPUs or NUMA nodes are not those of a node.
@@ -182,7 +180,6 @@ def resource_status(annotations: Mapping[str, str], last_cpu: int | None = None)
 
 @lru_cache(maxsize=1)
 def _resource_status_on(last_cpu: int | None) -> Callable[[str], ResourceStatus]:
-    """Return what reads the annotation on this node."""
     return remembered(partial(_resource_status, last_cpu))
 
 

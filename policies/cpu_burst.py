@@ -42,10 +42,7 @@ _REASON: Final = "CPU burst strategy"
 def burst_us(quota_us: int | None, period_us: int | None, strategy: Strategy) -> int:
     """Return the burst of a container or pod; 0 for none. Source: policies spec 3.2.2.
 
-    Args:
-        quota_us: the CFS quota that the CPU limit stands for; None, 0 and -1 are no limit.
-        period_us: its period; None for 100 ms.
-        strategy: of the pod.
+    The CFS quota stands for the CPU limit; None, 0 and -1 are no limit. Without a period it is 100 ms.
     """
     if strategy.policy not in _POLICIES or quota_us is None or quota_us <= 0:
         return 0

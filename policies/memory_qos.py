@@ -109,11 +109,9 @@ class MemoryBound(NamedTuple):
 
 
 def bounds_of(*limits_bytes: int | None, node: Node) -> tuple[MemoryBound, ...]:
-    """Return what bounds the protection of a pod, container or directory, as far as it is known.
+    """Return the known bounds on the protection of a pod, container or directory with these memory limits.
 
-    Args:
-        limits_bytes: its memory limits; -1 and 0 for none, None: not known.
-        node: whose allocatable memory counts, else all that the machine has.
+    The node's bound is its allocatable memory, else all of the machine's. Limits of -1 and 0 are none.
     """
     bounds = [MemoryBound(each, "the memory limit") for each in limits_bytes if each is not None and each > 0]
     if allocatable := (node.allocatable or {}).get("memory"):
@@ -145,13 +143,7 @@ def high_bytes(
 ) -> int | None:
     """Return `memory.high` of a container, -1 for `max`; None if it is not configured or not known.
 
-    Source: policies spec 3.6.
-
-    Args:
-        request_bytes: memory request.
-        limit_bytes: memory limit; -1 and 0 for none.
-        allocatable_bytes: of the node, in place of the limit where there is none; None: not known.
-        strategy: of the pod.
+    Without a limit (-1 and 0) the node's allocatable memory takes its place. Source: policies spec 3.6.
     """
     percent = strategy.throttling_percent
     if percent is None:
@@ -183,12 +175,7 @@ def class_values(strategy: Strategy) -> dict[str, int]:
 
 
 def page_cache_values(limit_bytes: int, strategy: Strategy) -> dict[str, int]:
-    """Return the bounds of a pod's page cache. Source: policies spec 3.6.
-
-    Args:
-        limit_bytes: the pod's memory limit; -1 and 0 for none.
-        strategy: of the pod.
-    """
+    """Return the bounds of a pod's page cache; limits of -1 and 0 are none. Source: policies spec 3.6."""
     size = strategy.page_cache_limit_size
     if size is not None:
         size = min(size, limit_bytes) if limit_bytes > 0 else size
@@ -233,11 +220,8 @@ def pod_values(amounts: MemoryAmounts, strategy: Strategy) -> dict[str, int]:
 def directory_values(pods: Sequence[Mapping[str, int | str]], strategy: Strategy | None) -> dict[str, int]:
     """Return the values of a directory of pods: the sums of `memory.min` and `memory.low`, and its priority.
 
-    Without the sums the kernel gives the pods in it no protection.
-
-    Args:
-        pods: the resolved values of all pods below it.
-        strategy: of the directory's class; None for `kubepods`, which holds all classes.
+    Without the sums the kernel gives the pods in it no protection. `kubepods` holds all classes, and has no
+    strategy.
     """
     values: dict[str, int] = {}
     for name in _PROTECTING:

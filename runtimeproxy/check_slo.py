@@ -64,7 +64,6 @@ class SkipLabel(NamedTuple):
     value: str
 
     def is_on(self, labels: Mapping[str, str]) -> bool:
-        """Returns whether a pod with these labels is left alone."""
         return bool(self.key) and labels.get(self.key) == self.value
 
 
@@ -99,10 +98,6 @@ class _Input:
 
 def check(arguments: Namespace, settings: Settings) -> tuple[str, bool]:
     """Returns what to print, and whether the strategies are good.
-
-    Args:
-        arguments: the command's own, as parsed.
-        settings: where the state is, and the label of pods that are left alone.
 
     Raises:
         UsageError: a file or argument cannot be used.
@@ -269,14 +264,7 @@ def _read_files(names: Sequence[str]) -> _Input:
 
 
 def _take(each: Object | Rejected | Ignored, file: str, found: _Input, *, is_other: bool) -> None:
-    """Takes what is read of an object.
-
-    Args:
-        each: the object.
-        file: where it is.
-        found: gets it.
-        is_other: whether its file holds nothing that is read.
-    """
+    """Adds one object to `found`; `is_other`: its file holds nothing that is read."""
     if isinstance(each, Rejected):
         found.problems.append(f"{file}: {each.kind}: {each.reason}")
     elif isinstance(each, Ignored):

@@ -70,7 +70,6 @@ class Access:
 
     @property
     def is_current(self) -> bool:
-        """Whether all files are those that were read; certificates rotate."""
         return all(stamp_of(path) == stamp for path, stamp in self.stamps)
 
     def token(self) -> str:

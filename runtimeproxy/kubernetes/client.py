@@ -81,13 +81,7 @@ USUAL_TIMEOUTS: Final = Timeouts()
 
 
 class ApiResponse:
-    """A successful response, to be read in one thread and closed in any.
-
-    Args:
-        response: Its headers have been read.
-        total_s: How long it may take; None for a watch.
-        on_closed: Called when it is closed.
-    """
+    """A successful response, to be read in one thread and closed in any; `total_s` is None for a watch."""
 
     def __init__(
         self,
@@ -135,12 +129,7 @@ class ApiResponse:
 
 
 class ApiClient:
-    """Requests to one API server, from any thread.
-
-    Args:
-        load: Reads where the server is; again when its files have changed.
-        timeouts: For all requests.
-    """
+    """Requests to one API server, from any thread; `load` is called again when its files have changed."""
 
     def __init__(self, load: Callable[[], Access], timeouts: Timeouts = USUAL_TIMEOUTS) -> None:
         self._load = load
@@ -154,19 +143,12 @@ class ApiClient:
 
     @property
     def server(self) -> str:
-        """Where the requests go; empty before the first one."""
         return self._access.server if self._access is not None else ""
 
     def get(
         self, path: str, query: Mapping[str, str], *, is_watch: bool = False, pause_s: float | None = None
     ) -> ApiResponse:
-        """Begins to get something.
-
-        Args:
-            path: Of the resource.
-            query: Its parameters.
-            is_watch: Whether the response may take as long as it likes.
-            pause_s: How long the response may pause; None for the usual time.
+        """Begins to get something. A watch may take as long as it likes; `pause_s` bounds its pauses.
 
         Raises:
             ApiError: There is no successful answer.

@@ -74,18 +74,7 @@ class _Sent:
 
 
 class EventRecorder:
-    """Sends Events from a thread of its own.
-
-    Args:
-        client: The API server.
-        node_name: The Events' host.
-        rates: See above.
-        clock: Monotonic time in seconds.
-
-    Attributes:
-        sent: Requests that the API server has taken.
-        lost: Reports that were dropped.
-    """
+    """Sends Events from a thread of its own."""
 
     def __init__(
         self,

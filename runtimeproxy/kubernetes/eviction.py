@@ -43,28 +43,14 @@ class ApiEvictionResult(NamedTuple):
 
 
 class ApiEvictor:
-    """Evicts pods; each call blocks its thread for as long as the API server takes.
-
-    Args:
-        client: The API server.
-
-    Attributes:
-        outcomes: How many evictions had each outcome, without those of dry runs.
-    """
+    """Evicts pods; each call blocks its thread for as long as the API server takes."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self.outcomes: Counter[ApiEvictionOutcome] = Counter()
 
     def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> ApiEvictionResult:
-        """Evicts one pod; never raises.
-
-        Args:
-            namespace: Of the pod.
-            name: Of the pod.
-            uid: Of the pod: another one of the same name is left alone.
-            dry_run: Whether the API server only says what it would do.
-        """
+        """Evicts the pod with this uid, or has the API server say what it would do; never raises."""
         options: dict[str, Any] = {"preconditions": {"uid": uid}}
         if dry_run:
             options["dryRun"] = ["All"]

@@ -19,11 +19,7 @@ _ITEMS: Final = re.compile(r'"items"\s*:\s*(\[|null)')
 
 
 class ListReader:
-    """Reads a list object, whose items come before or after its metadata.
-
-    Attributes:
-        resource_version: Of the list; empty until all of it has been read.
-    """
+    """Reads a list object, whose items come before or after its metadata."""
 
     def __init__(self) -> None:
         self.resource_version = ""

@@ -50,22 +50,7 @@ def resources_of(node_name: str, config_namespace: str) -> dict[str, Resource]:
 
 
 class KubernetesSource:
-    """Watches this node's objects, reports Events, and evicts pods. Its threads are its own.
-
-    Args:
-        settings: See `KubernetesSettings`.
-        node_name: Of this node's objects.
-        inputs: Get objects and pods.
-        pace: Times of the watches.
-        timeouts: Of all requests.
-
-    Attributes:
-        node_name: See above.
-        inputs: See above.
-        watches: One for each kind.
-        events: Sends Events; None if they are off.
-        evictor: Evicts pods; None if that is off.
-    """
+    """Watches this node's objects, reports Events, and evicts pods. Its threads are its own."""
 
     def __init__(
         self,
@@ -97,12 +82,10 @@ class KubernetesSource:
 
     @property
     def server(self) -> str:
-        """Where the API server is; empty before that has been read."""
         return self._client.server
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why something is not up to date."""
         return tuple(self._problems())
 
     def _problems(self) -> Iterator[str]:
@@ -144,13 +127,7 @@ class KubernetesSource:
             self.events.on_audit(entry)
 
     async def evict(self, namespace: str, name: str, uid: str) -> ApiEvictionResult:
-        """Evicts a pod by the API server; never raises. In the loop's thread.
-
-        Args:
-            namespace: Of the pod.
-            name: Of the pod.
-            uid: That the runtime knows it by.
-        """
+        """Evicts a pod by the API server; never raises. In the loop's thread. The uid is the runtime's."""
         if self.evictor is None:
             return ApiEvictionResult(ApiEvictionOutcome.REFUSED, "kubernetes.evictions is false")
         live = self.inputs.pods.get(uid)

@@ -88,23 +88,7 @@ class WatchState(StrEnum):
 
 
 class Watch:
-    """Keeps up with a resource from `start` to `stop`.
-
-    Args:
-        client: The API server.
-        resource: What to keep up with.
-        sink: Takes the objects.
-        pace: Its times.
-        failures: Logs failures.
-
-    Attributes:
-        resource: See above.
-        state: What it is doing.
-        problem: Why it is not up to date; empty if it is.
-        lists: How many times all objects were read.
-        events: How many changes were read.
-        heard_s: When something was heard of the server, in seconds since the epoch; None for never.
-    """
+    """Keeps up with a resource from `start` to `stop`."""
 
     def __init__(
         self,
@@ -140,7 +124,6 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends it; a read that is under way is ended by closing the client."""
         self._stopping.set()
 
     def join(self, timeout_s: float) -> None:

@@ -60,19 +60,12 @@ class _Waiting(NamedTuple):
 
 
 class ApiServerInputs:
-    """Objects and pods as they were last known. Put in from any thread, looked at in one.
+    """Objects and pods as they were last known. Put in from any thread, read in one.
 
     Args:
         name: Where they come from, for messages.
         start_spread_s: A change that hits all nodes starts after a random time up to this one.
         draw: Makes a random number of 0 to 1.
-
-    Attributes:
-        found: The objects that count.
-        pods: By the uid that the runtime knows them by.
-        problems: Objects and pods that cannot be used.
-        wait_s: Time after which another look is due; None: none.
-        on_change: Called in any thread after something was put in.
     """
 
     def __init__(
@@ -101,12 +94,10 @@ class ApiServerInputs:
 
     @property
     def has_pods(self) -> bool:
-        """Whether the pods are known."""
         return self._has_pods
 
     @property
     def waiting(self) -> tuple[Kind, ...]:
-        """Kinds of which a change has not started yet."""
         return tuple(self._waiting)
 
     # From watches
@@ -127,12 +118,7 @@ class ApiServerInputs:
     # In the node's thread
 
     def look(self, now_s: float, reader: Reader) -> None:
-        """Takes what has arrived, and starts the changes that are due.
-
-        Args:
-            now_s: Monotonic time.
-            reader: Decides which objects are about this node; with another one all are read again.
-        """
+        """Takes what has arrived, and starts the changes that are due; for another reader it reads all again."""
         with self._lock:
             arrived, self._arrived = self._arrived, {}
             pods, self._arrived_pods = self._arrived_pods, None
@@ -157,7 +143,6 @@ class ApiServerInputs:
         self.wait_s = max(0.0, min(dues)) if dues else None
 
     def saved(self) -> dict[str, Any]:
-        """Objects and pods as JSON can hold them."""
         return {
             "objects": [each.source for each in self._objects.values() if each is not None],
             "pods": [pod._asdict() for pod in self.pods.values()],
@@ -251,13 +236,7 @@ def joined(of_folder: FolderObjects, of_server: FolderObjects) -> tuple[FolderOb
 
 
 class ObjectSink:
-    """Takes the objects of one kind from a watch.
-
-    Args:
-        inputs: Gets them.
-        kind: Of the objects.
-        name: Of the only one that counts.
-    """
+    """Takes the objects of one kind from a watch, of which only the one with this name is used."""
 
     def __init__(self, inputs: ApiServerInputs, kind: Kind, name: str) -> None:
         self._inputs = inputs
@@ -280,7 +259,6 @@ class ObjectSink:
             self._inputs.put(self._kind, None)
 
     def _named(self, document: Any) -> Any:  # noqa: ANN401 - JSON
-        """With its kind, which the items of a list do not have."""
         return None if document is None else {**document, "kind": self._kind.value}
 
 
@@ -290,15 +268,7 @@ def _name_of(document: object) -> object:
 
 
 class PodSink:
-    """Takes the pods of this node from a watch.
-
-    Args:
-        inputs: Gets them.
-        node_name: Pods of other nodes are ignored.
-
-    Attributes:
-        problems: Pods that cannot be used, by uid; the last of each.
-    """
+    """Takes the pods of this node from a watch; those of other nodes are ignored."""
 
     def __init__(self, inputs: ApiServerInputs, node_name: str) -> None:
         self._inputs = inputs

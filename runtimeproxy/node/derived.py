@@ -33,12 +33,8 @@ def pod_cpus(
     """The CPUs that a pod has for itself, by its annotation; None without any.
 
     Only the classes to which the scheduler allocates CPUs have some: an author of other pods could take CPUs
-    from all others by the annotation. An invalid annotation is the policies' affair.
-
-    Args:
-        labels: Of the pod.
-        annotations: Of the pod.
-        last_cpu: Of the node, which bounds what is read; None: not known.
+    from all others by the annotation. An invalid annotation is reported by the policies. What is read is bounded
+    by the node's last CPU, if it is known.
     """
     text, qos = annotations.get(RESOURCE_STATUS), qos_class(labels)
     if qos not in EXCLUSIVE or text is None or len(text) > MAX_ANNOTATION_LENGTH:
@@ -80,16 +76,9 @@ def computed_pools(
     pods: Iterable[PodCpus],
     topology: TopologyFacts,
 ) -> Pools:
-    """The pools as koordlet computes them.
+    """The pools as koordlet computes them. Source: policies spec 2.4, share pool computation.
 
     The kubelet's reserved CPUs stay in: else a full node would have none for pods without a request.
-    Source: policies spec 2.4, share pool computation.
-
-    Args:
-        cpus: Of the node.
-        static_cpus: What the kubelet's CPU manager has given to containers alone.
-        pods: Those with CPUs of the scheduler's.
-        topology: The system CPUs and the node's reservation.
     """
     system = topology.system_cpus or frozenset()
     taken = frozenset[int]().union(*static_cpus, topology.reserved_cpus)
@@ -115,7 +104,6 @@ class SharedCpus(NamedTuple):
     topology: TopologyFacts
 
     def pools(self, pods: Iterable[PodCpus]) -> Pools:
-        """The pools beside these pods."""
         return computed_pools(self.cpus, self.static_cpus, pods, self.topology)
 
 

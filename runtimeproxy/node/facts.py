@@ -52,11 +52,9 @@ class NodeFacts:
     """Of the controllers that some cgroup has; the others are unknown."""
 
     def cpus_problem(self, cpus: str) -> str:
-        """Why a list of CPUs cannot be used; empty if it can."""
         return _offline("CPU", cpus, self.online_cpus)
 
     def memory_nodes_problem(self, nodes: str) -> str:
-        """Why a list of NUMA nodes cannot be used; empty if it can."""
         return _offline("NUMA node", nodes, self.online_memory_nodes)
 
     def parameter_problem(self, name: str) -> str:
@@ -107,13 +105,7 @@ def _offline(what: str, wanted: str, online: frozenset[int] | None) -> str:
 
 
 class NodeReader:
-    """The node that these folders describe; safe for all threads.
-
-    Args:
-        sysfs: The mount of sysfs.
-        cgroup_root: The mount of cgroups.
-        clock: In seconds.
-    """
+    """The node that these folders describe; safe for all threads."""
 
     def __init__(
         self,
@@ -129,12 +121,10 @@ class NodeReader:
 
     @property
     def fresh_until_s(self) -> float:
-        """By the clock: until then `facts` reads no file."""
         return self._known[0] + REFRESH_S if self._known is not None else 0.0
 
     @property
     def latest(self) -> NodeFacts:
-        """What was read last; nothing is read now."""
         return self._known[1] if self._known is not None else ANY_NODE
 
     def facts(self) -> NodeFacts:

@@ -58,21 +58,13 @@ def _grace(reason: str, now_s: float, present: _Grace | None) -> _Grace:
 
 
 class WatchedFile(Generic[T]):
-    """A file, looked at again and again in one thread at a time.
+    """A file, watched in one thread at a time.
 
     Args:
         path: Of the file.
         max_bytes: Its largest size.
         parse: Makes a value of the content and the last good value, or raises InputError.
         settle_s: See `SETTLE_S`; 0 for files that are replaced as a whole.
-
-    Attributes:
-        value: The last good value; None if there is none, or the file was withdrawn.
-        source: The value as JSON can hold it.
-        problems: Of the present content, with the path.
-        notes: Of the present content, with the path.
-        is_missing: Whether there was no such file at the last look.
-        is_watchable: Whether each change of the file is an event in its folder.
     """
 
     def __init__(
@@ -107,7 +99,6 @@ class WatchedFile(Generic[T]):
 
     @property
     def wait_s(self) -> float | None:
-        """Time after which another look is due even without an event; None: none."""
         return self._wait_s
 
     @property
@@ -121,12 +112,10 @@ class WatchedFile(Generic[T]):
 
     @property
     def stamp(self) -> Stamp | None:
-        """The stamp of the content that the value is of; None if there is something to tell of it again."""
         return None if self.problems or self.notes else self._stamp
 
     @property
     def is_unknown(self) -> bool:
-        """Whether there is a file, and it was never good."""
         return self.value is None and bool(self.problems)
 
     def restore(self, parsed: ParsedInput[T], stamp: Stamp | None) -> None:
@@ -135,19 +124,10 @@ class WatchedFile(Generic[T]):
         self.is_missing = False
 
     def forget_stamp(self) -> None:
-        """Has the next look read the file again: something else that its value depends on has changed."""
         self._stamp = None
 
     def look(self, now_s: float, *, is_first: bool = False) -> bool:
-        """Looks at the file.
-
-        Args:
-            now_s: Monotonic time.
-            is_first: Whether this is the first look of the process, which waits for nothing.
-
-        Returns:
-            Whether the value has changed.
-        """
+        """Reads the file if it has changed; returns whether the value has. The first look waits for nothing."""
         self._wait_s = None
         stamp = stamp_of(self.path)
         if stamp is not None and stamp == self._stamp:

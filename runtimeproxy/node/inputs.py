@@ -107,16 +107,7 @@ _TELLING: Final = frozenset({"cpu", "memory"})
 
 
 class NodeInputs:
-    """Reads all inputs; used in one thread at a time.
-
-    Args:
-        places: Where they are.
-        reader: Reads the facts that values have to suit.
-        api_server: What the API server says; None without it.
-
-    Attributes:
-        node: The last snapshot.
-    """
+    """Reads all inputs; used in one thread at a time."""
 
     def __init__(
         self, places: InputPlaces, reader: NodeReader, api_server: ApiServerInputs | None = None
@@ -150,12 +141,7 @@ class NodeInputs:
         return look._replace(problems=(problem, *look.problems) if problem else look.problems)
 
     def look(self, now_s: float, *, is_first: bool = False) -> InputsReading:
-        """Looks at everything.
-
-        Args:
-            now_s: Monotonic time.
-            is_first: Whether this is the first look of the process, which waits for nothing.
-        """
+        """Reads everything that has changed; the first look of the process waits for nothing."""
         if self._local_read_s is None or now_s - self._local_read_s >= SLOW_S or not self._local.is_complete:
             self._read_local(now_s)
         if self._kubelet is not None:
@@ -374,12 +360,10 @@ class NodeInputs:
 
 
 def state_file(state_dir: Path) -> StateFile:
-    """Where the last good values are saved."""
     return StateFile(state_dir / STATE_FILE, "the last good values of before do not count")
 
 
 def name_of_node(configured: str) -> str:
-    """The name of this node's objects: as configured, else the host's as the kubelet uses it."""
     return configured or os.uname().nodename.strip().lower()
 
 
@@ -401,12 +385,10 @@ class _Local(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """Whether only changes of the hardware can change it."""
         return self.cpus is not None and self.cgroup_driver is not None
 
 
 def _known(value: object) -> InputState:
-    """Known unless it is None or empty."""
     return InputState.UNKNOWN if value is None or value in ({}, frozenset()) else InputState.KNOWN
 
 

@@ -84,9 +84,6 @@ class CpuManagerState(NamedTuple):
 def parse_config(document: object) -> KubeletConfig:
     """Reads a KubeletConfiguration.
 
-    Args:
-        document: The YAML document.
-
     Raises:
         InputError: A field has a value that it cannot have.
     """
@@ -114,9 +111,6 @@ def parse_cpu_manager_state(document: object) -> CpuManagerState:
 
     Entries in the form of before Kubernetes 1.18, by container id, are left out.
 
-    Args:
-        document: The JSON value.
-
     Raises:
         InputError: It is not such a state.
     """
@@ -138,15 +132,9 @@ def parse_cpu_manager_state(document: object) -> CpuManagerState:
 
 
 def parse_allocated_pods(document: object) -> dict[tuple[str, str], dict[str, int]]:
-    """Reads the requests of all containers from `allocated_pods_state`.
+    """Reads the requests of all containers from `allocated_pods_state`, by pod uid and container name.
 
     The state is JSON in a text of JSON. Newer kubelets add the pods as protobuf, and keep these entries.
-
-    Args:
-        document: The JSON value.
-
-    Returns:
-        Requests by pod uid and container name.
 
     Raises:
         InputError: It is not such a state.
@@ -174,11 +162,9 @@ def _requests(uid: str, pod: Mapping[str, Any]) -> dict[tuple[str, str], dict[st
 
 
 def class_memory(config: KubeletConfig, version: str) -> dict[KubeQoSClass, frozenset[str]]:
-    """What a kubelet writes to the cgroups of QoS classes each minute; see `KubeletFacts.class_memory`.
+    """The parameters that a kubelet writes to the cgroups of QoS classes each minute.
 
-    Args:
-        config: Its configuration.
-        version: Such as `v1.37.2`; another text: not known. Then it is all that some version writes.
+    If the version, such as `v1.37.2`, is not known: all that some version writes.
     """
     found = re.match(r"v1\.(\d+)", version)
     minors = _DISTINCT_MINORS if found is None else (int(found[1]),)
@@ -241,11 +227,7 @@ _CONFIG_KEYS = (
 
 
 class KubeletFolder:
-    """The files are looked at again and again in one thread at a time.
-
-    Args:
-        folder: May be missing.
-    """
+    """The kubelet's files, watched in one thread at a time; the folder may be missing."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -263,22 +245,18 @@ class KubeletFolder:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Of all files, with their paths."""
         return tuple(text for file in self._files for text in (*file.problems, file.withdrawal) if text)
 
     @property
     def wait_s(self) -> float | None:
-        """Time after which another look is due even without an event; None: none."""
         return min((file.wait_s for file in self._files if file.wait_s is not None), default=None)
 
     @property
     def needs_polling(self) -> bool:
-        """Whether there are changes without an event."""
         return not all(file.is_watchable for file in self._files)
 
     @property
     def is_unknown(self) -> bool:
-        """Whether there is a file that counts and was never good."""
         return self.config.is_unknown or self.cpu_manager.is_unknown
 
     def look(self, now_s: float, *, is_first: bool = False) -> None:
@@ -287,12 +265,7 @@ class KubeletFolder:
             file.look(now_s, is_first=is_first)
 
     def facts(self, topology: TopologyFacts | None, version: str = "") -> KubeletFacts | None:
-        """Facts from the kubelet's files, completed from NodeResourceTopology; None if neither has any.
-
-        Args:
-            topology: None: there is none.
-            version: The kubelet's, such as `v1.37.2`; empty: not known.
-        """
+        """Kubelet facts from its files, completed from NodeResourceTopology; None if neither has any."""
         config, state = self.config.value, self.cpu_manager.value
         published = topology or TopologyFacts()
         if config is None and state is None and published.kubelet_policy is None:
@@ -315,7 +288,6 @@ class KubeletFolder:
         )
 
     def saved(self) -> dict[str, Any]:
-        """The values as JSON can hold them; the pods' requests change too often to be saved."""
         return {
             "folder": printable(self._folder),
             "files": {

@@ -163,14 +163,7 @@ def _list(path: Path) -> frozenset[int] | None:
 
 
 def read_features(facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path) -> frozenset[Feature]:
-    """The features of the kernel.
-
-    Args:
-        facts: Have the files of cgroups; those of no cgroup are missing features, until there is one.
-        cgroup_root: The mount of cgroups.
-        sysfs: The mount of sysfs.
-        procfs: The mount of procfs.
-    """
+    """The features of the kernel; those with files in cgroups are missing until there is a cgroup."""
     found = {feature for feature, names in _PARAMETERS.items() if all(_has(facts, name) for name in names)}
     for feature, files in _FILES.items():
         if any(file in facts.files.get(controller, {}) for controller, file in files.items()):

@@ -69,19 +69,7 @@ class FolderObjects(NamedTuple):
 
 
 class ObjectFolder:
-    """A folder whose files are looked at again and again in one thread at a time.
-
-    Args:
-        folder: May be missing.
-
-    Attributes:
-        folder: The folder.
-        found: What the files give; replaced when it changes.
-        problems: Of the folder and its files.
-        notes: What is there and is not used.
-        wait_s: Time after which another look is due even without an event; None: none.
-        needs_polling: Whether there are changes without an event.
-    """
+    """A folder whose files are watched in one thread at a time; it may be missing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -94,13 +82,7 @@ class ObjectFolder:
         self.needs_polling = False
 
     def look(self, now_s: float, reader: Reader, *, is_first: bool = False) -> None:
-        """Looks at all files, and reads those that have changed.
-
-        Args:
-            now_s: Monotonic time.
-            reader: Decides which objects are about this node; with another one all files are read again.
-            is_first: Whether this is the first look of the process.
-        """
+        """Reads the files that have changed; with another reader all of them."""
         if reader != self._reader:
             self._reader = reader
             for file in self._files.values():
@@ -153,7 +135,6 @@ class ObjectFolder:
             yield f"{printable(self.folder)}: has no {kind} of this node, whose name is {name} (node.name)"
 
     def saved(self) -> dict[str, Any]:
-        """The values of all files as JSON can hold them."""
         return {
             name: {"stamp": file.stamp, "objects": file.source}
             for name, file in self._files.items()
@@ -365,14 +346,7 @@ def texts_of(saved: Mapping[str, Any]) -> tuple[dict[str, Text], NodeSlo | None]
 
 
 class StrategyTexts:
-    """Makes strategies of texts.
-
-    Attributes:
-        problems: What cannot be used.
-        notes: What is not used.
-        found_problems: `problems` with their parts.
-        is_unknown: Whether there is something that was never good, and nothing that is good.
-    """
+    """Makes strategies of texts."""
 
     def __init__(self) -> None:
         self.problems: tuple[str, ...] = ()
@@ -406,7 +380,6 @@ class StrategyTexts:
         return loaded.strategies if loaded.good or says_something else NO_STRATEGIES
 
     def saved(self) -> dict[str, Any]:
-        """The last good texts as JSON can hold them."""
         return {
             "texts": {key: list(text) for key, text in self._good.items()},
             "sections": {key: [slo.file, slo.spec.get(key)] for key, slo in self._good_sections.items()},

@@ -142,7 +142,6 @@ class Reader(NamedTuple):
     """The CPUs that this node has; None: not known."""
 
     def read(self, documents: Iterable[object]) -> list[Object | Rejected | Ignored]:
-        """Reads the objects of a file; the items of lists too."""
         return [self.read_object(each) for document in documents for each in _flattened(document)]
 
     def read_object(self, document: object) -> Object | Rejected | Ignored:
@@ -263,7 +262,6 @@ def _flattened(document: object) -> Iterator[object]:
 
 
 def has_incomplete(documents: Iterable[object]) -> bool:
-    """Whether something is no object, or has no kind or name: an object that is cut off looks so."""
     return any(not _is_named(each) for document in documents for each in _flattened(document))
 
 
@@ -278,11 +276,7 @@ def _is_named(document: object) -> bool:
 
 
 def parse_topology(annotations: Mapping[str, str], cpus: frozenset[int] | None) -> TopologyFacts:
-    """Reads the annotations of a NodeResourceTopology.
-
-    Args:
-        annotations: Of the object; others are ignored.
-        cpus: The CPUs that the node has; None: not known.
+    """Reads the annotations of a NodeResourceTopology; `cpus` are those of this node, if they are known.
 
     Raises:
         InputError: One is invalid, or names CPUs that the node does not have.

@@ -244,7 +244,6 @@ class Node:
         object.__setattr__(self, "unsure", unknown | of_pods)
 
     def strategy_for(self, pod: StrategyTraits) -> PodStrategy:
-        """The strategies that count for a pod, its own annotations included; in any thread."""
         return self.strategies.for_pod(pod)
 
     def requests_of(self, pod: PodLike) -> Mapping[str, Mapping[str, int]]:

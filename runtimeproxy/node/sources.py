@@ -65,21 +65,8 @@ class NodeSources:
         executor: One thread for reading files; it may hang with them.
         allocations: The CPUs of pods that have some of their own, by pod uid; None: not known yet.
         settings: None for the defaults.
-        api_server: What the API server says; None without it.
+        api_server: Objects and pods of the API server; None without it.
         clock: Monotonic time in seconds.
-
-    Attributes:
-        on_change: Called with each new snapshot and the inputs that have changed; None: not called.
-        on_pods_changed: Called with a new snapshot, and the uids of pods of which the API server says
-            something else than before; None: not called.
-        settled: Set once everything has been looked at.
-        notes: What is there and is not used.
-        strategy_problems: Those of the problems that are about strategies.
-        look_began_s: When the look began that has not ended, in seconds since the epoch; None for none.
-        latest: See `NodeSource`.
-        fresh_until_s: See `NodeSource`.
-        looked_s: When everything was last looked at, by the clock; None before.
-        polling_reason: Why the kernel reports no changes of files, which are polled then; empty if it does.
     """
 
     def __init__(
@@ -125,7 +112,6 @@ class NodeSources:
         self.polling_reason = ""
 
     def look_soon(self) -> None:
-        """Something has changed that has no event of the kernel."""
         self._wake.set()
 
     def snapshot(self) -> Node:
@@ -162,7 +148,6 @@ class NodeSources:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is there and cannot be used: path, place and reason; and pools without a CPU."""
         return (*self._of_look, *self._of_pools)
 
     @property
@@ -227,7 +212,7 @@ class NodeSources:
             self._announce(frozenset())
 
     def _look(self, is_first: bool) -> tuple[InputsReading, str | None]:
-        """In the executor's thread: a look, after the watches are renewed so that no event is missed."""
+        """A look, after the watches are renewed so that no event is missed; in the executor's thread."""
         reasons = [reason for events in self._events if (reason := events.try_renew()) is not None]
         read = partial(self._guarded, partial(self._inputs.look, self._clock(), is_first=is_first))
         # Calls wait for the first look; later ones leave the CPU to calls, however large the files are.

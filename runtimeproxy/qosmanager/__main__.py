@@ -56,11 +56,7 @@ exit codes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code.
-
-    Args:
-        argv: the arguments without the program's name; None for the process's own.
-    """
+    """Runs the command; returns its exit code."""
     # gRPC's core reads it when it is loaded; it would write plain lines to standard error, past the log.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     arguments = make_parser().parse_args(argv)

@@ -39,13 +39,7 @@ _Key = tuple[Target, str, Role]
 
 
 class ClaimSession:
-    """The claims of one owner.
-
-    Args:
-        owner: the plugin's name.
-        failures: for claims that are refused, and values that are not written.
-        clock: monotonic, in seconds.
-    """
+    """The claims of one owner, which is a plugin's name."""
 
     def __init__(self, owner: str, failures: FailureLog, clock: Callable[[], float] = time.monotonic) -> None:
         self._owner = owner
@@ -64,18 +58,14 @@ class ClaimSession:
 
     @property
     def count(self) -> int:
-        """How many claims the daemon has."""
         return len(self._held)
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """What the daemon has."""
         return tuple(self._held.values())
 
     async def take_over(self, connection: DaemonConnection) -> list[Claim]:
-        """Returns the claims that count in the daemon, which are this session's from now on.
-
-        The daemon is asked once for each connection.
+        """Returns the effective claims in the daemon, which are this session's from now on.
 
         Raises:
             DaemonAwayError: it is away.
@@ -259,7 +249,6 @@ _OUTCOMES: Final = {
 
 
 def _is_same(one: Claim | None, other: Claim) -> bool:
-    """Whether two claims lead to the same; the reason alone is not sent anew."""
     return one is not None and (one.value, one.ceiling) == (other.value, other.ceiling)
 
 

@@ -62,7 +62,7 @@ class ClaimsRefusedError(RuntimeProxyError):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the daemon knows, whole."""
+    """Everything that the daemon knows."""
 
     pods: tuple[Pod, ...]
     node: Node
@@ -109,12 +109,7 @@ class _Known:
 
 
 class DaemonConnection:
-    """One connection, from its first answer to its first failure.
-
-    Args:
-        admin: writes.
-        reads: reads.
-    """
+    """One connection, from its first answer to its first failure."""
 
     def __init__(self, admin: AdminAsyncStub, reads: RuntimeProxyAsyncStub) -> None:
         self.admin = admin
@@ -152,16 +147,7 @@ class DaemonConnection:
 
 
 class DaemonClient:
-    """Finds the daemon, and keeps what it knows of pods and node.
-
-    Args:
-        path: the admin socket.
-        failures: for what goes wrong, once per cause and interval.
-
-    Attributes:
-        problem: why nothing is known, for people; empty if all is.
-        changed: set after each change of what is known, and when the daemon is lost; the reader clears it.
-    """
+    """Finds the daemon, and keeps what it knows of pods and node."""
 
     def __init__(self, path: str, failures: FailureLog) -> None:
         self._path = path
@@ -221,7 +207,7 @@ class DaemonClient:
             await asyncio.sleep(pause_s)
 
     def _forget(self) -> None:
-        """What was known counts no more; versions go on, so that no reader takes the next for the last."""
+        """Drops everything; versions go on, so that no reader takes the next state for the last."""
         last = self._known
         self._known = _Known(
             pods_version=last.pods_version + 1,
@@ -378,5 +364,4 @@ class DaemonClient:
 
 
 async def _next(stream: AsyncIterator[api_pb2.WatchPodsResponse]) -> api_pb2.WatchPodsResponse | None:
-    """The next message of a stream; None at its end."""
     return await anext(stream, None)

@@ -115,12 +115,8 @@ def choose(
 ) -> Choice:
     """Return the pods to evict for all tasks together. Source: policies spec 3.5.
 
-    Args:
-        tasks: in their order. What two of them want is released once.
-        snapshot: of the node.
-        state: with what was evicted before.
-        releases_of: what the eviction of a pod releases, of all kinds.
-        unit: writes an amount for people.
+    What two tasks want is released once. `releases_of` has all kinds of amounts that the eviction of a pod
+    releases; `unit` writes an amount for people.
     """
     past = _Past(state, snapshot.now_s)
     missing = _missing(tasks, (releases_of(pod) for pod in snapshot.pods if past.is_ending(pod)))
@@ -159,12 +155,7 @@ def _missing(tasks: Iterable[ReleaseTask], ending: Iterable[Amounts]) -> dict[st
 
 
 class _Past:
-    """What was evicted, and so what may be evicted now.
-
-    Attributes:
-        evicted: By pod uid: when.
-        left: How many pods may still be evicted in this interval.
-    """
+    """Previous evictions, and so what may be evicted now."""
 
     def __init__(self, state: EvictState, now_s: float) -> None:
         options = state.options
@@ -198,12 +189,9 @@ def _subtract(missing: dict[str, int], amounts: Amounts) -> None:
 
 
 def allowed(pods: Iterable[Pod], feature: str, priority_threshold: int | None = None) -> list[Pod]:
-    """Return the pods that a feature may evict.
+    """Return the pods that a feature may evict: BE pods.
 
-    Args:
-        pods: of the node.
-        feature: the name of its gate.
-        priority_threshold: pods up to this priority that allow evictions by priority; None: BE pods.
+    With a priority threshold: pods up to this priority that allow evictions by priority.
     """
     found = [pod for pod in pods if pod.qos not in NEVER_EVICTED and pod.eviction.allows(feature)]
     if priority_threshold is None:
@@ -212,7 +200,6 @@ def allowed(pods: Iterable[Pod], feature: str, priority_threshold: int | None = 
 
 
 def be_priority(pod: Pod) -> int:
-    """The `spec.priority` of a BE pod; that of its class if it is not known."""
     return BATCH_PRIORITY if pod.priority is None else pod.priority
 
 
@@ -231,18 +218,14 @@ def by_priority(pods: Iterable[Pod], amount_of: Callable[[Pod], float]) -> list[
 
 
 def is_threshold_pair(threshold: int, lower: int) -> bool:
-    """Whether a threshold and what is released down to can be used. Source: policies spec 3.3, 3.4."""
     return threshold >= 0 and lower < threshold
 
 
 def usage_release(used: float, capacity: int, threshold: int, lower: int) -> int:
-    """Return the usage to be released; 0 for nothing. Source: policies spec 3.3, 3.4.
+    """Return the usage to be released, in millicores or bytes; 0 for nothing. Source: policies spec 3.3, 3.4.
 
-    Args:
-        used: of the node, in millicores or bytes.
-        capacity: of the node.
-        threshold: in percent of the capacity: below it nothing is released.
-        lower: in percent of the capacity: what is released down to; it may be below 0.
+    Nothing is released below `threshold`, in percent of the capacity; `lower`, to which usage is reduced, may be
+    below 0.
     """
     percent = int(used) * 100 // capacity
     return max(capacity * (percent - lower) // 100, 0) if percent >= threshold else 0
@@ -260,12 +243,10 @@ def resource_of(pod: Pod, name: str) -> str:
 
 
 def requested_name(resource: str) -> str:
-    """Return the name of requests of a resource among `Amounts`."""
     return f"requested {resource}"
 
 
 def request_of(pod: Pod, resource: str) -> int:
-    """Return what all containers of a pod request: millicores or bytes."""
     return sum(container.requests.get(resource, 0) for container in pod.containers)
 
 
@@ -276,11 +257,8 @@ MAX_ALLOCATABLE_PRIORITY: Final = 7_999
 def beyond_allocatable(requested: int, allocatable: int, threshold_percent: int, lower_percent: int) -> int:
     """Return how much of the requests has to be released; 0 for nothing. Source: policies spec 3.3, 3.4.
 
-    Args:
-        requested: by pods up to the priority threshold, of one resource.
-        allocatable: of the node; 0 or less: the node has nothing of it.
-        threshold_percent: of the allocatable: nothing is released up to it.
-        lower_percent: of the allocatable: what is released down to.
+    Requests are of one resource. Nothing is released up to the threshold, in percent of the allocatable; all of
+    a resource that the node has not.
     """
     if allocatable <= 0:
         return requested
@@ -309,7 +287,6 @@ class EvictPlugin(Plugin[_StateT]):
         return self.state_type(options=context.options or EvictOptions(), gates=gates)
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
-        """Whether the strategy wants it."""
         return snapshot.asks_for(self.name)
 
     def run(self, snapshot: Snapshot, state: _StateT) -> Decision[_StateT]:
@@ -328,7 +305,6 @@ class EvictPlugin(Plugin[_StateT]):
         return Decision(after, (), choice.evictions, choice.explanation)
 
     def on_evictions(self, results: Sequence[EvictionResult], snapshot: Snapshot, state: _StateT) -> _StateT:
-        """What was not carried out does not count as released."""
         return with_results(state, results, snapshot.now_s)
 
     def observed(self, snapshot: Snapshot, state: _StateT) -> _StateT:
@@ -340,11 +316,10 @@ class EvictPlugin(Plugin[_StateT]):
         raise NotImplementedError
 
     def usage(self, snapshot: Snapshot, cgroup: str) -> float | None:
-        """What a pod, or the node, uses; None: not known."""
+        """Usage of a pod or the node, in millicores or bytes; None: not known."""
         raise NotImplementedError
 
     def text_of(self, amount: float) -> str:
-        """An amount for people."""
         raise NotImplementedError
 
     def _releases(self, snapshot: Snapshot, pod: Pod) -> Amounts:
@@ -357,12 +332,7 @@ class EvictPlugin(Plugin[_StateT]):
     ) -> ReleaseTask | None:
         """Return the task of a feature that goes by the node's usage. Source: policies spec 3.3, 3.4.
 
-        Args:
-            snapshot: of the node.
-            feature: the name of the gate.
-            threshold: in percent of the capacity.
-            lower: what is released down to; None: 2 percent below the threshold.
-            priority: pods up to it that allow evictions by priority; None: BE pods.
+        Percentages are of the capacity; without `lower` it is 2 below the threshold. `priority`: see `allowed`.
         """
         lower = threshold - 2 if lower is None else lower
         capacity = snapshot.node.capacity.get(self.resource, 0)
@@ -394,11 +364,7 @@ class EvictPlugin(Plugin[_StateT]):
     ) -> ReleaseTask | None:
         """Return the task of a feature that goes by requests. Source: policies spec 3.3, 3.4.
 
-        Args:
-            snapshot: of the node.
-            feature: the name of the gate.
-            threshold: in percent of what is allocatable; None: nothing is released.
-            lower: in percent: what is released down to; None: nothing is.
+        Percentages are of the allocatable; without both nothing is released.
         """
         priority = snapshot.strategies.threshold.allocatable_evict_priority_threshold
         if threshold is None or lower is None or priority is None:

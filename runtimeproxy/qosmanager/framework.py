@@ -63,21 +63,7 @@ class PluginRun(NamedTuple):
 
 
 class PluginRunner:
-    """One plugin with its thread and state.
-
-    Args:
-        plugin: what to run.
-        failures: for failures of the plugin, once per cause and interval.
-        clock: monotonic, in seconds.
-        time_limit_s: how long one run may take.
-
-    Attributes:
-        plugin: as given.
-        mode: what happens with its decisions.
-        is_enabled: whether the strategies want it; None: not known yet.
-        problem: why it is left out now; empty if it is not.
-        explanation: of its last decision.
-    """
+    """One plugin with its thread and state."""
 
     def __init__(
         self,
@@ -117,7 +103,6 @@ class PluginRunner:
 
     @property
     def has_state(self) -> bool:
-        """Whether it goes on from its own state; if not, it begins with the claims that the daemon has."""
         return self._has_state
 
     def forget(self) -> None:
@@ -126,11 +111,9 @@ class PluginRunner:
         self._beginnings += 1
 
     def is_due(self, now_s: float) -> bool:
-        """Whether it may run: its interval is over, the pause after a failure too, and it is not off."""
         return self.mode is not Mode.OFF and now_s >= self._next_s
 
     def note_evictions(self, results: Sequence[EvictionResult]) -> None:
-        """Has the next run begin with what became of the plugin's proposals."""
         self._results = (*self._results, *results)
 
     async def run(
@@ -217,7 +200,6 @@ class PluginRunner:
         self._failures.report(self.plugin.name, reason, text, level=logging.ERROR, error=cause)
 
     def close(self) -> None:
-        """Lets the thread end, unless it hangs."""
         self._thread.shutdown(cancel_futures=True)
 
 
@@ -283,5 +265,4 @@ def _is_name(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is a line that can be logged and sent: no line breaks, no surrogates."""
     return isinstance(value, str) and bool(value) and value.isprintable()

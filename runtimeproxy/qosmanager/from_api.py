@@ -167,7 +167,7 @@ def _member(kind: type[_EnumT], value: str, default: _EnumT) -> _EnumT:
 
 
 def strategy_of(kind: type[_Kind], part: str, texts: Mapping[str, str]) -> tuple[_Kind, tuple[str, ...]]:
-    """A strategy, and the problems with values that cannot be used, whose fields have their defaults.
+    """A strategy, and the problems with values that cannot be used, whose fields keep their defaults.
 
     Args:
         kind: a frozen dataclass whose fields have defaults.
@@ -208,7 +208,6 @@ def key_message(claim: Claim) -> api_pb2.ClaimKey:
 
 
 def cut_bytes(text: str, most: int) -> str:
-    """The beginning of a text, with whole characters."""
     return text.encode()[:most].decode(errors="ignore")
 
 
@@ -242,13 +241,7 @@ def claims_of(messages: Iterable[api_pb2.Claim]) -> Iterator[Claim]:
 
 
 def report_message(pid: int, started_s: float, plugins: Iterable[PluginReport]) -> api_pb2.QosManagerReport:
-    """What the daemon is told of this process.
-
-    Args:
-        pid: Of it.
-        started_s: Since the epoch.
-        plugins: All of them.
-    """
+    """What the daemon is told of this process, which started `started_s` after the epoch."""
     message = api_pb2.QosManagerReport(version=__version__, pid=pid)
     message.started_at.FromNanoseconds(int(started_s * 1e9))
     message.plugins.extend(

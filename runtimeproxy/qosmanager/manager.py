@@ -145,7 +145,6 @@ def configured(reading: Reading, plugins: Iterable[AnyPlugin]) -> Configuration:
 
 
 def built_in_plugins() -> list[AnyPlugin]:
-    """Makes the plugins of this package."""
     return [pkgutil.resolve_name(reference)() for reference in BUILT_IN.values()]
 
 
@@ -181,7 +180,6 @@ def _imported(name: str, reference: str) -> AnyPlugin:
 
 
 def external_plugins(settings: Settings) -> dict[str, str]:
-    """The references of plugins that are not of this package, by name; empty for one with an endpoint."""
     return {name: own.reference for name, own in settings.plugins.items() if own.endpoint or own.reference}
 
 
@@ -229,16 +227,7 @@ class _PluginEntry:
 
 
 class QosManager:
-    """One running manager; made in its event loop.
-
-    Args:
-        configuration: at the start.
-        reload: reads the configuration again; raises ConfigError.
-        plugins: what runs.
-        sampler: where samples come from.
-        environ: where the service manager's variables are.
-        clock: monotonic, in seconds.
-    """
+    """One running manager; made in its event loop. `reload` raises ConfigError."""
 
     def __init__(
         self,

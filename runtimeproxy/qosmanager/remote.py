@@ -63,11 +63,7 @@ class RemoteOptions(NamedTuple):
 
 
 class RemotePlugin(Plugin[RemoteState]):
-    """One plugin in another process. Its options are `RemoteOptions`.
-
-    Args:
-        name: as in the configuration.
-    """
+    """One plugin in another process. Its options are `RemoteOptions`."""
 
     default_mode: ClassVar[Mode] = Mode.DRY_RUN
 
@@ -87,13 +83,11 @@ class RemotePlugin(Plugin[RemoteState]):
         return RemoteState(tuple(context.held))
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
-        """Always: without need the plugin claims nothing."""
         return True
 
     def on_evictions(
         self, results: Sequence[EvictionResult], snapshot: Snapshot, state: RemoteState
     ) -> RemoteState:
-        """Keeps them for the next request."""
         return state._replace(results=(*state.results, *results))
 
     def run(self, snapshot: Snapshot, state: RemoteState) -> Decision[RemoteState]:

@@ -88,12 +88,10 @@ class Pod:
 
     @property
     def full_name(self) -> str:
-        """Namespace and name, for reasons and logs."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def priority_value(self) -> int:
-        """Its priority; that of its priority class if it has none, or 0. Source: policies spec 1.5."""
         return self.priority or DEFAULT_PRIORITIES[self.priority_class]
 
 

@@ -31,7 +31,6 @@ _SENTENCES: Final = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the command."""
     parser.add_argument(
         "-o", "--output", choices=("text", "json"), default="text", help="text for people, or JSON"
     )
@@ -46,12 +45,7 @@ class ShownStatus(NamedTuple):
 
 
 def shown(settings: Settings, output: str) -> ShownStatus:
-    """Asks the daemon.
-
-    Args:
-        settings: With the daemon's socket.
-        output: `text` or `json`.
-    """
+    """Asks the daemon; `output` is `text` or `json`."""
     import grpc
 
     from cri_api.runtimeproxy.v1 import api_pb2
@@ -95,12 +89,7 @@ def _fails(plugin: api_pb2.QosPluginStatus) -> bool:
 
 
 def lines(status: api_pb2.QosManagerStatus, now: datetime) -> Iterator[str]:
-    """The status for people.
-
-    Args:
-        status: what the daemon says.
-        now: with a time zone.
-    """
+    """The status for people."""
     from cri_api.runtimeproxy.v1 import api_pb2
 
     state = api_pb2.QosManagerStatus.State.Name(status.state).removeprefix("STATE_")

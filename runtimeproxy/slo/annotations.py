@@ -139,23 +139,18 @@ class PodAnnotations:
         return tuple(self._problems)
 
     def cpu_burst(self) -> Overlay | None:
-        """What it sets; None without one, or if it is invalid: then the node's values count."""
         return self._overlay(CPU_BURST, PodCpuBurst)
 
     def cpu_qos(self) -> Overlay | None:
-        """What it sets; None without one, or if it is invalid: then nothing is set for the pod."""
         return self._overlay(CPU_QOS, CpuQoS)
 
     def memory_qos(self) -> Overlay | None:
-        """What it sets, `policy` included; None without one, or if it is invalid: then the class's counts."""
         return self._overlay(MEMORY_QOS, PodMemoryQoS)
 
     def network_qos(self) -> Overlay | None:
-        """What it sets; None without one, or if it is invalid: then there are no limits of the pod's own."""
         return self._overlay(NETWORK_QOS, PodNetwork)
 
     def blkio_qos(self) -> Overlay | None:
-        """What it sets; None without one, or if it is invalid: then there are no limits of the pod's own."""
         return self._overlay(BLKIO_QOS, BlkioQoS)
 
     def resctrl(self) -> OwnSchemata | None:

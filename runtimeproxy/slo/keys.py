@@ -256,7 +256,6 @@ class KeyConfig:
 
     @property
     def is_node_slo(self) -> bool:
-        """Whether it is a section of a NodeSLO."""
         return self.cluster_provenance.source is Layer.NODE_SLO
 
 

@@ -100,15 +100,8 @@ def load(
 ) -> Loaded:
     """Returns the strategies of a node.
 
-    A key that cannot be used counts as in `previous`, and as absent without one; a key that is absent now is
-    withdrawn, whatever it was before. Pure; takes up to a second for the largest ConfigMaps.
-
-    Args:
-        texts: the `data` of the ConfigMap, by key.
-        node_slo: the node's NodeSLO, if there is one.
-        labels: of the node.
-        annotations: of the node.
-        previous: what was loaded last, for the keys that cannot be used now.
+    A key that cannot be used keeps its value in `previous`, and is absent without one. A key that is absent now
+    is withdrawn, whatever it was before. Pure; takes up to a second for the largest ConfigMaps.
     """
     loading = _Loading(labels or {}, annotations or {}, previous.good if previous else {})
     return loading.run(texts, node_slo)
@@ -210,7 +203,6 @@ class _Loading:
             self._problems.append(Problem(config.file, name, "networkQOS", reason, is_warning=True))
 
     def _used(self, section: Section) -> KeyConfig | None:
-        """What the strategy of the node stands on."""
         return self._good.get(section.node_slo) or self._good.get(section.key)
 
     def _layers(self, section: Section) -> Iterator[_Layer]:
@@ -295,7 +287,6 @@ class _Loading:
         yield {("enable",): _BOOLS[text]}, Provenance(Layer.NODE_LABEL, key=CPU_NORMALIZATION_ENABLED)
 
     def _warn(self, key: str, reason: str) -> None:
-        """Reports a label or annotation of the node that is ignored."""
         self._problems.append(Problem("", key, "", f"{reason}, and is ignored", is_warning=True))
 
 

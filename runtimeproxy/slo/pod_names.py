@@ -65,7 +65,6 @@ class Named(Protocol):
 
 
 def name_problems(pod: Named) -> tuple[Problem, ...]:
-    """The names of a pod's labels and annotations in Koordinator's domains that are not known."""
     return tuple(islice(_unknown_names(pod), MAX_NAMES))
 
 

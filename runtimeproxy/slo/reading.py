@@ -82,7 +82,6 @@ class Problem(NamedTuple):
 
     @property
     def needs_attention(self) -> bool:
-        """Whether it is a problem of the node; else it is a note."""
         return not self.is_warning or bool(self.guess)
 
     def __str__(self) -> str:
@@ -101,9 +100,6 @@ class Report:
         file: path of the file; empty for labels and annotations.
         key: key of the ConfigMap, or of the label or annotation.
         most_guesses: unknown names that are compared with the known ones; each takes up to 0.4 ms.
-
-    Attributes:
-        guesses_left: how many of them are left.
     """
 
     def __init__(self, file: str, key: str, most_guesses: int = MAX_PROBLEMS) -> None:
@@ -122,17 +118,10 @@ class Report:
         self._add(Problem(self.file, self.key, path, reason))
 
     def warn(self, path: str, reason: str) -> None:
-        """Adds a problem that leaves all else usable."""
         self._add(Problem(self.file, self.key, path, reason, is_warning=True))
 
     def unknown_name(self, path: str, guess: str, hint: str = "") -> None:
-        """Adds a field that is not known.
-
-        Args:
-            path: of the field.
-            guess: see `Problem`.
-            hint: said where there is no guess.
-        """
+        """Adds a field that is not known; `hint` is said where there is no guess."""
         reason = f"is not a known field, and is not used{did_you_mean(guess) or hint}"
         self._add(
             Problem(self.file, self.key, path, reason, is_warning=True, is_unknown_name=True, guess=guess)
@@ -159,7 +148,6 @@ class Report:
 
     @property
     def is_full(self) -> bool:
-        """Whether further problems are counted only."""
         return len(self.problems) >= MAX_PROBLEMS
 
     def _add(self, problem: Problem) -> None:
@@ -176,7 +164,6 @@ class Report:
 
 
 def _rank(problem: Problem) -> int:
-    """What matters more has a lower one."""
     return problem.is_warning + (problem.is_warning and not problem.guess)
 
 
@@ -207,12 +194,7 @@ def read_overlay(
 ) -> dict[Path, object]:
     """Returns the fields of a schema's dataclass that a JSON object sets; invalid ones are left out.
 
-    Args:
-        kind: the dataclass.
-        raw: the JSON value; null sets nothing.
-        report: gets the problems.
-        path: of the JSON value, for problems.
-        beside: keys that the object has for others.
+    A null sets nothing. `beside` has keys that the object has for others.
     """
     overlay: dict[Path, object] = {}
     if raw is None:
@@ -300,7 +282,6 @@ def shown(value: object) -> str:
 
 
 def members_of(raw: Mapping[str, object]) -> dict[str, tuple[str, object]]:
-    """The members of an object by their keys in lower case; the last one of a key counts, as in Go."""
     return {str(key).lower(): (str(key), value) for key, value in raw.items()}
 
 

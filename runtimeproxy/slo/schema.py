@@ -161,7 +161,6 @@ class PodEviction:
     """A lower one is evicted first."""
 
     def allows(self, feature: str) -> bool:
-        """Return whether a feature, by the name of its gate, may evict the pod."""
         return self.allowed is None or feature in self.allowed
 
 

@@ -30,7 +30,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(guess: str) -> str:
-    """The end of a problem with a name; empty without a guess."""
     return f"; did you mean {guess}?" if guess else ""
 
 

@@ -188,11 +188,9 @@ class PodStrategy:
     """By dotted path, such as `cpu_burst.cpu_burst_percent`; a missing one is a default."""
 
     def provenance_of(self, path: str) -> Provenance:
-        """Return where a value comes from, by its dotted path, such as `cpu_burst.cpu_burst_percent`."""
         return self.provenance.get(path, BY_DEFAULT)
 
     def problems_of(self, annotation: str) -> tuple[str, ...]:
-        """Return the problems with one of the pod's annotations; a newer Koordinator's fields are none."""
         return tuple(
             str(each)
             for each in self.problems
@@ -225,11 +223,9 @@ class Strategies:
         object.__setattr__(self, "_pods", PodResolver(self.cpu_burst, basis))
 
     def provenance_of(self, path: str) -> Provenance:
-        """Return where a value comes from, by its dotted path, such as `qos.ls_class.cpu_qos.enable`."""
         return self.provenance.get(path, BY_DEFAULT)
 
     def for_pod(self, pod: StrategyTraits) -> PodStrategy:
-        """Return what counts for a pod; in any thread, and quick: pods that differ in nothing share it."""
         return self._pods.resolve(pod)
 
 
@@ -247,7 +243,6 @@ class PodRule(NamedTuple):
     provenance: Provenance
 
     def matches(self, pod: StrategyTraits) -> bool:
-        """Return whether the pod is one of those that the strategy is for."""
         return self.namespace in ("", pod.namespace) and self.selector.matches(pod.labels)
 
 
@@ -339,15 +334,9 @@ def cpu_class(qos: QoSClass, kube_qos: KubeQoSClass, classes: QoSStrategy) -> st
 def switch_off(
     value: _Value, path: str, provenance: Mapping[str, Provenance], into: dict[str, Provenance]
 ) -> _Value:
-    """Return the values that switch a QoS off, which its type has by default, and note who disabled it.
+    """Return the values that switch a QoS off, which its type has by default; `into` gets who disabled it.
 
-    Of a QoS that no layer says anything about nothing is noted.
-
-    Args:
-        value: the QoS, which is not enabled.
-        path: of the QoS, for `into`.
-        provenance: of its fields.
-        into: gets the provenance of the values that switch it off.
+    If no layer says anything about the QoS, `into` stays as it is. `provenance` is of the QoS's fields.
     """
     off = provenance.get("enable", BY_DEFAULT)._replace(is_off=True)
     names = [each.name for each in fields(value)]  # type: ignore[arg-type]

@@ -87,11 +87,7 @@ def pool_ratio(
 ) -> float:
     """Return the usage of the shared CPUs, 0 to 1 and above; 1 without any. Source: policies spec 3.2.1.
 
-    Args:
-        cpus: how many the node has.
-        bound_millicores: CPU requests of LSE and LSR pods.
-        node_used_cores: usage of the node.
-        other_cores: usage of LSE, LSR and BE pods.
+    `bound_millicores` are requests of LSE and LSR pods; `other_cores` are used by LSE, LSR and BE pods.
     """
     total = cpus - bound_millicores / 1_000
     return (node_used_cores - sum(other_cores)) / total if total > 0 else 1.0
@@ -125,12 +121,9 @@ def new_bucket(capacity: int, container_id: str, now_s: float) -> Bucket:
 
 
 def refilled(bucket: Bucket, usage_percent: int, now_s: float) -> Bucket:
-    """Return the bucket after the usage since its last time. Source: policies spec 3.2.4.
+    """Return the bucket after the usage, in percent of the limit, since its last time.
 
-    Args:
-        bucket: of before.
-        usage_percent: of the limit: 100 and more uses tokens up, less than 60 brings some.
-        now_s: by the clock of `Bucket.at_s`.
+    100 and more uses tokens up, less than 60 brings some. Source: policies spec 3.2.4.
     """
     tokens = bucket.tokens
     if usage_percent >= 100 or usage_percent < 60:
@@ -143,14 +136,7 @@ def limited(
 ) -> tuple[Bucket | None, bool]:
     """Return the bucket after this round, and whether the quota may be above the limit.
 
-    Source: policies spec 3.2.4.
-
-    Args:
-        bucket: of the round before; None for none.
-        strategy: of the pod.
-        usage_percent: CPU usage in percent of the limit.
-        container_id: names the bucket.
-        now_s: monotonic.
+    The usage is in percent of the limit. Source: policies spec 3.2.4.
     """
     period_s, percent = strategy.cfs_quota_burst_period_seconds, strategy.cfs_quota_burst_percent
     if period_s < 0:
@@ -165,13 +151,7 @@ def limited(
 
 
 def operation(strategy: PodCpuBurst, throttled: float | None, *, is_allowed: bool) -> Operation:
-    """Return what a container asks for, apart from the node's state. Source: policies spec 3.2.3.
-
-    Args:
-        strategy: of the pod.
-        throttled: share of the periods in which it was throttled; None: not known.
-        is_allowed: by the limiter.
-    """
+    """Return what a container asks for, apart from the node's state. Source: policies spec 3.2.3."""
     if strategy.policy not in QUOTA_BURST:
         return Operation.RESET
     if not is_allowed:
@@ -180,7 +160,6 @@ def operation(strategy: PodCpuBurst, throttled: float | None, *, is_allowed: boo
 
 
 def ceiling_us(base_us: int, strategy: PodCpuBurst) -> int:
-    """Return the largest quota of a container. Source: policies spec 3.2.3."""
     return base_us * max(strategy.cfs_quota_burst_percent, 100) // 100
 
 
@@ -220,7 +199,6 @@ class Burst(NamedTuple):
 
     @property
     def share(self) -> float:
-        """How many times its quota without burst it has."""
         return self.current_us / self.base_us
 
 
@@ -250,11 +228,7 @@ def planned(
 ) -> dict[str, int]:
     """Return the quota of each container.
 
-    Args:
-        bursts: all containers that may burst.
-        pool: the shared CPUs.
-        grants: what was given and taken within the averaged time.
-        is_held: whether nothing may grow yet after an overload.
+    `grants` were given and taken within the averaged time; `is_held`: nothing may grow yet after an overload.
     """
     quotas = {
         each.id: stepped(
@@ -342,7 +316,6 @@ class CpuBurstPlugin(Plugin[BurstState]):
         return BurstState(added_us=added)
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
-        """Whether some pod's strategy, which the node's is part of, wants it."""
         return snapshot.asks_for(self.name)
 
     def run(self, snapshot: Snapshot, state: BurstState) -> Decision[BurstState]:

@@ -55,7 +55,7 @@ def satisfaction_release(
     """Return the request to be released, in millicores; 0 for nothing. Source: policies spec 3.3.
 
     Args:
-        cpu: what BE pods may use, use and request.
+        cpu: limit, usage and request of all BE pods.
         lower_percent: of the request: with more of a limit nothing is released.
         upper_percent: of the request: what the limit is to be after that.
         usage_percent: of the limit, from 1,000 millicores on: using less, nothing is released.
@@ -80,7 +80,6 @@ def both_releases(
 
 
 def has_enough_samples(count: int, window_s: float, interval_s: float = 1.0) -> bool:
-    """Return whether samples cover a third of the window. Source: policies spec 3.3."""
     return count * interval_s * 3 >= window_s
 
 
@@ -144,7 +143,6 @@ class CpuEvict(EvictPlugin[CpuEvictState]):
 
 
 def window_of(threshold: Threshold) -> float:
-    """The time over which usage is averaged, in seconds."""
     return float(min(max(threshold.cpu_evict_time_window_seconds or 1, 1), LONGEST_WINDOW_S))
 
 

@@ -69,14 +69,8 @@ def be_millicores(
 ) -> int:
     """Return what is left for BE pods together, 0 at least. Source: policies spec 3.1.
 
-    Args:
-        capacity_millicores: of the node.
-        threshold_percent: of the capacity: what all pods and the system use together.
-        min_percent: of the capacity: what BE pods keep; None for no such floor.
-        node_used_cores: usage of the whole node.
-        pods: all of which usage is known, those that are gone included (as pods of other classes).
-        host_applications: likewise.
-        reserved_millicores: what kubelet or node reservation keep for the system, used or not.
+    Percentages are of the capacity: what all pods and the system use together, and what BE pods keep. Pods that
+    are gone are used as pods of other classes. `reserved_millicores` are kept for the system, used or not.
     """
     used = [*pods, *host_applications]
     system_cores = max(node_used_cores - sum(each.cores for each in used), reserved_millicores / 1_000, 0.0)
@@ -86,20 +80,15 @@ def be_millicores(
 
 
 def floor_millicores(capacity_millicores: int, min_percent: int | None) -> int:
-    """Return what BE pods keep in any case."""
     return capacity_millicores * (min_percent or 0) // 100
 
 
 def next_quota_us(
     target_millicores: int, current_us: int, capacity_millicores: int, min_percent: int | None = None
 ) -> int:
-    """Return the quota of all BE pods, for a period of 100 ms. Source: policies spec 3.1.2.
+    """Return the quota of all BE pods, for a period of 100 ms; -1 is no quota. Source: policies spec 3.1.2.
 
-    Args:
-        target_millicores: what is left for them.
-        current_us: the quota so far; -1 for none.
-        capacity_millicores: of the node.
-        min_percent: the floor in percent of the capacity, which no step limit delays.
+    No step limit delays the floor, `min_percent` of the capacity.
     """
     quota_us = max(_quota_us(target_millicores), MIN_QUOTA_US)
     if current_us == UNLIMITED:
@@ -119,14 +108,9 @@ def next_cpu_count(
     capacity_millicores: int = 0,
     min_percent: int | None = None,
 ) -> int:
-    """Return how many CPUs BE pods get. Source: policies spec 3.1.1.
+    """Return how many of the node's CPUs BE pods get. Source: policies spec 3.1.1.
 
-    Args:
-        target_millicores: what is left for them.
-        current: how many they have.
-        total: how many the node has.
-        capacity_millicores: of the node.
-        min_percent: the floor in percent of the capacity, which no step limit delays.
+    No step limit delays the floor, `min_percent` of the capacity.
     """
     count = max(-(-target_millicores // 1_000), MIN_CPUS)
     if count == current + 1 and target_millicores <= current * 1_000 + CPU_DEADBAND_MILLICORES:
@@ -183,11 +167,6 @@ def select_cpus(cpus: Iterable[Cpu], count: int, lsr_cpus: frozenset[int] = froz
     """Return so many CPUs for BE pods, those of LSR pods and others by their share; all if there are fewer.
 
     Source: policies spec 3.1.1.
-
-    Args:
-        cpus: those that BE pods may have at all.
-        count: how many.
-        lsr_cpus: CPUs that LSR pods are bound to.
     """
     there = list(cpus)
     lsr = [cpu for cpu in there if cpu.id in lsr_cpus]
@@ -251,7 +230,6 @@ class CpuSuppress(Plugin[SuppressState]):
         return state
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
-        """Whether the strategy wants it."""
         return snapshot.asks_for(self.name)
 
     def run(self, snapshot: Snapshot, state: SuppressState) -> Decision[SuppressState]:

@@ -149,7 +149,6 @@ class Profiling(Plugin[ProfilingState]):
         return ProfilingState(models, problem=problem)
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
-        """Always: the mode says whether it is wanted."""
         return True
 
     def run(self, snapshot: Snapshot, state: ProfilingState) -> Decision[ProfilingState]:

@@ -35,7 +35,6 @@ class Buckets:
         return math.ceil(math.log(self.most * (self.growth - 1) / self.first + 1, self.growth)) + 1
 
     def start(self, bucket: int) -> float:
-        """The least value of a bucket."""
         return self.first * (self.growth**bucket - 1) / (self.growth - 1)
 
     def of(self, value: float) -> int:
@@ -77,7 +76,6 @@ class UsageHistogram:
         self._weights[self.buckets.of(value)] += 2.0 ** max(half_lives, -_MOST_HALF_LIVES)
 
     def shift(self, seconds: float) -> None:
-        """Moves all samples in time, as after the clock was set."""
         self._reference_s += seconds
 
     def percentile(self, share: float) -> float | None:

@@ -104,7 +104,6 @@ class Interference:
 
     @property
     def confidence(self) -> float:
-        """From 0 to 1: that the most confident signal is no chance. Signals depend on each other."""
         return self.raised[0].confidence
 
 
@@ -126,12 +125,7 @@ def confidence(deviations: float, count: int) -> float:
 
 
 def judged(history: PodHistory, values: Mapping[Signal, float]) -> tuple[PodHistory, Interference | None]:
-    """Judges a pod's signals by its history, and learns them.
-
-    Args:
-        history: of the pod.
-        values: of now, means of about a minute; a signal that is not known is not in it.
-    """
+    """Judges a pod's signals, means of about a minute, by its history, and learns them."""
     is_busy = _deviations(history, Signal.CPU_USAGE, values) >= BUSY_DEVIATIONS
     raised: list[Raised] = []
     for signal, value in values.items():

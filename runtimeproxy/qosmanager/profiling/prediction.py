@@ -34,12 +34,10 @@ NODE: Final = "node"
 
 
 def pod_key(uid: str) -> str:
-    """The model of a pod."""
     return f"pod/{uid}"
 
 
 def class_key(priority_class: PriorityClass) -> str:
-    """The model of all pods of a class."""
     return f"class/{priority_class.value}"
 
 
@@ -88,7 +86,6 @@ class PredictedPod:
 
     @property
     def unreclaimable(self) -> ResourceAmounts:
-        """What it is expected to need; without prediction its request."""
         return self.request if self.peak is None else self.peak
 
     @property
@@ -100,7 +97,6 @@ class PredictedPod:
 
 
 def with_margin(peak: ResourceAmounts | None) -> ResourceAmounts | None:
-    """The peak that is reckoned with."""
     return None if peak is None else peak.times(SAFETY_MARGIN, SAFETY_MARGIN)
 
 
@@ -116,11 +112,8 @@ def reclaimable_by_class(
 ) -> ResourceAmounts:
     """What prod pods leave by the peak of all of them together.
 
-    Args:
-        allocatable: of the node.
-        requested: by prod pods that do not end.
-        system: percentiles of what is no pod.
-        prod: percentiles of prod pods together.
+    `system` and `prod` are percentiles of what is no pod, and of all prod pods. Pods that terminate are not in
+    `requested`.
     """
     peak = system.plus(prod).times(SAFETY_MARGIN, SAFETY_MARGIN)
     unneeded = requested.minus(peak).at_least(NOTHING)
@@ -148,12 +141,7 @@ class Models:
         return None if model is None else model.percentiles
 
     def prod_reclaimable(self, node: NodeUse, ages_s: Mapping[str, float | None]) -> ResourceAmounts:
-        """What prod pods request and are not expected to use: the smaller one of both predictions.
-
-        Args:
-            node: all that runs now.
-            ages_s: of the pods by uid.
-        """
+        """What prod pods request and are not expected to use: the smaller of both predictions."""
         prod = [pod for pod in node.pods if is_prod(pod.priority_class)]
         pods = [
             PredictedPod(
@@ -174,7 +162,6 @@ class Models:
         return reclaimable_by_pods(node.allocatable, pods).at_most(by_class)
 
     def saved(self) -> str:
-        """All models as a JSON text."""
         return json.dumps(
             {
                 "format": _FORMAT,

@@ -21,7 +21,6 @@ class ResourceAmounts(NamedTuple):
     memory_bytes: float
 
     def combined(self, other: ResourceAmounts, combine: Callable[[float, float], float]) -> ResourceAmounts:
-        """Resource by resource."""
         return ResourceAmounts(
             combine(self.cpu_millicores, other.cpu_millicores), combine(self.memory_bytes, other.memory_bytes)
         )
@@ -30,15 +29,12 @@ class ResourceAmounts(NamedTuple):
         return self.combined(other, lambda own, others: own + others)
 
     def minus(self, other: ResourceAmounts) -> ResourceAmounts:
-        """May be negative."""
         return self.combined(other, lambda own, others: own - others)
 
     def at_least(self, other: ResourceAmounts) -> ResourceAmounts:
-        """The larger one of each resource."""
         return self.combined(other, max)
 
     def at_most(self, other: ResourceAmounts) -> ResourceAmounts:
-        """The smaller one of each resource."""
         return self.combined(other, min)
 
     def times(self, cpu: float, memory: float) -> ResourceAmounts:
@@ -75,7 +71,6 @@ class PodUse:
 
     @property
     def is_high_priority(self) -> bool:
-        """Whether it is of another class than batch and free."""
         return self.priority_class not in _LOW_CLASSES
 
 
@@ -103,12 +98,10 @@ class NodeUse:
 
     @property
     def system_used(self) -> ResourceAmounts:
-        """System and host applications of high priority, at least what is reserved for them."""
         return self.system_usage.plus(self.high_priority_applications).at_least(self.reserved)
 
 
 def high_priority_used(pods: Iterable[PodUse]) -> ResourceAmounts:
-    """What pods of high priority use; without samples, and of the CPUs of LSE pods, what they request."""
     return summed(_used(pod) for pod in pods if pod.is_high_priority)
 
 
@@ -121,7 +114,6 @@ def _used(pod: PodUse) -> ResourceAmounts:
 
 
 def high_priority_requested(pods: Iterable[PodUse]) -> ResourceAmounts:
-    """What pods of high priority request."""
     return summed(pod.request for pod in pods if pod.is_high_priority)
 
 
@@ -162,13 +154,7 @@ def _percent_or_all(percent: float | None) -> float:
 
 
 def mid_resources(node: NodeUse, prod_reclaimable: ResourceAmounts, strategy: Colocation) -> ResourceAmounts:
-    """What mid pods may request on the node, 0 or more.
-
-    Args:
-        node: the node.
-        prod_reclaimable: what prod pods request and are not expected to use.
-        strategy: the strategy of the node.
-    """
+    """What mid pods may request on the node, 0 or more."""
     limit = node.capacity.percent(strategy.mid_cpu_threshold_percent, strategy.mid_memory_threshold_percent)
     if strategy.mid_reclaim_mode is MidReclaimMode.STATIC:
         reserved = node.capacity.percent(
@@ -184,7 +170,6 @@ def mid_resources(node: NodeUse, prod_reclaimable: ResourceAmounts, strategy: Co
 
 
 def is_prod(priority_class: PriorityClass) -> bool:
-    """Whether what pods of a class do not use can be reclaimed: prod, or no class."""
     return priority_class in (PriorityClass.PROD, PriorityClass.NONE)
 
 
@@ -193,17 +178,13 @@ def published_batch(
 ) -> ResourceAmounts:
     """The batch resources as a node's status has them: whole millicores and bytes.
 
-    Args:
-        batch: as computed.
-        normalization_ratio: of the node's CPUs; None or up to 1: CPU is not multiplied.
-        allocated: what others than Koordinator have given away already.
+    A ratio of up to 1 multiplies no CPU. `allocated` is given away by others than Koordinator already.
     """
     rest = batch.times(max(normalization_ratio or 1.0, 1.0), 1.0).minus(allocated).at_least(NOTHING)
     return ResourceAmounts(int(rest.cpu_millicores), int(rest.memory_bytes))
 
 
 def is_degraded(samples_age_s: float, strategy: Colocation) -> bool:
-    """Whether samples are so old that batch and mid resources are taken back."""
     return samples_age_s > strategy.degrade_time_minutes * 60
 
 

@@ -90,9 +90,7 @@ def open_event(event: int, cgroup: int, cpu: int, group: int) -> int:
 def cycles_per_instruction(counts: Sequence[bytes]) -> float | None:
     """The ratio over all CPUs; None if there were too few instructions.
 
-    Args:
-        counts: what was read of each CPU. Where the CPU had more events than counters, each was counted for a
-            part of the time, and is scaled to the whole.
+    Where a CPU had more events than counters, each was counted for a part of the time, and is scaled up.
     """
     cycles = instructions = 0.0
     for each in counts:
@@ -116,14 +114,6 @@ class CycleCounters:
         most_descriptors: int = _MOST_DESCRIPTORS,
         open_event: OpenEvent = open_event,
     ) -> None:
-        """Opens nothing yet.
-
-        Args:
-            folder: in which perf events find cgroups.
-            cpus: number of CPUs.
-            most_descriptors: that are open at once.
-            open_event: starts to count.
-        """
         self.problem = "" if folder is not None else "no hierarchy of cgroups with perf_event is mounted"
         """Why nothing is counted; empty if it is."""
         self._folder = folder
@@ -136,11 +126,7 @@ class CycleCounters:
         self._passes_left = 0
 
     def step(self, cgroups: Sequence[str]) -> list[tuple[str, float]]:
-        """Called in each pass; the ratios of the cgroups whose turn has ended.
-
-        Args:
-            cgroups: all that are to be counted. Without any, none is.
-        """
+        """To be called in each pass; returns the ratios of the cgroups whose turn has ended."""
         if self.problem or not cgroups:
             self.close()
             return []

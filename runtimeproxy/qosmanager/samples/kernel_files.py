@@ -90,7 +90,6 @@ def _numbers(pattern: re.Pattern[bytes], content: bytes) -> Numbers:
 
 
 def decode_cpu_stat_v1(contents: Sequence[bytes]) -> Numbers:
-    """cpu.stat of version 1: nr_periods, nr_throttled."""
     return _numbers(_CPU_STAT, contents[0])
 
 
@@ -101,16 +100,15 @@ def decode_cpu_stat_v2(contents: Sequence[bytes]) -> Numbers:
 
 
 def decode_memory_stat_v1(contents: Sequence[bytes]) -> Numbers:
-    """memory.usage_in_bytes and memory.stat, to usage, inactive file, and pages other than page cache."""
     return _memory(contents[0], _numbers(_MEMORY_STAT_V1, contents[1]))
 
 
 def decode_memory_stat_v2(contents: Sequence[bytes]) -> Numbers:
-    """memory.current and memory.stat, to usage, inactive file, and pages other than page cache."""
     return _memory(contents[0], _numbers(_MEMORY_STAT_V2, contents[1]))
 
 
 def _memory(usage: bytes, stat: Numbers) -> Numbers:
+    """Usage, inactive file, and pages other than page cache."""
     inactive_anon, active_anon, inactive_file, unevictable = stat
     return *_one_number((usage,)), inactive_file, inactive_anon + active_anon + unevictable
 
@@ -172,7 +170,6 @@ def decode_meminfo(contents: Sequence[bytes]) -> Numbers:
 
 
 def decode_numa_meminfo(contents: Sequence[bytes]) -> Numbers:
-    """The meminfo of each NUMA node: MemUsed in bytes."""
     return tuple(_kib_of(content, b"MemUsed") for content in contents)
 
 

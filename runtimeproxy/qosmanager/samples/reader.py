@@ -101,7 +101,6 @@ class KernelFile:
         return before is not None and before != self._inode
 
     def is_unlinked(self) -> bool:
-        """Whether the open file has lost its name, as happens where cgroups are plain files."""
         return self.descriptor >= 0 and os.fstat(self.descriptor).st_nlink == 0
 
     def close(self) -> None:
@@ -116,12 +115,6 @@ class SourceFiles:
     __slots__ = ("_reads", "files", "is_closed", "is_stuck", "source")
 
     def __init__(self, source: FileGroup, folders: Sequence[str]) -> None:
-        """Opens nothing yet.
-
-        Args:
-            source: which files, and how they are decoded.
-            folders: of each file.
-        """
         self.source = source
         self.files = [
             KernelFile(folder, name) for folder, (_, name) in zip(folders, source.files, strict=True)

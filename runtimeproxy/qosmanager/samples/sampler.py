@@ -217,12 +217,10 @@ class Sampler:
 
     @property
     def hanging_threads(self) -> int:
-        """Threads that hang in a read of a file now."""
         return self._reader.hanging_threads
 
     @property
     def cycles_problem(self) -> str:
-        """Why there are no cycles per instruction; empty if there are, or if no plugin needs them."""
         return self._cycles.problem if self._cycles_cgroups else ""
 
     def close(self) -> None:
@@ -376,12 +374,10 @@ def _append(series: _Series, at_s: float, values: Values) -> int:
 
 
 def _samples_of(seconds: float) -> int:
-    """How many samples cover a window, with one to spare as passes are not exactly a second."""
     return int(seconds) + 2
 
 
 def _places(sources: Sequence[FileGroup]) -> dict[Metric, tuple[int, int]]:
-    """Of each metric the index of its source, and its own among those of the source."""
     return {
         metric: (index, column)
         for index, source in enumerate(sources)

@@ -50,7 +50,6 @@ class Ring:
 
     @property
     def columns(self) -> int:
-        """How many values each sample has."""
         return len(self._columns)
 
     def append(self, at_s: float, values: Sequence[float]) -> None:
