@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.labels import EVERY_LABEL, Conditions, LabelSelector, label_problems, namespace_problem
 from runtimeproxy.slo.reading import (
@@ -145,6 +145,9 @@ class PodThreshold:
 
 # Keys
 
+_Members: TypeAlias = Mapping[str, tuple[str, object]]
+"""Of a JSON object: see `members_of`."""
+
 
 class Section(NamedTuple):
     """One kind of strategy."""
@@ -153,10 +156,8 @@ class Section(NamedTuple):
     """Of the ConfigMap."""
     attribute: str
     """Of `Strategies`."""
-    kind: type
-    """The schema's dataclass."""
     default: object
-    """The values that a node strategy or NodeSLO is laid over."""
+    """The values that a node strategy or NodeSLO is laid over; a dataclass of the schema."""
     node_slo: str
     """The field of a NodeSLO's `spec`; empty: it has none."""
     is_inline: bool = False
@@ -168,12 +169,15 @@ class Section(NamedTuple):
     pod_names: tuple[str, ...] = ()
     """The keys that a pod strategy's fields may be nested in."""
 
+    @property
+    def kind(self) -> type:
+        return type(self.default)
+
 
 SECTIONS: Final = (
     Section(
         "resource-threshold-config",
         "threshold",
-        Threshold,
         Threshold(),
         "resourceUsedThresholdWithBE",
         pod_kind=PodThreshold,
@@ -182,7 +186,6 @@ SECTIONS: Final = (
     Section(
         "resource-qos-config",
         "qos",
-        QoSStrategy,
         PRODUCT_DEFAULTS,
         "resourceQOSStrategy",
         pod_kind=PodQoS,
@@ -191,27 +194,24 @@ SECTIONS: Final = (
     Section(
         "cpu-burst-config",
         "cpu_burst",
-        CpuBurstStrategy,
         CpuBurstStrategy(),
         "cpuBurstStrategy",
         pod_kind=PodCpuBurst,
         pod_names=("cpuBurstConfig", "cpuBurstStrategy", "strategy"),
     ),
-    Section("system-config", "system", System, System(), "systemStrategy"),
+    Section("system-config", "system", System(), "systemStrategy"),
     Section(
         "host-application-config",
         "host_applications",
-        HostApplications,
         HostApplications(),
         "hostApplications",
         is_inline=True,
         is_checked=False,
     ),
-    Section("colocation-config", "colocation", Colocation, Colocation(), "", is_inline=True),
+    Section("colocation-config", "colocation", Colocation(), "", is_inline=True),
     Section(
         "cpu-normalization-config",
         "cpu_normalization",
-        CpuNormalizationStrategy,
         CpuNormalizationStrategy(),
         "",
         is_inline=True,
@@ -221,13 +221,7 @@ SECTIONS: Final = (
 SECTION_BY_KEY: Final = {each.key: each for each in SECTIONS}
 UNUSED_SECTIONS: Final = {
     "resource-amplification-config": Section(
-        "resource-amplification-config",
-        "",
-        ResourceAmplification,
-        ResourceAmplification(),
-        "",
-        is_inline=True,
-        is_checked=False,
+        "resource-amplification-config", "", ResourceAmplification(), "", is_inline=True, is_checked=False
     )
 }
 """By key: those of Koordinator whose names are checked, and nothing else: they change what a node publishes,
@@ -312,7 +306,7 @@ class _KeyReader:
             tuple(self._pods(members.get("podstrategies"))),
         )
 
-    def _report_unknown(self, members: Mapping[str, tuple[str, object]], known: frozenset[str]) -> None:
+    def _report_unknown(self, members: _Members, known: frozenset[str]) -> None:
         folded_names = {each.lower() for each in known}
         fields = {json_key(each.name) for each in dataclasses.fields(self._section.kind)}
         for folded, (key, _) in members.items():
@@ -364,7 +358,7 @@ class _KeyReader:
             found.append((place, strategy, conditions))
             yield strategy
 
-    def _node_selector(self, members: Mapping[str, tuple[str, object]], place: str) -> LabelSelector | None:
+    def _node_selector(self, members: _Members, place: str) -> LabelSelector | None:
         """The selector of a node strategy; None if it matches no node."""
         selector = self._selector(members, "nodeSelector", place)
         if self._section.is_checked and selector in (None, EVERY_LABEL):
@@ -408,9 +402,7 @@ class _KeyReader:
                 Provenance(Layer.POD, report.file, section.key, name or place),
             )
 
-    def _pod_values(
-        self, members: Mapping[str, tuple[str, object]], item: Mapping[str, object], place: str
-    ) -> Overlay:
+    def _pod_values(self, members: _Members, item: Mapping[str, object], place: str) -> Overlay:
         section, report = self._section, self._report
         assert section.pod_kind is not None  # noqa: S101 - the caller has looked
         beside = {"name", "namespace", "podSelector", "nodeSelector", "overridePod", *section.pod_names}
@@ -430,7 +422,7 @@ class _KeyReader:
             report.error(place, f"has no strategy: none of its fields, and no {section.pod_names[0]}")
         return values
 
-    def _name(self, members: Mapping[str, tuple[str, object]], place: str) -> str:
+    def _name(self, members: _Members, place: str) -> str:
         key, value = members.get("name", ("name", None))
         if value is None:
             return ""
@@ -439,7 +431,7 @@ class _KeyReader:
             return ""
         return value
 
-    def _namespace(self, members: Mapping[str, tuple[str, object]], place: str) -> str:
+    def _namespace(self, members: _Members, place: str) -> str:
         key, value = members.get("namespace", ("namespace", None))
         if value is None:
             return ""
@@ -447,15 +439,13 @@ class _KeyReader:
             self._report.error(child(place, key), f"is {shown(value)}, not a namespace's name")
         return str(value)
 
-    def _is_override(self, members: Mapping[str, tuple[str, object]], place: str) -> bool:
+    def _is_override(self, members: _Members, place: str) -> bool:
         key, value = members.get("overridepod", ("overridePod", None))
         if value is not None and not isinstance(value, bool):
             self._report.error(child(place, key), f"is {shown(value)}, not true or false")
         return value is True
 
-    def _selector(
-        self, members: Mapping[str, tuple[str, object]], name: str, place: str
-    ) -> LabelSelector | None:
+    def _selector(self, members: _Members, name: str, place: str) -> LabelSelector | None:
         key, value = members.get(name.lower(), (name, None))
         if value is None:
             return None

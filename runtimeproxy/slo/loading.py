@@ -313,9 +313,7 @@ def _with_disabled(strategy: QoSStrategy, provenance: dict[str, Provenance]) -> 
             value = getattr(of_class, part)
             if not value.enable:
                 path = f"qos.{name}.{part}"
-                enable = provenance.get(f"{path}.enable")
-                by = {} if enable is None else {"enable": enable}
-                changes[part] = switch_off(value, path, by, provenance)
+                changes[part] = switch_off(value, path, provenance.get(f"{path}.enable"), provenance)
         classes[name] = dataclasses.replace(of_class, **changes)
     return dataclasses.replace(strategy, **classes)
 

@@ -320,6 +320,25 @@ class PodNetwork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PodResctrl:
+    """A pod's part of the last-level cache and of the memory bandwidth."""
+
+    class_name: str = ""
+    """The class whose resctrl group the pod joins: `LSR`, `LS`, `BE`; empty: none."""
+    llc_range: tuple[int, int] | None = None
+    """By the annotation `resctrl`: start and end in percent, of a group of the pod's own."""
+    llc_range_by_cache: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    mb_percent: int | None = None
+    mb_percent_by_cache: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def has_own_group(self) -> bool:
+        """Whether the pod has a group of its own, which replaces the class's."""
+        by_cache = bool(self.llc_range_by_cache or self.mb_percent_by_cache)
+        return by_cache or self.llc_range is not None or self.mb_percent is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClassQoS:
     """The QoS of one class of pods."""
 
