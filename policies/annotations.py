@@ -37,7 +37,6 @@ BATCH_MEMORY: Final = "kubernetes.io/batch-memory"
 """In bytes. Source: policies spec 1.5."""
 
 REMEMBERED_ANNOTATIONS: Final = 256
-"""Size of the cache of parsed texts, per annotation."""
 REMEMBERED_LENGTH: Final = 2_048
 """The longest text that is cached: its parsed form may take 25 times the memory."""
 
@@ -127,21 +126,13 @@ class Place:
 
 
 def read(annotations: Mapping[str, str], name: str) -> Place | None:
-    """Return the JSON value of an annotation; None if the annotation is absent.
-
-    Raises:
-        AnnotationError: the annotation is not JSON, or too long.
-    """
+    """Return the JSON value of an annotation; None if the annotation is absent. Raises AnnotationError."""
     text = annotations.get(name)
     return None if text is None else parse(name, text)
 
 
 def parse(name: str, text: str) -> Place:
-    """Return the JSON value in the text of the annotation `name`.
-
-    Raises:
-        AnnotationError: the text is not JSON, or too long.
-    """
+    """Return the JSON value in the text of the annotation `name`. Raises AnnotationError."""
     if len(text) > MAX_ANNOTATION_LENGTH:
         raise AnnotationError(f"annotation {name} is longer than {MAX_ANNOTATION_LENGTH:,} characters")
     try:
@@ -211,7 +202,6 @@ def _resource_status(last_cpu: int | None, text: str) -> ResourceStatus:
 
 
 _CPU_RESOURCES: Final = (("cpu", quantity_millicores), (BATCH_CPU, quantity_bytes))
-"""Resources that are CPU, and how their quantities are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,17 +219,11 @@ class BatchSpecification:
     """The content of the annotation."""
 
     containers: Mapping[str, BatchContainer] = field(default_factory=dict)
-    """By name."""
     problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The unreadable parts, by container."""
 
 
 def batch_specification(annotations: Mapping[str, str]) -> BatchSpecification:
-    """Return the batch resources of a pod's containers.
-
-    Raises:
-        AnnotationError: the whole annotation is unreadable.
-    """
+    """Return the batch resources of a pod's containers. Raises AnnotationError."""
     text = annotations.get(EXTENDED_RESOURCE_SPEC)
     return BatchSpecification() if text is None else _batch_specification(text)
 

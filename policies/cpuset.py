@@ -60,7 +60,6 @@ class CpuRule:
     """The shared CPUs of this node, and the kubelet's CPU manager."""
 
     pools: Pools | None = None
-    """None: not known, or there are none."""
     cpu_manager_policy: str | None = None
     """The kubelet's, `none` or `static`; None: not known."""
     uses_be_pools: bool = False

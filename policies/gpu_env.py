@@ -73,15 +73,10 @@ class Allocation:
     gpus: Sequence[Gpu] = ()
     """In the annotation's order, without those whose number is unreadable."""
     problems: tuple[str, ...] = ()
-    """The unreadable parts of the annotation."""
 
 
 def allocation(annotations: Mapping[str, str]) -> Allocation:
-    """Return the GPUs allocated to a pod.
-
-    Raises:
-        AnnotationError: the whole annotation is unreadable.
-    """
+    """Return the GPUs allocated to a pod. Raises AnnotationError."""
     text = annotations.get(DEVICE_ALLOCATED)
     return Allocation() if text is None else _allocation(text)
 
@@ -136,11 +131,7 @@ def hami_env(gpu: Gpu, options: GpuEnvOptions) -> Mapping[str, str]:
 
 
 def cache_directory(container: ContainerView, options: GpuEnvOptions) -> str:
-    """Return a container's host directory for HAMi's monitor.
-
-    Raises:
-        AnnotationError: the pod's uid or the container's name is not a file name.
-    """
+    """Return a container's host directory for HAMi's monitor. Raises AnnotationError."""
     name = _cache_name(container)
     if "/" in name or not container.pod.uid:
         raise AnnotationError("pod uid and container name do not make a directory's name")
@@ -174,11 +165,7 @@ def gpu_change(container: ContainerView, options: GpuEnvOptions) -> ContainerCha
 def _hami(
     container: ContainerView, gpu: Gpu, options: GpuEnvOptions, problems: list[str]
 ) -> tuple[Mapping[str, str], tuple[MountSpec, ...]]:
-    """Return the environment and mounts of HAMi's library.
-
-    Raises:
-        AnnotationError: the allocation lacks a value that HAMi-core needs.
-    """
+    """Return the environment and mounts of HAMi's library. Raises AnnotationError."""
     env = hami_env(gpu, options)
     if not env:
         return {}, ()

@@ -105,7 +105,6 @@ class MemoryBound(NamedTuple):
 
     amount_bytes: int
     what: str
-    """For problems."""
 
 
 def bounds_of(*limits_bytes: int | None, node: Node) -> tuple[MemoryBound, ...]:

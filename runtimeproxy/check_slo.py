@@ -71,9 +71,7 @@ class Running(NamedTuple):
     """What the strategies mean for the pods of this node."""
 
     file: str
-    """The checkpoint."""
     pods: int
-    """All that run."""
     skipped: int
     """Those whose label says that they are left alone."""
     touched: int
@@ -97,11 +95,7 @@ class _Input:
 
 
 def check(arguments: Namespace, settings: Settings) -> tuple[str, bool]:
-    """Returns what to print, and whether the strategies are good.
-
-    Raises:
-        UsageError: a file or argument cannot be used.
-    """
+    """Returns what to print, and whether the strategies are good. Raises UsageError."""
     found = _read_files(arguments.files)
     labels = {**found.node.labels, **pairs(arguments.node_labels, "--node-labels")}
     annotations = {**found.node.annotations, **pairs(arguments.node_annotations, "--node-annotations")}

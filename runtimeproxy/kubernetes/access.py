@@ -57,7 +57,6 @@ class Access:
     source: str
     """The kubeconfig's path, or `service account`."""
     ssl_context: ssl.SSLContext | None = None
-    """None for `http://`."""
     server_name: str | None = None
     """The name that the server's certificate is checked for; None for the host's."""
     stamps: tuple[tuple[Path, Stamp | None], ...] = ()
@@ -70,14 +69,11 @@ class Access:
 
     @property
     def is_current(self) -> bool:
+        # Certificates rotate.
         return all(stamp_of(path) == stamp for path, stamp in self.stamps)
 
     def token(self) -> str:
-        """The token of the next request, read anew from its file; empty for none.
-
-        Raises:
-            AccessError: The file cannot be read, or holds no token.
-        """
+        """The token of the next request, read anew from its file; empty for none. Raises AccessError."""
         if self.token_file is None:
             return self._token
         token = _read(self.token_file).decode("ascii", "replace").strip()
@@ -85,11 +81,7 @@ class Access:
 
 
 def load_access(kubeconfig: Path | None, environ: Mapping[str, str] = os.environ) -> Access:
-    """Reads a kubeconfig's current context; without one, the pod's service account.
-
-    Raises:
-        AccessError: Something is missing, cannot be read or is not supported.
-    """
+    """Reads a kubeconfig's current context; without one, the pod's service account. Raises AccessError."""
     if kubeconfig is None:
         return _of_service_account(environ)
     try:

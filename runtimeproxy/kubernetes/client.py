@@ -103,11 +103,7 @@ class ApiResponse:
         self._response.close()
 
     def pieces(self) -> Iterator[bytes]:
-        """The body as it arrives, in pieces of up to `PIECE_BYTES`.
-
-        Raises:
-            ApiError: The connection is lost, the body is cut off, or it takes too long.
-        """
+        """The body as it arrives, in pieces of up to `PIECE_BYTES`. Raises ApiError."""
         while True:
             try:
                 # Not `read`: that waits until it has all the bytes, and a watch has no end.
@@ -165,11 +161,7 @@ class ApiClient:
     def send(
         self, method: str, path: str, body: Mapping[str, Any], content_type: str = "application/json"
     ) -> Mapping[str, Any]:
-        """Sends an object and returns the answer.
-
-        Raises:
-            ApiError: It is not a successful one.
-        """
+        """Sends an object and returns the answer. Raises ApiError."""
         data = json.dumps(body).encode()
         response = self._request(method, path, data, content_type)
         with ApiResponse(response, self._timeouts.total_s, self._forget) as opened:

@@ -66,7 +66,6 @@ class _Sent:
     last_s: float
     count: int = 1
     name: str = ""
-    """Empty before it is sent."""
     unsent: int = 1
     """Repetitions that the API server does not know yet."""
     due_s: float = 0.0
@@ -84,6 +83,7 @@ class EventRecorder:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.sent = self.lost = 0
+        """Requests that the API server has taken, and reports that were dropped."""
         self._client = client
         self._node_name = node_name
         self._rates = rates

@@ -48,6 +48,7 @@ class ApiEvictor:
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self.outcomes: Counter[ApiEvictionOutcome] = Counter()
+        """Without those of dry runs."""
 
     def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> ApiEvictionResult:
         """Evicts the pod with this uid, or has the API server say what it would do; never raises."""
@@ -73,10 +74,8 @@ class ApiEvictor:
 
 def _result_of(error: ApiError) -> ApiEvictionResult:
     text = str(error)
-    if error.status == _NOT_FOUND:
-        return ApiEvictionResult(ApiEvictionOutcome.GONE, text)
-    if error.status == _CONFLICT:
-        # The precondition: the pod of this name has another uid.
+    # A conflict is with the precondition: the pod of this name has another uid.
+    if error.status in (_NOT_FOUND, _CONFLICT):
         return ApiEvictionResult(ApiEvictionOutcome.GONE, text)
     if error.status == _TOO_MANY:
         # The server also answers so when it has too many requests, then without this cause.

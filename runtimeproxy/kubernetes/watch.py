@@ -81,7 +81,6 @@ class WatchState(StrEnum):
     CONNECTING = "connecting"
     WATCHING = "watching"
     WAITING = "waiting"
-    """After a failure."""
     ABSENT = "absent"
     """The server does not know the kind: there are no such objects."""
     STOPPED = "stopped"
@@ -101,9 +100,12 @@ class Watch:
         self.resource = resource
         self.state = WatchState.CONNECTING
         self.problem = ""
+        """Why it is not up to date; empty if it is."""
         self.lists = 0
         self.events = 0
+        """How many times all objects were read, and how many changes."""
         self.heard_s: float | None = None
+        """Time of the last answer of the server, in seconds since the epoch."""
         self._client = client
         self._sink = sink
         self._pace = pace

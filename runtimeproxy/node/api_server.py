@@ -22,7 +22,7 @@ from runtimeproxy.documents.reading import (
     text_of,
     within,
 )
-from runtimeproxy.node.object_folder import MAX_NOTES, FolderObjects
+from runtimeproxy.node.object_folder import MAX_NOTES, FolderObjects, first_of
 from runtimeproxy.node.objects import (
     ConfigMapObject,
     Kind,
@@ -55,7 +55,6 @@ class _Waiting(NamedTuple):
     """A change that has not started."""
 
     object: Object | None
-    """None: the object is gone."""
     due_s: float
 
 
@@ -73,9 +72,11 @@ class ApiServerInputs:
     ) -> None:
         self.found = FolderObjects(unknown=frozenset(Kind))
         self.pods: Mapping[str, LivePod] = EMPTY
+        """By the uid that the runtime knows them by."""
         self.problems: tuple[str, ...] = ()
         self.wait_s: float | None = None
-        self.on_change: Callable[[], None] = _nothing
+        self.on_change: Callable[[], None] = lambda: None
+        """Called in any thread after something was put in."""
         self._name = name
         self._start_spread_s = start_spread_s
         self._draw = draw
@@ -118,7 +119,7 @@ class ApiServerInputs:
     # In the node's thread
 
     def look(self, now_s: float, reader: Reader) -> None:
-        """Takes what has arrived, and starts the changes that are due; for another reader it reads all again."""
+        """Takes what has arrived, and starts the changes that are due; another reader reads all again."""
         with self._lock:
             arrived, self._arrived = self._arrived, {}
             pods, self._arrived_pods = self._arrived_pods, None
@@ -179,60 +180,49 @@ class ApiServerInputs:
         self._waiting[kind] = _Waiting(found, due_s)
 
     def _publish(self) -> None:
-        # Only where there is an object, as the import takes time and memory.
-        values = {kind: each.value for kind, each in self._objects.items() if each is not None}
-        config, node, topology, slo = (
-            values.get(kind) for kind in (Kind.CONFIG_MAP, Kind.NODE, Kind.TOPOLOGY, Kind.NODE_SLO)
+        values = [each.value for each in self._objects.values() if each is not None]
+        config, slo = first_of(ConfigMapObject, values), first_of(NodeSloObject, values)
+        self.found = FolderObjects(
+            node=first_of(NodeObject, values),
+            topology=first_of(TopologyFacts, values),
+            unknown=frozenset(Kind) - self._objects.keys(),
         )
-        found = FolderObjects(
-            node=node if isinstance(node, NodeObject) else None,
-            topology=topology if isinstance(topology, TopologyFacts) else None,
-            unknown=frozenset(kind for kind in Kind if kind not in self._objects),
-        )
-        if isinstance(config, ConfigMapObject) or isinstance(slo, NodeSloObject):
+        if config is not None or slo is not None:
+            # Only where there is an object, as the import takes time and memory.
             from runtimeproxy.slo.loading import NodeSlo, Text
 
-            if isinstance(config, ConfigMapObject):
-                place = f"{self._name}: {CONFIG_MAP}"
-                found = found._replace(config={key: Text(place, text) for key, text in config.data.items()})
-            if isinstance(slo, NodeSloObject):
-                found = found._replace(node_slo=NodeSlo(f"{self._name}: NodeSLO", slo.spec))
-        self.found = found
+            place, data = f"{self._name}: {CONFIG_MAP}", config.data if config is not None else {}
+            self.found = self.found._replace(
+                config={key: Text(place, text) for key, text in data.items()},
+                node_slo=NodeSlo(f"{self._name}: NodeSLO", slo.spec) if slo is not None else None,
+            )
         self.problems = (*self._rejected.values(), *self._pod_problems)
 
 
-def joined(of_folder: FolderObjects, of_server: FolderObjects) -> tuple[FolderObjects, list[str]]:
-    """What the folder and the API server give together, and notes.
+_FIELDS: Final = {
+    Kind.CONFIG_MAP: "config",
+    Kind.NODE: "node",
+    Kind.TOPOLOGY: "topology",
+    Kind.NODE_SLO: "node_slo",
+}
 
-    What an operator has put on the node counts: an object in the folder hides the API server's as a whole.
+
+def joined(of_folder: FolderObjects, of_server: FolderObjects) -> tuple[FolderObjects, list[str]]:
+    """The objects of the folder and the API server together, and notes.
+
+    What an operator has put on the node wins: an object in the folder hides the API server's as a whole.
     """
-    notes = [
-        f"{kind}: that in the folder counts (node.objects_dir), not the API server's"
-        for kind, is_hidden in (
-            (Kind.CONFIG_MAP, of_folder.config and of_server.config),
-            (Kind.NODE, of_folder.node and of_server.node),
-            (Kind.TOPOLOGY, of_folder.topology and of_server.topology),
-            (Kind.NODE_SLO, of_folder.node_slo and of_server.node_slo),
-        )
-        if is_hidden
-    ]
-    found = FolderObjects(
-        config=of_folder.config or of_server.config,
-        node=of_folder.node or of_server.node,
-        topology=of_folder.topology or of_server.topology,
-        node_slo=of_folder.node_slo or of_server.node_slo,
-    )
-    known = {
-        kind
-        for kind, value in (
-            (Kind.CONFIG_MAP, found.config),
-            (Kind.NODE, found.node),
-            (Kind.TOPOLOGY, found.topology),
-            (Kind.NODE_SLO, found.node_slo),
-        )
-        if value
-    }
-    return found._replace(unknown=(of_folder.unknown | of_server.unknown) - known), notes
+    found: dict[str, Any] = {}
+    notes: list[str] = []
+    unknown = of_folder.unknown | of_server.unknown
+    for kind, name in _FIELDS.items():
+        own, other = getattr(of_folder, name), getattr(of_server, name)
+        found[name] = own or other
+        if own and other:
+            notes.append(f"{kind}: that in the folder counts (node.objects_dir), not the API server's")
+        if found[name]:
+            unknown -= {kind}
+    return FolderObjects(**found, unknown=unknown), notes
 
 
 class ObjectSink:
@@ -259,6 +249,7 @@ class ObjectSink:
             self._inputs.put(self._kind, None)
 
     def _named(self, document: Any) -> Any:  # noqa: ANN401 - JSON
+        # The items of a list have no kind.
         return None if document is None else {**document, "kind": self._kind.value}
 
 
@@ -276,6 +267,7 @@ class PodSink:
         self._pods: dict[str, LivePod] = {}
         self._annotation_bytes = 0
         self.problems: dict[str, str] = {}
+        """Pods that cannot be used, by uid; the last of each."""
 
     def on_listed(self, objects: Iterable[Any]) -> None:
         # Another one, which counts only if all of the list can be read.
@@ -338,11 +330,7 @@ def runtime_uid(document: object) -> str:
 
 
 def read_pod(document: object, node_name: str) -> LivePod | None:
-    """Reads a pod; None if it is one of another node, or has ended.
-
-    Raises:
-        InputError: It is not usable.
-    """
+    """Reads a pod; None if it is one of another node, or has ended. Raises InputError."""
     pod = mapping_of(document)
     with within("metadata"):
         metadata = mapping_of(pod.get("metadata"))
@@ -391,7 +379,3 @@ def _requests(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, int]]
                             requests = quantities_of(resources.get("requests"))
                     name = text_of(container.get("name"))
                     yield name, {sys.intern(key): amount for key, amount in requests.items()}
-
-
-def _nothing() -> None:
-    pass

@@ -33,8 +33,8 @@ def pod_cpus(
     """The CPUs that a pod has for itself, by its annotation; None without any.
 
     Only the classes to which the scheduler allocates CPUs have some: an author of other pods could take CPUs
-    from all others by the annotation. An invalid annotation is reported by the policies. What is read is bounded
-    by the node's last CPU, if it is known.
+    from all others by the annotation. Policies report an invalid annotation. The node's last CPU bounds what
+    is read, if it is known.
     """
     text, qos = annotations.get(RESOURCE_STATUS), qos_class(labels)
     if qos not in EXCLUSIVE or text is None or len(text) > MAX_ANNOTATION_LENGTH:
@@ -108,11 +108,7 @@ class SharedCpus(NamedTuple):
 
 
 def topology_of(topology: TopologyFacts | None, node_annotations: Mapping[str, str]) -> TopologyFacts:
-    """What counts for computed pools: the node's own annotations, which koordlet copies, before its copies.
-
-    Raises:
-        InputError: An annotation is invalid.
-    """
+    """The node's own annotations about pools, else koordlet's copies of them. Raises InputError."""
     own = {name: node_annotations[name] for name in (SYSTEM_QOS, RESERVATION) if name in node_annotations}
     copies = topology.source if topology is not None else {}
     others = {name: copies[name] for name in (SYSTEM_QOS, RESERVATION) if name in copies}

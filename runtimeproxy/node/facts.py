@@ -39,7 +39,6 @@ class NodeFacts:
     """The facts of a node. A fact is known or unknown; an unknown one refuses no value."""
 
     online_cpus: frozenset[int] | None = None
-    """None: not known."""
     online_memory_nodes: frozenset[int] | None = None
     """The NUMA nodes that are online; None: not known."""
     last_cpu: int | None = None

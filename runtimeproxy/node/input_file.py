@@ -77,11 +77,15 @@ class WatchedFile(Generic[T]):
     ) -> None:
         self.path = path
         self.value: T | None = None
+        """The last good value; None if there is none, or the file was withdrawn."""
         self.source: Any = None
+        """The value as JSON can hold it."""
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
+        """Both of the present content, with the path."""
         self.is_missing = True
         self.is_watchable = True
+        """Whether each change of the file is an event in its folder."""
         self._max_bytes = max_bytes
         self._parse = parse
         self._settle_s = settle_s
@@ -127,7 +131,7 @@ class WatchedFile(Generic[T]):
         self._stamp = None
 
     def look(self, now_s: float, *, is_first: bool = False) -> bool:
-        """Reads the file if it has changed; returns whether the value has. The first look waits for nothing."""
+        """Reads the file if it has changed; returns whether its value has. The first look never waits."""
         self._wait_s = None
         stamp = stamp_of(self.path)
         if stamp is not None and stamp == self._stamp:

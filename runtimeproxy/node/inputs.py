@@ -62,17 +62,14 @@ PoolSource = Literal["nrt", "computed"]
 
 
 class InputPlaces(NamedTuple):
-    """Where the inputs are."""
+    """Where the inputs are; None: there are none."""
 
     sysfs: Path = Path("/sys")
     procfs: Path = Path("/proc")
     cgroup_root: Path = Path("/sys/fs/cgroup")
     kubelet_dir: Path | None = None
-    """None: none is read."""
     objects_dir: Path | None = None
-    """None: none is read."""
     state_dir: Path | None = None
-    """None: nothing is saved."""
     node_name: str = ""
     """Name of the Node object; empty for the host's."""
     pools: PoolSource = "nrt"
@@ -87,15 +84,11 @@ class InputsReading(NamedTuple):
     changed: frozenset[Input]
     """Inputs whose value or state is another one than before."""
     problems: tuple[str, ...]
-    """All present ones."""
     notes: tuple[str, ...]
-    """What is there and is not used."""
     wait_s: float | None
     """Time after which another look is due even without an event; None: none."""
     needs_polling: bool
-    """Whether there are changes without an event."""
     strategy_problems: tuple[StrategyProblem, ...] = ()
-    """Those of `problems` that are about strategies."""
     shared: SharedCpus | None = None
     """What the pools have to be computed from, with the pods; None: nothing, or it is not known yet."""
     changed_pods: frozenset[str] = frozenset()

@@ -21,7 +21,7 @@ Kubernetes 1.34.2, 1.35.0, 1.36.0, 1.37.2, pkg/features and pkg/kubelet, cm and 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -82,11 +82,7 @@ class CpuManagerState(NamedTuple):
 
 
 def parse_config(document: object) -> KubeletConfig:
-    """Reads a KubeletConfiguration.
-
-    Raises:
-        InputError: A field has a value that it cannot have.
-    """
+    """Reads a KubeletConfiguration. Raises InputError."""
     config = mapping_of(document)
     _choice(config, "kind", ("KubeletConfiguration",))
     with within("reservedSystemCPUs"):
@@ -107,13 +103,7 @@ def parse_config(document: object) -> KubeletConfig:
 
 
 def parse_cpu_manager_state(document: object) -> CpuManagerState:
-    """Reads `cpu_manager_state`.
-
-    Entries in the form of before Kubernetes 1.18, by container id, are left out.
-
-    Raises:
-        InputError: It is not such a state.
-    """
+    """Reads `cpu_manager_state`, without the entries of before Kubernetes 1.18. Raises InputError."""
     state = mapping_of(document)
     with within("policyName"):
         policy = text_of(state.get("policyName"))
@@ -148,17 +138,12 @@ def parse_allocated_pods(document: object) -> dict[tuple[str, str], dict[str, in
         with within("entries"):
             for uid, pod in mapping_of(state.get("entries")).items():
                 with within(shortened(uid)):
-                    requests.update(_requests(uid, mapping_of(pod)))
+                    containers = mapping_of(pod).get("ContainerResources")
+                    with within("ContainerResources"):
+                        for name, resources in mapping_of(containers).items():
+                            with within(shortened(name)), within("requests"):
+                                requests[uid, name] = quantities_of(mapping_of(resources).get("requests"))
     return requests
-
-
-def _requests(uid: str, pod: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, int]]:
-    found: dict[tuple[str, str], dict[str, int]] = {}
-    with within("ContainerResources"):
-        for name, resources in mapping_of(pod.get("ContainerResources")).items():
-            with within(shortened(name)), within("requests"):
-                found[uid, name] = quantities_of(mapping_of(resources).get("requests"))
-    return found
 
 
 def class_memory(config: KubeletConfig, version: str) -> dict[KubeQoSClass, frozenset[str]]:
@@ -288,6 +273,7 @@ class KubeletFolder:
         )
 
     def saved(self) -> dict[str, Any]:
+        # The pods' requests change too often to be saved.
         return {
             "folder": printable(self._folder),
             "files": {
@@ -298,20 +284,17 @@ class KubeletFolder:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Sets what `saved` gave in a former process.
-
-        Raises:
-            InputError, ValueError, TypeError, KeyError: It is not usable.
-        """
+        """Sets what `saved` gave in a former process; raises anything if it is not usable."""
         if saved["folder"] != printable(self._folder):
             return
-        config, state = saved["files"].get(CONFIG), saved["files"].get(CPU_MANAGER_STATE)
-        if config is not None:
-            source = config["source"]
-            self.config.restore(ParsedInput(parse_config(source), source), _stamp(config))
-        if state is not None:
-            source = state["source"]
-            self.cpu_manager.restore(ParsedInput(parse_cpu_manager_state(source), source), _stamp(state))
+        files: tuple[tuple[WatchedFile[Any], Callable[[object], object]], ...] = (
+            (self.config, parse_config),
+            (self.cpu_manager, parse_cpu_manager_state),
+        )
+        for file, parse in files:
+            if (entry := saved["files"].get(file.path.name)) is not None:
+                stamp, source = entry["stamp"], entry["source"]
+                file.restore(ParsedInput(parse(source), source), tuple(stamp) if stamp is not None else None)
 
 
 def _read_config(data: bytes, _: KubeletConfig | None) -> ParsedInput[KubeletConfig]:
@@ -335,8 +318,3 @@ def _read_cpu_manager(data: bytes, _: CpuManagerState | None) -> ParsedInput[Cpu
 
 def _read_allocated_pods(data: bytes, _: Requests | None) -> ParsedInput[Requests]:
     return ParsedInput(parse_allocated_pods(parse_json(data)))
-
-
-def _stamp(entry: Mapping[str, Any]) -> Any:  # noqa: ANN401 - compared only
-    stamp = entry["stamp"]
-    return tuple(stamp) if stamp is not None else None

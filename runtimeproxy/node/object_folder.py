@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from runtimeproxy.cgroups.pace import rest
 from runtimeproxy.documents.reading import InputError, parse_documents, printable, shortened
@@ -44,6 +44,9 @@ _UNUSED: Final = (
 )
 
 
+_Kind = TypeVar("_Kind")
+
+
 class FileObjects(NamedTuple):
     """What one file gives."""
 
@@ -79,6 +82,7 @@ class ObjectFolder:
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
         self.wait_s: float | None = None
+        """Time after which another look is due even without an event; None: none."""
         self.needs_polling = False
 
     def look(self, now_s: float, reader: Reader, *, is_first: bool = False) -> None:
@@ -287,19 +291,24 @@ def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[
             elif is_present:
                 what = shortened(key) if kind is Kind.CONFIG_MAP else kind
                 problems.append(f"{path}: {what} is in {first.path}, too, which counts")
-    of_map = {key: part for (kind, key), part in parts.items() if kind is Kind.CONFIG_MAP}
-    config = {key: Text(part.path, str(part.value)) for key, part in of_map.items()}
-    single = {kind: part for (kind, _), part in parts.items() if kind is not Kind.CONFIG_MAP}
-    values = {kind: part.value for kind, part in single.items()}
-    node, topology, slo = (values.get(kind) for kind in (Kind.NODE, Kind.TOPOLOGY, Kind.NODE_SLO))
+    values = [part.value for part in parts.values()]
+    slo = first_of(NodeSloObject, values)
     joined = FolderObjects(
-        config=config,
-        node=node if isinstance(node, NodeObject) else None,
-        topology=topology if isinstance(topology, TopologyFacts) else None,
-        node_slo=NodeSlo(single[Kind.NODE_SLO].path, slo.spec) if isinstance(slo, NodeSloObject) else None,
-        unknown=_unknown(files) - {*single, *([Kind.CONFIG_MAP] if config else [])},
+        config={
+            key: Text(part.path, str(part.value))
+            for (kind, key), part in parts.items()
+            if kind is Kind.CONFIG_MAP
+        },
+        node=first_of(NodeObject, values),
+        topology=first_of(TopologyFacts, values),
+        node_slo=NodeSlo(parts[Kind.NODE_SLO, ""].path, slo.spec) if slo is not None else None,
+        unknown=_unknown(files) - {kind for kind, _ in parts},
     )
     return joined, problems, {part.path for part in parts.values() if not part.is_present}
+
+
+def first_of(kind: type[_Kind], values: Iterable[object]) -> _Kind | None:
+    return next((each for each in values if isinstance(each, kind)), None)
 
 
 def _parts_of(objects: Mapping[Kind, Object]) -> Iterator[tuple[tuple[Kind, str], object]]:
@@ -332,11 +341,7 @@ def _by_presence(
 
 
 def texts_of(saved: Mapping[str, Any]) -> tuple[dict[str, Text], NodeSlo | None]:
-    """What `StrategyTexts.saved` gave in a former process.
-
-    Raises:
-        ValueError, TypeError, LookupError, AttributeError: It gave something else.
-    """
+    """What `StrategyTexts.saved` gave in a former process; raises anything if it is not usable."""
     from runtimeproxy.slo.loading import NodeSlo, Text
 
     texts = {str(key): Text(str(file), str(text)) for key, (file, text) in saved["texts"].items()}
@@ -349,13 +354,16 @@ class StrategyTexts:
     """Makes strategies of texts."""
 
     def __init__(self) -> None:
+        self._basis: object = None
+        self._clear()
+
+    def _clear(self) -> None:
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
         self.found_problems: tuple[Problem, ...] = ()
+        """`problems` with their parts."""
         self.is_unknown = False
-        self._basis: (
-            tuple[Mapping[str, Text], NodeSlo | None, Mapping[str, str], Mapping[str, str]] | None
-        ) = None
+        """Whether there is something that was never good, and nothing that is good."""
         self._loaded: Loaded | None = None
         self._good: dict[str, Text] = {}
         self._good_sections: dict[str, NodeSlo] = {}
@@ -391,10 +399,6 @@ class StrategyTexts:
             return
         texts, slo = texts_of(saved)
         self._load(texts, slo, {}, {})
-
-    def _clear(self) -> None:
-        self._loaded, self._good, self._good_sections = None, {}, {}
-        self.problems, self.notes, self.found_problems, self.is_unknown = (), (), (), False
 
     def _load(
         self,

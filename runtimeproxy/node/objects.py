@@ -102,7 +102,6 @@ class TopologyFacts:
     """CPUs that the kubelet has given away, by pod uid; the container's name is not published."""
     processor: Processor | None = None
     source: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """The annotations that were read."""
 
 
 ObjectValue: TypeAlias = NodeObject | NodeSloObject | ConfigMapObject | TopologyFacts
@@ -190,11 +189,7 @@ class Reader(NamedTuple):
 
 
 def config_map_data(value: object) -> dict[str, str]:
-    """The data of a ConfigMap.
-
-    Raises:
-        InputError: It is none.
-    """
+    """The data of a ConfigMap. Raises InputError."""
     with within("data"):
         data = _texts(value)
         if sum(map(len, data.values())) > MAX_CONFIG_MAP_BYTES:
@@ -225,11 +220,7 @@ def _node(name: str, metadata: Mapping[str, Any], document: Mapping[str, Any]) -
 
 
 def annotations_of(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The annotations of an object's metadata.
-
-    Raises:
-        InputError: They are none, or too large.
-    """
+    """The annotations of an object's metadata. Raises InputError."""
     with within("metadata.annotations"):
         annotations = _texts(metadata.get("annotations"))
         size = sum(len(key) + len(value) for key, value in annotations.items())

@@ -17,24 +17,17 @@ EMPTY: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
 class Input(StrEnum):
-    """Parts of what is known of a node, each with a state and a generation of its own."""
+    """Parts of what is known of a node, each with a state and a generation of its own; see `FIELDS`."""
 
     CPUS = "cpus"
-    """`cpus`, and the CPUs that are online."""
     MEMORY = "memory"
-    """`memory_bytes`."""
     CGROUPS = "cgroups"
     """`cgroup_driver`, `features`, and the files and controllers of `facts`."""
     KUBELET = "kubelet"
-    """`kubelet`."""
     NODE_OBJECT = "node-object"
-    """`labels`, `annotations`, `capacity`, `allocatable`."""
     POOLS = "pools"
-    """`pools`."""
     STRATEGIES = "strategies"
-    """`strategies`."""
     NORMALIZATION = "normalization"
-    """`normalization_ratio`."""
     POD_REQUESTS = "pod-requests"
     """`requests`; known or not for each pod."""
     PRIORITY = "priority"
@@ -61,7 +54,6 @@ class Feature(StrEnum):
     BURST = "burst"
     """CPU burst: `cpu.cfs_burst_us`, `cpu.max.burst`."""
     IDLE = "idle"
-    """`cpu.idle`."""
     PSI = "psi"
     """Pressure of cgroups: `cpu.pressure`."""
     RESCTRL = "resctrl"
@@ -128,14 +120,12 @@ class Pool(NamedTuple):
 
 
 class Pools(NamedTuple):
-    """The shared CPUs of a node."""
+    """The shared CPUs of a node, by class of pods."""
 
     ls: tuple[Pool, ...] = ()
     """For LS pods and those without a QoS class, in the order of their source."""
     be: tuple[Pool, ...] = ()
-    """For BE pods."""
     system_cpus: frozenset[int] = frozenset()
-    """For SYSTEM pods; empty: none are set apart."""
     is_system_exclusive: bool = True
     """Whether `system_cpus` are for SYSTEM pods alone."""
 
@@ -189,7 +179,7 @@ NO_STRATEGIES: Final = Strategies()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node at one moment. Without arguments nothing is known, and no value is refused."""
+    """A node at one moment; None: not known. Without arguments nothing is known, and no value is refused."""
 
     facts: NodeFacts = ANY_NODE
     """What values of cgroup parameters have to suit."""
@@ -206,11 +196,8 @@ class Node:
     capacity: Mapping[str, int] | None = None
     """By resource: `cpu` in millicores, all else in bytes or numbers; None: not known."""
     allocatable: Mapping[str, int] | None = None
-    """As `capacity`."""
     kubelet: KubeletFacts | None = None
-    """None: not known."""
     pools: Pools | None = None
-    """None: not known, or there are none."""
     normalization_ratio: float | None = None
     """How much faster this node's CPUs are than those that requests are meant for, 1.0 to 5.0; None: not
     known, or normalization is disabled."""

@@ -54,7 +54,6 @@ class InputWatchSettings(NamedTuple):
     least_s: float = 1.0
     """Least time between two snapshots."""
     open_inotify: Callable[[], INotify] = open_inotify
-    """Opens an inotify instance."""
 
 
 class NodeSources:
@@ -79,9 +78,13 @@ class NodeSources:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.on_change: OnChange | None = None
+        """Called with each new snapshot and the inputs that have changed."""
         self.on_pods_changed: OnPodsChanged | None = None
+        """Called with a new snapshot, and the uids of pods that the API server has changed."""
         self.settled = asyncio.Event()
+        """Set once everything has been read."""
         self.looked_s: float | None = None
+        """End of the last complete look, by the clock."""
         self._executor = executor
         self._allocations = allocations
         self._settings = settings or InputWatchSettings()
@@ -105,11 +108,13 @@ class NodeSources:
         self.notes: tuple[str, ...] = ()
         self.strategy_problems: tuple[StrategyProblem, ...] = ()
         self.look_began_s: float | None = None
+        """Begin of the look that has not ended, in seconds since the epoch."""
         self._reported: set[str] = set()
         self._lines, self._lines_since_s = 0, clock()
         self._wake = asyncio.Event()
         self._is_restored = False
         self.polling_reason = ""
+        """Why the kernel reports no changes of files, which are polled then; empty if it does."""
 
     def look_soon(self) -> None:
         self._wake.set()

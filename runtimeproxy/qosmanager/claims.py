@@ -191,11 +191,7 @@ class ClaimSession:
             self._failures.report(self._owner, ("failed", failed.field, failed.error), text)
 
     async def release(self, connection: DaemonConnection) -> None:
-        """Ends all claims of the plugin, also those of a process before this one; once for each connection.
-
-        Raises:
-            DaemonAwayError: it is away.
-        """
+        """Ends all claims of the plugin, once for each connection. Raises DaemonAwayError."""
         from cri_api.runtimeproxy.v1 import api_pb2
 
         if connection is self._released_on:
@@ -214,11 +210,7 @@ class ClaimSession:
     async def evict(
         self, connection: DaemonConnection, evictions: Sequence[Eviction], *, is_dry_run: bool
     ) -> list[EvictionResult]:
-        """Proposes evictions one after the other; returns what became of each.
-
-        Raises:
-            DaemonAwayError: it is away.
-        """
+        """Proposes evictions one after the other; returns what became of each. Raises DaemonAwayError."""
         from cri_api.runtimeproxy.v1 import api_pb2
         from runtimeproxy.qosmanager.from_api import cut_bytes
 
@@ -249,6 +241,7 @@ _OUTCOMES: Final = {
 
 
 def _is_same(one: Claim | None, other: Claim) -> bool:
+    # Another reason alone is not sent.
     return one is not None and (one.value, one.ceiling) == (other.value, other.ceiling)
 
 

@@ -72,7 +72,6 @@ class Observed:
     problems: tuple[str, ...]
     """What cannot be used of what it has sent."""
     source: SnapshotSource
-    """The messages behind all that."""
 
 
 @dataclass(slots=True)
@@ -81,7 +80,6 @@ class _Known:
 
     pods: dict[str, Pod] = field(default_factory=dict)
     messages: dict[str, api_pb2.Pod] = field(default_factory=dict)
-    """Of the pods, as they came."""
     has_pods: bool = False
     pods_version: int = 0
     node: Node | None = None
@@ -120,7 +118,7 @@ class DaemonConnection:
     async def call(
         self,
         method: Callable[..., Awaitable[_CallT]],
-        request: object,
+        *arguments: Any,  # noqa: ANN401 - those of the method
         **options: Any,  # noqa: ANN401 - those of the method
     ) -> _CallT:
         """Makes a call and waits for its response.
@@ -132,7 +130,7 @@ class DaemonConnection:
         if self.lost.done():
             raise DaemonAwayError(self.lost.result())
         try:
-            return await method(request, **options)
+            return await method(*arguments, **options)
         except RpcError as error:
             reason = _TEXTS.get(error.code) or error.text.removeprefix(MESSAGE_PREFIX) or error.code.name
             if error.code in _REFUSALS:
@@ -156,7 +154,9 @@ class DaemonClient:
         self._observed: Observed | None = None
         self._connection: DaemonConnection | None = None
         self.problem = "not connected yet"
+        """Why nothing is known, for people; empty if all is."""
         self.changed = asyncio.Event()
+        """Set after each change of what is known, and when the daemon is lost; the reader clears it."""
 
     @property
     def connection(self) -> DaemonConnection | None:
@@ -176,15 +176,16 @@ class DaemonClient:
         assert known.strategies is not None  # noqa: S101
         versions = known.pods_version, known.node_version, known.strategies_version
         before = self._observed
-        is_same = before is not None and before.versions == versions
-        if before is None or not is_same or before.source.node is not known.node_message:
-            pods = sorted(known.pods.values(), key=lambda pod: (pod.namespace, pod.name, pod.sandbox_id))
-            problems = tuple(text for _, texts in sorted(known.problems.items()) for text in texts)
-            messages: Sequence[api_pb2.Pod] = [known.messages[pod.sandbox_id] for pod in pods]
-            if before is not None and before.versions[0] == known.pods_version:
-                messages = before.source.pods
-            source = SnapshotSource(messages, known.node_message)
-            self._observed = Observed(tuple(pods), known.node, known.strategies, versions, problems, source)
+        if before and before.versions == versions and before.source.node is known.node_message:
+            return before
+        pods = sorted(known.pods.values(), key=lambda pod: (pod.namespace, pod.name, pod.sandbox_id))
+        problems = tuple(text for _, texts in sorted(known.problems.items()) for text in texts)
+        messages: Sequence[api_pb2.Pod] = [known.messages[pod.sandbox_id] for pod in pods]
+        if before and before.versions[0] == known.pods_version:
+            # Plugins in other processes are sent only what is another object.
+            messages = before.source.pods
+        source = SnapshotSource(messages, known.node_message)
+        self._observed = Observed(tuple(pods), known.node, known.strategies, versions, problems, source)
         return self._observed
 
     async def run(self) -> None:
@@ -257,19 +258,15 @@ class DaemonClient:
             await asyncio.wait(tasks)
 
     async def _follow_recovery(self, connection: DaemonConnection) -> None:
-        """Waits until the daemon knows what runs."""
         from cri_api.runtimeproxy.v1 import api_pb2
 
-        while True:
-            status = await connection.call(
-                connection.reads.GetStatus, api_pb2.GetStatusRequest(), timeout=CALL_S
-            )
-            if status.records.is_recovered:
-                self._known.is_recovered = True
-                self._note_progress()
-                break
+        request = api_pb2.GetStatusRequest()
+        while not self._known.is_recovered:
+            status = await connection.call(connection.reads.GetStatus, request, timeout=CALL_S)
+            self._known.is_recovered = status.records.is_recovered
             self._note_progress()
-            await asyncio.sleep(POLL_S)
+            if not self._known.is_recovered:
+                await asyncio.sleep(POLL_S)
         await connection.lost
 
     async def _follow_pods(self, connection: DaemonConnection) -> None:
@@ -279,7 +276,7 @@ class DaemonClient:
             stream = aiter(connection.reads.WatchPods(api_pb2.WatchPodsRequest()))
             parts: list[api_pb2.Pod] = []
             try:
-                while (event := await connection.call(_next, stream)) is not None:
+                while (event := await connection.call(anext, stream, None)) is not None:
                     self._on_pod_event(event, parts)
             except ClaimsRefusedError as error:
                 # The daemon cuts a watcher off that reads too slowly: it has to begin again.
@@ -290,8 +287,6 @@ class DaemonClient:
             return
 
     def _on_pod_event(self, event: api_pb2.WatchPodsResponse, parts: list[api_pb2.Pod]) -> None:
-        from cri_api.runtimeproxy.v1 import api_pb2
-
         known = self._known
         kind = event.WhichOneof("event")
         if kind == "snapshot":
@@ -305,29 +300,26 @@ class DaemonClient:
                 self._take_pod(message)
             parts.clear()
             known.has_pods = True
-        elif kind == "removed" or getattr(event, kind or "removed").state != api_pb2.Pod.STATE_READY:
-            message = getattr(event, kind) if kind else event.removed
-            known.pods.pop(message.sandbox_id, None)
-            known.messages.pop(message.sandbox_id, None)
-            known.problems.pop(message.sandbox_id, None)
-        else:
-            self._take_pod(getattr(event, kind or "added"))
+        elif kind is not None:
+            self._take_pod(getattr(event, kind), is_removed=kind == "removed")
         known.pods_version += 1
         self._note_progress()
 
-    def _take_pod(self, message: api_pb2.Pod) -> None:
+    def _take_pod(self, message: api_pb2.Pod, *, is_removed: bool = False) -> None:
         from cri_api.runtimeproxy.v1 import api_pb2
         from runtimeproxy.qosmanager.from_api import pod_of
 
-        if message.state != api_pb2.Pod.STATE_READY:
+        known, sandbox_id = self._known, message.sandbox_id
+        known.problems.pop(sandbox_id, None)
+        if is_removed or message.state != api_pb2.Pod.STATE_READY:
+            known.pods.pop(sandbox_id, None)
+            known.messages.pop(sandbox_id, None)
             return
-        pod, problems = pod_of(message)
-        self._known.pods[message.sandbox_id] = pod
-        self._known.messages[message.sandbox_id] = message
+        known.pods[sandbox_id], problems = pod_of(message)
+        known.messages[sandbox_id] = message
         if problems:
-            self._known.problems[message.sandbox_id] = tuple(f"{pod.full_name}: {each}" for each in problems)
-        else:
-            self._known.problems.pop(message.sandbox_id, None)
+            name = known.pods[sandbox_id].full_name
+            known.problems[sandbox_id] = tuple(f"{name}: {each}" for each in problems)
 
     async def _follow_node(self, connection: DaemonConnection) -> None:
         from cri_api.runtimeproxy.v1 import api_pb2
@@ -361,7 +353,3 @@ class DaemonClient:
         if not waits_for and self.problem:
             logger.info("the daemon answers: %d pods", len(self._known.pods))
         self._set_problem(f"waits for {waits_for}" if waits_for else "")
-
-
-async def _next(stream: AsyncIterator[api_pb2.WatchPodsResponse]) -> api_pb2.WatchPodsResponse | None:
-    return await anext(stream, None)

@@ -69,22 +69,6 @@ _StateT = TypeVar("_StateT", bound=EvictState)
 _DONE: Final = (EvictionOutcome.EVICTED, EvictionOutcome.DRY_RUN)
 
 
-def with_results(state: _StateT, results: Sequence[EvictionResult], now_s: float) -> _StateT:
-    """Return the state after proposals were carried out or not: without any that was, it does not cool."""
-    failed = {each.eviction.pod_uid for each in results if each.outcome not in _DONE}
-    refused = {uid: at_s for uid, at_s in state.refused.items() if _is_held(state.options, at_s, now_s)}
-    return replace(
-        state,
-        evicted={uid: at_s for uid, at_s in state.evicted.items() if uid not in failed},
-        refused={**refused, **dict.fromkeys(failed, now_s)},
-        cool_until_s=now_s if len(failed) == len(results) > 0 else state.cool_until_s,
-    )
-
-
-def _is_held(options: EvictOptions, at_s: float, now_s: float) -> bool:
-    return at_s > now_s - options.same_pod_after_seconds
-
-
 class ReleaseTask(NamedTuple):
     """What one feature wants to be released."""
 
@@ -118,16 +102,23 @@ def choose(
     What two tasks want is released once. `releases_of` has all kinds of amounts that the eviction of a pod
     releases; `unit` writes an amount for people.
     """
-    past = _Past(state, snapshot.now_s)
-    missing = _missing(tasks, (releases_of(pod) for pod in snapshot.pods if past.is_ending(pod)))
+    options, now_s = state.options, snapshot.now_s
+    hold_s = max(options.same_pod_after_seconds, options.per_seconds, TERMINATION_S)
+    evicted = _since(state.evicted, now_s - hold_s)
+    left = max(options.most_pods - len(_since(evicted, now_s - options.per_seconds)), 0)
+    terminating = _since(evicted, now_s - TERMINATION_S)
+    held_since_s = now_s - options.same_pod_after_seconds
+    excluded = {*terminating, *_since(evicted, held_since_s), *_since(state.refused, held_since_s)}
+    missing = _missing(tasks, (releases_of(pod) for pod in snapshot.pods if pod.uid in terminating))
     evictions: list[Eviction] = []
     for task, pod in ((each, pod) for each in tasks for pod in each.pods):
         wanted = {name: missing[name] for name in task.needs if missing[name] > 0}
-        if not wanted or past.left == 0 or not past.may_evict(pod):
+        if not wanted or len(evictions) == left or pod.uid in excluded or pod.qos in NEVER_EVICTED:
             continue
         releases = releases_of(pod)
         if any(releases.get(name, 0) > 0 for name in wanted):
-            past.add(pod)
+            excluded.add(pod.uid)
+            evicted[pod.uid] = now_s
             _subtract(missing, releases)
             amounts = (
                 f"{name}: {unit(amount)} to release, this pod {unit(releases.get(name, 0))}, "
@@ -136,15 +127,19 @@ def choose(
             )
             evictions.append(Eviction(pod.uid, "; ".join((f"{task.feature}: {task.arithmetic}", *amounts))))
     said = [f"{task.feature}: {task.arithmetic}" for task in tasks]
-    if any(missing.values()) and past.left == 0:
-        said.append(f"no more than {state.options.most_pods} pods in {state.options.per_seconds} s")
+    if any(missing.values()) and len(evictions) == left:
+        said.append(f"no more than {options.most_pods} pods in {options.per_seconds} s")
     if tasks:
         said.append(f"pods to evict: {len(evictions)}")
-    return Choice(tuple(evictions), past.evicted, "; ".join(said))
+    return Choice(tuple(evictions), evicted, "; ".join(said))
+
+
+def _since(times_s: Mapping[str, float], since_s: float) -> dict[str, float]:
+    return {uid: at_s for uid, at_s in times_s.items() if at_s > since_s}
 
 
 def _missing(tasks: Iterable[ReleaseTask], ending: Iterable[Amounts]) -> dict[str, int]:
-    """What has to be released, without what pods release that are about to end."""
+    """The amounts that have to be released, without those of pods that terminate."""
     missing: dict[str, int] = {}
     for task in tasks:
         for name, amount in task.needs.items():
@@ -152,35 +147,6 @@ def _missing(tasks: Iterable[ReleaseTask], ending: Iterable[Amounts]) -> dict[st
     for amounts in ending:
         _subtract(missing, amounts)
     return missing
-
-
-class _Past:
-    """Previous evictions, and so what may be evicted now."""
-
-    def __init__(self, state: EvictState, now_s: float) -> None:
-        options = state.options
-        self._now_s = now_s
-        self._held = {
-            uid
-            for uid, at_s in (*state.evicted.items(), *state.refused.items())
-            if _is_held(options, at_s, now_s)
-        }
-        hold_s = max(options.same_pod_after_seconds, options.per_seconds, TERMINATION_S)
-        self.evicted = {uid: at_s for uid, at_s in state.evicted.items() if at_s > now_s - hold_s}
-        recent = sum(at_s > now_s - options.per_seconds for at_s in self.evicted.values())
-        self.left = max(options.most_pods - recent, 0)
-
-    def is_ending(self, pod: Pod) -> bool:
-        at_s = self.evicted.get(pod.uid)
-        return at_s is not None and at_s > self._now_s - TERMINATION_S
-
-    def may_evict(self, pod: Pod) -> bool:
-        return not (pod.uid in self._held or self.is_ending(pod) or pod.qos in NEVER_EVICTED)
-
-    def add(self, pod: Pod) -> None:
-        self._held.add(pod.uid)
-        self.evicted[pod.uid] = self._now_s
-        self.left -= 1
 
 
 def _subtract(missing: dict[str, int], amounts: Amounts) -> None:
@@ -224,8 +190,8 @@ def is_threshold_pair(threshold: int, lower: int) -> bool:
 def usage_release(used: float, capacity: int, threshold: int, lower: int) -> int:
     """Return the usage to be released, in millicores or bytes; 0 for nothing. Source: policies spec 3.3, 3.4.
 
-    Nothing is released below `threshold`, in percent of the capacity; `lower`, to which usage is reduced, may be
-    below 0.
+    Nothing is released below `threshold`, in percent of the capacity; `lower`, to which usage falls, may be
+    negative.
     """
     percent = int(used) * 100 // capacity
     return max(capacity * (percent - lower) // 100, 0) if percent >= threshold else 0
@@ -257,8 +223,8 @@ MAX_ALLOCATABLE_PRIORITY: Final = 7_999
 def beyond_allocatable(requested: int, allocatable: int, threshold_percent: int, lower_percent: int) -> int:
     """Return how much of the requests has to be released; 0 for nothing. Source: policies spec 3.3, 3.4.
 
-    Requests are of one resource. Nothing is released up to the threshold, in percent of the allocatable; all of
-    a resource that the node has not.
+    Requests are of one resource. Nothing is released up to the threshold, in percent of the allocatable; all
+    of them if the node has nothing allocatable.
     """
     if allocatable <= 0:
         return requested
@@ -282,7 +248,6 @@ class EvictPlugin(Plugin[_StateT]):
     state_type: type[_StateT]
 
     def setup(self, context: PluginContext) -> _StateT:
-        """Nothing was evicted yet."""
         gates = frozenset(name for name in self.gates if context.gates.get(name, False))
         return self.state_type(options=context.options or EvictOptions(), gates=gates)
 
@@ -290,7 +255,6 @@ class EvictPlugin(Plugin[_StateT]):
         return snapshot.asks_for(self.name)
 
     def run(self, snapshot: Snapshot, state: _StateT) -> Decision[_StateT]:
-        """Which pods to evict now."""
         now_s = snapshot.now_s
         cool_until_s = now_s + self.cool_s if state.cool_until_s is None else state.cool_until_s
         state = replace(self.observed(snapshot, state), cool_until_s=cool_until_s)
@@ -305,7 +269,16 @@ class EvictPlugin(Plugin[_StateT]):
         return Decision(after, (), choice.evictions, choice.explanation)
 
     def on_evictions(self, results: Sequence[EvictionResult], snapshot: Snapshot, state: _StateT) -> _StateT:
-        return with_results(state, results, snapshot.now_s)
+        now_s = snapshot.now_s
+        failed = {each.eviction.pod_uid for each in results if each.outcome not in _DONE}
+        refused = _since(state.refused, now_s - state.options.same_pod_after_seconds)
+        return replace(
+            state,
+            # What was not carried out releases nothing, and if nothing was, the plugin does not cool.
+            evicted={uid: at_s for uid, at_s in state.evicted.items() if uid not in failed},
+            refused={**refused, **dict.fromkeys(failed, now_s)},
+            cool_until_s=now_s if len(failed) == len(results) > 0 else state.cool_until_s,
+        )
 
     def observed(self, snapshot: Snapshot, state: _StateT) -> _StateT:
         """The state with what is remembered of each round, also of those that cool; by default nothing."""
@@ -332,7 +305,7 @@ class EvictPlugin(Plugin[_StateT]):
     ) -> ReleaseTask | None:
         """Return the task of a feature that goes by the node's usage. Source: policies spec 3.3, 3.4.
 
-        Percentages are of the capacity; without `lower` it is 2 below the threshold. `priority`: see `allowed`.
+        Percentages are of the capacity; without `lower` it is 2 below `threshold`. `priority`: see `allowed`.
         """
         lower = threshold - 2 if lower is None else lower
         capacity = snapshot.node.capacity.get(self.resource, 0)
@@ -351,6 +324,7 @@ class EvictPlugin(Plugin[_StateT]):
         if priority is not None:
             pods = by_priority(pods, lambda pod: usage[pod.uid])
         else:
+            # Sorts are stable: of equal pods the last name comes first.
             pods.sort(key=lambda pod: pod.name, reverse=True)
             pods.sort(key=lambda pod: (be_priority(pod), -usage[pod.uid]))
         arithmetic = (

@@ -75,7 +75,9 @@ class PluginRunner:
         self.plugin = plugin
         self.mode = plugin.default_mode
         self.is_enabled: bool | None = None
+        """Whether the strategies want it; None: not known yet."""
         self.problem = ""
+        """Why it is left out now; empty if it is not."""
         self.explanation = ""
         self._failures = failures
         self._clock = clock
@@ -265,4 +267,5 @@ def _is_name(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
+    # It is logged and sent: no line breaks, no surrogates.
     return isinstance(value, str) and bool(value) and value.isprintable()

@@ -13,9 +13,9 @@ import os
 import pkgutil
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.background import BackgroundTasks, BackgroundThreads
@@ -105,11 +105,7 @@ class Configuration:
 
 
 def configured(reading: Reading, plugins: Iterable[AnyPlugin]) -> Configuration:
-    """Checks what the daemon does not: the options of plugins, and the admin socket.
-
-    Raises:
-        CombinedConfigError: every problem, also those of the reading.
-    """
+    """Checks plugins' options and the admin socket, which the daemon does not. Raises CombinedConfigError."""
     settings, errors = reading.settings, list(reading.errors)
     if not settings.api.admin_socket:
         reason = "is empty: koord-qos-manager sets its values through the daemon's admin socket"
@@ -149,12 +145,7 @@ def built_in_plugins() -> list[AnyPlugin]:
 
 
 def all_plugins(reading: Reading) -> list[AnyPlugin]:
-    """Makes the plugins of this package, of other packages, and those in processes of their own.
-
-    Raises:
-        CombinedConfigError: references that cannot be imported, or are not the plugin of that name; and every
-            problem of the reading.
-    """
+    """Makes all plugins; raises CombinedConfigError for references, and for all problems of the reading."""
     made, errors = built_in_plugins(), list[ConfigError]()
     for name, own in sorted(reading.settings.plugins.items()):
         if own.endpoint:
@@ -266,11 +257,7 @@ class QosManager:
         self._started_s = time.time()
 
     async def serve(self) -> None:
-        """Runs until `finish`.
-
-        Raises:
-            BaseException: an error of its own code.
-        """
+        """Runs until `finish`, and raises its error."""
         try:
             self._tasks.spawn(self._client.run(), is_vital=True)
             self._tasks.spawn(self._run_rounds(), is_vital=True)
@@ -344,18 +331,13 @@ class QosManager:
                 await self._run_round(observed, connection)
             else:
                 self._client.changed.clear()
-                await self._wait_for_daemon()
+                # At most as long as a round may take, for the watchdog.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._configuration.settings.qosmanager.interval_s):
+                        await self._client.changed.wait()
             # A late round is not made up for.
             due_s = max(due_s + self._configuration.settings.qosmanager.interval_s, loop.time())
             await asyncio.sleep(due_s - loop.time())
-
-    async def _wait_for_daemon(self) -> None:
-        """At most as long as a round may take, for the watchdog."""
-        try:
-            async with asyncio.timeout(self._configuration.settings.qosmanager.interval_s):
-                await self._client.changed.wait()
-        except TimeoutError:
-            return
 
     async def _run_round(self, observed: Observed, connection: DaemonConnection) -> None:
         for problem in observed.problems:
@@ -373,8 +355,8 @@ class QosManager:
         )
         for entry in self._entries:
             if entry.round is None or entry.round.done():
-                decide = partial(self._decide, entry, connection, snapshot, observed.versions)
-                entry.round = self._tasks.spawn(self._run_plugin(entry, decide), is_vital=True)
+                work = self._run_plugin(entry, connection, snapshot, observed.versions)
+                entry.round = self._tasks.spawn(work, is_vital=True)
 
     async def _sample(self, observed: Observed) -> None:
         """Makes one pass; one that hangs or fails leaves the round with the samples of before."""
@@ -401,11 +383,17 @@ class QosManager:
                 # A matter of the machine or of the unit's rights, which does not change by itself.
                 logger.info("samples: no cycles per instruction: %s", problem)
 
-    async def _run_plugin(self, entry: _PluginEntry, decide: Callable[[], Awaitable[None]]) -> None:
+    async def _run_plugin(
+        self,
+        entry: _PluginEntry,
+        connection: DaemonConnection,
+        snapshot: Snapshot,
+        versions: tuple[int, int, int],
+    ) -> None:
         if self._clock() < entry.refused_until_s:
             return
         try:
-            await decide()
+            await self._decide(entry, connection, snapshot, versions)
         except DaemonAwayError:
             return  # which the client reports
         except ClaimsRefusedError as error:
@@ -466,12 +454,6 @@ class QosManager:
 
     # Status
 
-    def _status_text(self) -> str:
-        """One line for `systemctl status`."""
-        if self._client.problem:
-            return f"no daemon: {self._client.problem}"
-        return "; ".join(f"{entry.runner.plugin.name}: {entry.state}" for entry in self._entries)
-
     async def _keep_reporting(self) -> None:
         """Tells the daemon that this process runs, and how: without a report it reports one as missing."""
         told: DaemonConnection | None = None
@@ -487,11 +469,7 @@ class QosManager:
             await asyncio.sleep(1.0)
 
     async def _report(self, connection: DaemonConnection) -> float:
-        """Sends one report; returns in how many seconds the next one is due.
-
-        Raises:
-            DaemonAwayError: the daemon is away.
-        """
+        """Sends one report; returns in how many seconds the next one is due. Raises DaemonAwayError."""
         from cri_api.runtimeproxy.v1 import api_pb2
         from runtimeproxy.qosmanager.from_api import report_message
 
@@ -511,11 +489,14 @@ class QosManager:
             await asyncio.sleep(1.0)
 
     def _notify(self) -> None:
-        """Sends a changed status; again later if the service manager's queue is full.
+        """Sends a changed status, one line for `systemctl status`; again if the manager's queue is full.
 
         Each has READY=1, which also ends a reload, and is ignored otherwise.
         """
-        if (text := self._status_text()) != self._status and self._notifier.ready(text):
+        text = "; ".join(f"{entry.runner.plugin.name}: {entry.state}" for entry in self._entries)
+        if self._client.problem:
+            text = f"no daemon: {self._client.problem}"
+        if text != self._status and self._notifier.ready(text):
             self._status = text
 
     async def _feed_watchdog(self, interval_s: float) -> None:

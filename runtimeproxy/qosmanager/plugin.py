@@ -52,7 +52,6 @@ class Claim(NamedTuple):
 QUOTA: Final = "cpu.cfs_quota_us"
 CPUS: Final = "cpuset.cpus"
 BE_CLASS: Final = Target(Level.QOS_CLASS, KubeQoSClass.BEST_EFFORT.value)
-"""The class of all BE pods."""
 
 
 def be_limit_cores(claims: Iterable[Claim]) -> float | None:
@@ -120,10 +119,9 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginContext:
-    """What a plugin is made with."""
+    """Gates, options and previous claims that a plugin is made with."""
 
     gates: Mapping[str, bool]
-    """All feature gates by name."""
     options: Any = None
     """Of the plugin's `options_type`; None if it has none."""
     held: Sequence[Claim] = ()

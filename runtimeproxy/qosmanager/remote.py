@@ -50,14 +50,12 @@ class RemoteState(NamedTuple):
     claims: Sequence[Claim] = ()
     """All that it wants: told to it again on a new connection."""
     results: Sequence[EvictionResult] = ()
-    """What became of its evictions."""
 
 
 class RemoteOptions(NamedTuple):
     """What the configuration says of a plugin; another endpoint is another connection."""
 
     endpoint: str
-    """The path of its socket."""
     options: Mapping[str, object]
     """`[plugins.NAME.options]`, which it checks itself."""
 
@@ -91,11 +89,7 @@ class RemotePlugin(Plugin[RemoteState]):
         return state._replace(results=(*state.results, *results))
 
     def run(self, snapshot: Snapshot, state: RemoteState) -> Decision[RemoteState]:
-        """Asks the plugin.
-
-        Raises:
-            PluginFailedError: it does not answer, or not as it should; the next run connects anew.
-        """
+        """Asks the plugin. Raises PluginFailedError."""
         try:
             is_first = self._stub is None
             stub = self._stub or self._connect()

@@ -40,18 +40,16 @@ class ContainerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A container that the runtime has."""
+    """A container that the runtime has. Empty fields are not known."""
 
     id: str
     name: str
     cgroup: str = ""
-    """Empty: not known."""
     state: ContainerState = ContainerState.RUNNING
     requests: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
     """By resource: `cpu` and `kubernetes.io/batch-cpu` in millicores, all else in bytes or numbers; a
     resource that is not in it is not requested, or not known."""
     limits: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
-    """As `requests`."""
     cpu_quota_us: int | None = None
     """The quota per 100 ms that the claims of policies lead to, without what is added or bounded; -1:
     unlimited, None: not known."""
@@ -59,7 +57,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A pod sandbox that is ready, with its containers."""
+    """A pod sandbox that is ready, with its containers. Empty fields are not known."""
 
     sandbox_id: str
     """The key of a pod: a sandbox that is made anew is another one."""
@@ -76,7 +74,6 @@ class Pod:
     sub_priority: int | None = None
     """Within its priority, by the label `koordinator.sh/priority`; None: it has none, or not a number."""
     cgroup: str = ""
-    """Empty: not known."""
     containers: tuple[Container, ...] = ()
     cpus: frozenset[int] = frozenset()
     """CPUs that it has for itself."""
@@ -112,7 +109,6 @@ class HostApplication(NamedTuple):
     qos: QoSClass = QoSClass.NONE
     priority_class: PriorityClass = PriorityClass.NONE
     cgroup: str = ""
-    """Empty: not known."""
     base: CgroupBase = CgroupBase.CGROUP_ROOT
     """What the path of the strategy is below."""
 
@@ -127,7 +123,6 @@ class Node:
     """By resource: `cpu` and `kubernetes.io/batch-cpu` in millicores, all else in bytes or numbers. Empty:
     not known."""
     allocatable: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
-    """As `capacity`."""
     annotations: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     """Those of Koordinator."""
     labels: Mapping[str, str] = field(default_factory=lambda: _EMPTY)

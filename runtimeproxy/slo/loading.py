@@ -100,8 +100,8 @@ def load(
 ) -> Loaded:
     """Returns the strategies of a node.
 
-    A key that cannot be used keeps its value in `previous`, and is absent without one. A key that is absent now
-    is withdrawn, whatever it was before. Pure; takes up to a second for the largest ConfigMaps.
+    A key that cannot be used keeps its value in `previous`, and is absent without one. A key that is absent
+    now is withdrawn, whatever it was before. Pure; takes up to a second for the largest ConfigMaps.
     """
     loading = _Loading(labels or {}, annotations or {}, previous.good if previous else {})
     return loading.run(texts, node_slo)
@@ -203,6 +203,7 @@ class _Loading:
             self._problems.append(Problem(config.file, name, "networkQOS", reason, is_warning=True))
 
     def _used(self, section: Section) -> KeyConfig | None:
+        # A NodeSLO's section is merged already, so it stands in the place of the ConfigMap's key.
         return self._good.get(section.node_slo) or self._good.get(section.key)
 
     def _layers(self, section: Section) -> Iterator[_Layer]:

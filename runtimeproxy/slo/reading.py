@@ -128,11 +128,7 @@ class Report:
         )
 
     def fail(self, path: str, reason: str) -> NoReturn:
-        """Adds an error, and leaves the value.
-
-        Raises:
-            InvalidError: always.
-        """
+        """Adds an error, and raises InvalidError."""
         self.error(path, reason)
         raise InvalidError
 
@@ -170,11 +166,7 @@ def _rank(problem: Problem) -> int:
 def parse_json(
     text: str, report: Report, limit: int = MAX_TEXT_LENGTH, most_values: int = MAX_VALUES
 ) -> object:
-    """Returns the value of a JSON text.
-
-    Raises:
-        InvalidError: it is not JSON, or too long.
-    """
+    """Returns the value of a JSON text. Raises InvalidError."""
     if len(text) > limit:
         report.fail("", f"is longer than {limit} characters")
     if text.count(",") > most_values:
@@ -224,11 +216,7 @@ def read_overlay(
 
 
 def read_object(kind: type[_Kind], raw: object, report: Report, path: str) -> _Kind:
-    """Returns a schema's dataclass with the fields that a JSON object sets, and else its defaults.
-
-    Raises:
-        InvalidError: it is not an object.
-    """
+    """Returns a schema's dataclass with the fields that a JSON object sets. Raises InvalidError."""
     if not isinstance(raw, Mapping):
         report.fail(path, "is not an object")
     return build(kind(), read_overlay(kind, raw, report, path))
@@ -286,11 +274,7 @@ def members_of(raw: Mapping[str, object]) -> dict[str, tuple[str, object]]:
 
 
 def read_selector(raw: object, report: Report, place: str) -> LabelSelector:
-    """Returns a label selector of Kubernetes.
-
-    Raises:
-        InvalidError: it is none.
-    """
+    """Returns a label selector of Kubernetes. Raises InvalidError."""
     if not isinstance(raw, Mapping):
         report.fail(place, "is not an object")
     labels: dict[str, str] = {}

@@ -194,7 +194,6 @@ class Burst(NamedTuple):
     ceil_us: int
     current_us: int
     used_cores: float | None
-    """None: not known."""
     op: Operation
 
     @property
@@ -287,7 +286,6 @@ class BurstState:
     buckets: Mapping[str, Bucket] = field(default_factory=dict)
     """By container id."""
     grants: tuple[Grant, ...] = ()
-    """Of the averaged time."""
     held_until_s: float | None = None
     """Nothing grows before; None: there was no overload."""
 

@@ -96,7 +96,6 @@ class CpuEvictState(EvictState):
     """What was evicted, and what BE pods had."""
 
     samples: tuple[BeSample, ...] = ()
-    """Of the window."""
 
 
 class CpuEvict(EvictPlugin[CpuEvictState]):

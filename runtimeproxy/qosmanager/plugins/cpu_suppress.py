@@ -69,8 +69,9 @@ def be_millicores(
 ) -> int:
     """Return what is left for BE pods together, 0 at least. Source: policies spec 3.1.
 
-    Percentages are of the capacity: what all pods and the system use together, and what BE pods keep. Pods that
-    are gone are used as pods of other classes. `reserved_millicores` are kept for the system, used or not.
+    Percentages are of the capacity: what all pods and the system use together, and what BE pods keep. Pods
+    that are gone are taken for pods of other classes. `reserved_millicores` are kept for the system, used or
+    not.
     """
     used = [*pods, *host_applications]
     system_cores = max(node_used_cores - sum(each.cores for each in used), reserved_millicores / 1_000, 0.0)

@@ -97,7 +97,6 @@ class ProfilingState:
     problem: str = ""
     """Why models were not restored."""
     profile: Profile | None = None
-    """The last one."""
     published: tuple[ResourceAmounts, ResourceAmounts] | None = None
     """Batch and mid resources as they were given out last; they change in steps."""
     published_s: float = 0.0
@@ -417,12 +416,7 @@ class MetricsListener:
         self._server: WSGIServer | None = None
 
     def listen(self, address: str) -> None:
-        """Serves there, in a thread of its own, and no longer elsewhere; nowhere if it is empty.
-
-        Raises:
-            ValueError: this is not an address and a port.
-            OSError: it cannot be bound.
-        """
+        """Serves at this address only; nowhere if it is empty. Raises ValueError or OSError."""
         if address == self._address and self._server is not None:
             return
         self.close()

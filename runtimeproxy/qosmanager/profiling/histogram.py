@@ -104,11 +104,7 @@ class UsageHistogram:
 
     @classmethod
     def restored(cls, buckets: Buckets, saved: Mapping[str, Any]) -> UsageHistogram:
-        """The histogram that `saved` gave.
-
-        Raises:
-            ValueError: it is not of that kind.
-        """
+        """The histogram that `saved` gave. Raises ValueError."""
         histogram = cls(buckets)
         try:
             histogram._reference_s = float(saved["reference_s"])

@@ -91,7 +91,6 @@ class Raised(NamedTuple):
     signal: Signal
     value: float
     usual: float
-    """Its mean."""
     confidence: float
 
 

@@ -75,13 +75,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedPod:
-    """A prod pod, as far as its prediction needs it."""
+    """A prod pod, as far as its prediction needs it; None: not known."""
 
     request: ResourceAmounts
     peak: ResourceAmounts | None
     """With the safety margin; None: there is no prediction."""
     age_s: float | None
-    """None: not known."""
     is_ending: bool = False
 
     @property
@@ -112,8 +111,8 @@ def reclaimable_by_class(
 ) -> ResourceAmounts:
     """What prod pods leave by the peak of all of them together.
 
-    `system` and `prod` are percentiles of what is no pod, and of all prod pods. Pods that terminate are not in
-    `requested`.
+    `system` and `prod` are percentiles, `prod` of all prod pods together; `requested` leaves out pods that
+    terminate.
     """
     peak = system.plus(prod).times(SAFETY_MARGIN, SAFETY_MARGIN)
     unneeded = requested.minus(peak).at_least(NOTHING)
@@ -178,11 +177,7 @@ class Models:
 
     @classmethod
     def restored(cls, text: str, wall_s: float) -> Models:
-        """The models that `saved` gave, without those that have expired.
-
-        Raises:
-            ValueError: the text is not of that kind. Nothing of it is used: a part would be a wrong peak.
-        """
+        """The models that `saved` gave, without those that have expired. Raises ValueError."""
         models = cls()
         try:
             saved = json.loads(text)

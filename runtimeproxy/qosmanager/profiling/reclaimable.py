@@ -59,7 +59,7 @@ def summed(amounts: Iterable[ResourceAmounts]) -> ResourceAmounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodUse:
-    """A pod that is pending or running."""
+    """A pod that is pending or running; its usage is None without samples."""
 
     uid: str
     priority_class: PriorityClass
@@ -67,7 +67,6 @@ class PodUse:
     qos: QoSClass
     request: ResourceAmounts
     usage: ResourceAmounts | None
-    """None: there are no samples."""
 
     @property
     def is_high_priority(self) -> bool:
@@ -83,12 +82,10 @@ class NodeUse:
     reserved: ResourceAmounts
     """Not for pods: the larger one of the kubelet's reservation and that of the annotation."""
     usage: ResourceAmounts
-    """Of the whole node."""
     pods: tuple[PodUse, ...]
     high_priority_applications: ResourceAmounts = NOTHING
     """Usage of host applications of other classes than batch and free."""
     applications: ResourceAmounts = NOTHING
-    """Usage of all host applications."""
 
     @property
     def system_usage(self) -> ResourceAmounts:
@@ -106,6 +103,7 @@ def high_priority_used(pods: Iterable[PodUse]) -> ResourceAmounts:
 
 
 def _used(pod: PodUse) -> ResourceAmounts:
+    # Nobody else may use the CPUs of an LSE pod.
     if pod.usage is None:
         return pod.request
     if pod.qos is QoSClass.LSE:

@@ -67,11 +67,7 @@ def perf_event_folder(mounts: Mapping[str, Mount]) -> Path | None:
 
 
 def open_event(event: int, cgroup: int, cpu: int, group: int) -> int:
-    """Starts to count an event of a cgroup on one CPU, and returns the descriptor that it is read from.
-
-    Raises:
-        OSError: The kernel's error; ENOSYS also for a machine whose number of the call is not known.
-    """
+    """Starts to count an event of a cgroup on one CPU; returns the descriptor to be read. Raises OSError."""
     import ctypes  # Takes a MiB, and is seldom wanted.
 
     number = _SYSCALLS.get(platform.machine())

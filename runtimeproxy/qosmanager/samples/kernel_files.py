@@ -184,11 +184,7 @@ def _cpu_rate(per_s: int) -> Callable[[Numbers, float], Values]:
 
 
 def throttled_share(periods: int, throttled: int) -> float:
-    """Return the share of throttled CFS periods; 0 if there was none.
-
-    Raises:
-        ImplausibleError: more were throttled than there were.
-    """
+    """Return the share of throttled CFS periods; 0 if there was none. Raises ImplausibleError."""
     if throttled > periods:
         raise ImplausibleError(f"{throttled} of {periods} periods throttled")
     return throttled / periods if periods else 0.0
@@ -260,7 +256,6 @@ CPU_SOURCES: Final[Mapping[int, tuple[FileGroup, ...]]] = {
         ),
     ),
 }
-"""By version of the controller cpu."""
 
 MEMORY_SOURCES: Final[Mapping[int, tuple[FileGroup, ...]]] = {
     1: (
@@ -272,7 +267,6 @@ MEMORY_SOURCES: Final[Mapping[int, tuple[FileGroup, ...]]] = {
         FileGroup((Metric.MEMORY_NUMA,), (("memory", "memory.numa_stat"),), decode_numa_stat_v2, _as_floats),
     ),
 }
-"""By version of the controller memory."""
 
 PRESSURE_SOURCES: Final[Mapping[int, tuple[FileGroup, ...]]] = {
     # Kernels that have pressure files in version 1 (Anolis, Alibaba Cloud Linux) have them there.

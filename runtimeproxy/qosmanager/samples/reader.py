@@ -77,7 +77,6 @@ class KernelFile:
         self.name = name
         self.is_kept = False
         self.descriptor = -1
-        """-1: it is not open."""
         self._inode: int | None = None
 
     @property
@@ -85,12 +84,7 @@ class KernelFile:
         return f"{self.folder}/{self.name}"
 
     def open(self) -> bool:
-        """Opens it; whether it is another file than the one that was opened before.
-
-        Raises:
-            OSError: The kernel's error.
-            ValueError: This is not a regular file.
-        """
+        """Opens it; returns whether it is another file than before. Raises OSError and ValueError."""
         descriptor = os.open(self.path, _FLAGS)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):

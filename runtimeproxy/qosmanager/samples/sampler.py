@@ -59,7 +59,6 @@ class PassReport:
     """What one pass did."""
 
     files: int
-    """Number of sources that were read."""
     samples: int
     losses: Mapping[Loss, int]
     """By reason, how many sources gave no sample."""
