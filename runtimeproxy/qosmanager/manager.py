@@ -493,11 +493,13 @@ class QosManager:
 
         Each has READY=1, which also ends a reload, and is ignored otherwise.
         """
-        text = "; ".join(f"{entry.runner.plugin.name}: {entry.state}" for entry in self._entries)
-        if self._client.problem:
-            text = f"no daemon: {self._client.problem}"
-        if text != self._status and self._notifier.ready(text):
+        if (text := self._status_text()) != self._status and self._notifier.ready(text):
             self._status = text
+
+    def _status_text(self) -> str:
+        if self._client.problem:
+            return f"no daemon: {self._client.problem}"
+        return "; ".join(f"{entry.runner.plugin.name}: {entry.state}" for entry in self._entries)
 
     async def _feed_watchdog(self, interval_s: float) -> None:
         while True:

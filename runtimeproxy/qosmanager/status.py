@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from google.protobuf.timestamp_pb2 import Timestamp
-
     from cri_api.runtimeproxy.v1 import api_pb2
     from runtimeproxy.config.settings import Settings
 
@@ -78,14 +76,9 @@ def is_problem(status: api_pb2.QosManagerStatus) -> bool:
 
     if status.state == api_pb2.QosManagerStatus.STATE_MISSING:
         return True
-    is_running = status.state == api_pb2.QosManagerStatus.STATE_RUNNING
-    return is_running and any(_fails(each) for each in status.report.plugins)
-
-
-def _fails(plugin: api_pb2.QosPluginStatus) -> bool:
-    from cri_api.runtimeproxy.v1 import api_pb2
-
-    return bool(plugin.problem) and plugin.is_wanted and plugin.mode != api_pb2.MODE_OFF
+    return status.state == api_pb2.QosManagerStatus.STATE_RUNNING and any(
+        each.problem and each.is_wanted and each.mode != api_pb2.MODE_OFF for each in status.report.plugins
+    )
 
 
 def lines(status: api_pb2.QosManagerStatus, now: datetime) -> Iterator[str]:
@@ -95,7 +88,8 @@ def lines(status: api_pb2.QosManagerStatus, now: datetime) -> Iterator[str]:
     state = api_pb2.QosManagerStatus.State.Name(status.state).removeprefix("STATE_")
     report, about = status.report, ""
     if state == "RUNNING" and status.HasField("report"):
-        about = f": version {report.version}, process {report.pid}, started {_time(report.started_at)}"
+        started = report.started_at.ToDatetime(UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+        about = f": version {report.version}, process {report.pid}, started {started}"
     elif status.HasField("last_heard"):
         ago_s = (now - status.last_heard.ToDatetime(UTC)).total_seconds()
         about = f"; last heard of process {report.pid} {ago_s:.0f} s ago"
@@ -122,7 +116,3 @@ def _plugin(each: api_pb2.QosPluginStatus) -> str:
         return f"{mode}: not asked for"
     claims = f"{each.claims} claims" if each.claims else ""
     return ": ".join(filter(None, (mode, ", ".join(filter(None, (claims, each.explanation))))))
-
-
-def _time(stamp: Timestamp) -> str:
-    return stamp.ToDatetime(UTC).astimezone().isoformat(sep=" ", timespec="seconds")

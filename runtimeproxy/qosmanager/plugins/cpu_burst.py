@@ -317,7 +317,6 @@ class CpuBurstPlugin(Plugin[BurstState]):
         return snapshot.asks_for(self.name)
 
     def run(self, snapshot: Snapshot, state: BurstState) -> Decision[BurstState]:
-        """What containers may use beyond their limits, by the samples of the last seconds."""
         now_s = snapshot.now_s
         pool = share_pool(snapshot)
         found = [_burst_of(snapshot, state, *each) for each in _containers(snapshot)]

@@ -234,7 +234,6 @@ class CpuSuppress(Plugin[SuppressState]):
         return snapshot.asks_for(self.name)
 
     def run(self, snapshot: Snapshot, state: SuppressState) -> Decision[SuppressState]:
-        """What BE pods may use, by the samples of the last second."""
         if state.has_cpu_manager:
             explanation = "BECPUManager gives BE pods their CPUs"
             return Decision(SuppressState(has_cpu_manager=True), explanation=explanation)
@@ -261,13 +260,13 @@ class _Amount(NamedTuple):
 
 
 def _amount_of(snapshot: Snapshot) -> _Amount | None:
-    """What is left for BE pods; None if capacity or usage are not known, or no pod is."""
+    """The share of BE pods; None if capacity or usage are not known, or no pod is."""
     node, threshold = snapshot.node, snapshot.strategies.threshold
     capacity = node.capacity.get("cpu") or len(node.cpus) * 1_000
     used = snapshot.metrics.last(NODE_CGROUP, Metric.CPU_USAGE, LOOK_BACK_S)
     if not capacity or used is None or not snapshot.pods:
         return None
-    pods, applications = _usage_of_pods(snapshot), _usage_of_host_applications(snapshot)
+    pods, applications = _usage(snapshot)
     target = be_millicores(
         capacity_millicores=capacity,
         threshold_percent=threshold.cpu_suppress_threshold_percent,
@@ -285,22 +284,24 @@ def _amount_of(snapshot: Snapshot) -> _Amount | None:
     return _Amount(capacity, target, explanation)
 
 
-def _usage_of_pods(snapshot: Snapshot) -> list[Used]:
-    return [
-        Used(cores, pod.qos is QoSClass.BE or pod.kube_qos is KubeQoSClass.BEST_EFFORT)
+def _usage(snapshot: Snapshot) -> tuple[list[Used], list[Used]]:
+    """Usage of pods and of host applications, where it is known."""
+    pods = [
+        (pod.cgroup, pod.qos is QoSClass.BE or pod.kube_qos is KubeQoSClass.BEST_EFFORT)
         for pod in snapshot.pods
-        if (cores := snapshot.metrics.last(pod.cgroup, Metric.CPU_USAGE, LOOK_BACK_S)) is not None
+    ]
+    applications = [
+        (each.cgroup, each.qos is QoSClass.BE and each.base is CgroupBase.KUBEPODS_BEST_EFFORT)
+        for each in snapshot.strategies.host_applications
     ]
 
+    def used(cgroups: Iterable[tuple[str, bool]]) -> list[Used]:
+        found = (
+            (snapshot.metrics.last(each, Metric.CPU_USAGE, LOOK_BACK_S), is_be) for each, is_be in cgroups
+        )
+        return [Used(cores, is_be) for cores, is_be in found if cores is not None]
 
-def _usage_of_host_applications(snapshot: Snapshot) -> list[Used]:
-    usage: list[Used] = []
-    for application in snapshot.strategies.host_applications:
-        cores = snapshot.metrics.last(application.cgroup, Metric.CPU_USAGE, LOOK_BACK_S)
-        if cores is not None:
-            is_below = application.base is CgroupBase.KUBEPODS_BEST_EFFORT
-            usage.append(Used(cores, application.qos is QoSClass.BE and is_below))
-    return usage
+    return used(pods), used(applications)
 
 
 def _within(state: SuppressState, allowed: Sequence[Cpu]) -> SuppressState:

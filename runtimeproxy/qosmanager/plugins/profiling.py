@@ -40,7 +40,7 @@ from runtimeproxy.qosmanager.profiling.reclaimable import (
     published_batch,
     summed,
 )
-from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Pod, Snapshot, Window
+from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Snapshot
 from runtimeproxy.slo.schema import MemoryCollectPolicy
 
 if TYPE_CHECKING:
@@ -130,7 +130,6 @@ class Profiling(Plugin[ProfilingState]):
         self.metrics = MetricsListener()
 
     def option_problems(self, options: ProfilingOptions) -> Sequence[tuple[str, str]]:
-        """A folder that depends on the working directory, and an address that is none."""
         problems: list[tuple[str, str]] = []
         if options.folder and not Path(options.folder).is_absolute():
             problems.append(("folder", "is not an absolute path"))
@@ -141,17 +140,16 @@ class Profiling(Plugin[ProfilingState]):
         return problems
 
     def setup(self, context: PluginContext) -> ProfilingState:
-        """The saved models, or new ones if there are none that can be used."""
         self._options = context.options or ProfilingOptions()
         self.metrics.listen(self._options.metrics_listen)
         models, problem = _restored(self._options.folder)
         return ProfilingState(models, problem=problem)
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
+        # The mode says whether it is wanted.
         return True
 
     def run(self, snapshot: Snapshot, state: ProfilingState) -> Decision[ProfilingState]:
-        """Learns, computes, and writes the results."""
         now = node_use(snapshot, TRAINING_S)
         usual = node_use(snapshot, float(snapshot.strategies.colocation.metric_aggregate_duration_seconds))
         if now is None or usual is None:
@@ -182,7 +180,10 @@ class Profiling(Plugin[ProfilingState]):
 
     def _profile(self, snapshot: Snapshot, state: ProfilingState, now: NodeUse, usual: NodeUse) -> Profile:
         strategy = snapshot.strategies.colocation
-        reclaimable = state.models.prod_reclaimable(now, _ages(snapshot))
+        ages_s = {
+            pod.uid: snapshot.wall_s - pod.created_s for pod in snapshot.pods if pod.created_s is not None
+        }
+        reclaimable = state.models.prod_reclaimable(now, ages_s)
         found = _judge(snapshot, state)
         usages = {pod.uid: pod.usage for pod in now.pods}
         batch, mid = _published(
@@ -199,10 +200,7 @@ class Profiling(Plugin[ProfilingState]):
             aggregated=_aggregated(snapshot),
             pods=tuple(
                 PodProfile(
-                    namespace=pod.namespace,
-                    name=pod.name,
-                    priority_class=pod.priority_class,
-                    qos=pod.qos,
+                    pod=pod,
                     usage=usages[pod.uid],
                     peak=with_margin(state.models.percentiles(pod_key(pod.uid))),
                     interference=found.get(pod.uid),
@@ -245,7 +243,16 @@ def node_use(snapshot: Snapshot, length_s: float) -> NodeUse | None:
         allocatable=_amounts(snapshot.node.allocatable) if snapshot.node.allocatable else capacity,
         reserved=_amounts(snapshot.node.reserved),
         usage=usage,
-        pods=tuple(_pod_use(snapshot, pod, length_s) for pod in snapshot.pods),
+        pods=tuple(
+            PodUse(
+                uid=pod.uid,
+                priority_class=pod.priority_class,
+                qos=pod.qos,
+                request=summed(_amounts(container.requests) for container in pod.containers),
+                usage=_usage(snapshot, pod.cgroup, length_s) if pod.cgroup else None,
+            )
+            for pod in snapshot.pods
+        ),
         applications=summed(each.usage for each in applications),
         high_priority_applications=summed(
             each.usage
@@ -268,16 +275,6 @@ def _published(
         return before
     state.published, state.published_s = (batch, mid), snapshot.now_s
     return batch, mid
-
-
-def _pod_use(snapshot: Snapshot, pod: Pod, length_s: float) -> PodUse:
-    return PodUse(
-        uid=pod.uid,
-        priority_class=pod.priority_class,
-        qos=pod.qos,
-        request=summed(_amounts(container.requests) for container in pod.containers),
-        usage=_usage(snapshot, pod.cgroup, length_s) if pod.cgroup else None,
-    )
 
 
 def _amounts(resources: Mapping[str, int]) -> ResourceAmounts:
@@ -307,12 +304,6 @@ def _applications(snapshot: Snapshot, length_s: float) -> tuple[ApplicationProfi
     )
 
 
-def _ages(snapshot: Snapshot) -> dict[str, float | None]:
-    return {
-        pod.uid: None if pod.created_s is None else snapshot.wall_s - pod.created_s for pod in snapshot.pods
-    }
-
-
 def _judge(snapshot: Snapshot, state: ProfilingState) -> dict[str, Interference]:
     """Judges all pods by their histories, and forgets the pods that went."""
     histories: dict[str, PodHistory] = {}
@@ -338,18 +329,12 @@ def _aggregated(snapshot: Snapshot) -> tuple[AggregatedUsage, ...]:
         cpu = snapshot.metrics.window(NODE_CGROUP, Metric.CPU_USAGE, duration_s)
         memory = snapshot.metrics.window(NODE_CGROUP, Metric.MEMORY_USAGE, duration_s)
         if cpu is not None and memory is not None and min(cpu.count, memory.count) >= duration_s / 2:
-            found.append(AggregatedUsage(duration_s=duration_s, by_kind=_by_kind(cpu, memory)))
+            by_kind = {
+                kind: ResourceAmounts(getattr(cpu, kind) * _MILLI, getattr(memory, kind))
+                for kind in ("avg", "p50", "p90", "p95", "p99")
+            }
+            found.append(AggregatedUsage(duration_s=duration_s, by_kind=by_kind))
     return tuple(found)
-
-
-def _by_kind(cpu: Window, memory: Window) -> dict[str, ResourceAmounts]:
-    return {
-        "avg": ResourceAmounts(cpu.avg * _MILLI, memory.avg),
-        "p50": ResourceAmounts(cpu.p50 * _MILLI, memory.p50),
-        "p90": ResourceAmounts(cpu.p90 * _MILLI, memory.p90),
-        "p95": ResourceAmounts(cpu.p95 * _MILLI, memory.p95),
-        "p99": ResourceAmounts(cpu.p99 * _MILLI, memory.p99),
-    }
 
 
 def _shown(amounts: ResourceAmounts) -> str:
@@ -435,7 +420,6 @@ class MetricsListener:
             self._server, self._address = server, address
 
     def close(self) -> None:
-        """Serves no longer."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

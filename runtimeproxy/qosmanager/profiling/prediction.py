@@ -141,23 +141,18 @@ class Models:
 
     def prod_reclaimable(self, node: NodeUse, ages_s: Mapping[str, float | None]) -> ResourceAmounts:
         """What prod pods request and are not expected to use: the smaller of both predictions."""
-        prod = [pod for pod in node.pods if is_prod(pod.priority_class)]
-        pods = [
-            PredictedPod(
-                request=pod.request,
-                peak=with_margin(self.percentiles(pod_key(pod.uid))),
-                age_s=ages_s.get(pod.uid),
-            )
-            for pod in prod
-        ]
-        classes = summed(
-            self.percentiles(class_key(each)) or NOTHING for each in PriorityClass if is_prod(each)
-        )
         system = self.percentiles(SYSTEM)
         if system is None:
             return NOTHING
+        prod = [pod for pod in node.pods if is_prod(pod.priority_class)]
+        peaks = [with_margin(self.percentiles(pod_key(pod.uid))) for pod in prod]
+        pods = [
+            PredictedPod(request=pod.request, peak=peak, age_s=ages_s.get(pod.uid))
+            for pod, peak in zip(prod, peaks, strict=True)
+        ]
+        classes = [self.percentiles(class_key(each)) or NOTHING for each in PriorityClass if is_prod(each)]
         requested = summed(pod.request for pod in prod)
-        by_class = reclaimable_by_class(node.allocatable, requested, system, classes)
+        by_class = reclaimable_by_class(node.allocatable, requested, system, summed(classes))
         return reclaimable_by_pods(node.allocatable, pods).at_most(by_class)
 
     def saved(self) -> str:
