@@ -16,13 +16,7 @@ from typing import Final, NoReturn, TypeAlias, TypeVar
 from runtimeproxy.documents.reading import InputError, json_value, member
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.slo.names import MAX_ANNOTATION_LENGTH
-from runtimeproxy.units import (
-    MAX_CPU_ID,
-    is_cpu_list,
-    longest_cpu_list,
-    quantity_bytes,
-    quantity_millicores,
-)
+from runtimeproxy.units import MAX_CPU_ID, is_cpu_list, longest_cpu_list, quantity_bytes, quantity_millicores
 
 RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
 """The scheduler's allocation of CPUs. Source: policies spec 1.2, 1.6.1."""
@@ -100,10 +94,7 @@ class Place:
         return self.value
 
     def quantity(self, parse: Callable[[str], int] = quantity_bytes) -> int:
-        """Return a Kubernetes quantity, written as a string or a number; 0 when absent.
-
-        Spaces around it are ignored. Source: Kubernetes apimachinery Quantity.UnmarshalJSON.
-        """
+        """Return a Kubernetes quantity, written as a string or a number; 0 when absent."""
         if self.value is None:
             return 0
         if isinstance(self.value, bool) or not isinstance(self.value, str | int | float):

@@ -65,11 +65,8 @@ class CpuBurst(Policy):
     priority: ClassVar[int] = 50
 
     def pod(self, pod: PodView, node: Node) -> PodChange | None:
-        """Return the burst of the pod's own cgroup.
-
-        The kubelet sends the sum of the containers' limits along with the sandbox, from version 1.23 on. As
-        in that sum, containers without a limit do not count.
-        """
+        """Return the burst of the pod's own cgroup."""
+        # From version 1.23 on the kubelet sends the sum of the containers' limits with the sandbox.
         values, problems = _values(pod, pod.resources, node)
         if not values and not problems:
             return None

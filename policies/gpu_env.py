@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Final
 
-from policies.annotations import (
-    DEVICE_ALLOCATED,
-    AnnotationError,
-    Place,
-    parse,
-    remembered,
-)
+from policies.annotations import DEVICE_ALLOCATED, AnnotationError, Place, parse, remembered
 from runtimeproxy.hooks import ContainerChange, ContainerView, MountSpec, PodSelector, Policy
 from runtimeproxy.node.snapshot import Node
 
@@ -113,11 +107,7 @@ def _amount(item: Place, resource: str, problems: list[str]) -> int | None:
 
 
 def hami_env(gpu: Gpu, options: GpuEnvOptions) -> Mapping[str, str]:
-    """Return the environment of HAMi's library for a share of a GPU; empty for a whole one.
-
-    Raises:
-        AnnotationError: the allocation has no memory ratio, or no memory for a share.
-    """
+    """Return HAMi's environment for a share of a GPU; empty for a whole one. Raises AnnotationError."""
     if gpu.memory_percent is None:
         raise AnnotationError(f"annotation {DEVICE_ALLOCATED} has no {GPU_MEMORY_RATIO}")
     if gpu.memory_percent >= _WHOLE_GPU_PERCENT:
@@ -139,17 +129,14 @@ def cache_directory(container: ContainerView, options: GpuEnvOptions) -> str:
 
 
 def gpu_change(container: ContainerView, options: GpuEnvOptions) -> ContainerChange | None:
-    """Return the environment and mounts of a container; None if its pod has no GPU.
-
-    The visible GPUs are set even if the rest is unreadable: an image with the default `all` would see every
-    GPU of the node.
-    """
+    """Return the environment and mounts of a container; None if its pod has no GPU."""
     try:
         allocated = allocation(container.pod.annotations)
     except AnnotationError as error:
         return ContainerChange(problems=(str(error),))
     if not allocated.gpus:
         return ContainerChange(problems=allocated.problems) if allocated.problems else None
+    # Even if the rest is unreadable: an image with the default `all` would see every GPU of the node.
     env = {VISIBLE_DEVICES: ",".join(str(gpu.minor) for gpu in allocated.gpus)}
     mounts: tuple[MountSpec, ...] = ()
     problems = list(allocated.problems)

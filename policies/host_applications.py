@@ -62,10 +62,7 @@ def host_application_cgroup(application: HostApplication, cgroup_driver: str | N
 
 
 def _is_kubelets(names: Sequence[str]) -> bool:
-    """Return whether a cgroup is that of a QoS class, or of a pod or in one: these have values of their own.
-
-    Source: policies spec 1.7.
-    """
+    """Return whether a cgroup is that of a QoS class, or of a pod or in one. Source: policies spec 1.7."""
     if "kubepods" in names:
         below = names[names.index("kubepods") + 1 :]
         below = below[1:] if below and below[0] in ("burstable", "besteffort") else below

@@ -108,10 +108,7 @@ class MemoryBound(NamedTuple):
 
 
 def bounds_of(*limits_bytes: int | None, node: Node) -> tuple[MemoryBound, ...]:
-    """Return the known bounds on the protection of a pod, container or directory with these memory limits.
-
-    The node's bound is its allocatable memory, else all of the machine's. Limits of -1 and 0 are none.
-    """
+    """Return the known bounds on the protection of a pod, container or directory with these memory limits."""
     bounds = [MemoryBound(each, "the memory limit") for each in limits_bytes if each is not None and each > 0]
     if allocatable := (node.allocatable or {}).get("memory"):
         bounds.append(MemoryBound(allocatable, "the node's allocatable memory"))
@@ -123,11 +120,8 @@ def bounds_of(*limits_bytes: int | None, node: Node) -> tuple[MemoryBound, ...]:
 def within_bounds(
     values: Mapping[str, int], bounds: Sequence[MemoryBound]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the values with `memory.min` and `memory.low` within bounds, and a problem for each above them.
-
-    Koordinator has no bound: a pod's author could protect more memory than the node has, and with it all that
-    the pod ever touches.
-    """
+    """Return the values with `memory.min` and `memory.low` within bounds, and a problem for each above."""
+    # Koordinator has no bound: a pod's author could protect more memory than the node has.
     found, problems = dict(values), []
     least = min(bounds, default=None)
     for name in _PROTECTING:
@@ -217,12 +211,9 @@ def pod_values(amounts: MemoryAmounts, strategy: Strategy) -> dict[str, int]:
 
 
 def directory_values(pods: Sequence[Mapping[str, int | str]], strategy: Strategy | None) -> dict[str, int]:
-    """Return the values of a directory of pods: the sums of `memory.min` and `memory.low`, and its priority.
-
-    Without the sums the kernel gives the pods in it no protection. `kubepods` holds all classes, and has no
-    strategy.
-    """
+    """Return the sums of `memory.min` and `memory.low` of a directory of pods, and its class's priority."""
     values: dict[str, int] = {}
+    # Without the sums the kernel gives the pods in it no protection. `kubepods` holds all classes.
     for name in _PROTECTING:
         amounts = [value for pod in pods if isinstance(value := pod.get(name), int)]
         # One pod with `max` protects all that there is.
@@ -300,22 +291,17 @@ class MemoryQoS(Policy):
 
 
 def written_by_kubelet(qos: KubeQoSClass, node: Node) -> frozenset[str]:
-    """Return what the kubelet writes to a directory of pods itself: the sums of their requests, or 0.
-
-    All that it may write if its version is not known.
-    """
+    """Return what the kubelet writes, or may write, to a directory of pods itself: sums of requests, or 0."""
     if node.kubelet is None or node.facts.cgroup_version == 1:
         return frozenset()
     return node.kubelet.class_memory.get(qos, frozenset())
 
 
 def left_to_unknown_kubelet(pod: PodView, values: Iterable[str], node: Node) -> tuple[str, ...]:
-    """Return the problem that values of a pod may have no effect, as those of its directories are left alone.
-
-    They are left to a kubelet that writes them in some versions, and its version is not known.
-    """
+    """Return the problem that values of a pod may lack effect, as those of its directories are left alone."""
     if node.kubelet is None or node.kubelet.version:
         return ()
+    # A kubelet writes them in some versions.
     left = written_by_kubelet(pod.kube_qos, node) | written_by_kubelet(KubeQoSClass.GUARANTEED, node)
     if left.isdisjoint(values):
         return ()

@@ -48,13 +48,7 @@ _SOCKET_OPTIONS: Final = [
 
 
 class ApiError(RuntimeProxyError):
-    """A request without the wanted answer.
-
-    Attributes:
-        status: The HTTP status; 0 if there was no answer at all.
-        retry_after_s: When the server wants to be asked again; None if it has not said.
-        causes: The reasons of `details.causes`, such as `DisruptionBudget`.
-    """
+    """A request without the wanted answer; the status is 0 if there was no answer at all."""
 
     def __init__(
         self,
@@ -144,11 +138,7 @@ class ApiClient:
     def get(
         self, path: str, query: Mapping[str, str], *, is_watch: bool = False, pause_s: float | None = None
     ) -> ApiResponse:
-        """Begins to get something. A watch may take as long as it likes; `pause_s` bounds its pauses.
-
-        Raises:
-            ApiError: There is no successful answer.
-        """
+        """Begins to get something; only a watch may take any time. Raises ApiError."""
         response = self._request("GET", f"{path}?{urlencode(query)}" if query else path, pause_s=pause_s)
         opened = ApiResponse(response, None if is_watch else self._timeouts.total_s, self._forget)
         with self._lock:

@@ -32,13 +32,11 @@ PODS: Final = "Pod"
 
 
 def resources_of(node_name: str, config_namespace: str) -> dict[str, Resource]:
-    """What is watched, by kind: this node's objects only.
-
-    Source: Koordinator apis/slo/v1alpha1; topology.node.k8s.io/v1alpha1 of the scheduler plugins.
-    """
+    """The watched resources by kind: this node's objects only."""
     own = f"metadata.name={node_name}"
     config_maps = f"/api/v1/namespaces/{config_namespace}/configmaps"
     topologies = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies"
+    # Source: Koordinator apis/slo/v1alpha1; topology.node.k8s.io/v1alpha1 of the scheduler plugins.
     found = (
         Resource(Kind.NODE, "/api/v1/nodes", own),
         Resource(Kind.TOPOLOGY, topologies, own, is_optional=True),

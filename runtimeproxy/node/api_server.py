@@ -208,14 +208,12 @@ _FIELDS: Final = {
 
 
 def joined(of_folder: FolderObjects, of_server: FolderObjects) -> tuple[FolderObjects, list[str]]:
-    """The objects of the folder and the API server together, and notes.
-
-    What an operator has put on the node wins: an object in the folder hides the API server's as a whole.
-    """
+    """The objects of the folder and the API server together, and notes."""
     found: dict[str, Any] = {}
     notes: list[str] = []
     unknown = of_folder.unknown | of_server.unknown
     for kind, name in _FIELDS.items():
+        # What an operator has put on the node wins, each object as a whole.
         own, other = getattr(of_folder, name), getattr(of_server, name)
         found[name] = own or other
         if own and other:

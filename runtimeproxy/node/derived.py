@@ -30,19 +30,15 @@ RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
 def pod_cpus(
     labels: Mapping[str, str], annotations: Mapping[str, str], last_cpu: int | None = None
 ) -> PodCpus | None:
-    """The CPUs that a pod has for itself, by its annotation; None without any.
-
-    Only the classes to which the scheduler allocates CPUs have some: an author of other pods could take CPUs
-    from all others by the annotation. Policies report an invalid annotation. The node's last CPU bounds what
-    is read, if it is known.
-    """
+    """The CPUs that a pod has for itself, by its annotation; None without any."""
     text, qos = annotations.get(RESOURCE_STATUS), qos_class(labels)
+    # The scheduler allocates CPUs to these classes only: others could take CPUs from all by the annotation.
     if qos not in EXCLUSIVE or text is None or len(text) > MAX_ANNOTATION_LENGTH:
         return None
     try:
         cpus = cpus_of(text_of(member(mapping_of(parse_json(text)), "cpuset")), last_cpu)
     except InputError:
-        return None
+        return None  # which policies report
     return PodCpus(qos, cpus) if cpus else None
 
 
@@ -76,11 +72,9 @@ def computed_pools(
     pods: Iterable[PodCpus],
     topology: TopologyFacts,
 ) -> Pools:
-    """The pools as koordlet computes them. Source: policies spec 2.4, share pool computation.
-
-    The kubelet's reserved CPUs stay in: else a full node would have none for pods without a request.
-    """
+    """The pools as koordlet computes them. Source: policies spec 2.4, share pool computation."""
     system = topology.system_cpus or frozenset()
+    # The kubelet's reserved CPUs stay in: else a full node would have none for pods without a request.
     taken = frozenset[int]().union(*static_cpus, topology.reserved_cpus)
     if topology.is_system_exclusive:
         taken |= system
@@ -125,14 +119,7 @@ class NodeReservation(NamedTuple):
 
 
 def reservation_of(node_annotations: Mapping[str, str]) -> NodeReservation:
-    """What a Node's annotation reserves; nothing without it.
-
-    CPUs that it names replace its amount of CPU; its `applyPolicy` is for the scheduler only. Source:
-    Koordinator pkg/util, GetNodeReservationResources.
-
-    Raises:
-        InputError: The annotation is invalid: nothing of it counts.
-    """
+    """The reservation in a Node's annotation; nothing without it. Raises InputError."""
     text = node_annotations.get(RESERVATION)
     if not text:
         return NodeReservation()
@@ -142,6 +129,8 @@ def reservation_of(node_annotations: Mapping[str, str]) -> NodeReservation:
             amounts = quantities_of(member(annotation, "resources"))
         with within("reservedCPUs"):
             cpus = cpus_of(text_of(member(annotation, "reservedCPUs")))
+    # CPUs replace the amount of CPU, and `applyPolicy` is for the scheduler only.
+    # Source: Koordinator pkg/util, GetNodeReservationResources.
     return NodeReservation({**amounts, "cpu": len(cpus) * 1_000} if cpus else amounts, cpus)
 
 
@@ -167,14 +156,8 @@ _DECIMALS: Final = 2
 def normalization_ratio(
     annotations: Mapping[str, str], strategy: CpuNormalizationStrategy, processor: Processor
 ) -> float | None:
-    """The ratio; None if normalization is disabled.
-
-    The node's annotation counts, else the strategy by the processor, as koord-manager computes it. Source:
-    policies spec 2.3.
-
-    Raises:
-        InputError: The annotation is invalid, or the strategy has no ratio for this processor.
-    """
+    """The ratio; None if normalization is disabled. Source: policies spec 2.3. Raises InputError."""
+    # The node's annotation wins over the strategy.
     text = annotations.get(RATIO)
     if text is not None:
         return _published(text)

@@ -122,18 +122,13 @@ def parse_cpu_manager_state(document: object) -> CpuManagerState:
 
 
 def parse_allocated_pods(document: object) -> dict[tuple[str, str], dict[str, int]]:
-    """Reads the requests of all containers from `allocated_pods_state`, by pod uid and container name.
-
-    The state is JSON in a text of JSON. Newer kubelets add the pods as protobuf, and keep these entries.
-
-    Raises:
-        InputError: It is not such a state.
-    """
+    """Reads requests by pod uid and container name from `allocated_pods_state`. Raises InputError."""
     outer = mapping_of(document)
     if "data" not in outer:
         raise InputError("is missing", "data")
     requests: dict[tuple[str, str], dict[str, int]] = {}
     with within("data"):
+        # JSON in a text of JSON. Newer kubelets add the pods as protobuf, and keep these entries.
         state = mapping_of(parse_json(text_of(outer["data"])))
         with within("entries"):
             for uid, pod in mapping_of(state.get("entries")).items():

@@ -67,10 +67,7 @@ class Processor(NamedTuple):
 
 
 def read_cpus(sysfs: Path) -> tuple[Cpu, ...] | None:
-    """The CPUs that are present, by id; None if sysfs does not say.
-
-    What sysfs does not have for a CPU that is offline is that of socket, core and NUMA node 0.
-    """
+    """The CPUs that are present, by id; None if sysfs does not say."""
     folder = sysfs / _CPUS
     present = _list(folder / "present")
     online = _list(folder / "online")
@@ -81,6 +78,7 @@ def read_cpus(sysfs: Path) -> tuple[Cpu, ...] | None:
         for node in _list(sysfs / _NODES / "online") or ()
         for cpu in _list(sysfs / _NODES / f"node{node}" / "cpulist") or ()
     }
+    # sysfs has less for a CPU that is offline: it is put into socket, core and NUMA node 0.
     return tuple(
         Cpu(
             id=cpu,

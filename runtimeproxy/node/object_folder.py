@@ -273,16 +273,14 @@ class _ObjectPart(NamedTuple):
 
 
 def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[str], set[str]]:
-    """What the files give together, problems, and the paths of files that give something which is gone.
-
-    The first object counts; those that are gone come last.
-    """
+    """The content of the files together, problems, and the paths of files that provide what is gone."""
     if not files:
         return FolderObjects(), [], set()
     from runtimeproxy.slo.loading import NodeSlo, Text  # only where there is something to read
 
     parts: dict[tuple[Kind, str], _ObjectPart] = {}
     problems: list[str] = []
+    # The first object wins; those that are gone come last.
     for path, objects, is_present in _by_presence(files):
         for (kind, key), value in _parts_of(objects):
             first = parts.get((kind, key))

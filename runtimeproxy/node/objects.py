@@ -267,11 +267,7 @@ def _is_named(document: object) -> bool:
 
 
 def parse_topology(annotations: Mapping[str, str], cpus: frozenset[int] | None) -> TopologyFacts:
-    """Reads the annotations of a NodeResourceTopology; `cpus` are those of this node, if they are known.
-
-    Raises:
-        InputError: One is invalid, or names CPUs that the node does not have.
-    """
+    """Reads the annotations of a NodeResourceTopology. Raises InputError, also for unknown CPUs."""
     values: dict[str, Any] = {}
     for name in _READ:
         if name in annotations:

@@ -234,15 +234,12 @@ class Node:
         return self.strategies.for_pod(pod)
 
     def requests_of(self, pod: PodLike) -> Mapping[str, Mapping[str, int]]:
-        """The requests of a pod's containers by name, as in `requests`; empty if they are not known.
-
-        Those of the kubelet count over those of the API server: it allocates them.
-        """
+        """The requests of a pod's containers by name, as in `requests`; empty if they are not known."""
+        # The kubelet's come first: it allocates them.
         found = self._requests_by_pod.get(pod.uid)
-        if found is None:
-            live = self.live_pods.get(pod.uid)
-            found = live.requests if live is not None else {}
-        return found
+        if found is None and (live := self.live_pods.get(pod.uid)) is not None:
+            found = live.requests
+        return found or {}
 
     def priority_of(self, pod: PodLike) -> int | None:
         """The pod's `spec.priority`; None if it is not known."""

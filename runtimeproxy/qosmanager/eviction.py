@@ -155,10 +155,7 @@ def _subtract(missing: dict[str, int], amounts: Amounts) -> None:
 
 
 def allowed(pods: Iterable[Pod], feature: str, priority_threshold: int | None = None) -> list[Pod]:
-    """Return the pods that a feature may evict: BE pods.
-
-    With a priority threshold: pods up to this priority that allow evictions by priority.
-    """
+    """Return the pods that a feature may evict: up to a priority if they allow it, without one BE pods."""
     found = [pod for pod in pods if pod.qos not in NEVER_EVICTED and pod.eviction.allows(feature)]
     if priority_threshold is None:
         return [pod for pod in found if pod.qos is QoSClass.BE]
@@ -170,10 +167,7 @@ def be_priority(pod: Pod) -> int:
 
 
 def by_priority(pods: Iterable[Pod], amount_of: Callable[[Pod], float]) -> list[Pod]:
-    """Return the order of evictions by priority; of equal ones the pod with the largest amount first.
-
-    Source: policies spec 3.3, 3.4.
-    """
+    """Return the order of evictions; of equal priority the largest first. Source: policies spec 3.3, 3.4."""
 
     def rank(pod: Pod) -> tuple[int, int, int, float, str]:
         priority = pod.priority_value
@@ -201,10 +195,7 @@ _RESOURCES: Final = {PriorityClass.BATCH: "kubernetes.io/batch-", PriorityClass.
 
 
 def resource_of(pod: Pod, name: str) -> str:
-    """Return the resource that a pod requests `cpu` or `memory` by, from its priority class.
-
-    Source: policies spec 1.5.
-    """
+    """Return the name by which a pod requests `cpu` or `memory`. Source: policies spec 1.5."""
     return f"{_RESOURCES.get(pod.priority_class, '')}{name}"
 
 
@@ -234,10 +225,7 @@ def beyond_allocatable(requested: int, allocatable: int, threshold_percent: int,
 
 
 class EvictPlugin(Plugin[_StateT]):
-    """Base class of the plugins that evict pods while a resource is short.
-
-    Usage is in millicores or bytes, as requests are.
-    """
+    """Base class of the plugins that evict pods while a resource is short."""
 
     default_mode: ClassVar[Mode] = Mode.DRY_RUN
     options_type: ClassVar[type[Any] | None] = EvictOptions

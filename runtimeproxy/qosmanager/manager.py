@@ -489,10 +489,8 @@ class QosManager:
             await asyncio.sleep(1.0)
 
     def _notify(self) -> None:
-        """Sends a changed status, one line for `systemctl status`; again if the manager's queue is full.
-
-        Each has READY=1, which also ends a reload, and is ignored otherwise.
-        """
+        """Sends a changed status, one line for `systemctl status`; again if the manager's queue is full."""
+        # Each has READY=1, which also ends a reload, and is ignored otherwise.
         if (text := self._status_text()) != self._status and self._notifier.ready(text):
             self._status = text
 

@@ -63,10 +63,7 @@ class PodMemoryQoS(MemoryQoSValues):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schemata:
-    """A part of the last-level cache, which has a range, or of the memory bandwidth, which has a percentage.
-
-    Koordinator has one type for both.
-    """
+    """A part of cache, by range, or of memory bandwidth, by percent: Koordinator has one type for both."""
 
     range: tuple[Percent, ...] = ()
     """Start and end."""

@@ -538,13 +538,11 @@ def _place_of(path: CgroupPath) -> tuple[str, ...]:
 
 
 def bandwidth_problem(strategy: QoSStrategy, total: int) -> str:
-    """Returns why the classes' network requests do not fit the node's bandwidth in bits/s; empty if they do.
-
-    A bandwidth of 0 is not known, and fits.
-    """
+    """Returns why the classes' network requests exceed the node's bandwidth in bits/s; empty if not."""
     for name in _REQUESTS:
         requests = [getattr(getattr(strategy, each).network_qos, name) for each in _CLASSES]
         needed = sum(quantity_bytes(each) for each in requests if isinstance(each, str))
+        # 0 stands for a bandwidth that is not known.
         if total and needed > total:
             which = f"{needed} bits/s of {json_key(name)} over all classes"
             return f"adds up to {which}, more than the node's {total}"

@@ -181,10 +181,7 @@ class _Loading:
             self._good[name] = config
 
     def _check_bandwidth(self) -> None:
-        """Falls back to the last good key where the classes' requests do not fit the strategy's bandwidth.
-
-        Where they only do not fit what the node itself says, as the webhook cannot know, that is a warning.
-        """
+        """Falls back to the last good key where the classes' requests do not fit the strategy's bandwidth."""
         section, of_system = SECTION_BY_KEY["resource-qos-config"], SECTION_BY_KEY["system-config"]
         strategy, _ = _merged(section, self._layers(section))
         config = self._used(section)
@@ -198,6 +195,7 @@ class _Loading:
             del self._good[name]
             self._keep(name, None)
             return
+        # The webhook cannot know what the node itself says.
         system, _ = _merged(of_system, self._layers(of_system))
         if reason := bandwidth_problem(strategy, system.total_network_bandwidth):
             self._problems.append(Problem(config.file, name, "networkQOS", reason, is_warning=True))

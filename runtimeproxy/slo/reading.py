@@ -184,10 +184,7 @@ def parse_json(
 def read_overlay(
     kind: type, raw: object, report: Report, path: str = "", *, beside: Set[str] = frozenset()
 ) -> dict[Path, object]:
-    """Returns the fields of a schema's dataclass that a JSON object sets; invalid ones are left out.
-
-    A null sets nothing. `beside` has keys that the object has for others.
-    """
+    """Returns the valid fields that a JSON object sets; `beside` are keys for others."""
     overlay: dict[Path, object] = {}
     if raw is None:
         return overlay

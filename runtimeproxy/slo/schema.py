@@ -304,10 +304,7 @@ class NetworkQoS:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodNetwork:
-    """A pod's own limits of network bandwidth, in bits/s; None: no own limit.
-
-    The annotation `koordinator.sh/networkQOS`, and `networkQOS` of a pod strategy.
-    """
+    """A pod's own bandwidth limits, in bits/s: its annotation, and `networkQOS` of a pod strategy."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "enable": "counts for a whole class",
@@ -430,10 +427,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """`system-config`, NodeSLO's `systemStrategy`. None: the kernel's value is left alone.
-
-    Source of the defaults: Koordinator pkg/util/sloconfig, DefaultSystemStrategy.
-    """
+    """`system-config`, NodeSLO's `systemStrategy`. None: the kernel's value is left alone."""
 
     min_free_kbytes_factor: Positive = 100
     """Of the node's memory, in ten thousandths."""

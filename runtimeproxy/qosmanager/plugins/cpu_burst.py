@@ -22,16 +22,7 @@ from enum import StrEnum
 from typing import ClassVar, Final, NamedTuple
 
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.qosmanager.plugin import (
-    QUOTA,
-    Claim,
-    Decision,
-    Need,
-    Plugin,
-    PluginContext,
-    Role,
-    Target,
-)
+from runtimeproxy.qosmanager.plugin import QUOTA, Claim, Decision, Need, Plugin, PluginContext, Role, Target
 from runtimeproxy.qosmanager.snapshot import (
     LOOK_BACK_S,
     NODE_CGROUP,
@@ -112,19 +103,14 @@ class Bucket(NamedTuple):
 
 
 def new_bucket(capacity: int, container_id: str, now_s: float) -> Bucket:
-    """Return a bucket, filled up to a half: so far, as its container's id says. Source: policies spec 3.2.4.
-
-    Koordinator draws the amount by lot, so that containers that start together do not end together.
-    """
+    """Return a bucket, filled up to a half at most. Source: policies spec 3.2.4."""
+    # Containers that start together must not end together: Koordinator draws lots, here the id decides.
     share = zlib.crc32(container_id.encode()) / 2**33
     return Bucket(int(capacity * share), capacity, now_s)
 
 
 def refilled(bucket: Bucket, usage_percent: int, now_s: float) -> Bucket:
-    """Return the bucket after the usage, in percent of the limit, since its last time.
-
-    100 and more uses tokens up, less than 60 brings some. Source: policies spec 3.2.4.
-    """
+    """Return the bucket after the usage, in percent of the limit, since then. Source: policies spec 3.2.4."""
     tokens = bucket.tokens
     if usage_percent >= 100 or usage_percent < 60:
         tokens += (100 - usage_percent) * max(now_s - bucket.at_s, 0.0)
@@ -134,10 +120,7 @@ def refilled(bucket: Bucket, usage_percent: int, now_s: float) -> Bucket:
 def limited(
     bucket: Bucket | None, strategy: PodCpuBurst, usage_percent: int, container_id: str, now_s: float
 ) -> tuple[Bucket | None, bool]:
-    """Return the bucket after this round, and whether the quota may be above the limit.
-
-    The usage is in percent of the limit. Source: policies spec 3.2.4.
-    """
+    """Return the bucket after this round, and whether quotas may grow. Source: policies spec 3.2.4."""
     period_s, percent = strategy.cfs_quota_burst_period_seconds, strategy.cfs_quota_burst_percent
     if period_s < 0:
         return None, True
@@ -225,10 +208,7 @@ class SharePool(NamedTuple):
 def planned(
     bursts: Sequence[Burst], pool: SharePool, grants: Sequence[Grant] = (), *, is_held: bool = False
 ) -> dict[str, int]:
-    """Return the quota of each container.
-
-    `grants` were given and taken within the averaged time; `is_held`: nothing may grow yet after an overload.
-    """
+    """Return the quota of each container. `grants` are of the averaged time; `is_held` excludes growth."""
     quotas = {
         each.id: stepped(
             each.current_us,

@@ -28,12 +28,7 @@ from runtimeproxy.qosmanager.plugin import (
 from runtimeproxy.qosmanager.snapshot import LOOK_BACK_S, NODE_CGROUP, Cpu, Level, Metric, Node, Pod, Snapshot
 from runtimeproxy.slo.dynamic import GATES
 from runtimeproxy.slo.schema import CgroupBase, CpuSuppressPolicy
-from runtimeproxy.units import (
-    CPU_PERIOD_US,
-    UNLIMITED,
-    format_cpu_list,
-    parse_cpu_list,
-)
+from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, format_cpu_list, parse_cpu_list
 
 MIN_QUOTA_US: Final = 2_000
 """The least quota of all BE pods together. Source: policies spec 3.1.2."""
@@ -87,10 +82,7 @@ def floor_millicores(capacity_millicores: int, min_percent: int | None) -> int:
 def next_quota_us(
     target_millicores: int, current_us: int, capacity_millicores: int, min_percent: int | None = None
 ) -> int:
-    """Return the quota of all BE pods, for a period of 100 ms; -1 is no quota. Source: policies spec 3.1.2.
-
-    No step limit delays the floor, `min_percent` of the capacity.
-    """
+    """Return the quota of all BE pods, for a period of 100 ms. Source: policies spec 3.1.2."""
     quota_us = max(_quota_us(target_millicores), MIN_QUOTA_US)
     if current_us == UNLIMITED:
         return quota_us
@@ -98,6 +90,7 @@ def next_quota_us(
     if quota_us != MIN_QUOTA_US and abs(quota_us - current_us) * 100 < capacity_us * QUOTA_DEADBAND_PERCENT:
         quota_us = current_us
     step_us = capacity_us * GROWTH_PERCENT // 100
+    # No step limit delays the floor.
     floor_us = _quota_us(floor_millicores(capacity_millicores, min_percent))
     return max(min(quota_us, current_us + step_us), floor_us)
 
@@ -109,10 +102,7 @@ def next_cpu_count(
     capacity_millicores: int = 0,
     min_percent: int | None = None,
 ) -> int:
-    """Return how many of the node's CPUs BE pods get. Source: policies spec 3.1.1.
-
-    No step limit delays the floor, `min_percent` of the capacity.
-    """
+    """Return how many of the node's CPUs BE pods get. Source: policies spec 3.1.1."""
     count = max(-(-target_millicores // 1_000), MIN_CPUS)
     if count == current + 1 and target_millicores <= current * 1_000 + CPU_DEADBAND_MILLICORES:
         count = current
@@ -165,10 +155,7 @@ def _whole_cores(bucket: Sequence[Cpu]) -> Iterator[tuple[Cpu, Cpu]]:
 
 
 def select_cpus(cpus: Iterable[Cpu], count: int, lsr_cpus: frozenset[int] = frozenset()) -> frozenset[int]:
-    """Return so many CPUs for BE pods, those of LSR pods and others by their share; all if there are fewer.
-
-    Source: policies spec 3.1.1.
-    """
+    """Return so many CPUs for BE pods, those of LSR pods by their share. Source: policies spec 3.1.1."""
     there = list(cpus)
     lsr = [cpu for cpu in there if cpu.id in lsr_cpus]
     others = [cpu for cpu in there if cpu.id not in lsr_cpus]

@@ -84,10 +84,7 @@ class ProfilingOptions:
 
 @dataclass(slots=True)
 class ProfilingState:
-    """Models and histories, and what was found last.
-
-    Changed in place: a copy of all models each minute would cost more than their training.
-    """
+    """Models and histories, and the last results."""
 
     models: Models
     histories: dict[str, PodHistory] = field(default_factory=dict)
@@ -154,6 +151,7 @@ class Profiling(Plugin[ProfilingState]):
         usual = node_use(snapshot, float(snapshot.strategies.colocation.metric_aggregate_duration_seconds))
         if now is None or usual is None:
             return Decision(state, explanation=self._take_back(snapshot, state))
+        # In place: a copy of all models each minute would cost more than their training.
         state.models.train(now, snapshot.wall_s)
         profile = self._profile(snapshot, state, now, usual)
         state.profile = self.metrics.collector.profile = profile

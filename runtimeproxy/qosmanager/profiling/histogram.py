@@ -79,10 +79,7 @@ class UsageHistogram:
         self._reference_s += seconds
 
     def percentile(self, share: float) -> float | None:
-        """The upper end of the bucket up to which `share` of all weight lies; None without samples.
-
-        Of the last bucket its lower end, as it has no upper one.
-        """
+        """The upper end of the bucket up to which `share` of all weight lies; None without samples."""
         if self.is_empty:
             return None
         # Rounding leaves a little in buckets that are empty otherwise.
@@ -93,6 +90,7 @@ class UsageHistogram:
             left -= weights[bucket]
             if left <= 0 and weights[bucket]:
                 return self.buckets.start(bucket + 1)
+        # The last bucket has no upper end.
         return self.buckets.start(min(last + 1, self.buckets.count - 1))
 
     def saved(self) -> dict[str, Any]:

@@ -114,12 +114,10 @@ class PodHistory:
 
 
 def confidence(deviations: float, count: int) -> float:
-    """That a value so far above the mean is no chance, whatever the distribution.
-
-    Source: Cantelli's inequality: P(X - mean >= k deviations) <= 1 / (1 + k^2). Less with a short history.
-    """
+    """The least probability that a value so far above the mean is no chance."""
     if deviations <= 0:
         return 0.0
+    # Cantelli's inequality, for any distribution: P(X - mean >= k deviations) <= 1 / (1 + k^2).
     return deviations**2 / (1 + deviations**2) * min(count / HISTORY_SAMPLES, 1.0)
 
 

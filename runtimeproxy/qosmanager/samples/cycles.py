@@ -55,13 +55,10 @@ OpenEvent = Callable[[int, int, int, int], int]
 
 
 def perf_event_folder(mounts: Mapping[str, Mount]) -> Path | None:
-    """The folder in which perf events find cgroups; None if there is none.
-
-    On version 2 the controller perf_event is always on, and not listed. Source: Linux
-    Documentation/admin-guide/cgroup-v2.rst, perf_event.
-    """
+    """The folder in which perf events find cgroups; None if there is none."""
     if "perf_event" in mounts:
         return mounts["perf_event"].folder
+    # Version 2 always has it, and does not list it. Source: Linux cgroup-v2.rst, perf_event.
     cpu = mounts.get("cpu")
     return cpu.folder if cpu is not None and cpu.version == 2 else None
 
@@ -84,16 +81,14 @@ def open_event(event: int, cgroup: int, cpu: int, group: int) -> int:
 
 
 def cycles_per_instruction(counts: Sequence[bytes]) -> float | None:
-    """The ratio over all CPUs; None if there were too few instructions.
-
-    Where a CPU had more events than counters, each was counted for a part of the time, and is scaled up.
-    """
+    """The ratio over all CPUs; None if there were too few instructions."""
     cycles = instructions = 0.0
     for each in counts:
         if len(each) != _VALUES.size:
             continue
         _, enabled, running, own_cycles, own_instructions = _VALUES.unpack(each)
         if running:
+            # With more events than counters each is counted for a part of the time.
             cycles += own_cycles * enabled / running
             instructions += own_instructions * enabled / running
     return cycles / instructions if instructions >= _LEAST_INSTRUCTIONS else None

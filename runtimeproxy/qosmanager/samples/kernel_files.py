@@ -153,13 +153,11 @@ def decode_pressure(contents: Sequence[bytes]) -> Numbers:
 
 
 def decode_proc_stat(contents: Sequence[bytes]) -> Numbers:
-    """/proc/stat: ticks of all CPUs, idle, iowait and steal not included.
-
-    Source: Koordinator pkg/koordlet/util/cpuinfo: user + nice + system + irq + softirq; user includes guest.
-    """
+    """/proc/stat: ticks of all CPUs, idle, iowait and steal not included."""
     fields = contents[0][: contents[0].index(b"\n")].split()
     if len(fields) < 8 or fields[0] != b"cpu":
         raise ValueError("/proc/stat does not begin with all CPUs")
+    # User (which includes guest), nice, system, irq, softirq. Source: Koordinator pkg/koordlet/util/cpuinfo.
     return (sum(_number(fields[index]) for index in (1, 2, 3, 6, 7)),)
 
 
