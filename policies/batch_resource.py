@@ -158,12 +158,9 @@ def _sum(batch: int, native: int, *, has_others: bool) -> int:
 
 
 def _all_known(amounts: Iterable[int | None]) -> list[int] | None:
-    known: list[int] = []
-    for amount in amounts:
-        if amount is None:
-            return None
-        known.append(amount)
-    return known
+    listed = tuple(amounts)
+    known = [each for each in listed if each is not None]
+    return known if len(known) == len(listed) else None
 
 
 def memory_swap_limit_bytes(requested: Resources, memory_limit_bytes: int | None) -> int | None:

@@ -232,11 +232,9 @@ class ObjectSink:
         self._name = name
 
     def on_listed(self, objects: Iterable[Any]) -> None:
-        found = None
-        for each in objects:
-            if _name_of(each) == self._name:
-                found = each
-        self._inputs.put(self._kind, self._named(found))
+        # All of the list has to be read, and of two objects the last one wins.
+        found = [each for each in objects if _name_of(each) == self._name]
+        self._inputs.put(self._kind, self._named(found[-1] if found else None))
 
     def on_changed(self, document: Any) -> None:  # noqa: ANN401 - JSON
         if _name_of(document) == self._name:
@@ -251,9 +249,13 @@ class ObjectSink:
         return None if document is None else {**document, "kind": self._kind.value}
 
 
-def _name_of(document: object) -> object:
+def _metadata_of(document: object) -> Mapping[str, Any]:
     metadata = document.get("metadata") if isinstance(document, dict) else None
-    return metadata.get("name") if isinstance(metadata, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _name_of(document: object) -> object:
+    return _metadata_of(document).get("name")
 
 
 class PodSink:
@@ -318,9 +320,7 @@ def _annotation_bytes(pod: LivePod | None) -> int:
 
 def runtime_uid(document: object) -> str:
     """The uid that kubelet and runtime know a pod by; empty if it has none."""
-    metadata = document.get("metadata") if isinstance(document, dict) else None
-    if not isinstance(metadata, dict):
-        return ""
+    metadata = _metadata_of(document)
     annotations = metadata.get("annotations")
     mirror = annotations.get(_MIRROR) if isinstance(annotations, dict) else None
     uid = mirror if isinstance(mirror, str) and mirror else metadata.get("uid")

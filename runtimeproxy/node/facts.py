@@ -133,9 +133,9 @@ class NodeReader:
             return known[1]
         facts = replace(
             known[1] if known is not None else ANY_NODE,
-            online_cpus=self._numbers(_ONLINE_CPUS),
-            online_memory_nodes=self._numbers(_ONLINE_MEMORY_NODES),
-            last_cpu=max(self._numbers(_POSSIBLE_CPUS) or (), default=None),
+            online_cpus=read_list(self._sysfs / _ONLINE_CPUS),
+            online_memory_nodes=read_list(self._sysfs / _ONLINE_MEMORY_NODES),
+            last_cpu=max(read_list(self._sysfs / _POSSIBLE_CPUS) or (), default=None),
         )
         # Until the usual files are known, which never change.
         if not facts.controllers or not _USUAL & facts.controllers.keys() <= facts.files.keys():
@@ -144,12 +144,6 @@ class NodeReader:
             facts = known[1]  # what is made of them stays, too
         self._known = now_s, facts
         return facts
-
-    def _numbers(self, file: str) -> frozenset[int] | None:
-        try:
-            return parse_cpu_list((self._sysfs / file).read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            return None
 
     def _with_cgroups(self, facts: NodeFacts) -> NodeFacts:
         mounts = find_mounts(self._cgroup_root)
@@ -171,6 +165,14 @@ class NodeReader:
             controllers={name: mount.version for name, mount in mounts.items()},
             files={controller: found for controller, found in files.items() if found},
         )
+
+
+def read_list(file: Path) -> frozenset[int] | None:
+    """The numbers in a file of CPUs or NUMA nodes; None if it cannot be read."""
+    try:
+        return parse_cpu_list(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 def _below(root: Path) -> list[Path]:

@@ -11,9 +11,8 @@ from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.mounts import find_mounts
 from runtimeproxy.cgroups.parameters import PARAMETERS
-from runtimeproxy.node.facts import NodeFacts
+from runtimeproxy.node.facts import NodeFacts, read_list
 from runtimeproxy.node.snapshot import Cpu, Feature
-from runtimeproxy.units import parse_cpu_list
 
 _CPUS: Final = "devices/system/cpu"
 _NODES: Final = "devices/system/node"
@@ -69,14 +68,14 @@ class Processor(NamedTuple):
 def read_cpus(sysfs: Path) -> tuple[Cpu, ...] | None:
     """The CPUs that are present, by id; None if sysfs does not say."""
     folder = sysfs / _CPUS
-    present = _list(folder / "present")
-    online = _list(folder / "online")
+    present = read_list(folder / "present")
+    online = read_list(folder / "online")
     if not present or online is None:
         return None
     nodes = {
         cpu: node
-        for node in _list(sysfs / _NODES / "online") or ()
-        for cpu in _list(sysfs / _NODES / f"node{node}" / "cpulist") or ()
+        for node in read_list(sysfs / _NODES / "online") or ()
+        for cpu in read_list(sysfs / _NODES / f"node{node}" / "cpulist") or ()
     }
     # sysfs has less for a CPU that is offline: it is put into socket, core and NUMA node 0.
     return tuple(
@@ -94,7 +93,7 @@ def read_cpus(sysfs: Path) -> tuple[Cpu, ...] | None:
 
 def read_memory(sysfs: Path, procfs: Path) -> dict[int, int]:
     """Bytes of memory by NUMA node; all of it as that of node 0 where the kernel knows no such nodes."""
-    nodes = sorted(_list(sysfs / _NODES / "online") or ())
+    nodes = sorted(read_list(sysfs / _NODES / "online") or ())
     memory = {node: _total_bytes(sysfs / _NODES / f"node{node}" / "meminfo") for node in nodes}
     memory = memory or {0: _total_bytes(procfs / "meminfo")}
     return {node: size_bytes for node, size_bytes in memory.items() if size_bytes}
@@ -151,13 +150,6 @@ def _number(path: Path, default: int = 0) -> int:
     if not (text.isdecimal() and len(text) <= 10):
         return default
     return min(int(text), _MAX_PACKAGES)
-
-
-def _list(path: Path) -> frozenset[int] | None:
-    try:
-        return parse_cpu_list(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
 
 
 def read_features(facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path) -> frozenset[Feature]:

@@ -5,7 +5,7 @@ All functions are pure. Only objects of a `Kind` are read, and of them only what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -268,40 +268,13 @@ def _is_named(document: object) -> bool:
 
 def parse_topology(annotations: Mapping[str, str], cpus: frozenset[int] | None) -> TopologyFacts:
     """Reads the annotations of a NodeResourceTopology. Raises InputError, also for unknown CPUs."""
-    values: dict[str, Any] = {}
-    for name in _READ:
-        if name in annotations:
-            with within(name):
-                values[name] = parse_json(annotations[name])
-    _check_topology(values.get(CPU_TOPOLOGY), cpus)
-    found: dict[str, Any] = {"source": {name: annotations[name] for name in values}}
-    for name, attribute in ((LS_POOLS, "ls_pools"), (BE_POOLS, "be_pools")):
-        if values.get(name) is not None:
-            with within(name):
-                found[attribute] = _pools(values[name], cpus)
-    for name, read in (
-        (SYSTEM_QOS, _system),
-        (RESERVATION, _reservation),
-        (CPU_MANAGER_POLICY, _kubelet),
-        (POD_CPU_ALLOCS, _allocations),
-        (CPU_BASIC_INFO, _processor),
-    ):
-        if values.get(name) is not None:
-            with within(name):
-                found.update(read(values[name], cpus))
+    found: dict[str, Any] = {"source": {name: annotations[name] for name in _READERS if name in annotations}}
+    for name, text in found["source"].items():
+        with within(name):
+            value = parse_json(text)
+            if value is not None:
+                found.update(_READERS[name](value, cpus))
     return TopologyFacts(**found)
-
-
-_READ: Final = (
-    LS_POOLS,
-    BE_POOLS,
-    SYSTEM_QOS,
-    RESERVATION,
-    CPU_TOPOLOGY,
-    POD_CPU_ALLOCS,
-    CPU_MANAGER_POLICY,
-    CPU_BASIC_INFO,
-)
 
 
 def _pools(value: object, cpus: frozenset[int] | None) -> tuple[Pool, ...]:
@@ -380,14 +353,28 @@ def _processor(value: object, _: frozenset[int] | None) -> dict[str, Any]:
     }
 
 
-def _check_topology(value: object, cpus: frozenset[int] | None) -> None:
+def _check_topology(value: object, cpus: frozenset[int] | None) -> dict[str, Any]:
     """The published CPUs must be among those of this node, else the object is of another one."""
-    with within(CPU_TOPOLOGY), within("detail"):
+    with within("detail"):
         published = set()
         for index, item in enumerate(list_of(member(mapping_of(value), "detail"))):
             with within(f"[{index}]"):
                 published.add(_natural(mapping_of(item), "id"))
         _check(frozenset(published), cpus)
+    return {}
+
+
+_READERS: Final[Mapping[str, Callable[[object, frozenset[int] | None], dict[str, Any]]]] = {
+    CPU_TOPOLOGY: _check_topology,
+    LS_POOLS: lambda value, cpus: {"ls_pools": _pools(value, cpus)},
+    BE_POOLS: lambda value, cpus: {"be_pools": _pools(value, cpus)},
+    SYSTEM_QOS: _system,
+    RESERVATION: _reservation,
+    CPU_MANAGER_POLICY: _kubelet,
+    POD_CPU_ALLOCS: _allocations,
+    CPU_BASIC_INFO: _processor,
+}
+"""The fields of `TopologyFacts` from each annotation that is read."""
 
 
 def _cpus(values: Mapping[str, Any], key: str, cpus: frozenset[int] | None) -> frozenset[int]:
