@@ -1,6 +1,6 @@
 """A plugin's claims and evictions in the daemon: one session per plugin, whose sequence has no gaps.
 
-The daemon is the one that remembers: a session begins by taking over what counts there, so that no value
+The daemon is the one that remembers: a session begins by taking over the claims there, so that no value
 jumps when this process, the daemon or both are restarted. Nothing else renews the lease of a plugin's claims
 than the plugin's own rounds. Used in the event loop's thread.
 """
@@ -31,7 +31,7 @@ HEARTBEAT_S: Final = 4.0
 REFUSED_S: Final = 30.0
 """When a claim that was refused is sent again."""
 TAKEN_OVER_S: Final = 30.0
-"""When a plugin whose session was taken over looks whether the other session has ended."""
+"""When a plugin whose session was taken over checks whether the other session has ended."""
 
 _TAKEN_OVER: Final = "another process sets the claims of this plugin"
 

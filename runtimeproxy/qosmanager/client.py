@@ -1,7 +1,7 @@
-"""The connection to the daemon: what it knows of pods and node, and the claims of each plugin.
+"""The connection to the daemon: its pods and node, and the claims of each plugin.
 
 All calls go to the admin socket. Whatever fails, the connection ends, and another one is made after a pause:
-a daemon that was restarted or upgraded is found again, and nothing of what was known before counts. Used in
+a daemon that was restarted or upgraded is found again, and all that was known before is dropped. Used in
 the event loop's thread.
 """
 
@@ -30,9 +30,9 @@ FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 4.0
 """Between two connections; the longest leaves time to renew a lease of 15 s."""
 POLL_S: Final = 1.0
-"""Between two looks at the node; the answer is empty if nothing has changed."""
+"""Between two polls of the node; the answer is empty if nothing has changed."""
 CALL_S: Final = 5.0
-"""How long the daemon may take to answer a question; then it counts as away."""
+"""How long the daemon may take to answer a question; then it is taken to be away."""
 
 _REFUSALS: Final = frozenset(
     {
@@ -68,15 +68,15 @@ class Observed:
     node: Node
     strategies: Strategies
     versions: tuple[int, int, int]
-    """Of pods, node and strategies: each is larger after each change of it."""
+    """Of pods, node and strategies; each rises with each change."""
     problems: tuple[str, ...]
-    """What cannot be used of what it has sent."""
+    """Values that it has sent and that cannot be used."""
     source: SnapshotSource
 
 
 @dataclass(slots=True)
 class _Known:
-    """What has been received on one connection."""
+    """Everything received on one connection."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
     messages: dict[str, api_pb2.Pod] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class _Known:
 
     @property
     def waits_for(self) -> str:
-        """What is not there yet; empty if all is."""
+        """The first missing part; empty if all is there."""
         if not self.is_recovered:
             return "the daemon's records of what runs"
         if not self.has_pods:
@@ -145,7 +145,7 @@ class DaemonConnection:
 
 
 class DaemonClient:
-    """Finds the daemon, and keeps what it knows of pods and node."""
+    """Finds the daemon, and follows its pods and node."""
 
     def __init__(self, path: str, failures: FailureLog) -> None:
         self._path = path
@@ -166,11 +166,11 @@ class DaemonClient:
 
     @property
     def observed(self) -> Observed | None:
-        """What the daemon knows; None while it is away, or does not know all of it yet."""
+        """None while the daemon is away, or does not know everything yet."""
         known = self._known
         if self.connection is None or known.waits_for:
             return None
-        # `waits_for` has looked.
+        # `waits_for` is empty.
         assert known.node is not None  # noqa: S101
         assert known.node_message is not None  # noqa: S101
         assert known.strategies is not None  # noqa: S101
@@ -201,7 +201,7 @@ class DaemonClient:
             self._connection = None
             self._forget()
             self._set_problem(reason)
-            # How the end of a daemon looks depends on the calls that are under way: it is one cause.
+            # The end of a daemon fails calls under way in several ways: it is one cause.
             cause = "end" if was_whole else reason
             self._failures.report("daemon", cause, f"{self._path}: {reason}; nothing is computed meanwhile")
             pause_s = FIRST_PAUSE_S if was_whole else min(pause_s * 2, LONGEST_PAUSE_S)

@@ -30,13 +30,13 @@ from runtimeproxy.qosmanager.plugin import (
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Pod, Snapshot
 
 TERMINATION_S: Final = 30.0
-"""A pod that was evicted and is still there counts as released for so long. Source: Kubernetes' default of
+"""A pod that was evicted and is still there is taken for released so long. Source: Kubernetes' default of
 terminationGracePeriodSeconds."""
 BATCH_PRIORITY: Final = DEFAULT_PRIORITIES[PriorityClass.BATCH]
-"""Of a BE pod whose priority is not known."""
+"""The priority of a BE pod if it is not known."""
 
 Amounts: TypeAlias = Mapping[str, int]
-"""By what is released, such as `used cpu`: millicores or bytes."""
+"""Millicores or bytes by kind, such as `used cpu`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class EvictOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictState:
-    """What was evicted, and when something may be evicted again."""
+    """Previous evictions, and the time of the next one."""
 
     options: EvictOptions = field(default_factory=EvictOptions)
     gates: frozenset[str] = frozenset()
@@ -70,7 +70,7 @@ _DONE: Final = (EvictionOutcome.EVICTED, EvictionOutcome.DRY_RUN)
 
 
 class ReleaseTask(NamedTuple):
-    """What one feature wants to be released."""
+    """The amounts that one feature wants to be released."""
 
     feature: str
     """The name of its gate, such as `MemoryEvict`."""
@@ -262,18 +262,18 @@ class EvictPlugin(Plugin[_StateT]):
         refused = _since(state.refused, now_s - state.options.same_pod_after_seconds)
         return replace(
             state,
-            # What was not carried out releases nothing, and if nothing was, the plugin does not cool.
+            # A proposal that was not carried out releases nothing, and without any that was the plugin does not cool.
             evicted={uid: at_s for uid, at_s in state.evicted.items() if uid not in failed},
             refused={**refused, **dict.fromkeys(failed, now_s)},
             cool_until_s=now_s if len(failed) == len(results) > 0 else state.cool_until_s,
         )
 
     def observed(self, snapshot: Snapshot, state: _StateT) -> _StateT:
-        """The state with what is remembered of each round, also of those that cool; by default nothing."""
+        """The state after each round, also of those that cool; by default unchanged."""
         return state
 
     def tasks(self, snapshot: Snapshot, state: _StateT) -> Iterable[ReleaseTask | None]:
-        """What each feature wants to be released, whether its gate is on or not; None for nothing."""
+        """The task of each feature, whether its gate is on or not; None for nothing."""
         raise NotImplementedError
 
     def usage(self, snapshot: Snapshot, cgroup: str) -> float | None:

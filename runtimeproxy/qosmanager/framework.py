@@ -44,7 +44,7 @@ TIME_LIMIT_S: Final = 3.0
 MOST_CLAIMS: Final = 10_000
 """Of one decision: more would keep the other plugins from running."""
 MOST_EVICTIONS: Final = 64
-"""Of one decision; the daemon is asked for one after the other."""
+"""Of one decision; the daemon carries them out one by one."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 """After a failure; each one in a row doubles the pause."""
@@ -124,7 +124,7 @@ class PluginRunner:
         """Has the plugin decide; None after a failure, which is reported.
 
         Args:
-            snapshot: what it decides by.
+            snapshot: the input of the decision.
             versions: of pods, node and strategies in the snapshot.
             held: its claims in the daemon, for the first state.
         """

@@ -1,4 +1,4 @@
-"""Messages of the daemon's API as what plugins see, and claims as messages. Pure.
+"""Messages of the daemon's API to the types of plugins, and claims to messages. Pure.
 
 A newer daemon may send values that are not known here: those of enums count as if they were absent, fields of
 strategies keep their defaults, and the problems are returned.
@@ -241,7 +241,7 @@ def claims_of(messages: Iterable[api_pb2.Claim]) -> Iterator[Claim]:
 
 
 def report_message(pid: int, started_s: float, plugins: Iterable[PluginReport]) -> api_pb2.QosManagerReport:
-    """What the daemon is told of this process, which started `started_s` after the epoch."""
+    """The report to the daemon about this process, which started `started_s` after the epoch."""
     message = api_pb2.QosManagerReport(version=__version__, pid=pid)
     message.started_at.FromNanoseconds(int(started_s * 1e9))
     message.plugins.extend(

@@ -1,7 +1,7 @@
 """The process from start to end: rounds of samples and decisions, configuration, signals, notifications.
 
-A round reads samples, makes a snapshot of what the daemon knows, and has each plugin decide whose round
-before has ended. Without the daemon there are no rounds. What counts in the daemon outlives this process:
+A round reads samples, makes a snapshot of the daemon's state, and has each plugin decide whose round
+before has ended. Without the daemon there are no rounds. Claims in the daemon outlive this process:
 nothing is released at its end, only when a plugin is switched off.
 """
 
@@ -62,7 +62,7 @@ REPORT_S: Final = 5.0
 REFUSED_PAUSE_S: Final = 10.0
 """How long a plugin waits whose claims the daemon does not take."""
 EXPLAIN_S: Final = 10.0
-"""Least time between two lines of a plugin about what it would do in dry-run."""
+"""Least time between two lines about the claims of a plugin in dry-run."""
 MOST_EXPLAINED: Final = 5
 """Claims in one such line."""
 CLOSING_S: Final = 1.0
@@ -88,7 +88,7 @@ class SampleSource(Metrics, Protocol):
 
 
 class PluginConfiguration(NamedTuple):
-    """What the configuration says of one plugin."""
+    """The configuration of one plugin."""
 
     mode: Mode
     options: Any
@@ -96,7 +96,7 @@ class PluginConfiguration(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What the configuration says, checked."""
+    """The configuration, checked."""
 
     settings: Settings
     gates: Mapping[str, bool]
@@ -130,7 +130,7 @@ def configured(reading: Reading, plugins: Iterable[AnyPlugin]) -> Configuration:
         if settings.qosmanager.mode == "dry-run" and mode is Mode.ENFORCE:
             mode = Mode.DRY_RUN
         if plugin.name not in BUILT_IN and not (own.endpoint or own.reference):
-            # It is not in the configuration any more: what it has claimed is released.
+            # It is not in the configuration any more: its claims are released.
             mode = Mode.OFF
         if settings.qosmanager.mode == "none":
             mode = Mode.OFF
@@ -244,7 +244,7 @@ class QosManager:
             for each in plugins
         ]
         self._external = external_plugins(configuration.settings)
-        """Those that were made."""
+        """The external plugins that were made."""
         self._use(configuration)
         self._samples = BackgroundThreads(1, "samples")
         self._pass: asyncio.Future[object] | None = None

@@ -39,13 +39,13 @@ MOST_ANSWER_BYTES: Final = 4 << 20
 MOST_NEEDS: Final = 16
 LONGEST_WINDOW_S: Final = 3_600.0
 LONGEST_POD_WINDOW_S: Final = 300.0
-"""Of pods and containers: there are hundreds, and each sample takes memory of the manager."""
+"""For pods and containers: there are hundreds, and each sample takes memory of the manager."""
 MOST_EXPLAINED: Final = 500
 """Characters of an explanation, or of an error."""
 
 
 class RemoteState(NamedTuple):
-    """What is remembered of a plugin's last answer."""
+    """The parts of a plugin's last answer that the next request needs."""
 
     claims: Sequence[Claim] = ()
     """All that it wants: told to it again on a new connection."""
@@ -53,7 +53,7 @@ class RemoteState(NamedTuple):
 
 
 class RemoteOptions(NamedTuple):
-    """What the configuration says of a plugin; another endpoint is another connection."""
+    """The configuration of a plugin; another endpoint is another connection."""
 
     endpoint: str
     options: Mapping[str, object]

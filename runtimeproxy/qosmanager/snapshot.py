@@ -1,4 +1,4 @@
-"""What plugins see: pods, node and strategies at one moment, and samples. Frozen; data only.
+"""The input of plugins: pods, node and strategies at one moment, and samples. Frozen; data only.
 
 Amounts of CPU are millicores or cores as their names say, memory is bytes. A cgroup is its path below the
 mount of its controllers, with a slash in front (`/kubepods.slice/kubepods-besteffort.slice`); `/` is the
@@ -78,7 +78,7 @@ class Pod:
     cpus: frozenset[int] = frozenset()
     """CPUs that it has for itself."""
     cpu_burst: PodCpuBurst = field(default_factory=PodCpuBurst)
-    """What counts for this pod, its own annotation included."""
+    """With the pod's own annotation."""
     eviction: PodEviction = field(default_factory=PodEviction)
     created_s: float | None = None
     """By `Snapshot.wall_s`; None: not known."""
@@ -110,7 +110,7 @@ class HostApplication(NamedTuple):
     priority_class: PriorityClass = PriorityClass.NONE
     cgroup: str = ""
     base: CgroupBase = CgroupBase.CGROUP_ROOT
-    """What the path of the strategy is below."""
+    """The base of the strategy's path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +124,13 @@ class Node:
     not known."""
     allocatable: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
     annotations: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    """Those of Koordinator."""
+    """Koordinator's only."""
     labels: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    """Those of Koordinator and of topology."""
+    """Koordinator's and topology's only."""
     cgroup_version: int = 2
     """1 or 2; 0: not known."""
     features: frozenset[str] = frozenset()
-    """What the kernel has, such as `burst`."""
+    """Of the kernel, such as `burst`."""
     cpu_manager_policy: str = ""
     """The kubelet's: `none` or `static`; empty: not known."""
     reserved_cpus: frozenset[int] = frozenset()
@@ -162,7 +162,7 @@ class Strategies:
 
 
 class Metric(StrEnum):
-    """What is sampled. A rate or share is over the time since the sample before."""
+    """A sampled value. A rate or share is over the time since the sample before."""
 
     CPU_USAGE = "cpu_usage"
     """In cores."""
@@ -199,7 +199,7 @@ class Window:
 
     last: float
     avg: float
-    """Mean of the samples; each counts the same."""
+    """Mean of the samples, of equal weight."""
     p50: float
     """A percentile is the sample of the nearest rank: no interpolation, so it was really measured."""
     p90: float

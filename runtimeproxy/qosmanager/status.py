@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class ShownStatus(NamedTuple):
-    """What the command prints."""
+    """Output of the command."""
 
     code: int
     text: str

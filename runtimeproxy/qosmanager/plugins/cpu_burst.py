@@ -45,7 +45,7 @@ WINDOW_S: Final = 5.0
 COOLING_PERCENT: Final = 90
 """Of the threshold: above it nothing grows. Source: policies spec 3.2.1."""
 RELIEF_PERCENT: Final = 95
-"""Of the threshold: an overload is reduced to it, the middle of what counts as cooling."""
+"""Of the threshold: an overload is reduced to it, the middle of cooling."""
 HOLD_S: Final = 10.0
 """How long nothing grows after an overload: twice the averaged time."""
 LEAST_STEP_PERCENT: Final = 2
@@ -65,7 +65,7 @@ class PoolState(StrEnum):
 
 
 class Operation(StrEnum):
-    """What becomes of the quota of a container."""
+    """A step of the quota of a container."""
 
     RESET = "reset"
     DOWN = "down"
@@ -259,7 +259,7 @@ def _freed_cores(burst: Burst, quota_us: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurstState:
-    """What containers have beyond their limits."""
+    """Amounts beyond the limits of containers, and their limiters."""
 
     added_us: Mapping[str, int] = field(default_factory=dict)
     """By container id; none with 0."""
@@ -285,7 +285,7 @@ class CpuBurstPlugin(Plugin[BurstState]):
     )
 
     def setup(self, context: PluginContext) -> BurstState:
-        """The amounts that count in the daemon already: quotas must not jump."""
+        """The present amounts in the daemon: quotas must not jump."""
         added = {
             claim.target.id: claim.value
             for claim in context.held

@@ -33,11 +33,11 @@ from runtimeproxy.slo.schema import CpuEvictPolicy, Threshold
 COOL_S: Final = 20.0
 """Between two evictions, and after the start. Source: policies spec 3.0."""
 LONGEST_WINDOW_S: Final = 300.0
-"""`cpuEvictTimeWindowSeconds` above it counts as this."""
+"""Bounds `cpuEvictTimeWindowSeconds`."""
 USAGE_PERCENT: Final = 90
 """Of their limit: BE pods that use less are not short of CPU. Source: policies spec 3.3."""
 LEAST_LIMIT_MILLICORES: Final = 1_000
-"""With less BE pods count as short whatever they use. Source: policies spec 3.3."""
+"""With less BE pods are short of CPU whatever they use. Source: policies spec 3.3."""
 BATCH_CPU: Final = "kubernetes.io/batch-cpu"
 
 
@@ -84,7 +84,7 @@ def has_enough_samples(count: int, window_s: float, interval_s: float = 1.0) -> 
 
 
 class BeSample(NamedTuple):
-    """What BE pods had in one round."""
+    """Limit and request of BE pods in one round."""
 
     at_s: float
     limit: float
@@ -93,7 +93,7 @@ class BeSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuEvictState(EvictState):
-    """What was evicted, and what BE pods had."""
+    """Evictions, and the samples of BE pods."""
 
     samples: tuple[BeSample, ...] = ()
 

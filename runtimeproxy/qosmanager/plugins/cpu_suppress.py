@@ -35,7 +35,7 @@ MIN_QUOTA_US: Final = 2_000
 MIN_CPUS: Final = 2
 """The least number of CPUs of BE pods. Source: policies spec 3.1.1."""
 GROWTH_PERCENT: Final = 10
-"""Of the node's CPUs: how much BE pods get back in one step. Source: policies spec 3.1."""
+"""The share of the node's CPUs that BE pods get back in one step. Source: policies spec 3.1."""
 QUOTA_DEADBAND_PERCENT: Final = 1
 """Of the node's CPUs: smaller changes of the quota are left out. Source: policies spec 3.1.2."""
 CPU_DEADBAND_MILLICORES: Final = 250
@@ -62,7 +62,7 @@ def be_millicores(
     host_applications: Iterable[Used] = (),
     reserved_millicores: int = 0,
 ) -> int:
-    """Return what is left for BE pods together, 0 at least. Source: policies spec 3.1.
+    """Return the CPU that is left for all BE pods, 0 at least. Source: policies spec 3.1.
 
     Percentages are of the capacity: what all pods and the system use together, and what BE pods keep. Pods
     that are gone are taken for pods of other classes. `reserved_millicores` are kept for the system, used or
@@ -185,7 +185,7 @@ def be_cpus(node: Node, pods: Iterable[Pod]) -> tuple[Cpu, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuppressState:
-    """What BE pods are bounded to."""
+    """The bounds of BE pods."""
 
     quota_us: int = UNLIMITED
     """-1: not bounded."""
@@ -206,7 +206,7 @@ class CpuSuppress(Plugin[SuppressState]):
     )
 
     def setup(self, context: PluginContext) -> SuppressState:
-        """The bounds that count in the daemon already: what BE pods have must not jump."""
+        """The present bounds in the daemon: CPU of BE pods must not jump."""
         state = SuppressState(has_cpu_manager=context.gates.get("BECPUManager", False))
         for claim in context.held:
             if claim.role is Role.AT_MOST and claim.field == QUOTA and isinstance(claim.value, int):
@@ -242,7 +242,7 @@ class CpuSuppress(Plugin[SuppressState]):
 class _Amount(NamedTuple):
     capacity_millicores: int
     target_millicores: int
-    """What is left for BE pods."""
+    """For all BE pods."""
     explanation: str
 
 

@@ -165,7 +165,7 @@ class Profiling(Plugin[ProfilingState]):
         return Decision(state, explanation="; ".join([explanation, *problems]))
 
     def _take_back(self, snapshot: Snapshot, state: ProfilingState) -> str:
-        """Without samples for long nothing is given to batch and mid pods any more; says what is missing."""
+        """Takes batch and mid resources back after long without samples; returns the reason."""
         last = state.profile
         missing = "usage or size of the node is not known"
         if last is None or not is_degraded(snapshot.wall_s - last.wall_s, snapshot.strategies.colocation):
@@ -216,7 +216,7 @@ class Profiling(Plugin[ProfilingState]):
         return self._options.node_name or label or os.uname().nodename
 
     def _write(self, snapshot: Snapshot, state: ProfilingState, profile: Profile) -> list[str]:
-        """Writes what is due; what could not be written."""
+        """Writes the files that are due; returns problems."""
         if not self._options.folder:
             return []
         folder = Path(self._options.folder)
@@ -321,7 +321,7 @@ def _judge(snapshot: Snapshot, state: ProfilingState) -> dict[str, Interference]
 
 
 def _aggregated(snapshot: Snapshot) -> tuple[AggregatedUsage, ...]:
-    """Of the node; without the times over which there are not enough samples."""
+    """Usage of the node over the times with enough samples."""
     found: list[AggregatedUsage] = []
     for duration_s in AGGREGATIONS_S:
         cpu = snapshot.metrics.window(NODE_CGROUP, Metric.CPU_USAGE, duration_s)

@@ -94,7 +94,7 @@ class UsageHistogram:
         return self.buckets.start(min(last + 1, self.buckets.count - 1))
 
     def saved(self) -> dict[str, Any]:
-        """As JSON has it: weights over the least one that counts."""
+        """As JSON has it, without the weights of empty buckets."""
         filled = {
             str(bucket): weight for bucket, weight in enumerate(self._weights) if weight >= _LEAST_WEIGHT
         }

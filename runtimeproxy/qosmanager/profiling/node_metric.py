@@ -1,4 +1,4 @@
-"""What profiling found: as an object in the shape of Koordinator's NodeMetric, and as Prometheus metrics.
+"""The results of profiling: in the shape of Koordinator's NodeMetric, and as Prometheus metrics.
 
 Source of the shape: Koordinator apis/slo/v1alpha1/nodemetric_types.go. It has no place for batch and mid
 resources, which koord-manager writes to the node's status: they are an annotation. Interference is an
@@ -27,7 +27,7 @@ RECLAIMABLE_ANNOTATION: Final = "koord-runtime-proxy.io/reclaimable"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodProfile:
-    """What is known of one pod."""
+    """Usage, expected peak and interference of one pod."""
 
     pod: Pod
     usage: ResourceAmounts | None
@@ -61,7 +61,7 @@ class ApplicationProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What was found in one run."""
+    """The results of one run."""
 
     wall_s: float
     node_name: str

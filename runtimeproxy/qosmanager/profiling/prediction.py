@@ -1,4 +1,4 @@
-"""Expected peaks from the past: of each pod, of each priority class, and of what is no pod.
+"""Expected peaks from the past: of each pod, of each priority class, and of the rest of the system.
 
 Source of models and formulas: policies spec 3.10. The models are the state; saved as one JSON text, they
 outlive the process.
@@ -18,11 +18,11 @@ from runtimeproxy.qosmanager.profiling.reclaimable import NOTHING, NodeUse, Reso
 
 CPU_SHARE: Final = 0.95
 MEMORY_SHARE: Final = 0.98
-"""Percentiles that count as peak."""
+"""Percentiles that are taken for peaks."""
 SAFETY_MARGIN: Final = 1.1
 """A peak is expected to be this much higher."""
 COLD_START_S: Final = 24 * 3_600.0
-"""Of a pod that is younger nothing is reclaimable."""
+"""Nothing is reclaimable of a younger pod."""
 EXPIRY_S: Final = 24 * 3_600.0
 """A model without samples for so long is dropped, as its pod has gone."""
 _MILLI: Final = 1_000
@@ -66,7 +66,7 @@ class Model:
 
     @property
     def percentiles(self) -> ResourceAmounts | None:
-        """What is seldom exceeded, without safety margin; None without samples."""
+        """Seldom exceeded; without safety margin. None without samples."""
         cores, memory_bytes = self.cpu.percentile(CPU_SHARE), self.memory.percentile(MEMORY_SHARE)
         if cores is None or memory_bytes is None:
             return None
@@ -89,7 +89,7 @@ class PredictedPod:
 
     @property
     def reclaimable(self) -> ResourceAmounts:
-        """What it requests and is not expected to need; nothing of one that is young, or ends."""
+        """The unneeded part of its request; nothing of a pod that is young or terminates."""
         if self.peak is None or self.is_ending or self.age_s is None or self.age_s <= COLD_START_S:
             return NOTHING
         return self.request.minus(self.peak).at_least(NOTHING)
@@ -100,7 +100,7 @@ def with_margin(peak: ResourceAmounts | None) -> ResourceAmounts | None:
 
 
 def reclaimable_by_pods(allocatable: ResourceAmounts, pods: Iterable[PredictedPod]) -> ResourceAmounts:
-    """What prod pods leave by the peaks of each of them."""
+    """Resources that prod pods leave, by the peak of each."""
     known = tuple(pods)
     rest = allocatable.minus(summed(pod.unreclaimable for pod in known))
     return rest.at_most(summed(pod.reclaimable for pod in known)).at_least(NOTHING)
@@ -109,7 +109,7 @@ def reclaimable_by_pods(allocatable: ResourceAmounts, pods: Iterable[PredictedPo
 def reclaimable_by_class(
     allocatable: ResourceAmounts, requested: ResourceAmounts, system: ResourceAmounts, prod: ResourceAmounts
 ) -> ResourceAmounts:
-    """What prod pods leave by the peak of all of them together.
+    """Resources that prod pods leave, by the peak of all of them together.
 
     `system` and `prod` are percentiles, `prod` of all prod pods together; `requested` leaves out pods that
     terminate.
@@ -126,7 +126,7 @@ class Models:
         self.by_key: dict[str, Model] = {}
 
     def train(self, node: NodeUse, wall_s: float) -> None:
-        """Adds what is used now, and drops the models of pods that went long ago."""
+        """Adds the present usage, and drops the models of pods that went long ago."""
         for model in self.by_key.values():
             model.follow_clock(wall_s)
         for key, usage in _usages(node).items():
@@ -135,12 +135,12 @@ class Models:
             del self.by_key[key]
 
     def percentiles(self, key: str) -> ResourceAmounts | None:
-        """What is seldom exceeded; None: there is no model."""
+        """See `Model.percentiles`; None without a model."""
         model = self.by_key.get(key)
         return None if model is None else model.percentiles
 
     def prod_reclaimable(self, node: NodeUse, ages_s: Mapping[str, float | None]) -> ResourceAmounts:
-        """What prod pods request and are not expected to use: the smaller of both predictions."""
+        """Unneeded requests of prod pods: the smaller of both predictions."""
         system = self.percentiles(SYSTEM)
         if system is None:
             return NOTHING
@@ -199,7 +199,7 @@ def _restored_model(saved: Mapping[str, Any]) -> Model:
 
 
 def _usages(node: NodeUse) -> dict[str, ResourceAmounts]:
-    """What each model learns now. A class without pods uses nothing."""
+    """Present usage by model. A class without pods uses nothing."""
     usages = {class_key(each): NOTHING for each in PriorityClass}
     usages[ALL_PODS] = NOTHING
     for pod in node.pods:

@@ -89,7 +89,7 @@ class NodeUse:
 
     @property
     def system_usage(self) -> ResourceAmounts:
-        """Of what is neither a pod nor a host application."""
+        """Usage of all but pods and host applications."""
         of_pods = summed(pod.usage for pod in self.pods if pod.usage is not None)
         return self.usage.minus(of_pods).minus(self.applications).at_least(NOTHING)
 
@@ -122,7 +122,7 @@ def high_priority_max(pods: Iterable[PodUse]) -> ResourceAmounts:
 
 
 def batch_resources(node: NodeUse, strategy: Colocation) -> ResourceAmounts:
-    """What batch pods may request on the node, 0 or more."""
+    """The resources that batch pods may request on the node, 0 or more."""
     margin = node.capacity.percent(
         100 - strategy.cpu_reclaim_threshold_percent, 100 - strategy.memory_reclaim_threshold_percent
     )
@@ -150,7 +150,7 @@ def _percent_or_all(percent: float | None) -> float:
 
 
 def mid_resources(node: NodeUse, prod_reclaimable: ResourceAmounts, strategy: Colocation) -> ResourceAmounts:
-    """What mid pods may request on the node, 0 or more."""
+    """The resources that mid pods may request on the node, 0 or more."""
     limit = node.capacity.percent(strategy.mid_cpu_threshold_percent, strategy.mid_memory_threshold_percent)
     if strategy.mid_reclaim_mode is MidReclaimMode.STATIC:
         reserved = node.capacity.percent(

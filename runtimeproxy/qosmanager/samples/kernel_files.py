@@ -17,7 +17,7 @@ from runtimeproxy.cgroups.mounts import Mount
 from runtimeproxy.qosmanager.snapshot import Metric
 
 Numbers: TypeAlias = tuple[int, ...]
-"""What a source's files hold, in the order of its decoder."""
+"""The numbers in a source's files, in the order of its decoder."""
 Values: TypeAlias = tuple[float, ...]
 """A sample for each of a source's metrics, the last ones of which may be missing; of `MEMORY_NUMA` for each
 NUMA node."""

@@ -42,7 +42,7 @@ class Loss(StrEnum):
 
 
 class FileReading(NamedTuple):
-    """What one read gave."""
+    """The result of one read."""
 
     at_s: float
     """Monotonic."""
@@ -60,7 +60,7 @@ _MOST_BYTES: Final = 1 << 20
 _NO_SUCH_FILE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.ESTALE})
 """The kernel answers ENODEV where the cgroup of an open file was removed."""
 _NAME_CHECK_READS: Final = 10
-"""After so many reads it is looked whether a kept file still has its name. For cgroups that are plain files,
+"""Number of reads after which a kept file's name is checked. For cgroups that are plain files,
 as in tests and simulations; of a removed cgroup the kernel says so at once."""
 _first_checks = itertools.cycle(range(_NAME_CHECK_READS))
 """Not all files in the same pass."""

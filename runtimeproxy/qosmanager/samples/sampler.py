@@ -34,7 +34,7 @@ from runtimeproxy.qosmanager.samples.windows import Ring, summarize
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Window
 
 REST_PASSES: Final = 10
-"""What no plugin needs is read once in so many passes."""
+"""Metrics that no plugin needs are read once in so many passes."""
 REST_WINDOW_S: Final = 300.0
 """How long samples that no plugin needs are kept."""
 _REST_SAMPLES: Final = int(REST_WINDOW_S / REST_PASSES) + 2
@@ -56,7 +56,7 @@ _MOST_BYTES: Final = 2.0**53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassReport:
-    """What one pass did."""
+    """Figures of one pass."""
 
     files: int
     samples: int
@@ -88,7 +88,7 @@ class _Series:
         """The pass from which on it is read again after failures."""
 
     def forget(self) -> None:
-        """Forgets what was read of a cgroup that is another one now."""
+        """Drops everything of a cgroup that was made anew."""
         self.numbers = None
         self.ring = None
 
@@ -138,13 +138,13 @@ class Sampler:
         self._cycles_cgroups: Sequence[str] = ()
         self._most_kept_files = _kept_files() if most_kept_files is None else most_kept_files
         self._lock = threading.Lock()
-        """Of series and rings: `read` changes them, queries come from other threads."""
+        """For series and rings: `read` changes them, queries come from other threads."""
         self._levels: dict[str, Level] = {}
         self._needs: frozenset[Need] = frozenset()
         self._windows_s: dict[tuple[Level, Metric], float] = {}
         self._series: dict[str, list[_Series]] = {}
         self._turns: list[list[_Series]] = [[] for _ in range(REST_PASSES)]
-        """Of each pass in its turn, what is read."""
+        """The series to read, by the turn of the pass."""
         self._passes = 0
         self._losses: Counter[Loss] = Counter()
         self._last_losses: dict[Loss, str] = {}
@@ -244,7 +244,7 @@ class Sampler:
         return (ring, column) if ring is not None and column < ring.columns else None
 
     def _update(self, targets: Mapping[str, Level], needs: frozenset[Need]) -> None:
-        """Takes over what is to be read; does nothing if it is as before."""
+        """Takes over targets and needs, if they have changed."""
         wanted = {cgroup: level for cgroup, level in targets.items() if cgroup != NODE_CGROUP}
         wanted[NODE_CGROUP] = Level.NODE
         if wanted == self._levels and needs == self._needs:
@@ -350,7 +350,7 @@ class Sampler:
             return Loss.IMPLAUSIBLE, 0
 
     def _back_off(self, series: _Series, loss: Loss) -> None:
-        """Reads a source less often that fails; after it was gone, what comes is another cgroup."""
+        """Backs off a failing source; after it was gone, the next one is of another cgroup."""
         if loss is Loss.NOT_READ:
             return
         if loss is Loss.GONE:
