@@ -174,7 +174,7 @@ def _resource_status(last_cpu: int | None, text: str) -> ResourceStatus:
     if cpus and not is_cpu_list(cpus, last_cpu):
         place.fail("is not a CPU list")
     if cpus:
-        # Nodes do not count beside CPUs, so an unreadable one does not matter.
+        # Nodes are not used beside CPUs, so an unreadable one does not matter.
         return ResourceStatus(cpus)
     nodes: dict[int, None] = {}
     place = status.member("numaNodeResources")

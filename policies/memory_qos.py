@@ -101,7 +101,7 @@ def protected_bytes(request_bytes: int, strategy: Strategy) -> dict[str, int]:
 
 
 class MemoryBound(NamedTuple):
-    """What no memory can be protected above."""
+    """An upper bound of memory protection."""
 
     amount_bytes: int
     what: str

@@ -1,4 +1,4 @@
-"""The command `check-slo`: what strategies in files say, where each value comes from, and what is wrong."""
+"""The command `check-slo`: the strategies in files, the origin of each value, and problems."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Running(NamedTuple):
 
 @dataclass(slots=True)
 class _Input:
-    """What the files hold."""
+    """The content of the files."""
 
     texts: dict[str, Text] = field(default_factory=dict)
     node: NodeObject = field(default_factory=NodeObject)

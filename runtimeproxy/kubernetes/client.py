@@ -262,7 +262,7 @@ def _object_of(data: bytes) -> Mapping[str, Any]:
 
 
 def _error_of(opened: ApiResponse, response: urllib3.BaseHTTPResponse) -> ApiError:
-    """What an answer that is not successful says. Source: Kubernetes meta/v1, Status."""
+    """The error of an answer without success. Source: Kubernetes meta/v1, Status."""
     status, causes = response.status, frozenset[str]()
     try:
         about = _object_of(_read_all(opened))

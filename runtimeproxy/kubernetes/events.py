@@ -47,7 +47,7 @@ USUAL_RATES: Final = EventRates()
 
 
 class PodEvent(NamedTuple):
-    """What happened to a pod; equal ones are counted together."""
+    """An Event of a pod; equal ones are counted together."""
 
     namespace: str
     pod: str

@@ -19,7 +19,7 @@ _FORBIDDEN: Final = 403
 
 
 class ApiEvictionOutcome(StrEnum):
-    """What became of an eviction."""
+    """The outcome of an eviction."""
 
     EVICTED = "evicted"
     """The API server has deleted the pod; the kubelet ends it within its grace period."""

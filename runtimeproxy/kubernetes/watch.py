@@ -46,7 +46,7 @@ class WatchTimes(NamedTuple):
     """How long a watch may last is random between both: so clients do not come back together.
     Source: client-go, minWatchTimeout."""
     missing_s: float = 60.0
-    """How long a kind that the server does not know counts on: one that starts does not know it yet."""
+    """How long a missing kind's last objects stay valid: a server that starts does not know it yet."""
 
 
 USUAL_PACE: Final = WatchTimes()
@@ -76,7 +76,7 @@ class Sink(Protocol):
 
 
 class WatchState(StrEnum):
-    """What a watch is doing."""
+    """The state of a watch."""
 
     CONNECTING = "connecting"
     WATCHING = "watching"

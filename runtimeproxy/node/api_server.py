@@ -1,6 +1,6 @@
-"""What the API server has said of this node: its objects, and the pods that are bound to it.
+"""This node's objects, and the pods that are bound to it, as the API server has them.
 
-Watches put objects in from their threads; the node's thread takes them with each look. An API server that is
+Watches put objects in from their threads; the node's thread takes them with each pass. An API server that is
 away changes nothing: only an object that is known to be deleted is withdrawn.
 """
 
@@ -40,10 +40,10 @@ from runtimeproxy.slo.names import CONFIG_MAP
 MAX_PODS: Final = 1024
 """Many times those of the largest node. Source: kubelet, maxPods, 110 by default."""
 MAX_ANNOTATION_BYTES: Final = 16 * 1024 * 1024
-"""Of all pods together: with the 2 KiB of a usual pod some thousands have room."""
+"""For all pods together: some thousands, with the 2 KiB of a usual pod."""
 
 SPREAD: Final = frozenset({Kind.CONFIG_MAP, Kind.NODE_SLO, Kind.NODE})
-"""What one command changes on all nodes at once, so that each node starts at a time of its own. The
+"""One command may change these on all nodes at once, so each node starts at a time of its own. The
 NodeResourceTopology is published by this node's own koordlet."""
 
 _MIRROR: Final = "kubernetes.io/config.mirror"
@@ -82,13 +82,13 @@ class ApiServerInputs:
         self._draw = draw
         self._lock = threading.Lock()
         self._arrived: dict[Kind, Any] = {}
-        """Documents that were not looked at; None: the object is gone."""
+        """Documents that were not read yet; None: the object is gone."""
         self._arrived_pods: Mapping[str, LivePod] | None = None
         self._has_pods = False
         self._pod_problems: tuple[str, ...] = ()
-        # The rest belongs to the thread that looks.
+        # The rest belongs to the node's thread.
         self._objects: dict[Kind, Object | None] = {}
-        """Those that count; None: known to be gone."""
+        """The effective objects; None: known to be gone."""
         self._waiting: dict[Kind, _Waiting] = {}
         self._rejected: dict[Kind, str] = {}
         self._reader: Reader | None = None
@@ -270,7 +270,7 @@ class PodSink:
         """Pods that cannot be used, by uid; the last of each."""
 
     def on_listed(self, objects: Iterable[Any]) -> None:
-        # Another one, which counts only if all of the list can be read.
+        # Another one, which is taken over only if all of the list can be read.
         new = PodSink(self._inputs, self._node_name)
         for each in objects:
             new._put(each, self._pods)

@@ -1,4 +1,4 @@
-"""What follows from several inputs, as Koordinator computes it: shared pools, normalization ratio. Pure."""
+"""Values of several inputs, as Koordinator computes them: shared pools, normalization ratio. Pure."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def computed_pools(
 
 
 class SharedCpus(NamedTuple):
-    """What computed pools follow from, but for the pods."""
+    """The inputs of computed pools, apart from the pods."""
 
     cpus: tuple[Cpu, ...]
     static_cpus: tuple[frozenset[int], ...]
@@ -111,7 +111,7 @@ def topology_of(topology: TopologyFacts | None, node_annotations: Mapping[str, s
 
 
 class NodeReservation(NamedTuple):
-    """What of the node an annotation keeps from pods."""
+    """The part of the node that an annotation keeps from pods."""
 
     amounts: Mapping[str, int] = EMPTY
     """By resource: `cpu` in millicores, all else in bytes or numbers."""
@@ -150,7 +150,7 @@ MIN_RATIO: Final = 1.0
 MAX_RATIO: Final = 5.0
 """Source: koord-manager, policies spec 2.3."""
 _DECIMALS: Final = 2
-"""Of the ratio that koord-manager publishes."""
+"""In the ratio that koord-manager publishes."""
 
 
 def normalization_ratio(

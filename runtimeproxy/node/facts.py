@@ -48,7 +48,7 @@ class NodeFacts:
     controllers: Mapping[str, int] = field(default_factory=dict)
     """The cgroup version that carries each controller; empty: not known."""
     files: FilesByController = field(default_factory=dict)
-    """Of the controllers that some cgroup has; the others are unknown."""
+    """By controller; those that no cgroup has are unknown."""
 
     def cpus_problem(self, cpus: str) -> str:
         return _offline("CPU", cpus, self.online_cpus)

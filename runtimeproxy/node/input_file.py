@@ -13,19 +13,19 @@ from runtimeproxy.documents.reading import InputError, printable
 from runtimeproxy.errors import described
 
 GRACE_S: Final = 60.0
-"""How long the value of a missing file, or of a part that it has no longer, counts on: a ConfigMap that is
+"""How long the value of a missing file, or of a missing part, stays valid: a ConfigMap that is
 swapped looks like one, and so does an editor that saves."""
 SETTLE_S: Final = 0.25
 """How long a file must stay the same before it is read: a shell writes what `kubectl` prints in pieces, of
 which each but the last may look complete. A ConfigMap's files are swapped as a whole."""
 MOST_SETTLE_S: Final = 5.0
-"""Longest time without a look into a file that changes again and again."""
+"""Longest time without a read of a file that changes again and again."""
 
 T = TypeVar("T")
 
 
 class ParsedInput(NamedTuple, Generic[T]):
-    """What a file holds."""
+    """The content of a file."""
 
     value: T
     source: Any = None
@@ -35,13 +35,13 @@ class ParsedInput(NamedTuple, Generic[T]):
     notes: tuple[str, ...] = ()
     """About parts of it that are not used."""
     later: ParsedInput[T] | None = None
-    """What counts after `GRACE_S` in its place: without parts that the file has no longer."""
+    """Takes its place after `GRACE_S`: without parts that the file has no longer."""
     lost: str = ""
     """Which parts these are, as the beginning of a problem; empty without `later`."""
 
 
 class _Grace(NamedTuple):
-    """The time for which something counts that is not there any more."""
+    """The time for which something that is gone stays valid."""
 
     reason: str
     end_s: float
@@ -98,7 +98,7 @@ class WatchedFile(Generic[T]):
         self._missing: _Grace | None = None
         self._later: ParsedInput[T] | None = None
         self._losing: _Grace | None = None
-        """Until `_later` counts; None without it."""
+        """Until `_later` takes effect; None without it."""
         self._wait_s: float | None = None
 
     @property
@@ -107,7 +107,7 @@ class WatchedFile(Generic[T]):
 
     @property
     def withdrawal(self) -> str:
-        """What the file holds no longer, and when that is withdrawn, with the path; empty: nothing is."""
+        """Missing content, and the time when it is withdrawn, with the path; empty: there is none."""
         grace = self._missing or self._losing
         if grace is None:
             return ""
@@ -180,7 +180,7 @@ class WatchedFile(Generic[T]):
         return has_changed
 
     def _pass_on(self, now_s: float) -> bool:
-        """Goes on to what counts after the grace, once it is over; returns whether the value has changed."""
+        """Takes `_later` once the grace is over; returns whether the value has changed."""
         if self._later is None or self._losing is None:
             return False
         left_s = self._losing.end_s - now_s

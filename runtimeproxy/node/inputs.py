@@ -1,4 +1,4 @@
-"""All inputs of a node together: one look reads what has changed, and makes the next snapshot of it."""
+"""All inputs of a node together: one pass reads the changed ones, and makes the next snapshot."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ STATE_FILE: Final = "node.json"
 STATE_VERSION: Final = 1
 
 SLOW_S: Final = 10.0
-"""Between two looks at what changes without events: CPUs, memory, the cgroup tree."""
+"""Between two reads of inputs without events: CPUs, memory, the cgroup tree."""
 
 SAVE_PODS_S: Final = 30.0
 """Least time between two savings of nothing but pods of the API server: they come and go all the time."""
@@ -78,7 +78,7 @@ class InputPlaces(NamedTuple):
 
 
 class InputsReading(NamedTuple):
-    """What a look has found."""
+    """The result of one pass."""
 
     node: Node
     changed: frozenset[Input]
@@ -86,11 +86,11 @@ class InputsReading(NamedTuple):
     problems: tuple[str, ...]
     notes: tuple[str, ...]
     wait_s: float | None
-    """Time after which another look is due even without an event; None: none."""
+    """Time after which another pass is due even without an event; None: none."""
     needs_polling: bool
     strategy_problems: tuple[StrategyProblem, ...] = ()
     shared: SharedCpus | None = None
-    """What the pools have to be computed from, with the pods; None: nothing, or it is not known yet."""
+    """The inputs of computed pools, beside the pods; None: none, or not known yet."""
     changed_pods: frozenset[str] = frozenset()
     """The uids of the pods of which the API server says something else than before."""
 
@@ -210,7 +210,7 @@ class NodeInputs:
         if api_server is not None and requests is None:
             states[Input.POD_REQUESTS] = InputState.KNOWN if api_server.has_pods else InputState.UNKNOWN
         if is_restored:
-            # A source that is not there now may be there at the first look: nothing is withdrawn yet.
+            # A source that is not there now may be there in the first pass: nothing is withdrawn yet.
             states = {
                 each: InputState.UNKNOWN if state is InputState.WITHDRAWN else state
                 for each, state in states.items()
@@ -361,14 +361,14 @@ def name_of_node(configured: str) -> str:
 
 
 def _changed_pods(before: Mapping[str, LivePod], after: Mapping[str, LivePod]) -> frozenset[str]:
-    """Those that are new or say something else; of those that are gone the runtime's calls tell."""
+    """The new and changed ones; the runtime's calls tell of those that are gone."""
     if before is after:
         return frozenset()
     return frozenset(uid for uid, pod in after.items() if before.get(uid) != pod)
 
 
 class _Local(NamedTuple):
-    """What sysfs, procfs and the cgroup tree say."""
+    """The content of sysfs, procfs and the cgroup tree."""
 
     cpus: tuple[Cpu, ...] | None = None
     memory_bytes: Mapping[int, int] = EMPTY

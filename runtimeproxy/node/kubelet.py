@@ -61,7 +61,7 @@ _DISTINCT_MINORS: Final = (35, 36, 37)
 
 
 class KubeletConfig(NamedTuple):
-    """What a kubelet configuration says; None: nothing."""
+    """The used fields of a kubelet configuration; None: not set."""
 
     cgroup_driver: str | None = None
     cpu_manager_policy: str | None = None
@@ -69,12 +69,12 @@ class KubeletConfig(NamedTuple):
     reserved: Mapping[str, int] = EMPTY
     """`kubeReserved` and `systemReserved` together, in the units of `Node.capacity`."""
     feature_gates: Mapping[str, bool] = EMPTY
-    """Those of `_GATES` that it sets."""
+    """The gates of `_GATES` that it sets."""
     memory_reservation_policy: str | None = None
 
 
 class CpuManagerState(NamedTuple):
-    """What the kubelet's CPU manager has allocated."""
+    """Policy and allocations of the kubelet's CPU manager."""
 
     policy: str | None = None
     static_cpus: Mapping[tuple[str, str], frozenset[int]] = EMPTY

@@ -108,7 +108,7 @@ def _total_bytes(meminfo: Path) -> int:
 
 
 def read_processor(sysfs: Path, procfs: Path) -> Processor:
-    """The processor; what cannot be read counts as absent, as for koordlet."""
+    """The processor; features that cannot be read are absent, as for koordlet."""
     folder = sysfs / _CPUS
     turbo = folder / "intel_pstate/no_turbo"
     return Processor(

@@ -48,7 +48,7 @@ _Kind = TypeVar("_Kind")
 
 
 class FileObjects(NamedTuple):
-    """What one file gives."""
+    """The objects of one file."""
 
     objects: Mapping[Kind, Object]
     rejected: frozenset[Kind] = frozenset()
@@ -56,11 +56,11 @@ class FileObjects(NamedTuple):
     of_other_nodes: frozenset[Kind] = frozenset()
     """Kinds of which the file has an object of another node."""
     lost: Mapping[Kind, Object] = EMPTY
-    """Objects that the file held before and holds no longer: it may be half written."""
+    """Previous objects that the file no longer has: it may be half written."""
 
 
 class FolderObjects(NamedTuple):
-    """What all files together give."""
+    """The objects of all files together."""
 
     config: Mapping[str, Text] = EMPTY
     """By key; all that there is of `slo-controller-config`."""
@@ -158,7 +158,7 @@ class ObjectFolder:
         self.found, _, _ = _joined([self._files[name] for name in sorted(self._files)])
 
     def _names(self) -> tuple[list[str], list[str], list[str]]:
-        """Names of the files that count, problems and notes."""
+        """Names of the files to read, problems and notes."""
         try:
             with os.scandir(self.folder) as entries:
                 there = {entry.name: _is_folder(entry) for entry in entries if not entry.name.startswith(".")}
@@ -339,7 +339,7 @@ def _by_presence(
 
 
 def texts_of(saved: Mapping[str, Any]) -> tuple[dict[str, Text], NodeSlo | None]:
-    """What `StrategyTexts.saved` gave in a former process; raises anything if it is not usable."""
+    """The result of `StrategyTexts.saved` in a former process; raises anything if it is not usable."""
     from runtimeproxy.slo.loading import NodeSlo, Text
 
     texts = {str(key): Text(str(file), str(text)) for key, (file, text) in saved["texts"].items()}
@@ -368,8 +368,8 @@ class StrategyTexts:
         """By section of the NodeSLO, each with the spec that it is of."""
 
     def update(self, found: FolderObjects, node: NodeObject) -> Strategies:
-        """The strategies of what was found, and of what the node's own labels and annotations say."""
-        # Most annotations and the capacity change often, and count for no strategy.
+        """The strategies by the objects, and by the node's own labels and annotations."""
+        # Most annotations and the capacity change often, and concern no strategy.
         own = {key: text for key, text in node.annotations.items() if key in NODE_ANNOTATIONS}
         basis = (found.config, found.node_slo, node.labels, own)
         if basis != self._basis:

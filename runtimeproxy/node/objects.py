@@ -1,6 +1,6 @@
 """Kubernetes objects about this node, as `kubectl get -o yaml` prints them, alone or in lists.
 
-All functions are pure. Only objects of a `Kind` are read, and of them only what counts here.
+All functions are pure. Only objects of a `Kind` are read, and of them only the fields that are used.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Kind(StrEnum):
 
 
 class NodeObject(NamedTuple):
-    """What counts of a Node."""
+    """The used fields of a Node."""
 
     labels: Mapping[str, str] = EMPTY
     annotations: Mapping[str, str] = EMPTY
@@ -74,20 +74,20 @@ class NodeObject(NamedTuple):
 
 
 class NodeSloObject(NamedTuple):
-    """What counts of a NodeSLO."""
+    """The used fields of a NodeSLO."""
 
     spec: Mapping[str, Any] = EMPTY
 
 
 class ConfigMapObject(NamedTuple):
-    """What counts of the ConfigMap `slo-controller-config`."""
+    """The used fields of the ConfigMap `slo-controller-config`."""
 
     data: Mapping[str, str] = EMPTY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyFacts:
-    """What the annotations say; None: there is no such annotation."""
+    """The facts of the annotations; None: there is no such annotation."""
 
     ls_pools: tuple[Pool, ...] | None = None
     be_pools: tuple[Pool, ...] | None = None
@@ -108,16 +108,16 @@ ObjectValue: TypeAlias = NodeObject | NodeSloObject | ConfigMapObject | Topology
 
 
 class Object(NamedTuple):
-    """One object that counts."""
+    """One object of this node."""
 
     kind: Kind
     value: ObjectValue
     source: Mapping[str, Any]
-    """The object's parts that count, as JSON can hold them; `read_object` makes the same of it again."""
+    """The object's used parts, as JSON can hold them; `read_object` makes the same of it again."""
 
 
 class Rejected(NamedTuple):
-    """An object of a kind that counts, which cannot be used."""
+    """An object of this node that cannot be used."""
 
     kind: Kind
     reason: str
@@ -134,7 +134,7 @@ class Ignored(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """What decides whether an object is about this node."""
+    """Name and CPUs of this node, by which an object belongs to it."""
 
     node_name: str
     cpus: frozenset[int] | None = None

@@ -1,4 +1,4 @@
-"""What is known of this node, as one frozen value: the input of policies beside the pod or container."""
+"""The known facts of this node, as one frozen value: the input of policies beside the pod or container."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EMPTY: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
 class Input(StrEnum):
-    """Parts of what is known of a node, each with a state and a generation of its own; see `FIELDS`."""
+    """Parts of the facts of a node, each with a state and a generation of its own; see `FIELDS`."""
 
     CPUS = "cpus"
     MEMORY = "memory"
@@ -35,7 +35,7 @@ class Input(StrEnum):
 
 
 class InputState(StrEnum):
-    """Whether an input counts.
+    """Whether an input is used.
 
     What depends on an unknown input is left alone: new pods get nothing of it, and old ones keep what they
     have. What depended on a withdrawn one is given back.
@@ -47,7 +47,7 @@ class InputState(StrEnum):
 
 
 class Feature(StrEnum):
-    """What a kernel may have or lack. Source of files and sysctls: policies spec 2.1, 2.5, 3.6, 3.7, 5.4."""
+    """Features of kernels. Source of files and sysctls: policies spec 2.1, 2.5, 3.6, 3.7, 5.4."""
 
     BVT = "bvt"
     """Group identity: `cpu.bvt_warp_ns`."""
@@ -94,7 +94,7 @@ class Cpu(NamedTuple):
 
 
 class KubeletFacts(NamedTuple):
-    """What the kubelet's own files say."""
+    """Facts of the kubelet's own files."""
 
     cpu_manager_policy: str | None = None
     """`none` or `static`; None: not known."""
@@ -152,7 +152,7 @@ class PodCpus(NamedTuple):
 
 
 class LivePod(NamedTuple):
-    """A pod as the API server has it now, as far as it counts here."""
+    """The used fields of a pod as the API server has it now."""
 
     uid: str
     """The uid that kubelet and runtime know it by."""
@@ -182,7 +182,7 @@ class Node:
     """A node at one moment; None: not known. Without arguments nothing is known, and no value is refused."""
 
     facts: NodeFacts = ANY_NODE
-    """What values of cgroup parameters have to suit."""
+    """Limits on the values of cgroup parameters."""
     cpus: tuple[Cpu, ...] | None = None
     """By id, those that are offline included; None: not known."""
     memory_bytes: Mapping[int, int] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class Node:
     cgroup_driver: str | None = None
     """The kubelet's: `systemd` or `cgroupfs`; None: not known."""
     features: frozenset[str] = frozenset()
-    """What the kernel has: `Feature`."""
+    """Of the kernel: `Feature`."""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     capacity: Mapping[str, int] | None = None
@@ -254,7 +254,7 @@ class Node:
         return state
 
     def unknown_inputs(self, inputs: Iterable[Input], pod: PodLike | None) -> tuple[Input, ...]:
-        """Those of `inputs` that are not known for this pod, in their order; None: apart from any pod."""
+        """The unknown ones of `inputs` for this pod, in their order; None: apart from any pod."""
         unknown: list[Input] = []
         for each in inputs:
             if pod is not None and each is Input.PRIORITY:

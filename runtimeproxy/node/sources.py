@@ -32,7 +32,7 @@ OnChange = Callable[[Node, frozenset[Input]], None]
 OnPodsChanged = Callable[[Node, frozenset[str]], None]
 
 FIRST_READ_S: Final = 3.0
-"""How long policies wait for the first look, because a file system may hang. Less than `hooks.budget_s`."""
+"""How long policies wait for the first pass, because a file system may hang. Less than `hooks.budget_s`."""
 
 MOST_LINES: Final = 100
 """Lines of the log about problems and notes in a minute; the others are logged later."""
@@ -46,11 +46,11 @@ class InputWatchSettings(NamedTuple):
     """How the inputs are watched."""
 
     poll_s: float = 1.0
-    """Time between two looks without events. Default 1 s: a changed file counts in well under 3 s."""
+    """Time between two passes without events. Default 1 s: a changed file is used in well under 3 s."""
     rescan_s: float = 10.0
-    """Time between two looks with events, for changes that have none (sysfs) or whose events were lost."""
+    """Time between two passes with events, for changes that have none (sysfs) or whose events were lost."""
     gather_s: float = 0.05
-    """How long events are gathered, so that many changes do not make many looks."""
+    """How long events are gathered, so that many changes do not make many passes."""
     least_s: float = 1.0
     """Least time between two snapshots."""
     open_inotify: Callable[[], INotify] = open_inotify
@@ -84,7 +84,7 @@ class NodeSources:
         self.settled = asyncio.Event()
         """Set once everything has been read."""
         self.looked_s: float | None = None
-        """End of the last complete look, by the clock."""
+        """End of the last pass, by the clock."""
         self._executor = executor
         self._allocations = allocations
         self._settings = settings or InputWatchSettings()
@@ -108,7 +108,7 @@ class NodeSources:
         self.notes: tuple[str, ...] = ()
         self.strategy_problems: tuple[StrategyProblem, ...] = ()
         self.look_began_s: float | None = None
-        """Begin of the look that has not ended, in seconds since the epoch."""
+        """Begin of the present pass, in seconds since the epoch."""
         self._reported: set[str] = set()
         self._lines, self._lines_since_s = 0, clock()
         self._wake = asyncio.Event()
@@ -125,7 +125,7 @@ class NodeSources:
         return self._renewed()
 
     def _renewed(self) -> Node:
-        """Makes `latest` of what is known now; in any thread."""
+        """Makes `latest` of the present inputs; in any thread."""
         with self._lock:
             # First, because another thread may read the facts again just now.
             fresh_until_s = self._facts.fresh_until_s
@@ -170,7 +170,7 @@ class NodeSources:
         return f"node: {', '.join(parts)}" if parts else ""
 
     async def restore(self) -> None:
-        """Takes the last good values of the process before this one, which count until the first look."""
+        """Takes the last good values of the process before this one, until the first pass."""
         if not self._is_restored:
             self._is_restored = True
             run = asyncio.get_running_loop().run_in_executor
@@ -203,7 +203,7 @@ class NodeSources:
                 job.add_done_callback(lambda _: self._close())
 
     async def read(self) -> None:
-        """Waits until everything has been looked at; gives up after `FIRST_READ_S`."""
+        """Waits until everything has been read; gives up after `FIRST_READ_S`."""
         try:
             async with asyncio.timeout(FIRST_READ_S):
                 await self.settled.wait()
@@ -211,16 +211,16 @@ class NodeSources:
             logger.warning("node: its inputs cannot be read in time: calls go on with what was known before")
 
     def allocate(self, allocations: Mapping[str, PodCpus]) -> None:
-        """Takes other allocations; pools that are computed from them count at once."""
+        """Takes other allocations, and computes the pools at once."""
         if allocations != self._allocations:
             self._allocations = allocations
             self._announce(frozenset())
 
     def _look(self, is_first: bool) -> tuple[InputsReading, str | None]:
-        """A look, after the watches are renewed so that no event is missed; in the executor's thread."""
+        """One pass, after the watches are renewed so that no event is missed; in the executor's thread."""
         reasons = [reason for events in self._events if (reason := events.try_renew()) is not None]
         read = partial(self._guarded, partial(self._inputs.look, self._clock(), is_first=is_first))
-        # Calls wait for the first look; later ones leave the CPU to calls, however large the files are.
+        # Calls wait for the first pass; later ones leave the CPU to calls, however large the files are.
         look = read() if is_first else with_rests(read)
         return look, next(filter(None, reasons), "") if reasons else None
 
@@ -242,7 +242,7 @@ class NodeSources:
             )
 
     def _publish(self, look: InputsReading) -> bool:
-        """Makes the look's node the present one; returns whether something has changed."""
+        """Makes the pass's node the present one; returns whether something has changed."""
         self._base, self._shared = look.node, look.shared
         self._of_look, self.notes = look.problems, look.notes
         self.strategy_problems = look.strategy_problems
@@ -291,7 +291,7 @@ class NodeSources:
         self.polling_reason = no_events or ""
 
     async def _rest(self, look: InputsReading, no_events: str | None) -> None:
-        """Waits until it is time for the next look."""
+        """Waits until it is time for the next pass."""
         needs_polling = bool(no_events) or look.needs_polling
         rest_s = self._settings.poll_s if needs_polling else self._settings.rescan_s
         if look.wait_s is not None:

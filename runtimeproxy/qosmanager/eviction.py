@@ -262,7 +262,7 @@ class EvictPlugin(Plugin[_StateT]):
         refused = _since(state.refused, now_s - state.options.same_pod_after_seconds)
         return replace(
             state,
-            # A proposal that was not carried out releases nothing, and without any that was the plugin does not cool.
+            # A failed proposal releases nothing, and if all fail, the plugin does not cool.
             evicted={uid: at_s for uid, at_s in state.evicted.items() if uid not in failed},
             refused={**refused, **dict.fromkeys(failed, now_s)},
             cool_until_s=now_s if len(failed) == len(results) > 0 else state.cool_until_s,

@@ -136,7 +136,7 @@ class Node:
     reserved_cpus: frozenset[int] = frozenset()
     """CPUs that the kubelet, or Koordinator's annotation, reserves by number."""
     reserved: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
-    """What of the node is not for pods, in the units of `capacity`: the larger one of what is not
+    """Kept from pods, in the units of `capacity`: the larger one of what is not
     allocatable, and of the reservation in Koordinator's annotation."""
     static_cpus: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=lambda: _EMPTY)
     """CPUs that the kubelet's CPU manager has given to one container alone, by pod uid and container name."""
@@ -247,7 +247,7 @@ class Snapshot:
     """All that a plugin decides by."""
 
     now_s: float
-    """Monotonic; only differences count."""
+    """Monotonic; only differences have a meaning."""
     wall_s: float = 0.0
     """Since the epoch, for the age of pods."""
     pods: tuple[Pod, ...] = ()
@@ -256,7 +256,7 @@ class Snapshot:
     strategies: Strategies = field(default_factory=Strategies)
     metrics: Metrics = field(default_factory=NoMetrics)
     be_limit_cores: float | None = None
-    """What CPU suppress leaves to all BE pods together, by its claims that count; None: it bounds nothing."""
+    """The bound of CPU suppress on all BE pods, by its effective claims; None: it bounds nothing."""
     source: SnapshotSource | None = field(default=None, repr=False, compare=False)
     """None: it was not made of messages, as in tests."""
 

@@ -110,7 +110,7 @@ _CLASS: Final = "is a class of the node; a pod strategy has its parts directly, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodQoS:
-    """What a pod strategy of `resource-qos-config` may say."""
+    """The fields of a pod strategy of `resource-qos-config`."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "policies": "chooses mechanisms of the whole node",
@@ -130,7 +130,7 @@ class PodQoS:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodThreshold:
-    """What a pod strategy of `resource-threshold-config` may say: which evictions are allowed."""
+    """The fields of a pod strategy of `resource-threshold-config`: which evictions are allowed."""
 
     refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
         (each.name for each in fields(Threshold)),
@@ -239,7 +239,7 @@ class NodeStrategy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeyConfig:
-    """What a key says, read and checked."""
+    """The strategies of a key, checked."""
 
     section: Section
     file: str
@@ -463,7 +463,7 @@ class _KeyReader:
 
 
 def _check(section: Section, cluster: Overlay, values: Overlay, place: str, report: Report) -> None:
-    """Reports what is wrong with the strategy at `place` that sets these values over the cluster's."""
+    """Reports problems of the strategy at `place` that sets these values over the cluster's."""
     merged = {**cluster, **values}
     strategy = build(section.default, merged)
     problems = [*_bound_problems(strategy, (), merged)]
@@ -510,7 +510,7 @@ def _network_problems(overlay: Overlay) -> Iterator[tuple[Path, str]]:
 
 
 def _application_problems(applications: object) -> Iterator[tuple[str, str]]:
-    """Yields what is wrong with host applications: the place below the list, and the reason."""
+    """Yields problems of host applications: the place below the list, and the reason."""
     names: set[str] = set()
     places: dict[tuple[str, ...], str] = {}
     for number, each in enumerate(applications if isinstance(applications, tuple) else ()):

@@ -81,11 +81,11 @@ class NodeSlo(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Strategies, and what was wrong while they were loaded."""
+    """Strategies, and the problems of loading them."""
 
     strategies: Strategies = field(default_factory=Strategies)
     problems: tuple[Problem, ...] = ()
-    """Errors: the key counts as it was read last; warnings: only the named field does not count."""
+    """Errors: the key keeps its last good value; warnings: only the named field is not used."""
     good: Mapping[str, KeyConfig] = field(default_factory=dict)
     """The last good state of each key, and of each section of a NodeSLO by its name there."""
 
@@ -318,7 +318,7 @@ def _with_disabled(strategy: QoSStrategy, provenance: dict[str, Provenance]) -> 
 
 
 def _percent(ratio: str) -> int | None:
-    """Koord-manager cuts off what is behind the point: 0.29 is 28 percent."""
+    """As koord-manager does it, which drops the fraction: 0.29 is 28 percent."""
     try:
         percent = float(ratio) * 100
     except ValueError:

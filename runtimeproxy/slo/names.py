@@ -23,7 +23,7 @@ RATIO_LABELS: Final = {
 
 NODE_ANNOTATIONS: Final = frozenset({NETWORK_BANDWIDTH, COLOCATION_STRATEGY})
 NODE_LABELS: Final = frozenset({CPU_NORMALIZATION_ENABLED, *RATIO_LABELS})
-"""What a node itself says about its strategies."""
+"""The node's own words about its strategies."""
 
 CPU_BURST: Final = "koordinator.sh/cpuBurst"
 CPU_QOS: Final = "koordinator.sh/cpuQOS"

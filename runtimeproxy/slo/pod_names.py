@@ -51,11 +51,11 @@ KNOWN_NAMES: Final = frozenset(
     f"{domain}/{name}" for domain, names in _BY_DOMAIN.items() for name in names.split()
 )
 _KNOWN_BEGINNINGS: Final = ("scheduling.koordinator.sh/schedule-admission-",)
-"""What follows is any name."""
+"""Followed by any name."""
 
 
 class Named(Protocol):
-    """What has labels and annotations: a pod's view or record."""
+    """A pod's view or record."""
 
     @property
     def labels(self) -> Mapping[str, str]: ...

@@ -86,7 +86,7 @@ class NetQoSPolicy(StrEnum):
 
 
 class MemoryQoSPolicy(StrEnum):
-    """What a pod's own memory QoS stands on."""
+    """The base of a pod's own memory QoS."""
 
     DEFAULT = "default"
     """The values of the node's class."""
@@ -97,7 +97,7 @@ class MemoryQoSPolicy(StrEnum):
 
 
 class BlockType(StrEnum):
-    """What a block device is named by."""
+    """Kinds of names of block devices."""
 
     DEVICE = "device"
     VOLUME_GROUP = "volumegroup"
@@ -112,14 +112,14 @@ class CpuSuppressPolicy(StrEnum):
 
 
 class CpuEvictPolicy(StrEnum):
-    """What the CPU satisfaction of BE pods is measured against."""
+    """The measure of the CPU satisfaction of BE pods."""
 
     REAL_LIMIT = "evictByRealLimit"
     ALLOCATABLE = "evictByAllocatable"
 
 
 class CalculatePolicy(StrEnum):
-    """What of the pods of higher priority is subtracted from a node's batch resources."""
+    """The amount of pods of higher priority that a node's batch resources lack."""
 
     USAGE = "usage"
     REQUEST = "request"
@@ -127,7 +127,7 @@ class CalculatePolicy(StrEnum):
 
 
 class MemoryCollectPolicy(StrEnum):
-    """What counts as used memory. Source: Koordinator apis/slo/v1alpha1/nodemetric_types.go."""
+    """The measure of used memory. Source: Koordinator apis/slo/v1alpha1/nodemetric_types.go."""
 
     WITH_HOT_PAGE_CACHE = "usageWithHotPageCache"
     WITHOUT_PAGE_CACHE = "usageWithoutPageCache"
@@ -197,9 +197,9 @@ class CpuQoS:
     group_identity: Annotated[int, Range(-1, 2)] | None = 0
     """`cpu.bvt_warp_ns`. None (for a pod only): leave the pod's value alone, its annotation is invalid."""
     sched_idle: Switch | None = 0
-    """`cpu.idle`; counts under the CPU policy `coreSched`."""
+    """`cpu.idle`; applies under the CPU policy `coreSched`."""
     core_expeller: bool | None = False
-    """Whether the class expels idle pods from a core's other CPU; counts under `coreSched`."""
+    """Whether the class expels idle pods from a core's other CPU; applies under `coreSched`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +249,7 @@ class IoCfg:
     write_bps: Natural | None = None
     io_weight_percent: Annotated[int, Range(1, 100)] | None = None
     read_latency: Natural | None = None
-    """In microseconds, as the three that follow here count for `cgroup_root` only."""
+    """In microseconds; this and the three that follow apply to `cgroup_root` only."""
     write_latency: Natural | None = None
     read_latency_percent: Percent | None = None
     write_latency_percent: Percent | None = None
@@ -504,7 +504,7 @@ class Colocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRatio:
-    """The normalization ratios of one CPU model, by what is switched on in it."""
+    """The normalization ratios of one CPU model, by its features that are on."""
 
     base_ratio: Ratio | None = None
     hyper_thread_enabled_ratio: Ratio | None = None

@@ -142,14 +142,14 @@ class StrategyTraits(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodStrategy:
-    """The strategies that count for one pod, its own annotations included.
+    """The effective strategies of one pod, its own annotations included.
 
     Policies decide whether a value applies to the pod's QoS class; CPU burst, for one, does not apply to BE.
     """
 
     cpu_burst: CpuBurstStrategy = field(default_factory=CpuBurstStrategy)
     cpu_qos: CpuQoS = field(default_factory=CpuQoS)
-    """Of the class that counts for the pod's group identity (policies spec 2.1)."""
+    """Of the class of the pod's group identity (policies spec 2.1)."""
     memory_qos: MemoryQoSStrategy = field(default_factory=MemoryQoSStrategy)
     """Of the pod's class by label, or else by its Kubernetes QoS class (policies spec 3.6)."""
     resctrl_qos: PodResctrl = field(default_factory=PodResctrl)
@@ -213,7 +213,7 @@ class PodRule(NamedTuple):
     selector: LabelSelector
     node_selector: LabelSelector
     is_override: bool
-    """The pod's annotation does not count for what this strategy sets."""
+    """The pod's annotation does not replace the values of this strategy."""
     values: Overlay
     provenance: Provenance
 
@@ -291,7 +291,7 @@ class PodResolver:
 
 
 def cpu_class(qos: QoSClass, kube_qos: KubeQoSClass, classes: QoSStrategy) -> str:
-    """Return the class, as an attribute of `QoSStrategy`, whose CPU QoS counts for a pod.
+    """Return the class, as an attribute of `QoSStrategy`, whose CPU QoS applies to a pod.
 
     Source: policies spec 2.1. SYSTEM pods and those without a class have one by their Kubernetes QoS class;
     a Guaranteed one has LSR's, or LS's where only that one is enabled.
