@@ -7,7 +7,7 @@ through NRI; here they are part of the change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Final
@@ -60,27 +60,13 @@ class Gpu:
     memory_percent: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """The GPUs allocated to a pod."""
-
-    gpus: Sequence[Gpu] = ()
-    """In the annotation's order, without those whose number is unreadable."""
-    problems: tuple[str, ...] = ()
-
-
-def allocation(annotations: Mapping[str, str]) -> Allocation:
-    """Return the GPUs allocated to a pod. Raises AnnotationError."""
-    text = annotations.get(DEVICE_ALLOCATED)
-    return Allocation() if text is None else _allocation(text)
-
-
 @remembered
-def _allocation(text: str) -> Allocation:
+def _allocated(text: str) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """Return the GPUs of an annotation whose number is readable, in its order, and its problems."""
     problems: list[str] = []
     items = parse(DEVICE_ALLOCATED, text).entries().get("gpu", Place("", None)).items()
     found = [_gpu(item, problems) for item in items]
-    return Allocation(tuple(gpu for gpu in found if gpu is not None), tuple(problems))
+    return tuple(gpu for gpu in found if gpu is not None), tuple(problems)
 
 
 def _gpu(item: Place, problems: list[str]) -> Gpu | None:
@@ -106,20 +92,6 @@ def _amount(item: Place, resource: str, problems: list[str]) -> int | None:
         return None
 
 
-def hami_env(gpu: Gpu, options: GpuEnvOptions) -> Mapping[str, str]:
-    """Return HAMi's environment for a share of a GPU; empty for a whole one. Raises AnnotationError."""
-    if gpu.memory_percent is None:
-        raise AnnotationError(f"annotation {DEVICE_ALLOCATED} has no {GPU_MEMORY_RATIO}")
-    if gpu.memory_percent >= _WHOLE_GPU_PERCENT:
-        return {}
-    if gpu.memory_bytes is None:
-        raise AnnotationError(f"annotation {DEVICE_ALLOCATED} has no {GPU_MEMORY}")
-    env = {"CUDA_DEVICE_MEMORY_LIMIT": str(gpu.memory_bytes)}
-    if gpu.core_percent is not None:
-        env["CUDA_DEVICE_SM_LIMIT"] = str(gpu.core_percent)
-    return env | {"LD_PRELOAD": options.hami_library_path}
-
-
 def cache_directory(container: ContainerView, options: GpuEnvOptions) -> str:
     """Return a container's host directory for HAMi's monitor. Raises AnnotationError."""
     name = _cache_name(container)
@@ -130,19 +102,22 @@ def cache_directory(container: ContainerView, options: GpuEnvOptions) -> str:
 
 def gpu_change(container: ContainerView, options: GpuEnvOptions) -> ContainerChange | None:
     """Return the environment and mounts of a container; None if its pod has no GPU."""
+    text = container.pod.annotations.get(DEVICE_ALLOCATED)
+    if text is None:
+        return None
     try:
-        allocated = allocation(container.pod.annotations)
+        gpus, unreadable = _allocated(text)
     except AnnotationError as error:
         return ContainerChange(problems=(str(error),))
-    if not allocated.gpus:
-        return ContainerChange(problems=allocated.problems) if allocated.problems else None
+    if not gpus:
+        return ContainerChange(problems=unreadable) if unreadable else None
     # Even if the rest is unreadable: an image with the default `all` would see every GPU of the node.
-    env = {VISIBLE_DEVICES: ",".join(str(gpu.minor) for gpu in allocated.gpus)}
+    env = {VISIBLE_DEVICES: ",".join(str(gpu.minor) for gpu in gpus)}
     mounts: tuple[MountSpec, ...] = ()
-    problems = list(allocated.problems)
+    problems = list(unreadable)
     if container.pod.labels.get(ISOLATION_PROVIDER_LABEL) == HAMI_CORE:
         try:
-            hami, mounts = _hami(container, allocated.gpus[0], options, problems)
+            hami, mounts = _hami(container, gpus[0], options, problems)
             env |= hami
         except AnnotationError as error:
             problems.append(str(error))
@@ -152,11 +127,18 @@ def gpu_change(container: ContainerView, options: GpuEnvOptions) -> ContainerCha
 def _hami(
     container: ContainerView, gpu: Gpu, options: GpuEnvOptions, problems: list[str]
 ) -> tuple[Mapping[str, str], tuple[MountSpec, ...]]:
-    """Return the environment and mounts of HAMi's library. Raises AnnotationError."""
-    env = hami_env(gpu, options)
-    if not env:
+    """Return HAMi's environment and mounts; empty for a whole GPU. Raises AnnotationError."""
+    if gpu.memory_percent is None:
+        raise AnnotationError(f"annotation {DEVICE_ALLOCATED} has no {GPU_MEMORY_RATIO}")
+    if gpu.memory_percent >= _WHOLE_GPU_PERCENT:
         return {}, ()
+    if gpu.memory_bytes is None:
+        raise AnnotationError(f"annotation {DEVICE_ALLOCATED} has no {GPU_MEMORY}")
     library, directory = options.hami_library_path, options.library_directory
+    env = {"CUDA_DEVICE_MEMORY_LIMIT": str(gpu.memory_bytes)}
+    if gpu.core_percent is not None:
+        env["CUDA_DEVICE_SM_LIMIT"] = str(gpu.core_percent)
+    env["LD_PRELOAD"] = library
     mounts = (MountSpec(host_path=library, container_path=library), _writable(_LOCK_PATH, _LOCK_PATH))
     if not options.hami_vgpu_monitor:
         return env, mounts

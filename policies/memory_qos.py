@@ -16,7 +16,7 @@ files that the node's kernel lacks are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, Final, NamedTuple
 
 from policies.annotations import AnnotationError, BatchContainer, batch_specification
@@ -250,12 +250,11 @@ class MemoryQoS(Policy):
         strategy, problems = of_pod.memory_qos, of_pod.problems_of(MEMORY_QOS)
         values: Mapping[str, int] = {}
         if strategy != _OFF:
-            amounts, unreadable = pod_amounts(pod, node)
+            amounts, unknown = _known_amounts(lambda: pod_amounts(pod, node), strategy)
             limits = amounts.limit_bytes, pod.resources.memory_limit_bytes
             found, above = within_bounds(pod_values(amounts, strategy), bounds_of(*limits, node=node))
             values = _claimed(found, node)
-            problems += above + unknown_amounts(amounts, strategy, unreadable)
-            problems += left_to_unknown_kubelet(pod, values, node)
+            problems += above + unknown + left_to_unknown_kubelet(pod, values, node)
         if not values and not problems:
             return None
         return PodChange(cgroup=values, problems=problems, reason=_REASON)
@@ -265,13 +264,13 @@ class MemoryQoS(Policy):
         strategy = node.strategy_for(container.pod).memory_qos
         if strategy == _OFF:
             return None
-        amounts, unreadable = container_amounts(container, node)
+        amounts, unknown = _known_amounts(lambda: container_amounts(container, node), strategy)
         allocatable = (node.allocatable or {}).get("memory")
         limits = amounts.limit_bytes, container.requested.memory_limit_bytes
         bounds = bounds_of(*limits, node=node)
         found, above = within_bounds(container_values(amounts, allocatable, strategy), bounds)
         values = _claimed(found, node)
-        problems = above + unknown_amounts(amounts, strategy, unreadable)
+        problems = above + unknown
         if not values and not problems:
             return None
         return ContainerChange(cgroup=values, problems=problems, reason=_REASON)
@@ -310,51 +309,45 @@ def left_to_unknown_kubelet(pod: PodView, values: Iterable[str], node: Node) -> 
     return (f"{names} of QoS classes may not cover it: {why}",)
 
 
-def pod_amounts(pod: PodView, node: Node) -> tuple[MemoryAmounts, tuple[str, ...]]:
-    """Return request and limit of a pod, and what of its annotation cannot be read.
+def pod_amounts(pod: PodView, node: Node) -> MemoryAmounts:
+    """Return request and limit of a pod. Raises AnnotationError.
 
     Of `BE` pods: the batch memory. Of others: the request from the kubelet's own state; without that the
     limit of a Guaranteed pod, which is its request, and nothing for a best-effort pod. The limit is that of
     the sandbox, which the kubelet sends from version 1.23 on.
     """
     if pod.qos is QoSClass.BE:
-        try:
-            batch = batch_specification(pod.annotations).containers.values()
-        except AnnotationError as error:
-            return MemoryAmounts(None, None), (str(error),)
-        return sum_of(batch_amounts(each) for each in batch), ()
+        return sum_of(map(batch_amounts, batch_specification(pod.annotations).containers.values()))
     limit = pod.resources.memory_limit_bytes
     request = _known_request(pod.kube_qos, limit)
     if requests := node.requests_of(pod):
         request = sum(each.get("memory", 0) for each in requests.values())
-    return MemoryAmounts(request, limit or UNLIMITED), ()
+    return MemoryAmounts(request, limit or UNLIMITED)
 
 
-def container_amounts(container: ContainerView, node: Node) -> tuple[MemoryAmounts, tuple[str, ...]]:
-    """Return request and limit of a container, and what cannot be read; as `pod_amounts`."""
+def container_amounts(container: ContainerView, node: Node) -> MemoryAmounts:
+    """Return request and limit of a container, as `pod_amounts`. Raises AnnotationError."""
     pod = container.pod
     if pod.qos is QoSClass.BE:
-        try:
-            batch = batch_specification(pod.annotations).containers.get(container.name)
-        except AnnotationError as error:
-            return MemoryAmounts(None, None), (str(error),)
-        return MemoryAmounts(0, UNLIMITED) if batch is None else batch_amounts(batch), ()
+        batch = batch_specification(pod.annotations).containers.get(container.name)
+        return MemoryAmounts(0, UNLIMITED) if batch is None else batch_amounts(batch)
     limit = container.requested.memory_limit_bytes
     known = node.requests_of(pod).get(container.name)
     request = _known_request(pod.kube_qos, limit) if known is None else known.get("memory", 0)
-    return MemoryAmounts(request, limit or UNLIMITED), ()
+    return MemoryAmounts(request, limit or UNLIMITED)
 
 
-def unknown_amounts(
-    amounts: MemoryAmounts, strategy: Strategy, unreadable: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Return the problems if the strategy depends on a memory request that is not known."""
+def _known_amounts(
+    read: Callable[[], MemoryAmounts], strategy: Strategy
+) -> tuple[MemoryAmounts, tuple[str, ...]]:
+    """Return amounts, and the problems if the strategy depends on a memory request that is not known."""
+    reason = "memory.min, memory.low and memory.high are left alone: the memory request is not known"
+    try:
+        amounts = read()
+    except AnnotationError as error:
+        amounts, reason = MemoryAmounts(None, None), str(error)
     uses = strategy.min_limit_percent or strategy.low_limit_percent or strategy.throttling_percent
-    if amounts.request_bytes is not None or not uses:
-        return ()
-    return unreadable or (
-        "memory.min, memory.low and memory.high are left alone: the memory request is not known",
-    )
+    return amounts, (reason,) if amounts.request_bytes is None and uses else ()
 
 
 def _known_request(kube_qos: KubeQoSClass, limit_bytes: int | None) -> int | None:

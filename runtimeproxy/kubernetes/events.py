@@ -109,17 +109,13 @@ class EventRecorder:
 
     def on_audit(self, entry: AuditEntry) -> None:
         """An audit sink: reports pods that a policy has refused, and that were evicted by whatever means."""
+        pod = entry.pod_namespace, entry.pod_name, entry.pod_uid
         if entry.field == "eviction":
             if entry.new == "evicted":
-                self._report(entry, EVICTED, f"{entry.policy}: {entry.reason}")
-            return
-        if entry.kind is AuditKind.REFUSED and entry.mode is Mode.ENFORCE and entry.pod_name:
+                self.report(PodEvent(*pod, EVICTED, f"{entry.policy}: {entry.reason}"))
+        elif entry.kind is AuditKind.REFUSED and entry.mode is Mode.ENFORCE and entry.pod_name:
             what = f"container {entry.container}: " if entry.container else ""
-            text = f"{what}policy {entry.policy}: {entry.reason}"
-            self._report(entry, REFUSED, text)
-
-    def _report(self, entry: AuditEntry, reason: str, message: str) -> None:
-        self.report(PodEvent(entry.pod_namespace, entry.pod_name, entry.pod_uid, reason, message))
+            self.report(PodEvent(*pod, REFUSED, f"{what}policy {entry.policy}: {entry.reason}"))
 
     def report(self, event: PodEvent) -> None:
         """Takes an Event; never waits."""

@@ -99,11 +99,8 @@ class WatchedFile(Generic[T]):
         self._later: ParsedInput[T] | None = None
         self._losing: _Grace | None = None
         """Until `_later` takes effect; None without it."""
-        self._wait_s: float | None = None
-
-    @property
-    def wait_s(self) -> float | None:
-        return self._wait_s
+        self.wait_s: float | None = None
+        """Time after which another read is due even without an event; None: none."""
 
     @property
     def withdrawal(self) -> str:
@@ -132,7 +129,7 @@ class WatchedFile(Generic[T]):
 
     def look(self, now_s: float, *, is_first: bool = False) -> bool:
         """Reads the file if it has changed; returns whether its value has. The first look never waits."""
-        self._wait_s = None
+        self.wait_s = None
         stamp = stamp_of(self.path)
         if stamp is not None and stamp == self._stamp:
             self._changed = self._missing = None
@@ -156,7 +153,7 @@ class WatchedFile(Generic[T]):
         self.is_watchable = is_watchable(self.path) or _is_swapped(self.path)
         if is_changing:
             # Its next change may come within the tick of the file's times, and have the same stamp.
-            stamp, self._wait_s = None, self._settle_s
+            stamp, self.wait_s = None, self._settle_s
         try:
             parsed = self._parse(data, self.value)
         except InputError as error:
@@ -185,7 +182,7 @@ class WatchedFile(Generic[T]):
             return False
         left_s = self._losing.end_s - now_s
         if left_s > 0:
-            self._wait_s = min(left_s, left_s if self._wait_s is None else self._wait_s)
+            self.wait_s = min(left_s, left_s if self.wait_s is None else self.wait_s)
             return False
         return self._take(self._later)
 
@@ -199,7 +196,7 @@ class WatchedFile(Generic[T]):
         _, same_since_s, changed_since_s = self._changed
         left_s = min(same_since_s + self._settle_s, changed_since_s + MOST_SETTLE_S) - now_s
         if left_s > 0:
-            self._wait_s = left_s
+            self.wait_s = left_s
             return False
         self._is_changing = now_s < same_since_s + self._settle_s
         return True
@@ -212,7 +209,7 @@ class WatchedFile(Generic[T]):
         self._missing = _grace("is gone", now_s, self._missing)
         left_s = self._missing.end_s - now_s
         if left_s > 0:
-            self._wait_s = left_s
+            self.wait_s = left_s
             return False
         self.value = self.source = self._missing = self._later = self._losing = None
         return True

@@ -109,9 +109,9 @@ def _add_flags(parser: argparse.ArgumentParser, names: Collection[str], *, is_co
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "status":
-        found = status.shown(read(arguments, os.environ).settings, arguments.output)
-        print(found.text, file=sys.stderr if found.code == status.NO_DAEMON else sys.stdout)
-        return found.code
+        code, text = status.shown(read(arguments, os.environ).settings, arguments.output)
+        print(text, file=sys.stderr if code == status.NO_DAEMON else sys.stdout)
+        return code
     _import_asyncio_without_tls()
     from runtimeproxy.qosmanager.manager import all_plugins, configured, run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from cri_api.runtimeproxy.v1 import api_pb2
@@ -34,16 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-class ShownStatus(NamedTuple):
-    """Output of the command."""
-
-    code: int
-    text: str
-    """For standard error if the daemon does not answer."""
-
-
-def shown(settings: Settings, output: str) -> ShownStatus:
-    """Asks the daemon; `output` is `text` or `json`."""
+def shown(settings: Settings, output: str) -> tuple[int, str]:
+    """Asks the daemon; returns the exit code and the output, `text` or `json`."""
     import grpc
 
     from cri_api.runtimeproxy.v1 import api_pb2
@@ -57,9 +49,9 @@ def shown(settings: Settings, output: str) -> ShownStatus:
         except grpc.RpcError as error:
             # Errors of calls have both; grpc's types do not say so.
             reason = error.details() or error.code().name
-            return ShownStatus(NO_DAEMON, f"{PROGRAM}: {path}: koord-runtime-proxy does not answer: {reason}")
+            return NO_DAEMON, f"{PROGRAM}: {path}: koord-runtime-proxy does not answer: {reason}"
     if not found.HasField("qos_manager"):
-        return ShownStatus(NO_DAEMON, f"{PROGRAM}: {path}: a newer koord-runtime-proxy is needed")
+        return NO_DAEMON, f"{PROGRAM}: {path}: a newer koord-runtime-proxy is needed"
     status = found.qos_manager
     if output == "json":
         from google.protobuf import json_format
@@ -67,7 +59,7 @@ def shown(settings: Settings, output: str) -> ShownStatus:
         text = json_format.MessageToJson(status, indent=2)
     else:
         text = "\n".join(lines(status, datetime.now(UTC)))
-    return ShownStatus(PROBLEM if is_problem(status) else OK, text)
+    return PROBLEM if is_problem(status) else OK, text
 
 
 def is_problem(status: api_pb2.QosManagerStatus) -> bool:
