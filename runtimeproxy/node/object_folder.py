@@ -104,14 +104,12 @@ class ObjectFolder:
             problems.append(text)
         files = [self._files[name] for name in sorted(self._files)]
         self.found, doubles, counting = _joined(files)
-        if len(doubles) > MAX_NOTES:
-            doubles[MAX_NOTES:] = [f"{len(doubles) - MAX_NOTES} more objects and keys are there twice"]
         self.problems = (
             *problems,
             *(text for file in files for text in file.problems),
             # Of a file that was renamed everything is in another one.
             *(file.withdrawal for file in files if file.withdrawal and printable(file.path) in counting),
-            *doubles,
+            *_first_of_many(doubles, "more objects and keys are there twice"),
             *self._foreign(files),
         )
         self.notes = (*notes, *(text for file in files for text in file.notes))
@@ -222,9 +220,6 @@ class ObjectFolder:
                 (problems if each.is_misspelled else notes).append(each.reason)
                 if each.of_other_node is not None:
                     of_other_nodes.add(each.of_other_node)
-        notes = list(dict.fromkeys(notes))
-        if len(notes) > MAX_NOTES:
-            notes[MAX_NOTES:] = [f"{len(notes) - MAX_NOTES} more objects are not read"]
         value = FileObjects(
             objects,
             rejected=frozenset(rejected - objects.keys()),
@@ -232,7 +227,13 @@ class ObjectFolder:
             lost={kind: each for kind, each in known.items() if kind not in objects},
         )
         source = [each.source for each in objects.values()]
-        return ParsedInput(value, source, tuple(problems), tuple(notes))
+        kept = _first_of_many(list(dict.fromkeys(notes)), "more objects are not read")
+        return ParsedInput(value, source, tuple(problems), tuple(kept))
+
+
+def _first_of_many(texts: list[str], more: str) -> list[str]:
+    rest = len(texts) - MAX_NOTES
+    return texts if rest <= 0 else [*texts[:MAX_NOTES], f"{rest} {more}"]
 
 
 def _no_longer(lost: Iterable[Kind]) -> str:

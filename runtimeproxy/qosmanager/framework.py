@@ -89,7 +89,8 @@ class PluginRunner:
         self._gates: Mapping[str, bool] = {}
         self._options: Any = None
         self._state: Any = None
-        self._has_state = False
+        self.has_state = False
+        """Whether it goes on from its own state; if not, it begins with the claims that the daemon has."""
         self._beginnings = 0
         """How often it had to begin anew: a run that is under way then leaves no state."""
         self._results: tuple[EvictionResult, ...] = ()
@@ -103,13 +104,9 @@ class PluginRunner:
             self.forget()
         self._gates, self._options = gates, options
 
-    @property
-    def has_state(self) -> bool:
-        return self._has_state
-
     def forget(self) -> None:
         """Has the plugin begin anew."""
-        self._state, self._has_state, self._results, self.is_enabled = None, False, (), None
+        self._state, self.has_state, self._results, self.is_enabled = None, False, (), None
         self._beginnings += 1
 
     def is_due(self, now_s: float) -> bool:
@@ -142,7 +139,7 @@ class PluginRunner:
             # It has decided by what the configuration said before.
             return None
         self._versions, self._results = versions, ()
-        self._state, self._has_state = result.decision.state, result.is_enabled
+        self._state, self.has_state = result.decision.state, result.is_enabled
         self.is_enabled = result.is_enabled
         self.explanation = result.decision.explanation
         if self._pause_s:
@@ -151,7 +148,7 @@ class PluginRunner:
         return result
 
     def _changes(self, versions: tuple[int, int, int]) -> frozenset[Change]:
-        if self._versions is None or not self._has_state:
+        if self._versions is None or not self.has_state:
             return frozenset()
         pairs = zip(Change, self._versions, versions, strict=True)
         return frozenset(change for change, before, now in pairs if before != now)
@@ -167,7 +164,7 @@ class PluginRunner:
         plugin, state = self.plugin, self._state
         if not plugin.is_enabled(snapshot):
             return PluginRun(Decision(None, explanation="the strategies of this node do not want it"), False)
-        if not self._has_state:
+        if not self.has_state:
             state = plugin.setup(PluginContext(gates=self._gates, options=self._options, held=held))
         if results:
             state = plugin.on_evictions(results, snapshot, state)

@@ -106,26 +106,21 @@ class Report:
         self.file = file
         self.key = key
         self.guesses_left = most_guesses
-        self.problems: list[Problem] = []
         self.has_errors = False
-        self._dropped = 0
-        self._has_errors_only = False
-        """Whether it is full of them."""
+        self._problems: list[Problem] = []
 
     def error(self, path: str, reason: str) -> None:
         """Adds a problem for which the text cannot be used."""
         self.has_errors = True
-        self._add(Problem(self.file, self.key, path, reason))
+        self._problems.append(Problem(self.file, self.key, path, reason))
 
     def warn(self, path: str, reason: str) -> None:
-        self._add(Problem(self.file, self.key, path, reason, is_warning=True))
+        self._problems.append(Problem(self.file, self.key, path, reason, is_warning=True))
 
     def unknown_name(self, path: str, guess: str, hint: str = "") -> None:
         """Adds a field that is not known; `hint` is said where there is no guess."""
-        reason = f"is not a known field, and is not used{did_you_mean(guess) or hint}"
-        self._add(
-            Problem(self.file, self.key, path, reason, is_warning=True, is_unknown_name=True, guess=guess)
-        )
+        self.warn(path, f"is not a known field, and is not used{did_you_mean(guess) or hint}")
+        self._problems[-1] = self._problems[-1]._replace(is_unknown_name=True, guess=guess)
 
     def fail(self, path: str, reason: str) -> NoReturn:
         """Adds an error, and raises InvalidError."""
@@ -133,30 +128,13 @@ class Report:
         raise InvalidError
 
     def all_problems(self) -> tuple[Problem, ...]:
-        """The problems, errors first, notes after misspelled names, and last how many are left out."""
-        problems = sorted(self.problems, key=_rank)
-        if not self._dropped:
+        """The first problems, errors before misspelled names before notes, and the number of the others."""
+        problems = sorted(self._problems, key=_rank)
+        if len(problems) <= MAX_PROBLEMS:
             return tuple(problems)
-        more = Problem(
-            self.file, self.key, "", f"and {self._dropped} more problems", is_warning=not self.has_errors
-        )
-        return (*problems, more)
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.problems) >= MAX_PROBLEMS
-
-    def _add(self, problem: Problem) -> None:
-        if not self.is_full:
-            self.problems.append(problem)
-            return
-        self._dropped += 1
-        # There may be tens of thousands.
-        if not problem.is_warning and not self._has_errors_only:
-            worst = max(self.problems, key=_rank)
-            self._has_errors_only = not worst.is_warning
-            if worst.is_warning:
-                self.problems[self.problems.index(worst)] = problem
+        reason = f"and {len(problems) - MAX_PROBLEMS} more problems"
+        more = Problem(self.file, self.key, "", reason, is_warning=not self.has_errors)
+        return (*problems[:MAX_PROBLEMS], more)
 
 
 def _rank(problem: Problem) -> int:
