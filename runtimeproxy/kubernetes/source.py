@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -84,15 +83,11 @@ class KubernetesSource:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        return tuple(self._problems())
-
-    def _problems(self) -> Iterator[str]:
         by_problem: dict[str, list[str]] = {}
         for watch in self.watches:
             if watch.problem:
                 by_problem.setdefault(watch.problem, []).append(watch.resource.kind)
-        for problem, kinds in by_problem.items():
-            yield f"{', '.join(kinds)}: {problem}"
+        return tuple(f"{', '.join(kinds)}: {problem}" for problem, kinds in by_problem.items())
 
     @property
     def summary(self) -> str:

@@ -84,7 +84,7 @@ class ApiServerInputs:
         self._arrived: dict[Kind, Any] = {}
         """Documents that were not read yet; None: the object is gone."""
         self._arrived_pods: Mapping[str, LivePod] | None = None
-        self._has_pods = False
+        self.has_pods = False
         self._pod_problems: tuple[str, ...] = ()
         # The rest belongs to the node's thread.
         self._objects: dict[Kind, Object | None] = {}
@@ -92,10 +92,6 @@ class ApiServerInputs:
         self._waiting: dict[Kind, _Waiting] = {}
         self._rejected: dict[Kind, str] = {}
         self._reader: Reader | None = None
-
-    @property
-    def has_pods(self) -> bool:
-        return self._has_pods
 
     @property
     def waiting(self) -> tuple[Kind, ...]:
@@ -136,7 +132,7 @@ class ApiServerInputs:
                 del self._waiting[kind]
                 has_changed = True
         if pods is not None:
-            self.pods, self._has_pods = pods, True
+            self.pods, self.has_pods = pods, True
             has_changed = True
         if has_changed:
             self._publish()
@@ -157,7 +153,7 @@ class ApiServerInputs:
             if isinstance(found, Object):
                 self._objects[found.kind] = found
         self.pods = {each["uid"]: LivePod(**each) for each in saved["pods"]}
-        self._has_pods = bool(self.pods)
+        self.has_pods = bool(self.pods)
         self._publish()
 
     def _take(self, kind: Kind, found: object, now_s: float) -> None:

@@ -227,8 +227,8 @@ class ObjectFolder:
             lost={kind: each for kind, each in known.items() if kind not in objects},
         )
         source = [each.source for each in objects.values()]
-        kept = _first_of_many(list(dict.fromkeys(notes)), "more objects are not read")
-        return ParsedInput(value, source, tuple(problems), tuple(kept))
+        notes = _first_of_many(list(dict.fromkeys(notes)), "more objects are not read")
+        return ParsedInput(value, source, tuple(problems), tuple(notes))
 
 
 def _first_of_many(texts: list[str], more: str) -> list[str]:

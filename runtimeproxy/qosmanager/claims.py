@@ -57,10 +57,6 @@ class ClaimSession:
         self._blocked_until_s = 0.0
 
     @property
-    def count(self) -> int:
-        return len(self._held)
-
-    @property
     def claims(self) -> tuple[Claim, ...]:
         return tuple(self._held.values())
 

@@ -195,7 +195,7 @@ class _PluginEntry:
             runner.plugin.name,
             runner.mode,
             bool(runner.is_enabled),
-            self.session.count,
+            len(self.session.claims),
             runner.problem or self.refused,
             runner.explanation,
         )
@@ -213,7 +213,7 @@ class _PluginEntry:
         if runner.mode is Mode.DRY_RUN:
             claims = "dry-run"
         else:
-            claims = f"{self.session.count} claims" if runner.plugin.has_claims else ""
+            claims = f"{len(self.session.claims)} claims" if runner.plugin.has_claims else ""
         return ", ".join(filter(None, (claims, runner.explanation)))
 
 

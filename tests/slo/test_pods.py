@@ -21,6 +21,7 @@ from runtimeproxy.slo.schema import (
     MemoryQoSStrategy,
     PodEviction,
     PodNetwork,
+    PodResctrl,
     QoSStrategy,
 )
 from runtimeproxy.slo.strategies import (
