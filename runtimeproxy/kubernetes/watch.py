@@ -126,6 +126,7 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
+        # A read that is under way is ended by closing the client.
         self._stopping.set()
 
     def join(self, timeout_s: float) -> None:

@@ -113,6 +113,7 @@ class WatchedFile(Generic[T]):
 
     @property
     def stamp(self) -> Stamp | None:
+        # With problems or notes it is to be read again, so that they are told again.
         return None if self.problems or self.notes else self._stamp
 
     @property
@@ -125,6 +126,7 @@ class WatchedFile(Generic[T]):
         self.is_missing = False
 
     def forget_stamp(self) -> None:
+        # Something else that its value depends on has changed: it is read again.
         self._stamp = None
 
     def look(self, now_s: float, *, is_first: bool = False) -> bool:

@@ -253,6 +253,7 @@ def _flattened(document: object) -> Iterator[object]:
 
 
 def has_incomplete(documents: Iterable[object]) -> bool:
+    # An object that is cut off looks so.
     return any(not _is_named(each) for document in documents for each in _flattened(document))
 
 

@@ -208,6 +208,7 @@ def key_message(claim: Claim) -> api_pb2.ClaimKey:
 
 
 def cut_bytes(text: str, most: int) -> str:
+    # Half a character at the end is dropped.
     return text.encode()[:most].decode(errors="ignore")
 
 

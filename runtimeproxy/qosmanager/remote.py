@@ -81,6 +81,7 @@ class RemotePlugin(Plugin[RemoteState]):
         return RemoteState(tuple(context.held))
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
+        # Without need the plugin claims nothing.
         return True
 
     def on_evictions(

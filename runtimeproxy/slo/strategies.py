@@ -201,6 +201,7 @@ class Strategies:
         return self.provenance.get(path, BY_DEFAULT)
 
     def for_pod(self, pod: StrategyTraits) -> PodStrategy:
+        # In any thread, and quick: pods that differ in nothing share the result.
         return self._pods.resolve(pod)
 
 

@@ -28,7 +28,6 @@ from runtimeproxy.slo.strategies import (
     MAX_REMEMBERED,
     MAX_REMEMBERED_LENGTH,
     Layer,
-    PodResctrl,
     PodStrategy,
     Strategies,
 )

@@ -373,6 +373,7 @@ def _append(series: _Series, at_s: float, values: Values) -> int:
 
 
 def _samples_of(seconds: float) -> int:
+    # One to spare, as passes are not exactly a second apart.
     return int(seconds) + 2
 
 
