@@ -6,7 +6,8 @@ Source: policies spec 1.2, 1.6; ranges are checked, which Koordinator does for s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
@@ -115,42 +116,31 @@ class PodAnnotations:
 
     def overlay(self, key: str) -> Overlay | None:
         """The fields that an annotation of `_OVERLAYS` sets; None without it, or if it is invalid."""
-        kind = _OVERLAYS[key]
-        report = Report("", key, MAX_GUESSES)
-        try:
+        if key not in self._annotations:
+            return None
+        kind, overlay = _OVERLAYS[key], None
+        with self._reading(key) as report:
             raw = self._parsed(key, report)
-        except InvalidError:
-            raw = None
-        overlay = read_overlay(kind, raw, report, beside=_refused_names(kind, raw, report))
-        self._problems.extend(report.all_problems())
-        return None if key not in self._annotations or report.has_errors else overlay
+            overlay = read_overlay(kind, raw, report, beside=_refused_names(kind, raw, report))
+        return None if report.has_errors else overlay
 
     def resctrl(self) -> PodResctrl | None:
         """The pod's own group; None without the annotation, or if it is invalid or empty."""
-        report = Report("", RESCTRL, MAX_GUESSES)
-        try:
-            raw = self._parsed(RESCTRL, report)
-            if raw is None:
-                return None
-            own = _schemata(read_object(ResctrlAnnotation, raw, report, ""), report)
-        except InvalidError:
-            return None
-        finally:
-            self._problems.extend(report.all_problems())
+        own = PodResctrl()
+        with self._reading(RESCTRL) as report:
+            if (raw := self._parsed(RESCTRL, report)) is not None:
+                own = _schemata(read_object(ResctrlAnnotation, raw, report, ""), report)
         return own if own.has_own_group and not report.has_errors else None
 
     def eviction_policy(self) -> frozenset[str]:
         """The features that may evict the pod; none if it is invalid."""
-        report = Report("", EVICTION_POLICY, MAX_GUESSES)
-        try:
+        features: list[object] = []
+        with self._reading(EVICTION_POLICY) as report:
             raw = self._parsed(EVICTION_POLICY, report)
             if not isinstance(raw, list) or not all(isinstance(each, str) for each in raw):
                 report.fail("", "is not a list of texts")
-            return frozenset(map(str, raw))
-        except InvalidError:
-            return frozenset()
-        finally:
-            self._problems.extend(report.all_problems())
+            features = raw
+        return frozenset(map(str, features))
 
     def eviction_priority(self) -> int:
         """The priority; 0 if it is invalid."""
@@ -161,6 +151,14 @@ class PodAnnotations:
             self._problems.append(Problem("", EVICTION_PRIORITY, "", reason))
             return 0
         return number
+
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[Report]:
+        """Collects the problems of one annotation; an invalid value ends the block."""
+        report = Report("", key, MAX_GUESSES)
+        with suppress(InvalidError):
+            yield report
+        self._problems.extend(report.all_problems())
 
     def _parsed(self, key: str, report: Report) -> object:
         text = self._annotations.get(key)

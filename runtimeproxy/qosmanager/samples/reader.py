@@ -69,13 +69,12 @@ _first_checks = itertools.cycle(range(_NAME_CHECK_READS))
 class KernelFile:
     """One file; its descriptor stays open if it is kept."""
 
-    __slots__ = ("_inode", "descriptor", "folder", "is_kept", "name")
+    __slots__ = ("_inode", "descriptor", "folder", "name")
 
     def __init__(self, folder: str, name: str) -> None:
         # There are thousands: a text of its own for the path of each would take a MiB.
         self.folder = folder
         self.name = name
-        self.is_kept = False
         self.descriptor = -1
         self._inode: int | None = None
 
@@ -106,7 +105,7 @@ class KernelFile:
 class SourceFiles:
     """The files of one source, of one cgroup or the node."""
 
-    __slots__ = ("_reads", "files", "is_closed", "is_stuck", "source")
+    __slots__ = ("_reads", "files", "is_kept", "is_stuck", "source")
 
     def __init__(self, source: FileGroup, folders: Sequence[str]) -> None:
         self.source = source
@@ -115,13 +114,9 @@ class SourceFiles:
         ]
         self.is_stuck = False
         """A thread hangs in it, and owns it until it returns."""
-        self.is_closed = False
+        self.is_kept = False
+        """Whether descriptors stay open after a read."""
         self._reads = next(_first_checks)
-
-    def keep(self, *, is_kept: bool) -> None:
-        """Sets whether descriptors stay open after a read."""
-        for file in self.files:
-            file.is_kept = is_kept
 
     def read(self, at_s: float) -> FileReading:
         """Reads and decodes the files, now. Whatever is wrong with them is a loss, not an error."""
@@ -138,7 +133,7 @@ class SourceFiles:
                 if len(content) == _READ_BYTES:
                     content = os.pread(file.descriptor, _MOST_BYTES, 0)
                 contents.append(content)
-                if not file.is_kept:
+                if not self.is_kept:
                     file.close()
             return FileReading(at_s, self.source.decode(contents), None, is_replaced)
         except ValueError:
@@ -153,7 +148,6 @@ class SourceFiles:
 
     def close(self) -> None:
         """Closes the descriptors; where a thread hangs in a read, as soon as it returns."""
-        self.is_closed = True
         if not self.is_stuck:
             self.close_files()
 

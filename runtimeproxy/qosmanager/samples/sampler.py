@@ -306,10 +306,10 @@ class Sampler:
                 for turn in self._turns:
                     turn.append(series)
                 kept += len(series.files.files)
-                series.files.keep(is_kept=kept <= self._most_kept_files)
+                series.files.is_kept = kept <= self._most_kept_files
         for series in rest:
             kept += len(series.files.files)
-            series.files.keep(is_kept=kept <= self._most_kept_files)
+            series.files.is_kept = kept <= self._most_kept_files
 
     def _append_ratio(self, cgroup: str, ratio: float) -> None:
         level = self._levels.get(cgroup)
