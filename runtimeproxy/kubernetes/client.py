@@ -25,11 +25,6 @@ from runtimeproxy.documents.reading import InputError, mapping_of, parse_json, s
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.kubernetes.access import Access, AccessError
 
-CONNECT_S: Final = 5.0
-RESPONSE_S: Final = 30.0
-"""How long a response may pause."""
-TOTAL_S: Final = 120.0
-"""How long a whole response may take that is not a watch."""
 PIECE_BYTES: Final = 64 * 1024
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 """Largest answer that is read as a whole: one object, or an error."""
@@ -64,11 +59,13 @@ class ApiError(RuntimeProxyError):
 
 
 class Timeouts(NamedTuple):
-    """In seconds; see the constants of the same names."""
+    """Of requests."""
 
-    connect_s: float = CONNECT_S
-    response_s: float = RESPONSE_S
-    total_s: float = TOTAL_S
+    connect_s: float = 5.0
+    response_s: float = 30.0
+    """How long a response may pause."""
+    total_s: float = 120.0
+    """How long a whole response may take that is not a watch."""
 
 
 USUAL_TIMEOUTS: Final = Timeouts()

@@ -241,7 +241,6 @@ class NodeStrategy(NamedTuple):
 class KeyConfig:
     """The strategies of a key, checked."""
 
-    section: Section
     file: str
     cluster: Overlay
     cluster_provenance: Provenance
@@ -276,7 +275,7 @@ def read_node_slo_section(
     overlay = read_overlay(section.kind, raw, report)
     _check(section, {}, overlay, "", report)
     provenance = Provenance(Layer.NODE_SLO, file, section.node_slo)
-    return None if report.has_errors else KeyConfig(section, file, overlay, provenance), report.all_problems()
+    return None if report.has_errors else KeyConfig(file, overlay, provenance), report.all_problems()
 
 
 class _KeyReader:
@@ -298,7 +297,6 @@ class _KeyReader:
             self._report_unknown(members, lists | {"clusterStrategy"})
         _check(section, {}, cluster, place, report)
         return KeyConfig(
-            section,
             report.file,
             cluster,
             Provenance(Layer.CLUSTER, report.file, section.key),

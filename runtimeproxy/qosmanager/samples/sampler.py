@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import resource
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,7 +61,6 @@ class PassReport:
     samples: int
     losses: Mapping[Loss, int]
     """By reason, how many sources gave no sample."""
-    elapsed_s: float
 
 
 class _Series:
@@ -158,7 +156,6 @@ class Sampler:
             targets: the cgroups by their path below the mounts; `/`, the node, is always there.
             needs: what is read in this pass and how long it is kept; all else is read in turns.
         """
-        began_s = time.monotonic()
         self._update(targets, frozenset(needs))
         turn = self._turns[self._passes % REST_PASSES]
         self._passes += 1
@@ -178,8 +175,7 @@ class Sampler:
                     losses[loss] += 1
                     self._last_losses[loss] = series.files.files[0].path
             self._losses.update(losses)
-        elapsed_s = time.monotonic() - began_s
-        return PassReport(files=len(due), samples=samples, losses=losses, elapsed_s=elapsed_s)
+        return PassReport(files=len(due), samples=samples, losses=losses)
 
     def window(self, cgroup: str, metric: Metric, length_s: float) -> Window | None:
         """The samples of the last `length_s` seconds; None: there are none, or the cgroup is not a target."""
