@@ -91,7 +91,7 @@ def load_access(kubeconfig: Path | None, environ: Mapping[str, str] = os.environ
         raise AccessError(f"{printable(kubeconfig)}: {error}") from None
 
 
-def _of_service_account(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT_DIR) -> Access:
+def _of_service_account(environ: Mapping[str, str]) -> Access:
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise AccessError(
@@ -99,14 +99,14 @@ def _of_service_account(environ: Mapping[str, str], folder: Path = SERVICE_ACCOU
             "set kubernetes.kubeconfig"
         )
     authority = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
-    ca_file = folder / "ca.crt"
+    ca_file = SERVICE_ACCOUNT_DIR / "ca.crt"
     stamps = ((ca_file, stamp_of(ca_file)),)
     return Access(
         server=f"https://{authority}",
         source="service account",
         ssl_context=_ssl_context(_read(ca_file), printable(ca_file)),
         stamps=stamps,
-        token_file=folder / "token",
+        token_file=SERVICE_ACCOUNT_DIR / "token",
     )
 
 

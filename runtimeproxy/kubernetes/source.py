@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.kubernetes.access import load_access
-from runtimeproxy.kubernetes.client import USUAL_TIMEOUTS, ApiClient, Timeouts
+from runtimeproxy.kubernetes.client import ApiClient
 from runtimeproxy.kubernetes.events import EventRecorder
 from runtimeproxy.kubernetes.eviction import ApiEvictionOutcome, ApiEvictionResult, ApiEvictor
 from runtimeproxy.kubernetes.watch import USUAL_PACE, Resource, Watch, WatchState, WatchTimes
@@ -55,12 +55,11 @@ class KubernetesSource:
         node_name: str,
         inputs: ApiServerInputs,
         pace: WatchTimes = USUAL_PACE,
-        timeouts: Timeouts = USUAL_TIMEOUTS,
     ) -> None:
         kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
         self.node_name = node_name
         self.inputs = inputs
-        self._client = client = ApiClient(partial(load_access, kubeconfig), timeouts)
+        self._client = client = ApiClient(partial(load_access, kubeconfig))
         self._failures = FailureLog()
         self._pods = PodSink(inputs, node_name)
         self.watches: tuple[Watch, ...] = tuple(

@@ -227,20 +227,16 @@ class QosManager:
         plugins: Iterable[AnyPlugin],
         sampler: SampleSource,
         environ: Mapping[str, str] = os.environ,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._configuration = configuration
         self._reload = reload
         self._sampler = sampler
         self._environ = environ
-        self._clock = clock
         self._failures = FailureLog(output=logger)
         self._notifier = Notifier(environ.get("NOTIFY_SOCKET"))
         self._client = DaemonClient(admin_socket(configuration.settings), self._failures)
         self._entries = [
-            _PluginEntry(
-                PluginRunner(each, self._failures, clock), ClaimSession(each.name, self._failures, clock)
-            )
+            _PluginEntry(PluginRunner(each, self._failures), ClaimSession(each.name, self._failures))
             for each in plugins
         ]
         self._external = external_plugins(configuration.settings)
@@ -252,7 +248,7 @@ class QosManager:
         self._targets: tuple[tuple[int, int, int], dict[str, Level]] = (0, 0, 0), {}
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks = BackgroundTasks(self.finish)
-        self._last_round_s = clock()
+        self._last_round_s = time.monotonic()
         self._status = ""
         self._started_s = time.time()
 
@@ -325,7 +321,7 @@ class QosManager:
         loop = asyncio.get_running_loop()
         due_s = loop.time()
         while True:
-            self._last_round_s = self._clock()
+            self._last_round_s = time.monotonic()
             observed, connection = self._client.observed, self._client.connection
             if observed is not None and connection is not None:
                 await self._run_round(observed, connection)
@@ -344,7 +340,7 @@ class QosManager:
             self._failures.report("daemon", problem, problem)
         await self._sample(observed)
         snapshot = Snapshot(
-            now_s=self._clock(),
+            now_s=time.monotonic(),
             wall_s=time.time(),
             pods=observed.pods,
             node=observed.node,
@@ -390,14 +386,14 @@ class QosManager:
         snapshot: Snapshot,
         versions: tuple[int, int, int],
     ) -> None:
-        if self._clock() < entry.refused_until_s:
+        if time.monotonic() < entry.refused_until_s:
             return
         try:
             await self._decide(entry, connection, snapshot, versions)
         except DaemonAwayError:
             return  # which the client reports
         except ClaimsRefusedError as error:
-            entry.refused, entry.refused_until_s = str(error), self._clock() + REFUSED_PAUSE_S
+            entry.refused, entry.refused_until_s = str(error), time.monotonic() + REFUSED_PAUSE_S
             name = entry.runner.plugin.name
             self._failures.report(name, entry.refused, f"claims nothing: {entry.refused}")
         else:
@@ -414,7 +410,7 @@ class QosManager:
         is_enforced = runner.mode is Mode.ENFORCE
         if not is_enforced:
             await session.release(connection)
-        if not runner.is_due(self._clock()):
+        if not runner.is_due(time.monotonic()):
             return
         is_claiming = is_enforced and runner.plugin.has_claims
         held = await session.take_over(connection) if is_claiming else ()
@@ -437,7 +433,7 @@ class QosManager:
 
     def _explain(self, entry: _PluginEntry, claims: Sequence[Claim]) -> None:
         """Logs what a plugin in dry-run would claim, if that has changed."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         wanted = [claim._replace(reason="") for claim in claims]
         if wanted == entry.would_claim or now_s < entry.explained_s + EXPLAIN_S:
             return
@@ -460,9 +456,9 @@ class QosManager:
         due_s = 0.0
         while True:
             connection = self._client.connection
-            if connection is not None and (connection is not told or self._clock() >= due_s):
+            if connection is not None and (connection is not told or time.monotonic() >= due_s):
                 try:
-                    due_s = self._clock() + await self._report(connection)
+                    due_s = time.monotonic() + await self._report(connection)
                     told = connection
                 except DaemonAwayError:
                     told = None  # which the client reports
@@ -501,7 +497,7 @@ class QosManager:
 
     async def _feed_watchdog(self, interval_s: float) -> None:
         while True:
-            quiet_s = self._clock() - self._last_round_s
+            quiet_s = time.monotonic() - self._last_round_s
             if quiet_s < self._configuration.settings.qosmanager.interval_s + _QUIET_S:
                 self._notifier.watchdog()
             await asyncio.sleep(interval_s / 2)

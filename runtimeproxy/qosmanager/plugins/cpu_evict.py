@@ -79,8 +79,9 @@ def both_releases(
     return min(release, satisfaction_release(last, lower_percent, upper_percent, usage_percent))
 
 
-def has_enough_samples(count: int, window_s: float, interval_s: float = 1.0) -> bool:
-    return count * interval_s * 3 >= window_s
+def has_enough_samples(count: int, window_s: float) -> bool:
+    # There is a sample each second.
+    return count * 3 >= window_s
 
 
 class BeSample(NamedTuple):

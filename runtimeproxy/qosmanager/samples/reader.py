@@ -59,6 +59,10 @@ _MOST_BYTES: Final = 1 << 20
 """For a machine with so many CPUs or NUMA nodes that a file exceeds the usual size."""
 _NO_SUCH_FILE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.ESTALE})
 """The kernel answers ENODEV where the cgroup of an open file was removed."""
+MOST_HANGING: Final = 8
+"""Threads that hang at once; while there are as many, nothing is read."""
+_MOST_STUCK_PER_PASS: Final = 2
+"""Files that get stuck in one pass before the rest of it is not read."""
 _NAME_CHECK_READS: Final = 10
 """Number of reads after which a kept file's name is checked. For cgroups that are plain files,
 as in tests and simulations; of a removed cgroup the kernel says so at once."""
@@ -195,21 +199,10 @@ class PassReader:
         *,
         clock: Callable[[], float] = time.monotonic,
         stuck_after_s: float = 0.5,
-        most_hanging: int = 8,
-        most_hanging_per_pass: int = 2,
     ) -> None:
-        """Starts no thread yet.
-
-        Args:
-            clock: by which readings have their time.
-            stuck_after_s: a file that takes this long is stuck; noticed within twice this time.
-            most_hanging: threads that hang at once; while there are as many, nothing is read.
-            most_hanging_per_pass: files that get stuck in one pass before the rest of it is not read.
-        """
+        """Starts no thread yet. A file is stuck after `stuck_after_s`; noticed within twice this time."""
         self.clock = clock
         self._stuck_after_s = stuck_after_s
-        self._most_hanging = most_hanging
-        self._most_per_pass = most_hanging_per_pass
         self._passes: SimpleQueue[_Pass | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._hanging: list[threading.Thread] = []
@@ -226,7 +219,7 @@ class PassReader:
         stuck = 0
         while len(readings) < len(files):
             begun = len(readings)
-            if stuck == self._most_per_pass or self.hanging_threads >= self._most_hanging:
+            if stuck == _MOST_STUCK_PER_PASS or self.hanging_threads >= MOST_HANGING:
                 return readings + [FileReading(self.clock(), (), Loss.NOT_READ)] * (len(files) - begun)
             rest = _Pass(files[begun:], self.clock)
             thread = self._start(rest)
