@@ -219,7 +219,10 @@ class KubeletFolder:
             folder / CPU_MANAGER_STATE, MAX_BYTES[CPU_MANAGER_STATE], _read_cpu_manager, settle_s=0
         )
         self.allocated_pods: WatchedFile[Requests] = WatchedFile(
-            folder / ALLOCATED_PODS_STATE, MAX_BYTES[ALLOCATED_PODS_STATE], _read_allocated_pods, settle_s=0
+            folder / ALLOCATED_PODS_STATE,
+            MAX_BYTES[ALLOCATED_PODS_STATE],
+            lambda data, _: ParsedInput(parse_allocated_pods(parse_json(data))),
+            settle_s=0,
         )
         self._files: tuple[WatchedFile[Any], ...] = (self.config, self.cpu_manager, self.allocated_pods)
 
@@ -309,7 +312,3 @@ def _read_cpu_manager(data: bytes, _: CpuManagerState | None) -> ParsedInput[Cpu
     document = mapping_of(parse_json(data))
     state = parse_cpu_manager_state(document)
     return ParsedInput(state, {key: document[key] for key in ("policyName", "entries") if key in document})
-
-
-def _read_allocated_pods(data: bytes, _: Requests | None) -> ParsedInput[Requests]:
-    return ParsedInput(parse_allocated_pods(parse_json(data)))

@@ -241,7 +241,8 @@ def _claim_problem(claim: Claim) -> str:
     if not isinstance(level, Level) or level is Level.NODE or not _is_name(identity):
         return f"a claim has the target {level!r:.50} {identity!r:.100}"
     place = f"{field!r:.50} of {level.name.lower()} {identity:.80}"
-    if not _is_name(field) or not _is_role(role) or not (reason == "" or _is_text(reason)):
+    is_role = isinstance(role, Role) and role is not Role.SCALE
+    if not _is_name(field) or not is_role or not (reason == "" or _is_text(reason)):
         return f"{place} has no field, role or reason"
     if not _is_amount(value) and not (
         isinstance(value, str) and _is_text(value) and len(value) <= MOST_VALUE
@@ -249,10 +250,6 @@ def _claim_problem(claim: Claim) -> str:
         return f"{place} is {value!r:.100}"
     is_ceiling = ceiling is None or (_is_amount(ceiling) and role is Role.ADD)
     return "" if is_ceiling else f"{place} has the ceiling {ceiling!r:.50}, and the role {role}"
-
-
-def _is_role(value: object) -> bool:
-    return isinstance(value, Role) and value is not Role.SCALE
 
 
 def _is_amount(value: object) -> bool:

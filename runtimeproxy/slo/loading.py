@@ -137,7 +137,14 @@ class _Loading:
             values[section.attribute], of_section = _merged(section, self._layers(section))
             provenance |= of_section
         values["host_applications"] = values["host_applications"].applications
-        values["pod_basis"] = self._pod_basis(values["qos"], provenance)
+        of_pods = {path: by for path, by in provenance.items() if path.startswith(("cpu_burst.", "qos."))}
+        values["pod_basis"] = PodBasis(
+            classes=values["qos"],
+            provenance=of_pods,
+            burst_rules=self._rules("cpu-burst-config"),
+            qos_rules=self._rules("resource-qos-config"),
+            eviction_rules=self._rules("resource-threshold-config"),
+        )
         values["qos"] = _with_disabled(values["qos"], provenance)
         strategies = Strategies(**values, provenance=provenance)
         return Loaded(strategies=strategies, problems=tuple(self._problems), good=self._good)
@@ -227,17 +234,6 @@ class _Loading:
             place = "nodeConfigs" if section.is_inline else "nodeStrategies"
             reason = f"has several that match this node: {', '.join(names[:4])}; the first one counts"
             self._problems.append(Problem(config.file, section.key, place, reason, is_warning=True))
-
-    def _pod_basis(self, classes: QoSStrategy, provenance: Mapping[str, Provenance]) -> PodBasis:
-        return PodBasis(
-            classes=classes,
-            provenance={
-                path: each for path, each in provenance.items() if path.startswith(("cpu_burst.", "qos."))
-            },
-            burst_rules=self._rules("cpu-burst-config"),
-            qos_rules=self._rules("resource-qos-config"),
-            eviction_rules=self._rules("resource-threshold-config"),
-        )
 
     def _rules(self, key: str) -> tuple[PodRule, ...]:
         config = self._good.get(key)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 CONFIG_MAP: Final = "slo-controller-config"
-CONFIG_MAP_NAMESPACE: Final = "koordinator-system"
-"""Name and namespace of the ConfigMap. Source: policies spec 4."""
+"""Of the ConfigMap. Source: policies spec 4."""
 
 NETWORK_BANDWIDTH: Final = "node.koordinator.sh/network-bandwidth"
 COLOCATION_STRATEGY: Final = "node.koordinator.sh/colocation-strategy"
