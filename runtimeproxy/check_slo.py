@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
 
 _NO_LABELS: Final = (
-    "no labels of a node are known, so no node strategy counts: give its Node object, or --node-labels"
+    "no labels of a node are known, so no node strategy applies: give its Node object, or --node-labels"
 )
 _PARTS: Final = ("cpu_burst", "cpu_qos", "memory_qos", "resctrl_qos", "network_qos", "blkio_qos", "eviction")
 
@@ -253,7 +253,7 @@ def _take(each: Object | Rejected | Ignored, file: str, found: _Input, *, is_oth
             found.problems.append(f"{file}: {each.kind}: has no data; is it half written?")
         for key, text in each.value.data.items():
             if key in found.texts:
-                found.problems.append(f"{file}: {key}: is in {found.texts[key].file}, too, which counts")
+                found.problems.append(f"{file}: {key}: is in {found.texts[key].file}, too, which is used")
             found.texts.setdefault(key, Text(file, text))
     elif isinstance(each.value, NodeObject):
         found.node = each.value

@@ -213,7 +213,7 @@ def joined(of_folder: FolderObjects, of_server: FolderObjects) -> tuple[FolderOb
         own, other = getattr(of_folder, name), getattr(of_server, name)
         found[name] = own or other
         if own and other:
-            notes.append(f"{kind}: that in the folder counts (node.objects_dir), not the API server's")
+            notes.append(f"{kind}: that in the folder is used (node.objects_dir), not the API server's")
         if found[name]:
             unknown -= {kind}
     return FolderObjects(**found, unknown=unknown), notes

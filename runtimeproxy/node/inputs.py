@@ -353,7 +353,7 @@ class NodeInputs:
 
 
 def state_file(state_dir: Path) -> StateFile:
-    return StateFile(state_dir / STATE_FILE, "the last good values of before do not count")
+    return StateFile(state_dir / STATE_FILE, "the last good values of before are not used")
 
 
 def name_of_node(configured: str) -> str:

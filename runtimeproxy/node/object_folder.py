@@ -100,7 +100,7 @@ class ObjectFolder:
         for name in new[:room]:
             self._look_at(name, self._file(name), now_s, is_first=is_first)
         if len(new) > room:
-            text = f"{printable(self.folder)}: has more than {MAX_FILES} files; the others do not count"
+            text = f"{printable(self.folder)}: has more than {MAX_FILES} files; the others are not read"
             problems.append(text)
         files = [self._files[name] for name in sorted(self._files)]
         self.found, doubles, counting = _joined(files)
@@ -206,7 +206,7 @@ class ObjectFolder:
         for each in self._reader.read(documents):
             if isinstance(each, Object):
                 if each.kind in objects:
-                    problems.append(f"{each.kind}: is there twice; the first one counts")
+                    problems.append(f"{each.kind}: is there twice; the first one is used")
                 objects.setdefault(each.kind, each)
             elif isinstance(each, Rejected):
                 old = known.get(each.kind)
@@ -289,7 +289,7 @@ def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[
                 parts[kind, key] = _ObjectPart(path, value, is_present)
             elif is_present:
                 what = shortened(key) if kind is Kind.CONFIG_MAP else kind
-                problems.append(f"{path}: {what} is in {first.path}, too, which counts")
+                problems.append(f"{path}: {what} is in {first.path}, too, which is used")
     values = [part.value for part in parts.values()]
     slo = first_of(NodeSloObject, values)
     joined = FolderObjects(

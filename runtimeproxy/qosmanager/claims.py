@@ -178,7 +178,7 @@ class ClaimSession:
             )
         self._report_failed(response.failed)
         if response.problem:
-            text = f"claims do not count now: {response.problem}"
+            text = f"claims do not apply now: {response.problem}"
             self._failures.report(self._owner, response.problem, text)
 
     def _report_failed(self, writes: Iterable[api_pb2.FailedWrite]) -> None:

@@ -187,7 +187,7 @@ def _laid_over(default: _Kind, place: str, texts: Mapping[str, str], problems: l
             try:
                 changed[name] = validator.validate_json(texts[path], strict=True)
             except ValueError:
-                problems.append(f"{path}: {texts[path][:100]} is not known here; {value} counts")
+                problems.append(f"{path}: {texts[path][:100]} is not known here; {value} is used")
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             changed[name] = _laid_over(value, path, texts, problems)
     return dataclasses.replace(default, **changed)  # type: ignore[type-var]  # kinds are dataclasses

@@ -72,8 +72,8 @@ class PodCpuQoS:
     """The part of a class's CPU QoS that a pod strategy may change."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "sched_idle": "counts for a whole class",
-        "core_expeller": "counts for a whole class",
+        "sched_idle": "applies to a whole class",
+        "core_expeller": "applies to a whole class",
     }
 
     enable: bool = False
@@ -96,7 +96,7 @@ class PodResctrlQoS:
     """`resctrlQOS` of a pod strategy."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "enable": "counts for a whole class",
+        "enable": "applies to a whole class",
         "cat_range_start_percent": _SCHEMATA,
         "cat_range_end_percent": _SCHEMATA,
         "mba_percent": _SCHEMATA,
@@ -119,7 +119,7 @@ class PodQoS:
         "be_class": _CLASS,
         "system_class": _CLASS,
         "cgroup_root": _CLASS,
-        "blkio_qos": "counts for a whole class; a pod has the annotation koordinator.sh/blkioQOS",
+        "blkio_qos": "applies to a whole class; a pod has the annotation koordinator.sh/blkioQOS",
     }
 
     cpu_qos: PodCpuQoS = field(default_factory=PodCpuQoS)
@@ -134,7 +134,7 @@ class PodThreshold:
 
     refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
         (each.name for each in fields(Threshold)),
-        "counts for the whole node; a pod strategy may only say which evictions are allowed",
+        "applies to the whole node; a pod strategy may only say which evictions are allowed",
     )
 
     eviction_enabled: bool = False
@@ -369,7 +369,7 @@ class _KeyReader:
     def _pods(self, member: tuple[str, object] | None) -> Iterator[PodRule]:
         section, report = self._section, self._report
         if member is not None and member[1] is not None and section.pod_kind is None:
-            report.error(member[0], "cannot be: this strategy counts for the whole node")
+            report.error(member[0], "cannot be: this strategy applies to the whole node")
             return
         names: set[str] = set()
         conditions = 0

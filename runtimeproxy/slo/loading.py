@@ -232,7 +232,7 @@ class _Loading:
         ]
         if config is not None and len(names) > 1:
             place = "nodeConfigs" if section.is_inline else "nodeStrategies"
-            reason = f"has several that match this node: {', '.join(names[:4])}; the first one counts"
+            reason = f"has several that match this node: {', '.join(names[:4])}; the first one is used"
             self._problems.append(Problem(config.file, section.key, place, reason, is_warning=True))
 
     def _rules(self, key: str) -> tuple[PodRule, ...]:

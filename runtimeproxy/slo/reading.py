@@ -151,7 +151,7 @@ def parse_json(
         report.fail("", f"has more than {most_values} values")
 
     def on_repeated(key: str) -> None:
-        report.warn("", f"has the key {shown(key)} twice in one object; the last one counts")
+        report.warn("", f"has the key {shown(key)} twice in one object; the last one is used")
 
     try:
         return json_value(text, on_repeated)
@@ -182,7 +182,7 @@ def read_overlay(
             _report_unknown(kind, str(key), frozenset(beside), place, report)
             continue
         if folded in seen:
-            report.warn(place, "is there twice; the last one counts")
+            report.warn(place, "is there twice; the last one is used")
             overlay = {old: set_to for old, set_to in overlay.items() if old[0] != each.name}
         seen.add(folded)
         if value is not None:

@@ -307,9 +307,9 @@ class PodNetwork:
     """A pod's own bandwidth limits, in bits/s: its annotation, and `networkQOS` of a pod strategy."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "enable": "counts for a whole class",
-        "ingress_request": "counts for a whole class",
-        "egress_request": "counts for a whole class",
+        "enable": "applies to a whole class",
+        "ingress_request": "applies to a whole class",
+        "egress_request": "applies to a whole class",
     }
 
     ingress_limit: Annotated[int, Quantity(), Range(0, _INT64_MAX)] | None = None

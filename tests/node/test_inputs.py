@@ -485,8 +485,8 @@ def test_the_first_of_two_counts(watched: Watched) -> None:
     assert (burst_of(node), node.labels) == (200, {"pool": "a"})
     first, second = watched.objects / "a.yaml", watched.objects / "b.yaml"
     assert watched.problems == (
-        f"{second}: cpu-burst-config is in {first}, too, which counts",
-        f"{second}: Node is in {first}, too, which counts",
+        f"{second}: cpu-burst-config is in {first}, too, which is used",
+        f"{second}: Node is in {first}, too, which is used",
     )
 
 
@@ -798,7 +798,7 @@ def test_of_many_files_with_the_same_object_some_are_named(watched: Watched) -> 
         write(watched.objects / f"{number:03}.yaml", node_object())
     assert watched.look().labels == {"pool": "a"}
     assert len(watched.problems) == 18
-    assert watched.problems[0] == f"{watched.objects}: has more than 256 files; the others do not count"
+    assert watched.problems[0] == f"{watched.objects}: has more than 256 files; the others are not read"
     assert watched.problems[-1] == "239 more objects and keys are there twice"
 
 
@@ -810,7 +810,7 @@ def test_files_beside_it_take_no_known_file_away(watched: Watched) -> None:
         for number in range(300):
             (watched.objects / f"{9 - turn}{number}").write_text("x: {}")
         assert watched.look().labels == {"pool": "a"}
-        problem = f"{watched.objects}: has more than 256 files; the others do not count"
+        problem = f"{watched.objects}: has more than 256 files; the others are not read"
         assert problem in watched.problems
         objects = watched.inputs._objects
         assert objects is not None
