@@ -61,10 +61,7 @@ class _Waiting(NamedTuple):
 class ApiServerInputs:
     """Objects and pods as they were last known. Put in from any thread, read in one.
 
-    Args:
-        name: Where they come from, for messages.
-        start_spread_s: A change that hits all nodes starts after a random time up to this one.
-        draw: Makes a random number of 0 to 1.
+    A change that hits all nodes starts after a random time up to `start_spread_s`.
     """
 
     def __init__(

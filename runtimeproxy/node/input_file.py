@@ -60,11 +60,8 @@ def _grace(reason: str, now_s: float, present: _Grace | None) -> _Grace:
 class WatchedFile(Generic[T]):
     """A file, watched in one thread at a time.
 
-    Args:
-        path: Of the file.
-        max_bytes: Its largest size.
-        parse: Makes a value of the content and the last good value, or raises InputError.
-        settle_s: See `SETTLE_S`; 0 for files that are replaced as a whole.
+    `parse` makes a value of the content and the last good value, or raises InputError. `settle_s` is 0
+    for files that are replaced as a whole.
     """
 
     def __init__(

@@ -59,13 +59,8 @@ class InputWatchSettings(NamedTuple):
 class NodeSources:
     """The node that these places describe: a `NodeSource`; used in the event loop's thread, but for that.
 
-    Args:
-        places: Where the inputs are.
-        executor: One thread for reading files; it may hang with them.
-        allocations: The CPUs of pods that have some of their own, by pod uid; None: not known yet.
-        settings: None for the defaults.
-        api_server: Objects and pods of the API server; None without it.
-        clock: Monotonic time in seconds.
+    The executor has one thread for reading files, and may hang with them. `allocations` are the CPUs of
+    pods that have some of their own, by pod uid; None: not known yet.
     """
 
     def __init__(

@@ -118,13 +118,7 @@ class PluginRunner:
     async def run(
         self, snapshot: Snapshot, versions: tuple[int, int, int], held: Sequence[Claim] = ()
     ) -> PluginRun | None:
-        """Has the plugin decide; None after a failure, which is reported.
-
-        Args:
-            snapshot: the input of the decision.
-            versions: of pods, node and strategies in the snapshot.
-            held: its claims in the daemon, for the first state.
-        """
+        """Has the plugin decide; None after a reported failure. `held` are its claims in the daemon."""
         now_s, beginnings = self._clock(), self._beginnings
         # A round that comes a little early is not left out.
         self._next_s = now_s + self.plugin.interval_s * 0.9

@@ -167,13 +167,7 @@ def _member(kind: type[_EnumT], value: str, default: _EnumT) -> _EnumT:
 
 
 def strategy_of(kind: type[_Kind], part: str, texts: Mapping[str, str]) -> tuple[_Kind, tuple[str, ...]]:
-    """A strategy, and the problems with values that cannot be used, whose fields keep their defaults.
-
-    Args:
-        kind: a frozen dataclass whose fields have defaults.
-        part: begins the paths of its fields, such as `threshold`.
-        texts: values as JSON by dotted path.
-    """
+    """A strategy by JSON values at dotted paths below `part`, and problems of fields that keep defaults."""
     problems: list[str] = []
     return _laid_over(kind(), part, texts, problems), tuple(problems)
 

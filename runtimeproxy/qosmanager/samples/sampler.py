@@ -113,14 +113,8 @@ class Sampler:
     ) -> None:
         """Opens nothing yet.
 
-        Args:
-            mounts: the cgroup mounts by controller.
-            most_cpus: the number of CPUs that the machine has; a usage far above is not believed.
-            procfs: where procfs is mounted.
-            sysfs: where sysfs is mounted.
-            reader: reads the files.
-            cycles: counts cycles and instructions.
-            most_kept_files: descriptors that stay open; None: what the process may open, at most 4,096.
+        A usage far above `most_cpus` is not believed. `most_kept_files` is by default what the process may
+        open, at most 4,096.
         """
         self._roots = {name: str(mount.folder) for name, mount in mounts.items()}
         self._roots |= {"procfs": str(procfs), "sysfs": str(sysfs)}
@@ -152,9 +146,7 @@ class Sampler:
     def read(self, targets: Mapping[str, Level], needs: Iterable[Need]) -> PassReport:
         """Makes one pass; to be called once a second. Returns within two seconds even if files hang.
 
-        Args:
-            targets: the cgroups by their path below the mounts; `/`, the node, is always there.
-            needs: what is read in this pass and how long it is kept; all else is read in turns.
+        The metrics that are needed are read in this pass, all else in turns. The node is always a target.
         """
         self._update(targets, frozenset(needs))
         turn = self._turns[self._passes % REST_PASSES]
