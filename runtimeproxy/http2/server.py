@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import ClassVar, Final, NamedTuple, NoReturn
 
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
@@ -91,6 +93,19 @@ def _head(values: Sequence[bytes]) -> _RequestHead:
     return _RequestHead(*values[: len(_FIELDS.names)])
 
 
+class EarlyEnd(StrEnum):
+    """Why the server has ended a call that its handler would have answered."""
+
+    MADE_ROOM = "made_room"
+    """It waited for its client, and others needed its bytes."""
+    NO_ROOM = "no_room"
+    """There were no bytes for it."""
+    REQUEST_LATE = "request_late"
+    """Its request did not come in time."""
+    RESPONSE_UNREAD = "response_unread"
+    """Its response was not read in time."""
+
+
 class Budget:
     """Bytes of all calls.
 
@@ -99,11 +114,15 @@ class Budget:
 
     Attributes:
         used_bytes: how many there are.
+        early_ends: how many calls were ended early.
+        was_short_s: when a call was last ended because bytes were short, since the epoch; None for never.
     """
 
     def __init__(self, limit_bytes: int = BUDGET_BYTES) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.early_ends: Counter[EarlyEnd] = Counter()
+        self.was_short_s: float | None = None
         self.waiting: dict[ServerCall, None] = {}
         """Calls that wait for their clients, oldest first."""
 
@@ -113,8 +132,11 @@ class Budget:
             others = [each for each in self.waiting if each is not call]
             # The first of the largest is the oldest of them.
             greediest = max(others, key=lambda each: each.held_bytes, default=None)
+            self.was_short_s = time.time()
             if greediest is None:
+                self.early_ends[EarlyEnd.NO_ROOM] += 1
                 return False
+            self.early_ends[EarlyEnd.MADE_ROOM] += 1
             greediest.end(StatusCode.RESOURCE_EXHAUSTED, "makes room for other calls; call again")
         self.used_bytes += size_bytes
         call.held_bytes += size_bytes
@@ -251,6 +273,7 @@ class ServerCall(Stream):
                     async with asyncio.timeout(RESPONSE_S):
                         await self._read
             except TimeoutError:
+                self._server.budget.early_ends[EarlyEnd.RESPONSE_UNREAD] += 1
                 text = f"the responses were not read for {RESPONSE_S:g} s; call again"
                 raise CallAbortedError(StatusCode.RESOURCE_EXHAUSTED, text) from None
         self.output, self.sent_bytes = b"", 0
@@ -270,8 +293,7 @@ class ServerCall(Stream):
             self.end(StatusCode.RESOURCE_EXHAUSTED, _NO_ROOM)
             return
         self._server.budget.waiting[self] = None
-        late = f"the request did not come within {REQUEST_S:g} s"
-        self._timers.append(loop.call_later(REQUEST_S, self.end, StatusCode.DEADLINE_EXCEEDED, late))
+        self._timers.append(loop.call_later(REQUEST_S, self._on_late))
         if deadline_s is not None:
             text = "the deadline is over"
             self._timers.append(loop.call_later(deadline_s, self.end, StatusCode.DEADLINE_EXCEEDED, text))
@@ -322,6 +344,10 @@ class ServerCall(Stream):
             self._server.budget.release(self, self.held_bytes)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
+
+    def _on_late(self) -> None:
+        self._server.budget.early_ends[EarlyEnd.REQUEST_LATE] += 1
+        self.end(StatusCode.DEADLINE_EXCEEDED, f"the request did not come within {REQUEST_S:g} s")
 
     def _take_prefix(self) -> bool:
         """Makes room for the message that is announced; returns False if that ends the call."""

@@ -1614,6 +1614,8 @@ class Clients(_message.Message):
     HELD_BYTES_FIELD_NUMBER: _builtins.int
     HELD_BUDGET_BYTES_FIELD_NUMBER: _builtins.int
     WATCHERS_FIELD_NUMBER: _builtins.int
+    OWN_CALLS_WITHOUT_ROOM_FIELD_NUMBER: _builtins.int
+    OWN_CALLS_WITHOUT_ROOM_AT_FIELD_NUMBER: _builtins.int
     connections: _builtins.int
     streams: _builtins.int
     """Calls in progress."""
@@ -1629,6 +1631,14 @@ class Clients(_message.Message):
     held_budget_bytes: _builtins.int
     watchers: _builtins.int
     """Watchers of this API: pods and audit."""
+    own_calls_without_room: _builtins.int
+    """Calls of the daemon's own services (health, reflection, this API) since the start that were ended or
+    refused because all of them together had no memory left.
+    """
+    @_builtins.property
+    def own_calls_without_room_at(self) -> _timestamp_pb2.Timestamp:
+        """When that last happened, if within the last five minutes; else absent."""
+
     def __init__(
         self,
         *,
@@ -1641,10 +1651,12 @@ class Clients(_message.Message):
         held_bytes: _builtins.int = ...,
         held_budget_bytes: _builtins.int = ...,
         watchers: _builtins.int = ...,
+        own_calls_without_room: _builtins.int = ...,
+        own_calls_without_room_at: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["own_calls_without_room_at", b"own_calls_without_room_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connections", b"connections", "held_budget_bytes", b"held_budget_bytes", "held_bytes", b"held_bytes", "intercepted_streams", b"intercepted_streams", "protocol_errors", b"protocol_errors", "refused", b"refused", "silent", b"silent", "streams", b"streams", "watchers", b"watchers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connections", b"connections", "held_budget_bytes", b"held_budget_bytes", "held_bytes", b"held_bytes", "intercepted_streams", b"intercepted_streams", "own_calls_without_room", b"own_calls_without_room", "own_calls_without_room_at", b"own_calls_without_room_at", "protocol_errors", b"protocol_errors", "refused", b"refused", "silent", b"silent", "streams", b"streams", "watchers", b"watchers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

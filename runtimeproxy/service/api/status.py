@@ -21,6 +21,7 @@ from runtimeproxy.hooks.decision import FailureKind, missing_features, status_no
 from runtimeproxy.hooks.fields import SYSCTL
 from runtimeproxy.hooks.owners import PREFIX
 from runtimeproxy.hooks.policy import Mode
+from runtimeproxy.http2.server import EarlyEnd
 from runtimeproxy.ledger import unapplied as unapplied_values
 from runtimeproxy.ledger.counts import FAILED_WRITES
 from runtimeproxy.logs import dropped_lines
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
 
 HANGS_S: Final = 5.0
 """A look at the node's inputs that takes longer than this hangs; one takes some milliseconds."""
+
+SHORT_S: Final = 300.0
+"""How long it is a problem that calls of own services had too little memory."""
 
 MOST_UNEVALUATED: Final = 20
 """Of pods that cannot be evaluated, how many are named."""
@@ -614,8 +618,9 @@ def _reload(sources: ApiSources) -> api_pb2.Reload | None:
 
 
 def _clients(sources: ApiSources) -> api_pb2.Clients:
-    server = sources.server
+    server, own = sources.server, sources.own_budget
     streams, intercepted = server.stream_counts
+    is_short = own.was_short_s is not None and time.time() - own.was_short_s < SHORT_S
     return api_pb2.Clients(
         connections=server.connection_count,
         streams=streams,
@@ -625,6 +630,8 @@ def _clients(sources: ApiSources) -> api_pb2.Clients:
         silent=server.counts.ended["no_call"],
         held_bytes=server.budget.used_bytes,
         held_budget_bytes=server.budget.limit_bytes,
+        own_calls_without_room=own.early_ends[EarlyEnd.MADE_ROOM] + own.early_ends[EarlyEnd.NO_ROOM],
+        own_calls_without_room_at=timestamp(own.was_short_s) if is_short else None,
     )
 
 
@@ -760,6 +767,11 @@ def _problems_of_daemon(status: api_pb2.GetStatusResponse) -> Iterator[str]:
         yield f"The bypass is on ({cause}): policies do not run."
     if status.daemon.internal_errors:
         yield f"There were {status.daemon.internal_errors} errors in the proxy's own code; the log has them."
+    if status.clients.HasField("own_calls_without_room_at"):
+        yield (
+            "Calls of the daemon's own services have too little memory, as clients do not end requests or do "
+            f"not read responses: {status.clients.own_calls_without_room} were ended."
+        )
     if status.daemon.admin_problem:
         yield f"The admin socket does not serve: {status.daemon.admin_problem}."
     yield from _problems_of_changes(status)

@@ -25,6 +25,7 @@ from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.counts import OTHER
 from runtimeproxy.hooks.decision import status_note
+from runtimeproxy.http2.server import EarlyEnd
 from runtimeproxy.pods.records import Level
 from runtimeproxy.service.metrics.table import METRICS, PREFIX
 from runtimeproxy.service.qos_manager import State
@@ -184,6 +185,8 @@ def _of_process(sources: MetricSources) -> Iterator[Sample]:
 def _of_calls(sources: MetricSources) -> Iterator[Sample]:
     yield Sample("held_bytes", sources.budget.used_bytes)
     yield Sample("held_budget_bytes", sources.budget.limit_bytes)
+    for cause in EarlyEnd:
+        yield Sample("own_calls_ended_total", sources.own_budget.early_ends[cause], (cause,))
     problems = Counter(dict(sources.engine.services.problems))
     for kind, number in dict(sources.interceptor.late).items():
         problems[kind, "not_loaded"] += number

@@ -90,6 +90,11 @@ _TABLE = {
         " `upstream_away`, `internal_error`",
         "cause",
     ),
+    "own_calls_ended_total": _counter(
+        "Calls of the daemon's own services that were ended before they were answered: `made_room` (for"
+        " others), `no_room`, `request_late`, `response_unread`",
+        "cause",
+    ),
     "received_bytes_total": _counter("Bytes of HTTP/2 read from `client` and `upstream`", "peer"),
     "runtime_up": _gauge("0 while the runtime was lost and does not answer"),
     "upstream_wait_seconds": _histogram(

@@ -175,6 +175,10 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"records": {"checkpointSetAside": "/x.bad"}}, "is set aside as /x.bad."),
     ({"records": {"checkpointLost": "2"}}, "was removed or replaced, times: 2; it is made anew."),
     ({"records": {"isRecovered": False}}, "have not been compared with the runtime"),
+    (
+        {"clients": {"ownCallsWithoutRoom": "7", "ownCallsWithoutRoomAt": "2026-01-01T00:00:00Z"}},
+        "own services have too little memory, as clients do not end requests or do not read responses: 7",
+    ),
     ({"upgrade": {"error": "no"}}, "The last upgrade failed: no."),
     ({"hookServers": [{"name": "a", "isBreakerOpen": True, "lastError": "late"}]}, "answers again: late."),
     ({"hookServers": [{"name": "a", "isUnused": True}]}, "beyond the limit"),
