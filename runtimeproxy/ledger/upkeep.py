@@ -24,7 +24,7 @@ from runtimeproxy.ledger.answers import class_cgroups, sysctls_of, wanted_of, wa
 from runtimeproxy.ledger.barrier import Barrier
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import ChangeLog
-from runtimeproxy.ledger.evaluate import Evaluator
+from runtimeproxy.ledger.evaluate import Evaluator, unknown_cgroups
 from runtimeproxy.ledger.fields import VERIFY_S
 from runtimeproxy.ledger.rates import ChangeRates
 from runtimeproxy.ledger.target import CgroupTarget
@@ -217,7 +217,7 @@ class Upkeep:
         if values:
             pods = [pod.cgroup_parent for pod in self._store.pods if pod.state is Lifecycle.RUNNING]
             boxes = (box.id for box in self._store.containers if box.state is not Lifecycle.STOPPED)
-            self._ledger.keep_unapplied(pods, boxes)
+            self._ledger.keep_unapplied(pods, boxes, unknown_cgroups(self._store))
         return values.values()
 
     def audit_unapplied(self) -> None:

@@ -1190,7 +1190,7 @@ class UnappliedValue(_message.Message):
     """Such as 67108864, or `at most 50000`; of environment variables never more than `<set>`."""
     cause: _builtins.str
     """lower-limit, in-use, turn, next-start, conflict, cpu-mode, kubelet, koordlet, once, no-file, no-cgroup,
-    base-unknown, not-counting, foreign, invalid, refused, unreadable, hangs or change-ended.
+    cgroup-unknown, base-unknown, not-counting, foreign, invalid, refused, unreadable, hangs or change-ended.
     """
     reason: _builtins.str
     """For people."""

@@ -259,13 +259,13 @@ class Explainer:
 
     def _add_unapplied(self, subject: _Subject, fields: dict[str, api_pb2.ExplainedField]) -> None:
         """Adds what is wanted of the cgroup and not in force, with the reasons."""
-        identity = _identity(subject.cgroup)
-        if not identity:
-            return
-        found = [*self._engine.ledger.unapplied.values(identity)]
-        found += (
-            each for each in self._engine.leased.unapplied() if _identity(each.target.cgroup) == identity
-        )
+        unapplied, identity = self._engine.ledger.unapplied, _identity(subject.cgroup)
+        found = [*unapplied.values(subject.record.id)] if subject.record is not None else []
+        if identity:
+            found += unapplied.values(identity)
+            found += (
+                each for each in self._engine.leased.unapplied() if _identity(each.target.cgroup) == identity
+            )
         for each in found:
             name = parameter_of(each.field) or each.field
             field = fields.setdefault(name, api_pb2.ExplainedField(name=name))

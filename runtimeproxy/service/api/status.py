@@ -719,6 +719,7 @@ def _kubernetes(engine: Engine) -> api_pb2.KubernetesStatus | None:
 def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
     """What needs an operator's attention, a sentence each."""
     yield from _problems_of_daemon(status)
+    yield from _problems_of_memory(status)
     yield from _problems_of_policies(status.policies)
     for server in status.hook_servers:
         if server.is_breaker_open:
@@ -767,11 +768,6 @@ def _problems_of_daemon(status: api_pb2.GetStatusResponse) -> Iterator[str]:
         yield f"The bypass is on ({cause}): policies do not run."
     if status.daemon.internal_errors:
         yield f"There were {status.daemon.internal_errors} errors in the proxy's own code; the log has them."
-    if status.clients.HasField("own_calls_without_room_at"):
-        yield (
-            "Calls of the daemon's own services have too little memory, as clients do not end requests or do "
-            f"not read responses: {status.clients.own_calls_without_room} were ended."
-        )
     if status.daemon.admin_problem:
         yield f"The admin socket does not serve: {status.daemon.admin_problem}."
     yield from _problems_of_changes(status)
@@ -800,6 +796,14 @@ def _problems_of_sinks(status: api_pb2.GetStatusResponse) -> Iterator[str]:
         yield f"The API server at {status.kubernetes.server or 'an unknown address'}: {problem}."
     if status.tracing.problem:
         yield f"{status.tracing.lost} spans are lost: {status.tracing.problem}."
+
+
+def _problems_of_memory(status: api_pb2.GetStatusResponse) -> Iterator[str]:
+    if status.clients.HasField("own_calls_without_room_at"):
+        yield (
+            "Calls of the daemon's own services have too little memory, as clients do not end requests or do "
+            f"not read responses: {status.clients.own_calls_without_room} were ended."
+        )
 
 
 def _problems_of_changes(status: api_pb2.GetStatusResponse) -> Iterator[str]:
