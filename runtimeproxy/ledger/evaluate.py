@@ -199,9 +199,9 @@ class Evaluator:
         if self._prepare is not None:
             await self._prepare()
         self._pace.resume()
-        await self._note_unknown()
         running = [pod for pod in self._store.pods if _is_evaluated(pod)]
         self.unevaluated.keep(running)
+        await self._note_unknown()
         changed: list[_ChangedPod] = []
         for pod in running:
             await self._rest()
