@@ -965,6 +965,9 @@ class Records(_message.Message):
     MISSPELLED_NAMES_FIELD_NUMBER: _builtins.int
     MISSPELLED_PODS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_LOST_FIELD_NUMBER: _builtins.int
+    KEPT_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    TRIMMED_FIELD_NUMBER: _builtins.int
     pods: _builtins.int
     containers: _builtins.int
     recovered_pods: _builtins.int
@@ -982,6 +985,11 @@ class Records(_message.Message):
     """Pods with such names, all of them."""
     checkpoint_lost: _builtins.int
     """How often another program has removed or replaced the file since the start; all records were saved again."""
+    kept_bytes: _builtins.int
+    """Memory of the texts of all of them, labels and annotations mostly, and the most that it may be."""
+    max_bytes: _builtins.int
+    trimmed: _builtins.int
+    """How many of them lack labels or annotations for want of this memory."""
     @_builtins.property
     def unusable_files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Files of the state folder that could not be used at the start, and why."""
@@ -1007,10 +1015,13 @@ class Records(_message.Message):
         misspelled_names: _abc.Iterable[_builtins.str] | None = ...,
         misspelled_pods: _builtins.int = ...,
         checkpoint_lost: _builtins.int = ...,
+        kept_bytes: _builtins.int = ...,
+        max_bytes: _builtins.int = ...,
+        trimmed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_lost", b"checkpoint_lost", "checkpoint_problem", b"checkpoint_problem", "checkpoint_set_aside", b"checkpoint_set_aside", "containers", b"containers", "is_recovered", b"is_recovered", "misspelled_names", b"misspelled_names", "misspelled_pods", b"misspelled_pods", "pods", b"pods", "recovered_containers", b"recovered_containers", "recovered_pods", b"recovered_pods", "unreadable_rows", b"unreadable_rows", "unusable_files", b"unusable_files"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_lost", b"checkpoint_lost", "checkpoint_problem", b"checkpoint_problem", "checkpoint_set_aside", b"checkpoint_set_aside", "containers", b"containers", "is_recovered", b"is_recovered", "kept_bytes", b"kept_bytes", "max_bytes", b"max_bytes", "misspelled_names", b"misspelled_names", "misspelled_pods", b"misspelled_pods", "pods", b"pods", "recovered_containers", b"recovered_containers", "recovered_pods", b"recovered_pods", "trimmed", b"trimmed", "unreadable_rows", b"unreadable_rows", "unusable_files", b"unusable_files"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

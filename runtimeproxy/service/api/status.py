@@ -442,6 +442,9 @@ def _records(engine: Engine, misspelled: NamesByPod) -> api_pb2.Records:
         unreadable_rows=engine.checkpoint.unreadable,
         unusable_files=engine.unusable_files,
         checkpoint_lost=engine.checkpoint.lost,
+        kept_bytes=engine.store.kept_bytes,
+        max_bytes=engine.store.max_bytes,
+        trimmed=engine.store.trimmed,
     )
 
 
@@ -799,6 +802,12 @@ def _problems_of_sinks(status: api_pb2.GetStatusResponse) -> Iterator[str]:
 
 
 def _problems_of_memory(status: api_pb2.GetStatusResponse) -> Iterator[str]:
+    records = status.records
+    if records.trimmed or records.kept_bytes > records.max_bytes // 2:
+        yield (
+            f"Labels and annotations of pods take {records.kept_bytes} of at most {records.max_bytes} bytes; "
+            f"{records.trimmed} records lack some of theirs."
+        )
     if status.clients.HasField("own_calls_without_room_at"):
         yield (
             "Calls of the daemon's own services have too little memory, as clients do not end requests or do "

@@ -368,6 +368,8 @@ def _of_qos_manager(watch: QosManagerWatch) -> Iterator[Sample]:
 def _of_records(engine: Engine) -> Iterator[Sample]:
     yield Sample("records", len(engine.store.pods), ("pod",))
     yield Sample("records", len(engine.store.containers), ("container",))
+    yield Sample("records_bytes", engine.store.kept_bytes)
+    yield Sample("records_trimmed", engine.store.trimmed)
     yield Sample("misspelled_pods", len(engine.pod_names.find()))
     yield Sample("records_recovered", engine.recovery.recovered.is_set())
     yield Sample("checkpoint_unsaved", bool(engine.checkpoint.problem))

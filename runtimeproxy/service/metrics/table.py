@@ -216,6 +216,8 @@ _TABLE = {
     "cpu_owners_unsaved": _gauge("1 while the allocations of CPUs cannot be saved"),
     # Records and the disk
     "records": _gauge("Pods and containers that are known: `pod`, `container`", "kind"),
+    "records_bytes": _gauge("Memory of labels, annotations and other texts in records; at most 64 MiB"),
+    "records_trimmed": _gauge("Records that lack labels or annotations for want of this memory"),
     "misspelled_pods": _gauge(
         "Pods with a label, an annotation or a field of one whose name is probably misspelled"
     ),

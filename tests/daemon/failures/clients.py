@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
+from tests.daemon.driving import pod
 from tests.daemon.failures.scene import Row, Scene
 from tests.daemon.scraping import scrape
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
@@ -34,6 +35,12 @@ import runtimeproxy.service.daemon as daemon
 daemon.Budget = partial(daemon.Budget, 1 << 20)
 """
 """All calls of own services have 1 MiB together, which is enough for 64 without a request."""
+LITTLE_FOR_RECORDS = """
+from functools import partial
+import runtimeproxy.service.engine as engine
+engine.PodStore = partial(engine.PodStore, 100_000)
+"""
+"""Labels and annotations of all pods have 100,000 bytes together."""
 LITTLE_ROOM = """
 from functools import partial
 daemon.RelayServer = partial(daemon.RelayServer, most_connections=8)
@@ -49,6 +56,16 @@ def unreadable_request(scene: Scene) -> ProxyProcess:
         with pytest.raises(grpc.RpcError):
             call(b"\xff\xff\xff", timeout=CALL_TIMEOUT_S)
     scene.wait_for(daemon, "call_problems_total", method="CreateContainer", cause="unreadable")
+    return daemon
+
+
+def annotations_are_many(scene: Scene) -> ProxyProcess:
+    daemon = scene.start(statements=LITTLE_FOR_RECORDS)
+    with CriClient(daemon.socket) as client:
+        pod(client, "large", {"large": "x" * 30_000}).run()
+    found = scene.wait_for(daemon, "records_trimmed")
+    assert 0 < found.of("records_bytes") < 4_000
+    scene.looked.add("records_bytes")
     return daemon
 
 
@@ -181,6 +198,9 @@ def requests_do_not_end(scene: Scene) -> ProxyProcess:
 
 ROWS: Final = {
     "a request cannot be parsed": Row(unreadable_request, lambda s: s.calls.unparsable > 0),
+    "labels and annotations of all pods together": Row(
+        annotations_are_many, lambda s: s.records.trimmed == 1
+    ),
     "a request of an intercepted call is larger": Row(request_is_too_large, lambda s: s.calls.too_large > 0),
     "one connection has more than": Row(requests_do_not_end, lambda s: s.calls.no_memory > 0),
     "a client sends garbage": Row(garbage, lambda s: s.clients.protocol_errors > 0),

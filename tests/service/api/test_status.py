@@ -179,6 +179,11 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
         {"clients": {"ownCallsWithoutRoom": "7", "ownCallsWithoutRoomAt": "2026-01-01T00:00:00Z"}},
         "own services have too little memory, as clients do not end requests or do not read responses: 7",
     ),
+    (
+        {"records": {"keptBytes": "33", "maxBytes": "64"}},
+        "Labels and annotations of pods take 33 of at most 64 bytes; 0 records lack",
+    ),
+    ({"records": {"keptBytes": "9", "maxBytes": "64", "trimmed": 2}}, "2 records lack some of theirs."),
     ({"upgrade": {"error": "no"}}, "The last upgrade failed: no."),
     ({"hookServers": [{"name": "a", "isBreakerOpen": True, "lastError": "late"}]}, "answers again: late."),
     ({"hookServers": [{"name": "a", "isUnused": True}]}, "beyond the limit"),
