@@ -125,6 +125,6 @@ def _run_job(future: Future[object], work: _Job) -> None:
         future.set_result(work())
     except BaseException as error:  # noqa: BLE001 - the future raises it
         future.set_exception(error)
-        # The error has this frame. With the future in it both, and all that the work had, such as a request of
-        # 12 MB, would live until the next garbage collection, which comes after free memory is given back.
+        # The error has this frame. With the future in it both, and all that the work had, such as a request
+        # of 12 MB, would live until the next garbage collection, often after free memory is given back.
         del future, work

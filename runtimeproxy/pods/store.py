@@ -153,11 +153,14 @@ class RecordIndex(Generic[RecordT]):
         self._loaded.clear()
 
     def _set(self, record: RecordT) -> None:
-        store, size_bytes = self._store, self._sizes_bytes
-        store.kept_bytes -= size_bytes.get(record.id, 0)
-        record = fitted(record, store.room_bytes)
-        size_bytes[record.id] = record_bytes(record)
-        store.kept_bytes += size_bytes[record.id]
+        store = self._store
+        store.kept_bytes -= self._sizes_bytes.get(record.id, 0)
+        size_bytes = record_bytes(record)
+        if size_bytes > store.room_bytes:
+            record = fitted(record, store.room_bytes)
+            size_bytes = record_bytes(record)
+        self._sizes_bytes[record.id] = size_bytes
+        store.kept_bytes += size_bytes
         group = self._group_of(record)
         before = self._records.get(record.id)
         if before is not None and self._group_of(before) != group:

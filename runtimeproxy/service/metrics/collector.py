@@ -185,8 +185,8 @@ def _of_process(sources: MetricSources) -> Iterator[Sample]:
 def _of_calls(sources: MetricSources) -> Iterator[Sample]:
     yield Sample("held_bytes", sources.budget.used_bytes)
     yield Sample("held_budget_bytes", sources.budget.limit_bytes)
-    for cause in EarlyEnd:
-        yield Sample("own_calls_ended_total", sources.own_budget.early_ends[cause], (cause,))
+    for end in EarlyEnd:
+        yield Sample("own_calls_ended_total", sources.own_budget.early_ends[end], (end,))
     problems = Counter(dict(sources.engine.services.problems))
     for kind, number in dict(sources.interceptor.late).items():
         problems[kind, "not_loaded"] += number
