@@ -36,20 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def shown(settings: Settings, output: str) -> tuple[int, str]:
     """Asks the daemon; returns the exit code and the output, `text` or `json`."""
-    import grpc
-
     from cri_api.runtimeproxy.v1 import api_pb2
-    from cri_api.runtimeproxy.v1.api_pb2_grpc import RuntimeProxyStub
+    from runtimeproxy.http2.client import RpcError
+    from runtimeproxy.stubs import BlockingClient
 
     path = settings.proxy.endpoint
-    options = (("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", -1))
-    with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
+    with BlockingClient(path) as client:
+        daemon = client.stub(api_pb2.DESCRIPTOR.services_by_name["RuntimeProxy"])
         try:
-            found = RuntimeProxyStub(channel).GetStatus(api_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
-        except grpc.RpcError as error:
-            # Errors of calls have both; grpc's types do not say so.
-            reason = error.details() or error.code().name
-            return NO_DAEMON, f"{PROGRAM}: {path}: koord-runtime-proxy does not answer: {reason}"
+            found = daemon.GetStatus(api_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
+        except RpcError as error:
+            return NO_DAEMON, f"{PROGRAM}: {path}: koord-runtime-proxy does not answer: {error.text}"
     if not found.HasField("qos_manager"):
         return NO_DAEMON, f"{PROGRAM}: {path}: a newer koord-runtime-proxy is needed"
     status = found.qos_manager
