@@ -13,6 +13,7 @@ import importlib.util
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -65,6 +66,16 @@ class PolicySources(NamedTuple):
     """Folder with policy files; empty for none."""
     timeout_s: float = 3.0
     """The time limit for importing one policy, and for creating it."""
+
+
+class LateLoad(NamedTuple):
+    """A thread that imports or creates a policy and has not returned in time."""
+
+    name: str
+    """The policy's; if unknown, the entry point's or the file's."""
+    origin: str
+    since_s: float
+    """When its time was up, in seconds since the epoch."""
 
 
 class LoadResult(NamedTuple):
@@ -176,6 +187,12 @@ class PolicyLoader:
         problems += unknown_names(settings, sorted(known))
         return LoadResult(_in_order([*loaded, *kept]), tuple(problems), classes, changed)
 
+    @property
+    def late(self) -> list[LateLoad]:
+        """The threads that have not returned, also those of policies that are gone; in any thread."""
+        attempts = tuple(self._attempts.values())
+        return [each.late for each in attempts if each.late is not None and not each.result.done()]
+
     def use(self, result: LoadResult) -> None:
         """Note that these policies are in use now."""
         self._running = {policy.name: policy for policy in result.policies}
@@ -222,21 +239,21 @@ class PolicyLoader:
             return check_policy_class(policy)
 
         origin = f"{reference}: cannot be imported"
-        policy = self._run(reference, reference, work, timeout_s, origin)
+        name = self._names.get(reference, entry_point.name)
+        policy = self._run(name, reference, reference, work, timeout_s, origin)
         self._names[reference] = policy.name
         self._code.note(reference, _name_of(entry_point.dist) if entry_point.dist is not None else "")
         return policy
 
     def _in_files(self, sources: PolicySources) -> Iterable[FilePolicies]:
-        if self._files is None:
-            if not sources.directory:
-                return ()
-            from runtimeproxy.hooks.policy_files import PolicyFiles
+        if self._files is None and not sources.directory:
+            return ()
+        from runtimeproxy.hooks.policy_files import PolicyFiles, file_policy_name
 
-            self._files = PolicyFiles()
+        self._files = self._files or PolicyFiles()
 
         def run(origin: str, version: object, work: Callable[[], _T]) -> _T:
-            return self._run(origin, version, work, sources.timeout_s, origin)
+            return self._run(file_policy_name(origin), origin, version, work, sources.timeout_s, origin)
 
         return self._files.load(sources.directory, run)
 
@@ -245,12 +262,15 @@ class PolicyLoader:
         if policy.__module__.startswith(f"{BUILT_IN_PACKAGE}."):
             return create()
         key, version = f"make {policy.name}", (policy, settings)
-        return self._run(key, version, create, timeout_s, origin_of(policy))
+        return self._run(policy.name, key, version, create, timeout_s, origin_of(policy))
 
-    def _run(self, key: str, version: object, work: Callable[[], _T], timeout_s: float, origin: str) -> _T:
+    def _run(
+        self, name: str, key: str, version: object, work: Callable[[], _T], timeout_s: float, origin: str
+    ) -> _T:
         """Run third-party code with a time limit. Code that hangs is not run again until it has returned.
 
         Args:
+            name: the policy's, as far as it is known.
             key: names the work.
             version: a late result is used only for the same version.
             work: runs in a thread of its own; raises PolicyLoadError for any problem.
@@ -260,28 +280,31 @@ class PolicyLoader:
         Raises:
             PolicyLoadError: the work takes too long, or still hangs from an earlier load.
         """
-        attempt = self._attempts.pop(key, None)
+        attempt = self._attempts.get(key)
         is_new = attempt is None or (attempt.result.done() and attempt.version != version)
         if attempt is None or is_new:
-            attempt = _Attempt(version, Future())
+            self._attempts[key] = attempt = _Attempt(version)
             run = partial(_run_attempt, work, attempt.result)
             threading.Thread(target=run, name="policy-loading", daemon=True).start()
         # Not result(timeout=...): the work itself may raise TimeoutError.
         if wait([attempt.result], timeout_s if is_new else 0).done:
+            del self._attempts[key]
             result: _T = attempt.result.result()
             return result
-        self._attempts[key] = attempt
         if is_new:
+            attempt.late = LateLoad(name, origin, time.time())
             attempt.result.add_done_callback(lambda _: self.on_late())
         when = f"within {timeout_s:g} s (hooks.load_timeout_s)" if is_new else "since an earlier load"
         raise PolicyLoadError(f"{origin}: has not returned {when}")
 
 
-class _Attempt(NamedTuple):
+@dataclasses.dataclass(slots=True)
+class _Attempt:
     """A run of third-party code, in a thread that may never return."""
 
     version: object
-    result: Future[Any]
+    result: Future[Any] = dataclasses.field(default_factory=Future)
+    late: LateLoad | None = None
 
 
 def _run_attempt(work: Callable[[], object], result: Future[Any]) -> None:

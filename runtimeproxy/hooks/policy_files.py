@@ -83,7 +83,9 @@ class PolicyFiles:
         except PolicyLoadError as error:
             yield FilePolicies(directory, (), str(error))
             # Policies that were loaded while the folder was valid stay valid.
-            yield from (FilePolicies(_name(path), each.policies) for path, each in self._good.items())
+            yield from (
+                FilePolicies(file_policy_name(path), each.policies) for path, each in self._good.items()
+            )
             return
         for path in [path for path in self._good if path not in paths]:
             sys.modules.pop(self._good.pop(path).module, None)
@@ -102,8 +104,10 @@ class PolicyFiles:
                 self._good[path] = before = loaded
         except PolicyLoadError as error:
             problem = str(error) if path in str(error) else f"{path}: {error}"
-            return FilePolicies(_name(path), before.policies if before is not None else (), problem)
-        return FilePolicies(_name(path), before.policies)
+            return FilePolicies(
+                file_policy_name(path), before.policies if before is not None else (), problem
+            )
+        return FilePolicies(file_policy_name(path), before.policies)
 
     def _execute(self, path: str, source: bytes, digest: str) -> _Loaded:
         """Run a file as a module of its own."""
@@ -160,7 +164,7 @@ def _line_of(error: BaseException, path: str) -> int | None:
     return line
 
 
-def _name(path: str) -> str:
+def file_policy_name(path: str) -> str:
     return Path(path).stem.replace("_", "-")
 
 

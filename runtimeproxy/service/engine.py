@@ -183,9 +183,9 @@ class Engine:
         self.node = NodeSources(places_of(settings), self._node_thread, api_server=self._api_server)
         self.pod_names = MisspelledNames(self.store.pods, self.node)
         self._following_node: asyncio.Task[None] | None = None
-        self._loader = loader or PolicyLoader()
+        self.loader = loader or PolicyLoader()
         self._loop = asyncio.get_running_loop()
-        self._loader.on_late = partial(_in_loop, self._loop, self._load_again)
+        self.loader.on_late = partial(_in_loop, self._loop, self._load_again)
         self._loading = asyncio.Lock()
         self.policies: tuple[LoadedPolicy, ...] = ()
         self._mode_file = ModeFile(Path(settings.state.dir))
@@ -335,7 +335,7 @@ class Engine:
                 self._has_modes = True
                 self._configure_owners(settings)
             wanted = needed(settings.policies, self.overrides)
-            result = await run(thread, self._loader.load, sources, wanted)
+            result = await run(thread, self.loader.load, sources, wanted)
         finally:
             thread.shutdown()
         # That an operator once set the mode of a policy which is gone now is no problem of the configuration.
@@ -352,7 +352,7 @@ class Engine:
             logger.warning("%s; `koord-runtime-proxy upgrade` takes the new code into use", changed)
         await self.servers.read()
         await self.node.read()
-        self._loader.use(result)
+        self.loader.use(result)
         self._settings, self.policies, self.problems = settings, result.policies, result.problems
         self.classes, self.changed_code = result.classes, result.changed_code
         self.disabled = frozenset(

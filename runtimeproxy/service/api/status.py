@@ -42,10 +42,9 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks.audit import AuditEntry
     from runtimeproxy.hooks.loaded import LoadedPolicy
-    from runtimeproxy.hooks.loading import LoadProblem
+    from runtimeproxy.hooks.loading import LateLoad, LoadProblem
     from runtimeproxy.hooks.policy import Policy
     from runtimeproxy.hooks.remote.servers import Server
-    from runtimeproxy.hooks.workers import Hanging
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.service.api.sources import ApiSources
@@ -188,37 +187,48 @@ def policies_of(engine: Engine) -> list[api_pb2.PolicyStatus]:
         api_pb2.PolicyStatus(name=each.name, state=api_pb2.PolicyStatus.STATE_FAILED, reason=each.text)
         for each in problems.values()
     ]
-    return [*_with_replaced(engine, [*found, *failed])]
+    return _with_replaced(engine, [*found, *failed])
 
 
-def _with_replaced(
-    engine: Engine, policies: Sequence[api_pb2.PolicyStatus]
-) -> Iterator[api_pb2.PolicyStatus]:
-    """The policies with the threads that still hang in what a reload has replaced or removed."""
+def _with_replaced(engine: Engine, policies: Sequence[api_pb2.PolicyStatus]) -> list[api_pb2.PolicyStatus]:
+    """The policies with the threads that load them, or hang in what a reload has replaced or removed."""
+    by_name = {each.name: each for each in policies}
     present = {id(each.policy) for each in engine.policies}
-    replaced: dict[str, list[Hanging]] = {}
     for key, each in engine.workers.hanging.items():
         if key not in present:
-            replaced.setdefault(each.policy.name, []).append(each)
-    removed = replaced.keys() - {each.name for each in policies}
-    for policy in (*policies, *(_removed(replaced[name][0].policy) for name in sorted(removed))):
-        if hanging := replaced.get(policy.name):
-            threads = sum(each.threads for each in hanging)
-            about = api_pb2.PolicyStatus(
-                hanging_threads=policy.hanging_threads + threads,
-                replaced_threads=threads,
-                replaced_since=timestamp(min(each.since_s for each in hanging)),
-            )
-            policy.MergeFrom(about)
-        yield policy
+            policy = by_name.setdefault(each.policy.name, _removed(each.policy))
+            _add_replaced(policy, each.threads, each.since_s)
+    for late in engine.loader.late:
+        policy = by_name.setdefault(late.name, _removed(late))
+        if _is_not_replaced(policy):
+            policy.hanging_threads += 1
+        else:
+            _add_replaced(policy, 1, late.since_s)
+    removed = by_name.keys() - {each.name for each in policies}
+    return [*policies, *(by_name[name] for name in sorted(removed))]
 
 
-def _removed(policy: LoadedPolicy) -> api_pb2.PolicyStatus:
+def _add_replaced(policy: api_pb2.PolicyStatus, threads: int, since_s: float) -> None:
+    before_s = policy.replaced_since.ToNanoseconds() / 1e9
+    more = api_pb2.PolicyStatus(
+        hanging_threads=policy.hanging_threads + threads,
+        replaced_threads=policy.replaced_threads + threads,
+        replaced_since=timestamp(min(since_s, before_s or since_s)),
+    )
+    policy.MergeFrom(more)
+
+
+def _is_not_replaced(policy: api_pb2.PolicyStatus) -> bool:
+    """Whether a thread that loads the policy is the reason why its present version is not in use."""
+    return policy.is_kept or policy.state == api_pb2.PolicyStatus.STATE_FAILED
+
+
+def _removed(policy: LoadedPolicy | LateLoad) -> api_pb2.PolicyStatus:
     return api_pb2.PolicyStatus(
         name=policy.name,
         state=api_pb2.PolicyStatus.STATE_REMOVED,
         origin=policy.origin,
-        priority=policy.priority,
+        priority=getattr(policy, "priority", 0),
         mode=api_pb2.MODE_OFF,
     )
 
@@ -847,7 +857,9 @@ def _problems_of_policies(policies: Iterable[api_pb2.PolicyStatus]) -> Iterator[
 
 def _problems_of_threads(policy: api_pb2.PolicyStatus) -> Iterator[str]:
     """Threads cannot be ended from outside; the process can, without a call lost."""
-    if policy.hanging_threads > policy.replaced_threads:
+    if policy.hanging_threads > policy.replaced_threads and _is_not_replaced(policy):
+        yield f"A thread hangs in policy {policy.name}; `koord-runtime-proxy upgrade` ends it."
+    elif policy.hanging_threads > policy.replaced_threads:
         yield f"Policy {policy.name} hangs and is skipped; `koord-runtime-proxy upgrade` ends its thread."
     if count := policy.replaced_threads:
         threads = "1 thread hangs" if count == 1 else f"{count} threads hang"

@@ -240,6 +240,7 @@ def _of_engine(engine: Engine) -> Iterator[Sample]:
     hung: Counter[str] = Counter()
     for each in tuple(engine.workers.hanging.values()):
         hung[each.policy.name] += each.threads
+    hung.update(each.name for each in engine.loader.late)
     for name, number in hung.items():
         yield Sample("policy_hung_threads", number, (name,))
 

@@ -118,7 +118,7 @@ _TABLE = {
         "cause",
     ),
     "policy_hung_threads": _gauge(
-        "Threads that hang in a policy, which is skipped meanwhile, or in what a reload has replaced",
+        "Threads that hang in a policy, which is skipped or not loaded, or in what a reload has replaced",
         "policy",
     ),
     "policy_threads": _gauge("Threads that run policies, hung ones included"),
