@@ -33,7 +33,7 @@ from runtimeproxy.simulate.manifests import read_pods
 from runtimeproxy.slo.keys import SECTIONS
 from runtimeproxy.slo.loading import Loaded, NodeSlo, Text, load
 from runtimeproxy.slo.names import CONFIG_MAP
-from runtimeproxy.slo.pod_names import name_problems
+from runtimeproxy.slo.object_names import POD_NAMES, name_problems
 from runtimeproxy.slo.reading import Problem, json_key
 from runtimeproxy.slo.strategies import BY_DEFAULT, Layer, PodStrategy, Provenance, Strategies
 
@@ -134,7 +134,7 @@ class _Report(NamedTuple):
     def _problems(self) -> list[Problem]:
         of_pod = self.strategy.problems if self.strategy else ()
         if self.pod is not None:
-            of_pod = (*of_pod, *name_problems(self.pod))
+            of_pod = (*of_pod, *name_problems(POD_NAMES, self.pod.labels, self.pod.annotations))
         return [*self.loaded.problems, *(each._replace(file=self.pod_file) for each in of_pod)]
 
     def as_text(self) -> Iterator[str]:

@@ -25,6 +25,7 @@ from runtimeproxy.node.objects import (
 )
 from runtimeproxy.node.snapshot import EMPTY, NO_STRATEGIES
 from runtimeproxy.slo.names import CONFIG_MAP, NODE_ANNOTATIONS, NODE_LABELS
+from runtimeproxy.slo.object_names import NODE_NAMES
 from runtimeproxy.slo.strategies import Strategies
 
 if TYPE_CHECKING:
@@ -371,11 +372,14 @@ class StrategyTexts:
     def update(self, found: FolderObjects, node: NodeObject) -> Strategies:
         """The strategies by the objects, and by the node's own labels and annotations."""
         # Most annotations and the capacity change often, and concern no strategy.
-        own = {key: text for key, text in node.annotations.items() if key in NODE_ANNOTATIONS}
+        own = dict.fromkeys(NODE_NAMES.unknown(node.annotations), "")
+        own |= {key: text for key, text in node.annotations.items() if key in NODE_ANNOTATIONS}
+        is_named = bool(own) or not NODE_LABELS.isdisjoint(node.labels)
+        is_named = is_named or any(NODE_NAMES.unknown(node.labels))
         basis = (found.config, found.node_slo, node.labels, own)
         if basis != self._basis:
             self._basis = basis
-            if found.config or found.node_slo is not None or own or not NODE_LABELS.isdisjoint(node.labels):
+            if found.config or found.node_slo is not None or is_named:
                 self._load(found.config, found.node_slo, node.labels, own)
             else:
                 self._clear()

@@ -31,6 +31,7 @@ from runtimeproxy.slo.names import (
     NETWORK_BANDWIDTH,
     RATIO_LABELS,
 )
+from runtimeproxy.slo.object_names import NODE_NAMES, name_problems
 from runtimeproxy.slo.reading import (
     InvalidError,
     Overlay,
@@ -116,7 +117,7 @@ class _Loading:
     ) -> None:
         self._labels = labels
         self._previous = previous
-        self._problems: list[Problem] = []
+        self._problems: list[Problem] = [*name_problems(NODE_NAMES, labels, annotations)]
         self._good: dict[str, KeyConfig] = {}
         self._own = {
             "system": list(self._own_bandwidth(annotations)),

@@ -230,6 +230,25 @@ def test_what_the_node_itself_says_counts_without_any_config_map(watched: Watche
     assert (node.strategies, node.state_of(Input.STRATEGIES)) == (NO_STRATEGIES, WITHDRAWN)
 
 
+def test_a_misspelled_name_of_the_node_is_a_problem_and_any_other_one_a_note(watched: Watched) -> None:
+    own = {"node.koordinator.sh/resevation": "{}", "node.koordinator.sh/raw-allocatable": "{}"}
+    write(watched.objects / "node.yaml", node_object(annotations=own))
+    before = watched.look()
+    (problem,) = watched.problems
+    assert problem.endswith(
+        "is not a known name, and is not used; did you mean node.koordinator.sh/reservation?"
+    )
+    assert (before.strategies, before.state_of(Input.STRATEGIES)) == (NO_STRATEGIES, WITHDRAWN)
+    write(watched.objects / "node.yaml", node_object(labels={"node.koordinator.sh/new-thing": "1"}))
+    watched.look()
+    assert watched.problems == ()
+    (note,) = watched.notes
+    assert note == "node.koordinator.sh/new-thing is not a known name, and is not used"
+    write(watched.objects / "node.yaml", node_object())
+    watched.look()
+    assert watched.notes == ()
+
+
 @pytest.mark.parametrize("is_yaml", [False, True])
 def test_what_the_node_itself_says_makes_no_unknown_strategies_known(watched: Watched, is_yaml: bool) -> None:
     own = {"node.koordinator.sh/network-bandwidth": "10G"}
