@@ -641,7 +641,7 @@ class PolicyStatus(_message.Message):
 
     @_builtins.property
     def last_left_out(self) -> Global___PolicyFailure:
-        """The last field of an answer that could not be used; absent if there was none."""
+        """The newest field of the present answers that cannot be used; absent if there is none."""
 
     @_builtins.property
     def replaced_since(self) -> _timestamp_pb2.Timestamp:

@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -180,7 +180,8 @@ def policies_of(engine: Engine) -> list[api_pb2.PolicyStatus]:
     """All policies that are loaded, cannot be, or were and still have a thread."""
     node = engine.node.latest
     problems = {each.name: each for each in engine.problems}
-    found = [_policy(engine, each, node, problems.pop(each.name, None)) for each in engine.policies]
+    uids = {pod.uid for pod in engine.store.pods}
+    found = [_policy(engine, each, node, problems.pop(each.name, None), uids) for each in engine.policies]
     loaded = {each.name for each in engine.policies} | problems.keys()
     found += [_disabled(engine, each) for each in engine.classes if each.name not in loaded]
     failed = [
@@ -279,7 +280,7 @@ def overrides_of(engine: Engine, policy: str) -> list[api_pb2.ModeOverride]:
 
 
 def _policy(
-    engine: Engine, policy: LoadedPolicy, node: Node, problem: LoadProblem | None
+    engine: Engine, policy: LoadedPolicy, node: Node, problem: LoadProblem | None, uids: Set[str]
 ) -> api_pb2.PolicyStatus:
     ring, inputs = engine.audit_ring, (*policy.inputs, *policy.optional_inputs)
     unknown = [each for each in inputs if node.state_of(each) is InputState.UNKNOWN]
@@ -330,7 +331,7 @@ def _policy(
             left_out=entries[AuditKind.LEFT_OUT],
         ),
         last_failure=_failure(ring.last_failures.get(policy.name)),
-        last_left_out=_failure(ring.last_left_out.get(policy.name)),
+        last_left_out=_failure(engine.counts.left_out.last(policy.name, uids)),
         hanging_threads=hanging.threads if hanging is not None else 0,
         is_kept=problem is not None and problem.is_kept,
     )
@@ -847,12 +848,10 @@ def _problems_of_policies(policies: Iterable[api_pb2.PolicyStatus]) -> Iterator[
         failures, last = policy.failures, policy.last_failure
         if count := failures.raised + failures.invalid + failures.timed_out + failures.skipped:
             yield f"Policy {policy.name} failed {count} times, last for {last.pod}: {last.reason}."
-        if failures.left_out:
+        if policy.HasField("last_left_out"):
             last = policy.last_left_out
-            yield (
-                f"A field of policy {policy.name} could not be used {failures.left_out} times, last "
-                f"{last.field} of {last.pod}: {last.reason}."
-            )
+            what = f"{last.field} of {last.pod}" if last.field else last.pod
+            yield f"A field of policy {policy.name} cannot be used, for {what}: {last.reason}."
 
 
 def _problems_of_threads(policy: api_pb2.PolicyStatus) -> Iterator[str]:

@@ -190,6 +190,10 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"registrationProblems": ["x: bad"]}, "Hook server registration: x: bad."),
     ({"node": {"problems": ["slo.yaml: bad"]}}, "Node: slo.yaml: bad."),
     ({"node": {"hangsSince": "2026-01-01T00:00:00Z"}}, "inputs hangs"),
+    (
+        {"policies": [{"name": "p", "lastLeftOut": {"pod": "a/b", "field": "f", "reason": "is 3"}}]},
+        "A field of policy p cannot be used, for f of a/b: is 3.",
+    ),
     ({"policies": [{"name": "p", "hangingThreads": 1}]}, "`koord-runtime-proxy upgrade` ends its thread."),
     (
         {"policies": [{"name": "p", "hangingThreads": 2, "replacedThreads": 2}]},
