@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -91,6 +92,32 @@ class FolderEvents:
         inotify, self._inotify, self._watch = self._inotify, None, None
         if inotify is not None:
             inotify.close()
+
+
+async def wait_for_event(
+    folders: Iterable[FolderEvents], wake: asyncio.Event, most_s: float, gather_s: float
+) -> None:
+    """Waits for an event in one of the folders, at most so long, and then for others that follow it.
+
+    Args:
+        folders: What is waited for.
+        wake: Set by an event; ends the waiting if something else sets it.
+        most_s: The longest wait for the first event.
+        gather_s: How long others are waited for.
+    """
+    loop = asyncio.get_running_loop()
+    filenos = [events.fileno for events in folders if events.fileno is not None]
+    for fileno in filenos:
+        loop.add_reader(fileno, wake.set)
+    try:
+        async with asyncio.timeout(most_s):
+            await wake.wait()
+    except TimeoutError:
+        return
+    finally:
+        for fileno in filenos:
+            loop.remove_reader(fileno)
+    await asyncio.sleep(gather_s)
 
 
 def _mask() -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.cgroups.pace import with_rests
 from runtimeproxy.errors import described
-from runtimeproxy.folder_events import FolderEvents, open_inotify
+from runtimeproxy.folder_events import FolderEvents, open_inotify, wait_for_event
 from runtimeproxy.node.api_server import ApiServerInputs
 from runtimeproxy.node.derived import SharedCpus, empty_pools
 from runtimeproxy.node.facts import NodeReader
@@ -291,19 +291,7 @@ class NodeSources:
         rest_s = self._settings.poll_s if needs_polling else self._settings.rescan_s
         if look.wait_s is not None:
             rest_s = min(rest_s, look.wait_s)
-        filenos = [events.fileno for events in self._events if events.fileno is not None]
-        loop = asyncio.get_running_loop()
-        for fileno in filenos:
-            loop.add_reader(fileno, self._wake.set)
-        try:
-            async with asyncio.timeout(rest_s):
-                await self._wake.wait()
-        except TimeoutError:
-            return
-        finally:
-            for fileno in filenos:
-                loop.remove_reader(fileno)
-        await asyncio.sleep(self._settings.gather_s)
+        await wait_for_event(self._events, self._wake, rest_s, self._settings.gather_s)
 
     def _close(self) -> None:
         for events in self._events:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from runtimeproxy.folder_events import FolderEvents, open_inotify
+from runtimeproxy.folder_events import FolderEvents, open_inotify, wait_for_event
 from runtimeproxy.hooks.remote.registrations import GRACE_S, FolderReading, Registration, Registrations
 
 if TYPE_CHECKING:
@@ -143,16 +143,4 @@ class RegistrationWatcher:
         rest_s = self._settings.poll_s if needs_polling else self._settings.rescan_s
         if found.look.again_s is not None:
             rest_s = min(rest_s, found.look.again_s)
-        fileno = self._events.fileno
-        loop = asyncio.get_running_loop()
-        if fileno is not None:
-            loop.add_reader(fileno, self._wake.set)
-        try:
-            async with asyncio.timeout(rest_s):
-                await self._wake.wait()
-        except TimeoutError:
-            return
-        finally:
-            if fileno is not None:
-                loop.remove_reader(fileno)
-        await asyncio.sleep(self._settings.gather_s)
+        await wait_for_event([self._events], self._wake, rest_s, self._settings.gather_s)
