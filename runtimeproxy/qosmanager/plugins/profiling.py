@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from runtimeproxy.config.parsing import TcpAddress, parse_listen
+from runtimeproxy.documents.files import replace_file
 from runtimeproxy.qos import DEFAULT_PRIORITY_CLASSES, PriorityClass
 from runtimeproxy.qosmanager.plugin import Decision, Mode, Need, Plugin, PluginContext
 from runtimeproxy.qosmanager.profiling.interference import Interference, PodHistory, Signal, judged
@@ -42,6 +43,7 @@ from runtimeproxy.qosmanager.profiling.reclaimable import (
 )
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Snapshot
 from runtimeproxy.slo.schema import MemoryCollectPolicy
+from runtimeproxy.state.state_file import StateFile
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -56,7 +58,6 @@ AGGREGATIONS_S: Final = (300.0, 600.0, 1_800.0)
 _MODELS_FILE: Final = "prediction.json"
 _NODE_METRIC_FILE: Final = "node-metric.json"
 _NODE_METRIC_PATH: Final = "/node-metric"
-_MOST_FILE_BYTES: Final = 64 << 20
 _SIGNALS: Final[Mapping[Signal, Metric]] = {
     Signal.CPU_USAGE: Metric.CPU_USAGE,
     Signal.CYCLES_PER_INSTRUCTION: Metric.CYCLES_PER_INSTRUCTION,
@@ -139,8 +140,11 @@ class Profiling(Plugin[ProfilingState]):
     def setup(self, context: PluginContext) -> ProfilingState:
         self._options = context.options or ProfilingOptions()
         self.metrics.listen(self._options.metrics_listen)
-        models, problem = _restored(self._options.folder)
-        return ProfilingState(models, problem=problem)
+        if not self._options.folder:
+            return ProfilingState(Models())
+        file = _models_file(self._options.folder)
+        models = file.load(lambda saved: Models.restored(saved, time.time()))
+        return ProfilingState(models or Models(), problem=file.unusable)
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
         # The mode says whether it is wanted.
@@ -220,14 +224,18 @@ class Profiling(Plugin[ProfilingState]):
         if not self._options.folder:
             return []
         folder = Path(self._options.folder)
-        texts = {_NODE_METRIC_FILE: json.dumps(node_metric(profile), indent=1) + "\n"}
         is_saving = state.saved_s is None or snapshot.now_s - state.saved_s >= SAVING_S
-        if is_saving:
-            texts[_MODELS_FILE] = state.models.saved()
-        problems = [problem for name, text in texts.items() if (problem := _replace(folder / name, text))]
-        if is_saving and not problems:
-            state.saved_s = snapshot.now_s
-        return problems
+        if not folder.is_dir():
+            return [f"{folder} cannot be written: there is no such folder"]
+        try:
+            text = json.dumps(node_metric(profile), indent=1) + "\n"
+            replace_file(folder / _NODE_METRIC_FILE, text.encode(), mode=0o644)
+            if is_saving:
+                _models_file(self._options.folder).save(state.models.saved())
+                state.saved_s = snapshot.now_s
+        except OSError as error:
+            return [f"{folder} cannot be written: {error.strerror}"]
+        return []
 
 
 def node_use(snapshot: Snapshot, length_s: float) -> NodeUse | None:
@@ -339,31 +347,8 @@ def _shown(amounts: ResourceAmounts) -> str:
     return f"{amounts.cpu_millicores / _MILLI:.2f} CPUs and {amounts.memory_bytes / (1 << 20):.0f} MiB"
 
 
-def _restored(folder: str) -> tuple[Models, str]:
-    """The saved models, or new ones and why the saved ones cannot be used; no reason if there are none."""
-    file = Path(folder) / _MODELS_FILE
-    try:
-        if not folder or not file.exists():
-            return Models(), ""
-        if file.stat().st_size > _MOST_FILE_BYTES:
-            return Models(), f"predictions begin anew: {file} is too large"
-        return Models.restored(file.read_text(encoding="utf-8"), time.time()), ""
-    except (OSError, ValueError) as error:
-        return Models(), f"predictions begin anew: {file}: {error}"
-
-
-def _replace(file: Path, text: str) -> str:
-    """Writes a file so that a reader sees all of the old or of the new one; why it failed, or nothing."""
-    new = file.with_name(f".{file.name}.new")
-    try:
-        with new.open("w", encoding="utf-8") as opened:
-            opened.write(text)
-            opened.flush()
-            os.fsync(opened.fileno())
-        new.replace(file)
-    except OSError as error:
-        return f"{file} cannot be written: {error.strerror}"
-    return ""
+def _models_file(folder: str) -> StateFile:
+    return StateFile(Path(folder) / _MODELS_FILE, "predictions begin anew")
 
 
 def _tcp_address(text: str) -> TcpAddress | None:

@@ -6,7 +6,6 @@ outlive the process.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -155,27 +154,19 @@ class Models:
         by_class = reclaimable_by_class(node.allocatable, requested, system, summed(classes))
         return reclaimable_by_pods(node.allocatable, pods).at_most(by_class)
 
-    def saved(self) -> str:
-        return json.dumps(
-            {
-                "format": _FORMAT,
-                "models": {
-                    key: {
-                        "updated_s": model.updated_s,
-                        "cpu": model.cpu.saved(),
-                        "memory": model.memory.saved(),
-                    }
-                    for key, model in self.by_key.items()
-                },
-            }
-        )
+    def saved(self) -> dict[str, Any]:
+        """All models as JSON can hold them."""
+        models = {
+            key: {"updated_s": model.updated_s, "cpu": model.cpu.saved(), "memory": model.memory.saved()}
+            for key, model in self.by_key.items()
+        }
+        return {"format": _FORMAT, "models": models}
 
     @classmethod
-    def restored(cls, text: str, wall_s: float) -> Models:
+    def restored(cls, saved: Any, wall_s: float) -> Models:  # noqa: ANN401 - JSON
         """The models that `saved` gave, without those that have expired. Raises ValueError."""
         models = cls()
         try:
-            saved = json.loads(text)
             if saved["format"] != _FORMAT:
                 raise ValueError(f"format {saved['format']}, not {_FORMAT}")
             for key, each in saved["models"].items():
@@ -183,7 +174,7 @@ class Models:
                 model.follow_clock(wall_s)
                 if wall_s - model.updated_s <= EXPIRY_S:
                     models.by_key[key] = model
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not saved models: {error!r}") from error
         return models
 
