@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.cgroups.pace import with_rests
 from runtimeproxy.errors import described
-from runtimeproxy.folder_events import FolderEvents, open_inotify, wait_for_event
+from runtimeproxy.folder_events import FolderWatch, WatchSettings
 from runtimeproxy.node.api_server import ApiServerInputs
 from runtimeproxy.node.derived import SharedCpus, empty_pools
 from runtimeproxy.node.facts import NodeReader
@@ -22,8 +22,6 @@ from runtimeproxy.node.inputs import InputPlaces, InputsReading, NodeInputs
 from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus, Pools
 
 if TYPE_CHECKING:
-    from inotify_simple import INotify
-
     from runtimeproxy.slo.reading import Problem as StrategyProblem
 
 logger = logging.getLogger(__name__)
@@ -42,18 +40,12 @@ _NOT_MISSED: Final = frozenset({Input.POD_REQUESTS})
 """Inputs that many nodes do not have: kubelets before 1.33 write none."""
 
 
-class InputWatchSettings(NamedTuple):
-    """How the inputs are watched."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputWatchSettings(WatchSettings):
+    """How the inputs are watched: a changed file counts in well under 3 s."""
 
-    poll_s: float = 1.0
-    """Time between two passes without events. Default 1 s: a changed file is used in well under 3 s."""
-    rescan_s: float = 10.0
-    """Time between two passes with events, for changes that have none (sysfs) or whose events were lost."""
-    gather_s: float = 0.05
-    """How long events are gathered, so that many changes do not make many passes."""
     least_s: float = 1.0
     """Least time between two snapshots."""
-    open_inotify: Callable[[], INotify] = open_inotify
 
 
 class NodeSources:
@@ -86,8 +78,8 @@ class NodeSources:
         self._clock = clock
         self._facts = NodeReader(places.sysfs, places.cgroup_root, clock)
         self._inputs = NodeInputs(places, self._facts, api_server)
-        self._folders = [folder for folder in (places.objects_dir, places.kubelet_dir) if folder is not None]
-        self._events = [FolderEvents(folder, self._settings.open_inotify) for folder in self._folders]
+        folders = [folder for folder in (places.objects_dir, places.kubelet_dir) if folder is not None]
+        self._watch = FolderWatch("node", folders, self._settings)
         self._base = self.latest = Node()
         self.fresh_until_s = 0.0
         # Held while `latest` is made; who reads it needs no lock.
@@ -106,13 +98,10 @@ class NodeSources:
         """Begin of the present pass, in seconds since the epoch."""
         self._reported: set[str] = set()
         self._lines, self._lines_since_s = 0, clock()
-        self._wake = asyncio.Event()
         self._is_restored = False
-        self.polling_reason = ""
-        """Why the kernel reports no changes of files, which are polled then; empty if it does."""
 
     def look_soon(self) -> None:
-        self._wake.set()
+        self._watch.wake.set()
 
     def snapshot(self) -> Node:
         """The present node; reads facts that are older than a second."""
@@ -147,6 +136,11 @@ class NodeSources:
             return self.latest
 
     @property
+    def polling_reason(self) -> str:
+        """Why the kernel reports no changes of files, which are polled then; empty if it does."""
+        return self._watch.polling_reason
+
+    @property
     def problems(self) -> tuple[str, ...]:
         return (*self._of_look, *self._of_pools)
 
@@ -179,23 +173,22 @@ class NodeSources:
         is_first = True
         try:
             while True:
-                self._wake.clear()
+                self._watch.wake.clear()
                 self.look_began_s = time.time()
                 job = self._executor.submit(self._look, is_first)
                 look, no_events = await asyncio.wrap_future(job)
                 self.looked_s = self._clock()
                 self.look_began_s = None
                 changed_s = self._clock() if self._publish(look) else None
-                self._report_events(no_events)
+                self._watch.report(no_events)
                 self.settled.set()
                 is_first = False
-                await self._rest(look, no_events)
+                needs_polling = bool(no_events) or look.needs_polling
+                await self._watch.wait(needs_polling=needs_polling, most_s=look.wait_s)
                 if changed_s is not None:
                     await asyncio.sleep(changed_s + self._settings.least_s - self._clock())
         finally:
-            # A thread may still use the events, so they are closed after it.
-            if job is not None:
-                job.add_done_callback(lambda _: self._close())
+            self._watch.close_after(job)
 
     async def read(self) -> None:
         """Waits until everything has been read; gives up after `FIRST_READ_S`."""
@@ -213,11 +206,11 @@ class NodeSources:
 
     def _look(self, is_first: bool) -> tuple[InputsReading, str | None]:
         """One pass, after the watches are renewed so that no event is missed; in the executor's thread."""
-        reasons = [reason for events in self._events if (reason := events.try_renew()) is not None]
+        no_events = self._watch.renew()
         read = partial(self._guarded, partial(self._inputs.look, self._clock(), is_first=is_first))
         # Calls wait for the first pass; later ones leave the CPU to calls, however large the files are.
         look = read() if is_first else with_rests(read)
-        return look, next(filter(None, reasons), "") if reasons else None
+        return look, no_events
 
     def _guarded(self, read: Callable[[], InputsReading]) -> InputsReading:
         """Nothing that is read may end the watch, whatever it makes of the code."""
@@ -276,23 +269,3 @@ class NodeSources:
         if self._lines == MOST_LINES + 1:
             logger.warning("node: more than %d lines in a minute, the others are logged later", MOST_LINES)
         return self._lines <= MOST_LINES
-
-    def _report_events(self, no_events: str | None) -> None:
-        if no_events and not self.polling_reason:
-            text = "node: no events from the kernel (%s), files are polled every %g s"
-            logger.warning(text, no_events, self._settings.poll_s)
-        elif not no_events and self.polling_reason:
-            logger.info("node: the kernel reports changes of files now")
-        self.polling_reason = no_events or ""
-
-    async def _rest(self, look: InputsReading, no_events: str | None) -> None:
-        """Waits until it is time for the next pass."""
-        needs_polling = bool(no_events) or look.needs_polling
-        rest_s = self._settings.poll_s if needs_polling else self._settings.rescan_s
-        if look.wait_s is not None:
-            rest_s = min(rest_s, look.wait_s)
-        await wait_for_event(self._events, self._wake, rest_s, self._settings.gather_s)
-
-    def _close(self) -> None:
-        for events in self._events:
-            events.close()
