@@ -71,7 +71,6 @@ class BlockingClient:
         return _Stub(service, self._function)
 
     def close(self) -> None:
-        """Ends all calls, and the connection."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -190,7 +189,6 @@ class _Answers:
         return None
 
     def cancel(self) -> None:
-        """No more answers are wanted."""
         self._call.cancel()
 
     def _put(self, message: bytes) -> None:

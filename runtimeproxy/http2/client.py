@@ -396,7 +396,6 @@ class GrpcClient:
             self._let_go()
 
     def retire(self, connection: _Connection) -> None:
-        """Takes no more calls on a connection."""
         if self._connection is connection:
             self._connection = None
 
@@ -639,7 +638,6 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
         self._on_stream_ended()
 
     def _fail(self, call: GrpcCall, reason: str) -> None:
-        """A call whose stream breaks the protocol; the others go on."""
         call.end(_unusable(StatusCode.INTERNAL, f"the server sent {reason}"))
 
     def _on_broken_stream(self, stream: GrpcCall, reason: str) -> None:

@@ -188,13 +188,11 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT, HeadT]):
     # --- asyncio.Protocol ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Sends the opening."""
         # Not an instance of it with uvloop.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.write(self._opening)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Ends all streams."""
         if self._abort is not None:
             self._abort.cancel()
         self._drop(f"the connection broke: {error}" if error else f"the {self.peer} closed the connection")
@@ -212,7 +210,6 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT, HeadT]):
         self._on_writable()
 
     def data_received(self, data: bytes) -> None:
-        """Reads frames."""
         self._read(self._rest + data if self._rest else data)
 
     # --- output -------------------------------------------------------------------------------------------

@@ -165,7 +165,6 @@ class GrpcServer:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def protocol(self) -> asyncio.Protocol:
-        """Serves one connection."""
         return _ServerConnection(self)
 
     async def stop(self) -> None:
@@ -280,7 +279,6 @@ class ServerCall(Stream):
         self._server.budget.release(self, size_bytes)
 
     async def abort(self, code: StatusCode, text: str) -> NoReturn:
-        """Ends the call with a status."""
         raise CallAbortedError(code, text)
 
     # --- for the connection -------------------------------------------------------------------------------
@@ -433,7 +431,6 @@ class _ServerConnection(connection.Http2Connection[ServerCall, _RequestHead]):
         super().data_received(data)
 
     def abort(self) -> None:
-        """Ends the connection at once."""
         if self._transport is not None:
             self._transport.abort()
         self._on_lost("")

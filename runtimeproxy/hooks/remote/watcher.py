@@ -70,7 +70,6 @@ class RegistrationWatcher:
         self.present_problems: tuple[str, ...] = ()
 
     def configure(self, default_timeout_s: float) -> None:
-        """Replaces the default for the time of one call."""
         self._default_timeout_s = default_timeout_s
         self._watch.wake.set()
 

@@ -320,7 +320,6 @@ def of_books(books: Iterable[Book]) -> Iterator[Sample]:
 
 
 def level_label(level: Level) -> str:
-    """`node`, `qos_class`, `pod` or `container`."""
     return level.name.lower()
 
 
