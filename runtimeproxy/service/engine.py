@@ -29,7 +29,7 @@ from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.audit import AuditLog, AuditQueue, AuditRing
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.counts import PolicyCounts
-from runtimeproxy.hooks.decision import status_note
+from runtimeproxy.hooks.decision import unmet_on
 from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, PolicySources, is_enabled
 from runtimeproxy.hooks.modes import Override, needed, present, with_modes, with_owner_modes
 from runtimeproxy.hooks.remote.servers import HookServers
@@ -286,11 +286,16 @@ class Engine:
     def summary(self) -> str:
         """One line for `systemctl status`: policies, hook servers, records, values and the node."""
         policies = f"{len(self.policies)} policies" if self.has_policies else "policies are loading"
-        notes = [status_note(each, self.node.latest) for each in self.policies]
+        found = {each.name: unmet_on(each, self.node.latest) for each in self.policies}
+        notes = [
+            f"{name} {'is off' if unmet.is_off else 'in part'}: {unmet}"
+            for name, unmet in found.items()
+            if unmet is not None
+        ]
         if self.problems:
             notes.append(f"{', '.join(each.name for each in self.problems)}: not loaded, see the log")
-        if any(notes):
-            policies += f" ({'; '.join(filter(None, notes))})"
+        if notes:
+            policies += f" ({'; '.join(notes)})"
         servers = f", {self.servers.summary}" if self.servers.summary else ""
         recovered = "" if self.recovery.recovered.is_set() else ", waiting for the runtime's lists"
         recovered += ", which are not saved" if self.checkpoint.problem else ""

@@ -19,7 +19,7 @@ from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import container_cgroup
 from runtimeproxy.hooks.algebra import Claim, ClaimOutcome
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
-from runtimeproxy.hooks.decision import evaluation_of, off_reason
+from runtimeproxy.hooks.decision import evaluation_of, unmet_for
 from runtimeproxy.hooks.fields import ANNOTATIONS, CGROUP_PARENT, LABELS, RESOURCES, UNIFIED
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView
@@ -502,8 +502,8 @@ def _answer(
         outcome, reason = api_pb2.PolicyAnswer.OUTCOME_NOT_ASKED, "hook servers are asked in calls only"
     elif not policy.selector_on(node).matches(pod):
         outcome = api_pb2.PolicyAnswer.OUTCOME_NOT_SELECTED
-    elif (off := off_reason(policy, view, node)) is not None:
-        outcome, reason = api_pb2.PolicyAnswer.OUTCOME_OFF, off.reason
+    elif (unmet := unmet_for(policy, view, node)) is not None:
+        outcome, reason = api_pb2.PolicyAnswer.OUTCOME_OFF, str(unmet)
     else:
         if wanted_for is not None:
             outcome, reason = api_pb2.PolicyAnswer.OUTCOME_CHANGES, wanted_for

@@ -17,7 +17,7 @@ from runtimeproxy.api_names import MODES
 from runtimeproxy.cgroups.writer import WriteOutcome
 from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks.audit import AuditKind
-from runtimeproxy.hooks.decision import FailureKind, missing_features, status_note
+from runtimeproxy.hooks.decision import FailureKind, missing_features, unmet_on
 from runtimeproxy.hooks.fields import SYSCTL
 from runtimeproxy.hooks.owners import PREFIX
 from runtimeproxy.hooks.policy import Mode
@@ -284,14 +284,10 @@ def _policy(
 ) -> api_pb2.PolicyStatus:
     ring, inputs = engine.audit_ring, (*policy.inputs, *policy.optional_inputs)
     unknown = [each for each in inputs if node.state_of(each) is InputState.UNKNOWN]
-    note = status_note(policy, node)
-    state = api_pb2.PolicyStatus.STATE_LOADED
-    if note:
-        is_off = note.startswith(f"{policy.name} is off")
-        state = api_pb2.PolicyStatus.STATE_OFF if is_off else api_pb2.PolicyStatus.STATE_PARTIAL
-    reason = note.partition(": ")[2]
-    if problem is not None:
-        reason = f"{problem}; {reason}" if reason else str(problem)
+    state, reasons = api_pb2.PolicyStatus.STATE_LOADED, [] if problem is None else [str(problem)]
+    if unmet := unmet_on(policy, node):
+        state = api_pb2.PolicyStatus.STATE_OFF if unmet.is_off else api_pb2.PolicyStatus.STATE_PARTIAL
+        reasons.append(str(unmet))
     overrides = overrides_of(engine, policy.name)
     configured = api_pb2.MODE_OFF if policy.name in engine.disabled else MODES[policy.mode]
     is_default = policy.mode is Mode.ENFORCE and engine.configured(policy.name).enabled is None
@@ -308,7 +304,7 @@ def _policy(
     return api_pb2.PolicyStatus(
         name=policy.name,
         state=state,
-        reason=reason,
+        reason="; ".join(reasons),
         origin=policy.origin,
         priority=policy.priority,
         mode=mode,

@@ -24,7 +24,7 @@ from runtimeproxy.counts import Histogram
 from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.counts import OTHER
-from runtimeproxy.hooks.decision import status_note
+from runtimeproxy.hooks.decision import unmet_on
 from runtimeproxy.http2.server import EarlyEnd
 from runtimeproxy.pods.records import Level
 from runtimeproxy.service.metrics.table import METRICS, PREFIX
@@ -228,9 +228,8 @@ def of_relay(counts: RelayCounts) -> Iterator[Sample]:
 def _of_engine(engine: Engine) -> Iterator[Sample]:
     node = engine.node.latest
     for policy in engine.policies:
-        note = status_note(policy, node)
-        is_off = note.startswith(f"{policy.name} is off")
-        state = "off" if is_off else "in_part" if note else str(policy.mode)
+        unmet = unmet_on(policy, node)
+        state = str(policy.mode) if unmet is None else "off" if unmet.is_off else "in_part"
         yield Sample("policy_state", 1, (policy.name, state))
     for problem in engine.problems:
         if not problem.is_kept:
