@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -10,8 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from runtimeproxy.commands.arguments import PROGRAM
-from runtimeproxy.commands.configuration import load_policies, load_settings
+from runtimeproxy.commands.configuration import load_settings, loaded_policies
 from runtimeproxy.commands.exit_codes import CommandError, ExitCode
 from runtimeproxy.commands.output import Page, counted, print_value
 
@@ -35,16 +33,7 @@ def replay(arguments: Namespace) -> int:
     try:
         with path.open("rb") as file:
             recording = open_recording(file)
-            loaded = load_policies(settings)
-            for problem in loaded.problems:
-                print(f"{PROGRAM}: warning: policy not loaded: {problem}", file=sys.stderr)
-            hooks = settings.hooks
-            found = run(
-                recording,
-                loaded.policies,
-                rule=hooks.conflicts,
-                skip_label=(hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None,
-            )
+            found = run(recording, loaded_policies(settings), settings.hooks.rules)
     except OSError as error:
         raise CommandError(f"{path}: cannot be read: {error.strerror}", ExitCode.USAGE) from error
     except RecordingError as error:

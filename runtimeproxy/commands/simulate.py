@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.commands.arguments import PROGRAM
-from runtimeproxy.commands.configuration import load_policies, load_settings
+from runtimeproxy.commands.configuration import load_settings, loaded_policies
 from runtimeproxy.commands.exit_codes import CommandError, ExitCode
 from runtimeproxy.commands.output import (
     BAD,
@@ -68,19 +66,9 @@ def simulate(arguments: Namespace) -> int:
         calls = [each for name in arguments.file for each in _calls(name, node, webhook=arguments.webhook)]
     except UnusableInputError as error:
         raise CommandError(str(error), ExitCode.USAGE) from error
-    loaded = load_policies(settings)
-    for problem in loaded.problems:
-        print(f"{PROGRAM}: warning: policy not loaded: {problem}", file=sys.stderr)
     hooks = settings.hooks
-    servers = registered_servers(Path(settings.hooks.server_config_dir))
-    found = simulation.simulate(
-        calls,
-        (*loaded.policies, *servers),
-        node,
-        rule=hooks.conflicts,
-        skip_label=(hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None,
-        budget_s=hooks.budget_s,
-    )
+    policies = (*loaded_policies(settings), *registered_servers(Path(hooks.server_config_dir)))
+    found = simulation.simulate(calls, policies, node, hooks.rules)
     if arguments.output == "text":
         page = Page()
         if node.state_of(Input.STRATEGIES) is InputState.UNKNOWN:

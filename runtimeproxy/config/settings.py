@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final, Literal
 
-from runtimeproxy.hooks.settings import ConflictRule, PolicySettings
+from runtimeproxy.hooks.settings import ChainRules, ConflictRule, PolicySettings
 
 DEFAULT_CONFIG_PATH: Final = "/etc/koord-runtime-proxy/config.toml"
 """Read when it exists and no other file is named."""
@@ -123,6 +123,11 @@ class HooksSettings:
     server_timeout_s: Annotated[float, Within(0.01, 120)] = 2.0
     """Timeout of one call of a hook server whose registration has no `timeout-seconds`. Two of them fit into
     `budget_s`."""
+
+    @property
+    def rules(self) -> ChainRules:
+        skip_label = (self.skip_label_key, self.skip_label_value) if self.skip_label_key else None
+        return ChainRules(self.conflicts, skip_label, self.budget_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

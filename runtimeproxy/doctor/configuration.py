@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.config.settings import Settings
-from runtimeproxy.config.validation import places_of
 from runtimeproxy.errors import ConfigError
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.config.sources import Reading
     from runtimeproxy.hooks.loading import LoadProblem, LoadResult
+    from runtimeproxy.offline import Offline
 
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -29,18 +29,19 @@ class Findings:
     warnings: list[ConfigError] = field(default_factory=list)
 
 
-def check_on_node(reading: Reading, policies: LoadResult) -> Findings:
+def check_on_node(reading: Reading, offline: Offline) -> Findings:
     """Returns every problem and warning, beginning with those of the reading.
 
     Args:
         reading: the settings and their problems.
-        policies: the result of loading policies with these settings.
+        offline: made of these settings.
     """
-    findings = Findings(list(reading.errors))
+    findings, policies = Findings(list(reading.errors)), offline.policies
     findings.problems += (_policy_problem(reading, each) for each in policies.problems)
     _check_folders(reading, findings)
     _check_registrations(reading, findings)
-    _check_node(reading, findings)
+    # The daemon keeps the last good ones.
+    findings.warnings += (ConfigError("node", "", problem) for problem in offline.inputs.problems)
     _check_kubernetes(reading, findings)
     findings.warnings += _late(reading, policies)
     return findings
@@ -125,17 +126,6 @@ def _others_write(folder: Path) -> str:
         mode = f"{stat.S_IMODE(status.st_mode):04o}"
         return f"{folder} has mode {mode}: everyone who can write to it can change pods of this node"
     return ""
-
-
-def _check_node(reading: Reading, findings: Findings) -> None:
-    """Reads the node's inputs; their problems are warnings, as the daemon keeps the last good ones."""
-    from runtimeproxy.node.facts import NodeReader
-    from runtimeproxy.node.inputs import NodeInputs
-
-    places = places_of(reading.settings)._replace(state_dir=None)
-    inputs = NodeInputs(places, NodeReader(places.sysfs, places.cgroup_root))
-    problems = inputs.look(0, is_first=True).problems
-    findings.warnings += (ConfigError("node", "", problem) for problem in problems)
 
 
 def _check_kubernetes(reading: Reading, findings: Findings) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.config.validation import places_of
 from runtimeproxy.doctor.checks import MANAGER_SERVICE, SERVICE
 from runtimeproxy.doctor.configuration import check_on_node
 from runtimeproxy.doctor.facts import (
@@ -40,8 +39,7 @@ from runtimeproxy.hooks.remote.registrations import (
     registration_names,
 )
 from runtimeproxy.http2.client import RpcError
-from runtimeproxy.node.facts import NodeReader
-from runtimeproxy.node.inputs import NodeInputs, name_of_node
+from runtimeproxy.node.inputs import name_of_node
 from runtimeproxy.node.kubelet import CONFIG, MAX_BYTES, parse_config
 from runtimeproxy.node.machine import CGROUPFS, SYSTEMD, guess_cgroup_driver
 from runtimeproxy.node.object_folder import MAX_FILE_BYTES, SUFFIXES
@@ -54,7 +52,7 @@ from runtimeproxy.stubs import BlockingClient
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.config.sources import Reading
-    from runtimeproxy.hooks.loading import LoadResult
+    from runtimeproxy.offline import Offline
 
 TIMEOUT_S: Final = 5.0
 """Of each question to the runtime or to systemd."""
@@ -81,19 +79,17 @@ class ApiAnswer(NamedTuple):
     qos_manager: QosManagerFacts = QosManagerFacts()
 
 
-def gather(reading: Reading, policies: LoadResult, answer: ApiAnswer, root: Path = Path("/")) -> Facts:
+def gather(reading: Reading, offline: Offline, answer: ApiAnswer, root: Path = Path("/")) -> Facts:
     """Returns all facts.
 
     Args:
         reading: the settings, with their problems.
-        policies: the result of loading policies with these settings.
+        offline: made of these settings.
         answer: what the daemon's API said.
         root: where the files are whose places no setting names.
     """
     settings = reading.settings
-    findings = check_on_node(reading, policies)
-    places = places_of(settings)._replace(state_dir=None)
-    inputs = NodeInputs(places, NodeReader(places.sysfs, places.cgroup_root))
+    findings = check_on_node(reading, offline)
     return Facts(
         settings=settings,
         user_id=os.geteuid(),
@@ -101,7 +97,7 @@ def gather(reading: Reading, policies: LoadResult, answer: ApiAnswer, root: Path
         configuration_warnings=tuple(map(str, findings.warnings)),
         policies=tuple(
             PolicyFacts(each.name, frozenset(each.policy.features), each.name in settings.policies)
-            for each in policies.policies
+            for each in offline.policies.policies
         ),
         endpoint=socket_state(settings.proxy.endpoint),
         is_served=is_served(settings.proxy.endpoint),
@@ -113,8 +109,8 @@ def gather(reading: Reading, policies: LoadResult, answer: ApiAnswer, root: Path
         kubelet_files=tuple(endpoint_settings(root)),
         runtime=ask_runtime(settings.proxy.runtime_endpoint),
         kubelet_cgroup_driver=_kubelet_driver(settings),
-        tree_cgroup_driver=guess_cgroup_driver(places.cgroup_root) or "",
-        node=inputs.look(0, is_first=True).node,
+        tree_cgroup_driver=guess_cgroup_driver(Path(settings.cgroups.root)) or "",
+        node=offline.inputs.node,
         hook_servers=tuple(_hook_servers(settings)),
         koordlets=tuple(koordlets(root / "proc")),
         has_nri_socket=(root / _NRI_SOCKET).exists(),

@@ -17,14 +17,13 @@ from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.fields import RESOURCES
-from runtimeproxy.ledger.answers import pod_values
 from runtimeproxy.ledger.books import restored, still_valid
-from runtimeproxy.ledger.checkpoint import with_owners
 from runtimeproxy.ledger.fitting import cgroup_version
-from runtimeproxy.ledger.journal import Journal, read_boot_id
+from runtimeproxy.ledger.journal import read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.ledger.tree import LISTS
+from runtimeproxy.offline import Offline
 from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind, Saved
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
 from runtimeproxy.pods.reconcile import same_value
@@ -115,20 +114,6 @@ def table(lines: Iterable[Line]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def ledger_of(saved: Saved, folder: Path, writer: CgroupWriter) -> Ledger:
-    """The books of a checkpoint, and of the journal of a daemon that was killed."""
-    boot_id = read_boot_id()
-    ledger = Ledger(writer, Journal(folder, boot_id), boot_id)
-    ledger.take_over(with_owners(saved))
-    ledger.load(saved.books)
-    ledger.add_noted(ledger.read_journal())
-    for pod in saved.pods:
-        members = (each for each in saved.containers if each.pod_id == pod.id)
-        running = [each for each in members if each.state is not Lifecycle.STOPPED]
-        ledger.note_requests(pod.cgroup_parent, pod_values(running))
-    return ledger
 
 
 def states(ledger: Ledger, writer: CgroupWriter) -> tuple[CgroupState, ...]:
@@ -232,7 +217,7 @@ async def _restore_all(settings: Settings, saved: Saved, *, dry_run: bool) -> tu
     target = ClientSettings(f"unix:{settings.proxy.runtime_endpoint}", timeout_s, timeout_s)
     with ThreadPoolExecutor(1) as executor:
         client = GrpcRuntimeClient(target, executor)
-        ledger = ledger_of(saved, Path(settings.state.dir), writer)
+        ledger = Offline(settings).ledger(saved, writer)
         try:
             found = plan(saved, await observe(saved, client, ledger, writer), writer)
             if dry_run:

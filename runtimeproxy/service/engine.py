@@ -274,8 +274,7 @@ class Engine:
     @property
     def skip_label(self) -> tuple[str, str] | None:
         """Key and value of the label of pods that policies leave alone; None for none."""
-        hooks = self._settings.hooks
-        return (hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None
+        return self._settings.hooks.rules.skip_label
 
     @property
     def recovered(self) -> asyncio.Event:
@@ -458,7 +457,7 @@ class Engine:
             sink=self.audit,
             rule=hooks.conflicts,
             node=self.node,
-            skip_label=(hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None,
+            skip_label=hooks.rules.skip_label,
             counts=self.counts,
         )
 

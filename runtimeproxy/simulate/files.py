@@ -22,10 +22,10 @@ from runtimeproxy.hooks.remote.registrations import (
     read_registration,
     registration_names,
 )
-from runtimeproxy.node.facts import NodeReader
-from runtimeproxy.node.inputs import InputPlaces, NodeInputs
+from runtimeproxy.node.inputs import InputPlaces
 from runtimeproxy.node.object_folder import MAX_FILE_BYTES, SUFFIXES
 from runtimeproxy.node.snapshot import Input, InputState, Node
+from runtimeproxy.offline import look_at
 
 STANDARD_INPUT: Final = "-"
 _PAIR_SEPARATOR: Final = re.compile(r",(?=[^,={}\"]+=)")
@@ -141,7 +141,7 @@ def node_of_files(folder: Path | None, name: str = "", labels: Mapping[str, str]
         node_name=name or _name_in(folder),
         node_labels=labels or {},
     )
-    look = NodeInputs(places, NodeReader(_NOWHERE, _NOWHERE)).look(0.0, is_first=True)
+    look = look_at(places)
     problems = [each for each in look.problems if not each.startswith(f"{_NOWHERE}/")]
     if problems:
         raise UnusableInputError("; ".join(problems))
