@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from runtimeproxy.hooks.workers import SwitchInterval, Workers
 from runtimeproxy.logs import FailureLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from runtimeproxy.cgroups.writer import CgroupWriter
     from runtimeproxy.config.settings import Settings
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.loading import LoadResult
+    from runtimeproxy.hooks.remote.registrations import ParsedRegistration
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.node.inputs import InputPlaces, InputsReading
     from runtimeproxy.pods.checkpoint.codec import Saved
@@ -54,6 +56,12 @@ class Offline:
         # The daemon's own state does not hide what is wrong with the files.
         return look_at(places_of(self.settings)._replace(state_dir=None))
 
+    @cached_property
+    def registrations(self) -> Mapping[str, ParsedRegistration]:
+        """By file name; what is wrong with a file is in it."""
+        hooks = self.settings.hooks
+        return registrations_in(Path(hooks.server_config_dir), hooks.server_timeout_s)
+
     def ledger(self, saved: Saved, writer: CgroupWriter) -> Ledger:
         return ledger_of(saved, Path(self.settings.state.dir), writer)
 
@@ -63,6 +71,30 @@ def look_at(places: InputPlaces) -> InputsReading:
     from runtimeproxy.node.inputs import NodeInputs
 
     return NodeInputs(places, NodeReader(places.sysfs, places.cgroup_root)).look(0, is_first=True)
+
+
+def registrations_in(folder: Path, timeout_s: float) -> dict[str, ParsedRegistration]:
+    from runtimeproxy.documents.reading import InputError
+    from runtimeproxy.hooks.remote.registrations import (
+        ParsedRegistration,
+        parse_registration,
+        read_registration,
+        registration_names,
+    )
+
+    found: dict[str, ParsedRegistration] = {}
+    try:
+        names = registration_names(folder)
+    except OSError:
+        # It does not exist yet, or is reported with the settings.
+        return found
+    for name in names:
+        with suppress(FileNotFoundError):
+            try:
+                found[name] = parse_registration(name, read_registration(folder / name).data, timeout_s)
+            except InputError as error:
+                found[name] = ParsedRegistration(None, (str(error),))
+    return found
 
 
 def ledger_of(saved: Saved, folder: Path, writer: CgroupWriter) -> Ledger:

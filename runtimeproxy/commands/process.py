@@ -44,7 +44,8 @@ def upgrade(arguments: Namespace) -> int:
 def restore(arguments: Namespace) -> int:
     """Gives what runs the kubelet's values back."""
     settings = load_settings(arguments)
-    from runtimeproxy.restore.command import is_complete, restore, table
+    from runtimeproxy.commands.output import Page
+    from runtimeproxy.restore.command import HEADERS, is_complete, restore, table_row
     from runtimeproxy.service.kubelet import kubelet_settings
     from runtimeproxy.service.signals import is_served
 
@@ -52,7 +53,10 @@ def restore(arguments: Namespace) -> int:
     for each in () if is_served(proxy.endpoint) else kubelet_settings(proxy.endpoint):
         print(f"{PROGRAM}: warning: {each.advice(proxy)}", file=sys.stderr)
     lines = restore(settings, dry_run=arguments.dry_run)
-    print("\n".join(table(lines)) if lines else "nothing to restore")
+    if lines:
+        Page().table(HEADERS, map(table_row, lines))
+    else:
+        print("nothing to restore")
     return ExitCode.OK if is_complete(lines) else ExitCode.FAILED
 
 

@@ -46,7 +46,7 @@ def replay(arguments: Namespace) -> int:
 
 
 def as_json(found: Replay) -> dict[str, Any]:
-    """Returns what JSON can hold, in camelCase; empty lists and texts are there, too."""
+    """Returns what JSON can hold; empty lists and texts are there, too."""
     return {
         "calls": found.calls,
         "differingCalls": found.differing,
@@ -64,11 +64,9 @@ def as_json(found: Replay) -> dict[str, Any]:
 
 
 def _difference(difference: Difference) -> dict[str, Any]:
-    found = {_CAMEL.get(key, key): value for key, value in asdict(difference).items() if key != "time_s"}
-    return {"time": _time(difference.time_s), **found}
-
-
-_CAMEL: Final = {"was_by": "wasBy", "now_by": "nowBy"}
+    found = asdict(difference)
+    found |= {"wasBy": found.pop("was_by"), "nowBy": found.pop("now_by")}
+    return {"time": _time(found.pop("time_s")), **found}
 
 
 def _time(time_s: float | None) -> str | None:

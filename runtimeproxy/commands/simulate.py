@@ -23,7 +23,7 @@ from runtimeproxy.commands.output import (
     print_value,
     show_fields,
 )
-from runtimeproxy.config.sources import FLAGS
+from runtimeproxy.config.settings import NodeSettings
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -32,20 +32,19 @@ if TYPE_CHECKING:
     from runtimeproxy.simulate.result import (
         PodSimulation,
         PolicyChange,
+        Remark,
         SimulatedField,
         SimulatedTarget,
         Simulation,
     )
 
 
-_OBJECTS_DIR: Final = next(each.destination for each in FLAGS if each.name == "node.objects_dir")
 _NOTHING_KNOWN: Final = (
     "node and strategies are not known; --node-objects-dir names a folder of their objects"
 )
 
 
 _COLUMNS: Final = ("FIELD", "REQUESTED", "RESULT", "CERTAINTY")
-_ROLES: Final = {"set": "{}", "scale": "divided by {}", "add": "{} more", "at_most": "at most {}"}
 
 
 def simulate(arguments: Namespace) -> int:
@@ -54,7 +53,9 @@ def simulate(arguments: Namespace) -> int:
     Raises:
         CommandError: a file or argument cannot be used.
     """
-    _make_absolute(arguments)
+    # A folder that is named here is found from here, unlike that of a daemon's configuration.
+    if getattr(arguments, "node_objects_dir", None):
+        arguments.node_objects_dir = str(Path(arguments.node_objects_dir).absolute())
     settings = load_settings(arguments)
     from runtimeproxy.node.snapshot import Input, InputState
     from runtimeproxy.simulate import simulation
@@ -80,16 +81,8 @@ def simulate(arguments: Namespace) -> int:
     return ExitCode.FAILED if found.is_refused else ExitCode.OK
 
 
-def _make_absolute(arguments: Namespace) -> None:
-    """A folder that is named here is found from here, unlike that of a daemon's configuration."""
-    named = getattr(arguments, _OBJECTS_DIR, None)
-    if named:
-        setattr(arguments, _OBJECTS_DIR, str(Path(named).absolute()))
-
-
 def _node(arguments: Namespace, settings: Settings) -> Node:
     """The node of the folder that is configured; the usual one need not be there."""
-    from runtimeproxy.config.settings import NodeSettings
     from runtimeproxy.simulate.files import node_of_files, pairs
 
     name = settings.node.objects_dir
@@ -136,17 +129,17 @@ def _show_target(target: SimulatedTarget, page: Page) -> None:
     if target.refusal:
         page.entry(Cell("refused", BAD), target.refusal, indent=2)
     if target.fields:
-        rows = [FieldRow(_values(each), list(_remarks(each))) for each in target.fields]
-        show_fields(_COLUMNS, rows, page)
+        show_fields(_COLUMNS, [FieldRow(_values(each), _remarks(each)) for each in target.fields], page)
     elif not target.refusal:
         page.line("nothing is changed here", indent=2)
-    width = max((len(each.policy) for each in target.remarks), default=0)
-    for remark in target.remarks:
-        what = f"{remark.field}: {remark.reason}" if remark.field else remark.reason
-        words = (Cell(remark.kind.value, FAINT), f": {what}")
-        page.entry(remark.policy, words, indent=2, label_width=width)
+    page.entries(((each.policy, _remark_words(each)) for each in target.remarks), indent=2)
     for each in target.not_simulated:
         page.entry(Cell("not simulated", DOUBTFUL), each, indent=2)
+
+
+def _remark_words(remark: Remark) -> Words:
+    what = f"{remark.field}: {remark.reason}" if remark.field else remark.reason
+    return Cell(remark.kind, FAINT), f": {what}"
 
 
 def _values(field: SimulatedField) -> tuple[Cell, ...]:
@@ -169,10 +162,9 @@ def _remarks(field: SimulatedField) -> Iterator[tuple[Cell, Words]]:
 
 
 def _change(change: PolicyChange) -> str:
-    value = "cleared" if change.wanted is None else _ROLES[change.role].format(change.wanted)
     effect = change.note
     if change.mode.value != "enforce":
         effect = "; ".join(filter(None, ("dry-run", effect)))
     elif not change.counts:
         effect = effect or "does not count"
-    return claim_text(value, change.reason, change.provenance, effect)
+    return claim_text(change.role, change.wanted, change.reason, change.provenance, effect)

@@ -103,12 +103,10 @@ def shown_time(moment: datetime, now: datetime) -> str:
 
 
 def utc_now() -> datetime:
-    """The present time."""
     return datetime.now(UTC)
 
 
 def moment(timestamp: Timestamp) -> datetime:
-    """The moment that a timestamp of protobuf means."""
     return timestamp.ToDatetime(UTC)
 
 

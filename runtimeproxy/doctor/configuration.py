@@ -39,7 +39,7 @@ def check_on_node(reading: Reading, offline: Offline) -> Findings:
     findings, policies = Findings(list(reading.errors)), offline.policies
     findings.problems += (_policy_problem(reading, each) for each in policies.problems)
     _check_folders(reading, findings)
-    _check_registrations(reading, findings)
+    _check_registrations(reading, offline, findings)
     # The daemon keeps the last good ones.
     findings.warnings += (ConfigError("node", "", problem) for problem in offline.inputs.problems)
     _check_kubernetes(reading, findings)
@@ -141,30 +141,10 @@ def _check_kubernetes(reading: Reading, findings: Findings) -> None:
         findings.warnings.append(reading.error(("kubernetes", "kubeconfig"), str(error)))
 
 
-def _check_registrations(reading: Reading, findings: Findings) -> None:
-    from runtimeproxy.documents.reading import InputError
-    from runtimeproxy.hooks.remote.registrations import (
-        parse_registration,
-        read_registration,
-        registration_names,
-    )
-
+def _check_registrations(reading: Reading, offline: Offline, findings: Findings) -> None:
     hooks = reading.settings.hooks
-    folder = Path(hooks.server_config_dir)
-    try:
-        names = registration_names(folder)
-    except OSError:
-        # It does not exist yet, or was reported above.
-        return
-    for name in names:
-        source = str(folder / name)
-        try:
-            parsed = parse_registration(name, read_registration(folder / name).data, hooks.server_timeout_s)
-        except FileNotFoundError:
-            continue
-        except InputError as error:
-            findings.problems.append(ConfigError(source, "", str(error)))
-            continue
+    for name, parsed in offline.registrations.items():
+        source = str(Path(hooks.server_config_dir, name))
         # A file that is used nevertheless has only unknown keys.
         into = findings.problems if parsed.registration is None else findings.warnings
         into += (ConfigError(source, "", problem) for problem in parsed.problems)

@@ -33,11 +33,6 @@ from runtimeproxy.doctor.facts import (
 )
 from runtimeproxy.documents.files import read_file
 from runtimeproxy.documents.reading import InputError, parse_documents
-from runtimeproxy.hooks.remote.registrations import (
-    parse_registration,
-    read_registration,
-    registration_names,
-)
 from runtimeproxy.http2.client import RpcError
 from runtimeproxy.node.inputs import name_of_node
 from runtimeproxy.node.kubelet import CONFIG, MAX_BYTES, parse_config
@@ -111,7 +106,11 @@ def gather(reading: Reading, offline: Offline, answer: ApiAnswer, root: Path = P
         kubelet_cgroup_driver=_kubelet_driver(settings),
         tree_cgroup_driver=guess_cgroup_driver(Path(settings.cgroups.root)) or "",
         node=offline.inputs.node,
-        hook_servers=tuple(_hook_servers(settings)),
+        hook_servers=tuple(
+            HookServerFacts(name, each.registration.endpoint, socket_state(each.registration.endpoint))
+            for name, each in offline.registrations.items()
+            if each.registration is not None
+        ),
         koordlets=tuple(koordlets(root / "proc")),
         has_nri_socket=(root / _NRI_SOCKET).exists(),
         unit=_unit(root, SERVICE),
@@ -180,22 +179,6 @@ def _kubelet_driver(settings: Settings) -> str:
         return parse_config(documents[0]).cgroup_driver or CGROUPFS if documents else ""
     except (OSError, InputError):
         return ""
-
-
-def _hook_servers(settings: Settings) -> Iterator[HookServerFacts]:
-    folder = Path(settings.hooks.server_config_dir)
-    try:
-        names = registration_names(folder)
-    except OSError:
-        return
-    for name in names:
-        try:
-            parsed = parse_registration(name, read_registration(folder / name).data, 1.0)
-        except (OSError, InputError):
-            continue  # check_on_node reports it
-        if parsed.registration is not None:
-            endpoint = parsed.registration.endpoint
-            yield HookServerFacts(name, endpoint, socket_state(endpoint))
 
 
 def ask_api_server(settings: Settings) -> ApiServerFacts:

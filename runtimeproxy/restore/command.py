@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -97,33 +97,24 @@ def restore_sysctls(sysctls: Sysctls, *, dry_run: bool) -> tuple[Line, ...]:
 
 
 def is_complete(lines: Iterable[Line]) -> bool:
-    """Whether no value failed to be restored."""
     return all(line.status is not Status.FAILED for line in lines)
 
 
-def table(lines: Iterable[Line]) -> Iterator[str]:
-    """The lines of the table, without the last column's padding."""
-    rows = [HEADERS]
-    for line in lines:
-        # A runtime's reason may have several lines.
-        reason = " ".join(line.reason.split())
-        old, new = ("-" if value is None or value == "" else str(value) for value in (line.old, line.new))
-        rows.append(
-            (line.target, line.field, old, new, f"{line.status}: {reason}" if reason else line.status)
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+def table_row(line: Line) -> tuple[str, ...]:
+    """The cells below `HEADERS`."""
+    # A runtime's reason may have several lines.
+    reason = " ".join(line.reason.split())
+    old, new = ("-" if value is None or value == "" else str(value) for value in (line.old, line.new))
+    return line.target, line.field, old, new, f"{line.status}: {reason}" if reason else line.status
 
 
 def states(ledger: Ledger, writer: CgroupWriter) -> tuple[CgroupState, ...]:
-    """The cgroups of all books as they are now."""
     found = (ledger.record(identity) for identity in ledger.identities)
     return tuple(_state(book, writer) for book in found if book is not None)
 
 
 async def observe(saved: Saved, client: GrpcRuntimeClient, ledger: Ledger, writer: CgroupWriter) -> NodeState:
-    """The present state of the checkpoint's containers and cgroups.
+    """Reads the present state of the checkpoint's containers and cgroups.
 
     Raises:
         RuntimeUnavailableError: The runtime does not answer.
@@ -247,7 +238,8 @@ async def _carry_out(
     for identity in ledger.identities:
         book = ledger.record(identity)
         if book is not None:
-            kept = {line.field for line in written if line.target == identity and _is_kept(line)}
+            unrestored = (each for each in written if each.status is not Status.RESTORED)
+            kept = {each.field for each in unrestored if each.target == identity}
             changes.append(RowChange(RowKind.BOOK, identity, kept_book(book, kept, copies.get(identity, {}))))
     with closing(CheckpointFile(folder)) as file:
         try:
@@ -260,11 +252,6 @@ async def _carry_out(
                 if change.kind is RowKind.BOOK:
                     ledger.note_saved(change.id, None)
     return tuple(lines)
-
-
-def _is_kept(line: Line) -> bool:
-    """Whether a value stays in the checkpoint, for the next attempt."""
-    return line.status is not Status.RESTORED
 
 
 def _update_result(line: Line, found: ContainerRecord | None) -> Line:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.policy import Mode
@@ -115,67 +114,36 @@ class PodSimulation:
 class Simulation:
     """All pods of a text."""
 
-    pods: tuple[PodSimulation, ...] = field(default=())
+    pods: tuple[PodSimulation, ...] = ()
 
     @property
     def is_refused(self) -> bool:
-        """Whether any of the pods would be refused."""
         return any(each.is_refused for each in self.pods)
 
 
 def simulation_as_json(simulation: Simulation) -> dict[str, Any]:
-    """Returns what JSON can hold, in camelCase; empty lists and texts are there, too."""
+    """Returns what JSON can hold; empty lists and texts are there, too."""
     return {"refused": simulation.is_refused, "pods": [_pod_as_json(each) for each in simulation.pods]}
 
 
 def _pod_as_json(pod: PodSimulation) -> dict[str, Any]:
-    return {
-        "source": pod.source,
-        "namespace": pod.namespace,
-        "name": pod.name,
-        "qosClass": pod.qos.value,
-        "kubeQOSClass": pod.kube_qos.value,
-        "priorityClass": pod.priority.value,
-        "added": list(pod.added),
-        "notes": list(pod.notes),
-        "targets": [_target_as_json(each) for each in pod.targets],
-    }
+    document = asdict(pod, dict_factory=_camel_case)
+    for target, made in zip(pod.targets, document["targets"], strict=True):
+        for field, about in zip(target.fields, made["fields"], strict=True):
+            about["certainty"] = field.certainty.value
+    return document
 
 
-def _target_as_json(target: SimulatedTarget) -> dict[str, Any]:
-    return {
-        "kind": target.kind,
-        "name": target.name,
-        "refusal": target.refusal,
-        "fields": [_field_as_json(each) for each in target.fields],
-        "remarks": [
-            {"policy": each.policy, "kind": each.kind.value, "field": each.field, "reason": each.reason}
-            for each in target.remarks
-        ],
-        "notSimulated": list(target.not_simulated),
-    }
+_KEYS: Final = {
+    "qos": "qosClass",
+    "kube_qos": "kubeQOSClass",
+    "priority": "priorityClass",
+    "is_changed": "changed",
+    "depends_on": "dependsOn",
+    "not_simulated": "notSimulated",
+}
 
 
-def _field_as_json(found: SimulatedField) -> Mapping[str, Any]:
-    return {
-        "name": found.name,
-        "before": found.before,
-        "after": found.after,
-        "changed": found.is_changed,
-        "owner": found.owner,
-        "certainty": found.certainty.value,
-        "dependsOn": list(found.depends_on),
-        "changes": [
-            {
-                "policy": each.policy,
-                "mode": each.mode.value,
-                "role": each.role.value,
-                "wanted": each.wanted,
-                "counts": each.counts,
-                "reason": each.reason,
-                "note": each.note,
-                "provenance": list(each.provenance),
-            }
-            for each in found.changes
-        ],
-    }
+def _camel_case(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Texts of enumerations are no plain ones for the writer of YAML.
+    return {_KEYS.get(key, key): value.value if isinstance(value, StrEnum) else value for key, value in items}
