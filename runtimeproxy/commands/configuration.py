@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.commands.arguments import PROGRAM
 from runtimeproxy.config.settings import Settings
 from runtimeproxy.config.sources import Reading, read
-from runtimeproxy.config.validation import CombinedConfigError
 from runtimeproxy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,10 +28,7 @@ def load_settings(arguments: Namespace) -> Settings:
     Raises:
         CombinedConfigError: every problem.
     """
-    reading = read_settings(arguments)
-    if reading.errors:
-        raise CombinedConfigError(reading.errors)
-    return reading.settings
+    return read_settings(arguments).valid_settings()
 
 
 def read_settings(arguments: Namespace) -> Reading:

@@ -9,8 +9,8 @@ against these classes (`runtimeproxy.config.schema`), and `systemd/CONFIGURATION
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Final, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Final, Literal, cast
 
 from runtimeproxy.hooks.settings import ChainRules, ConflictRule, PolicySettings
 
@@ -392,26 +392,12 @@ class Settings:
     log: LogSettings = field(default_factory=LogSettings)
 
 
-GROUPS: Final = {
-    "proxy": ProxySettings,
-    "hooks": HooksSettings,
-    "cgroups": CgroupsSettings,
-    "node": NodeSettings,
-    "slo": SloSettings,
-    "kubernetes": KubernetesSettings,
-    "ledger": LedgerSettings,
-    "state": StateSettings,
-    "audit": AuditSettings,
-    "api": ApiSettings,
-    "metrics": MetricsSettings,
-    "tracing": TracingSettings,
-    "qosmanager": QosManagerSettings,
-    "eviction": EvictionSettings,
-    "log": LogSettings,
-}
-"""The groups of plain keys; each key has an environment variable."""
 TABLES: Final = {"policies": PolicySettings, "plugins": PluginSettings, "owners": OwnerSettings}
 """The groups of tables, `[<group>.<name>]`."""
+GROUPS: Final = {
+    each.name: cast("type", each.default_factory) for each in fields(Settings) if each.name not in TABLES
+}
+"""The groups of plain keys; each key has an environment variable."""
 
 BUILT_IN_PLUGINS: Final = ("cpu-suppress", "cpu-burst", "cpu-evict", "memory-evict", "profiling")
 FEATURE_GATES: Final[Mapping[str, bool]] = {

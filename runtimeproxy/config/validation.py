@@ -280,7 +280,6 @@ def _folder_problems(settings: Settings) -> Iterator[Problem]:
         (("node", "kubelet_dir"), settings.node.kubelet_dir or "/"),
         (("state", "dir"), settings.state.dir),
         (("audit", "file"), settings.audit.file or "/"),
-        (("audit", "file"), settings.audit.file or "/"),
     ):
         if not path.startswith("/") or "\0" in path:
             yield key, f"{path!r} is not an absolute path"
