@@ -339,7 +339,6 @@ class Successor:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     async def receive(self, message: Message, within_s: float) -> None:
@@ -433,7 +432,8 @@ def request_upgrade(endpoint: str, start_s: float) -> tuple[int, int]:
     deadline_s = time.monotonic() + start_s + SERVING_S + REQUEST_SLACK_S
     while time.monotonic() < deadline_s:
         now = _lock_lines(path)
-        if now[0] != pid and _note_text(now) == TAKEN_OVER:
+        # The note begins with its time.
+        if now[0] != pid and now[1].partition(" ")[2] == TAKEN_OVER:
             return pid, now[0]
         # Read twice: the first time it may have been half written.
         if now == last and (failure := _request_failure(pid, before, now)):
@@ -450,12 +450,8 @@ def _request_failure(pid: int, before: tuple[int, str], now: tuple[int, str]) ->
         return ""
     if now[0] != pid:
         return f"process {pid} has ended, and process {now[0]} was started anew"
-    return f"{_note_text(now)}; process {pid} serves" if now[1] else f"process {pid} was asked to end"
-
-
-def _note_text(lines: tuple[int, str]) -> str:
-    """The note without its time."""
-    return lines[1].partition(" ")[2]
+    text = now[1].partition(" ")[2]
+    return f"{text}; process {pid} serves" if now[1] else f"process {pid} was asked to end"
 
 
 def _lock_lines(path: str) -> tuple[int, str]:

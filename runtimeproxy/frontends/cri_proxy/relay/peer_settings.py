@@ -64,7 +64,6 @@ class PeerSettings:
 
     @property
     def announced(self) -> Http2Settings:
-        """The newest values, acknowledged or not."""
         return self._pending[-1] if self._pending else self._acked
 
     def announce(self, payload: bytes) -> None:

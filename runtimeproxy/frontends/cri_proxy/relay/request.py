@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.frontends.cri_proxy.interception import CallHead
+from runtimeproxy.frontends.cri_proxy.relay.direction import TURN_FRAMES, Direction
 from runtimeproxy.frontends.cri_proxy.relay.intercepted_stream import InterceptedStream
 from runtimeproxy.frontends.cri_proxy.relay.preconnect import check_early
 from runtimeproxy.http2 import frames
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.relay.streams import Streams
     from runtimeproxy.frontends.cri_proxy.relay.upstream import Upstream
 
-TURN_FRAMES: Final = range(2000)
-"""Frames of one side that are taken in one turn of the loop: a read of 256 KiB may hold 29,000, and other
-clients wait meanwhile."""
 MAX_SPECIAL_STREAMS: Final = 2000
 """Intercepted and refused calls of one connection; a kubelet has some dozens, and each costs some KiB."""
 MAX_BLOCK_BYTES: Final = 128 * 1024
@@ -140,23 +138,15 @@ class _OpenBlock:
         self.fragments.append(fragment)
 
 
-class RequestDirection:
+class RequestDirection(Direction):
     """Parses the client's bytes; runs of frames that just pass are forwarded without a copy.
 
     Every header block is read, in order: its call is intercepted if the interceptor says so.
-
-    Attributes:
-        is_behind: whether whole frames wait for the next turn: `receive` goes on with them, even with b"".
-        received_bytes: of all whole frames.
     """
 
     def __init__(self, relay: Streams) -> None:
-        self._relay = relay
+        super().__init__(relay)
         self._heads = HeadReader(FIELDS, partial(request_head, relay))
-        self._partial: list[bytes] = []
-        self._missing_bytes = 0
-        self.is_behind = False
-        self.received_bytes = 0
         self._block: _OpenBlock | None = None
         self._own_settings_acks = 1
 
@@ -167,13 +157,9 @@ class RequestDirection:
             PeerError: the client broke the protocol.
         """
         if self._partial:
-            self._partial.append(data)
-            if len(data) < self._missing_bytes:
-                self._missing_bytes -= len(data)
+            data = self._completed(data)
+            if not data:
                 return
-            data = b"".join(self._partial)
-            self._partial.clear()
-            self.is_behind = False
         relay = self._relay
         flow = relay.flow
         special = relay.special_streams
@@ -246,17 +232,6 @@ class RequestDirection:
         self._relay.to_runtime.chunks.append(chunk)
         if not self._relay.to_runtime.is_open:
             self._relay.early.add(len(chunk))
-
-    def _keep(self, rest: bytes) -> None:
-        """Keeps an incomplete frame until its rest is there, or whole frames for the next turn."""
-        self._partial.append(rest)
-        # They are counted with the rest.
-        self.received_bytes -= len(rest)
-        length = int.from_bytes(rest[:3], "big") if len(rest) >= HEADER_BYTES else 0
-        self._missing_bytes = HEADER_BYTES + length - len(rest)
-        if self._missing_bytes <= 0:
-            self.is_behind = True
-            self._relay.wake()
 
     def _handle(self, type_: int, flags: int, stream_id: int, raw: bytes) -> None:
         """Handles a frame that does not, or not always, pass as it is."""

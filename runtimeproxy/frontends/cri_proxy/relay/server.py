@@ -141,7 +141,6 @@ class RelayServer:
 
     @property
     def connection_count(self) -> int:
-        """How many clients are connected."""
         return len(self._connections)
 
     @property
@@ -156,7 +155,7 @@ class RelayServer:
 
     @property
     def stream_counts(self) -> tuple[int, int]:
-        """How many calls of all clients are in progress, and how many of them are intercepted ones."""
+        """The calls of all clients that are in progress, and how many of them are intercepted ones."""
         found = [connection.stream_counts for connection in self._connections]
         return sum(streams for streams, _ in found), sum(intercepted for _, intercepted in found)
 

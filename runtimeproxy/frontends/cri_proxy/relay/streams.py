@@ -34,7 +34,7 @@ _REMEMBERED_DISCARDED: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class RelayOptions:
-    """What all connections of one daemon share."""
+    """Options of the HTTP/2 side of all connections of one daemon."""
 
     route: Router
     interceptor: Interceptor
@@ -143,7 +143,7 @@ class Streams:
 
     @property
     def has_intercepted_calls(self) -> bool:
-        """Whether there are intercepted calls that a graceful stop waits for."""
+        """A graceful stop waits for them."""
         return any(stream.is_pending for stream in self.special_streams.values())
 
     @property
