@@ -35,7 +35,7 @@ _logger.propagate = False
 
 
 class Offline:
-    """What a daemon with these settings would be made of; each part is made when it is first used."""
+    """The parts of a daemon with these settings; each is made when it is first used."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

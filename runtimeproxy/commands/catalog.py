@@ -199,7 +199,7 @@ COMMANDS: Final = (
             "files": {"nargs": "+", "metavar": "FILE", "help": "file or folder with the objects"},
             "--node-labels": {**_PAIRS, "help": "labels of the node, beside those of its Node object"},
             "--node-annotations": {**_PAIRS, "help": "annotations of the node, in the same way"},
-            "--pod": {"metavar": "FILE", "help": "also show what counts for the Pod in this file"},
+            "--pod": {"metavar": "FILE", "help": "also show what applies to the Pod in this file"},
             "--strict": {
                 "action": "store_true",
                 "help": "names of keys and fields that Koordinator does not have are errors, too",

@@ -75,7 +75,7 @@ class ShownTarget(NamedTuple):
 
 
 def targets_of(text: str) -> list[ShownTarget]:
-    """What `[NAMESPACE/]POD[/CONTAINER]` may mean, the likelier one first.
+    """Parses `[NAMESPACE/]POD[/CONTAINER]`; of two meanings the likelier one is first.
 
     Raises:
         CommandError: it has another form.
@@ -89,13 +89,7 @@ def targets_of(text: str) -> list[ShownTarget]:
 
 
 def show_explanation(found: api_pb2.ExplainResponse, page: Page, *, is_everything: bool = False) -> None:
-    """Prints an explanation for people.
-
-    Args:
-        found: the explanation.
-        page: where to.
-        is_everything: fields that nothing changes, too, and policies that want nothing.
-    """
+    """Prints the fields that something changes and the policies that are in trouble, or everything."""
     pod = found.pod
     qos = ", ".join(part for part in (pod.qos_class or "no QoS class", pod.kube_qos_class) if part)
     page.line((Cell(f"{pod.namespace}/{pod.name}", STRONG), f"  {qos}"))

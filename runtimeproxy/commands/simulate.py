@@ -166,5 +166,5 @@ def _change(change: PolicyChange) -> str:
     if change.mode.value != "enforce":
         effect = "; ".join(filter(None, ("dry-run", effect)))
     elif not change.counts:
-        effect = effect or "does not count"
+        effect = effect or "has no effect"
     return claim_text(change.role, change.wanted, change.reason, change.provenance, effect)

@@ -435,12 +435,7 @@ def needs_restart(group: str, key: str) -> bool:
 
 
 def reloaded(old: Settings, new: Settings) -> tuple[Settings, list[str]]:
-    """Returns the settings that take effect at a reload, and the changed keys that need a restart.
-
-    Args:
-        old: the settings in effect.
-        new: the settings as they were read again.
-    """
+    """Returns the settings that take effect at a reload, and the changed keys that need a restart."""
     result = new
     waiting: list[str] = []
     for group, kind in GROUPS.items():

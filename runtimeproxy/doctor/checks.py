@@ -46,7 +46,7 @@ class Finding(NamedTuple):
     level: Severity
     text: str
     advice: str = ""
-    """What to do; empty if nothing."""
+    """A remedy for people; empty for none."""
 
 
 Findings = Iterator[Finding]
@@ -199,7 +199,7 @@ def check_koordlet(facts: Facts) -> Findings:
 _KOORDLETS_POLICIES: Final = frozenset(
     ("batch-resource", "cpuset", "gpu-env", "group-identity", "cpu-burst", "cpu-normalization", "memory-qos")
 )
-"""What koordlet does, too. Source: Koordinator pkg/koordlet/runtimehooks/hooks, pkg/koordlet/qosmanager."""
+"""Also in koordlet. Source: Koordinator pkg/koordlet/runtimehooks/hooks, pkg/koordlet/qosmanager."""
 
 
 def check_hook_servers(facts: Facts) -> Findings:
@@ -450,5 +450,4 @@ CHECKS: Final[Mapping[str, Callable[[Facts], Iterable[Finding]]]] = {
 
 
 def examine(facts: Facts) -> dict[str, list[Finding]]:
-    """The findings of all checks, by name."""
     return {name: list(check(facts)) for name, check in CHECKS.items()}

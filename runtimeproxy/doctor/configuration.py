@@ -30,12 +30,7 @@ class Findings:
 
 
 def check_on_node(reading: Reading, offline: Offline) -> Findings:
-    """Returns every problem and warning, beginning with those of the reading.
-
-    Args:
-        reading: the settings and their problems.
-        offline: made of these settings.
-    """
+    """Returns every problem and warning, beginning with those of the reading."""
     findings, policies = Findings(list(reading.errors)), offline.policies
     findings.problems += (_policy_problem(reading, each) for each in policies.problems)
     _check_folders(reading, findings)

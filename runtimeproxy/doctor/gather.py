@@ -66,7 +66,7 @@ _PROPERTIES: Final = (
 
 
 class ApiAnswer(NamedTuple):
-    """What the daemon's API said."""
+    """The answer of the daemon's API."""
 
     version: str = ""
     error: str = ""
@@ -75,14 +75,7 @@ class ApiAnswer(NamedTuple):
 
 
 def gather(reading: Reading, offline: Offline, answer: ApiAnswer, root: Path = Path("/")) -> Facts:
-    """Returns all facts.
-
-    Args:
-        reading: the settings, with their problems.
-        offline: made of these settings.
-        answer: what the daemon's API said.
-        root: where the files are whose places no setting names.
-    """
+    """Returns all facts."""
     settings = reading.settings
     findings = check_on_node(reading, offline)
     return Facts(
@@ -122,7 +115,6 @@ def gather(reading: Reading, offline: Offline, answer: ApiAnswer, root: Path = P
 
 
 def socket_state(path: str) -> SocketState:
-    """What connecting to a socket gives."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(TIMEOUT_S)
         try:

@@ -29,9 +29,6 @@ class SharePools:
     No other pod may use the CPUs of an `LSE` pod; only `BE` pods may use those of an `LSR` pod. The scheduler
     has decided: this only notes which pods there are. Source: policies spec 2.4, share pool computation.
     All functions are pure and quick: they run in the loop.
-
-    Args:
-        last_cpu: of the node, which bounds what is read of a pod; None: not known.
     """
 
     def __init__(self, last_cpu: Callable[[], int | None] = lambda: None) -> None:

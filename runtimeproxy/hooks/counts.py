@@ -1,4 +1,4 @@
-"""What policies have done since the start. Used in the event loop's thread; other threads may read it."""
+"""Counts of policies' runs, failures and changes. Used in the event loop's thread; others may read them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def field_label(field: str) -> str:
 
 
 class EntryKey(NamedTuple):
-    """What audit entries are counted by."""
+    """The labels of a count of audit entries."""
 
     kind: AuditKind
     policy: str

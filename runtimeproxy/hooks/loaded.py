@@ -86,7 +86,7 @@ class LoadedPolicy:
     features: frozenset[str] = frozenset()
     """The policy is off on a node that is known to lack one."""
     optional_features: frozenset[str] = frozenset()
-    """What the policy makes use of, where the node has it."""
+    """The policy uses them where the node has them."""
     is_quick: bool = False
     """Whether it is known to compute for some tens of microseconds and to wait for nothing: the loop's thread
     may run it."""

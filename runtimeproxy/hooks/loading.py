@@ -116,10 +116,6 @@ def load(
 ) -> tuple[LoadedPolicy, ...]:
     """Create the enabled policies, in the order in which they run: by priority, then by name.
 
-    Args:
-        policies: checked classes, from `built_in` or `checked`.
-        settings: by policy name; the default for those without.
-
     Raises:
         PolicyLoadError: settings without a policy, bad options, or a constructor that raises.
     """
@@ -132,7 +128,6 @@ def load(
 
 
 def is_enabled(policy: type[Policy], settings: PolicySettings) -> bool:
-    """Return whether a policy is used."""
     return policy.is_default if settings.enabled is None else settings.enabled
 
 
@@ -194,7 +189,7 @@ class PolicyLoader:
         return [each.late for each in attempts if each.late is not None and not each.result.done()]
 
     def use(self, result: LoadResult) -> None:
-        """Note that these policies are in use now."""
+        """Remember the policies in use: a later load keeps those that it cannot load."""
         self._running = {policy.name: policy for policy in result.policies}
 
     def _find(self, sources: PolicySources, problems: list[LoadProblem]) -> tuple[type[Policy], ...]:

@@ -23,7 +23,7 @@ _LEVELS: Final = tuple(level for level in Level if level is not Level.NODE)
 
 
 class Rule(NamedTuple):
-    """What an owner may claim of one parameter in one role."""
+    """The claims on one parameter in one role that an owner may make."""
 
     field: str
     role: Role
@@ -36,7 +36,7 @@ class Owner(NamedTuple):
     name: str
     rules: tuple[Rule, ...] = ()
     priority: int = 80
-    """Of its sets, beside those of policies: 0 to 99, and the highest one counts."""
+    """Of its sets, beside those of policies: 0 to 99, and the highest one wins."""
     mode: Mode = Mode.ENFORCE
     """In dry-run its claims are kept and shown, and not applied; off, they are refused."""
     hold_roles: frozenset[Role] = frozenset({Role.AT_MOST})
@@ -48,12 +48,11 @@ class Owner(NamedTuple):
 
     @property
     def claimant(self) -> str:
-        """Its name in the ledger."""
         return PREFIX + self.name
 
 
 class BuiltIn(NamedTuple):
-    """What a built-in owner may do, unless the configuration says otherwise."""
+    """The rights of a built-in owner, unless the configuration has others."""
 
     allow: tuple[str, ...] = ()
     may_evict: bool = False
@@ -80,7 +79,7 @@ _NEVER: Final[Mapping[str, frozenset[Level]]] = MappingProxyType(
         "cpu.idle": frozenset(_LEVELS) - {Level.HOST_APPLICATION},
     }
 )
-"""What the kubelet writes there itself, or needs."""
+"""Values at levels where the kubelet writes or needs them itself."""
 
 
 def parse_rule(text: str) -> Rule:

@@ -30,7 +30,7 @@ _HOOKS_OF_0_1: Final[Mapping[str, str]] = {
     "remove_container": "on_removed",
     "remove_pod_sandbox": "on_removed",
 }
-"""What has taken the place of the hooks of version 0.1, which were `pre_` and `post_` of these."""
+"""Successors of the hooks of version 0.1, which were `pre_` and `post_` of these."""
 
 
 def check_policy_class(policy: object) -> type[Policy]:

@@ -51,7 +51,7 @@ class FilePolicies(NamedTuple):
     name: str
     """The file's name without its suffix, in kebab-case: probably the policy's."""
     policies: tuple[type[Policy], ...]
-    """Those of the last good version, if there is a problem."""
+    """From the last good version, if there is a problem."""
     problem: str = ""
 
 
@@ -72,12 +72,7 @@ class PolicyFiles:
         self._numbers = itertools.count(1)
 
     def load(self, directory: str, run: Run) -> Iterator[FilePolicies]:
-        """Load the new and changed files, and drop the removed ones.
-
-        Args:
-            directory: the folder; empty, or a folder that does not exist, has no policies.
-            run: runs a file's code.
-        """
+        """Load the new and changed files, and drop the removed ones."""
         try:
             paths = _paths(directory)
         except PolicyLoadError as error:

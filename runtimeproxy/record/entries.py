@@ -102,11 +102,7 @@ Taken = CallTaken | ResponseTaken
 
 
 class Encoder:
-    """Makes the lines of one recording; for one thread at a time.
-
-    Args:
-        key: of the hashes, random.
-    """
+    """Makes the lines of one recording; for one thread at a time."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

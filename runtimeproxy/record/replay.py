@@ -104,11 +104,6 @@ def replay(recording: Recording, policies: Iterable[LoadedPolicy], rules: ChainR
 
     It runs them in an event loop of its own: not for a thread in which one runs.
 
-    Args:
-        recording: just opened.
-        policies: to be tried; hook servers among them are left out.
-        rules: of the chain.
-
     Raises:
         RecordingError: The recording cannot be read.
     """
@@ -116,7 +111,7 @@ def replay(recording: Recording, policies: Iterable[LoadedPolicy], rules: ChainR
 
 
 class _Set(NamedTuple):
-    """What a decision makes of a field."""
+    """The value that a decision gives a field."""
 
     value: str | None
     policy: str
@@ -288,7 +283,7 @@ class _Replayer:
 
 
 def _flat(decisions: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str, str], _Set]:
-    """What decisions set, by number of the decision, hook and field."""
+    """The values of decisions by the number of the decision, hook and field."""
     found: dict[tuple[int, str, str], _Set] = {}
     for number, each in enumerate(decisions):
         hook = str(each["hook"])

@@ -59,13 +59,9 @@ ONLINE_MEMORY_NODES: Final = Path("/sys/devices/system/node/has_memory")
 
 
 def restore(settings: Settings, *, dry_run: bool) -> tuple[Line, ...]:
-    """Restores all values that policies own; returns the result of each.
+    """Restores all values that policies own; returns the result of each, or in a dry run the plan.
 
     Running it again is harmless: the checkpoint no longer has a policy as the owner of a restored value.
-
-    Args:
-        settings: Where runtime, cgroups and checkpoint are.
-        dry_run: Only returns the plan.
 
     Raises:
         RuntimeProxyError: An instance serves and it is not a dry run, there is no checkpoint, it cannot be
@@ -340,7 +336,7 @@ def _everything(ledger: Ledger, writer: CgroupWriter, cgroup: str, name: str, on
 
 
 def _within_above(ledger: Ledger, writer: CgroupWriter, cgroup: str, name: str, members: str) -> str:
-    """What version 1 takes of a list: the cgroups above may have less than when it was read.
+    """Cuts a list to what version 1 takes: the cgroups above may have less than when it was read.
 
     Those with a book get back what the ones above them have.
     """

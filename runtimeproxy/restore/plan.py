@@ -140,13 +140,7 @@ class RestorePlan:
 
 
 def plan(saved: Saved, node: NodeState, formats: Formats) -> RestorePlan:
-    """Compares the checkpoint with the node.
-
-    Args:
-        saved: The checkpoint.
-        node: Its present state.
-        formats: Of its cgroup files.
-    """
+    """Compares the checkpoint with the node."""
     pods = {pod.id: pod for pod in saved.pods}
     containers = tuple(
         _container_plan(record, pods.get(record.pod_id), node)
@@ -276,7 +270,6 @@ def _fitted_lists(
 
 
 def _cgroup_plan(state: CgroupState, lists: Mapping[str, Value | None], formats: Formats) -> CgroupPlan:
-    """What goes back to a cgroup's files."""
     book, lines = state.book, list[Line]()
     found = give_back(book, state.present, formats, fitted=lists)
     for name in book.entries:

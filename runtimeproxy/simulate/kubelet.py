@@ -31,7 +31,7 @@ BEST_EFFORT_OOM_SCORE_ADJ: Final = 1000
 
 CGROUP_DRIVER: Final = "the kubelet's cgroup driver"
 NODE_MEMORY: Final = "the node's memory capacity"
-"""What requests depend on."""
+"""Unknown facts that requests depend on."""
 
 _HUGE_PAGES: Final = "hugepages-"
 _OOM_SCORE_ADJ: Final = f"{RESOURCES}.oom_score_adj"
@@ -60,13 +60,13 @@ class PodCalls(NamedTuple):
     requests: Mapping[str, Quantities] = {}
     """By container: what the kubelet saves of them."""
     cgroup_values: Mapping[str, int] = {}
-    """What the kubelet writes to the pod's own cgroup, by parameter of version 1; empty: not known."""
+    """The kubelet's values of the pod's own cgroup, by parameter of version 1; empty: not known."""
     added: tuple[str, ...] = ()
-    """What Koordinator's webhook added."""
+    """Changes by Koordinator's webhook, for people."""
     notes: tuple[str, ...] = ()
-    """What is not simulated."""
+    """About parts that are not simulated."""
     alternatives: tuple[tuple[str, PodCalls], ...] = ()
-    """The same pod where something that is not known is otherwise, with the name of that."""
+    """The pod under other assumptions, each with the name of the unknown fact."""
 
 
 def calls_of(pod: ManifestPod, node: Node) -> PodCalls:
@@ -206,11 +206,6 @@ def oom_score_adj(container: ManifestContainer, pod: ManifestPod, memory_bytes: 
     """Returns the score of a container; None if it depends on the node's memory, which is not known.
 
     Source: kubelet pkg/kubelet/qos/policy.go, GetContainerOOMScoreAdjust.
-
-    Args:
-        container: of the pod.
-        pod: with all its containers.
-        memory_bytes: capacity of the node; None: not known.
     """
     if pod.is_node_critical or pod.qos is KubeQoSClass.GUARANTEED:
         return GUARANTEED_OOM_SCORE_ADJ
@@ -276,7 +271,7 @@ POD_ANNOTATIONS: Final[dict[str, str]] = {
     "kubernetes.io/config.seen": "2026-01-01T00:00:00.000000000Z",
     "kubernetes.io/config.source": "api",
 }
-"""What the kubelet adds to a pod's annotations. Source: kubelet pkg/kubelet/config."""
+"""Annotations that the kubelet adds to a pod. Source: kubelet pkg/kubelet/config."""
 
 
 def pod_names(name: str, namespace: str, uid: str) -> dict[str, str]:

@@ -44,7 +44,7 @@ NODE_CRITICAL: Final = "system-node-critical"
 _NODE_CRITICAL_PRIORITY: Final = 2_000_001_000
 """Source: Kubernetes pkg/apis/scheduling/types.go, SystemCriticalPriority + 1000."""
 _QOS_RESOURCES: Final = ("cpu", "memory")
-"""The resources that count for the QoS class. Source: Kubernetes pkg/apis/core/v1/helper/qos."""
+"""The resources that decide the QoS class. Source: Kubernetes pkg/apis/core/v1/helper/qos."""
 
 Quantities = Mapping[str, int]
 """By resource: `cpu` in millicores, all else in bytes or numbers."""
@@ -71,7 +71,7 @@ class ManifestContainer:
     env: Mapping[str, str] = field(default_factory=dict)
     """The variables with a literal value."""
     requests: Quantities = field(default_factory=dict)
-    """Those that are not given are as the limits."""
+    """With the limits in place of missing ones."""
     limits: Quantities = field(default_factory=dict)
 
 
@@ -97,7 +97,7 @@ class ManifestPod:
     qos: KubeQoSClass = KubeQoSClass.BEST_EFFORT
     has_host_network: bool = False
     notes: tuple[str, ...] = ()
-    """What of the manifest is not simulated."""
+    """About parts of the manifest that are not simulated."""
 
     @property
     def is_node_critical(self) -> bool:
@@ -108,7 +108,7 @@ class ManifestPod:
 
 
 class Found(NamedTuple):
-    """What documents hold."""
+    """The objects of some documents."""
 
     pods: tuple[ManifestPod, ...]
     others: tuple[str, ...]

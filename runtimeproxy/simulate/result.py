@@ -1,4 +1,4 @@
-"""What a simulation has found. All values are texts as the audit shows them: variables only as `<set>`."""
+"""The result of a simulation. All values are texts as the audit shows them: variables only as `<set>`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Certainty(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyChange:
-    """What one policy wants of a field."""
+    """The claim of one policy on a field."""
 
     policy: str
     """Its name; of one in dry-run, what it would change."""
@@ -50,13 +50,13 @@ class SimulatedField:
     before: str | None
     """By the kubelet; None: no value, or for a cgroup's file that it is not known."""
     after: str | None
-    """What the runtime gets; None: no value."""
+    """As the runtime gets it; None: no value."""
     is_changed: bool = False
     """Whether these differ; of variables and long texts they look the same."""
     owner: str = ""
-    """The policies that the value comes from, joined by `+`; empty if none counts."""
+    """The policies that the value comes from, joined by `+`; empty if none has an effect."""
     depends_on: tuple[str, ...] = ()
-    """What is not known and may lead to another result."""
+    """Unknown facts that may lead to another result."""
     changes: tuple[PolicyChange, ...] = ()
 
     @property
@@ -87,7 +87,7 @@ class SimulatedTarget:
     refusal: str = ""
     """Why the call would be refused; empty if it would not."""
     not_simulated: tuple[str, ...] = ()
-    """What may change it and is not simulated, such as `hook server NAME`."""
+    """Possible changes by others, such as `hook server NAME`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class PodSimulation:
     priority: PriorityClass
     targets: tuple[SimulatedTarget, ...]
     added: tuple[str, ...] = ()
-    """What Koordinator's webhook added."""
+    """Changes by Koordinator's webhook, for people."""
     notes: tuple[str, ...] = ()
 
     @property

@@ -10,7 +10,7 @@ from runtimeproxy.frontends.cri_proxy.relay.listener import Listener
 
 
 class Predecessor:
-    """The process that started this one; if it ends early, this counts as the message that was due.
+    """The process that started this one; its early end stands for the message that was due.
 
     Attributes:
         listener: its listening socket, not owned until `report_serving`.

@@ -64,7 +64,7 @@ _UNREADABLE: Final = (0, "")
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What is handed over, and how.
+    """The parts of this process that an upgrade hands over or uses.
 
     Attributes:
         listener: the listening socket.
@@ -97,11 +97,6 @@ class Serving:
 
 class Upgrade:
     """Hands over to a successor, one at a time. Used in the event loop's thread.
-
-    Args:
-        program: how the successor is started.
-        serving: handed over to the successor.
-        predecessor: the process before this one; None if there was none.
 
     Attributes:
         has_moved: whether a successor serves now.
@@ -294,7 +289,7 @@ class Program:
         try:
             folder = str(Path.cwd())
         except OSError:
-            # The folder is gone: no relative name can count.
+            # The folder is gone: relative names have no meaning.
             folder = "/"
         return cls((interpreter, *sys.orig_argv[1:]), folder, dict(environ))
 
@@ -417,10 +412,6 @@ class UpgradeFailedError(RuntimeProxyError):
 
 def request_upgrade(endpoint: str, start_s: float) -> tuple[int, int]:
     """Has the instance on a socket start its successor; returns the process ids of both.
-
-    Args:
-        endpoint: the path of the socket.
-        start_s: how long the successor may take to come up.
 
     Raises:
         NoInstanceError: no instance serves there, or it is another user's.

@@ -21,11 +21,11 @@ UNRESERVED_BYTES: Final = 32 * 1024 * 1024
 A client that sends many messages sends them in turn, frame by frame: 500 of 64 KiB fit."""
 
 UNRESERVED_TOTAL_BYTES: Final = 64 * 1024 * 1024
-"""The same of all connections together: each may hold as much as is left, so one gets `UNRESERVED_BYTES`, and
-of many each its part."""
+"""Of all connections together: each may hold as much as is left, so one gets `UNRESERVED_BYTES`, and of many
+each its part."""
 
 LEAST_UNRESERVED_BYTES: Final = 256 * 1024
-"""What a connection may hold so however much the others do: some small messages that come in turn."""
+"""For each connection, whatever the others hold: some small messages that come in turn."""
 
 WAITING_BYTES: Final = 1024 * 1024
 """Of one connection, of messages that wait for memory: above it the client is not read. A runtime with large

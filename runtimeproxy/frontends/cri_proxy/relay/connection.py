@@ -173,12 +173,7 @@ class PeerTransport(asyncio.BaseProtocol):
 
 
 class Splice:
-    """A client that does not speak HTTP/2: its bytes go to the default upstream and back, unread.
-
-    Args:
-        client: the accepted side; its reads go through here from now on.
-        early: its bytes so far.
-    """
+    """A client that does not speak HTTP/2: its bytes go to the default upstream and back, unread."""
 
     def __init__(self, client: PeerTransport, early: bytes) -> None:
         self._client = client
@@ -214,9 +209,6 @@ class Connection:
         options: shared by all connections.
         on_closed: called once, when the client's transport is gone.
         upstream_socket: not connected yet; the connection closes it. None makes one when it is needed.
-
-    Attributes:
-        is_draining: whether its graceful end has begun.
     """
 
     def __init__(

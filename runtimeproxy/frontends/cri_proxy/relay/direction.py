@@ -1,4 +1,4 @@
-"""What both directions of a relayed connection share: bytes that are cut anywhere become whole frames."""
+"""Bytes of one side, cut anywhere, become whole frames: for both directions of a relayed connection."""
 
 from __future__ import annotations
 

@@ -49,11 +49,6 @@ class PeerSettings:
 
     A peer's frames are checked against the larger of the acknowledged and the announced values, and own
     frames keep to the smaller: until the ACK passes it is not known which of them applies.
-
-    Attributes:
-        largest: the larger values.
-        smallest: the smaller values.
-        longest_frame_bytes: how long the payload of a frame to this peer may be.
     """
 
     def __init__(self) -> None:

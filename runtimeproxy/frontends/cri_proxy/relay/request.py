@@ -59,7 +59,7 @@ _TIMEOUT_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u":
 
 @dataclass(slots=True)
 class RequestHead:
-    """What a request's header block means; remembered with the block, so that repeated ones cost little.
+    """The meaning of a request's header block; remembered with the block, so that repeated ones cost little.
 
     A client that traces sends another one in each call: so it is not frozen, which takes longer to make, and
     what only intercepted calls need is as it came.
@@ -73,7 +73,6 @@ class RequestHead:
     traceparent: bytes
 
     def call(self, relay: Streams) -> CallHead:
-        """What the handler of an intercepted call gets."""
         return CallHead(
             self.path,
             parse_timeout(self.timeout),
@@ -111,13 +110,7 @@ def request_head(relay: Streams, values: Sequence[bytes]) -> RequestHead:
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """A header block whose END_HEADERS has not come yet; forwarded as a whole.
-
-    Attributes:
-        flags: those of its HEADERS frame.
-        raw: its frames as they came.
-        fragments: the parts of the block in them.
-    """
+    """A header block whose END_HEADERS has not come yet; forwarded as a whole."""
 
     stream_id: int
     flags: int

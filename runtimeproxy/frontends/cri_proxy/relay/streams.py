@@ -92,11 +92,6 @@ class Streams:
 
     A `PeerError` out of any call means `fail` and the end.
 
-    Args:
-        options: shared by all connections.
-        open_upstream: called when the first call has chosen the upstream: opens a connection to it.
-        wake: called when output became ready, also in the middle of a call into the relay.
-
     Attributes:
         to_client: bytes for the client.
         to_runtime: bytes for the runtime.
