@@ -58,7 +58,6 @@ def check_slo(arguments: Namespace) -> int:
 
 
 def list_policies(arguments: Namespace) -> int:
-    """Prints a table of all policies."""
     settings = load_settings(arguments)
     from runtimeproxy.hooks.loading import is_enabled
     from runtimeproxy.hooks.settings import PolicySettings

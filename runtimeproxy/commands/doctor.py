@@ -47,7 +47,6 @@ def _ask(arguments: Namespace) -> ApiAnswer:
 
 
 def show_findings(findings: dict[str, list[Finding]], page: Page) -> None:
-    """Prints the findings for people."""
     for name, found in findings.items():
         page.line(name)
         for each in found:

@@ -32,7 +32,6 @@ def serve(arguments: Namespace) -> int:
 
 
 def upgrade(arguments: Namespace) -> int:
-    """Has the serving instance start its successor."""
     from runtimeproxy.frontends.cri_proxy.handover.upgrade import request_upgrade
 
     proxy = load_settings(arguments).proxy
@@ -76,13 +75,11 @@ def check_removal(arguments: Namespace) -> int:
 
 
 def version(_: Namespace) -> int:
-    """Prints the version of the installed program."""
     print(f"{PROGRAM} {__version__}")
     return ExitCode.OK
 
 
 def demo(arguments: Namespace) -> int:
-    """Runs the demo."""
     settings = load_settings(arguments)
     from runtimeproxy.demo.main import run_demo
 

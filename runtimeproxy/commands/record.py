@@ -74,11 +74,9 @@ class Writer:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the file."""
         return self._raw.tell()
 
     def close(self) -> None:
-        """Ends the file."""
         self._stack.close()
 
 

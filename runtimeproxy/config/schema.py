@@ -60,24 +60,21 @@ _INNER_TABLES: Mapping[tuple[str, ...], type] = {
 
 
 def validate(table: Mapping[str, Any]) -> tuple[Settings, list[Problem]]:
-    """Makes settings of a table; a table with problems gives the defaults, and each problem once."""
+    return make(Settings, table, _known_keys)
+
+
+def make(
+    kind: Callable[[], Kind],
+    table: Mapping[str, Any],
+    known_keys: Callable[[tuple[str, ...]], list[str]] | None = None,
+) -> tuple[Kind, list[Problem]]:
+    """Makes a dataclass of a table; a table with problems gives the defaults, and each problem once."""
     try:
         # As JSON, because strict Python input would want enum members instead of their names.
-        settings: Settings = validator_of(Settings).validate_json(json.dumps(table, default=str), strict=True)
-    except _core().ValidationError as error:
-        return Settings(), sorted(_problems(error, _known_keys))
-    except (ValueError, RecursionError) as error:
-        return Settings(), [((), f"cannot be checked: {error}")]
-    return settings, []
-
-
-def make(kind: Callable[[], Kind], table: Mapping[str, Any]) -> tuple[Kind, list[Problem]]:
-    """Makes another dataclass of a table; one with problems gives the defaults, and each problem once."""
-    try:
         made: Kind = validator_of(kind).validate_json(json.dumps(table, default=str), strict=True)
     except _core().ValidationError as error:
         keys = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]  # a class is callable
-        return kind(), sorted(_problems(error, lambda _: keys))
+        return kind(), sorted(_problems(error, known_keys or (lambda _: keys)))
     except (ValueError, RecursionError) as error:
         return kind(), [((), f"cannot be checked: {error}")]
     return made, []
@@ -190,7 +187,6 @@ def _suggestion(key: str, known: list[str]) -> str:
 
 
 def _known_keys(path: tuple[str, ...]) -> list[str]:
-    """The keys of the table at this path."""
     if not path:
         kind: type | None = Settings
     else:

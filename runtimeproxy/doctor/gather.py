@@ -75,7 +75,6 @@ class ApiAnswer(NamedTuple):
 
 
 def gather(reading: Reading, offline: Offline, answer: ApiAnswer, root: Path = Path("/")) -> Facts:
-    """Returns all facts."""
     settings = reading.settings
     findings = check_on_node(reading, offline)
     return Facts(
@@ -225,7 +224,6 @@ def _unit(root: Path, service: str) -> Mapping[str, str] | None:
 
 
 def unit_properties(text: str) -> dict[str, str]:
-    """The properties in the output of `systemctl show`."""
     pairs = (line.partition("=") for line in text.splitlines())
     return {name: value for name, equals, value in pairs if equals}
 

@@ -84,7 +84,6 @@ def _exclusive(allocations: Allocations) -> frozenset[int]:
 
 
 def as_document(allocations: Allocations) -> dict[str, object]:
-    """Return a state as it is saved."""
     pods = {
         uid: {"qos": each.qos.value, "cpus": format_cpu_list(each.cpus)} for uid, each in allocations.items()
     }

@@ -92,7 +92,6 @@ class LoadedPolicy:
     may run it."""
 
     def selector_on(self, node: Node) -> PodSelector:
-        """The pods that it runs for while the node is like that."""
         for each, selector in self.selector_without.items():
             if node.state_of(each) != "known":
                 return selector

@@ -105,7 +105,6 @@ class PolicyFiles:
         return FilePolicies(file_policy_name(path), before.policies)
 
     def _execute(self, path: str, source: bytes, digest: str) -> _Loaded:
-        """Run a file as a module of its own."""
         # Dataclasses, type hints and pickle look a class's module up by its name; a name without a dot needs
         # no parent, and one with a hyphen is hidden from import statements.
         stem = re.sub(r"\W", "_", Path(path).stem)
@@ -148,7 +147,6 @@ def _policies_of(module: ModuleType, path: str, source: bytes) -> tuple[type[Pol
 
 
 def _line_of(error: BaseException, path: str) -> int | None:
-    """Return the line of the file that caused an error."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return error.lineno
     line, traceback = None, error.__traceback__

@@ -145,7 +145,6 @@ class CallInRecording:
         self._decisions: list[Decided] = []
 
     def on_decision(self, hook: Hook, decision: Decision) -> None:
-        """The policies have decided on one question of the call."""
         self._decisions.append(Decided(hook, decision))
         self._node = self._recorder.node
 
@@ -167,6 +166,5 @@ class CallInRecording:
         self._frame, self._node, self._decisions = b"", None, []
 
     def on_response(self, outcome: Outcome, frame: bytes) -> None:
-        """The runtime has answered."""
         if self._number:
             self._recorder.put(ResponseTaken(self._number, self._kind, outcome, frame))

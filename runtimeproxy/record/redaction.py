@@ -94,7 +94,6 @@ def _messages_in(field: FieldDescriptor, value: Any) -> Iterable[Message]:  # no
 
 
 def redacted_annotations(annotations: Mapping[str, str], key: bytes) -> dict[str, str]:
-    """Returns annotations without secrets."""
     return {name: annotation_value(name, value, key) for name, value in annotations.items()}
 
 

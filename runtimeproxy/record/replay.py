@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from google.protobuf import json_format
 
-from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall, next_question
 from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import CALL_TYPES
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CallSettings
@@ -34,7 +33,7 @@ from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
-from runtimeproxy.record.entries import Recording, RecordingError, decision_document, request_type
+from runtimeproxy.record.entries import Recording, RecordingError, decision_document, message_type
 from runtimeproxy.record.values import BadValueError, with_fields
 
 if TYPE_CHECKING:
@@ -191,7 +190,7 @@ class _Replayer:
             result.skipped[_TOO_LONG] += 1
             return
         kind = CallKind(body["method"])
-        request = request_type(kind)()
+        request = message_type(f"{kind}Request")()
         json_format.ParseDict(body["request"], request, ignore_unknown_fields=True)
         call = CALL_TYPES[kind](self._services, request)
         is_known = call.find_records() or kind is CallKind.CREATE_CONTAINER
@@ -241,8 +240,7 @@ class _Replayer:
         if outcome is Outcome.FAILED:
             call.on_failure()
         elif outcome is Outcome.SUCCEEDED and "message" in body:
-            kind = type(call).__name__
-            response = getattr(api_pb2, f"{kind}Response")()
+            response = message_type(f"{type(call).__name__}Response")()
             json_format.ParseDict(body["message"], response, ignore_unknown_fields=True)
             call.on_success(response.SerializeToString())
 

@@ -251,7 +251,6 @@ async def _carry_out(
 
 
 def _update_result(line: Line, found: ContainerRecord | None) -> Line:
-    """The result of an update by the present state of the container."""
     if found is None or found.state is Lifecycle.STOPPED:
         return _with(line, Status.LEFT, "the container has ended")
     scalar = line.field.removeprefix(f"{RESOURCES}.")
@@ -278,7 +277,6 @@ def _write_result(line: Line, result: WriteResult | None, writer: CgroupWriter) 
 
 
 def _is_there(line: Line, writer: CgroupWriter) -> bool:
-    """Whether the file of a value can be read."""
     with suppress(OSError):
         return bool(writer.look(cgroup_path(line.target), [line.field]))
     return True

@@ -134,13 +134,11 @@ class RestorePlan:
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """All values, containers first."""
         of_containers = (line for each in self.containers for line in each.lines)
         return (*of_containers, *(line for each in self.cgroups for line in each.lines))
 
 
 def plan(saved: Saved, node: NodeState, formats: Formats) -> RestorePlan:
-    """Compares the checkpoint with the node."""
     pods = {pod.id: pod for pod in saved.pods}
     containers = tuple(
         _container_plan(record, pods.get(record.pod_id), node)

@@ -75,7 +75,6 @@ class Description:
     rule: ConflictRule
 
     def target(self, asked: Asked, *, is_skipped: bool) -> SimulatedTarget:
-        """The result for a pod's sandbox or a container."""
         decision = asked.decision
         off = {} if is_skipped else dict(self._off(asked))
         servers = () if is_skipped else tuple(self._servers_of(asked))

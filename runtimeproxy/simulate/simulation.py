@@ -190,7 +190,6 @@ def _variants(calls: PodCalls, node: Node) -> Iterator[_Variant]:
 
 
 def _with_requests(node: Node, calls: PodCalls) -> Node:
-    """The node with what its kubelet saves about the pod."""
     if not calls.requests:
         return node
     uid = calls.config.metadata.uid

@@ -46,7 +46,6 @@ class Predecessor:
         await self._exchange(Message.SERVING, Message.MAIN)
 
     async def wait_until_drained(self) -> None:
-        """Waits until no call runs there any more."""
         try:
             await self._channel.receive(Message.DRAINED)
         except PeerGoneError:

@@ -202,7 +202,6 @@ class FlowControl:
             self.waiting.append(stream)
 
     def stop(self, stream: SendingStream) -> None:
-        """Drops the rest of a message."""
         stream.unsent = NOTHING_UNSENT
         stream.is_sending = False
         if stream.is_queued:

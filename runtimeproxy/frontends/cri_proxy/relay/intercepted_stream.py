@@ -368,7 +368,7 @@ class InterceptedStream:
             handler.on_cancelled()
 
     def _finish(self) -> CallHandler | None:
-        """Drops all references to this stream, so that no collector has to find it; returns the handler, once."""
+        """Drops all references to this stream, for no collector has to find it; returns the handler, once."""
         handler, self._handler = self._handler, None
         self._stage = _Stage.OVER
         if self.is_sending:
