@@ -33,6 +33,7 @@ from typing import (
 
 from runtimeproxy.config.settings import GROUPS, TABLES, Settings, Within
 from runtimeproxy.config.validation import Problem
+from runtimeproxy.errors import did_you_mean
 from runtimeproxy.labels import LabelRequirement, LabelSelector
 
 if TYPE_CHECKING:
@@ -175,15 +176,9 @@ def _problems(
         message = each["msg"].replace("Input should", "must")
         reason = _REASONS.get(each["type"]) or message[:1].lower() + message[1:]
         if each["type"] == "extra_forbidden":
-            reason += _suggestion(key[-1], known_keys(key[:-1]))
+            known = known_keys(key[:-1])
+            reason += did_you_mean(key[-1], known) or f"; known keys: {', '.join(known)}"
         yield key, reason
-
-
-def _suggestion(key: str, known: list[str]) -> str:
-    import difflib
-
-    guess = difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean {guess[0]}?" if guess else f"; known keys: {', '.join(known)}"
 
 
 def _known_keys(path: tuple[str, ...]) -> list[str]:

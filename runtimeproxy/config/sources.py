@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, get_origin, get_type_hints
 
 from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH, GROUPS, Settings
 from runtimeproxy.config.validation import CombinedConfigError, checked
-from runtimeproxy.errors import ConfigError
+from runtimeproxy.errors import ConfigError, did_you_mean
 
 Key = tuple[str, ...]
 """The parts of a dotted key."""
@@ -205,12 +205,9 @@ def _environment_table(environ: Mapping[str, str]) -> tuple[Table, list[ConfigEr
 
 def _variable_problem(name: str, text: str, hints: Mapping[str, object]) -> str:
     if name not in hints:
-        import difflib  # start-up time, spent only where a name is wrong
-
         # Without the common prefix, or else every name is near to every other.
-        known = [each.removeprefix(PREFIX) for each in hints]
-        guess = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
-        return "no setting has this name" + (f"; did you mean {PREFIX}{guess[0]}?" if guess else "")
+        known = (each.removeprefix(PREFIX) for each in hints)
+        return "no setting has this name" + did_you_mean(name.removeprefix(PREFIX), known, PREFIX)
     try:
         text.encode()
     except UnicodeEncodeError:

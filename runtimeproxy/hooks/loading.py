@@ -22,7 +22,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from runtimeproxy.errors import PolicyLoadError, described
+from runtimeproxy.errors import PolicyLoadError, described, did_you_mean
 from runtimeproxy.hooks.loaded import BUILT_IN_PACKAGE, LoadedPolicy, bind, origin_of
 from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.policy_checks import check_policy_class
@@ -323,14 +323,11 @@ def _in_order(policies: Iterable[_PolicyT]) -> tuple[_PolicyT, ...]:
 
 def unknown_names(settings: Iterable[str], there: Sequence[str]) -> list[LoadProblem]:
     """Return a problem for each setting without a policy, with the name that was probably meant."""
-    problems = []
-    for name in sorted(set(settings) - set(there)):
-        import difflib  # only where a name is wrong
-
-        guess = difflib.get_close_matches(name, there, n=1)
-        hint = f"did you mean {guess[0]}?" if guess else f"there are: {', '.join(there) or 'none'}"
-        problems.append(LoadProblem(name, f"settings: no policy named {name}; {hint}"))
-    return problems
+    known = f"; there are: {', '.join(there) or 'none'}"
+    return [
+        LoadProblem(name, f"settings: no policy named {name}{did_you_mean(name, there) or known}")
+        for name in sorted(set(settings) - set(there))
+    ]
 
 
 def _built_in_references() -> tuple[str, ...]:

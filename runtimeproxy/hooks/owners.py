@@ -146,7 +146,8 @@ def claim_of(
     if ceiling is not None and not 0 <= ceiling <= MAX_INT64:
         raise ValueError(f"the ceiling {ceiling} is not in 0 to {MAX_INT64}")
     amount = _value(field, role, value)
-    return Claim(owner.claimant, role, amount, owner.priority, _printable(reason), ceiling)
+    printable = "".join(each if each.isprintable() else " " for each in reason)
+    return Claim(owner.claimant, role, amount, owner.priority, printable, ceiling)
 
 
 def _value(field: str, role: Role, text: str | None) -> int | float | str | Clear:
@@ -187,7 +188,3 @@ def _ratio(text: str) -> float:
     if not math.isfinite(ratio) or ratio < 1:
         raise ValueError(f"the ratio {text[:64]} is not a finite number of 1 or more")
     return ratio
-
-
-def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else " " for each in text)

@@ -138,7 +138,7 @@ class _Replayer:
             executor=self._executor,
             long_work=LongWork(self._executor),
             spawn=self._spawn,
-            on_unsettled=_nothing,
+            on_unsettled=lambda: None,
         )
         # Calls without a response so far, by number.
         self._open: dict[int, CriCall] = {}
@@ -310,10 +310,6 @@ def _names(store: PodStore, request: Any) -> dict[str, str]:  # noqa: ANN401 - a
     pod = store.pods.get(pod_id) if pod_id else None
     names = (pod.namespace, pod.name) if pod is not None else ("", pod_id)
     return {"namespace": names[0], "pod": names[1], "container": container}
-
-
-def _nothing() -> None:
-    return
 
 
 class _NoRuntime:
