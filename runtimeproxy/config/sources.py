@@ -113,10 +113,6 @@ class _Layer:
         return ConfigError(self.source, self.name_of(key), reason)
 
 
-def load(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
-    return read(arguments, environ).valid_settings()
-
-
 def read(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Reading:
     """Reads, checks and merges all settings, and goes on without the invalid ones.
 
