@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_config(arguments: Namespace) -> int:
-    """Prints every problem with the configuration.
-
-    Raises:
-        CombinedConfigError: every problem.
-    """
+    """Prints every problem with the configuration."""
     reading = read_settings(arguments)
     path, is_named = config_path(arguments, os.environ)
     findings = check_on_node(reading, Offline(reading.settings))
@@ -40,11 +36,7 @@ def check_config(arguments: Namespace) -> int:
 
 
 def check_slo(arguments: Namespace) -> int:
-    """Shows what strategies say.
-
-    Raises:
-        CommandError: a file or argument cannot be used.
-    """
+    """Shows what strategies say."""
     settings = load_settings(arguments)
     from runtimeproxy.check_slo import check
     from runtimeproxy.simulate.files import UnusableInputError

@@ -75,11 +75,7 @@ class ShownTarget(NamedTuple):
 
 
 def targets_of(text: str) -> list[ShownTarget]:
-    """Parses `[NAMESPACE/]POD[/CONTAINER]`; of two meanings the likelier one is first.
-
-    Raises:
-        CommandError: it has another form.
-    """
+    """Parses `[NAMESPACE/]POD[/CONTAINER]`; of two meanings the likelier one is first."""
     parts = text.split("/")
     if not all(parts) or len(parts) > 3:
         raise CommandError(f"{text!r} is not [NAMESPACE/]POD[/CONTAINER]", ExitCode.USAGE)

@@ -60,11 +60,7 @@ def restore(arguments: Namespace) -> int:
 
 
 def check_removal(arguments: Namespace) -> int:
-    """Fails while a kubelet needs the proxy: packages ask before they are removed.
-
-    Raises:
-        CommandError: settings of kubelets name the proxy's socket.
-    """
+    """Fails while a kubelet needs the proxy: packages ask before they are removed."""
     proxy = load_settings(arguments).proxy
     from runtimeproxy.service.kubelet import kubelet_settings
 

@@ -81,11 +81,7 @@ class Writer:
 
 
 def record(arguments: Namespace) -> int:
-    """Records until Ctrl-C, or for a time.
-
-    Raises:
-        CommandError: the daemon does not answer, or the recording has to end early.
-    """
+    """Records until Ctrl-C, or for a time."""
     with writing(arguments) as api:
         # Made when the daemon is known to be there; an empty one is of no use.
         writer: Writer | None = None

@@ -20,11 +20,7 @@ _NONE: Final = "-"
 
 
 def replay(arguments: Namespace) -> int:
-    """Prints what would differ; without a runtime, and without a daemon.
-
-    Raises:
-        CommandError: the recording cannot be read.
-    """
+    """Prints what would differ; without a runtime, and without a daemon."""
     settings = load_settings(arguments)
     from runtimeproxy.record.entries import RecordingError, open_recording
     from runtimeproxy.record.replay import replay as run

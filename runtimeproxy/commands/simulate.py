@@ -48,11 +48,7 @@ _COLUMNS: Final = ("FIELD", "REQUESTED", "RESULT", "CERTAINTY")
 
 
 def simulate(arguments: Namespace) -> int:
-    """Prints what the policies would change; without a runtime, and without a daemon.
-
-    Raises:
-        CommandError: a file or argument cannot be used.
-    """
+    """Prints what the policies would change; without a runtime, and without a daemon."""
     # A folder that is named here is found from here, unlike that of a daemon's configuration.
     if getattr(arguments, "node_objects_dir", None):
         arguments.node_objects_dir = str(Path(arguments.node_objects_dir).absolute())

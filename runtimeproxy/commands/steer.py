@@ -43,11 +43,7 @@ def policy(arguments: Namespace) -> int:
 
 
 def selector_of(namespaces: list[str], labels: LabelSelector | None) -> api_pb2.PodSelector:
-    """The pods of these namespaces, with these labels.
-
-    Raises:
-        CommandError: a namespace cannot have this name.
-    """
+    """The pods of these namespaces, with these labels."""
     for name in namespaces:
         if problem := namespace_problem(name):
             raise CommandError(f"--namespace: {problem}", ExitCode.USAGE)

@@ -271,9 +271,6 @@ class PolicyLoader:
             work: runs in a thread of its own; raises PolicyLoadError for any problem.
             timeout_s: the time limit.
             origin: begins the error's text.
-
-        Raises:
-            PolicyLoadError: the work takes too long, or still hangs from an earlier load.
         """
         attempt = self._attempts.get(key)
         is_new = attempt is None or (attempt.result.done() and attempt.version != version)
@@ -331,11 +328,7 @@ def unknown_names(settings: Iterable[str], there: Sequence[str]) -> list[LoadPro
 
 
 def _built_in_references() -> tuple[str, ...]:
-    """Return the references of the proxy's own policies.
-
-    Raises:
-        PolicyLoadError: another package has their package's name.
-    """
+    """Return the references of the proxy's own policies."""
     own = Path(__file__).parents[2] / BUILT_IN_PACKAGE
     spec = importlib.util.find_spec(BUILT_IN_PACKAGE)
     place = Path(spec.origin).parent if spec is not None and spec.origin else None

@@ -162,11 +162,7 @@ def file_policy_name(path: str) -> str:
 
 
 def _paths(directory: str) -> list[str]:
-    """Return the files of a folder that only root, or this process's own user, can write to.
-
-    Raises:
-        PolicyLoadError: the folder cannot be read, or others can write to it.
-    """
+    """Return the files of a folder that only root, or this process's own user, can write to."""
     if not directory:
         return []
     try:

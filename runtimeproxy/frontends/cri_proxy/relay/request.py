@@ -119,11 +119,7 @@ class _OpenBlock:
     size_bytes: int = 0
 
     def add(self, raw: bytes, fragment: bytes) -> None:
-        """Takes its next frame.
-
-        Raises:
-            PeerError: the block grows without end.
-        """
+        """Takes its next frame."""
         self.size_bytes += len(raw)
         if self.size_bytes > MAX_BLOCK_BYTES:
             raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "header block without end")
@@ -253,9 +249,6 @@ class RequestDirection(Direction):
         """Reads a whole header block, which opens a call or ends one; returns whether it is forwarded.
 
         The first call chooses the upstream; later ones that belong elsewhere need another connection.
-
-        Raises:
-            PeerError: it does not decode, or stands where none may.
         """
         relay = self._relay
         if relay.goaway_id is not None:
