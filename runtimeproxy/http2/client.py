@@ -23,7 +23,7 @@ from urllib.parse import unquote_to_bytes
 
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
 from runtimeproxy.http2 import connection, frames
-from runtimeproxy.http2.connection import MAX_BLOCK_BYTES, PREFIX, Stream, length, literal
+from runtimeproxy.http2.connection import MAX_BLOCK_BYTES, PREFIX, Stream, integer, literal
 from runtimeproxy.http2.frames import ErrorCode
 from runtimeproxy.http2.header_fields import Fields
 
@@ -150,7 +150,7 @@ def request_block(path: str, server: Server = Server()) -> bytes:  # noqa: B008 
     """
 
     def value(text: bytes) -> bytes:
-        return length(len(text)) + text
+        return integer(len(text)) + text
 
     fields = (*server.fields, (b"grpc-encoding", b"gzip")) if server.is_compressed else server.fields
     return b"".join(

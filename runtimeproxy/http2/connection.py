@@ -55,11 +55,15 @@ def settings(values: dict[int, int]) -> bytes:
     )
 
 
-def length(size_bytes: int) -> bytes:
-    """The length of a string that is not Huffman-coded (RFC 7541, 5.1 and 5.2)."""
-    if size_bytes < 0x7F:
-        return bytes((size_bytes,))
-    encoded, rest = bytearray((0x7F,)), size_bytes - 0x7F
+def integer(value: int, prefix_bits: int = 7, first: int = 0) -> bytes:
+    """Encodes an integer after the high bits of its first octet (RFC 7541, 5.1).
+
+    The defaults are for the length of a string that is not Huffman-coded.
+    """
+    limit = (1 << prefix_bits) - 1
+    if value < limit:
+        return bytes((first | value,))
+    encoded, rest = bytearray((first | limit,)), value - limit
     while rest >= 0x80:
         encoded.append(rest & 0x7F | 0x80)
         rest >>= 7
@@ -68,7 +72,7 @@ def length(size_bytes: int) -> bytes:
 
 def literal(name: bytes, value: bytes) -> bytes:
     """A header field that goes into no table (RFC 7541, 6.2.2)."""
-    return b"\x00" + length(len(name)) + name + length(len(value)) + value
+    return b"\x00" + integer(len(name)) + name + integer(len(value)) + value
 
 
 class Stream:

@@ -23,7 +23,7 @@ from runtimeproxy.errors import RuntimeProxyError, StatusCode
 from runtimeproxy.http2 import connection, frames
 from runtimeproxy.http2.connection import PREFIX, Stream, literal
 from runtimeproxy.http2.frames import ErrorCode, PeerError
-from runtimeproxy.http2.header_fields import Fields
+from runtimeproxy.http2.header_fields import Fields, percent_encoded, timeout_s
 from runtimeproxy.logs import FailureLog
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,6 @@ _OPENING: Final = connection.settings(
 _STATUS_200: Final = b"\x88"
 """`:status: 200` is entry 8 of the static table. Source: RFC 7541, appendix A."""
 _HEADERS: Final = _STATUS_200 + literal(b"content-type", b"application/grpc")
-_TIMEOUT_UNITS_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 """Source: grpc/doc/PROTOCOL-HTTP2.md, "Timeout"."""
 
 
@@ -456,7 +455,7 @@ class _ServerConnection(connection.Http2Connection[ServerCall, _RequestHead]):
         block = b"" if call.has_headers else _HEADERS
         block += literal(b"grpc-status", b"%d" % code)
         if text:
-            block += literal(b"grpc-message", _percent_encoded(text))
+            block += literal(b"grpc-message", percent_encoded(text, _MAX_TEXT_BYTES))
         self._write(
             frames.frame(frames.HEADERS, frames.END_STREAM | frames.END_HEADERS, call.stream_id, block)
         )
@@ -497,7 +496,7 @@ class _ServerConnection(connection.Http2Connection[ServerCall, _RequestHead]):
         elif ends:
             call.end(StatusCode.INTERNAL, "the request has no whole message")
         else:
-            call.begin(method, _timeout_s(head.timeout))
+            call.begin(method, timeout_s(head.timeout))
 
     def _on_data(self, stream: ServerCall, payload_bytes: int, content: bytes, *, ends: bool) -> None:
         stream.credit_bytes -= payload_bytes
@@ -537,25 +536,3 @@ class _ServerConnection(connection.Http2Connection[ServerCall, _RequestHead]):
         calls, self._streams = self._streams, {}
         for call in calls.values():
             call.forget()
-
-
-def _timeout_s(value: bytes) -> float | None:
-    """The deadline in a field `grpc-timeout`; None for none that can be read."""
-    digits, unit = value[:-1], value[-1:]
-    if not digits.isdigit() or len(digits) > 8 or unit not in _TIMEOUT_UNITS_S:
-        return None
-    return int(digits) * _TIMEOUT_UNITS_S[unit]
-
-
-def _percent_encoded(text: str) -> bytes:
-    """A status message as `grpc-message` carries it; a long one is cut.
-
-    Source: grpc/doc/PROTOCOL-HTTP2.md, "Percent-Encoded": printable ASCII but `%` stands for itself.
-    """
-    raw = text.encode("utf-8", "replace")
-    pieces = [
-        bytes((octet,)) if 0x20 <= octet <= 0x7E and octet != 0x25 else b"%%%02X" % octet for octet in raw
-    ]
-    if sum(map(len, pieces)) > _MAX_TEXT_BYTES:
-        return _percent_encoded(text[: _MAX_TEXT_BYTES // 12] + "...")
-    return b"".join(pieces)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,7 +36,7 @@ from runtimeproxy.http2.frames import (
     rst_stream,
     unpack_header,
 )
-from runtimeproxy.http2.header_fields import Fields, HeadReader, decoded
+from runtimeproxy.http2.header_fields import Fields, HeadReader, decoded, timeout_s
 
 if TYPE_CHECKING:
     from runtimeproxy.counts import MethodCounts
@@ -53,8 +52,6 @@ FIELDS: Final = Fields(b":path", b"grpc-timeout", b"grpc-encoding", encoded=(b"t
 """The header fields of a request that the relay reads."""
 
 _PADDED_OR_PRIORITY: Final = PADDED | PRIORITY_FLAG
-_TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])\Z")
-_TIMEOUT_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
 @dataclass(slots=True)
@@ -75,20 +72,11 @@ class RequestHead:
     def call(self, relay: Streams) -> CallHead:
         return CallHead(
             self.path,
-            parse_timeout(self.timeout),
+            timeout_s(self.timeout),
             self.encoding.decode("latin-1") or "identity",
             connection=relay,
             traceparent=decoded(self.traceparent).decode("latin-1"),
         )
-
-
-def parse_timeout(value: bytes) -> float | None:
-    """Returns a `grpc-timeout` in seconds; None when it is absent or malformed.
-
-    Source: gRPC over HTTP/2, "Timeout": up to eight digits and a unit.
-    """
-    match = _TIMEOUT.match(value)
-    return int(match[1]) * _TIMEOUT_UNIT_S[match[2]] if match else None
 
 
 def served_path(path: bytes) -> str:
