@@ -50,39 +50,37 @@ def _policy_problem(reading: Reading, problem: LoadProblem) -> ConfigError:
 
 
 def _check_folders(reading: Reading, findings: Findings) -> None:
-    settings = reading.settings
-    state, servers = Path(settings.state.dir), Path(settings.hooks.server_config_dir)
+    settings, defaults = reading.settings, Settings()
     endpoint = Path(settings.proxy.endpoint)
-    wrong = {
-        ("state", "dir"): _folder_problem(state, os.R_OK | os.W_OK | os.X_OK),
-        ("hooks", "server_config_dir"): _folder_problem(servers, os.R_OK | os.X_OK),
-        ("proxy", "endpoint"): _folder_problem(endpoint.parent, os.X_OK) or _socket_problem(endpoint),
-    }
-    node = {name: getattr(settings.node, name) for name in ("sysfs_root", "objects_dir", "kubelet_dir")}
-    wrong |= {("node", name): _folder_problem(Path(path), 0) for name, path in node.items() if path}
-    findings.problems += (reading.error(key, reason) for key, reason in wrong.items() if reason)
+    if reason := _folder_problem(endpoint.parent, os.X_OK) or _socket_problem(endpoint):
+        findings.problems.append(reading.error(("proxy", "endpoint"), reason))
     if settings.cgroups.enabled and not Path(settings.cgroups.root).is_dir():
         reason = f"{settings.cgroups.root} is not a folder: no cgroup value can be written"
         findings.warnings.append(reading.error(("cgroups", "root"), reason))
-    defaults = Settings()
-    for group, name, what in (
-        ("hooks", "server_config_dir", "no hook server"),
-        ("hooks", "policies_dir", "no policy"),
-        ("node", "objects_dir", "no object"),
-        ("node", "kubelet_dir", "nothing"),
-    ):
-        named = getattr(getattr(settings, group), name)
-        if named not in ("", getattr(getattr(defaults, group), name)) and not os.path.lexists(named):
-            reason = f"{named} does not exist: {what} is loaded from it"
-            findings.warnings.append(reading.error((group, name), reason))
-    objects = Path(settings.node.objects_dir or os.devnull)
-    for key, folder in (
-        (("state", "dir"), state),
-        (("hooks", "server_config_dir"), servers),
-        (("node", "objects_dir"), objects),
-    ):
-        if reason := _others_write(folder):
+    for key, access, what, is_trusted in _FOLDERS:
+        group, name = key
+        path = getattr(getattr(settings, group), name)
+        if not path:
+            continue
+        if access is not None and (reason := _folder_problem(Path(path), access)):
+            findings.problems.append(reading.error(key, reason))
+        if what and path != getattr(getattr(defaults, group), name) and not os.path.lexists(path):
+            reason = f"{path} does not exist: {what} is loaded from it"
             findings.warnings.append(reading.error(key, reason))
+        if is_trusted and (reason := _others_write(Path(path))):
+            findings.warnings.append(reading.error(key, reason))
+
+
+_FOLDERS: Final = (
+    (("state", "dir"), os.R_OK | os.W_OK | os.X_OK, "", True),
+    (("hooks", "server_config_dir"), os.R_OK | os.X_OK, "no hook server", True),
+    # Its files are checked when they are loaded.
+    (("hooks", "policies_dir"), None, "no policy", False),
+    (("node", "sysfs_root"), 0, "", False),
+    (("node", "objects_dir"), 0, "no object", True),
+    (("node", "kubelet_dir"), 0, "nothing", False),
+)
+"""Keys, the access that the daemon needs, what it loads, and whether who may write there may change pods."""
 
 
 def _folder_problem(folder: Path, access: int) -> str:

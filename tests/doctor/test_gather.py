@@ -209,3 +209,8 @@ def test_the_command(root: Path, socket_folder: Path, capsys: pytest.CaptureFixt
     assert {"check": "hook servers", "level": "warning"}.items() <= next(
         each for each in found if each["check"] == "hook servers"
     ).items()
+
+
+def test_a_folder_that_is_not_used_needs_no_rights(root: Path) -> None:
+    warnings = facts_of(root, NODE_OBJECTS_DIR="", NODE_KUBELET_DIR="").configuration_warnings
+    assert not [each for each in warnings if "objects_dir" in each or "kubelet_dir" in each]
