@@ -69,6 +69,10 @@ class ConfigError(RuntimeProxyError):
 class PolicyLoadError(RuntimeProxyError):
     """A policy that cannot be loaded: misspelled hook, wrong signature, duplicate name."""
 
+    def __init__(self, reason: str, origin: str = "") -> None:
+        super().__init__(f"{origin}: {reason}" if origin else reason)
+        self.reason = reason
+
 
 class RefusalError(RuntimeProxyError):
     """Raised by a policy to refuse the call: the kubelet gets this code and text.

@@ -57,7 +57,7 @@ def check_policy_class(policy: object) -> type[Policy]:
 
 
 def _error(policy: type[Policy], reason: str) -> PolicyLoadError:
-    return PolicyLoadError(f"{origin_of(policy)}: {reason}")
+    return PolicyLoadError(reason, origin_of(policy))
 
 
 def _check_version(policy: type[Policy]) -> None:

@@ -139,10 +139,9 @@ def _policies_of(module: ModuleType, path: str, source: bytes) -> tuple[type[Pol
         try:
             check_policy_class(policy)
         except PolicyLoadError as error:
-            reason = str(error).removeprefix(f"{origin_of(policy)}: ")
             classes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef))
             line = next((node.lineno for node in classes if node.name == policy.__name__), 1)
-            raise PolicyLoadError(f"{path}:{line}: {policy.__name__}: {reason}") from error
+            raise PolicyLoadError(f"{path}:{line}: {policy.__name__}: {error.reason}") from error
     return tuple(found)
 
 

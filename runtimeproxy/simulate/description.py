@@ -11,7 +11,7 @@ from runtimeproxy.frontends.cri_proxy.calls.edit_request import written_value
 from runtimeproxy.hooks.algebra import Claim, resolve
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, shown
 from runtimeproxy.hooks.changes import CLEAR, Clear
-from runtimeproxy.hooks.decision import Decision
+from runtimeproxy.hooks.decision import Decision, Unmet
 from runtimeproxy.hooks.fields import (
     CGROUP,
     RESOURCES,
@@ -79,7 +79,7 @@ class Description:
         off = {} if is_skipped else dict(self._off(asked))
         servers = () if is_skipped else tuple(self._servers_of(asked))
         remarks = [
-            Remark(policy=name, kind=AuditKind.OFF, reason=f"not known: {', '.join(unknown)}")
+            Remark(policy=name, kind=AuditKind.OFF, reason=str(Unmet(unknown)))
             for name, unknown in off.items()
         ]
         fields: tuple[SimulatedField, ...] = ()
