@@ -263,7 +263,7 @@ def _take(each: Object | Rejected | Ignored, file: str, found: _Input, *, is_oth
 
 def _read_pod(path: Path) -> PodView:
     try:
-        pods = read_pods(parse_documents(content(path))).pods
+        pods = read_pods(parse_documents(content(path)))
     except InputError as error:
         raise UnusableInputError(f"{path}: {error}") from None
     if len(pods) != 1:
