@@ -320,6 +320,7 @@ class Chain:
         """Audit a decision, count what has run, and log conflicts and failed writes."""
         subject = run.subject
         self.counts.count_runs(subject.hook, run.runs)
+        self.counts.left_out.on_decision(subject, run.runs, decision.audit)
         if subject.origin.trace is not None:
             subject.origin.trace.on_decision(subject, run.runs, decision.audit)
         is_evaluation = subject.hook.startswith("evaluate_")

@@ -44,7 +44,7 @@ class Add:
     amount: int
     """Above 0."""
     at_most: int | None = None
-    """What the value and this amount reach at most; None for no ceiling."""
+    """The largest sum of the value and this amount; None for no ceiling."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ _LEVELS: Final = tuple(level for level in Level if level is not Level.NODE)
 
 
 class Rule(NamedTuple):
-    """What an owner may claim of one parameter in one role."""
+    """The claims on one parameter in one role that an owner may make."""
 
     field: str
     role: Role
@@ -35,7 +35,7 @@ class Owner(NamedTuple):
     name: str
     rules: tuple[Rule, ...] = ()
     priority: int = 80
-    """Of its sets, beside those of policies: 0 to 99, and the highest one counts."""
+    """Of its sets, beside those of policies: 0 to 99, and the highest one wins."""
     mode: Mode = Mode.ENFORCE
     """In dry-run its claims are kept and shown, and not applied; off, they are refused."""
     hold_roles: frozenset[Role] = frozenset({Role.AT_MOST})
@@ -47,12 +47,11 @@ class Owner(NamedTuple):
 
     @property
     def claimant(self) -> Claimant:
-        """Who makes its claims."""
         return Claimant(self.name, ClaimantKind.PLUGIN)
 
 
 class BuiltIn(NamedTuple):
-    """What a built-in owner may do, unless the configuration says otherwise."""
+    """The rights of a built-in owner, unless the configuration has others."""
 
     allow: tuple[str, ...] = ()
     may_evict: bool = False
@@ -79,7 +78,7 @@ _NEVER: Final[Mapping[str, frozenset[Level]]] = MappingProxyType(
         "cpu.idle": frozenset(_LEVELS) - {Level.HOST_APPLICATION},
     }
 )
-"""What the kubelet writes there itself, or needs."""
+"""Values at levels where the kubelet writes or needs them itself."""
 
 
 def parse_rule(text: str) -> Rule:
@@ -146,7 +145,8 @@ def claim_of(
     if ceiling is not None and not 0 <= ceiling <= MAX_INT64:
         raise ValueError(f"the ceiling {ceiling} is not in 0 to {MAX_INT64}")
     amount = _value(field, role, value)
-    return Claim(owner.claimant, role, amount, owner.priority, _printable(reason), ceiling)
+    printable = "".join(each if each.isprintable() else " " for each in reason)
+    return Claim(owner.claimant, role, amount, owner.priority, printable, ceiling)
 
 
 def _value(field: str, role: Role, text: str | None) -> int | float | str | Clear:
@@ -187,7 +187,3 @@ def _ratio(text: str) -> float:
     if not math.isfinite(ratio) or ratio < 1:
         raise ValueError(f"the ratio {text[:64]} is not a finite number of 1 or more")
     return ratio
-
-
-def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else " " for each in text)

@@ -79,7 +79,7 @@ class ContainerView:
     requested: Resources = field(default_factory=Resources)
     """The kubelet's request; on an update, its accumulated requests."""
     current: Resources = field(default_factory=Resources)
-    """What the runtime has or will have if no policy changes it: on an update the values of all requests to
+    """The runtime's values if no policy changes them: on an update the values of all requests to
     the runtime, overlaid by this call's fields. An answer that depends on it is not the same each time:
     compute from `requested`."""
     updated: Resources | None = None
@@ -103,4 +103,4 @@ class ClassView:
 
     qos: KubeQoSClass
     pods: tuple[ResolvedPod, ...] = ()
-    """Those below the directory."""
+    """The pods below the directory."""

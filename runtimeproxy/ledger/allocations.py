@@ -25,7 +25,7 @@ from runtimeproxy.errors import described
 from runtimeproxy.hooks.allocator import (
     NO_ALLOCATIONS,
     Allocations,
-    Allocator,
+    SharePools,
     as_document,
     from_document,
     gained_cpus,
@@ -83,7 +83,7 @@ class NodeAllocations:
 
     def __init__(
         self,
-        rules: Allocator,
+        rules: SharePools,
         file: StateFile,
         node: NodePlace,
         leave: Callable[[frozenset[int]], Awaitable[bool]],
@@ -153,7 +153,9 @@ class NodeAllocations:
         await self._give(pod.uid, self._rules.admit(pod, self._allocations))
 
     async def create(self, container: ContainerView) -> None:
-        await self._give(container.pod.uid, self._rules.create(container, self._allocations))
+        """Makes sure of a pod's CPUs before one of its containers is created; as `admit`."""
+        # Another process may have admitted the pod, or it came while calls passed by.
+        await self._give(container.pod.uid, self._rules.admit(container.pod, self._allocations))
 
     def settle(self, uid: str) -> None:
         """The call that creates a pod's sandbox has ended; whether the pod is there is in the records."""

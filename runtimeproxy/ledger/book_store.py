@@ -269,16 +269,21 @@ class Books:
         for stage in (UnappliedStage.BOOKED, UnappliedStage.LOST):
             self.unapplied.note(stage, wanted.target, identity, {}, among=ended)
 
-    def keep_unapplied(self, pod_cgroups: Iterable[str], container_ids: Iterable[str]) -> None:
+    def keep_unapplied(
+        self, pod_cgroups: Iterable[str], container_ids: Iterable[str], unknown: Iterable[str] = ()
+    ) -> None:
         """Forgets what is not in force in pods and containers that do not run.
 
         Args:
             pod_cgroups: Of all running pods.
             container_ids: Of the containers that have not ended.
+            unknown: The ids of sandboxes and containers that run and whose cgroup is not known.
         """
-        live, containers = paths_of(pod_cgroups), frozenset(container_ids)
+        live, containers, ids = paths_of(pod_cgroups), frozenset(container_ids), frozenset(unknown)
 
         def is_there(target: CgroupTarget, cgroup: str) -> bool:
+            if target.level >= Level.POD and not cgroup.startswith("/"):
+                return cgroup in ids
             path = cgroup_path(cgroup) if cgroup else ()
             return target.level < Level.POD or path in live or _is_of(path, live, containers)
 

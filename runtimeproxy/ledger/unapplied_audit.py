@@ -32,14 +32,14 @@ class UnappliedAudit:
     def __init__(self, sink: AuditSink, clock: Callable[[], float] = time.monotonic) -> None:
         self._sink = sink
         self._now_s = clock
-        self._told: dict[tuple[str, str, UnappliedCause], float] = {}
+        self._told: dict[tuple[CgroupTarget, str, UnappliedCause], float] = {}
 
     def add(self, found: Iterable[Unapplied]) -> None:
         """Takes what is not in force since the last call, or for another reason."""
         now_s, time_s = self._now_s(), time.time()
         entries, more = 0, Counter[UnappliedCause]()
         for each in found:
-            key = each.target.cgroup, each.field, each.cause
+            key = each.target, each.field, each.cause
             if now_s - self._told.get(key, -INTERVAL_S) < INTERVAL_S:
                 continue
             # Of a change of many pods each is written within seconds.

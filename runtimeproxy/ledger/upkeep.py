@@ -25,7 +25,7 @@ from runtimeproxy.ledger.answers import class_cgroups, sysctls_of, wanted_of, wa
 from runtimeproxy.ledger.barrier import Barrier
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import ChangeLog
-from runtimeproxy.ledger.evaluate import Evaluator
+from runtimeproxy.ledger.evaluate import Evaluator, unknown_cgroups
 from runtimeproxy.ledger.fields import VERIFY_S
 from runtimeproxy.ledger.rates import ChangeRates
 from runtimeproxy.ledger.target import CgroupTarget
@@ -215,7 +215,7 @@ class Upkeep:
                 for container in self._store.containers
                 if container.state is not Lifecycle.STOPPED
             )
-            self._books.keep_unapplied(pods, containers)
+            self._books.keep_unapplied(pods, containers, unknown_cgroups(self._store))
         return values.values()
 
     def audit_unapplied(self) -> None:

@@ -11,9 +11,8 @@ from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.mounts import find_mounts
 from runtimeproxy.cgroups.parameters import PARAMETERS
-from runtimeproxy.node.facts import NodeFacts
+from runtimeproxy.node.facts import NodeFacts, read_list
 from runtimeproxy.node.snapshot import Cpu, Feature
-from runtimeproxy.units import parse_cpu_list
 
 _CPUS: Final = "devices/system/cpu"
 _NODES: Final = "devices/system/node"
@@ -67,20 +66,18 @@ class Processor(NamedTuple):
 
 
 def read_cpus(sysfs: Path) -> tuple[Cpu, ...] | None:
-    """The CPUs that are present, by id; None if sysfs does not say.
-
-    What sysfs does not have for a CPU that is offline is that of socket, core and NUMA node 0.
-    """
+    """The CPUs that are present, by id; None if sysfs does not say."""
     folder = sysfs / _CPUS
-    present = _list(folder / "present")
-    online = _list(folder / "online")
+    present = read_list(folder / "present")
+    online = read_list(folder / "online")
     if not present or online is None:
         return None
     nodes = {
         cpu: node
-        for node in _list(sysfs / _NODES / "online") or ()
-        for cpu in _list(sysfs / _NODES / f"node{node}" / "cpulist") or ()
+        for node in read_list(sysfs / _NODES / "online") or ()
+        for cpu in read_list(sysfs / _NODES / f"node{node}" / "cpulist") or ()
     }
+    # sysfs has less for a CPU that is offline: it is put into socket, core and NUMA node 0.
     return tuple(
         Cpu(
             id=cpu,
@@ -96,7 +93,7 @@ def read_cpus(sysfs: Path) -> tuple[Cpu, ...] | None:
 
 def read_memory(sysfs: Path, procfs: Path) -> dict[int, int]:
     """Bytes of memory by NUMA node; all of it as that of node 0 where the kernel knows no such nodes."""
-    nodes = sorted(_list(sysfs / _NODES / "online") or ())
+    nodes = sorted(read_list(sysfs / _NODES / "online") or ())
     memory = {node: _total_bytes(sysfs / _NODES / f"node{node}" / "meminfo") for node in nodes}
     memory = memory or {0: _total_bytes(procfs / "meminfo")}
     return {node: size_bytes for node, size_bytes in memory.items() if size_bytes}
@@ -111,7 +108,7 @@ def _total_bytes(meminfo: Path) -> int:
 
 
 def read_processor(sysfs: Path, procfs: Path) -> Processor:
-    """The processor; what cannot be read counts as absent, as for koordlet."""
+    """The processor; features that cannot be read are absent, as for koordlet."""
     folder = sysfs / _CPUS
     turbo = folder / "intel_pstate/no_turbo"
     return Processor(
@@ -155,22 +152,8 @@ def _number(path: Path, default: int = 0) -> int:
     return min(int(text), _MAX_PACKAGES)
 
 
-def _list(path: Path) -> frozenset[int] | None:
-    try:
-        return parse_cpu_list(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-
-
 def read_features(facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path) -> frozenset[Feature]:
-    """The features of the kernel.
-
-    Args:
-        facts: Have the files of cgroups; those of no cgroup are missing features, until there is one.
-        cgroup_root: The mount of cgroups.
-        sysfs: The mount of sysfs.
-        procfs: The mount of procfs.
-    """
+    """The features of the kernel; those with files in cgroups are missing until there is a cgroup."""
     found = {feature for feature, names in _PARAMETERS.items() if all(_has(facts, name) for name in names)}
     for feature, files in _FILES.items():
         if any(file in facts.files.get(controller, {}) for controller, file in files.items()):

@@ -46,6 +46,12 @@ read. Source: Kubernetes apimachinery, TotalAnnotationSizeLimitB."""
 OF_THE_KUBELET: Final = "kubernetes.io/config."
 """Annotations that the kubelet adds. Source: Kubernetes pkg/kubelet/types, ConfigSourceAnnotationKey."""
 
+_DOMAINS: Final = ("koordinator.sh", "kubernetes.io", "katalyst.kubewharf.io")
+"""Of the annotations that policies read."""
+
+_ENTRY_BYTES: Final = 100
+"""Of an entry in a table of the interpreter, without its texts; at most."""
+
 INTERNED_CHARS: Final = 128
 """Longer texts are not interned: they are rarely the same in two pods."""
 
@@ -189,6 +195,22 @@ def entries_bytes(entries: Mapping[str, str]) -> int:
 
 def _utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def memory_bytes(entries: Mapping[str, str | None]) -> int:
+    """What labels, annotations or the like take in memory; many short ones take many times their texts."""
+    texts = sum(map(sys.getsizeof, entries)) + sum(map(sys.getsizeof, entries.values()))
+    return texts + _ENTRY_BYTES * len(entries)
+
+
+def read_by_policies(entries: Mapping[str, str]) -> Mapping[str, str]:
+    """The annotations that policies of this project, strategies and selectors can read."""
+    return {key: entries[key] for key in entries if _has_known_domain(key)}
+
+
+def _has_known_domain(name: str) -> bool:
+    domain, slash, _ = name.partition("/")
+    return bool(slash) and any(f".{domain}".endswith(f".{each}") for each in _DOMAINS)
 
 
 def kept_annotations(entries: Mapping[str, str]) -> Mapping[str, str]:

@@ -133,19 +133,11 @@ class RestorePlan:
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """All values, containers first."""
         of_containers = (line for each in self.containers for line in each.lines)
         return (*of_containers, *(line for each in self.cgroups for line in each.lines))
 
 
 def plan(saved: Saved, node: NodeState, formats: Formats) -> RestorePlan:
-    """Compares the checkpoint with the node.
-
-    Args:
-        saved: The checkpoint.
-        node: Its present state.
-        formats: Of its cgroup files.
-    """
     pods = {pod.id: pod for pod in saved.pods}
     containers = tuple(
         _container_plan(record, pods.get(record.pod_id), node)
@@ -276,7 +268,6 @@ def _fitted_lists(
 
 
 def _cgroup_plan(state: CgroupState, lists: Mapping[str, Value | None], formats: Formats) -> CgroupPlan:
-    """What goes back to a cgroup's files."""
     book, lines = state.book, list[Line]()
     found = give_back(book, state.present, formats, fitted=lists)
     for name in book.entries:

@@ -18,6 +18,7 @@ from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.offline import ledger_of
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.records import (
     Book,
@@ -32,7 +33,6 @@ from runtimeproxy.pods.records import (
 )
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
 from runtimeproxy.restore.command import (
-    ledger_of,
     loosen,
     observe,
     restore_cgroups,

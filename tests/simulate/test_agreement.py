@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.hooks.loading import built_in
 from runtimeproxy.hooks.policy import Mode
-from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.hooks.settings import ChainRules, PolicySettings
 from runtimeproxy.node.snapshot import Input, InputState
 from runtimeproxy.pods.resources import SCALARS
 from runtimeproxy.simulate.kubelet import PodCalls
@@ -189,7 +189,7 @@ def check(stand: Stand, manifest: dict[str, Any], *, webhook: bool) -> None:
     assert node.state_of(Input.STRATEGIES) is InputState.KNOWN
     (calls,) = pod_calls(json.dumps(manifest).encode(), "pod.json", node, webhook=webhook)
     skip = ("runtimeproxy.koordinator.sh/skip-hookserver", "true")
-    (pod,) = simulate([calls], engine.policies, node, skip_label=skip).pods
+    (pod,) = simulate([calls], engine.policies, node, ChainRules(skip_label=skip)).pods
     found, refusal = run(stand, calls)
     wanted = [(each.name, announced(each)) for each in pod.targets if not each.refusal]
     assert wanted == found

@@ -295,7 +295,7 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     **dict.fromkeys(("overhead", "requested", "booked"), _resources),
     "pending_cgroup": _values,
     "state": lambda value: Lifecycle(_integer(value)),
-    **dict.fromkeys(("detailed", "recovered"), _flag),
+    **dict.fromkeys(("detailed", "recovered", "trimmed"), _flag),
     "created_s": partial(_checked, float),
 }
 """The reader of each field."""
