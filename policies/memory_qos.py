@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Final, NamedTuple
 
 from policies.annotations import AnnotationError, BatchContainer, batch_specification
+from runtimeproxy.fields.tables import NEUTRAL
 from runtimeproxy.hooks import (
     CgroupChange,
     ContainerChange,
@@ -30,7 +31,6 @@ from runtimeproxy.hooks import (
     Policy,
     ResolvedPod,
 )
-from runtimeproxy.hooks.algebra import NEUTRAL
 from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.slo.names import MEMORY_QOS

@@ -6,8 +6,8 @@ import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.counts import Histogram
+from runtimeproxy.fields.tables import CRI_FIELDS, PARAMETERS
 from runtimeproxy.hooks.fields import (
     ANNOTATIONS,
     CGROUP,
@@ -17,7 +17,6 @@ from runtimeproxy.hooks.fields import (
     LABELS,
     MOUNTS,
     NODE_CGROUP,
-    RESOURCE_NAMES,
     RESOURCES,
     SYSCTL,
     UNIFIED,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 OTHER: Final = "other"
 
 _GROUPS: Final = frozenset({UNIFIED, LABELS, ANNOTATIONS, ENV, MOUNTS, DEVICES, CGROUP_PARENT, SYSCTL})
-_RESOURCES: Final = frozenset(f"{RESOURCES}.{name}" for name in RESOURCE_NAMES)
+_RESOURCES: Final = frozenset(f"{RESOURCES}.{name}" for name in CRI_FIELDS)
 _KEYED: Final = re.compile(r"([\w.]+)\[(.*)\]", re.DOTALL)
 
 

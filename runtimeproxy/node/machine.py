@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.mounts import find_mounts
-from runtimeproxy.cgroups.parameters import PARAMETERS
+from runtimeproxy.fields.tables import PARAMETERS
 from runtimeproxy.node.facts import NodeFacts
 from runtimeproxy.node.snapshot import Cpu, Feature
 from runtimeproxy.units import parse_cpu_list
