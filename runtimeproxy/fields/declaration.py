@@ -107,6 +107,8 @@ class Declaration:
     """Koordlet's feature gate for writing the file from time to time."""
     koordlet_moves: str = ""
     """Koordlet's feature gates for moving the value from second to second, where policies may set it."""
+    feature: str = ""
+    """The `Feature` of kernels that have its file."""
 
     @property
     def controller(self) -> str:

@@ -17,7 +17,7 @@ Cgroup parameters come first, in the order in which looser values of one cgroup 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from runtimeproxy.fields import formats
 from runtimeproxy.fields.declaration import ALL_LEVELS, PAGE_BYTES, Declaration, Direction, Kind, Rounding
@@ -36,8 +36,31 @@ from runtimeproxy.units import (
 )
 from runtimeproxy.vocabulary import Level
 
+_APPLICATIONS: Final = frozenset({Level.HOST_APPLICATION})
 _ON_PODS: Final = frozenset({Level.POD})
 _RECONCILE: Final = "CgroupReconcile"
+
+
+def _number(name: str, neutral: int, **others: Any) -> Declaration:  # noqa: ANN401 - a dataclass checks names
+    """A plain number with the same file in both versions."""
+    return Declaration(name=name, neutral=neutral, **{"v1": number(name), "v2": number(name), **others})
+
+
+def _anolis(name: str, neutral: int, feature: str, **others: Any) -> Declaration:  # noqa: ANN401
+    """A number that only Anolis kernels (and, for memory.oom.group, mainline version 2) have."""
+    return _number(name, neutral, feature=feature, koordlet=_RECONCILE, **others)
+
+
+def _in_cri(resource: str, cri: str, *oci: str) -> dict[str, Any]:
+    return {"resource": resource, "cri": cri, "oci": oci}
+
+
+def _list(name: str, kind: Kind, **others: Any) -> Declaration:  # noqa: ANN401
+    file, key = formats.cpu_list(name), name.replace(".", "_")
+    others |= _in_cri(key, key, *key.split("_"))
+    return Declaration(
+        name=name, kind=kind, neutral="", v1=file, v2=file, direction=Direction.UNION, **others
+    )
 
 
 def _memory(name: str, neutral: int) -> Declaration:
@@ -52,19 +75,7 @@ def _memory(name: str, neutral: int) -> Declaration:
         direction=Direction.LARGER,
         kubelet=_ON_PODS,
         koordlet=_RECONCILE,
-    )
-
-
-def _anolis(name: str, minimum: int, maximum: int, neutral: int = 0, *, on_v1: bool = True) -> Declaration:
-    """Plain numbers that only Anolis kernels (and, for memory.oom.group, mainline version 2) have."""
-    return Declaration(
-        name=name,
-        neutral=neutral,
-        minimum=minimum,
-        maximum=maximum,
-        v1=number(name) if on_v1 else None,
-        v2=number(name),
-        koordlet=_RECONCILE,
+        feature="memory-protection",
     )
 
 
@@ -76,15 +87,14 @@ def _unified(file: formats.FileFormat) -> Declaration:
 DECLARED: tuple[Declaration, ...] = (
     # The kernel refuses a weight while a group is idle, and kubelet and runtime write weights. 0 comes before
     # a weight, 1 after it.
-    Declaration(
-        name="cpu.idle",
-        neutral=0,
+    _number(
+        "cpu.idle",
+        0,
         maximum=1,
-        levels=frozenset({Level.HOST_APPLICATION}),
-        v1=number("cpu.idle"),
-        v2=number("cpu.idle"),
+        levels=_APPLICATIONS,
         direction=Direction.SMALLER,
         koordlet="CoreSched",
+        feature="idle",
     ),
     # The kernel clamps shares itself, but runc fails the container if the value that it reads back differs.
     Declaration(
@@ -97,9 +107,7 @@ DECLARED: tuple[Declaration, ...] = (
         levels=ALL_LEVELS - {Level.QOS_CLASS},
         v1=number("cpu.shares"),
         v2=formats.weight_v2("cpu.weight"),
-        resource="cpu_shares",
-        cri="cpu_shares",
-        oci=("cpu", "shares"),
+        **_in_cri("cpu_shares", "cpu_shares", "cpu", "shares"),
         kubelet=frozenset({Level.POD, Level.QOS_CLASS}),
     ),
     # A small quota means "the minimum", a huge one "no limit in practice".
@@ -113,9 +121,7 @@ DECLARED: tuple[Declaration, ...] = (
         v1=number("cpu.cfs_quota_us"),
         v2=formats.quota_v2("cpu.max"),
         direction=Direction.LARGER,
-        resource="cpu_quota_us",
-        cri="cpu_quota",
-        oci=("cpu", "quota"),
+        **_in_cri("cpu_quota_us", "cpu_quota", "cpu", "quota"),
         kubelet=_ON_PODS,
         koordlet_moves="BECPUSuppress, CPUBurst",
     ),
@@ -130,52 +136,21 @@ DECLARED: tuple[Declaration, ...] = (
         v1=number("cpu.cfs_period_us"),
         v2=formats.period_v2("cpu.max"),
         direction=Direction.SMALLER,
-        resource="cpu_period_us",
-        cri="cpu_period",
-        oci=("cpu", "period"),
+        **_in_cri("cpu_period_us", "cpu_period", "cpu", "period"),
         kubelet=_ON_PODS,
     ),
     # The kernel refuses a burst above the quota, so it rises after the quota and falls before it.
-    Declaration(
-        name="cpu.cfs_burst_us",
-        neutral=0,
-        v1=number("cpu.cfs_burst_us"),
+    _number(
+        "cpu.cfs_burst_us",
+        0,
         v2=number("cpu.max.burst"),
         direction=Direction.LARGER,
         koordlet="CPUBurst",
+        feature="burst",
     ),
-    Declaration(
-        name="cpu.bvt_warp_ns",
-        neutral=0,
-        minimum=-1,
-        maximum=2,
-        v1=number("cpu.bvt_warp_ns"),
-        v2=number("cpu.bvt_warp_ns"),
-        koordlet="GroupIdentity",
-    ),
-    Declaration(
-        name="cpuset.cpus",
-        kind=Kind.CPUS,
-        neutral="",
-        v1=formats.cpu_list("cpuset.cpus"),
-        v2=formats.cpu_list("cpuset.cpus"),
-        direction=Direction.UNION,
-        resource="cpuset_cpus",
-        cri="cpuset_cpus",
-        oci=("cpu", "cpus"),
-        koordlet_moves="BECPUSuppress",
-    ),
-    Declaration(
-        name="cpuset.mems",
-        kind=Kind.MEMORY_NODES,
-        neutral="",
-        v1=formats.cpu_list("cpuset.mems"),
-        v2=formats.cpu_list("cpuset.mems"),
-        direction=Direction.UNION,
-        resource="cpuset_mems",
-        cri="cpuset_mems",
-        oci=("cpu", "mems"),
-    ),
+    _number("cpu.bvt_warp_ns", 0, minimum=-1, maximum=2, koordlet="GroupIdentity", feature="bvt"),
+    _list("cpuset.cpus", Kind.CPUS, koordlet_moves="BECPUSuppress"),
+    _list("cpuset.mems", Kind.MEMORY_NODES),
     # Nothing can run in one page, so the unit of a smaller limit must be wrong.
     Declaration(
         name="memory.limit_in_bytes",
@@ -186,9 +161,7 @@ DECLARED: tuple[Declaration, ...] = (
         v1=formats.memory_v1("memory.limit_in_bytes"),
         v2=formats.memory_v2("memory.max"),
         direction=Direction.LARGER,
-        resource="memory_limit_bytes",
-        cri="memory_limit_in_bytes",
-        oci=("memory", "limit"),
+        **_in_cri("memory_limit_bytes", "memory_limit_in_bytes", "memory", "limit"),
         unlimited_is_absent=True,
         kubelet=_ON_PODS,
     ),
@@ -201,22 +174,16 @@ DECLARED: tuple[Declaration, ...] = (
     _memory("memory.min", 0),
     _memory("memory.low", 0),
     _memory("memory.high", UNLIMITED),
-    _anolis("memory.wmark_ratio", 0, 100),
-    _anolis("memory.wmark_scale_factor", 1, 1000, 50),
-    _anolis("memory.wmark_min_adj", -25, 50),
-    _anolis("memory.priority", 0, 12),
-    _anolis("memory.use_priority_oom", 0, 1),
-    _anolis("memory.oom.group", 0, 1),
-    _anolis("memory.pagecache_limit.enable", 0, 1, on_v1=False),
-    _anolis("memory.pagecache_limit.size", 0, MAX_INT64, on_v1=False),
-    _anolis("memory.pagecache_limit.sync", 0, 1, on_v1=False),
-    Declaration(
-        name="net_cls.classid",
-        neutral=0,
-        maximum=0xFFFF_FFFF,
-        v1=number("net_cls.classid"),
-        koordlet="TCNetworkQoS",
-    ),
+    _anolis("memory.wmark_ratio", 0, "memory-wmark", maximum=100),
+    _anolis("memory.wmark_scale_factor", 50, "memory-wmark", minimum=1, maximum=1_000),
+    _anolis("memory.wmark_min_adj", 0, "memory-wmark", minimum=-25, maximum=50),
+    _anolis("memory.priority", 0, "memory-priority", maximum=12),
+    _anolis("memory.use_priority_oom", 0, "memory-priority", maximum=1),
+    _anolis("memory.oom.group", 0, "memory-oom-group", maximum=1),
+    _anolis("memory.pagecache_limit.enable", 0, "memory-pagecache-limit", maximum=1, v1=None),
+    _anolis("memory.pagecache_limit.size", 0, "memory-pagecache-limit", v1=None),
+    _anolis("memory.pagecache_limit.sync", 0, "memory-pagecache-limit", maximum=1, v1=None),
+    _number("net_cls.classid", 0, maximum=0xFFFF_FFFF, v2=None, koordlet="TCNetworkQoS"),
     # Memory and swap together. No file of version 2 has that.
     Declaration(
         name="memory_swap_limit_bytes",
@@ -224,9 +191,7 @@ DECLARED: tuple[Declaration, ...] = (
         unlimited=True,
         policy_minimum=PAGE_BYTES,
         rounding=Rounding.PAGES,
-        resource="memory_swap_limit_bytes",
-        cri="memory_swap_limit_in_bytes",
-        oci=("memory", "swap"),
+        **_in_cri("memory_swap_limit_bytes", "memory_swap_limit_in_bytes", "memory", "swap"),
         unlimited_is_absent=True,
     ),
     # Source: Linux include/uapi/linux/oom.h; containerd, updateOCIResource of the CRI plugin, which leaves

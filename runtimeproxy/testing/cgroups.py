@@ -107,12 +107,17 @@ class CgroupFiles:
     Attributes:
         root: Folder that stands for ``/sys/fs/cgroup``.
         version: 1 (one folder per controller) or 2 (one tree).
+
+    Args:
+        more: Files that this kernel has beside the usual ones, and their contents in a new cgroup.
     """
 
-    def __init__(self, root: Path, version: Literal[1, 2] = 2) -> None:
+    def __init__(self, root: Path, version: Literal[1, 2] = 2, more: Mapping[str, str] | None = None) -> None:
         self.root = root
         self.version = version
-        self._defaults = default_values(version)
+        self._defaults = {controller: dict(files) for controller, files in default_values(version).items()}
+        for name, value in (more or {}).items():
+            self._defaults.setdefault(name.split(".")[0] if version == 1 else "", {})[name] = value
         self._made_pods: set[str] = set()
 
     def folder(self, path: str, controller: str = "cpu") -> Path:
