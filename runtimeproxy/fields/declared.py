@@ -57,7 +57,7 @@ def _in_cri(resource: str, cri: str, *oci: str) -> dict[str, Any]:
 
 def _list(name: str, kind: Kind, **others: Any) -> Declaration:  # noqa: ANN401
     file, key = formats.cpu_list(name), name.replace(".", "_")
-    others |= _in_cri(key, key, *key.split("_"))
+    others |= _in_cri(key, key, "cpu", name.partition(".")[2])
     return Declaration(
         name=name, kind=kind, neutral="", v1=file, v2=file, direction=Direction.UNION, **others
     )

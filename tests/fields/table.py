@@ -21,7 +21,7 @@ HEADER: Final = (
         "no claims in the roles",
         "no leased claims on",
         "the kubelet writes it on",
-        "koordlet's gates that write it",
+        "koordlet's gates",
     ),
 )
 
