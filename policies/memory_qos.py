@@ -41,9 +41,7 @@ PAGE_BYTES: Final = 4_096
 """The page that Koordinator rounds to. Source: policies spec 3.6, floor_page."""
 
 _FEATURE_OF: Final = {
-    name: Feature(each.feature)
-    for name, each in PARAMETERS.items()
-    if each.controller == "memory" and each.feature
+    name: Feature(each.feature) for name, each in PARAMETERS.items() if each.feature.startswith("memory-")
 }
 _PROTECTING: Final = ("memory.min", "memory.low")
 _OFF: Final = Strategy()

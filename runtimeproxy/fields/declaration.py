@@ -117,16 +117,13 @@ class Declaration:
 
     @property
     def is_list(self) -> bool:
-        """Whether the value is a list of CPUs or NUMA nodes."""
         return self.kind in (Kind.CPUS, Kind.MEMORY_NODES)
 
     @property
     def is_parameter(self) -> bool:
-        """Whether it is a cgroup parameter, whose file is read and written directly."""
         return not self.only_unified and not (self.v1 is None and self.v2 is None)
 
     def format_for(self, version: int) -> FileFormat | None:
-        """The file of this cgroup version; None when it has none."""
         return self.v2 if version == 2 else self.v1
 
     def canonical(self, value: Value) -> Value:

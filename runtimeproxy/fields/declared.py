@@ -36,7 +36,6 @@ from runtimeproxy.units import (
 )
 from runtimeproxy.vocabulary import Level
 
-_APPLICATIONS: Final = frozenset({Level.HOST_APPLICATION})
 _ON_PODS: Final = frozenset({Level.POD})
 _RECONCILE: Final = "CgroupReconcile"
 
@@ -80,7 +79,6 @@ def _memory(name: str, neutral: int) -> Declaration:
 
 
 def _unified(file: formats.FileFormat) -> Declaration:
-    """A limit of version 2 that messages set in `unified`."""
     return Declaration(name=file.file, neutral=UNLIMITED, unlimited=True, v2=file, only_unified=True)
 
 
@@ -91,34 +89,32 @@ DECLARED: tuple[Declaration, ...] = (
         "cpu.idle",
         0,
         maximum=1,
-        levels=_APPLICATIONS,
+        levels=frozenset({Level.HOST_APPLICATION}),
         direction=Direction.SMALLER,
         koordlet="CoreSched",
         feature="idle",
     ),
     # The kernel clamps shares itself, but runc fails the container if the value that it reads back differs.
-    Declaration(
-        name="cpu.shares",
-        neutral=SHARES_PER_CPU,
+    _number(
+        "cpu.shares",
+        SHARES_PER_CPU,
         minimum=MIN_CPU_SHARES,
         maximum=MAX_CPU_SHARES,
         clamps=True,
         rounding=Rounding.WEIGHTS,
         levels=ALL_LEVELS - {Level.QOS_CLASS},
-        v1=number("cpu.shares"),
         v2=formats.weight_v2("cpu.weight"),
         **_in_cri("cpu_shares", "cpu_shares", "cpu", "shares"),
         kubelet=frozenset({Level.POD, Level.QOS_CLASS}),
     ),
     # A small quota means "the minimum", a huge one "no limit in practice".
-    Declaration(
-        name="cpu.cfs_quota_us",
-        neutral=UNLIMITED,
+    _number(
+        "cpu.cfs_quota_us",
+        UNLIMITED,
         minimum=MIN_CPU_QUOTA_US,
         maximum=MAX_CPU_QUOTA_US,
         unlimited=True,
         clamps=True,
-        v1=number("cpu.cfs_quota_us"),
         v2=formats.quota_v2("cpu.max"),
         direction=Direction.LARGER,
         **_in_cri("cpu_quota_us", "cpu_quota", "cpu", "quota"),
@@ -127,13 +123,12 @@ DECLARED: tuple[Declaration, ...] = (
     ),
     # The same quota is more of a CPU in a smaller period. It rises before the period shrinks, see `order`.
     # Not clamped: with another period the quota would be another share of a CPU.
-    Declaration(
-        name="cpu.cfs_period_us",
-        neutral=CPU_PERIOD_US,
+    _number(
+        "cpu.cfs_period_us",
+        CPU_PERIOD_US,
         minimum=MIN_CPU_PERIOD_US,
         maximum=MAX_CPU_PERIOD_US,
         only_set=True,
-        v1=number("cpu.cfs_period_us"),
         v2=formats.period_v2("cpu.max"),
         direction=Direction.SMALLER,
         **_in_cri("cpu_period_us", "cpu_period", "cpu", "period"),

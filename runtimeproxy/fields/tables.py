@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
@@ -39,15 +38,10 @@ UPDATABLE: Final[tuple[str, ...]] = tuple(name for name, each in CRI_FIELDS.item
 """The fields of `Resources` that an update of a running container can change."""
 
 
-def _by_file() -> Mapping[str, tuple[Declaration, ...]]:
-    found: defaultdict[str, tuple[Declaration, ...]] = defaultdict(tuple)
-    for each in DECLARED:
-        if each.v2 is not None and each.writable:
-            found[each.v2.file] += (each,)
-    return dict(found)
-
-
-V2_FILES: Final = _by_file()
+_OF_VERSION_2: Final = [(each.v2.file, each) for each in DECLARED if each.v2 is not None and each.writable]
+V2_FILES: Final[Mapping[str, tuple[Declaration, ...]]] = {
+    file: tuple(each for its, each in _OF_VERSION_2 if its == file) for file, _ in _OF_VERSION_2
+}
 """The fields of each file of version 2 that can be written, in the order of their values there."""
 
 
@@ -102,10 +96,10 @@ def saved_value(name: str, value: object) -> Value:
             # The kernel's `N` is the last CPU of a node.
             parse_cpu_list(value, MAX_CPU_ID)
         return value
-    is_text = parameter is not None and parameter.kind is not Kind.NUMBER
-    if is_text or isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_INT64:
-        raise ValueError(f"{name} has no value of its kind")
-    return value
+    is_number = parameter is None or parameter.kind is Kind.NUMBER
+    if is_number and isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INT64:
+        return value
+    raise ValueError(f"{name} has no value of its kind")
 
 
 def clamped(name: str, value: Value) -> Value:

@@ -35,8 +35,6 @@ from runtimeproxy.vocabulary import Role as Role
 
 Value: TypeAlias = int | str
 
-_LISTS: Final = frozenset(LISTS)
-
 
 class Claim(NamedTuple):
     """One owner's wish for one field of one target."""
@@ -136,13 +134,13 @@ def resolve(
         return Resolved(base)
     value = ordered[0].value
     is_alone = len(ordered) == 1 and ordered[0].role is Role.SET
-    if is_alone and type(value) is int and parameter not in _LISTS:
+    if is_alone and type(value) is int and parameter not in LISTS:
         # Most fields have one owner.
         return Resolved(value, tuple(ordered), (), (value, value, value, value))
     ordered.sort(key=_rank, reverse=rule is ConflictRule.LATER)
     run = _Run(parameter, ordered)
     s1 = run.set_value(base, NEUTRAL.get(parameter), is_base_known=is_base_known)
-    if parameter in _LISTS:
+    if parameter in LISTS:
         s2 = s3 = s1
         run.void((Role.SCALE, Role.ADD), "a list has no amount")
         s4 = run.bound_list(s1)
@@ -187,7 +185,7 @@ class _Run:
         self._by_role: dict[Role, list[Claim]] = {}
         for claim in claims:
             self._by_role.setdefault(claim.role, []).append(claim)
-        self._is_list = parameter in _LISTS
+        self._is_list = parameter in LISTS
         field = FIELDS.get(parameter)
         self._has_unlimited = field is not None and field.unlimited
         self._least = 0 if field is None else max(field.minimum, 0)

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from runtimeproxy.fields.resources import CLEAR as CLEAR
+from runtimeproxy.fields.resources import Add as Add
+from runtimeproxy.fields.resources import AtMost as AtMost
+from runtimeproxy.fields.resources import CgroupValue as CgroupValue
+from runtimeproxy.fields.resources import Clear as Clear
 from runtimeproxy.fields.resources import ResourceChange as ResourceChange
-from runtimeproxy.fields.values import CLEAR as CLEAR
-from runtimeproxy.fields.values import Add as Add
-from runtimeproxy.fields.values import AtMost as AtMost
-from runtimeproxy.fields.values import CgroupValue as CgroupValue
-from runtimeproxy.fields.values import Clear as Clear
-from runtimeproxy.fields.values import Scale as Scale
-from runtimeproxy.fields.values import TextEntries as TextEntries
+from runtimeproxy.fields.resources import Scale as Scale
+from runtimeproxy.fields.resources import TextEntries as TextEntries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,6 @@ class PolicyCounts:
         self.entries: Counter[EntryKey] = Counter()
 
     def count_runs(self, hook: Hook, runs: Iterable[PolicyRun]) -> None:
-        """Counts the policies that have returned in one run of the chain."""
         for name, duration_s, _ in runs:
             self.durations[name, hook].observe(duration_s)
 

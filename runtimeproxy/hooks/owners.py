@@ -15,7 +15,7 @@ from runtimeproxy.fields.declaration import ALL_LEVELS, ROLES, Kind
 from runtimeproxy.fields.tables import NEUTRAL, PARAMETERS, check_value, unknown_parameter
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
-from runtimeproxy.units import MAX_INT64, UNLIMITED, parse_cpu_list
+from runtimeproxy.units import MAX_INT64, UNLIMITED, parse_cpu_list, parse_integer
 from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES, MOST_VALUE, Level, Mode, Role
 
 PREFIX: Final = "plugin:"
@@ -49,7 +49,6 @@ class Owner(NamedTuple):
 
     @property
     def claimant(self) -> str:
-        """Its name in the ledger."""
         return PREFIX + self.name
 
 
@@ -151,7 +150,7 @@ def _value(field: str, role: Role, text: str | None) -> int | float | str | Clea
         raise ValueError(f"the value has more than {MOST_VALUE} characters")
     if role is Role.SCALE:
         return _ratio(text)
-    value = _integer(text) if PARAMETERS[field].kind is Kind.NUMBER else text
+    value = parse_integer(text) if PARAMETERS[field].kind is Kind.NUMBER else text
     if role is Role.ADD:
         if not isinstance(value, int) or not 0 <= value <= MAX_INT64:
             raise ValueError(f"the amount {value} is not in 0 to {MAX_INT64}")
@@ -163,13 +162,6 @@ def _value(field: str, role: Role, text: str | None) -> int | float | str | Clea
     ):
         raise ValueError(f"{value!r} is unlimited, which bounds nothing")
     return value
-
-
-def _integer(text: str) -> int:
-    # int() takes spaces, underscores and digits of other scripts.
-    if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit() or len(text) > 20:
-        raise ValueError(f"{text[:64]!r} is not a whole number")
-    return int(text)
 
 
 def _ratio(text: str) -> float:

@@ -39,11 +39,6 @@ from runtimeproxy.hooks.fields import Field, Merged, Value
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 
-_EXAMPLES: Final = {
-    Kind.CPUS: "a list such as 0-3,8",
-    Kind.MEMORY_NODES: "a list such as 0-3,8",
-    Kind.TEXT: "a text",
-}
 _FILE_NAME: Final = re.compile(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)+")
 HOOKS_WITHOUT_ANSWER: Final = frozenset(hook for hook in Hook if hook.startswith("post_"))
 """Effects of a policy's own; of hook servers a response to them has no meaning either."""
@@ -235,12 +230,9 @@ def _specs(name: str, values: object, left_out: list[LeftOut]) -> tuple[object, 
 def _fitted_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     if value is CLEAR:
         return value, ""
-    field = CRI_FIELDS[name]
-    if isinstance(value, _ROLES):
-        if field.only_set:
-            raise ValueError(f"takes a value only, not {_kind(value)}")
-        return _fitted_role(field, value, node)
-    return _fitted_value(field, value, node)
+    if CRI_FIELDS[name].only_set and isinstance(value, _ROLES):
+        raise ValueError(f"takes a value only, not {_kind(value)}")
+    return _fitted_value(CRI_FIELDS[name], value, node)
 
 
 def _fitted_pod_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
@@ -269,8 +261,6 @@ def _fitted_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, 
         if name not in NEUTRAL:
             raise ValueError("has no neutral value, so it cannot be taken away")
         return value, ""
-    if isinstance(value, _ROLES):
-        return _fitted_role(FIELDS[name], value, node)
     return _fitted_value(FIELDS[name], value, node)
 
 
@@ -317,11 +307,13 @@ def _fitted_role(field: Declaration, value: Scale | Add | AtMost, node: NodeFact
 
 
 def _fitted_value(field: Declaration, value: Value, node: NodeFacts) -> tuple[Value, str]:
-    """Fit a plain value of a field."""
+    if isinstance(value, _ROLES):
+        return _fitted_role(field, value, node)
     if field.kind is Kind.NUMBER:
         return _fitted_number(field, value)
     if not isinstance(value, str):
-        raise ValueError(f"is {_kind(value)}, not {_EXAMPLES[field.kind]}")  # noqa: TRY004 - one type
+        wanted = "a list such as 0-3,8" if field.is_list else "a text"
+        raise ValueError(f"is {_kind(value)}, not {wanted}")  # noqa: TRY004 - one type
     if field.kind is Kind.TEXT:
         if value not in field.texts:
             raise ValueError(f"is not one of {', '.join(field.texts)}")
@@ -360,15 +352,9 @@ def _fitted_file(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
         return _fitted_value(field, value, node)
     text = str(value).strip()
     limits = field.v2.limits if field.v2 is not None else None
-    number = units.UNLIMITED if text == "max" else _integer(text)
+    number = units.UNLIMITED if text == "max" else units.parse_integer(text)
     _fitted_number(field, number, limits)
     return value, ""
-
-
-def _integer(text: str) -> int:
-    if not (text.isascii() and text.lstrip("-").isdecimal() and len(text) <= 20):
-        raise ValueError("is not a number")
-    return int(text)
 
 
 def _fitted_cpu_max(text: str) -> tuple[Value, str]:

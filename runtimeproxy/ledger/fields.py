@@ -69,7 +69,6 @@ _FILES: Final = {
     for level, verify_s in VERIFY_S.items()
 }
 
-_CRI_PARAMETERS: Final = frozenset(RESOURCE_PARAMETERS.values())
 KUBELET_ON_PODS: Final = frozenset(name for name, each in FIELDS.items() if ClaimLevel.POD in each.kubelet)
 """What the kubelet writes to a pod's cgroup."""
 _KUBELET_ON_CLASSES: Final = frozenset(
@@ -86,7 +85,7 @@ def field_class(level: Level, parameter: str) -> FieldClass:
     """
     if "." not in parameter:
         return _CREATION
-    if level is Level.CONTAINER and parameter in _CRI_PARAMETERS:
+    if level is Level.CONTAINER and parameter in RESOURCE_PARAMETERS.values():
         return _IN_MESSAGES
     if level is Level.QOS_CLASS and parameter in _KUBELET_ON_CLASSES:
         return CLASS_KUBELET

@@ -169,7 +169,6 @@ class Upkeep:
 
     @property
     def has_koordlet(self) -> bool:
-        """Whether koordlet is registered as a hook server."""
         return self._has_koordlet
 
     @property
@@ -179,7 +178,6 @@ class Upkeep:
 
     @property
     def hung(self) -> int:
-        """How many reads or writes of files hang."""
         return len(self._hung)
 
     def unapplied(self) -> tuple[Unapplied, ...]:

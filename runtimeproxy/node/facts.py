@@ -52,11 +52,9 @@ class NodeFacts:
     """Of the controllers that some cgroup has; the others are unknown."""
 
     def cpus_problem(self, cpus: str) -> str:
-        """Why a list of CPUs cannot be used; empty if it can."""
         return _offline("CPU", cpus, self.online_cpus)
 
     def memory_nodes_problem(self, nodes: str) -> str:
-        """Why a list of NUMA nodes cannot be used; empty if it can."""
         return _offline("NUMA node", nodes, self.online_memory_nodes)
 
     def parameter_problem(self, name: str) -> str:

@@ -213,7 +213,6 @@ def container_status(identity: str, *, verbose: bool) -> CriRequest[tuple[Contai
 
 
 def stop_container(identity: str, grace_s: int) -> bytes:
-    """The request that stops a container."""
     return api_pb2.StopContainerRequest(container_id=identity, timeout=grace_s).SerializeToString()
 
 

@@ -65,12 +65,10 @@ def joined_pod(saved: PodRecord, known: PodRecord) -> PodRecord:
 
 
 def newer_container(saved: ContainerRecord, known: ContainerRecord) -> ContainerRecord:
-    """The saved record, but with the later of both states."""
     return saved if saved.state >= known.state else replace(saved, state=known.state)
 
 
 def newer_pod(saved: PodRecord, known: PodRecord) -> PodRecord:
-    """The same for a sandbox."""
     return replace(saved, state=Lifecycle.STOPPED) if known.state is Lifecycle.STOPPED else saved
 
 

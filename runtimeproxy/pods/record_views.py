@@ -111,5 +111,4 @@ def _without_servers(record: ContainerRecord) -> Resources:
 
 
 def _frozen(entries: Mapping[str, str]) -> Mapping[str, str]:
-    """A read-only view of a record's entries."""
     return entries if type(entries) is MappingProxyType else MappingProxyType(entries)

@@ -22,7 +22,6 @@ NO_ENTRIES: Final[Mapping[str, str]] = MappingProxyType({})
 NO_RESOURCES: Final = Resources(unified=NO_ENTRIES)
 """The one `Resources` without any value that all records share."""
 
-_NAMES: Final = tuple(CRI_FIELDS)
 _VALUES: Final = attrgetter(*CRI_FIELDS)
 _SENT: Final = attrgetter(*(field.cri for field in CRI_FIELDS.values()))
 """The values of all fields at once."""
@@ -51,7 +50,7 @@ def read_resources(message: api_pb2.LinuxContainerResources) -> Resources:
         return NO_RESOURCES
     pages = message.hugepage_limits
     return Resources(
-        **{name: value or None for name, value in zip(_NAMES, _SENT(message), strict=True)},
+        **{name: value or None for name, value in zip(CRI_FIELDS, _SENT(message), strict=True)},
         hugepage_limits_bytes=tuple((page.page_size, page.limit) for page in pages) if pages else (),
         unified=frozen(read_entries(message.unified)),
     )
@@ -76,7 +75,7 @@ def overlay(base: Resources, newer: Resources) -> Resources:
     pages = base.hugepage_limits_bytes
     if newer.hugepage_limits_bytes:
         pages = tuple({**dict(pages), **dict(newer.hugepage_limits_bytes)}.items())
-    values = zip(_NAMES, _VALUES(base), _VALUES(newer), strict=True)
+    values = zip(CRI_FIELDS, _VALUES(base), _VALUES(newer), strict=True)
     return Resources(
         **{name: old if new is None else new for name, old, new in values},
         hugepage_limits_bytes=pages,

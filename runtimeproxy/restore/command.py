@@ -97,7 +97,6 @@ def restore_sysctls(sysctls: Sysctls, *, dry_run: bool) -> tuple[Line, ...]:
 
 
 def is_complete(lines: Iterable[Line]) -> bool:
-    """Whether no value failed to be restored."""
     return all(line.status is not Status.FAILED for line in lines)
 
 
@@ -159,11 +158,11 @@ async def observe(saved: Saved, client: GrpcRuntimeClient, ledger: Ledger, write
             containers[record.id] = found
     parents = {pod.id: pod.cgroup_parent for pod in saved.pods}
     needed = {record.pod_id: parents.get(record.pod_id, "") for record in saved.containers}
-    cpus, memory_nodes = (
-        {pod: _everything(ledger, writer, parent, name, online) for pod, parent in needed.items()}
+    whole_lists = {
+        name: {pod: _everything(ledger, writer, parent, name, online) for pod, parent in needed.items()}
         for name, online in (("cpuset.cpus", ONLINE_CPUS), ("cpuset.mems", ONLINE_MEMORY_NODES))
-    )
-    return NodeState(containers, states(ledger, writer), cpus, memory_nodes, unreported)
+    }
+    return NodeState(containers, states(ledger, writer), whole_lists, unreported)
 
 
 async def restore_container(client: GrpcRuntimeClient, planned: ContainerPlan) -> tuple[Line, ...]:
@@ -277,7 +276,6 @@ async def _carry_out(
 
 
 def _is_kept(line: Line) -> bool:
-    """Whether a value stays in the checkpoint, for the next attempt."""
     return line.status is not Status.RESTORED
 
 

@@ -72,14 +72,12 @@ class NodeState:
         containers: The runtime's records of the containers that have not stopped, by id.
         cgroups: Of each book.
         unreported: Why the runtime does not report a container just now, by id.
-        cpus: All CPUs of a pod's cgroup, by the sandbox's id.
-        memory_nodes: All memory nodes of a pod's cgroup, by the sandbox's id.
+        whole_lists: All members of a pod's cgroup, by parameter and sandbox's id.
     """
 
     containers: Mapping[str, ContainerRecord]
     cgroups: tuple[CgroupState, ...] = ()
-    cpus: Mapping[str, str] = field(default_factory=dict)
-    memory_nodes: Mapping[str, str] = field(default_factory=dict)
+    whole_lists: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     unreported: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -230,11 +228,9 @@ def _wanted(scalar: str, record: ContainerRecord, node: NodeState) -> Value | No
     requested: Value | None = getattr(record.requested, scalar)
     if requested is not None:
         return requested
-    if scalar == "cpuset_cpus":
-        return node.cpus.get(record.pod_id) or None
-    if scalar == "cpuset_mems":
-        return node.memory_nodes.get(record.pod_id) or None
-    return CRI_FIELDS[scalar].neutral or None
+    field = CRI_FIELDS[scalar]
+    whole = node.whole_lists.get(field.name, {}).get(record.pod_id)
+    return whole or field.neutral or None
 
 
 def _without_claims(state: CgroupState, by_runtime: Collection[tuple[str, str]]) -> CgroupState:

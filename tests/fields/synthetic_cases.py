@@ -213,7 +213,10 @@ OUT_OF_RANGE: dict[str, Any] = {"made_up_score": 11}
         (ContainerChange(cgroup={"cpuset.made_up_kind": Scale(2.0)}), "is a text, which Scale cannot change"),
         (ContainerChange(cgroup={"memory.made_up.max": 5}), "is not a known cgroup parameter"),
         (ContainerChange(resources=ResourceChange(**OUT_OF_RANGE)), "not in -10 to 10"),
-        (ContainerChange(resources=ResourceChange(unified={"memory.made_up.max": "x"})), "is not a number"),
+        (
+            ContainerChange(resources=ResourceChange(unified={"memory.made_up.max": "x"})),
+            "is not a whole number",
+        ),
     ],
 )
 def test_values_that_cannot_be_used_are_left_out(change: ContainerChange, reason: str) -> None:

@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 
 from cri_api.koordinator.v1alpha1 import HOOK_SERVICE, api_pb2
 from cri_api.parsing import parse
-from runtimeproxy.fields.declaration import Declaration, Kind
+from runtimeproxy.fields.declaration import Kind
 from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.changes import CLEAR, CgroupChange, ContainerChange, PodChange, ResourceChange
 from runtimeproxy.hooks.policy import Hook
@@ -43,14 +43,10 @@ _FIELDS: Final = tuple(
     if field.cri in api_pb2.LinuxContainerResources.DESCRIPTOR.fields_by_name
 )
 """The fields that the protocol has: name there, in `Resources`, declaration."""
-
-
-def _is_unchanged_by_zero(field: Declaration) -> bool:
-    """Whether 0 is no value of a field, so that it can only mean "unchanged"."""
-    return field.kind is Kind.NUMBER and field.neutral != 0
-
-
-_NUMBERS: Final = tuple(cri_name for cri_name, _, field in _FIELDS if _is_unchanged_by_zero(field))
+_NUMBERS: Final = frozenset(
+    cri_name for cri_name, _, field in _FIELDS if field.kind is Kind.NUMBER and field.neutral != 0
+)
+"""Those where 0 is no value, so that it can only mean "unchanged"."""
 _POD_CGROUP_NAMES: Final = frozenset({"cpu.shares", "cpu.cfs_quota_us", "memory.limit_in_bytes"})
 """What Koordinator sets on a pod's own cgroup (policies spec, batch resources)."""
 _POD_ECHO: Final = ("labels", "annotations", "cgroup_parent", "resources")
@@ -270,7 +266,7 @@ def _resource_change(
         value = getattr(answered, cri_name)
         if value == getattr(shown, cri_name):
             continue
-        if not value and (_is_unchanged_by_zero(declared) or not is_complete):
+        if not value and (cri_name in _NUMBERS or not is_complete):
             continue
         # Koordinator's proxy ignores "unlimited" for memory in an echo, so koordlet's never had an effect.
         if not (is_complete and declared.unlimited_is_absent and value < 0):

@@ -275,10 +275,10 @@ def _values(value: object) -> Mapping[str, int | str]:
 
 def _resources(value: object) -> Resources:
     document = _object(value)
-    values: dict[str, Any] = {}
-    for name, field in CRI_FIELDS.items():
-        if name in document:
-            values[name] = (_integer if field.kind is Kind.NUMBER else _text)(document[name])
+    values: dict[str, Any] = {
+        name: (_integer if CRI_FIELDS[name].kind is Kind.NUMBER else _text)(document[name])
+        for name in CRI_FIELDS.keys() & document.keys()
+    }
     pages = _object(document.get("hugepage_limits_bytes", {}))
     values["hugepage_limits_bytes"] = tuple((size, _integer(limit)) for size, limit in pages.items())
     found = Resources(**values, unified=frozen(_entries(document.get("unified", {}))))
