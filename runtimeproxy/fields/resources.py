@@ -69,6 +69,7 @@ TextEntries: TypeAlias = Mapping[str, str | Literal[Clear.CLEAR]]
 
 
 def _with_all_declared(kind: type[T]) -> type[T]:
+    # Before `dataclass` reads the attributes.
     for each in DECLARED:
         if each.resource and each.resource not in kind.__annotations__:
             kind.__annotations__[each.resource] = "object"

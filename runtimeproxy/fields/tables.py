@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
@@ -13,7 +12,6 @@ from runtimeproxy.fields.resources import ResourceChange
 from runtimeproxy.units import MAX_CPU_ID, MAX_INT64, UNLIMITED, parse_cpu_list
 
 FIELDS: Final[Mapping[str, Declaration]] = {each.name: each for each in DECLARED}
-"""All fields."""
 PARAMETERS: Final[Mapping[str, Declaration]] = {each.name: each for each in DECLARED if each.is_parameter}
 """The cgroup parameters, in the order in which looser values of one cgroup are written."""
 LISTS: Final = tuple(name for name, each in PARAMETERS.items() if each.is_list)
@@ -23,11 +21,9 @@ NEUTRAL: Final[Mapping[str, Value]] = {
 }
 """The value without any effect, which a new cgroup has."""
 
-_BY_RESOURCE: Final = {each.resource: each for each in DECLARED if each.resource}
+_BY_RESOURCE: Final = {each.resource: each for each in DECLARED}
 CRI_FIELDS: Final[Mapping[str, Declaration]] = {
-    each.name: _BY_RESOURCE[each.name]
-    for each in dataclasses.fields(ResourceChange)
-    if each.name != "unified"
+    name: _BY_RESOURCE[name] for name in ResourceChange.__slots__ if name != "unified"
 }
 """The fields of `Resources` and `ResourceChange`, by their names there."""
 RESOURCE_PARAMETERS: Final[Mapping[str, str]] = {
@@ -36,7 +32,6 @@ RESOURCE_PARAMETERS: Final[Mapping[str, str]] = {
 """The cgroup parameters behind fields of `Resources`."""
 UPDATABLE: Final[tuple[str, ...]] = tuple(name for name, each in CRI_FIELDS.items() if not each.creation_only)
 """The fields of `Resources` that an update of a running container can change."""
-
 
 _OF_VERSION_2: Final = [(each.v2.file, each) for each in DECLARED if each.v2 is not None and each.writable]
 V2_FILES: Final[Mapping[str, tuple[Declaration, ...]]] = {

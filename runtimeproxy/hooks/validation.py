@@ -284,12 +284,18 @@ _ROLES: Final = (Scale, Add, AtMost)
 _SYSCTL_NAME: Final = re.compile(r"[a-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
 
 
+def _fitted_value(field: Declaration, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    if isinstance(value, _ROLES):
+        return _fitted_role(field, value, node)
+    return _fitted_plain(field, value, node)
+
+
 def _fitted_role(field: Declaration, value: Scale | Add | AtMost, node: NodeFacts) -> tuple[Value, str]:
     """Check the numbers of a change that does more than set a value."""
     if value.role not in ROLES[field.kind]:
         raise ValueError(f"is a {field.kind.value}, which {type(value).__name__} cannot change")
     if isinstance(value, AtMost):
-        plain, note = _fitted_value(field, value.value, node)
+        plain, note = _fitted_plain(field, value.value, node)
         return (AtMost(plain), note) if isinstance(plain, int | str) else (value, note)
     if isinstance(value, Add):
         if type(value.amount) is not int or value.amount < 0:
@@ -302,13 +308,11 @@ def _fitted_role(field: Declaration, value: Scale | Add | AtMost, node: NodeFact
         raise ValueError("the ratio is not a number above 0")
     if value.value is None:
         return value, ""
-    plain, note = _fitted_value(field, value.value, node)
+    plain, note = _fitted_plain(field, value.value, node)
     return (Scale(value.ratio, plain), note) if isinstance(plain, int) else (value, note)
 
 
-def _fitted_value(field: Declaration, value: Value, node: NodeFacts) -> tuple[Value, str]:
-    if isinstance(value, _ROLES):
-        return _fitted_role(field, value, node)
+def _fitted_plain(field: Declaration, value: Value, node: NodeFacts) -> tuple[Value, str]:
     if field.kind is Kind.NUMBER:
         return _fitted_number(field, value)
     if not isinstance(value, str):
@@ -349,7 +353,7 @@ def _fitted_file(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
         return _fitted_cpu_max(str(value))
     (field,) = fields
     if field.kind is not Kind.NUMBER:
-        return _fitted_value(field, value, node)
+        return _fitted_plain(field, value, node)
     text = str(value).strip()
     limits = field.v2.limits if field.v2 is not None else None
     number = units.UNLIMITED if text == "max" else units.parse_integer(text)
