@@ -13,12 +13,13 @@ from threading import Lock
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path, path_or_none
+from runtimeproxy.fields.tables import LISTS
 from runtimeproxy.hooks.algebra import Role
 from runtimeproxy.ledger import books, unapplied
 from runtimeproxy.ledger.books import Formats, Leased, Value, Wanted
 from runtimeproxy.ledger.fields import CLASS_KUBELET, field_class
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.tree import LISTS, QUOTA
+from runtimeproxy.ledger.tree import QUOTA
 from runtimeproxy.ledger.unapplied import UnappliedCause, UnappliedStage, UnappliedValues, Withheld
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, is_leased
 from runtimeproxy.units import parse_cpu_list

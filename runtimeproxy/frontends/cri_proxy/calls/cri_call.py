@@ -10,11 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.paths import CgroupPathError, container_path
+from runtimeproxy.fields.tables import RESOURCE_PARAMETERS
 from runtimeproxy.frontends.cri_proxy.calls.edit_request import given_fields
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import UnreadableMessageError
 from runtimeproxy.hooks import CgroupChange, Hook, PodView, ResourceChange, Resources
 from runtimeproxy.hooks.audit import NO_ORIGIN
-from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS, RESOURCES, plain_cgroup_values
+from runtimeproxy.hooks.fields import RESOURCES, plain_cgroup_values
 from runtimeproxy.ledger.answers import by_parameter, claims_of, target_of
 from runtimeproxy.ledger.books import TREE, Wanted, with_fitted_claims
 from runtimeproxy.pods.record_views import (

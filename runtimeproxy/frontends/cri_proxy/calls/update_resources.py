@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.fields.tables import CRI_FIELDS, UPDATABLE
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
     ContainerCall,
     DueWrites,
@@ -24,11 +25,10 @@ from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
 from runtimeproxy.frontends.cri_proxy.calls.edit_request import edit_entries, edit_resources
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import PendingUpdate
 from runtimeproxy.hooks import CLEAR, ContainerChange, Hook, PodChange, ResourceChange, Resources
-from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED, policies_in
+from runtimeproxy.hooks.fields import RESOURCES, UNIFIED, policies_in
 from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter, claims_of, pod_values, target_of
 from runtimeproxy.ledger.books import Wanted, with_fitted_claims
-from runtimeproxy.pods.reconcile import COMPARED, same_value
 from runtimeproxy.pods.record_views import is_resize, recorded_container, recorded_pod
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.resources import NO_ENTRIES, bounded, kept_annotations, overlay, read_resources
@@ -435,7 +435,7 @@ def is_lower(limit_bytes: int | None, than_bytes: int | None) -> bool:
 
 def _without(released: Collection[str], requested: Resources) -> ResourceChange:
     """The change that sets these fields to what the kubelet has asked for."""
-    values = {name: getattr(requested, name) for name in RESOURCE_NAMES if f"{RESOURCES}.{name}" in released}
+    values = {name: getattr(requested, name) for name in CRI_FIELDS if f"{RESOURCES}.{name}" in released}
     cleared = {name: CLEAR if value is None else value for name, value in values.items()}
     prefix = f"{UNIFIED}["
     keys = [name.removeprefix(prefix).removesuffix("]") for name in released if name.startswith(prefix)]
@@ -449,9 +449,11 @@ _MEMORY_LIMITS: Final = frozenset(
 
 
 def _given(message: api_pb2.LinuxContainerResources) -> Resources:
-    """The values of an update without the OOM score: runtimes set that at the creation only."""
+    """The values of an update without those that runtimes take at the creation only."""
     found = read_resources(message)
-    return found if found.oom_score_adj is None else replace(found, oom_score_adj=None)
+    names = [name for name in CRI_FIELDS.keys() - UPDATABLE if getattr(found, name) is not None]
+    without: dict[str, Any] = dict.fromkeys(names)
+    return replace(found, **without) if without else found
 
 
 def has_taken(wanted: Resources, reported: Resources) -> bool:
@@ -461,8 +463,8 @@ def has_taken(wanted: Resources, reported: Resources) -> bool:
         wanted: The values of an update.
         reported: The runtime's values after it.
     """
-    pairs = [(name, getattr(wanted, name), getattr(reported, name)) for name in COMPARED]
-    is_same = [same_value(*pair) for pair in pairs if None not in pair[1:]]
+    pairs = [(name, getattr(wanted, name), getattr(reported, name)) for name in UPDATABLE]
+    is_same = [CRI_FIELDS[name].is_same(*pair) for name, *pair in pairs if None not in pair]
     is_same += [
         reported.unified[key] == value for key, value in wanted.unified.items() if key in reported.unified
     ]
