@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from google.protobuf import json_format
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall, next_question
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall
 from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import CALL_TYPES
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CallSettings
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
@@ -255,11 +255,8 @@ class _Replayer:
         """As `calls.intercepted_call.InterceptedCall`, without waiting and without a runtime."""
         chain, documents = self._services.chain, list[Mapping[str, Any]]()
         call.correct()
-        questions, decision = call.questions(), None
-        question = next(questions, None)
-        while question is not None:
-            decision = None
-            policies = chain.policies_for(question.hook, question.pod)
+        for question in call.before():
+            policies, decision = chain.policies_for(question.hook, question.pod), None
             if policies:
                 decision = await chain.decide(
                     question.hook, question.make_view(), policies, budget_s=self._budget_s
@@ -270,8 +267,8 @@ class _Replayer:
                     return documents
                 if decision.change is not None:
                     question.edit(decision.change)
-            question = next_question(questions, decision)
-        call.ride(decision)
+            question.on_decided(decision)
+        call.adjust()
         call.on_sent()
         return documents
 

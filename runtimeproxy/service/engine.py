@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.config.validation import owners_of, places_of
+from runtimeproxy.core.events import container_cgroup, take_due_writes, write_due
 from runtimeproxy.errors import PolicyLoadError
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import container_cgroup
 from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import InterceptedCall
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CallSettings, OpenCall, Spawn
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
-from runtimeproxy.frontends.cri_proxy.calls.post_hooks import write_due
-from runtimeproxy.frontends.cri_proxy.calls.start_container import take_due_writes
 from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.audit import AuditLog, AuditQueue, AuditRing
 from runtimeproxy.hooks.chain import Chain

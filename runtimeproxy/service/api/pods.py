@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.core.events import container_cgroup
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import container_cgroup
 from runtimeproxy.hooks.algebra import resolve
 from runtimeproxy.hooks.fields import CGROUP, RESOURCE_PARAMETERS, RESOURCES
 from runtimeproxy.ledger.tree import QUOTA

@@ -21,7 +21,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.hooks.changes import Clear, ContainerChange, PodChange, ResourceChange, TextEntries
-from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.resources import SCALARS, read_resources
 from runtimeproxy.units import UNLIMITED
@@ -219,12 +218,6 @@ def scalar_edits(
                 continue
         edits[cri_field] = value
     return edits
-
-
-def given_fields(resources: Resources) -> frozenset[str]:
-    """The fields that have a value, by the names under which changed fields have owners."""
-    scalars = {f"{RESOURCES}.{field}" for field in SCALARS if getattr(resources, field) is not None}
-    return frozenset(scalars | {f"{UNIFIED}[{key}]" for key in resources.unified})
 
 
 def entry_edits(
