@@ -203,12 +203,17 @@ class InterceptedStream:
         if self._stage is not _Stage.DECIDING:
             return
         self._counts.held.observe(time.monotonic() - self._held_since_s)
-        relay, body = self._relay, self._body
-        if data is None:
-            # A message of one frame, which was just read: that frame may go to the runtime as it is.
-            is_free = relay.to_runtime.is_open and not relay.flow.waiting and not body.granted_bytes
-            if is_free and 0 < self._frame_bytes <= relay.flow.window_bytes:
-                relay.flow.window_bytes -= self._frame_bytes
+        relay, body, flow = self._relay, self._body, self._relay.flow
+        # A message of one frame, which was just read: that frame may go to the runtime, as it is or changed.
+        if self._frame_bytes and not body.granted_bytes:
+            if data is not None:
+                rest_bytes = flow.send_instead(self, data, self._frame_bytes)
+                if rest_bytes >= 0:
+                    self._frame_bytes = rest_bytes
+                    self.on_sent()
+                    return
+            elif relay.to_runtime.is_open and not flow.waiting and self._frame_bytes <= flow.window_bytes:
+                flow.window_bytes -= self._frame_bytes
                 self._frame_bytes = 0
                 self._has_passed = True
                 self.on_sent()
@@ -217,7 +222,7 @@ class InterceptedStream:
         self.unsent = memoryview(body.content if data is None else data)
         body.replace(len(self.unsent))
         self.is_sending = True
-        relay.guard(relay.flow.send, self)
+        relay.guard(flow.send, self)
 
     def reserve(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
         """Charges the memory that the handler holds beside the message."""
