@@ -25,7 +25,7 @@ from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, Cal
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
 from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.audit import AuditLog, AuditQueue, AuditRing
-from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.chain import REPORT_S, Chain
 from runtimeproxy.hooks.counts import PolicyCounts
 from runtimeproxy.hooks.decision import status_note
 from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, PolicySources, is_enabled
@@ -453,6 +453,7 @@ class Engine:
             node=self.node,
             skip_label=(hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None,
             counts=self.counts,
+            report_s=REPORT_S,
         )
 
     def _load_again(self) -> None:
@@ -534,6 +535,7 @@ class Engine:
 
     def flush_audit(self) -> None:
         """Hands on the audit entries that are gathered."""
+        self.services.chain.flush()
         self.audit.flush()
         self._change_audit.flush()
         self._claim_audit.flush()

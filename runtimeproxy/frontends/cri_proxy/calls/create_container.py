@@ -30,7 +30,7 @@ from runtimeproxy.frontends.cri_proxy.calls.to_views import (
     requested_pod,
     requested_summary,
 )
-from runtimeproxy.hooks import ContainerChange, ContainerView, Hook
+from runtimeproxy.hooks import CgroupChange, ContainerChange, ContainerView, Hook
 from runtimeproxy.hooks.fields import CGROUP_PARENT
 from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter
 from runtimeproxy.ledger.books import TREE
@@ -105,13 +105,18 @@ class ContainerDraft:
     def keep_decision(self, decision: Decision | None) -> None:
         """Keeps the decision for the record."""
         if decision is not None:
-            self.owners, self.pending = decision.owners, pending_values(decision, "")
+            self.owners = decision.owners
+            if isinstance(decision.change, CgroupChange) and decision.change.cgroup:
+                self.pending = pending_values(decision, "")
             self.fields = NO_FIELDS if decision.unwritten else decision.merged.fields
 
     def prepare(self) -> Callable[..., ContainerRecord]:
         """Makes the part of the record that is known before the response; it does not change any more."""
         config = self.config
         requested = self._requested or read_resources(config.linux.resources)
+        owners = self.owners
+        if self.fitted:
+            owners = {**fitted_owners(self.fitted, TREE), **owners}
         self.make_record = partial(
             ContainerRecord,
             name=config.metadata.name,
@@ -120,7 +125,7 @@ class ContainerDraft:
             annotations=kept_annotations(config.annotations),
             requested=requested,
             booked=read_resources(config.linux.resources) if self._is_changed else requested,
-            owners={**fitted_owners(self.fitted, TREE), **self.owners} or NO_ENTRIES,
+            owners=owners or NO_ENTRIES,
             pending_cgroup=dict(self.pending) or NO_ENTRIES,
             evaluation=self._evaluation,
         )
@@ -149,6 +154,7 @@ class CreateContainer(CriCall):
         self._pod: PodRecord | None = None
         self._summary: PodSummary | None = None
         self._unseen: PodRecord | None = None
+        self._new_parent = ""
 
     def find_records(self) -> bool:
         request, pod = self._request, self._pod
@@ -242,13 +248,16 @@ class CreateContainer(CriCall):
     def _edit(self, change: Change) -> bool:
         changed = self._draft.edit(change)
         parent = cast("ContainerChange", change).cgroup_parent
-        if parent is not None:
-            changed |= edit_cgroup_parent(self._request.sandbox_config, parent)
-        return self._draft.fit(self.services, parent or self._parent) or changed
+        if parent is None:
+            return changed
+        self._new_parent = parent
+        return edit_cgroup_parent(self._request.sandbox_config, parent) or changed
 
     @property
     def _parent(self) -> str:
-        """The pod's cgroup; empty if it is not known."""
+        """The cgroup in which the container's will be; empty if it is not known."""
+        if self._new_parent:
+            return self._new_parent
         if self._pod is not None and self._pod.cgroup_parent:
             return self._pod.cgroup_parent
         return self._request.sandbox_config.linux.cgroup_parent

@@ -38,7 +38,7 @@ from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import (
     payload,
 )
 from runtimeproxy.frontends.cri_proxy.calls.methods import BY_PATH, CallKind
-from runtimeproxy.frontends.cri_proxy.calls.post_hooks import settle, start_post_hooks, start_repairs
+from runtimeproxy.frontends.cri_proxy.calls.post_hooks import settle, start_post_hooks, start_works
 from runtimeproxy.frontends.cri_proxy.calls.restore_pod import RestorePod
 from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import RunPodSandbox
 from runtimeproxy.frontends.cri_proxy.calls.start_container import StartContainer
@@ -47,9 +47,8 @@ from runtimeproxy.frontends.cri_proxy.calls.update_resources import (
     UpdatePodSandboxResources,
 )
 from runtimeproxy.frontends.cri_proxy.interception import Outcome
-from runtimeproxy.hooks import FailurePolicy
+from runtimeproxy.hooks import CgroupChange, FailurePolicy
 from runtimeproxy.hooks.audit import Origin
-from runtimeproxy.hooks.fields import plain_cgroup_values
 from runtimeproxy.hooks.traceparent import trace_id_of
 
 if TYPE_CHECKING:
@@ -263,7 +262,7 @@ class InterceptedCall:
         services, hooks, method = self._services, self._services.chain.hooks, self._method
         self._call = call
         if self._trace is None:
-            call.origin = Origin(method.kind, trace_id_of(self._head.traceparent))
+            call.origin = Origin(method.kind, partial(_trace_id, self._head))
         else:
             call.origin = self._trace.origin
             self._trace.name(call)
@@ -324,9 +323,9 @@ class InterceptedCall:
             if not policies:
                 question.on_decided(None)
                 continue
-            self._enter()
             self._question = question
             if call.is_long:
+                self._enter()
                 self._in_task(self._ask_in_task, call, chain, question, policies)
                 return
             if not self._run_policies(call, chain, question, policies, question.make_view()):
@@ -364,6 +363,7 @@ class InterceptedCall:
         self._is_begun = True
         if run.is_over:
             return self._call is not None
+        self._enter()
         self._run = run
         return False
 
@@ -382,6 +382,8 @@ class InterceptedCall:
         self._edits = Edits.BEGUN
         self._is_changed |= question.edit(change)
         self._edits = Edits.DONE
+        if not (isinstance(change, CgroupChange) and change.cgroup):
+            return {}
         return write_before(
             self._services.writer, decision, question.cgroup, is_deferred=question.is_deferred
         )
@@ -389,7 +391,7 @@ class InterceptedCall:
     def _has_writes(self, decision: Decision) -> bool:
         """Whether `_apply` writes files."""
         question, change = self._question, decision.change
-        if question is None or change is None or not plain_cgroup_values(change):
+        if question is None or not (isinstance(change, CgroupChange) and change.cgroup):
             return False
         return not waits_for_cgroup(decision, question.cgroup, is_deferred=question.is_deferred)
 
@@ -431,6 +433,7 @@ class InterceptedCall:
         for question, change in self._unapplied:
             run = asyncio.get_running_loop().run_in_executor
             self._is_changed |= await run(self._services.executor, question.edit, change)
+            self._is_changed |= call.adjust()
         for work in works:
             await work(self._services)
         frame = await self._in_worker(partial(self._edited_frame, call)) if call.is_long else None
@@ -504,8 +507,8 @@ class InterceptedCall:
         if self._recorded is not None:
             self._recorded.on_decided()
         self._end_decision()
-        if call is not None:
-            start_repairs(self._services, self._method, call)
+        if call is not None and (works := call.repairs()):
+            start_works(self._services, self._method, call, works)
 
     def _fail(self, error: Exception) -> None:
         """The proxy cannot decide on the call: the settings say whether it is forwarded or refused."""
@@ -538,7 +541,8 @@ class InterceptedCall:
         if call is not None:
             call.on_end()
             # A runtime without the method ends the call before it has the message.
-            start_repairs(self._services, self._method, call)
+            if works := call.repairs():
+                start_works(self._services, self._method, call, works)
             if call.on_cancelled():
                 self._services.on_unsettled()
         if self._task is not None:
@@ -561,20 +565,15 @@ class InterceptedCall:
             return
         try:
             call.on_end()
-            start_repairs(services, method, call)
-            if outcome is Outcome.FAILED:
-                works: Sequence[Work] | None = call.on_failure()
-                if works:
-                    start_post_hooks(services, method, call, works)
-                return
-            works = None
-            if outcome is Outcome.SUCCEEDED:
-                with suppress(UnreadableMessageError, MessageTooLargeError, DecodeError):
-                    works = call.on_success(open_response(data))
-            if works is None:
+            if works := call.repairs():
+                start_works(services, method, call, works)
+            if outcome is Outcome.SUCCEEDED and (after := _recorded(call, data)) is not None:
+                if after or not services.chain.hooks.isdisjoint(method.after):
+                    start_post_hooks(services, method, call, after)
+            elif outcome is not Outcome.FAILED:
                 services.spawn(settle(services, method, call))
-            elif works or not services.chain.hooks.isdisjoint(method.after):
-                start_post_hooks(services, method, call, works)
+            elif works := call.on_failure():
+                start_works(services, method, call, works)
         except Exception as error:  # noqa: BLE001 - the response must reach the client whatever happens here
             self._report(error)
 
@@ -593,6 +592,17 @@ class InterceptedCall:
         if not isinstance(error, _FORESEEN):
             self._services.internal_errors += 1
         self._services.failures.report(self._method.kind, cause, text)
+
+
+def _recorded(call: CriCall, data: bytes) -> Sequence[Work] | None:
+    """Brings the records up to date; None if the response cannot be read."""
+    with suppress(UnreadableMessageError, MessageTooLargeError, DecodeError):
+        return call.on_success(open_response(data))
+    return None
+
+
+def _trace_id(head: CallHead) -> str:
+    return trace_id_of(head.traceparent)
 
 
 def _ignore() -> None:

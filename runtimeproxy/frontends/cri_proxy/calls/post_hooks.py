@@ -30,12 +30,10 @@ def _may_have_policies(services: CallServices, method: Method, call: CriCall) ->
     return not call.find_records() or any(chain.policies_for(each.hook, each.pod) for each in call.after())
 
 
-def start_repairs(services: CallServices, method: Method, call: CriCall) -> None:
-    """Starts the work that is due however a call has ended; the next calls of its pod wait for it."""
-    works = call.repairs()
-    if works:
-        work = partial(_run, services, works)
-        services.order.block(call.pod_keys, services.spawn(_guarded(services, method, work)))
+def start_works(services: CallServices, method: Method, call: CriCall, works: Sequence[Work]) -> None:
+    """Starts work that is due however a call has ended; the next calls of its pod wait for it."""
+    work = partial(_run, services, works)
+    services.order.block(call.pod_keys, services.spawn(_guarded(services, method, work)))
 
 
 async def settle(services: CallServices, method: Method, call: CriCall) -> None:

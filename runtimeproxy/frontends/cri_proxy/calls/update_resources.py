@@ -274,7 +274,6 @@ class UpdateContainerResources(ContainerCall):
         if asked.resources is not None:
             linux = self._request.linux
             changed |= edit_resources(linux, asked.resources, self._sent, self._in_force, update=True)
-        changed |= self._fit()
         self._forwarded = _given(self._request.linux)
         self._annotations = kept_annotations(self._request.annotations)
         return changed

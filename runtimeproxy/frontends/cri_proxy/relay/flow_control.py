@@ -202,7 +202,7 @@ class FlowControl:
             self.waiting.append(stream)
 
     def send_instead(self, stream: SendingStream, content: bytes, frame_bytes: int) -> int:
-        """Sends a whole message in place of one of the client that came in one frame, if that is possible now.
+        """Sends a message in place of one of the client that came in one frame, if that is possible now.
 
         The client's frame has used its window, which stands for the same part of the runtime's: of that there
         is neither debt nor credit.

@@ -36,7 +36,7 @@ from runtimeproxy.http2.frames import (
     rst_stream,
     unpack_header,
 )
-from runtimeproxy.http2.header_fields import Fields, HeadReader, decoded
+from runtimeproxy.http2.header_fields import Fields, HeadReader
 
 if TYPE_CHECKING:
     from runtimeproxy.counts import MethodCounts
@@ -81,7 +81,7 @@ class RequestHead:
             parse_timeout(self.timeout),
             self.encoding.decode("latin-1") or "identity",
             connection=relay,
-            traceparent=decoded(self.traceparent).decode("latin-1"),
+            encoded_traceparent=self.traceparent,
         )
 
 
