@@ -221,23 +221,12 @@ def wanted_of_container(
 
 def book_container(
     services: EventServices,
-    pod: PodRecord | None,
+    pod: PodRecord,
     record: ContainerRecord,
     fields: Mapping[Field, MergedField],
     fitted: Mapping[str, int | str] = NO_ENTRIES,
 ) -> None:
-    """Books what policies want of a new container, in the loop's next turn: its answer goes first."""
-    if pod is not None and (fields or fitted):
-        asyncio.get_running_loop().call_soon(_book_container, services, pod, record, fields, fitted)
-
-
-def _book_container(
-    services: EventServices,
-    pod: PodRecord,
-    record: ContainerRecord,
-    fields: Mapping[Field, MergedField],
-    fitted: Mapping[str, int | str],
-) -> None:
+    """Books what policies want of a container that was created."""
     cgroup = container_cgroup(services, pod, record)
     if not cgroup:
         return

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, overload
 from runtimeproxy.hooks.changes import CLEAR, DeviceSpec, MountSpec
 from runtimeproxy.hooks.fields import CGROUP, ENV, Field, FieldUpdate, Value, View, pod_of, policies_in
 from runtimeproxy.hooks.loaded import LoadedPolicy
-from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.hooks.policy import HOOKS_BEFORE, Hook, Mode
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ClassView, ContainerView, PodView
 from runtimeproxy.logs import FailureLog
@@ -163,7 +163,7 @@ class Subject:
     @property
     def is_refusable(self) -> bool:
         """Whether the runtime has not seen the call yet, so that it can still be refused."""
-        return self.hook.startswith("pre_")
+        return self.hook in HOOKS_BEFORE
 
     @property
     def is_creation(self) -> bool:
@@ -253,15 +253,13 @@ class AuditNote(NamedTuple):
     new: str = ""
 
 
+@dataclass(slots=True, eq=False)
 class DecisionAudit(Sequence[AuditEntry]):
     """The entries about one decision, made when they are read: the call has gone on by then."""
 
-    __slots__ = ("_entries", "_notes", "_subject")
-
-    def __init__(self, subject: Subject, notes: Sequence[AuditNote]) -> None:
-        self._subject = subject
-        self._notes = notes
-        self._entries: tuple[AuditEntry, ...] | None = None
+    _subject: Subject
+    _notes: Sequence[AuditNote]
+    _entries: tuple[AuditEntry, ...] | None = None
 
     def __len__(self) -> int:
         return len(self._notes)

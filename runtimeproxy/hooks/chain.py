@@ -60,7 +60,7 @@ from runtimeproxy.hooks.loaded import (
     RemoteHook,
     RemoteRequest,
 )
-from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.hooks.policy import HOOKS_BEFORE, Hook, Mode
 from runtimeproxy.hooks.selector import PodSelector, PodTraits
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView, PodView
@@ -453,7 +453,7 @@ class ChainRun:
         chain, hook = self.chain, self.subject.hook
         # Old facts of the node are read again in a worker thread. No call waits for an evaluation.
         is_old = now_s >= chain.node.fresh_until_s
-        if is_old or not self.subject.is_refusable or not chain.cpu_limit.is_usable:
+        if is_old or hook not in HOOKS_BEFORE or not chain.cpu_limit.is_usable:
             return False
         for policy in policies:
             if hook in policy.remote_hooks:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.core.events import book_container, pending_values
+from runtimeproxy.core.events import pending_values
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
     NO_WORK,
     CriCall,
@@ -271,7 +271,7 @@ class CreateContainer(CriCall):
         record = make(id=identity, pod_id=self.pod_key, created_s=time.time())
         store.containers.put(record)
         draft, pod = self._draft, store.pods.get(self.pod_key)
-        book_container(self.services, pod, record, draft.fields, draft.fitted)
+        self.book_later(pod, record, draft.fields, draft.fitted)
 
     def _unseen_pod(self) -> PodRecord:
         seen = PodDraft(self._request.sandbox_config, "").record(self._request.pod_sandbox_id)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
-from runtimeproxy.core.events import DueWrites, container_cgroup, write_due
+from runtimeproxy.core.events import DueWrites, book_container, container_cgroup, write_due
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import UnreadableMessageError
 from runtimeproxy.hooks import Hook, PodView, Resources
 from runtimeproxy.hooks.audit import NO_ORIGIN
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks import ContainerView
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.hooks.fields import View
+    from runtimeproxy.hooks.fields import Field, MergedField, View
     from runtimeproxy.hooks.selector import PodTraits
 
 Work: TypeAlias = "Callable[[CallServices], Awaitable[None]]"
@@ -216,6 +216,17 @@ class CriCall(ABC):
     def after(self) -> Sequence[Question]:
         """The questions after success."""
         return ()
+
+    def book_later(
+        self,
+        pod: PodRecord | None,
+        record: ContainerRecord,
+        fields: Mapping[Field, MergedField],
+        fitted: Mapping[str, int | str] = NO_ENTRIES,
+    ) -> None:
+        """Books what policies want of a new container, in the loop's next turn: the answer goes first."""
+        if pod is not None and (fields or fitted):
+            asyncio.get_running_loop().call_soon(book_container, self.services, pod, record, fields, fitted)
 
     def write_later(self, due: DueWrites) -> Work:
         """Cgroup values that are due after the answer."""

@@ -12,6 +12,7 @@ import traceback
 from contextlib import suppress
 from enum import Enum
 from functools import partial
+from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -20,14 +21,7 @@ from google.protobuf.message import DecodeError
 from cri_api.parsing import TooManyPartsError, parse
 from runtimeproxy.core.events import waits_for_cgroup, write_before
 from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError, StatusCode
-from runtimeproxy.frontends.cri_proxy.calls.create_container import CreateContainer
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import kept_bytes
-from runtimeproxy.frontends.cri_proxy.calls.end_calls import (
-    RemoveContainer,
-    RemovePodSandbox,
-    StopContainer,
-    StopPodSandbox,
-)
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import (
     COMPRESSED,
     Decompressor,
@@ -37,15 +31,8 @@ from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import (
     open_response,
     payload,
 )
-from runtimeproxy.frontends.cri_proxy.calls.methods import BY_PATH, CallKind
+from runtimeproxy.frontends.cri_proxy.calls.methods import BY_PATH, METHODS
 from runtimeproxy.frontends.cri_proxy.calls.post_hooks import settle, start_post_hooks, start_works
-from runtimeproxy.frontends.cri_proxy.calls.restore_pod import RestorePod
-from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import RunPodSandbox
-from runtimeproxy.frontends.cri_proxy.calls.start_container import StartContainer
-from runtimeproxy.frontends.cri_proxy.calls.update_resources import (
-    UpdateContainerResources,
-    UpdatePodSandboxResources,
-)
 from runtimeproxy.frontends.cri_proxy.interception import Outcome
 from runtimeproxy.hooks import CgroupChange, FailurePolicy
 from runtimeproxy.hooks.audit import Origin
@@ -58,6 +45,7 @@ if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall, Question, Work
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallRecording, CallServices
     from runtimeproxy.frontends.cri_proxy.calls.long_work import Check
+    from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind, Method
     from runtimeproxy.frontends.cri_proxy.interception import CallHead, Reply
     from runtimeproxy.hooks.audit import Written
     from runtimeproxy.hooks.chain import Chain, ChainRun
@@ -68,19 +56,14 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
+
+def _call_type(method: Method) -> type[CriCall]:
+    found: type[CriCall] = getattr(import_module(f"{__package__}.{method.module}"), method.kind)
+    return found
+
+
 CALL_TYPES: Final[Mapping[CallKind, type[CriCall]]] = MappingProxyType(
-    {
-        CallKind.RUN_POD_SANDBOX: RunPodSandbox,
-        CallKind.CREATE_CONTAINER: CreateContainer,
-        CallKind.START_CONTAINER: StartContainer,
-        CallKind.UPDATE_CONTAINER_RESOURCES: UpdateContainerResources,
-        CallKind.UPDATE_POD_SANDBOX_RESOURCES: UpdatePodSandboxResources,
-        CallKind.STOP_CONTAINER: StopContainer,
-        CallKind.STOP_POD_SANDBOX: StopPodSandbox,
-        CallKind.REMOVE_CONTAINER: RemoveContainer,
-        CallKind.REMOVE_POD_SANDBOX: RemovePodSandbox,
-        CallKind.RESTORE_POD: RestorePod,
-    }
+    {method.kind: _call_type(method) for method in METHODS}
 )
 
 PARSE_IN_LOOP_BYTES: Final = 64 * 1024

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.core.events import (
-    book_container,
     container_cgroup,
     on_started,
     pending_values,
@@ -104,7 +103,7 @@ class RestorePod(NewSandbox):
             draft = self._containers.get(record.name)
             if draft is not None:
                 running = replace(record, pending_cgroup=NO_ENTRIES)
-                book_container(self.services, self._record, running, draft.fields)
+                self.book_later(self._record, running, draft.fields)
             self._restored.append(record)
         return works
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, cast
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.core.events import (
     DueWrites,
-    book_container,
     container_cgroup,
     pending_values,
     wanted_of_container,
@@ -230,7 +229,7 @@ class UpdateContainerResources(ContainerCall):
         if fields is None or pod is None or record.state is Lifecycle.STOPPED:
             return NO_WORK
         if record.state is Lifecycle.CREATED:
-            book_container(services, pod, record, fields, self._fitted)
+            self.book_later(pod, record, fields, self._fitted)
             return NO_WORK
         cgroup = container_cgroup(services, pod, record)
         if not (cgroup and (fields or self._fitted or services.writer.is_managed(cgroup))):
