@@ -201,8 +201,15 @@ class BookStore:
 
     def is_bounded(self, pod_cgroup: str) -> bool:
         """Whether a bound of a pod, or above, counts for its containers."""
-        path = path_or_none(pod_cgroup)
-        return path is not None and any(True for _ in self.bounds_above((*path, "")))
+        path = path_or_none(pod_cgroup) or ()
+        for length in range(1, len(path) + 1):
+            held = self._held.get(path[:length])
+            entries = held.book.entries if held is not None else {}
+            for name in BOUNDING:
+                entry = entries.get(name)
+                if entry is not None and any(claim.role is Role.AT_MOST for claim in entry.claims):
+                    return True
+        return False
 
     # --- claims ------------------------------------------------------------------------------------------
 

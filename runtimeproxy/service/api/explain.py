@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.api_names import MODES, ROLES
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.core.events import container_cgroup
 from runtimeproxy.fields.tables import LISTS
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import container_cgroup
 from runtimeproxy.hooks.algebra import Claim, ClaimOutcome
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.decision import evaluation_of, unmet_for

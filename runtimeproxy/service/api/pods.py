@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.core.events import container_cgroup
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import container_cgroup
 from runtimeproxy.hooks.algebra import resolve
 from runtimeproxy.hooks.fields import CGROUP, RESOURCES
 from runtimeproxy.ledger.tree import QUOTA

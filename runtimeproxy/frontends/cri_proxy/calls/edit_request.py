@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.fields.declaration import Kind
 from runtimeproxy.fields.tables import CRI_FIELDS
 from runtimeproxy.hooks.changes import Clear, ContainerChange, PodChange, ResourceChange, TextEntries
-from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.resources import read_resources
 from runtimeproxy.units import UNLIMITED
@@ -203,12 +202,6 @@ def scalar_edits(
                 continue
         edits[field.cri] = value
     return edits
-
-
-def given_fields(resources: Resources) -> frozenset[str]:
-    """The fields that have a value, by the names under which changed fields have owners."""
-    scalars = {f"{RESOURCES}.{name}" for name in CRI_FIELDS if getattr(resources, name) is not None}
-    return frozenset(scalars | {f"{UNIFIED}[{key}]" for key in resources.unified})
 
 
 def entry_edits(
