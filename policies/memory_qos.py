@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, Final, NamedTuple
 
 from policies.annotations import AnnotationError, BatchContainer, batch_specification
+from runtimeproxy.fields.tables import NEUTRAL, PARAMETERS
 from runtimeproxy.hooks import (
     CgroupChange,
     ContainerChange,
@@ -30,7 +31,6 @@ from runtimeproxy.hooks import (
     Policy,
     ResolvedPod,
 )
-from runtimeproxy.hooks.algebra import NEUTRAL
 from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.slo.names import MEMORY_QOS
@@ -40,22 +40,9 @@ from runtimeproxy.units import MAX_INT64, UNLIMITED
 PAGE_BYTES: Final = 4_096
 """The page that Koordinator rounds to. Source: policies spec 3.6, floor_page."""
 
-_FILES: Final[Mapping[Feature, tuple[str, ...]]] = {
-    Feature.MEMORY_PROTECTION: ("memory.min", "memory.low", "memory.high"),
-    Feature.MEMORY_WMARK: (
-        "memory.wmark_ratio",
-        "memory.wmark_scale_factor",
-        "memory.wmark_min_adj",
-    ),
-    Feature.MEMORY_PRIORITY: ("memory.priority", "memory.use_priority_oom"),
-    Feature.MEMORY_OOM_GROUP: ("memory.oom.group",),
-    Feature.MEMORY_PAGECACHE_LIMIT: (
-        "memory.pagecache_limit.enable",
-        "memory.pagecache_limit.size",
-        "memory.pagecache_limit.sync",
-    ),
+_FEATURE_OF: Final = {
+    name: Feature(each.feature) for name, each in PARAMETERS.items() if each.feature.startswith("memory-")
 }
-_FEATURE_OF: Final = {name: feature for feature, names in _FILES.items() for name in names}
 _PROTECTING: Final = ("memory.min", "memory.low")
 _OFF: Final = Strategy()
 _REASON: Final = "memory QoS of the class"
@@ -220,7 +207,7 @@ def directory_values(pods: Sequence[Mapping[str, int | str]], strategy: Strategy
         values[name] = MAX_INT64 if UNLIMITED in amounts else min(sum(amounts), MAX_INT64)
     if strategy is not None:
         of_class = class_values(strategy)
-        values |= {name: of_class[name] for name in _FILES[Feature.MEMORY_PRIORITY] if name in of_class}
+        values |= {name: of_class[name] for name in of_class if _FEATURE_OF[name] is Feature.MEMORY_PRIORITY}
     return values
 
 
@@ -240,7 +227,7 @@ class MemoryQoS(Policy):
         {Input.POD_REQUESTS, Input.NODE_OBJECT, Input.MEMORY, Input.KUBELET}
     )
     strategy_parts: ClassVar[frozenset[str]] = frozenset({"memory_qos"})
-    optional_features: ClassVar[frozenset[str]] = frozenset(_FILES)
+    optional_features: ClassVar[frozenset[str]] = frozenset(_FEATURE_OF.values())
     priority: ClassVar[int] = 55
     is_default: ClassVar[bool] = False
 

@@ -42,6 +42,7 @@ def cgroup_path(text: str) -> tuple[str, ...]:
     return components
 
 
+@lru_cache(maxsize=2_048)
 def path_or_none(text: str) -> tuple[str, ...] | None:
     """As `cgroup_path`, but None where that raises CgroupPathError."""
     try:

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.config.parsing import (
     TEMPORARY_SUFFIX_BYTES,
     group_id,
@@ -32,6 +31,7 @@ from runtimeproxy.config.settings import (
     Settings,
 )
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.fields.tables import PARAMETERS
 from runtimeproxy.hooks.selector import selector_problems
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.labels import LabelSelector, node_name_problem

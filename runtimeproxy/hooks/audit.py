@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, overload
 
 from runtimeproxy.hooks.changes import CLEAR, DeviceSpec, MountSpec
 from runtimeproxy.hooks.claimants import names_in
 from runtimeproxy.hooks.fields import CGROUP, ENV, Field, FieldUpdate, Value, View, pod_of
 from runtimeproxy.hooks.loaded import LoadedPolicy
-from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.hooks.policy import HOOKS_BEFORE, Hook, Mode
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ClassView, ContainerView, PodView
 from runtimeproxy.logs import FailureLog
@@ -139,8 +139,8 @@ class Origin(NamedTuple):
 
     call: str = ""
     """The method of the CRI; empty outside of calls."""
-    trace_id: str = ""
-    """Of the client's trace, 32 hexadecimal digits; empty if it does not trace."""
+    read_trace_id: Callable[[], str] = str
+    """Returns the id of the client's trace, 32 hexadecimal digits; empty if it does not trace."""
     trace: DecisionTrace | None = None
     """None if the call is not traced here."""
 
@@ -164,7 +164,7 @@ class Subject:
     @property
     def is_refusable(self) -> bool:
         """Whether the runtime has not seen the call yet, so that it can still be refused."""
-        return self.hook.startswith("pre_")
+        return self.hook in HOOKS_BEFORE
 
     @property
     def is_creation(self) -> bool:
@@ -206,7 +206,9 @@ class Subject:
             update: the field with its old and new value.
             note: a remark on the new value.
         """
-        namespace, pod, uid, container, sandbox_id, container_id, target = self._about or self._names()
+        namespace, pod, uid, container, sandbox_id, container_id, target, trace_id = (
+            self._about or self._names()
+        )
         return AuditEntry(
             self.time_s,
             self.hook,
@@ -226,7 +228,7 @@ class Subject:
             note,
             target,
             self.origin.call,
-            self.origin.trace_id,
+            trace_id,
         )
 
     def _names(self) -> tuple[str, ...]:
@@ -234,8 +236,57 @@ class Subject:
         pod, view = pod_of(self.view) or _NO_POD, self.view
         name, identity = (view.name, view.id) if isinstance(view, ContainerView) else ("", "")
         target = self.target if pod is _NO_POD else ""
-        self._about = (pod.namespace, pod.name, pod.uid, name, pod.id, identity, target)
+        trace_id = self.origin.read_trace_id()
+        self._about = (pod.namespace, pod.name, pod.uid, name, pod.id, identity, target, trace_id)
         return self._about
+
+
+class AuditNote(NamedTuple):
+    """What an entry about a decision is made of; see `Subject.entry`."""
+
+    kind: AuditKind
+    policy: LoadedPolicy | str
+    reason: str
+    update: FieldUpdate | None = None
+    note: str = ""
+    field: str = ""
+    """In place of the update's."""
+    new: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class DecisionAudit(Sequence[AuditEntry]):
+    """The entries about one decision, made when they are read: the call has gone on by then."""
+
+    _subject: Subject
+    _notes: Sequence[AuditNote]
+    _entries: tuple[AuditEntry, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    @overload
+    def __getitem__(self, index: int) -> AuditEntry: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[AuditEntry]: ...
+
+    def __getitem__(self, index: int | slice) -> AuditEntry | Sequence[AuditEntry]:
+        return self._made()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._made() == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _made(self) -> tuple[AuditEntry, ...]:
+        if self._entries is None:
+            self._entries = tuple(self._entry(each) for each in self._notes)
+        return self._entries
+
+    def _entry(self, note: AuditNote) -> AuditEntry:
+        entry = self._subject.entry(note.kind, note.policy, note.reason, note.update, note.note)
+        return entry._replace(field=note.field, new=note.new) if note.field else entry
 
 
 def shown(field: Field, value: Value) -> str:

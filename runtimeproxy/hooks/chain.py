@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -61,7 +61,7 @@ from runtimeproxy.hooks.loaded import (
     RemoteHook,
     RemoteRequest,
 )
-from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.hooks.policy import HOOKS_BEFORE, Hook, Mode
 from runtimeproxy.hooks.selector import PodSelector, PodTraits
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView, PodView
@@ -72,6 +72,8 @@ from runtimeproxy.node.snapshot import FixedNode, Node, NodeSource
 GRACE_S: Final = 0.25
 """How long writes, or reading a response, may take when the chain's budget is spent: results that came in
 time still count."""
+REPORT_S: Final = 0.02
+"""How long audit and counts wait in the daemon: most calls are answered by then."""
 SMALL_BYTES: Final = 64 * 1024
 """The most that the loop's thread works with; more goes to a worker thread."""
 
@@ -124,6 +126,7 @@ class Chain:
         failures: logs failures.
         skip_label: key and value of the label of pods that policies leave alone; None for none.
         counts: counts the runs; other chains may use the same ones.
+        report_s: how long audit and counts of a decision wait, so that they do not delay the call's answer.
 
     Attributes:
         counts: see above.
@@ -145,6 +148,7 @@ class Chain:
         failures: FailureLog | None = None,
         skip_label: tuple[str, str] | None = None,
         counts: PolicyCounts | None = None,
+        report_s: float = 0.0,
     ) -> None:
         self.workers = workers
         self.rule = rule
@@ -160,6 +164,8 @@ class Chain:
         self._by_hook: dict[Hook, tuple[LoadedPolicy, ...]] = {}
         self.hooks: frozenset[Hook] = frozenset()
         self._has_dry_run = self._has_inputs = False
+        self._report_s = report_s
+        self._reports: deque[tuple[ChainRun, Decision]] = deque()
         self._told: dict[tuple[str, ...], None] = {}
         self._on_node = _OnNode(Node())
         self.use(policies)
@@ -316,13 +322,29 @@ class Chain:
         run.proceed(policies, progress)
         return run
 
-    def report(self, run: ChainRun, decision: Decision) -> None:
+    def report_later(self, run: ChainRun, decision: Decision) -> None:
+        """Report a decision when its call has gone on, at best after its answer."""
+        loop = asyncio.get_running_loop()
+        if not self._report_s or run.subject.origin.trace is not None:
+            loop.call_soon(self._report, run, decision)
+            return
+        if not self._reports:
+            loop.call_later(self._report_s, self.flush)
+        self._reports.append((run, decision))
+
+    def flush(self) -> None:
+        """Report the decisions that wait for it."""
+        while self._reports:
+            self._report(*self._reports.popleft())
+
+    def _report(self, run: ChainRun, decision: Decision) -> None:
         """Audit a decision, count what has run, and log conflicts and failed writes."""
         subject = run.subject
         self.counts.count_runs(subject.hook, run.runs)
         self.counts.left_out.on_decision(subject, run.runs, decision.audit)
         if subject.origin.trace is not None:
-            subject.origin.trace.on_decision(subject, run.runs, decision.audit)
+            # Without the decision, which leads back to the trace.
+            subject.origin.trace.on_decision(subject, run.runs, tuple(decision.audit))
         is_evaluation = subject.hook.startswith("evaluate_")
         for entry in decision.audit:
             if is_evaluation and entry.kind not in _REPORTED:
@@ -332,7 +354,7 @@ class Chain:
             if entry.kind is AuditKind.CONFLICT:
                 text = f"{entry.field}: {entry.reason}"
                 self.failures.report(entry.policy, f"conflict {entry.field}", text, **subject.names)
-            self.audit(entry)
+            self._audit(entry)
         if decision.unwritten:
             self.failures.report("cgroup writes", decision.unwritten, decision.unwritten, **subject.names)
 
@@ -347,7 +369,11 @@ class Chain:
         return True
 
     def audit(self, entry: AuditEntry) -> None:
-        """Hand one entry to the audit sink; the entries of decisions need no call."""
+        """Hand one entry to the audit sink, behind those of earlier decisions, which need no call."""
+        self.flush()
+        self._audit(entry)
+
+    def _audit(self, entry: AuditEntry) -> None:
         if self._sink is None:
             return
         try:
@@ -429,13 +455,13 @@ class ChainRun:
         chain, hook = self.chain, self.subject.hook
         # Old facts of the node are read again in a worker thread. No call waits for an evaluation.
         is_old = now_s >= chain.node.fresh_until_s
-        if is_old or not self.subject.is_refusable or not chain.cpu_limit.is_usable:
+        if is_old or hook not in HOOKS_BEFORE or not chain.cpu_limit.is_usable:
             return False
         for policy in policies:
             if hook in policy.remote_hooks:
                 break
             is_slow = chain.over_cpu_limit[policy.name] >= OVER_CPU_LIMIT
-            if is_slow or not policy.is_quick or chain.is_hung(policy):
+            if is_slow or not policy.is_quick or (chain.workers.hanging and chain.is_hung(policy)):
                 return False
         return True
 
@@ -695,8 +721,7 @@ class ChainRun:
     def _conclude(self, decision: Decision) -> None:
         if not self.is_over:
             self.is_over = True
-            # The waiting call goes on first; the audit has its turn right after it.
-            asyncio.get_running_loop().call_soon(self.chain.report, self, decision)
+            self.chain.report_later(self, decision)
             self._on_decided(decision)
 
 

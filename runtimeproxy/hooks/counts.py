@@ -6,8 +6,8 @@ import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.counts import Histogram
+from runtimeproxy.fields.tables import CRI_FIELDS, PARAMETERS
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.fields import (
     ANNOTATIONS,
@@ -18,7 +18,6 @@ from runtimeproxy.hooks.fields import (
     LABELS,
     MOUNTS,
     NODE_CGROUP,
-    RESOURCE_NAMES,
     RESOURCES,
     SYSCTL,
     UNIFIED,
@@ -36,7 +35,7 @@ MAX_LEFT_OUT: Final = 1024
 
 _FAILURES: Final = frozenset({AuditKind.FAILED, AuditKind.INVALID})
 _GROUPS: Final = frozenset({UNIFIED, LABELS, ANNOTATIONS, ENV, MOUNTS, DEVICES, CGROUP_PARENT, SYSCTL})
-_RESOURCES: Final = frozenset(f"{RESOURCES}.{name}" for name in RESOURCE_NAMES)
+_RESOURCES: Final = frozenset(f"{RESOURCES}.{name}" for name in CRI_FIELDS)
 _KEYED: Final = re.compile(r"([\w.]+)\[(.*)\]", re.DOTALL)
 
 
@@ -120,7 +119,6 @@ class PolicyCounts:
         self.left_out = LeftOutFields()
 
     def count_runs(self, hook: Hook, runs: Iterable[PolicyRun]) -> None:
-        """Counts the policies that have returned in one run of the chain."""
         for name, duration_s, _ in runs:
             self.durations[name, hook].observe(duration_s)
 

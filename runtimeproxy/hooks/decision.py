@@ -6,7 +6,7 @@ All functions are pure but for the policies that they call: they know no threads
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.algebra import ClaimOutcome, Resolved, Role
-from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditNote, DecisionAudit, Subject
 from runtimeproxy.hooks.changes import Change, PodChange
 from runtimeproxy.hooks.claimants import ClaimantKind, labels_of, texts_of
 from runtimeproxy.hooks.cpu_limit import OverCpuLimitError
@@ -42,6 +42,8 @@ from runtimeproxy.node.snapshot import Input, InputState, Node
 HANGS: Final = "still hangs from an earlier call"
 
 _MAX_TEXT_LENGTH: Final = 512
+_UNDONE: Final = (AuditKind.CHANGED, AuditKind.PENDING)
+"""The entries that do not hold when the call is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Decision:
     written_once: frozenset[str] = frozenset()
     """The parameters of `change.cgroup` that are not written again after foreign changes."""
     refusal: Refusal | None = None
-    audit: tuple[AuditEntry, ...] = ()
+    audit: Sequence[AuditEntry] = ()
     """The entries for the audit sink."""
     unwritten: str = ""
     """Why the decision was not applied to the end; empty when it was, or when there was nothing to apply."""
@@ -123,9 +125,13 @@ class Progress(NamedTuple):
     """The changes of the enforcing policies."""
     dry_run: Merged | None = None
     """With those of the dry-run policies; None if there are no dry-run policies."""
-    entries: tuple[AuditEntry, ...] = ()
+    notes: tuple[AuditNote, ...] = ()
+    """For the audit."""
     refusal: Refusal | None = None
     without_answer: frozenset[str] = frozenset()
+
+    def with_note(self, note: AuditNote) -> Progress:
+        return self._replace(notes=(*self.notes, note))
 
     def without(self, policy: LoadedPolicy) -> Progress:
         """Return the state after a policy that has no answer, or not the whole."""
@@ -211,14 +217,14 @@ def run_policy(  # noqa: C901 - all that may happen to one answer, in order
         if not policy.selector_on(node).matches(view):
             return progress, None
     if not enforces and subject.hook in HOOKS_WITHOUT_ANSWER:
-        entry = subject.entry(AuditKind.WOULD_CHANGE, policy, "effects are left out in dry-run")
-        return progress._replace(entries=(*progress.entries, entry)), None
+        note = AuditNote(AuditKind.WOULD_CHANGE, policy, "effects are left out in dry-run")
+        return progress.with_note(note), None
     # Effects are left to the policy: what it has begun it may have to end.
     is_answer = subject.hook not in HOOKS_WITHOUT_ANSWER
     try:
         is_on = policy.features <= node.features and node.unsure.isdisjoint(policy.inputs)
         if is_answer and not is_on and (unmet := unmet_for(policy, view, node)):
-            return _with_off(policy, subject, progress, unmet), None
+            return _with_off(policy, progress, unmet), None
         may_lack = is_answer and not node.unsure.isdisjoint(policy.optional_inputs)
         if may_lack and node.unknown_inputs(policy.optional_inputs, pod_of(view)):
             progress = progress.without(policy)
@@ -287,11 +293,10 @@ def missing_features(features: frozenset[str], node: Node) -> frozenset[str]:
     return features - node.features
 
 
-def _with_off(policy: LoadedPolicy, subject: Subject, progress: Progress, unmet: Unmet) -> Progress:
+def _with_off(policy: LoadedPolicy, progress: Progress, unmet: Unmet) -> Progress:
     if not unmet.unknown_inputs:
         return progress
-    entry = subject.entry(AuditKind.OFF, policy, str(unmet))
-    return progress.without(policy)._replace(entries=(*progress.entries, entry))
+    return progress.without(policy).with_note(AuditNote(AuditKind.OFF, policy, str(unmet)))
 
 
 def _with_refusal(
@@ -300,10 +305,8 @@ def _with_refusal(
     if not (subject.is_creation or (is_remote and subject.is_refusable)):
         reason = f"refused, which counts when a pod or container is created only: {error.text}"
         failure = Failure(policy, FailureKind.FAILED, reason, "refused too late")
-        entry = subject.entry(AuditKind.FAILED, policy, reason)
-        return progress.without(policy)._replace(entries=(*progress.entries, entry)), failure
-    entry = subject.entry(AuditKind.REFUSED, policy, str(error.text))
-    progress = progress._replace(entries=(*progress.entries, entry))
+        return progress.without(policy).with_note(AuditNote(AuditKind.FAILED, policy, reason)), failure
+    progress = progress.with_note(AuditNote(AuditKind.REFUSED, policy, str(error.text)))
     if policy.mode is Mode.ENFORCE:
         refusal = Refusal(StatusCode(error.code), f"{policy.name}: {error.text}", policy.name)
         progress = progress._replace(refusal=refusal)
@@ -320,10 +323,9 @@ def _with_change(
     """Merge the usable fields of a change; each update, conflict and field left out gets an audit entry."""
     text: object = change.reason
     reason = text if isinstance(text, str) else ""
-    entries = [*progress.entries]
+    notes = [*progress.notes]
     for field_name, value, why in accepted.left_out:
-        entry = subject.entry(AuditKind.LEFT_OUT, policy, why)
-        entries.append(entry._replace(field=field_name, new=value))
+        notes.append(AuditNote(AuditKind.LEFT_OUT, policy, why, field=field_name, new=value))
     enforced, dry_run, rule = progress.enforced, progress.dry_run, subject.rule
     name, fields, priority = policy.name, accepted.fields, policy.priority
     updates: tuple[FieldUpdate, ...] = ()
@@ -338,11 +340,10 @@ def _with_change(
     for update in updates:
         if update.other:
             conflict = f"also set by {update.other}; the {rule} policy's value counts"
-            entries.append(subject.entry(AuditKind.CONFLICT, policy, conflict, update))
+            notes.append(AuditNote(AuditKind.CONFLICT, policy, conflict, update))
         if not update.other or rule is ConflictRule.LATER:
-            note = accepted.notes.get(update.field, "")
-            entries.append(subject.entry(kind, policy, reason, update, note))
-    after = Progress(enforced, dry_run, tuple(entries), progress.refusal, progress.without_answer)
+            notes.append(AuditNote(kind, policy, reason, update, accepted.notes.get(update.field, "")))
+    after = Progress(enforced, dry_run, tuple(notes), progress.refusal, progress.without_answer)
     # With nothing but problems it cannot decide.
     return after.without(policy) if change.problems and not fields else after
 
@@ -351,8 +352,7 @@ def add_failure(subject: Subject, progress: Progress, failure: Failure) -> Progr
     """Note that a policy failed; the call is refused if its failure policy says so and it still can be."""
     policy, reason = failure.policy, failure.reason
     kind = AuditKind.INVALID if failure.kind is FailureKind.INVALID else AuditKind.FAILED
-    entries = (*progress.entries, subject.entry(kind, policy, reason))
-    progress = progress.without(policy)._replace(entries=entries)
+    progress = progress.without(policy).with_note(AuditNote(kind, policy, reason))
     if progress.refusal is not None or not policy.refuses_on_failure or not subject.is_refusable:
         return progress
     is_late = failure.kind in (FailureKind.TIMED_OUT, FailureKind.SKIPPED)
@@ -363,14 +363,20 @@ def add_failure(subject: Subject, progress: Progress, failure: Failure) -> Progr
 def make_decision(subject: Subject, progress: Progress) -> Decision:
     """Return the decision after all policies have run, or one refused."""
     if progress.refusal is not None:
-        return refuse(subject, progress.entries, progress.refusal)
-    merged, entries = progress.enforced, progress.entries
+        notes = [note for note in progress.notes if note.kind not in _UNDONE]
+        return Decision(
+            hook=subject.hook,
+            merged=Merged(subject.view),
+            refusal=progress.refusal,
+            audit=DecisionAudit(subject, notes),
+        )
+    merged, notes = progress.enforced, list(progress.notes)
     owners: dict[str, str] = {}
     changed: dict[Field, Value] = {}
     written_once: set[str] = set()
     for changed_field, each in merged.fields.items():
         if each.resolved is not None:
-            entries += tuple(_notes(subject, changed_field, each.resolved))
+            notes += _notes(changed_field, each.resolved)
         if not each.owners:
             continue
         owners[str(changed_field)] = labels_of(each.owners)
@@ -387,26 +393,25 @@ def make_decision(subject: Subject, progress: Progress) -> Decision:
         without_answer=progress.without_answer,
         owners=owners,
         written_once=frozenset(written_once),
-        audit=entries,
+        audit=DecisionAudit(subject, notes) if notes else (),
     )
 
 
-def _notes(subject: Subject, field: Field, resolved: Resolved) -> Iterator[AuditEntry]:
-    """Yield an entry for each claim without its whole effect; of sets the conflict has been reported."""
+def _notes(field: Field, resolved: Resolved) -> Iterator[AuditNote]:
+    """Yield a note for each claim without its whole effect; of sets the conflict has been reported."""
     for claim, outcome, why in resolved.notes:
         if claim.role is not Role.SET or outcome is not ClaimOutcome.LOST:
             reason = f"{claim.role} {claim.value}: {why}"
-            entry = subject.entry(AuditKind.VOID, str(claim.owner), reason)
-            yield entry._replace(field=str(field), new="" if resolved.value is None else str(resolved.value))
+            new = "" if resolved.value is None else str(resolved.value)
+            yield AuditNote(AuditKind.VOID, str(claim.owner), reason, field=str(field), new=new)
     if resolved.problem:
-        entry = subject.entry(AuditKind.VOID, texts_of(resolved.owners), resolved.problem)
-        yield entry._replace(field=str(field), new=str(resolved.value))
+        owners, new = texts_of(resolved.owners), str(resolved.value)
+        yield AuditNote(AuditKind.VOID, owners, resolved.problem, field=str(field), new=new)
 
 
-def refuse(subject: Subject, entries: tuple[AuditEntry, ...], refusal: Refusal) -> Decision:
+def refuse(subject: Subject, entries: Iterable[AuditEntry], refusal: Refusal) -> Decision:
     """Return the decision to refuse the call; changes of earlier policies leave the audit."""
-    undone = (AuditKind.CHANGED, AuditKind.PENDING)
-    remaining = tuple(entry for entry in entries if entry.kind not in undone)
+    remaining = tuple(entry for entry in entries if entry.kind not in _UNDONE)
     return Decision(hook=subject.hook, merged=Merged(subject.view), refusal=refusal, audit=remaining)
 
 

@@ -11,14 +11,15 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from runtimeproxy.cgroups.parameters import PARAMETERS, check_value, unknown_parameter
-from runtimeproxy.hooks.algebra import NEUTRAL, Claim
+from runtimeproxy.fields.declaration import ALL_LEVELS, ROLES, Kind
+from runtimeproxy.fields.tables import NEUTRAL, PARAMETERS, check_value, unknown_parameter
+from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
-from runtimeproxy.units import MAX_INT64, UNLIMITED, parse_cpu_list
+from runtimeproxy.units import MAX_INT64, UNLIMITED, parse_cpu_list, parse_integer
 from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES, MOST_VALUE, Level, Mode, Role
 
-_LEVELS: Final = tuple(level for level in Level if level is not Level.NODE)
+_LEVELS: Final = tuple(level for level in Level if level in ALL_LEVELS)
 
 
 class Rule(NamedTuple):
@@ -71,15 +72,6 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = MappingProxyType(
 )
 """The plugins of `koord-qos-manager`. What each writes: policies spec 3.1, 3.2, 3.3 and 3.4."""
 
-_NEVER: Final[Mapping[str, frozenset[Level]]] = MappingProxyType(
-    {
-        "cpu.shares": frozenset({Level.QOS_CLASS}),
-        # The kernel refuses a weight while a group is idle, and kubelet and runtime write weights.
-        "cpu.idle": frozenset(_LEVELS) - {Level.HOST_APPLICATION},
-    }
-)
-"""Values at levels where the kubelet writes or needs them itself."""
-
 
 def parse_rule(text: str) -> Rule:
     """Return the rule of a text.
@@ -101,10 +93,10 @@ def parse_rule(text: str) -> Rule:
     if unknown:
         raise ValueError(f"{unknown[0]!r} is not a level: {', '.join(_LEVELS)}")
     found = frozenset(map(Level, levels.split()))
-    if never := sorted(found & _NEVER.get(field, frozenset())):
+    if never := sorted(found - PARAMETERS[field].levels):
         raise ValueError(f"{field} of a {never[0]} belongs to the kubelet")
-    if PARAMETERS[field].is_list and role in (Role.ADD, Role.SCALE):
-        raise ValueError(f"{field} is a list, which has no amount")
+    if role not in ROLES[kind := PARAMETERS[field].kind]:
+        raise ValueError(f"{field} is a {kind.value}, which has no amount")
     return Rule(field, Role(role), found)
 
 
@@ -158,7 +150,7 @@ def _value(field: str, role: Role, text: str | None) -> int | float | str | Clea
         raise ValueError(f"the value has more than {MOST_VALUE} characters")
     if role is Role.SCALE:
         return _ratio(text)
-    value = text if PARAMETERS[field].is_list else _integer(text)
+    value = parse_integer(text) if PARAMETERS[field].kind is Kind.NUMBER else text
     if role is Role.ADD:
         if not isinstance(value, int) or not 0 <= value <= MAX_INT64:
             raise ValueError(f"the amount {value} is not in 0 to {MAX_INT64}")
@@ -170,13 +162,6 @@ def _value(field: str, role: Role, text: str | None) -> int | float | str | Clea
     ):
         raise ValueError(f"{value!r} is unlimited, which bounds nothing")
     return value
-
-
-def _integer(text: str) -> int:
-    # int() takes spaces, underscores and digits of other scripts.
-    if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit() or len(text) > 20:
-        raise ValueError(f"{text[:64]!r} is not a whole number")
-    return int(text)
 
 
 def _ratio(text: str) -> float:

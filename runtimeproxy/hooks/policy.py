@@ -38,6 +38,9 @@ class Hook(StrEnum):
     EVALUATE_NODE = "evaluate_node"
 
 
+HOOKS_BEFORE: Final = frozenset(hook for hook in Hook if hook.startswith("pre_"))
+"""Where the runtime has not seen the call yet."""
+
 METHOD_HOOKS: Final[Mapping[str, tuple[Hook, ...]]] = {
     "pod": (Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, Hook.EVALUATE_POD),
     "container": (

@@ -8,7 +8,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Final
 
-from runtimeproxy.cgroups.parameters import PARAMETERS
+from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import AuditKind, shown
 from runtimeproxy.hooks.changes import CLEAR
@@ -20,7 +20,6 @@ from runtimeproxy.hooks.fields import (
     CGROUP_PARENT,
     LABELS,
     NODE_CGROUP,
-    RESOURCE_PARAMETERS,
     RESOURCES,
     SYSCTL,
     UNIFIED,

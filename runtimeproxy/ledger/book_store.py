@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_id, cgroup_path, path_or_none, paths_of
+from runtimeproxy.fields.tables import LISTS
 from runtimeproxy.hooks.algebra import Role
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.settings import ConflictRule
@@ -20,7 +21,7 @@ from runtimeproxy.ledger import books, unapplied
 from runtimeproxy.ledger.books import Formats, Value, Wanted
 from runtimeproxy.ledger.fields import CLASS_KUBELET, field_class
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.tree import LISTS, QUOTA
+from runtimeproxy.ledger.tree import QUOTA
 from runtimeproxy.ledger.unapplied import UnappliedCause, UnappliedStage, UnappliedValues, Withheld
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, is_leased
 from runtimeproxy.units import parse_cpu_list
@@ -204,8 +205,15 @@ class Books:
 
     def is_bounded(self, pod_cgroup: str) -> bool:
         """Whether a bound of a pod, or above, applies to its containers."""
-        path = path_or_none(pod_cgroup)
-        return path is not None and any(True for _ in self.bounds_above((*path, "")))
+        path = path_or_none(pod_cgroup) or ()
+        for length in range(1, len(path) + 1):
+            known = self.find(path[:length])
+            entries = known.book.entries if known is not None else {}
+            for name in BOUNDING:
+                entry = entries.get(name)
+                if entry is not None and any(claim.role is Role.AT_MOST for claim in entry.claims):
+                    return True
+        return False
 
     # --- claims ------------------------------------------------------------------------------------------
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import permutations
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.order import loosened
-from runtimeproxy.cgroups.parameters import check_value, clamped
 from runtimeproxy.cgroups.writer import CgroupValues, FileText
-from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Resolved, Role, resolve
+from runtimeproxy.fields.tables import NEUTRAL, V2_FILES, check_value, clamped
+from runtimeproxy.hooks.algebra import Claim, Resolved, Role, resolve
 from runtimeproxy.hooks.changes import Clear
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.hooks.settings import ConflictRule
@@ -784,8 +785,10 @@ def _alone(book: Book, name: str, found: FileText, text: str) -> str | None:
     return None if shares_file else text
 
 
-_FILE_MATES: Final = {"cpu.cfs_quota_us": "cpu.cfs_period_us", "cpu.cfs_period_us": "cpu.cfs_quota_us"}
-"""Two parameters in one file of version 2, cpu.max."""
+_FILE_MATES: Final = {
+    one.name: other.name for fields in V2_FILES.values() for one, other in permutations(fields, 2)
+}
+"""Two parameters in one file of version 2."""
 
 
 def _needed(

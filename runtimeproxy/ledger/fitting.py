@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from runtimeproxy.cgroups.order import Key
+from runtimeproxy.fields.tables import LISTS
 from runtimeproxy.ledger.books import Formats, Plan, Value
 from runtimeproxy.ledger.tree import (
     BURST,
-    LISTS,
     MEMORY_AT_LEAST_MIN,
     MEMORY_MIN,
     PERIOD,

@@ -14,7 +14,8 @@ from typing import Final
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_id, cgroup_path, path_or_none, paths_of
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, explain
-from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Role
+from runtimeproxy.fields.tables import LISTS, NEUTRAL
+from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger import book_store, books, fitting
 from runtimeproxy.ledger.answers import by_parameter
@@ -27,7 +28,7 @@ from runtimeproxy.ledger.path_locks import IsBusyError
 from runtimeproxy.ledger.planner import NEW, SHARES, SettleCause, new_container
 from runtimeproxy.ledger.settle import Settlement
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.tree import LISTS, QUOTA, Path
+from runtimeproxy.ledger.tree import QUOTA, Path
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level
 from runtimeproxy.units import measured_weight_formula
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
+from runtimeproxy.fields.tables import FIELDS
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.hooks.fields import SYSCTL
 from runtimeproxy.hooks.policy import Hook
@@ -58,40 +58,14 @@ MOST_HUNG: Final = 2
 """How many threads may hang at a time: calls need the others."""
 KOORDLET: Final = "koordlet"
 """Begins the name of the registration of koordlet's hook server. Source: Koordinator, koordlet.json."""
-KOORDLETS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "cpu.bvt_warp_ns": "GroupIdentity",
-        "cpu.cfs_burst_us": "CPUBurst",
-        "cpu.idle": "CoreSched",
-        "memory.high": "CgroupReconcile",
-        "memory.low": "CgroupReconcile",
-        "memory.min": "CgroupReconcile",
-        "memory.oom.group": "CgroupReconcile",
-        "memory.pagecache_limit.enable": "CgroupReconcile",
-        "memory.pagecache_limit.size": "CgroupReconcile",
-        "memory.pagecache_limit.sync": "CgroupReconcile",
-        "memory.priority": "CgroupReconcile",
-        "memory.use_priority_oom": "CgroupReconcile",
-        "memory.wmark_min_adj": "CgroupReconcile",
-        "memory.wmark_ratio": "CgroupReconcile",
-        "memory.wmark_scale_factor": "CgroupReconcile",
-        "net_cls.classid": "TCNetworkQoS",
-    }
-)
-"""What koordlet writes to files itself, from time to time, and its feature gate for it. Source: Koordinator
-pkg/koordlet/runtimehooks/hooks (groupidentity, coresched, tc) and pkg/koordlet/qosmanager/plugins (cpuburst,
-cgreconcile); policies spec 2 and 3, feature gates."""
-
-
-KOORDLETS_CLAIMS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        **KOORDLETS,
-        "cpu.cfs_quota_us": "BECPUSuppress, CPUBurst",
-        "cpuset.cpus": "BECPUSuppress",
-    }
-)
+KOORDLETS: Final[Mapping[str, str]] = {name: each.koordlet for name, each in FIELDS.items() if each.koordlet}
+"""What koordlet writes to files itself, from time to time, and its feature gate for it."""
+KOORDLETS_CLAIMS: Final[Mapping[str, str]] = {
+    **KOORDLETS,
+    **{name: each.koordlet_moves for name, each in FIELDS.items() if each.koordlet_moves},
+}
 """The same, and what koordlet's plugins move from second to second: claims with a lease would stand in their
-way, and policies do not. Source: policies spec 3.1 and 3.2."""
+way, and policies do not."""
 
 
 class UpkeepSettings(Protocol):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, controllers_of, find_mounts
-from runtimeproxy.cgroups.parameters import PARAMETERS, unknown_parameter
+from runtimeproxy.fields.tables import PARAMETERS, unknown_parameter
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
 
 DEFAULT_SYSFS: Final = Path("/sys")

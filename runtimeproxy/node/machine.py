@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.mounts import find_mounts
-from runtimeproxy.cgroups.parameters import PARAMETERS
+from runtimeproxy.fields.declaration import Declaration
+from runtimeproxy.fields.tables import PARAMETERS
 from runtimeproxy.node.facts import NodeFacts, read_list
 from runtimeproxy.node.snapshot import Cpu, Feature
 
@@ -30,17 +31,6 @@ CGROUPFS: Final = "cgroupfs"
 _ROOT_NAMES: Final = {"kubepods.slice": SYSTEMD, "kubepods": CGROUPFS}
 """Name of the kubelet's root cgroup by driver. Source: policies spec 1.7."""
 
-_PARAMETERS: Final[Mapping[Feature, tuple[str, ...]]] = {
-    Feature.BVT: ("cpu.bvt_warp_ns",),
-    Feature.BURST: ("cpu.cfs_burst_us",),
-    Feature.IDLE: ("cpu.idle",),
-    Feature.MEMORY_PROTECTION: ("memory.min", "memory.low", "memory.high"),
-    Feature.MEMORY_WMARK: ("memory.wmark_ratio", "memory.wmark_scale_factor", "memory.wmark_min_adj"),
-    Feature.MEMORY_PRIORITY: ("memory.priority", "memory.use_priority_oom"),
-    Feature.MEMORY_OOM_GROUP: ("memory.oom.group",),
-    Feature.MEMORY_PAGECACHE_LIMIT: ("memory.pagecache_limit.enable", "memory.pagecache_limit.size"),
-}
-"""Cgroup parameters, all of which a kernel with the feature has."""
 _FILES: Final[Mapping[Feature, Mapping[str, str]]] = {
     Feature.IO_LIMITS: {"blkio": "blkio.throttle.read_bps_device", "io": "io.max"},
     Feature.IO_WEIGHT: {"blkio": "blkio.cost.weight", "io": "io.weight"},
@@ -154,7 +144,10 @@ def _number(path: Path, default: int = 0) -> int:
 
 def read_features(facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path) -> frozenset[Feature]:
     """The features of the kernel; those with files in cgroups are missing until there is a cgroup."""
-    found = {feature for feature, names in _PARAMETERS.items() if all(_has(facts, name) for name in names)}
+    # A kernel with a feature has all of its files.
+    lacking = {each.feature for each in PARAMETERS.values() if not _has(facts, each)}
+    named = {each.feature for each in PARAMETERS.values() if each.feature}
+    found = {Feature(feature) for feature in named - lacking}
     for feature, files in _FILES.items():
         if any(file in facts.files.get(controller, {}) for controller, file in files.items()):
             found.add(feature)
@@ -180,8 +173,7 @@ def guess_cgroup_driver(cgroup_root: Path) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _has(facts: NodeFacts, name: str) -> bool:
-    parameter = PARAMETERS[name]
+def _has(facts: NodeFacts, parameter: Declaration) -> bool:
     version = facts.controllers.get(parameter.controller)
     file = parameter.format_for(version) if version is not None else None
     return file is not None and file.file in facts.files.get(parameter.controller, {})

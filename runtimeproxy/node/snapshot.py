@@ -47,12 +47,14 @@ class InputState(StrEnum):
 
 
 class Feature(StrEnum):
-    """Features of kernels. Source of files and sysctls: policies spec 2.1, 2.5, 3.6, 3.7, 5.4."""
+    """Features of kernels: files, those of fields as declared, and sysctls.
+
+    Source: policies spec 2.1, 2.5, 3.6, 3.7, 5.4.
+    """
 
     BVT = "bvt"
-    """Group identity: `cpu.bvt_warp_ns`."""
+    """Group identity."""
     BURST = "burst"
-    """CPU burst: `cpu.cfs_burst_us`, `cpu.max.burst`."""
     IDLE = "idle"
     PSI = "psi"
     """Pressure of cgroups: `cpu.pressure`."""
@@ -69,15 +71,10 @@ class Feature(StrEnum):
     IO_COST = "io-cost"
     """`blkio.cost.qos`, `io.cost.qos`."""
     MEMORY_PROTECTION = "memory-protection"
-    """`memory.min`, `memory.low`, `memory.high`; on version 1 of Anolis kernels only."""
     MEMORY_WMARK = "memory-wmark"
-    """`memory.wmark_ratio` and its like, of Anolis kernels."""
     MEMORY_PRIORITY = "memory-priority"
-    """`memory.priority` and `memory.use_priority_oom`, of Anolis kernels."""
     MEMORY_OOM_GROUP = "memory-oom-group"
-    """`memory.oom.group`; on version 1 of Anolis kernels only."""
     MEMORY_PAGECACHE_LIMIT = "memory-pagecache-limit"
-    """`memory.pagecache_limit.enable` and its like, of Anolis kernels."""
 
 
 class Cpu(NamedTuple):

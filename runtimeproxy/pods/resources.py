@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
-from runtimeproxy.hooks.views import Resources
+from runtimeproxy.fields.declaration import Declaration, Kind
+from runtimeproxy.fields.resources import Resources
+from runtimeproxy.fields.tables import CRI_FIELDS
 from runtimeproxy.units import MAX_INT64
 
 if TYPE_CHECKING:
     from cri_api.runtime.v1 import api_pb2
-
-ValueT = TypeVar("ValueT")
 
 NO_ENTRIES: Final[Mapping[str, str]] = MappingProxyType({})
 """The one empty mapping that all records share."""
@@ -21,19 +22,9 @@ NO_ENTRIES: Final[Mapping[str, str]] = MappingProxyType({})
 NO_RESOURCES: Final = Resources(unified=NO_ENTRIES)
 """The one `Resources` without any value that all records share."""
 
-SCALARS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "cpu_period_us": "cpu_period",
-        "cpu_quota_us": "cpu_quota",
-        "cpu_shares": "cpu_shares",
-        "memory_limit_bytes": "memory_limit_in_bytes",
-        "memory_swap_limit_bytes": "memory_swap_limit_in_bytes",
-        "oom_score_adj": "oom_score_adj",
-        "cpuset_cpus": "cpuset_cpus",
-        "cpuset_mems": "cpuset_mems",
-    }
-)
-"""Scalar fields: name here to name in the CRI. Source: CRI v1, message LinuxContainerResources."""
+_VALUES: Final = attrgetter(*CRI_FIELDS)
+_SENT: Final = attrgetter(*(field.cri for field in CRI_FIELDS.values()))
+"""The values of all fields at once."""
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 """The pod's manifest as `kubectl apply` was given it, with the values of environment variables: never kept.
@@ -64,18 +55,10 @@ def read_resources(message: api_pb2.LinuxContainerResources) -> Resources:
     if not message.ByteSize():
         return NO_RESOURCES
     pages = message.hugepage_limits
-    unified = message.unified
     return Resources(
-        cpu_period_us=message.cpu_period or None,
-        cpu_quota_us=message.cpu_quota or None,
-        cpu_shares=message.cpu_shares or None,
-        memory_limit_bytes=message.memory_limit_in_bytes or None,
-        memory_swap_limit_bytes=message.memory_swap_limit_in_bytes or None,
-        oom_score_adj=message.oom_score_adj or None,
-        cpuset_cpus=message.cpuset_cpus or None,
-        cpuset_mems=message.cpuset_mems or None,
+        **{name: value or None for name, value in zip(CRI_FIELDS, _SENT(message), strict=True)},
         hugepage_limits_bytes=tuple((page.page_size, page.limit) for page in pages) if pages else (),
-        unified=frozen(read_entries(unified)),
+        unified=frozen(read_entries(message.unified)),
     )
 
 
@@ -98,22 +81,12 @@ def overlay(base: Resources, newer: Resources) -> Resources:
     pages = base.hugepage_limits_bytes
     if newer.hugepage_limits_bytes:
         pages = tuple({**dict(pages), **dict(newer.hugepage_limits_bytes)}.items())
+    values = zip(CRI_FIELDS, _VALUES(base), _VALUES(newer), strict=True)
     return Resources(
-        cpu_period_us=_newer(base.cpu_period_us, newer.cpu_period_us),
-        cpu_quota_us=_newer(base.cpu_quota_us, newer.cpu_quota_us),
-        cpu_shares=_newer(base.cpu_shares, newer.cpu_shares),
-        memory_limit_bytes=_newer(base.memory_limit_bytes, newer.memory_limit_bytes),
-        memory_swap_limit_bytes=_newer(base.memory_swap_limit_bytes, newer.memory_swap_limit_bytes),
-        oom_score_adj=_newer(base.oom_score_adj, newer.oom_score_adj),
-        cpuset_cpus=_newer(base.cpuset_cpus, newer.cpuset_cpus),
-        cpuset_mems=_newer(base.cpuset_mems, newer.cpuset_mems),
+        **{name: old if new is None else new for name, old, new in values},
         hugepage_limits_bytes=pages,
         unified=frozen({**base.unified, **newer.unified}) if newer.unified else base.unified,
     )
-
-
-def _newer(base: ValueT | None, newer: ValueT | None) -> ValueT | None:
-    return base if newer is None else newer
 
 
 def resources_from_json(found: Mapping[str, Any]) -> Resources:
@@ -121,10 +94,7 @@ def resources_from_json(found: Mapping[str, Any]) -> Resources:
 
     Anything of another type than the CRI's counts as "no value given".
     """
-    values: dict[str, Any] = {}
-    for name, cri_name in SCALARS.items():
-        value = found.get(cri_name)
-        values[name] = (_text(value) if name.startswith("cpuset") else _integer(value)) or None
+    values = {name: _given(field, found.get(field.cri)) for name, field in CRI_FIELDS.items()}
     pages = ((page.get("page_size"), page.get("limit")) for page in _objects(found.get("hugepage_limits")))
     return _filled(values, pages, found.get("unified"))
 
@@ -134,18 +104,17 @@ def resources_from_spec(found: Mapping[str, Any]) -> Resources:
 
     Source: opencontainers/runtime-spec, config-linux.md, "Control groups".
     """
-    cpu, memory = _object(found.get("cpu")), _object(found.get("memory"))
-    values: dict[str, Any] = {
-        "cpu_period_us": _integer(cpu.get("period")) or None,
-        "cpu_quota_us": _integer(cpu.get("quota")) or None,
-        "cpu_shares": _integer(cpu.get("shares")) or None,
-        "memory_limit_bytes": _integer(memory.get("limit")) or None,
-        "memory_swap_limit_bytes": _integer(memory.get("swap")) or None,
-        "cpuset_cpus": _text(cpu.get("cpus")) or None,
-        "cpuset_mems": _text(cpu.get("mems")) or None,
+    values = {
+        name: _given(field, _object(found.get(field.oci[0])).get(field.oci[1]))
+        for name, field in CRI_FIELDS.items()
+        if field.oci is not None
     }
     pages = ((page.get("pageSize"), page.get("limit")) for page in _objects(found.get("hugepageLimits")))
     return _filled(values, pages, found.get("unified"))
+
+
+def _given(field: Declaration, value: object) -> int | str | None:
+    return (_integer(value) if field.kind is Kind.NUMBER else _text(value)) or None
 
 
 def _filled(values: dict[str, Any], pages: Iterable[tuple[Any, Any]], unified: object) -> Resources:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from google.protobuf import json_format
 
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall, next_question
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall
 from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import CALL_TYPES
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CallSettings
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
@@ -217,17 +217,15 @@ class _Replayer:
         """As `calls.intercepted_call.InterceptedCall`, without waiting and without a runtime."""
         documents = list[Mapping[str, Any]]()
         call.correct()
-        questions, decision = call.questions(), None
-        question = next(questions, None)
-        while question is not None:
+        for question in call.before():
             decision = await self._offline.decide(question)
             if decision is not None:
                 documents.append(decision_document(question.hook, decision))
                 if decision.refusal is not None:
                     # The recording may go on with its container: then the record is needed.
                     return documents
-            question = next_question(questions, decision)
-        call.ride(decision)
+            question.on_decided(decision)
+        call.adjust()
         call.on_sent()
         return documents
 

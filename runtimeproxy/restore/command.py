@@ -12,23 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.cgroups.order import loosened
-from runtimeproxy.cgroups.parameters import PARAMETERS, Direction, check_value
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.fields.declaration import Direction
+from runtimeproxy.fields.tables import CRI_FIELDS, LISTS, PARAMETERS, check_value
 from runtimeproxy.hooks.fields import RESOURCES
 from runtimeproxy.ledger.books import restored, still_valid
 from runtimeproxy.ledger.fitting import cgroup_version
 from runtimeproxy.ledger.journal import read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.sysctls import Sysctls
-from runtimeproxy.ledger.tree import LISTS
 from runtimeproxy.offline import Offline
 from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind, Saved
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
-from runtimeproxy.pods.reconcile import same_value
 from runtimeproxy.pods.records import Book, ContainerRecord, Lifecycle
-from runtimeproxy.pods.resources import SCALARS
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.restore.plan import (
     CgroupPlan,
@@ -39,6 +37,7 @@ from runtimeproxy.restore.plan import (
     RestorePlan,
     Status,
     Value,
+    is_same,
     kept_book,
     plan,
     unified_key,
@@ -132,16 +131,16 @@ async def observe(saved: Saved, client: GrpcRuntimeClient, ledger: Ledger, write
             containers[record.id] = found
     parents = {pod.id: pod.cgroup_parent for pod in saved.pods}
     needed = {record.pod_id: parents.get(record.pod_id, "") for record in saved.containers}
-    cpus, memory_nodes = (
-        {pod: _everything(ledger, writer, parent, name, online) for pod, parent in needed.items()}
+    whole_lists = {
+        name: {pod: _everything(ledger, writer, parent, name, online) for pod, parent in needed.items()}
         for name, online in (("cpuset.cpus", ONLINE_CPUS), ("cpuset.mems", ONLINE_MEMORY_NODES))
-    )
-    return NodeState(containers, states(ledger, writer), cpus, memory_nodes, unreported)
+    }
+    return NodeState(containers, states(ledger, writer), whole_lists, unreported)
 
 
 async def restore_container(client: GrpcRuntimeClient, planned: ContainerPlan) -> tuple[Line, ...]:
     """Updates a container at the runtime; returns the results."""
-    scalars = {name: value for name in SCALARS if (value := getattr(planned.values, name)) is not None}
+    scalars = {name: value for name in CRI_FIELDS if (value := getattr(planned.values, name)) is not None}
     if not scalars and not planned.values.unified:
         return planned.lines
     identity = planned.record.id
@@ -251,11 +250,11 @@ def _update_result(line: Line, found: ContainerRecord | None) -> Line:
         return _with(line, Status.LEFT, "the container has ended")
     scalar = line.field.removeprefix(f"{RESOURCES}.")
     now: Value | None
-    if scalar in SCALARS:
+    if scalar in CRI_FIELDS:
         now = getattr(found.booked, scalar)
     else:
         now = found.booked.unified.get(unified_key(line.field))
-    if now is not None and line.new is not None and not same_value(scalar, now, line.new):
+    if now is not None and line.new is not None and not is_same(line.field, now, line.new):
         return _with(line, Status.FAILED, "the runtime does not change it on a running container")
     return _with(line, Status.RESTORED)
 

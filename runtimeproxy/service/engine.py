@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.config.validation import owners_of, places_of
+from runtimeproxy.core.events import container_cgroup, take_due_writes, write_due
 from runtimeproxy.errors import PolicyLoadError
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import container_cgroup
 from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import InterceptedCall
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CallSettings, OpenCall, Spawn
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
-from runtimeproxy.frontends.cri_proxy.calls.post_hooks import write_due
-from runtimeproxy.frontends.cri_proxy.calls.start_container import take_due_writes
 from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.audit import AuditLog, AuditQueue, AuditRing
-from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.chain import REPORT_S, Chain
 from runtimeproxy.hooks.counts import PolicyCounts
 from runtimeproxy.hooks.decision import unmet_on
 from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, PolicySources, is_enabled
@@ -459,6 +457,7 @@ class Engine:
             node=self.node,
             skip_label=hooks.rules.skip_label,
             counts=self.counts,
+            report_s=REPORT_S,
         )
 
     def _load_again(self) -> None:
@@ -540,6 +539,7 @@ class Engine:
 
     def flush_audit(self) -> None:
         """Hands on the audit entries that are gathered."""
+        self.services.chain.flush()
         self.audit.flush()
         self._change_audit.flush()
         self._claim_audit.flush()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from runtimeproxy.cgroups.parameters import clamped
+from runtimeproxy.fields.tables import clamped
 from runtimeproxy.frontends.cri_proxy.calls.edit_request import written_value
 from runtimeproxy.hooks.algebra import Claim, resolve
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Literal
@@ -345,6 +346,25 @@ async def test_the_audit_says_who_what_and_why(workers: Workers) -> None:
     assert (entry.policy, entry.field, entry.old, entry.new) == ("a", "resources.cpu_shares", "", "5")
     assert (entry.reason, entry.mode, entry.hook) == ("because", Mode.ENFORCE, Hook.PRE_CREATE_CONTAINER)
     assert entry.time_s > 0
+
+
+async def test_the_audit_waits_for_the_answer_of_the_call(workers: Workers) -> None:
+    """Entries of something else come behind those of decisions that wait."""
+    entries: list[AuditEntry] = []
+    chain = Chain([scripted("a", shares(5))], workers, sink=entries.append, report_s=30.0)
+    first, second = await decide(chain), await decide(chain)
+    assert entries == []
+    late = first.audit[0]._replace(reason="late")
+    chain.audit(late)
+    assert entries == [*first.audit, *second.audit, late]
+
+
+async def test_the_audit_comes_without_another_call(workers: Workers) -> None:
+    told = asyncio.Event()
+    chain = Chain([scripted("a", shares(5))], workers, sink=lambda _: told.set(), report_s=0.001)
+    await decide(chain)
+    async with asyncio.timeout(30):
+        await told.wait()
 
 
 async def test_an_audit_sink_that_raises_fails_no_call(

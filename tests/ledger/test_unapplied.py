@@ -192,7 +192,7 @@ async def test_the_runtime_does_not_say_which_cgroup_a_pod_has(scene: Scene, mor
     assert found.keys() == {"shop/web0", "shop/web0/main"}
     for each in found.values():
         assert (each.field, each.cause, each.wanted) == (QUOTA, UnappliedCause.CGROUP_UNKNOWN, "50000")
-        assert (each.owners, "the runtime's status" in each.reason) == (("batch",), True)
+        assert (each.owners, "the runtime's status" in each.reason) == ((Claimant("batch"),), True)
     assert scene.texts() == before
     scene.ledger.books.keep_unapplied((), (), unknown_cgroups(scene.store))
     assert len(scene.ledger.books.unapplied.values()) == 2

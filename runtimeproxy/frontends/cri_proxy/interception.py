@@ -36,7 +36,7 @@ class Outcome(Enum):
     """A reset, a cancel after the message was sent, a message without END_STREAM, a lost connection."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallHead:
     """The request headers of an intercepted call."""
 
@@ -50,8 +50,15 @@ class CallHead:
     """The part of its time budget that a call had used before it was opened here."""
     connection: object = None
     """The same object for all calls of one connection; None if it is not known."""
-    traceparent: str = ""
-    """As it came; empty if the client does not trace. Source: W3C Trace Context, "traceparent Header"."""
+    encoded_traceparent: bytes = b""
+    """See `runtimeproxy.http2.header_fields.decoded`: most calls do without it."""
+
+    @property
+    def traceparent(self) -> str:
+        """Empty if the client does not trace. Source: W3C Trace Context, "traceparent Header"."""
+        from runtimeproxy.http2.header_fields import decoded
+
+        return decoded(self.encoded_traceparent).decode("latin-1")
 
 
 class Reply(Protocol):

@@ -19,9 +19,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 
 from runtimeproxy import __version__
-from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.counts import Histogram
 from runtimeproxy.errors import StatusCode
+from runtimeproxy.fields.tables import PARAMETERS
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.counts import OTHER
 from runtimeproxy.hooks.decision import unmet_on

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.core.events import pending_values
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
+    NO_WORK,
     CriCall,
     Question,
-    Questions,
-    book_container,
-    fitted_change,
-    fitted_owners,
-    pending_values,
+    Work,
+    make_room,
+    take_cpus,
 )
 from runtimeproxy.frontends.cri_proxy.calls.edit_request import (
     edit_cgroup_parent,
@@ -30,16 +30,18 @@ from runtimeproxy.frontends.cri_proxy.calls.to_views import (
     requested_pod,
     requested_summary,
 )
-from runtimeproxy.hooks import ContainerChange, ContainerView, Hook
+from runtimeproxy.hooks import CgroupChange, ContainerChange, ContainerView, Hook
 from runtimeproxy.hooks.fields import CGROUP_PARENT
 from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter
+from runtimeproxy.ledger.books import TREE
 from runtimeproxy.node.derived import RESOURCE_STATUS
+from runtimeproxy.pods.drafts import fitted_change, fitted_owners
 from runtimeproxy.pods.record_views import PodSummary, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, kept_annotations, read_resources
 
 if TYPE_CHECKING:
-    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CpuAllocations
+    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import PodView, Resources
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
@@ -100,16 +102,21 @@ class ContainerDraft:
         self._is_changed |= edit_resources(self.config.linux.resources, fitted_change(fitted), given)
         return True
 
-    def keep_decision(self, question: Question, decision: Decision | None) -> None:
+    def keep_decision(self, decision: Decision | None) -> None:
         """Keeps the decision for the record."""
         if decision is not None:
-            self.owners, self.pending = decision.owners, pending_values(question, decision)
+            self.owners = decision.owners
+            if isinstance(decision.change, CgroupChange) and decision.change.cgroup:
+                self.pending = pending_values(decision, "")
             self.fields = NO_FIELDS if decision.unwritten else decision.merged.fields
 
     def prepare(self) -> Callable[..., ContainerRecord]:
         """Makes the part of the record that is known before the response; it does not change any more."""
         config = self.config
         requested = self._requested or read_resources(config.linux.resources)
+        owners = self.owners
+        if self.fitted:
+            owners = {**fitted_owners(self.fitted, str(TREE)), **owners}
         self.make_record = partial(
             ContainerRecord,
             name=config.metadata.name,
@@ -118,7 +125,7 @@ class ContainerDraft:
             annotations=kept_annotations(config.annotations),
             requested=requested,
             booked=read_resources(config.linux.resources) if self._is_changed else requested,
-            owners={**fitted_owners(self.fitted), **self.owners} or NO_ENTRIES,
+            owners=owners or NO_ENTRIES,
             pending_cgroup=dict(self.pending) or NO_ENTRIES,
             evaluation=self._evaluation,
         )
@@ -147,6 +154,7 @@ class CreateContainer(CriCall):
         self._pod: PodRecord | None = None
         self._summary: PodSummary | None = None
         self._unseen: PodRecord | None = None
+        self._new_parent = ""
 
     def find_records(self) -> bool:
         request, pod = self._request, self._pod
@@ -156,22 +164,7 @@ class CreateContainer(CriCall):
         self.pod_key = pod.id if pod is not None else request.pod_sandbox_id
         # The container has no id yet.
         self.turn_key = f"{self.pod_key}/{request.config.metadata.name}/{request.config.metadata.attempt}"
-        parent = pod.cgroup_parent if pod is not None else ""
-        ledger = self.services.ledger
-        self.room_cgroup = parent if ledger.needs_room(parent) else ""
-        if self.services.allocations is not None:
-            annotations = request.sandbox_config.annotations if pod is None else pod.annotations
-            self.owns_cpus = RESOURCE_STATUS in annotations
         return pod is not None and pod.detailed
-
-    def room(self) -> Mapping[str, int | str]:
-        """Those of the edited request."""
-        return by_parameter(read_resources(self._request.config.linux.resources))
-
-    async def take_cpus(self, allocations: CpuAllocations) -> None:
-        """Those that the pod has by its record, if there is one: the pod began with them."""
-        pod = self._pod_view() if self._pod is None else recorded_pod(self._pod)
-        await allocations.create(ContainerView(pod=pod))
 
     async def fetch_records(self) -> None:
         if self._request.pod_sandbox_id:
@@ -184,18 +177,35 @@ class CreateContainer(CriCall):
             return False
         return edit_cgroup_parent(self._request.sandbox_config, pod.cgroup_parent)
 
-    def questions(self) -> Questions:
+    def before(self) -> Sequence[Question]:
         """May change everything but the container's name and image."""
         if self._request.HasField("sandbox_config"):
             self._summary = requested_summary(self._request.sandbox_config, self._pod)
         pod = self._summary or self._pod_view()
         make_view = partial(self._draft.view, self._pod_view)
-        question = Question(Hook.PRE_CREATE_CONTAINER, pod, make_view, edit=self._edit)
-        self._draft.keep_decision(question, (yield question))
+        on_decided = self._draft.keep_decision
+        return (Question(Hook.PRE_CREATE_CONTAINER, pod, make_view, edit=self._edit, on_decided=on_decided),)
 
-    def ride(self, decision: Decision | None) -> bool:
+    def adjust(self) -> bool:
         """Fits the resources to bounds above, which policies do not know."""
         return self._draft.fit(self.services, self._parent)
+
+    def preparations(self, until_s: float) -> Sequence[Work]:
+        """Room for the values of the edited request, and the CPUs that the pod has by its record."""
+        services, pod = self.services, self._pod
+        works: list[Work] = []
+        if services.allocations is not None:
+            annotations = self._request.sandbox_config.annotations if pod is None else pod.annotations
+            if RESOURCE_STATUS in annotations:
+                # The pod began with those of its record.
+                view = ContainerView(pod=self._pod_view() if pod is None else recorded_pod(pod))
+                works.append(
+                    take_cpus("CreateContainer", until_s, partial(services.allocations.create, view))
+                )
+        return (*works, *make_room(services, pod, self._values))
+
+    def _values(self) -> Mapping[str, int | str]:
+        return by_parameter(read_resources(self._request.config.linux.resources))
 
     def prepare(self) -> None:
         """Prepares the container's record, and its sandbox's if that is unknown."""
@@ -215,17 +225,19 @@ class CreateContainer(CriCall):
             self._request.sandbox_config.metadata.CopyFrom(sandbox.metadata)
             self._request.sandbox_config.linux.cgroup_parent = sandbox.linux.cgroup_parent
 
-    def on_success(self, response: bytes) -> None:
+    def on_success(self, response: bytes) -> Sequence[Work]:
         """Records the container, and its sandbox if that was unknown."""
         self._remember(api_pb2.CreateContainerResponse.FromString(response).container_id)
+        return NO_WORK
 
-    async def confirm(self) -> bool:
+    async def confirm(self) -> Sequence[Work] | None:
         """Whether the runtime has a container of this name and attempt in the sandbox."""
         about = self._request.config.metadata
         found = await self.services.lookups.container_named(self.pod_key, about.name, about.attempt)
-        if found is not None:
-            self._remember(found.id)
-        return found is not None
+        if found is None:
+            return None
+        self._remember(found.id)
+        return NO_WORK
 
     def _pod_view(self) -> PodView:
         config, pod = self._request.sandbox_config, self._pod
@@ -236,13 +248,16 @@ class CreateContainer(CriCall):
     def _edit(self, change: Change) -> bool:
         changed = self._draft.edit(change)
         parent = cast("ContainerChange", change).cgroup_parent
-        if parent is not None:
-            changed |= edit_cgroup_parent(self._request.sandbox_config, parent)
-        return self._draft.fit(self.services, parent or self._parent) or changed
+        if parent is None:
+            return changed
+        self._new_parent = parent
+        return edit_cgroup_parent(self._request.sandbox_config, parent) or changed
 
     @property
     def _parent(self) -> str:
-        """The pod's cgroup; empty if it is not known."""
+        """The cgroup in which the container's will be; empty if it is not known."""
+        if self._new_parent:
+            return self._new_parent
         if self._pod is not None and self._pod.cgroup_parent:
             return self._pod.cgroup_parent
         return self._request.sandbox_config.linux.cgroup_parent
@@ -256,7 +271,7 @@ class CreateContainer(CriCall):
         record = make(id=identity, pod_id=self.pod_key, created_s=time.time())
         store.containers.put(record)
         draft, pod = self._draft, store.pods.get(self.pod_key)
-        book_container(self.services, pod, record, draft.fields, draft.fitted)
+        self.book_later(pod, record, draft.fields, draft.fitted)
 
     def _unseen_pod(self) -> PodRecord:
         seen = PodDraft(self._request.sandbox_config, "").record(self._request.pod_sandbox_id)

@@ -1,22 +1,18 @@
-"""Intercepted calls whose request is parsed: their records, their questions to policies, their success."""
+"""Intercepted calls whose request is parsed: their records, and the work before and after the runtime."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
-from runtimeproxy.cgroups.paths import CgroupPathError, container_path
-from runtimeproxy.frontends.cri_proxy.calls.edit_request import given_fields
+from runtimeproxy.core.events import DueWrites, book_container, container_cgroup, write_due
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import UnreadableMessageError
-from runtimeproxy.hooks import CgroupChange, Hook, PodView, ResourceChange, Resources
+from runtimeproxy.hooks import Hook, PodView, Resources
 from runtimeproxy.hooks.audit import NO_ORIGIN
-from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS, RESOURCES, plain_cgroup_values
-from runtimeproxy.ledger.answers import by_parameter, claims_of, target_of
-from runtimeproxy.ledger.books import TREE, Wanted, with_fitted_claims
 from runtimeproxy.pods.record_views import (
     container_in_force,
     recorded_container,
@@ -35,33 +31,17 @@ from runtimeproxy.pods.resources import (
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CpuAllocations
+    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import ContainerView
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.fields import Field, MergedField, View
     from runtimeproxy.hooks.selector import PodTraits
 
-SCOPE_PREFIXES: Final = {"cri-o": "crio"}
-"""Prefixes of containers' ids in cgroup names, by the runtime's name. Source: CRI-O internal/config/cgmgr."""
+Work: TypeAlias = "Callable[[CallServices], Awaitable[None]]"
+"""Something that takes time, before the request is sent or after the answer."""
 
-
-class DueWrites(NamedTuple):
-    """Cgroup values that waited for the success of a call."""
-
-    cgroup: str
-    """Empty if its path is not known."""
-    values: Mapping[str, int | str]
-    owners: Mapping[str, str]
-    """The policies that own the values, by the names of fields."""
-    hook: Hook
-    """For the audit."""
-    make_view: Callable[[], PodView | ContainerView]
-    """Makes the view of their pod or container."""
-    wanted: Wanted | None = None
-    """The answer of all policies; None for a container that starts, whose book has it."""
-    evaluation: int | None = None
-    """What `CallServices.evaluation` was before policies gave that answer; None without one."""
+NO_WORK: Final[Sequence[Work]] = ()
 
 
 def no_edit(change: Change) -> bool:
@@ -69,9 +49,8 @@ def no_edit(change: Change) -> bool:
     return False
 
 
-def no_quotas() -> Mapping[str, int]:
-    """For calls that do not change a CPU quota."""
-    return {}
+def _ignore(decision: Decision | None) -> None:
+    return
 
 
 @dataclass(slots=True)
@@ -84,9 +63,9 @@ class Question:
         make_view: Makes the view for policies; called only when a policy is to run, in any thread, without
             access to the store.
         cgroup: The cgroup for the decision's cgroup values; empty while it does not exist.
-        is_deferred: Whether those values wait for the success of the call.
+        is_deferred: Whether those values are not written before the decision is applied.
         edit: Applies a change to the request; returns whether that differs now. Runs in any thread.
-        new_quotas_us: The CPU quotas that cgroups get when a container is updated, its pod's first.
+        on_decided: Takes the decision, once it is applied; None if no policy had to run.
     """
 
     hook: Hook
@@ -95,78 +74,7 @@ class Question:
     cgroup: str = ""
     is_deferred: bool = False
     edit: Callable[[Change], bool] = no_edit
-    new_quotas_us: Callable[[], Mapping[str, int]] = no_quotas
-
-
-Questions: TypeAlias = Generator[Question, "Decision | None", None]
-"""One question after the other; each is sent its decision, or None if no policy had to run."""
-
-
-def next_question(questions: Questions, decision: Decision | None) -> Question | None:
-    """Sends the decision on one question; returns the next one, None if that was the last."""
-    try:
-        return questions.send(decision)
-    except StopIteration:
-        return None
-
-
-def pending_values(question: Question, decision: Decision | None) -> Mapping[str, int | str]:
-    """The cgroup values of a decision that wait for the success of the call, or for a container's cgroup."""
-    change = decision.change if decision is not None and not decision.unwritten else None
-    if not isinstance(change, CgroupChange) or not change.cgroup:
-        return NO_ENTRIES
-    if question.cgroup and not question.is_deferred:
-        return NO_ENTRIES
-    return plain_cgroup_values(change)
-
-
-def book_container(
-    services: CallServices,
-    pod: PodRecord | None,
-    record: ContainerRecord,
-    fields: Mapping[Field, MergedField],
-    fitted: Mapping[str, int | str] = NO_ENTRIES,
-) -> None:
-    """Books what policies want of a new container, once its response is on its way.
-
-    Args:
-        services: Of all calls.
-        pod: Its record; None if it is not known.
-        record: Of the container.
-        fields: What policies want.
-        fitted: The values that its message has because of bounds above; see `within_bounds`.
-    """
-    if pod is not None and (fields or fitted):
-        asyncio.get_running_loop().call_soon(_book_container, services, pod, record, fields, fitted)
-
-
-def _book_container(
-    services: CallServices,
-    pod: PodRecord,
-    record: ContainerRecord,
-    fields: Mapping[Field, MergedField],
-    fitted: Mapping[str, int | str],
-) -> None:
-    cgroup = container_cgroup(services, pod, record)
-    claims = claims_of(fields, is_container=True, is_base_known=not record.recovered)
-    claims = with_fitted_claims(claims, fitted)
-    if cgroup and claims:
-        requested, booked = by_parameter(record.requested), by_parameter(record.booked)
-        services.ledger.books.book(Wanted(target_of(pod, record, cgroup), claims, requested, booked))
-
-
-def fitted_change(fitted: Mapping[str, int | str]) -> ResourceChange:
-    """The change of a container's resources to values within bounds."""
-    values: dict[str, Any] = {
-        field: fitted[name] for field, name in RESOURCE_PARAMETERS.items() if name in fitted
-    }
-    return ResourceChange(**values)
-
-
-def fitted_owners(fitted: Mapping[str, int | str]) -> dict[str, str]:
-    """The owner of fields that have other values because of bounds above."""
-    names = (field for field, name in RESOURCE_PARAMETERS.items() if name in fitted)
-    return {f"{RESOURCES}.{field}": str(TREE) for field in names}
+    on_decided: Callable[[Decision | None], None] = _ignore
 
 
 class TooMuchToKeepError(UnreadableMessageError):
@@ -218,46 +126,22 @@ class CriCall(ABC):
     """One intercepted call whose request is parsed.
 
     It may be made in any thread. Its methods run in the event loop's thread, but for `prepare`,
-    `Question.edit` and `Question.make_view`.
+    `Question.edit` and `Question.make_view`. They are called in the order in which they stand here.
 
     Attributes:
         request_type: Of the request.
-        has_one_question: Whether `questions` yields at most one, so that its decision can be applied in the
-            worker thread in which it was found.
         request: The request; edited in place.
         turn_key: Calls with the same key are decided in the order of arrival. Set by `find_records`.
         pod_key: The pod whose post hooks this call waits for; empty if unknown. Set by `find_records`.
-        resized_cgroup: The pod's cgroup if the kubelet has written to it itself before it made this call,
-            whatever the runtime answers; else empty. Source: kubelet 1.33, in-place resize; containerd 2.2
-            answers UpdatePodSandboxResources with an error.
-        is_resize: Whether the kubelet has resized the pod there; else it may have been disturbed only.
-        written_there: What the kubelet has written there, by cgroup parameter, as far as the call says it.
-        room_cgroup: The pod's cgroup if it may have to be raised before the runtime makes or starts a
-            container; else empty.
-        owns_cpus: Whether its pod may have CPUs for itself, which others leave before the call is forwarded.
-        sets_quota: Whether the kubelet sets the quota of a container which, or whose pod, may have a burst of
-            policies.
-        disturbed_cgroup: The pod's cgroup if the call's success may have reset values there; else empty.
-            Source: systemd realizes a slice again, with its own properties, when a scope starts in it.
-        due_writes: The cgroup values to write now that the call has succeeded.
         is_long: Whether work on the request takes long, and so belongs into a worker thread.
         origin: Names the call in the audit.
     """
 
     request_type: ClassVar[type[Message]]
-    has_one_question: ClassVar[bool] = True
 
     request: Message
     turn_key = ""
     pod_key = ""
-    resized_cgroup = ""
-    is_resize = True
-    written_there: Mapping[str, int | str] = NO_ENTRIES
-    room_cgroup = ""
-    owns_cpus = False
-    sets_quota = False
-    disturbed_cgroup = ""
-    due_writes: tuple[DueWrites, ...] = ()
     is_long = False
     origin = NO_ORIGIN
 
@@ -277,29 +161,17 @@ class CriCall(ABC):
         """Makes the edits that follow from earlier decisions; returns whether there were any."""
         return False
 
-    def questions(self) -> Questions:
-        """The questions before the runtime sees the call."""
-        yield from ()
+    def before(self) -> Sequence[Question]:
+        """The questions before the runtime sees the call, in their order."""
+        return ()
 
-    def ride(self, decision: Decision | None) -> bool:
-        """Makes the edits that other decisions make due; returns whether there were any.
-
-        Args:
-            decision: On the call's only question, already part of the request; None if no policy had to run.
-        """
+    def adjust(self) -> bool:
+        """Makes the edits that follow from records and bounds once all is decided; returns as `correct`."""
         return False
 
-    def room(self) -> Mapping[str, int | str]:
-        """The values of a container that its pod's cgroup has to have room for, by cgroup parameter."""
-        return NO_ENTRIES
-
-    async def take_cpus(self, allocations: CpuAllocations) -> None:
-        """Takes the pod's own CPUs, and waits until others have left them; may be cancelled."""
-        return
-
-    def new_quotas_us(self) -> Mapping[str, int]:
-        """The CPU quotas that cgroups get by this call, its pod's first."""
-        return no_quotas()
+    def preparations(self, until_s: float) -> Sequence[Work]:
+        """The work that the runtime's answer depends on; `until_s` is the end of the call's time."""
+        return NO_WORK
 
     def on_sent(self) -> None:
         """The request, edited or not, goes to the runtime now."""
@@ -316,50 +188,69 @@ class CriCall(ABC):
         """Drops the parts of a long request that are no longer needed once it is prepared."""
         return
 
-    def on_end(self) -> None:
-        """The call has ended in any way, before `on_success` if it succeeded. Also for one not sent."""
-        return
-
-    @abstractmethod
-    def on_success(self, response: bytes) -> None:
-        """Brings the records up to date.
-
-        Raises:
-            google.protobuf.message.DecodeError: The response cannot be parsed.
-        """
-
-    def on_failure(self) -> None:
-        """Brings the records up to date with what the kubelet has done before it made the call."""
-        return
-
     def on_cancelled(self) -> bool:
-        """As `on_failure`, for a call that has ended before it was decided, and of which nothing is written.
+        """The call has ended before it was decided, or before the runtime had it.
 
         Returns:
             Whether the records have changed, so that policies have to be asked again.
         """
         return False
 
-    @property
-    def pod_keys(self) -> tuple[str, ...]:
-        """The keys under which the next calls of the pod look for this call's post hooks."""
-        self.find_records()
-        return (self.pod_key,)
+    def on_end(self) -> None:
+        """The call has ended in any way, before `on_success` if it succeeded. Also for one not sent."""
+        return
 
-    def post_questions(self) -> Questions:
-        """The questions after success."""
-        yield from ()
+    def repairs(self) -> Sequence[Work]:
+        """The work that is due however the call has ended, as the kubelet has written before it made it."""
+        return NO_WORK
 
     @abstractmethod
-    async def confirm(self) -> bool:
+    def on_success(self, response: bytes) -> Sequence[Work]:
+        """Brings the records up to date; returns the work that is due now.
+
+        Raises:
+            google.protobuf.message.DecodeError: The response cannot be parsed.
+        """
+
+    def on_failure(self) -> Sequence[Work]:
+        """Brings the records up to date with what the kubelet has done before it made the call."""
+        return NO_WORK
+
+    @abstractmethod
+    async def confirm(self) -> Sequence[Work] | None:
         """Asks the runtime for the outcome of a call without a response, and updates the records.
 
         Returns:
-            Whether it succeeded.
+            As `on_success`; None if it did not succeed.
 
         Raises:
             RuntimeUnavailableError: The runtime did not answer; the records stay as they are.
         """
+
+    @property
+    def pod_keys(self) -> tuple[str, ...]:
+        """The keys under which the next calls of the pod look for this call's work after the answer."""
+        self.find_records()
+        return (self.pod_key,)
+
+    def after(self) -> Sequence[Question]:
+        """The questions after success."""
+        return ()
+
+    def book_later(
+        self,
+        pod: PodRecord | None,
+        record: ContainerRecord,
+        fields: Mapping[Field, MergedField],
+        fitted: Mapping[str, int | str] = NO_ENTRIES,
+    ) -> None:
+        """Books what policies want of a new container, in the loop's next turn: the answer goes first."""
+        if pod is not None and (fields or fitted):
+            asyncio.get_running_loop().call_soon(book_container, self.services, pod, record, fields, fitted)
+
+    def write_later(self, due: DueWrites) -> Work:
+        """Cgroup values that are due after the answer."""
+        return partial(write_due, due=due, origin=self.origin)
 
 
 class ContainerCall(CriCall):
@@ -451,40 +342,47 @@ def pod_question(hook: Hook, record: PodRecord, *, has_cgroup: bool = True) -> Q
     return Question(hook, recorded_summary(record), partial(recorded_pod, record), cgroup)
 
 
-def container_cgroup(services: CallServices, pod: PodRecord | None, container: ContainerRecord) -> str:
-    """The cgroup of a container; empty if its path is not known."""
-    if pod is None or not pod.cgroup_parent:
-        return ""
-    prefix = SCOPE_PREFIXES.get(services.runtime_name, "")
-    try:
-        return "/" + "/".join(container_path(pod.cgroup_parent, container.id, prefix=prefix))
-    except CgroupPathError:
-        return ""
+# --- work ------------------------------------------------------------------------------------------------
 
 
-def slice_of(pod: PodRecord | None) -> str:
-    """The pod's cgroup if it is a systemd slice; empty if not, or if it is not known."""
-    parent = pod.cgroup_parent if pod is not None else ""
-    return parent if parent.endswith(".slice") else ""
+def in_executor(work: Callable[..., None], *arguments: object) -> Work:
+    """Work for a thread that may write files."""
+
+    async def run(services: CallServices) -> None:
+        await asyncio.get_running_loop().run_in_executor(services.executor, work, *arguments)
+
+    return run
 
 
-def merged_owners(
-    before: Mapping[str, str],
-    sent: Resources,
-    decided: Mapping[str, str],
-    released: Collection[str] = (),
-) -> Mapping[str, str]:
-    """The owner of each field after an update; fields that the kubelet sent and no policy set have none.
+def repair(services: CallServices, cgroup: str) -> Sequence[Work]:
+    """Writes values of policies again that another program may have replaced, if there are any."""
+    ledger = services.ledger
+    return (in_executor(ledger.repair, cgroup),) if cgroup and ledger.books.is_managed(cgroup) else NO_WORK
 
-    Args:
-        before: The owners before it.
-        sent: The resources from the kubelet.
-        decided: The owners of the fields that policies set now.
-        released: The fields that no policy sets any more.
-    """
-    if not before and not decided:
-        return NO_ENTRIES
-    gone = given_fields(sent).union(released)
-    owners = {name: owner for name, owner in before.items() if name not in gone}
-    owners.update(decided)
-    return owners or NO_ENTRIES
+
+def make_room(
+    services: CallServices, pod: PodRecord | None, values: Callable[[], Mapping[str, int | str]]
+) -> Sequence[Work]:
+    """Raises a pod's own limits before the runtime makes or starts a container with these values in it."""
+    parent, ledger = pod.cgroup_parent if pod is not None else "", services.ledger
+    if not ledger.needs_room(parent):
+        return NO_WORK
+    return (in_executor(ledger.make_room, parent, values()),)
+
+
+def take_cpus(kind: str, until_s: float, taking: Callable[[], Awaitable[None]]) -> Work:
+    """Takes a pod's own CPUs, and waits until other pods have left them; they keep no pod from starting."""
+
+    async def run(services: CallServices) -> None:
+        try:
+            async with asyncio.timeout_at(until_s):
+                await taking()
+        except TimeoutError:
+            services.problems[kind, "cpus_not_left"] += 1
+            text = "other pods have not left its CPUs in time"
+            services.failures.report(kind, text, text)
+        except Exception as error:  # noqa: BLE001 - that others keep its CPUs stops no pod
+            services.internal_errors += 1
+            services.failures.report(kind, type(error).__name__, type(error).__name__)
+
+    return run

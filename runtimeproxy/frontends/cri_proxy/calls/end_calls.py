@@ -5,15 +5,17 @@ The kubelet repeats these calls, but their hooks run once per real stop or remov
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
+    NO_WORK,
     ContainerCall,
     PodCall,
     Question,
-    Questions,
+    Work,
     container_question,
     pod_question,
 )
@@ -33,24 +35,23 @@ class StopContainer(ContainerCall):
         super().__init__(services, request, request.container_id)
         self._was_running = False
 
-    def on_success(self, response: bytes) -> None:
+    def on_success(self, response: bytes) -> Sequence[Work]:
         record = self.record
         self._was_running = record is not None and record.state is not Lifecycle.STOPPED
         if record is not None and self._was_running:
             self.services.store.containers.put(replace(record, state=Lifecycle.STOPPED))
+        return NO_WORK
 
-    def post_questions(self) -> Questions:
+    def after(self) -> Sequence[Question]:
         record = self.record
-        if record is not None and self._was_running:
-            yield self.question(Hook.POST_STOP_CONTAINER, record)
+        if record is None or not self._was_running:
+            return ()
+        return (self.question(Hook.POST_STOP_CONTAINER, record),)
 
-    async def confirm(self) -> bool:
+    async def confirm(self) -> Sequence[Work] | None:
         """Whether the container has stopped or is gone."""
         found = await self.services.lookups.confirm_container(self.container_id)
-        stopped = found is None or found.state is Lifecycle.STOPPED
-        if stopped:
-            self.on_success(b"")
-        return stopped
+        return self.on_success(b"") if found is None or found.state is Lifecycle.STOPPED else None
 
 
 class StopPodSandbox(PodCall):
@@ -62,24 +63,23 @@ class StopPodSandbox(PodCall):
         super().__init__(services, request, request.pod_sandbox_id)
         self._was_running = False
 
-    def on_success(self, response: bytes) -> None:
+    def on_success(self, response: bytes) -> Sequence[Work]:
         record = self.record
         self._was_running = record is not None and record.state is not Lifecycle.STOPPED
         if record is not None and self._was_running:
             self.services.store.pods.put(replace(record, state=Lifecycle.STOPPED))
+        return NO_WORK
 
-    def post_questions(self) -> Questions:
+    def after(self) -> Sequence[Question]:
         record = self.record
-        if record is not None and self._was_running:
-            yield pod_question(Hook.POST_STOP_POD_SANDBOX, record, has_cgroup=False)
+        if record is None or not self._was_running:
+            return ()
+        return (pod_question(Hook.POST_STOP_POD_SANDBOX, record, has_cgroup=False),)
 
-    async def confirm(self) -> bool:
+    async def confirm(self) -> Sequence[Work] | None:
         """Whether the sandbox has stopped or is gone."""
         found = await self.services.lookups.confirm_pod(self.pod_id)
-        stopped = found is None or found.state is Lifecycle.STOPPED
-        if stopped:
-            self.on_success(b"")
-        return stopped
+        return self.on_success(b"") if found is None or found.state is Lifecycle.STOPPED else None
 
 
 class RemoveContainer(ContainerCall):
@@ -89,7 +89,7 @@ class RemoveContainer(ContainerCall):
 
     def __init__(self, services: CallServices, request: api_pb2.RemoveContainerRequest) -> None:
         super().__init__(services, request, request.container_id)
-        self._removed: Question | None = None
+        self._removed: Sequence[Question] = ()
         self._is_gone = False
 
     async def fetch_records(self) -> None:
@@ -97,24 +97,22 @@ class RemoveContainer(ContainerCall):
         if not self._is_gone:
             await super().fetch_records()
 
-    def on_success(self, response: bytes) -> None:
+    def on_success(self, response: bytes) -> Sequence[Work]:
         record = self.record
         if record is not None:
             self.pod_key = record.pod_id
-            self._removed = self.question(Hook.POST_REMOVE_CONTAINER, record)
+            self._removed = (self.question(Hook.POST_REMOVE_CONTAINER, record),)
         self._is_gone = True
         self.services.store.containers.remove(self.container_id)
+        return NO_WORK
 
-    def post_questions(self) -> Questions:
-        if self._removed is not None:
-            yield self._removed
+    def after(self) -> Sequence[Question]:
+        return self._removed
 
-    async def confirm(self) -> bool:
+    async def confirm(self) -> Sequence[Work] | None:
         """Whether the container is gone."""
-        gone = await self.services.lookups.confirm_container(self.container_id) is None
-        if gone:
-            self.on_success(b"")
-        return gone
+        found = await self.services.lookups.confirm_container(self.container_id)
+        return self.on_success(b"") if found is None else None
 
 
 class RemovePodSandbox(PodCall):
@@ -124,7 +122,7 @@ class RemovePodSandbox(PodCall):
 
     def __init__(self, services: CallServices, request: api_pb2.RemovePodSandboxRequest) -> None:
         super().__init__(services, request, request.pod_sandbox_id)
-        self._removed: tuple[Question, ...] = ()
+        self._removed: Sequence[Question] = ()
         self._is_gone = False
 
     async def fetch_records(self) -> None:
@@ -132,7 +130,7 @@ class RemovePodSandbox(PodCall):
         if not self._is_gone:
             await super().fetch_records()
 
-    def on_success(self, response: bytes) -> None:
+    def on_success(self, response: bytes) -> Sequence[Work]:
         pod, store = self.record, self.services.store
         if pod is not None:
             containers = store.containers.members(pod.id)
@@ -142,14 +140,13 @@ class RemovePodSandbox(PodCall):
             )
         self._is_gone = True
         store.remove_pod(self.pod_id)
+        return NO_WORK
 
-    def post_questions(self) -> Questions:
+    def after(self) -> Sequence[Question]:
         """Containers that have gone with the sandbox."""
-        yield from self._removed
+        return self._removed
 
-    async def confirm(self) -> bool:
+    async def confirm(self) -> Sequence[Work] | None:
         """Whether the sandbox is gone."""
-        gone = await self.services.lookups.confirm_pod(self.pod_id) is None
-        if gone:
-            self.on_success(b"")
-        return gone
+        found = await self.services.lookups.confirm_pod(self.pod_id)
+        return self.on_success(b"") if found is None else None

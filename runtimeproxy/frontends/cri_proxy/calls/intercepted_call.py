@@ -1,33 +1,27 @@
 """One intercepted call, from its request to its response.
 
-The way of most calls, top-down: `on_message` parses the request, `_decide` finds the records and policies,
-the policies run in a worker thread and end there with `_apply`, `_on_decided` forwards or refuses,
-`on_response` updates the records. A call that has to wait for something does the same in a task
-(`_decide_in_task`).
+Its way, top-down: `on_message` parses the request, `_decide` finds the records, `_ask` has the policies run,
+whose decision `_apply` puts into the request, `_on_all_decided` forwards it, `on_response` updates the
+records. A step that has to wait for something does so in a task, and the way goes on from there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 import traceback
 from contextlib import suppress
+from enum import Enum
 from functools import partial
+from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from cri_api.parsing import TooManyPartsError, parse
+from runtimeproxy.core.events import waits_for_cgroup, write_before
 from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError, StatusCode
-from runtimeproxy.frontends.cri_proxy.calls.create_container import CreateContainer
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import check_room, kept_bytes, next_question
-from runtimeproxy.frontends.cri_proxy.calls.end_calls import (
-    RemoveContainer,
-    RemovePodSandbox,
-    StopContainer,
-    StopPodSandbox,
-)
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import check_room, kept_bytes
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import (
     COMPRESSED,
     Decompressor,
@@ -37,57 +31,39 @@ from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import (
     open_response,
     payload,
 )
-from runtimeproxy.frontends.cri_proxy.calls.methods import BY_PATH, CallKind
-from runtimeproxy.frontends.cri_proxy.calls.post_hooks import (
-    audit_late_writes,
-    has_writes,
-    reapply_resized,
-    settle,
-    start_post_hooks,
-    write_decision,
-)
-from runtimeproxy.frontends.cri_proxy.calls.restore_pod import RestorePod
-from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import RunPodSandbox
-from runtimeproxy.frontends.cri_proxy.calls.start_container import StartContainer
-from runtimeproxy.frontends.cri_proxy.calls.update_resources import (
-    UpdateContainerResources,
-    UpdatePodSandboxResources,
-)
+from runtimeproxy.frontends.cri_proxy.calls.methods import BY_PATH, METHODS
+from runtimeproxy.frontends.cri_proxy.calls.post_hooks import settle, start_post_hooks, start_works
 from runtimeproxy.frontends.cri_proxy.interception import Outcome
 from runtimeproxy.hooks import CgroupChange, FailurePolicy
-from runtimeproxy.hooks.audit import Origin, Subject, Written
-from runtimeproxy.hooks.fields import plain_cgroup_values
+from runtimeproxy.hooks.audit import Origin
 from runtimeproxy.hooks.traceparent import trace_id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from runtimeproxy.frontends.cri_proxy.calls.call_trace import CallTrace
-    from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall, Question, Questions
+    from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall, Question, Work
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallRecording, CallServices
     from runtimeproxy.frontends.cri_proxy.calls.long_work import Check
+    from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind, Method
     from runtimeproxy.frontends.cri_proxy.interception import CallHead, Reply
-    from runtimeproxy.hooks.chain import ChainRun
-    from runtimeproxy.hooks.decision import Decision, Refusal
+    from runtimeproxy.hooks.audit import Written
+    from runtimeproxy.hooks.chain import Chain, ChainRun
+    from runtimeproxy.hooks.changes import Change
+    from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.fields import View
     from runtimeproxy.hooks.loaded import LoadedPolicy
 
 ResultT = TypeVar("ResultT")
-Decisions: TypeAlias = "list[tuple[Question, Decision]]"
+
+
+def _call_type(method: Method) -> type[CriCall]:
+    found: type[CriCall] = getattr(import_module(f"{__package__}.{method.module}"), method.kind)
+    return found
+
 
 CALL_TYPES: Final[Mapping[CallKind, type[CriCall]]] = MappingProxyType(
-    {
-        CallKind.RUN_POD_SANDBOX: RunPodSandbox,
-        CallKind.CREATE_CONTAINER: CreateContainer,
-        CallKind.START_CONTAINER: StartContainer,
-        CallKind.UPDATE_CONTAINER_RESOURCES: UpdateContainerResources,
-        CallKind.UPDATE_POD_SANDBOX_RESOURCES: UpdatePodSandboxResources,
-        CallKind.STOP_CONTAINER: StopContainer,
-        CallKind.STOP_POD_SANDBOX: StopPodSandbox,
-        CallKind.REMOVE_CONTAINER: RemoveContainer,
-        CallKind.REMOVE_POD_SANDBOX: RemovePodSandbox,
-        CallKind.RESTORE_POD: RestorePod,
-    }
+    {method.kind: _call_type(method) for method in METHODS}
 )
 
 PARSE_IN_LOOP_BYTES: Final = 64 * 1024
@@ -117,16 +93,16 @@ _WITHOUT_QUOTES: Final = (MessageTooLargeError, NoDecisionError, TooManyPartsErr
 _FORESEEN: Final = (*_WITHOUT_QUOTES, DecodeError)
 
 
-class Edited(NamedTuple):
-    """A request after the edits of policies: one object from the worker thread to the loop's."""
+class Edits(Enum):
+    """How far the edits of the present decision are."""
 
-    frame: bytes | None
-    """None if nothing differs from the request as it came."""
-    is_complete: bool = True
+    NONE = "none"
+    BEGUN = "begun"
+    """A thread makes them, or an exception ended that."""
+    DONE = "done"
 
 
-_EDITING: Final = Edited(None, is_complete=False)
-"""A thread edits the request, or an exception ended that."""
+_NO_QUESTIONS: Final[Iterator[Question]] = iter(())
 
 
 class InterceptedCall:
@@ -137,9 +113,11 @@ class InterceptedCall:
 
     __slots__ = (
         "_call",
-        "_edited",
+        "_chain",
+        "_edits",
         "_head",
-        "_is_corrected",
+        "_is_begun",
+        "_is_changed",
         "_is_unseen",
         "_method",
         "_question",
@@ -153,6 +131,7 @@ class InterceptedCall:
         "_trace",
         "_turn",
         "_turn_key",
+        "_unapplied",
         "_until_s",
     )
 
@@ -172,15 +151,22 @@ class InterceptedCall:
         self._until_s = 0.0
         self._turn_key = ""
         self._turn: asyncio.Future[None] | None = None
-        self._questions: Questions | None = None
+        # While it is decided: all its policies are those of one time.
+        self._chain: Chain | None = None
+        # Those that are not asked yet, and the one that was asked last.
+        self._questions: Iterator[Question] = _NO_QUESTIONS
         self._question: Question | None = None
         # The work in progress, to be cancelled with the call.
         self._run: ChainRun | None = None
         self._task: asyncio.Task[None] | None = None
-        # Whether the request was edited before policies run.
-        self._is_corrected = False
-        # Set in the worker thread, once for each state; None before any edit.
-        self._edited: Edited | None = None
+        # Whether `chain.begin` has returned.
+        self._is_begun = False
+        # Of the question; set in the thread that applies the decision.
+        self._edits = Edits.NONE
+        # Whether the request differs from what the client has sent.
+        self._is_changed = False
+        # The changes for which there was no thread.
+        self._unapplied: list[tuple[Question, Change]] = []
         # Whether the call was forwarded without a record of it.
         self._is_unseen = False
         # None if nothing is recorded, or the call cannot be decided.
@@ -263,139 +249,38 @@ class InterceptedCall:
     # --- the decision --------------------------------------------------------------------------------------
 
     def _decide(self, call: CriCall) -> None:
-        """Forwards the call if no policy matches, else runs them; in a task if it has to wait."""
-        services, chain, method = self._services, self._services.chain, self._method
+        """Asks policies about the call; in a task if it has to wait for something first."""
+        services, hooks, method = self._services, self._services.chain.hooks, self._method
         self._call = call
         if self._trace is None:
-            call.origin = Origin(method.kind, trace_id_of(self._head.traceparent))
+            call.origin = Origin(method.kind, partial(_trace_id, self._head))
         else:
             call.origin = self._trace.origin
             self._trace.name(call)
-        has_hooks = not chain.hooks.isdisjoint(method.before)
-        is_known = call.find_records() or not (has_hooks or not chain.hooks.isdisjoint(method.after))
+        is_asked = not hooks.isdisjoint(method.before)
+        is_known = call.find_records() or not (is_asked or not hooks.isdisjoint(method.after))
         self._turn_key = call.turn_key
-        must_wait = not (is_known and services.order.is_idle(call.turn_key, call.pod_key))
-        has_work = call.is_long or call.room_cgroup or call.sets_quota or call.owns_cpus
-        if must_wait or has_work or (has_hooks and not call.has_one_question):
-            self._turn = services.order.enter(self._turn_key)
-            self._task = services.spawn(self._decide_in_task(call))
-            return
-        self._is_corrected = call.correct()
-        if has_hooks:
-            self._questions = call.questions()
-            self._question = next(self._questions, None)
-        question = self._question
-        policies: Sequence[LoadedPolicy] = ()
-        if question is not None:
-            policies = chain.policies_for(question.hook, question.pod)
-        if question is None or not policies:
-            if call.ride(None):
-                self._add_edits(call)
-            self._forward(call, self._edited_frame(call))
-            return
-        self._turn = services.order.enter(self._turn_key)
-        left_s = max(0.0, self._until_s - asyncio.get_running_loop().time())
-        run = chain.begin(
-            question.hook,
-            question.make_view(),
-            policies,
-            self._on_decided,
-            budget_s=left_s,
-            apply=self._apply,
-            has_writes=self._has_writes,
-            origin=call.origin,
-        )
-        # Without a worker thread it is over already.
-        self._run = None if run.is_over else run
+        if is_known and services.order.is_idle(call.turn_key, call.pod_key):
+            self._begin(call)
+        else:
+            self._enter()
+            self._in_task(self._wait_and_begin, call)
 
-    def _apply(self, decision: Decision) -> Mapping[str, Written]:
-        """Applies the decision on a call's only question; the last step of its chain run.
+    def _enter(self) -> None:
+        """From now on the next calls with this key wait for their turn."""
+        if self._turn is None:
+            self._turn = self._services.order.enter(self._turn_key)
 
-        Edits the request, then writes cgroup values. Runs in the worker thread of the policies, or in the
-        loop's thread if the request is short and there are no cgroup values.
+    def _in_task(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        self._task = self._services.spawn(self._guarded(work, *arguments))
 
-        Returns:
-            The results of the writes by parameter; the edited request is handed over in `_edited`.
-        """
-        call, question, change = self._call, self._question, decision.change
-        if call is None or question is None or change is None:
-            return {}
-        self._edited = _EDITING
-        is_changed = question.edit(change) or self._is_corrected
-        self._edited = Edited(frame_message(call.request.SerializeToString()) if is_changed else None)
-        has_values = isinstance(change, CgroupChange) and change.cgroup
-        return write_decision(self._services.ledger, question, decision) if has_values else {}
-
-    def _has_writes(self, decision: Decision) -> bool:
-        """Whether `_apply` writes files."""
-        question = self._question
-        return question is not None and has_writes(question, decision)
-
-    def _on_decided(self, decision: Decision) -> None:
-        """The only question of a call is decided, and applied unless there was no thread for it."""
-        self._run = None
-        call, question, questions = self._call, self._question, self._questions
-        if self._recorded is not None and question is not None:
-            self._recorded.on_decision(question.hook, decision)
+    async def _guarded(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
         try:
-            if decision.refusal is not None:
-                self._refuse(decision.refusal.code, decision.refusal.text)
-            elif call is not None and question is not None and questions is not None:
-                next_question(questions, decision)
-                if call.ride(decision):
-                    self._add_edits(call)
-                if decision.change is not None and self._edited is None:
-                    self._task = self._services.spawn(self._decide_in_task(call, [(question, decision)]))
-                    return
-                self._forward(call, self._edited_frame(call))
-            self._end_decision()
+            await work(*arguments)
         except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
             self._fail(error)
 
-    def _add_edits(self, call: CriCall) -> None:
-        """Takes the edits of `ride` along; there are few, so they are made in the loop's thread."""
-        self._is_corrected = True
-        if self._edited is not None and self._edited.is_complete:
-            self._edited = Edited(frame_message(call.request.SerializeToString()))
-
-    def _edited_frame(self, call: CriCall) -> bytes | None:
-        """The frame to forward when the edits are made; None for the request as it came."""
-        if self._edited is None:
-            return frame_message(call.request.SerializeToString()) if self._is_corrected else None
-        if not self._edited.is_complete:
-            raise NoDecisionError("the changes of the policies cannot be put into the request")
-        return self._edited.frame
-
-    async def _decide_in_task(self, call: CriCall, decisions: Decisions | None = None) -> None:
-        """Decides on a call that has to wait; with `decisions`, only edits it and forwards it."""
-        try:
-            if decisions is None:
-                decisions = []
-                await self._wait(call)
-                refusal = await self._run_all_policies(call, decisions)
-                if refusal is not None:
-                    self._refuse(refusal.code, refusal.text)
-                    return
-            if self._edited is None and (decisions or self._is_corrected):
-                run, executor = asyncio.get_running_loop().run_in_executor, self._services.executor
-                await run(executor, self._edit_all, call, decisions)
-                if not call.has_one_question:
-                    self._audit(call.origin, decisions, await run(executor, self._write_all, decisions))
-            frame = self._edited_frame(call)
-            await self._make_ready(call)
-            if call.is_long:
-                await self._prepare_long(call)
-            if self._call is not None:
-                self._forward(call, frame)
-            elif self._is_unseen:
-                self._reply.forward(frame)
-                self._services.changed += frame is not None
-        except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
-            self._fail(error)
-        finally:
-            self._end_decision()
-
-    async def _wait(self, call: CriCall) -> None:
+    async def _wait_and_begin(self, call: CriCall) -> None:
         """Waits for earlier calls, for missing records, and for the pod's post hooks."""
         services, method, loop = self._services, self._method, asyncio.get_running_loop()
         until_s = self._until_s
@@ -412,92 +297,151 @@ class InterceptedCall:
                     await call.fetch_records()
             call.find_records()
         await services.order.wait_for_post_hooks(call.pod_key, until_s)
-        self._is_corrected = call.correct()
+        self._begin(call)
 
-    async def _run_all_policies(self, call: CriCall, decisions: Decisions) -> Refusal | None:
-        """Runs the policies for each question; returns the first refusal."""
-        chain, loop = self._services.chain, asyncio.get_running_loop()
-        questions = call.questions()
-        question = next(questions, None)
-        decision: Decision | None = None
-        while question is not None:
-            decision = None
+    def _begin(self, call: CriCall) -> None:
+        self._is_changed = call.correct()
+        self._chain = self._services.chain
+        if not self._chain.hooks.isdisjoint(self._method.before):
+            self._questions = iter(call.before())
+        self._ask(call)
+
+    def _ask(self, call: CriCall) -> None:
+        """Asks the remaining questions, as far as that takes no time; then the call goes on."""
+        chain = self._chain or self._services.chain
+        for question in self._questions:
             policies = chain.policies_for(question.hook, question.pod)
-            if policies:
-                self._question = question
-                decision = await chain.decide(
-                    question.hook,
-                    await self._view(call, question),
-                    policies,
-                    budget_s=max(0.0, self._until_s - loop.time()),
-                    apply=self._apply if call.has_one_question else _postpone,
-                    has_writes=self._has_writes if call.has_one_question else _writes_nothing,
-                    is_short=not call.is_long,
-                    origin=call.origin,
-                )
-                if self._recorded is not None:
-                    self._recorded.on_decision(question.hook, decision)
-                if decision.refusal is not None:
-                    return decision.refusal
-                if decision.change is not None:
-                    decisions.append((question, decision))
-            question = next_question(questions, decision)
-        if call.ride(decision):
-            self._add_edits(call)
-        return None
+            if not policies:
+                question.on_decided(None)
+                continue
+            self._question = question
+            if call.is_long:
+                self._enter()
+                self._in_task(self._ask_in_task, call, chain, question, policies)
+                return
+            if not self._run_policies(call, chain, question, policies, question.make_view()):
+                return
+        self._on_all_decided(call)
 
-    async def _view(self, call: CriCall, question: Question) -> View:
-        if not call.is_long:
-            return question.make_view()
+    async def _ask_in_task(
+        self, call: CriCall, chain: Chain, question: Question, policies: Sequence[LoadedPolicy]
+    ) -> None:
+        """The same for a long request, of which even the view takes long to make."""
         try:
             async with asyncio.timeout_at(self._until_s):
-                return await self._in_worker(question.make_view)
+                view = await self._in_worker(question.make_view)
         except TimeoutError:
             raise NoDecisionError("the request could not be made ready for policies in time") from None
+        if self._run_policies(call, chain, question, policies, view):
+            self._ask(call)
 
-    def _edit_all(self, call: CriCall, decisions: Decisions) -> None:
-        """In a worker thread: the edits of all decisions."""
-        is_changed = self._is_corrected
-        for question, decision in decisions:
-            if decision.change is not None:
-                is_changed = question.edit(decision.change) or is_changed
-        self._edited = Edited(frame_message(call.request.SerializeToString()) if is_changed else None)
+    def _run_policies(
+        self, call: CriCall, chain: Chain, question: Question, policies: Sequence[LoadedPolicy], view: View
+    ) -> bool:
+        """Returns whether they have decided already, and the call goes on."""
+        self._is_begun = False
+        run = chain.begin(
+            question.hook,
+            view,
+            policies,
+            self._on_decided,
+            budget_s=max(0.0, self._until_s - asyncio.get_running_loop().time()),
+            apply=self._apply,
+            has_writes=self._has_writes,
+            is_short=not call.is_long,
+            origin=call.origin,
+        )
+        self._is_begun = True
+        if run.is_over:
+            return self._call is not None
+        self._enter()
+        self._run = run
+        return False
 
-    async def _make_ready(self, call: CriCall) -> None:
-        """Writes what the kernel would otherwise refuse the request for, and frees the pod's own CPUs."""
-        run, services = asyncio.get_running_loop().run_in_executor, self._services
-        if call.owns_cpus and services.allocations is not None:
-            try:
-                async with asyncio.timeout_at(self._until_s):
-                    await call.take_cpus(services.allocations)
-            except TimeoutError:
-                text = "other pods have not left its CPUs in time"
-                services.problems[self._method.kind, "cpus_not_left"] += 1
-                services.failures.report(self._method.kind, text, text)
-            except Exception as error:  # noqa: BLE001 - that others keep its CPUs stops no pod
-                self._report(error)
-        if call.room_cgroup:
-            await run(services.executor, services.ledger.make_room, call.room_cgroup, call.room())
-        if call.sets_quota:
-            # No quota may be below the burst, whether or not policies have an answer now.
-            await run(services.executor, self._lower_bursts, call.new_quotas_us())
+    def _apply(self, decision: Decision) -> Mapping[str, Written]:
+        """Applies a decision: edits the request, then writes cgroup values; the last step of its chain run.
 
-    def _lower_bursts(self, quotas_us: Mapping[str, int]) -> None:
-        """In a worker thread: before the quotas of these cgroups are lowered."""
-        for cgroup, quota_us in quotas_us.items():
-            self._services.ledger.before_update(cgroup, quota_us)
+        Runs in the worker thread of the policies, or in the loop's thread if the request is short and there
+        are no cgroup values to write.
 
-    def _write_all(self, decisions: Decisions) -> list[Mapping[str, Written]]:
-        """In a worker thread: writes the cgroup values of all decisions; returns the results of each."""
-        return [write_decision(self._services.ledger, *each) for each in decisions]
+        Returns:
+            The results of the writes by parameter.
+        """
+        question, change = self._question, decision.change
+        if self._call is None or question is None or change is None:
+            return {}
+        self._edits = Edits.BEGUN
+        self._is_changed |= question.edit(change)
+        self._edits = Edits.DONE
+        if not (isinstance(change, CgroupChange) and change.cgroup):
+            return {}
+        return write_before(
+            self._services.ledger, decision, question.cgroup, is_deferred=question.is_deferred
+        )
 
-    def _audit(
-        self, origin: Origin, decisions: Decisions, all_written: Sequence[Mapping[str, Written]]
-    ) -> None:
-        """Makes the audit entries that `_postpone` put off."""
-        for (question, decision), written in zip(decisions, all_written, strict=True):
-            subject = Subject(question.hook, decision.merged.start, time.time(), origin=origin)
-            audit_late_writes(self._services.chain, subject, decision.owners, written)
+    def _has_writes(self, decision: Decision) -> bool:
+        """Whether `_apply` writes files."""
+        question, change = self._question, decision.change
+        if question is None or not (isinstance(change, CgroupChange) and change.cgroup):
+            return False
+        return not waits_for_cgroup(decision, question.cgroup, is_deferred=question.is_deferred)
+
+    def _on_decided(self, decision: Decision) -> None:
+        """A question is decided, and the decision is applied unless there was no thread for it."""
+        self._run = None
+        call, question = self._call, self._question
+        if call is None or question is None:
+            return
+        try:
+            if self._recorded is not None:
+                self._recorded.on_decision(question.hook, decision)
+            if decision.refusal is not None:
+                self._refuse(decision.refusal.code, decision.refusal.text)
+                return
+            if self._edits is Edits.BEGUN:
+                self._fail(NoDecisionError("the changes of the policies cannot be put into the request"))
+                return
+            if decision.change is not None and self._edits is Edits.NONE:
+                self._unapplied.append((question, decision.change))
+            self._edits = Edits.NONE
+            question.on_decided(decision)
+            if self._is_begun:
+                self._ask(call)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong, the call gets an answer
+            self._fail(error)
+
+    def _on_all_decided(self, call: CriCall) -> None:
+        """Forwards the call, once the work is done that the runtime's answer depends on."""
+        self._is_changed |= call.adjust()
+        works = call.preparations(self._until_s)
+        if works or call.is_long or self._unapplied:
+            self._enter()
+            self._in_task(self._make_ready, call, works)
+        else:
+            self._forward(call, self._edited_frame(call))
+
+    async def _make_ready(self, call: CriCall, works: Sequence[Work]) -> None:
+        for question, change in self._unapplied:
+            run = asyncio.get_running_loop().run_in_executor
+            self._is_changed |= await run(self._services.executor, question.edit, change)
+            self._is_changed |= call.adjust()
+        for work in works:
+            await work(self._services)
+        frame = await self._in_worker(partial(self._edited_frame, call)) if call.is_long else None
+        if call.is_long:
+            await self._prepare_long(call)
+        else:
+            frame = self._edited_frame(call)
+        if self._call is not None:
+            self._forward(call, frame)
+        elif self._is_unseen:
+            self._reply.forward(frame)
+            self._services.changed += frame is not None
+            self._end_decision()
+
+    def _edited_frame(self, call: CriCall) -> bytes | None:
+        """The frame to forward; None for the request as it came."""
+        return frame_message(call.request.SerializeToString()) if self._is_changed else None
 
     # --- the answer ----------------------------------------------------------------------------------------
 
@@ -513,6 +457,7 @@ class InterceptedCall:
         # Not before the message is written, and then the response need not wait for it.
         if not call.is_long:
             asyncio.get_running_loop().call_soon(self._prepare)
+        self._end_decision()
 
     def _prepare(self) -> None:
         """Makes the record of a short request while the runtime works."""
@@ -552,8 +497,9 @@ class InterceptedCall:
         self._reply.refuse(code, MESSAGE_PREFIX + text[:MAX_REFUSAL_CHARS])
         if self._recorded is not None:
             self._recorded.on_decided()
-        if call is not None:
-            reapply_resized(self._services, self._method, call)
+        self._end_decision()
+        if call is not None and (works := call.repairs()):
+            start_works(self._services, self._method, call, works)
 
     def _fail(self, error: Exception) -> None:
         """The proxy cannot decide on the call: the settings say whether it is forwarded or refused."""
@@ -586,7 +532,8 @@ class InterceptedCall:
         if call is not None:
             call.on_end()
             # A runtime without the method ends the call before it has the message.
-            reapply_resized(self._services, self._method, call)
+            if works := call.repairs():
+                start_works(self._services, self._method, call, works)
             if call.on_cancelled():
                 self._services.on_unsettled()
         if self._task is not None:
@@ -607,32 +554,17 @@ class InterceptedCall:
             if self._is_unseen and outcome is not Outcome.FAILED:
                 services.on_unsettled()
             return
-        call.on_end()
-        if call.resized_cgroup:
-            reapply_resized(services, method, call)
-        if outcome is Outcome.FAILED:
-            self._on_failed(call)
-            return
         try:
-            is_recorded = False
-            if outcome is Outcome.SUCCEEDED:
-                with suppress(UnreadableMessageError, MessageTooLargeError, DecodeError):
-                    call.on_success(open_response(data))
-                    is_recorded = True
-            if not is_recorded:
+            call.on_end()
+            if works := call.repairs():
+                start_works(services, method, call, works)
+            if outcome is Outcome.SUCCEEDED and (after := _recorded(call, data)) is not None:
+                if after or not services.chain.hooks.isdisjoint(method.after):
+                    start_post_hooks(services, method, call, after)
+            elif outcome is not Outcome.FAILED:
                 services.spawn(settle(services, method, call))
-                return
-            has_hooks = not services.chain.hooks.isdisjoint(method.after)
-            if has_hooks or call.due_writes or call.disturbed_cgroup:
-                start_post_hooks(services, method, call)
-        except Exception as error:  # noqa: BLE001 - the response must reach the client whatever happens here
-            self._report(error)
-
-    def _on_failed(self, call: CriCall) -> None:
-        try:
-            call.on_failure()
-            if call.due_writes:
-                start_post_hooks(self._services, self._method, call)
+            elif works := call.on_failure():
+                start_works(services, method, call, works)
         except Exception as error:  # noqa: BLE001 - the response must reach the client whatever happens here
             self._report(error)
 
@@ -640,8 +572,9 @@ class InterceptedCall:
         """Lets the next call of the container be decided; may be called again."""
         if self._turn is not None:
             self._services.order.leave(self._turn_key, self._turn)
-        # These keep the whole request, and the runtime may take long.
-        self._questions = self._question = self._edited = None
+        # These keep the whole request, and more, and the runtime may take long.
+        self._chain = None
+        self._questions, self._question, self._unapplied = _NO_QUESTIONS, None, []
 
     def _report(self, error: Exception) -> None:
         """Logs an error, once per cause; the text of an unforeseen one may quote the request."""
@@ -652,14 +585,15 @@ class InterceptedCall:
         self._services.failures.report(self._method.kind, cause, text)
 
 
-def _postpone(decision: Decision) -> Mapping[str, Written]:
-    """Writes nothing: the values of a call with several questions are written when all are decided."""
-    values = plain_cgroup_values(decision.change) if decision.change is not None else {}
-    return dict.fromkeys(values, Written(is_pending=True))
+def _recorded(call: CriCall, data: bytes) -> Sequence[Work] | None:
+    """Brings the records up to date; None if the response cannot be read."""
+    with suppress(UnreadableMessageError, MessageTooLargeError, DecodeError):
+        return call.on_success(open_response(data))
+    return None
 
 
-def _writes_nothing(_: Decision) -> bool:
-    return False
+def _trace_id(head: CallHead) -> str:
+    return trace_id_of(head.traceparent)
 
 
 def _ignore() -> None:

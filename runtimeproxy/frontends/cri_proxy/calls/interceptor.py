@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
@@ -28,15 +28,14 @@ from runtimeproxy.logs import FailureLog
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from runtimeproxy.cgroups.writer import WriteResult
     from runtimeproxy.config.settings import Settings
+    from runtimeproxy.core.events import CgroupLedger
     from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
     from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
     from runtimeproxy.hooks import ContainerView, PodView, Resources
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.policy import Hook
-    from runtimeproxy.ledger.books import Wanted
     from runtimeproxy.pods.lookup import Lookups
     from runtimeproxy.pods.store import PodStore
 
@@ -82,56 +81,6 @@ class CallSettings:
         """How long a call may be held from now on."""
         budget_s = self.budget_s if head.timeout_s is None else min(self.budget_s, head.timeout_s / 4)
         return max(0.0, budget_s - head.waited_s)
-
-
-class CgroupBooks(Protocol):
-    """What is wanted in cgroups. Reads and writes no file."""
-
-    def book(self, wanted: Wanted) -> object:
-        """Takes the answer of all policies for one cgroup."""
-
-    def is_managed(self, cgroup: str) -> bool:
-        """Whether values were written to this cgroup that are to stay there."""
-
-    def is_bounded(self, pod_cgroup: str) -> bool:
-        """Whether a bound of a pod, or above, applies to its containers."""
-
-    def note_requests(self, pod_cgroup: str, requested: Mapping[str, int | str]) -> None:
-        """Found in the pod's files, these values are the kubelet's own."""
-
-
-class CgroupLedger(Protocol):
-    """The values of cgroups; thread safe. For worker threads, unless a method says otherwise."""
-
-    @property
-    def books(self) -> CgroupBooks: ...
-
-    def change(self, wanted: Sequence[Wanted]) -> Sequence[WriteResult]:
-        """Takes the answers of all policies for some cgroups and writes what follows.
-
-        Never raises for an error of the kernel.
-        """
-
-    def start(self, wanted: Wanted) -> Sequence[WriteResult]:
-        """Writes the values of a cgroup that exists now: those of its book, or these if it has none."""
-
-    def repair(self, cgroup: str) -> None:
-        """Writes values again that another program has changed; never raises for an error of the kernel."""
-
-    def on_resized(self, cgroup: str, written: Mapping[str, int | str] = ...) -> None:
-        """The same after the kubelet has written to a pod's cgroup itself, and what, as far as known."""
-
-    def needs_room(self, pod_cgroup: str) -> bool:
-        """Whether a pod's cgroup may have to be raised for a container; for the event loop's thread."""
-
-    def make_room(self, pod_cgroup: str, values: Mapping[str, int | str]) -> None:
-        """Raises the limits of a pod's cgroup, if they are ours, to these of a container to be created."""
-
-    def within_bounds(self, pod_cgroup: str, values: Mapping[str, int | str]) -> Mapping[str, int | str]:
-        """What bounds change of a container's values; reads and writes no file."""
-
-    def before_update(self, cgroup: str, quota_us: int) -> None:
-        """Lowers the burst of a container whose quota the next update lowers to this."""
 
 
 class PodEvaluator(Protocol):

@@ -32,6 +32,8 @@ class Method(NamedTuple):
     """One intercepted call."""
 
     kind: CallKind
+    module: str
+    """Has the class of that name, beside this module."""
     before: tuple[Hook, ...]
     """The hooks that may run before the runtime sees the call."""
     after: tuple[Hook, ...] = ()
@@ -41,17 +43,25 @@ class Method(NamedTuple):
 
 
 METHODS: Final = (
-    Method(CallKind.RUN_POD_SANDBOX, (Hook.PRE_RUN_POD_SANDBOX,)),
-    Method(CallKind.CREATE_CONTAINER, (Hook.PRE_CREATE_CONTAINER,)),
-    Method(CallKind.START_CONTAINER, (Hook.PRE_START_CONTAINER,), (Hook.POST_START_CONTAINER,)),
-    Method(CallKind.UPDATE_CONTAINER_RESOURCES, (Hook.PRE_UPDATE_CONTAINER_RESOURCES,)),
-    Method(CallKind.UPDATE_POD_SANDBOX_RESOURCES, (Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES,)),
-    Method(CallKind.STOP_CONTAINER, (), (Hook.POST_STOP_CONTAINER,), is_end=True),
-    Method(CallKind.STOP_POD_SANDBOX, (), (Hook.POST_STOP_POD_SANDBOX,), is_end=True),
-    Method(CallKind.REMOVE_CONTAINER, (), (Hook.POST_REMOVE_CONTAINER,), is_end=True),
-    Method(CallKind.REMOVE_POD_SANDBOX, (), (Hook.POST_REMOVE_CONTAINER,), is_end=True),
+    Method(CallKind.RUN_POD_SANDBOX, "run_pod_sandbox", (Hook.PRE_RUN_POD_SANDBOX,)),
+    Method(CallKind.CREATE_CONTAINER, "create_container", (Hook.PRE_CREATE_CONTAINER,)),
+    Method(
+        CallKind.START_CONTAINER,
+        "start_container",
+        (Hook.PRE_START_CONTAINER,),
+        (Hook.POST_START_CONTAINER,),
+    ),
+    Method(CallKind.UPDATE_CONTAINER_RESOURCES, "update_resources", (Hook.PRE_UPDATE_CONTAINER_RESOURCES,)),
+    Method(
+        CallKind.UPDATE_POD_SANDBOX_RESOURCES, "update_resources", (Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES,)
+    ),
+    Method(CallKind.STOP_CONTAINER, "end_calls", (), (Hook.POST_STOP_CONTAINER,), is_end=True),
+    Method(CallKind.STOP_POD_SANDBOX, "end_calls", (), (Hook.POST_STOP_POD_SANDBOX,), is_end=True),
+    Method(CallKind.REMOVE_CONTAINER, "end_calls", (), (Hook.POST_REMOVE_CONTAINER,), is_end=True),
+    Method(CallKind.REMOVE_POD_SANDBOX, "end_calls", (), (Hook.POST_REMOVE_CONTAINER,), is_end=True),
     Method(
         CallKind.RESTORE_POD,
+        "restore_pod",
         (Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER),
         (Hook.POST_START_CONTAINER,),
     ),

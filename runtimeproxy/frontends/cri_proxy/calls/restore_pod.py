@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.frontends.cri_proxy.calls.create_container import ContainerDraft
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
-    DueWrites,
-    Question,
-    Questions,
-    book_container,
+from runtimeproxy.core.events import (
     container_cgroup,
+    on_started,
+    pending_values,
+    write_decision,
 )
+from runtimeproxy.frontends.cri_proxy.calls.create_container import ContainerDraft
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import Question, Work
 from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import NewSandbox
-from runtimeproxy.frontends.cri_proxy.calls.start_container import due_writes_of
 from runtimeproxy.hooks import Hook, PodView
 from runtimeproxy.pods.record_views import container_in_force, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle
@@ -24,12 +24,12 @@ from runtimeproxy.pods.resources import NO_ENTRIES
 
 if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
+    from runtimeproxy.hooks.decision import Decision
 
 
 class RestorePod(NewSandbox):
     """A pod comes back from a checkpoint: policies run as if it and its containers were created."""
 
-    has_one_question = False
     request_type = api_pb2.RestorePodRequest
 
     def __init__(self, services: CallServices, request: api_pb2.RestorePodRequest) -> None:
@@ -38,18 +38,46 @@ class RestorePod(NewSandbox):
             config.metadata.name: ContainerDraft(config, services.evaluation)
             for config in request.container_configs
         }
-        self._restored: tuple[ContainerRecord, ...] = ()
+        self._container_questions: list[Question] = []
+        self._decision: Decision | None = None
+        self._restored: list[ContainerRecord] = []
 
-    def questions(self) -> Questions:
+    def before(self) -> Sequence[Question]:
         """First the pod, then each container with the pod as it will be."""
-        question = self._draft.question()
-        decision = yield question
+        pod = self._draft.question()
+        # A container may be refused yet: the pod's cgroup values are written when all is decided.
+        pod.is_deferred = True
+        pod.on_decided = self._keep_decision
+        self._container_questions = [
+            Question(
+                Hook.PRE_CREATE_CONTAINER,
+                pod.pod,
+                partial(draft.view, self._pod_view),
+                edit=draft.edit,
+                on_decided=draft.keep_decision,
+            )
+            for draft in self._containers.values()
+        ]
+        return (pod, *self._container_questions)
+
+    def _keep_decision(self, decision: Decision | None) -> None:
         self._draft.keep_decision(decision)
-        pod = cast("PodView", question.make_view() if decision is None else decision.view)
-        for draft in self._containers.values():
-            make_view = partial(draft.view, lambda: pod)
-            question = Question(Hook.PRE_CREATE_CONTAINER, pod, make_view, edit=draft.edit)
-            draft.keep_decision(question, (yield question))
+        self._decision = decision
+        if decision is not None:
+            for question in self._container_questions:
+                question.pod = cast("PodView", decision.view)
+
+    def _pod_view(self) -> PodView:
+        """The pod with the changes of policies."""
+        return cast("PodView", self._decision.view) if self._decision is not None else self._draft.view()
+
+    def preparations(self, until_s: float) -> Sequence[Work]:
+        """The pod's cgroup values, too."""
+        works, decision = super().preparations(until_s), self._decision
+        if decision is None or not pending_values(decision, "", is_deferred=True):
+            return works
+        cgroup = self._draft.config.linux.cgroup_parent
+        return (*works, partial(write_decision, decision=decision, cgroup=cgroup, origin=self.origin))
 
     def prepare(self) -> None:
         """Prepares the records of the pod and its containers."""
@@ -63,38 +91,30 @@ class RestorePod(NewSandbox):
         for draft in self._containers.values():
             draft.release()
 
-    def on_success(self, response: bytes) -> None:
+    def on_success(self, response: bytes) -> Sequence[Work]:
         """Records the pod and its containers, which run already."""
         answer = api_pb2.RestorePodResponse.FromString(response)
-        self._remember(answer.pod_sandbox_id)
-        self._restored = tuple(
-            self._container(each.name, each.container_id, answer.pod_sandbox_id)
-            for each in answer.restored_containers
-        )
-        due: list[DueWrites] = [*self.due_writes]
-        for record in self._restored:
-            running = replace(record, pending_cgroup=NO_ENTRIES)
-            self.services.store.containers.put(running)
+        works = list(self._remember(answer.pod_sandbox_id))
+        for each in answer.restored_containers:
+            record = self._container(each.name, each.container_id, answer.pod_sandbox_id)
+            due = on_started(self.services, record)
+            if due is not None:
+                works.append(self.write_later(due))
             draft = self._containers.get(record.name)
             if draft is not None:
-                book_container(self.services, self._record, running, draft.fields)
-            if record.pending_cgroup:
-                due.append(self._due_writes(record))
-        self.due_writes = tuple(due)
+                running = replace(record, pending_cgroup=NO_ENTRIES)
+                self.book_later(self._record, running, draft.fields)
+            self._restored.append(record)
+        return works
 
-    def post_questions(self) -> Questions:
+    def after(self) -> Sequence[Question]:
         """The containers run."""
-        for record in self._restored:
-            yield self._question(record)
+        return [self._started(record) for record in self._restored]
 
-    def _question(self, record: ContainerRecord) -> Question:
+    def _started(self, record: ContainerRecord) -> Question:
         pod = recorded_pod(self._record) if self._record is not None else PodView()
         cgroup = container_cgroup(self.services, self._record, record)
         return Question(Hook.POST_START_CONTAINER, pod, partial(container_in_force, record, pod), cgroup)
-
-    def _due_writes(self, record: ContainerRecord) -> DueWrites:
-        cgroup = container_cgroup(self.services, self._record, record)
-        return due_writes_of(cgroup, record.pending_cgroup, record.owners, record, self._record)
 
     def _container(self, name: str, identity: str, pod_id: str) -> ContainerRecord:
         draft = self._containers.get(name)

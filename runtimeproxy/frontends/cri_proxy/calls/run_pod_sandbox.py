@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall, DueWrites, Question, Questions, slice_of
+from runtimeproxy.core.events import DueWrites
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
+    NO_WORK,
+    CriCall,
+    Question,
+    Work,
+    repair,
+    take_cpus,
+)
 from runtimeproxy.frontends.cri_proxy.calls.edit_request import edit_pod
 from runtimeproxy.frontends.cri_proxy.calls.to_views import requested_pod, requested_summary
 from runtimeproxy.hooks import Clear, Hook, PodChange
@@ -17,12 +25,13 @@ from runtimeproxy.ledger.answers import target_of, wanted_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.node.derived import RESOURCE_STATUS
+from runtimeproxy.pods.drafts import slice_of
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import NO_CHANGES, Level, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, kept_annotations, read_resources
 
 if TYPE_CHECKING:
-    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CpuAllocations
+    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import PodView
     from runtimeproxy.hooks.changes import Change, TextEntries
     from runtimeproxy.hooks.decision import Decision
@@ -62,7 +71,10 @@ class PodDraft:
         summary = requested_summary(self.config, None)
         make_view = partial(requested_pod, self.config, None, summary, self.runtime_handler, self._priority)
         parent = self.config.linux.cgroup_parent
-        return Question(Hook.PRE_RUN_POD_SANDBOX, summary, make_view, parent, edit=self._edit)
+        on_decided = self.keep_decision
+        return Question(
+            Hook.PRE_RUN_POD_SANDBOX, summary, make_view, parent, edit=self._edit, on_decided=on_decided
+        )
 
     def keep_decision(self, decision: Decision | None) -> None:
         """Keeps the decision for the record."""
@@ -76,13 +88,13 @@ class PodDraft:
             ):
                 self._late = wanted
 
-    def due_writes(self, record: PodRecord, evaluation: int) -> tuple[DueWrites, ...]:
+    def due_writes(self, record: PodRecord, evaluation: int) -> DueWrites | None:
         """The cgroup values that have not been written before the call; for `evaluation` see `DueWrites`."""
         if self._late is None or not record.cgroup_parent:
-            return ()
+            return None
         wanted = self._late._replace(target=target_of(record))
         hook, make_view = Hook.PRE_RUN_POD_SANDBOX, partial(recorded_pod, record)
-        return (DueWrites(record.cgroup_parent, {}, self._owners, hook, make_view, wanted, evaluation),)
+        return DueWrites(record.cgroup_parent, {}, self._owners, hook, make_view, wanted, evaluation)
 
     def prepare(self) -> Callable[..., PodRecord]:
         """Makes the part of the record that is known before the response; it does not change any more."""
@@ -132,22 +144,25 @@ class NewSandbox(CriCall):
         self._evaluation = services.evaluation
 
     def find_records(self) -> bool:
-        config = self._draft.config
-        self.turn_key = self.pod_key = f"uid:{config.metadata.uid}"
-        self.owns_cpus = self.services.allocations is not None and RESOURCE_STATUS in config.annotations
+        self.turn_key = self.pod_key = f"uid:{self._draft.config.metadata.uid}"
         return True
 
-    async def take_cpus(self, allocations: CpuAllocations) -> None:
-        """Those of the pod as policies have changed it."""
-        await allocations.admit(self._draft.view())
+    def preparations(self, until_s: float) -> Sequence[Work]:
+        """Takes the CPUs of the pod as policies have changed it."""
+        allocations, config = self.services.allocations, self._draft.config
+        if allocations is None or RESOURCE_STATUS not in config.annotations:
+            return NO_WORK
+        taking = partial(allocations.admit, self._draft.view())
+        return (take_cpus(type(self).__name__, until_s, taking),)
 
     def on_end(self) -> None:
         if self.services.allocations is not None:
             self.services.allocations.settle(self._draft.config.metadata.uid)
 
-    def on_failure(self) -> None:
+    def on_failure(self) -> Sequence[Work]:
         if self.services.allocations is not None:
             self.services.allocations.release(self._draft.config.metadata.uid)
+        return NO_WORK
 
     @property
     def pod_keys(self) -> tuple[str, ...]:
@@ -163,22 +178,22 @@ class NewSandbox(CriCall):
         self._draft.release()
         self.request = type(self.request)()
 
-    async def confirm(self) -> bool:
+    async def confirm(self) -> Sequence[Work] | None:
         """Whether the runtime has a sandbox of this attempt; more comes with the next list."""
         about = self._draft.config.metadata
         found = await self.services.lookups.pod_named(about.uid, about.attempt)
-        if found is not None:
-            self._remember(found.id)
-        return found is not None
+        return self._remember(found.id) if found is not None else None
 
-    def _remember(self, identity: str) -> None:
+    def _remember(self, identity: str) -> Sequence[Work]:
         self._record = self._draft.record(identity)
         self.services.store.pods.put(self._record)
-        # The sandbox's scope was started in the pod's slice.
-        self.disturbed_cgroup = slice_of(self._record)
-        self.due_writes = self._draft.due_writes(self._record, self._evaluation)
-        if not self.due_writes:
-            self.services.catch_up(identity, self._evaluation)
+        # The sandbox's scope was started in the pod's slice: systemd has set that again, as it sees it.
+        works = repair(self.services, slice_of(self._record))
+        due = self._draft.due_writes(self._record, self._evaluation)
+        if due is not None:
+            return (*works, self.write_later(due))
+        self.services.catch_up(identity, self._evaluation)
+        return works
 
 
 class RunPodSandbox(NewSandbox):
@@ -186,12 +201,12 @@ class RunPodSandbox(NewSandbox):
 
     request_type = api_pb2.RunPodSandboxRequest
 
-    def questions(self) -> Questions:
+    def before(self) -> Sequence[Question]:
         """May change labels, annotations, cgroup parent and resources."""
-        self._draft.keep_decision((yield self._draft.question()))
+        return (self._draft.question(),)
 
-    def on_success(self, response: bytes) -> None:
-        self._remember(api_pb2.RunPodSandboxResponse.FromString(response).pod_sandbox_id)
+    def on_success(self, response: bytes) -> Sequence[Work]:
+        return self._remember(api_pb2.RunPodSandboxResponse.FromString(response).pod_sandbox_id)
 
 
 def _changes(entries: TextEntries) -> Mapping[str, str | None]:

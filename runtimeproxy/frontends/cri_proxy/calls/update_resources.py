@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
-    ContainerCall,
+from runtimeproxy.core.events import (
     DueWrites,
-    PodCall,
-    Questions,
-    book_container,
     container_cgroup,
-    fitted_change,
-    fitted_owners,
-    merged_owners,
     pending_values,
+    wanted_of_container,
+)
+from runtimeproxy.fields.tables import CRI_FIELDS, UPDATABLE
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
+    NO_WORK,
+    ContainerCall,
+    PodCall,
+    Question,
+    Work,
+    in_executor,
     pod_question,
+    repair,
 )
 from runtimeproxy.frontends.cri_proxy.calls.edit_request import edit_entries, edit_resources
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import PendingUpdate
-from runtimeproxy.hooks import CLEAR, ContainerChange, Hook, PodChange, ResourceChange, Resources
-from runtimeproxy.hooks.claimants import names_in
-from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED
-from runtimeproxy.hooks.remote.registrations import SUFFIX
+from runtimeproxy.hooks import ContainerChange, Hook, PodChange, Resources
 from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter, claims_of, pod_values, target_of
-from runtimeproxy.ledger.books import Wanted, with_fitted_claims
-from runtimeproxy.pods.reconcile import COMPARED, same_value
+from runtimeproxy.ledger.books import TREE, Wanted
+from runtimeproxy.pods.drafts import (
+    fitted_change,
+    fitted_owners,
+    has_taken,
+    merged_owners,
+    quotas_after_update,
+    released_change,
+    released_fields,
+)
 from runtimeproxy.pods.record_views import is_resize, recorded_container, recorded_pod
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.resources import NO_ENTRIES, bounded, kept_annotations, overlay, read_resources
 
 if TYPE_CHECKING:
+    from runtimeproxy.core.events import CgroupLedger
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
@@ -76,71 +86,41 @@ class UpdateContainerResources(ContainerCall):
         self._prepared: tuple[ContainerRecord, ContainerRecord] | None = None
 
     def find_records(self) -> bool:
-        self._before, pod = self.record, self.pod
-        # The pod is resized before or after its containers, as the values rise or fall.
-        sent = self._sent
-        self.is_resize = is_resize(sent)
-        self.resized_cgroup = pod.cgroup_parent if pod is not None else ""
-        if sent.cpu_quota_us is not None and pod is not None:
-            cgroups = pod.cgroup_parent, self._cgroup
-            self.sets_quota = any(map(self.services.ledger.books.is_managed, filter(None, cgroups)))
+        self._before = self.record
         return super().find_records()
 
-    def questions(self) -> Questions:
+    def before(self) -> Sequence[Question]:
         """May change resources and annotations."""
         expected = self._expected()
         if expected is None:
-            return
+            return ()
         # As long as no policy has to run.
         self._silent = self.services.chain.unsettled
         question = self.question(Hook.PRE_UPDATE_CONTAINER_RESOURCES, expected, self._sent)
-        question.edit, question.is_deferred = self._edit, True
-        if not self.sets_quota:
-            question.new_quotas_us = partial(
-                self._new_quotas_us, question.cgroup, self.pod, self._others(expected)
-            )
-        decision = yield question
+        question.edit, question.is_deferred, question.on_decided = self._edit, True, self._keep_decision
+        return (question,)
+
+    def _keep_decision(self, decision: Decision | None) -> None:
         if decision is not None:
-            self._owners, self._pending = decision.owners, pending_values(question, decision)
+            self._owners, self._pending = decision.owners, pending_values(decision, "", is_deferred=True)
             self._silent = decision.without_answer
             self._fields = None if decision.unwritten else decision.merged.fields
 
-    @property
-    def _cgroup(self) -> str:
-        """The container's; empty if it is not known, or not there yet."""
-        record = self.record
-        if record is None or record.state is Lifecycle.CREATED:
-            return ""
-        return container_cgroup(self.services, self.pod, record)
-
-    def _others(self, record: ContainerRecord) -> Collection[Resources]:
-        """The requested resources of the pod's other containers."""
-        return [
-            each.requested
-            for each in self.services.store.containers.members(record.pod_id)
-            if each.id != record.id and each.state is not Lifecycle.STOPPED
-        ]
-
-    def new_quotas_us(self) -> Mapping[str, int]:
-        """Those of the edited request."""
-        record = self.record
-        return {} if record is None else self._new_quotas_us(self._cgroup, self.pod, self._others(record))
-
-    def _new_quotas_us(
-        self, cgroup: str, pod: PodRecord | None, others: Collection[Resources]
-    ) -> Mapping[str, int]:
-        """The new quota of the container, and that which the kubelet gives its pod after this call.
-
-        The kernel refuses the kubelet's write, too, while the burst is above it.
-        """
-        sent_us, quota_us = self._sent.cpu_quota_us, self._forwarded.cpu_quota_us
-        quotas_us: dict[str, int] = {}
-        limits = [each.cpu_quota_us or -1 for each in others]
-        if pod is not None and pod.cgroup_parent and sent_us and min(sent_us, *limits, sent_us) > 0:
-            quotas_us[pod.cgroup_parent] = sent_us + sum(limits)
-        if cgroup and quota_us:
-            quotas_us[cgroup] = quota_us
-        return quotas_us
+    def preparations(self, until_s: float) -> Sequence[Work]:
+        """Lowers the bursts before the quotas: none may be below the burst."""
+        record, pod, ledger = self.record, self.pod, self.services.ledger
+        if record is None or pod is None or (self._sent.cpu_quota_us is None and not self._pending):
+            return NO_WORK
+        cgroup = "" if record.state is Lifecycle.CREATED else container_cgroup(self.services, pod, record)
+        is_managed = any(map(ledger.books.is_managed, filter(None, (pod.cgroup_parent, cgroup))))
+        if not is_managed and not self._pending:
+            return NO_WORK
+        members = self.services.store.containers.members(record.pod_id)
+        others = [each.requested for each in _running(members) if each.id != record.id]
+        quotas_us = quotas_after_update(
+            cgroup, pod.cgroup_parent, self._sent.cpu_quota_us, self._forwarded.cpu_quota_us, others
+        )
+        return (in_executor(_lower_bursts, ledger, quotas_us),) if quotas_us else NO_WORK
 
     def _expected(self) -> ContainerRecord | None:
         """The record as it is when the runtime has answered the updates that are on their way."""
@@ -160,24 +140,20 @@ class UpdateContainerResources(ContainerCall):
         self._in_force = record.booked if record.detailed and expected is record else None
         return expected
 
-    def ride(self, decision: Decision | None) -> bool:
+    def adjust(self) -> bool:
         """Puts the kubelet's values back into fields that no policy wants any more, and fits to bounds."""
-        record = self.record
-        if record is None:
+        expected = self._expected()
+        if expected is None:
             return False
-        expected = self._expected() or record
-        is_changed = self._put_back(record, expected, decision) if record.owners else False
+        is_changed = self._put_back(expected) if expected.owners else False
         return self._fit() or is_changed
 
-    def _put_back(
-        self, record: ContainerRecord, expected: ContainerRecord, decision: Decision | None
-    ) -> bool:
+    def _put_back(self, expected: ContainerRecord) -> bool:
         requested = overlay(expected.requested, self._sent)
-        wanted = decision.owners if decision is not None else NO_ENTRIES
-        self._released = released = _released_fields(expected, requested, wanted, self._silent)
+        self._released = released = released_fields(expected, requested, self._owners, self._silent)
         if not released:
             return False
-        change = _without(released, requested)
+        change = released_change(released, requested)
         changed = edit_resources(self._request.linux, change, self._sent, self._in_force, update=True)
         self._forwarded = _given(self._request.linux)
         return changed
@@ -219,17 +195,25 @@ class UpdateContainerResources(ContainerCall):
         """Drops the request: all that is needed of it is read."""
         self.request = self._request = api_pb2.UpdateContainerResourcesRequest()
 
-    def on_success(self, response: bytes) -> None:
+    def repairs(self) -> Sequence[Work]:
+        """The pod is resized before or after its containers, as the values rise or fall."""
+        pod = self.pod
+        cgroup = pod.cgroup_parent if pod is not None else ""
+        if not is_resize(self._sent):
+            return repair(self.services, cgroup)
+        return resized(self.services, cgroup)
+
+    def on_success(self, response: bytes) -> Sequence[Work]:
         """Lays the update over the requested and the booked resources."""
         record = self.record
         if record is None:
-            return
+            return NO_WORK
         before, updated = self._prepared or (None, record)
         # Another update may have ended meanwhile.
         updated = updated if before is record else self._updated(record)
         self.services.store.containers.put(updated)
         self._note_requests()
-        self._book(updated)
+        return self._book(updated)
 
     def _note_requests(self) -> None:
         """Notes the pod's new sums; the kubelet writes them after this call if they are lower."""
@@ -238,29 +222,24 @@ class UpdateContainerResources(ContainerCall):
             return
         if services.ledger.books.is_managed(pod.cgroup_parent):
             members = services.store.containers.members(pod.id)
-            running = [each for each in members if each.state is not Lifecycle.STOPPED]
-            services.ledger.books.note_requests(pod.cgroup_parent, pod_values(running))
+            services.ledger.books.note_requests(pod.cgroup_parent, pod_values(_running(members)))
 
-    def _book(self, record: ContainerRecord) -> None:
+    def _book(self, record: ContainerRecord) -> Sequence[Work]:
         """Has the files compared with what policies want now, if they want or wanted anything."""
         services, pod, fields = self.services, self.pod, self._fields
         if fields is None or pod is None or record.state is Lifecycle.STOPPED:
-            return
+            return NO_WORK
         if record.state is Lifecycle.CREATED:
-            book_container(services, pod, record, fields, self._fitted)
-            return
+            self.book_later(pod, record, fields, self._fitted)
+            return NO_WORK
         cgroup = container_cgroup(services, pod, record)
-        if cgroup and (fields or self._fitted or services.ledger.books.is_managed(cgroup)):
-            requested, booked = by_parameter(record.requested), by_parameter(record.booked)
-            target = target_of(pod, record, cgroup)
-            claims = claims_of(fields, is_container=True, is_base_known=not record.recovered)
-            claims = with_fitted_claims(claims, self._fitted)
-            wanted = Wanted(target, claims, requested, booked, unanswered=self._silent)
-            hook = Hook.PRE_UPDATE_CONTAINER_RESOURCES
-            make_view = partial(recorded_container, record, recorded_pod(pod))
-            self.due_writes = (
-                DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted, self._evaluation),
-            )
+        if not (cgroup and (fields or self._fitted or services.ledger.books.is_managed(cgroup))):
+            return NO_WORK
+        wanted = wanted_of_container(pod, record, cgroup, fields, self._fitted, self._silent)
+        hook = Hook.PRE_UPDATE_CONTAINER_RESOURCES
+        make_view = partial(recorded_container, record, recorded_pod(pod))
+        due = DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted, self._evaluation)
+        return (self.write_later(due),)
 
     def _updated(self, record: ContainerRecord) -> ContainerRecord:
         # Policies see the annotations of updates from now on, as with Koordinator's proxy.
@@ -268,7 +247,7 @@ class UpdateContainerResources(ContainerCall):
         if self._annotations:
             # Many updates, each with others, would add up.
             annotations = bounded({**annotations, **self._annotations}) or annotations
-        owners = {**fitted_owners(self._fitted), **self._owners}
+        owners = {**fitted_owners(self._fitted, str(TREE)), **self._owners}
         return replace(
             record,
             requested=overlay(record.requested, self._sent),
@@ -281,16 +260,13 @@ class UpdateContainerResources(ContainerCall):
             else record.pending_cgroup,
         )
 
-    async def confirm(self) -> bool:
+    async def confirm(self) -> Sequence[Work] | None:
         """Whether all reported values are those of the update; else it counts as failed."""
         found = await self.services.lookups.confirm_container(self.container_id)
         if found is None:
             self.services.store.containers.remove(self.container_id)
-            return False
-        done = has_taken(self._forwarded, found.booked)
-        if done:
-            self.on_success(b"")
-        return done
+            return None
+        return self.on_success(b"") if has_taken(self._forwarded, found.booked) else None
 
     def _edit(self, change: Change) -> bool:
         asked = cast("ContainerChange", change)
@@ -298,7 +274,6 @@ class UpdateContainerResources(ContainerCall):
         if asked.resources is not None:
             linux = self._request.linux
             changed |= edit_resources(linux, asked.resources, self._sent, self._in_force, update=True)
-        changed |= self._fit()
         self._forwarded = _given(self._request.linux)
         self._annotations = kept_annotations(self._request.annotations)
         return changed
@@ -321,43 +296,45 @@ class UpdatePodSandboxResources(PodCall):
         self._silent: frozenset[str] = frozenset()
         self._evaluation = services.evaluation
 
-    def find_records(self) -> bool:
-        record = self.record
-        self.resized_cgroup = record.cgroup_parent if record is not None else ""
-        self.written_there = by_parameter(self._sent)
-        return super().find_records()
-
-    def questions(self) -> Questions:
+    def before(self) -> Sequence[Question]:
         """May change the resources."""
         record = self.record
         if record is None:
-            return
+            return ()
         self._in_force = record.booked if record.detailed else None
         self._silent = self.services.chain.unsettled
         question = pod_question(Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, self._asked(record))
-        question.edit, question.is_deferred = self._edit, True
-        decision = yield question
+        question.edit, question.is_deferred, question.on_decided = self._edit, True, self._keep_decision
+        return (question,)
+
+    def _keep_decision(self, decision: Decision | None) -> None:
         if decision is not None:
-            self._owners, self._pending = decision.owners, pending_values(question, decision)
+            self._owners, self._pending = decision.owners, pending_values(decision, "", is_deferred=True)
             self._silent = decision.without_answer
             self._fields = None if decision.unwritten else decision.merged.fields
 
-    def on_success(self, response: bytes) -> None:
+    def repairs(self) -> Sequence[Work]:
+        """Whatever the runtime answers: containerd 2.2 answers with an error, which the kubelet ignores."""
+        record = self.record
+        cgroup = record.cgroup_parent if record is not None else ""
+        return resized(self.services, cgroup, by_parameter(self._sent))
+
+    def on_success(self, response: bytes) -> Sequence[Work]:
         """Lays the update over the requested and the booked resources."""
         record = self.record
-        if record is not None:
-            booked = overlay(record.booked, self._forwarded)
-            owners = merged_owners(record.owners, self._sent, self._owners)
-            self._remember(replace(self._asked(record), booked=booked, owners=owners))
+        if record is None:
+            return NO_WORK
+        booked = overlay(record.booked, self._forwarded)
+        owners = merged_owners(record.owners, self._sent, self._owners)
+        return self._remember(replace(self._asked(record), booked=booked, owners=owners))
 
-    def on_failure(self) -> None:
+    def on_failure(self) -> Sequence[Work]:
         """Takes what the kubelet has set in the pod's cgroup; a runtime need not have this call.
 
         Source: containerd 1.6 answers UNIMPLEMENTED, which the kubelet ignores.
         """
         record = self.record
-        if record is not None:
-            self._remember(self._asked(record))
+        return self._remember(self._asked(record)) if record is not None else NO_WORK
 
     def on_cancelled(self) -> bool:
         """Takes what the kubelet has set in the pod's cgroup."""
@@ -367,23 +344,23 @@ class UpdatePodSandboxResources(PodCall):
         self.services.store.pods.put(asked)
         return True
 
-    def _remember(self, updated: PodRecord) -> None:
+    def _remember(self, updated: PodRecord) -> Sequence[Work]:
         self.services.store.pods.put(updated)
         cgroup, fields = updated.cgroup_parent, self._fields
-        if cgroup and fields is not None and (fields or self.services.ledger.books.is_managed(cgroup)):
-            claims = claims_of(fields, is_container=False, is_base_known=not updated.recovered)
-            wanted = Wanted(target_of(updated), claims, unanswered=self._silent)
-            hook, make_view = Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, partial(recorded_pod, updated)
-            self.due_writes = (
-                DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted, self._evaluation),
-            )
+        if not (cgroup and fields is not None and (fields or self.services.ledger.books.is_managed(cgroup))):
+            return NO_WORK
+        claims = claims_of(fields, is_container=False, is_base_known=not updated.recovered)
+        wanted = Wanted(target_of(updated), claims, unanswered=self._silent)
+        hook, make_view = Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, partial(recorded_pod, updated)
+        due = DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted, self._evaluation)
+        return (self.write_later(due),)
 
-    async def confirm(self) -> bool:
+    async def confirm(self) -> Sequence[Work] | None:
         """A status does not show it: the call counts as failed, and the kubelet repeats it."""
         found = await self.services.lookups.confirm_pod(self.pod_id)
         if found is None:
             self.services.store.remove_pod(self.pod_id)
-        return False
+        return None
 
     def _asked(self, record: PodRecord) -> PodRecord:
         return replace(
@@ -402,69 +379,36 @@ class UpdatePodSandboxResources(PodCall):
         return changed
 
 
-def _released_fields(
-    record: ContainerRecord, requested: Resources, wanted: Collection[str], held: frozenset[str]
-) -> frozenset[str]:
-    """The resources that a policy owns by the record and that none wants any more.
+def resized(
+    services: CallServices, cgroup: str, written: Mapping[str, int | str] = NO_ENTRIES
+) -> Sequence[Work]:
+    """Writes the values of policies in a pod's cgroup again, after the kubelet has resized the pod there.
 
-    What a hook server set still holds. A memory limit is not lowered in passing: if the container uses more,
-    the kernel refuses it, and with it the whole update.
+    Source: kubelet 1.33, in-place resize.
 
     Args:
-        record: The container's.
-        requested: What the kubelet has asked for.
-        wanted: The fields that policies want now.
-        held: The policies without an answer: what they wanted before still holds.
+        services: Of all calls.
+        cgroup: The pod's; empty if it is not known.
+        written: What the kubelet has written there, by cgroup parameter, as far as the call says it.
     """
-    released: set[str] = set()
-    for name, owner in record.owners.items():
-        is_held = any(each in held or each.endswith(SUFFIX) for each in names_in(owner))
-        if name.startswith(RESOURCES) and name not in wanted and not is_held:
-            released.add(name)
-    limits = requested.memory_limit_bytes, record.booked.memory_limit_bytes
-    if is_lower(*limits):
-        released -= _MEMORY_LIMITS
-    return frozenset(released)
+    if not cgroup or not services.ledger.books.is_managed(cgroup):
+        return NO_WORK
+    return (in_executor(services.ledger.on_resized, cgroup, written),)
 
 
-def is_lower(limit_bytes: int | None, than_bytes: int | None) -> bool:
-    """Whether a limit is lower than another one; None and -1 are no limit."""
-    if limit_bytes is None or limit_bytes < 0:
-        return False
-    return than_bytes is None or than_bytes < 0 or limit_bytes < than_bytes
+def _lower_bursts(ledger: CgroupLedger, quotas_us: Mapping[str, int]) -> None:
+    """In a worker thread: before the quotas of these cgroups are lowered."""
+    for cgroup, quota_us in quotas_us.items():
+        ledger.before_update(cgroup, quota_us)
 
 
-def _without(released: Collection[str], requested: Resources) -> ResourceChange:
-    """The change that sets these fields to what the kubelet has asked for."""
-    values = {name: getattr(requested, name) for name in RESOURCE_NAMES if f"{RESOURCES}.{name}" in released}
-    cleared = {name: CLEAR if value is None else value for name, value in values.items()}
-    prefix = f"{UNIFIED}["
-    keys = [name.removeprefix(prefix).removesuffix("]") for name in released if name.startswith(prefix)]
-    unified = {key: requested.unified.get(key, CLEAR) for key in keys}
-    return ResourceChange(**cleared, unified=unified)
-
-
-_MEMORY_LIMITS: Final = frozenset(
-    (f"{RESOURCES}.memory_limit_bytes", f"{RESOURCES}.memory_swap_limit_bytes", f"{UNIFIED}[memory.max]")
-)
+def _running(containers: Collection[ContainerRecord]) -> list[ContainerRecord]:
+    return [each for each in containers if each.state is not Lifecycle.STOPPED]
 
 
 def _given(message: api_pb2.LinuxContainerResources) -> Resources:
-    """The values of an update without the OOM score: runtimes set that at the creation only."""
+    """The values of an update without those that runtimes take at the creation only."""
     found = read_resources(message)
-    return found if found.oom_score_adj is None else replace(found, oom_score_adj=None)
-
-
-def has_taken(wanted: Resources, reported: Resources) -> bool:
-    """Whether a runtime reports the values of an update; those that it does not report are ignored.
-
-    Args:
-        wanted: The values of an update.
-        reported: The runtime's values after it.
-    """
-    pairs = [(name, getattr(wanted, name), getattr(reported, name)) for name in COMPARED]
-    is_same = [same_value(*pair) for pair in pairs if None not in pair[1:]]
-    is_same += [
-        reported.unified[key] == value for key, value in wanted.unified.items() if key in reported.unified
-    ]
-    return bool(is_same) and all(is_same)
+    names = [name for name in CRI_FIELDS.keys() - UPDATABLE if getattr(found, name) is not None]
+    without: dict[str, Any] = dict.fromkeys(names)
+    return replace(found, **without) if without else found

@@ -201,6 +201,33 @@ class FlowControl:
             stream.is_queued = True
             self.waiting.append(stream)
 
+    def send_instead(self, stream: SendingStream, content: bytes, frame_bytes: int) -> int:
+        """Sends a message in place of one of the client that came in one frame, if that is possible now.
+
+        The client's frame has used its window, which stands for the same part of the runtime's: of that there
+        is neither debt nor credit.
+
+        Args:
+            stream: the message's.
+            content: the message.
+            frame_bytes: what the client's frame took of its window.
+
+        Returns:
+            How much of that the client is still to get back; -1 if nothing was sent.
+        """
+        size_bytes, limits = len(content), self._runtime_settings.smallest
+        window_bytes = min(self.window_bytes, limits.initial_window_bytes + stream.credit_bytes)
+        is_free = self._to_runtime.is_open and self._to_runtime.is_writable and not self.waiting
+        if self._turn_bytes >= OWN_BYTES_PER_TURN or not (
+            is_free and size_bytes <= min(window_bytes, frames.DEFAULT_MAX_FRAME_BYTES)
+        ):
+            return -1
+        self._turn_bytes += size_bytes
+        self.window_bytes -= size_bytes
+        self.debt_bytes += max(0, size_bytes - frame_bytes)
+        self._emit(stream.stream_id, content, is_last=True)
+        return max(0, frame_bytes - size_bytes)
+
     def stop(self, stream: SendingStream) -> None:
         stream.unsent = NOTHING_UNSENT
         stream.is_sending = False
@@ -248,7 +275,7 @@ class FlowControl:
                 stream.on_sent()
         return False
 
-    def _emit(self, stream_id: int, content: memoryview, is_last: bool) -> None:
+    def _emit(self, stream_id: int, content: bytes | memoryview, is_last: bool) -> None:
         size = len(content)
         flags = frames.END_STREAM if is_last else 0
         header = frames.FRAME_HEADER.pack(size >> 16, size & 0xFFFF, frames.DATA, flags, stream_id)

@@ -203,12 +203,17 @@ class InterceptedStream:
         if self._stage is not _Stage.DECIDING:
             return
         self._counts.held.observe(time.monotonic() - self._held_since_s)
-        relay, body = self._relay, self._body
-        if data is None:
-            # A message of one frame, which was just read: that frame may go to the runtime as it is.
-            is_free = relay.to_runtime.is_open and not relay.flow.waiting and not body.granted_bytes
-            if is_free and 0 < self._frame_bytes <= relay.flow.window_bytes:
-                relay.flow.window_bytes -= self._frame_bytes
+        relay, body, flow = self._relay, self._body, self._relay.flow
+        # A message of one frame, which was just read: that frame may go to the runtime, as it is or changed.
+        if self._frame_bytes and not body.granted_bytes:
+            if data is not None:
+                rest_bytes = flow.send_instead(self, data, self._frame_bytes)
+                if rest_bytes >= 0:
+                    self._frame_bytes = rest_bytes
+                    self.on_sent()
+                    return
+            elif relay.to_runtime.is_open and not flow.waiting and self._frame_bytes <= flow.window_bytes:
+                flow.window_bytes -= self._frame_bytes
                 self._frame_bytes = 0
                 self._has_passed = True
                 self.on_sent()
@@ -217,7 +222,7 @@ class InterceptedStream:
         self.unsent = memoryview(body.content if data is None else data)
         body.replace(len(self.unsent))
         self.is_sending = True
-        relay.guard(relay.flow.send, self)
+        relay.guard(flow.send, self)
 
     def reserve(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
         """Charges the memory that the handler holds beside the message."""
@@ -465,13 +470,10 @@ class RequestBody:
         if not self._is_receiving:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "DATA after END_STREAM")
         self._is_receiving = not is_last
-        if not self.content:
-            # Nearly always the whole message.
-            self.content = content
-        elif isinstance(self.content, bytearray):
-            self.content += content
-        else:
-            self.content = bytearray(self.content) + content
+        if is_last and not self.content and self._is_short(content):
+            self._take_short(content)
+            return None
+        self._append(content)
         self._held_bytes = len(self.content)
         if self._held_bytes >= PREFIX_BYTES and not self._expected_bytes:
             self._expected_bytes = PREFIX_BYTES + int.from_bytes(self.content[1:PREFIX_BYTES], "big")
@@ -487,6 +489,30 @@ class RequestBody:
         else:
             self._charge()
         return None
+
+    def _take_short(self, content: bytes) -> None:
+        """Takes a whole message, as nearly all come; charged if it is held, not if it is decided at once."""
+        self.content, self._held_bytes = content, len(content)
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.on_message()
+        if self._held_bytes:
+            self._charge()
+
+    def _append(self, content: bytes) -> None:
+        if not self.content:
+            self.content = content
+        elif isinstance(self.content, bytearray):
+            self.content += content
+        else:
+            self.content = bytearray(self.content) + content
+
+    def _is_short(self, content: bytes) -> bool:
+        """Whether a whole message needs no reservation."""
+        size_bytes = len(content)
+        if size_bytes > self._small_bytes or size_bytes > self._limit_bytes:
+            return False
+        return PREFIX_BYTES + int.from_bytes(content[1:PREFIX_BYTES], "big") <= size_bytes
 
     def replace(self, size_bytes: int) -> None:
         """The received bytes are of no use any more: this much is held instead of them."""
@@ -512,7 +538,8 @@ class RequestBody:
         if self._reservation is not None:
             self._reservation.release()
             self._reservation = None
-        self._charge()
+        if self._unreserved_bytes or self._waiting_bytes:
+            self._charge()
 
     # --- memory ------------------------------------------------------------------------------------------
 

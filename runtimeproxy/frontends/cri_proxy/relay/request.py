@@ -36,7 +36,7 @@ from runtimeproxy.http2.frames import (
     rst_stream,
     unpack_header,
 )
-from runtimeproxy.http2.header_fields import Fields, HeadReader, decoded, timeout_s
+from runtimeproxy.http2.header_fields import Fields, HeadReader, timeout_s
 
 if TYPE_CHECKING:
     from runtimeproxy.counts import MethodCounts
@@ -75,7 +75,7 @@ class RequestHead:
             timeout_s(self.timeout),
             self.encoding.decode("latin-1") or "identity",
             connection=relay,
-            traceparent=decoded(self.traceparent).decode("latin-1"),
+            encoded_traceparent=self.traceparent,
         )
 
 

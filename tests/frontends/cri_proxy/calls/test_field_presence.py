@@ -6,12 +6,12 @@ import pytest
 
 from runtimeproxy.frontends.cri_proxy.calls.edit_request import (
     entry_edits,
-    given_fields,
     scalar_edits,
     written_value,
 )
 from runtimeproxy.hooks import CLEAR, ResourceChange, Resources
 from runtimeproxy.hooks.changes import Clear, TextEntries
+from runtimeproxy.pods.drafts import given_fields
 
 NOTHING = Resources()
 

@@ -72,7 +72,9 @@ def traced(
 ) -> HeldForTest:
     """A call whose request has come."""
     frame, reply = frame_message(request.SerializeToString()), RecordedReply()
-    head = CallHead(f"/{SERVICE}/{method}", 120.0, "identity", traceparent=traceparent)
+    head = CallHead(
+        f"/{SERVICE}/{method}", 120.0, "identity", encoded_traceparent=b"p" + traceparent.encode()
+    )
     handler = open_traced(sink, desk.services, head, reply)
     handler.on_message(frame)
     return HeldForTest(handler, reply, frame)
@@ -109,7 +111,9 @@ async def test_calls_that_are_not_sampled_have_their_handler_alone(
     desk: Surroundings, sink: Sink, traceparent: str
 ) -> None:
     await desk.load()
-    head = CallHead(f"/{SERVICE}/CreateContainer", None, "identity", traceparent=traceparent)
+    head = CallHead(
+        f"/{SERVICE}/CreateContainer", None, "identity", encoded_traceparent=b"p" + traceparent.encode()
+    )
     assert type(open_traced(sink, desk.services, head, RecordedReply())) is InterceptedCall
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtimeproxy.frontends.cri_proxy.calls.start_container import take_due_writes
+from runtimeproxy.core.events import take_due_writes
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from tests.frontends.cri_proxy.calls.scripted import CONTAINER_ID, POD_ID, Surroundings
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.frontends.cri_proxy.calls.update_resources import has_taken
 from runtimeproxy.frontends.cri_proxy.interception import Outcome
 from runtimeproxy.hooks import (
     ContainerChange,
@@ -22,6 +21,7 @@ from runtimeproxy.hooks import (
     Scale,
 )
 from runtimeproxy.node.snapshot import FixedNode, Input, InputState, Node
+from runtimeproxy.pods.drafts import has_taken
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 from tests.frontends.cri_proxy.calls.one_container import SHARES, record_of, with_container

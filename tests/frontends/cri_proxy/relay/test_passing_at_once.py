@@ -81,13 +81,40 @@ def test_a_decision_that_comes_later_finds_the_message_taken() -> None:
     assert play.relay.flow.debt_bytes == len(MESSAGE)
 
 
-def test_a_message_that_is_changed_at_once_is_taken() -> None:
+def test_of_a_longer_message_in_its_place_the_difference_is_owed() -> None:
     changed = message(b"longer than before")
     play = opened(lambda call, _: call.reply.forward(changed))
     play.client(play.call(3, HELD), data(3, MESSAGE, end=True))
     assert play.runtime_got()[1:] == [data(3, changed, end=True)]
+    assert play.client_got() == []
+    assert play.relay.flow.debt_bytes == len(changed) - len(MESSAGE)
+    assert play.relay.flow.window_bytes == DEFAULT_WINDOW - len(changed)
+    play.runtime(credit(0, len(changed)))
     assert play.client_got() == [credit(0, len(MESSAGE))]
-    assert play.relay.flow.debt_bytes == len(changed)
+    assert responded(play, 3) == ["message", "responded"]
+
+
+@pytest.mark.parametrize("pad", [None, 10], ids=["plain", "padded"])
+def test_of_a_shorter_message_in_its_place_the_difference_is_credited(pad: int | None) -> None:
+    changed, frame = message(b""), data(3, MESSAGE, pad=pad, end=True)
+    play = opened(lambda call, _: call.reply.forward(changed))
+    play.client(play.call(3, HELD), frame)
+    assert play.runtime_got()[1:] == [data(3, changed, end=True)]
+    assert play.client_got() == [credit(0, len(frame.payload) - len(changed))]
+    assert play.relay.flow.debt_bytes == 0
+    play.runtime(credit(0, len(changed)))
+    assert play.client_got() == [credit(0, len(changed))]
+
+
+def test_a_longer_message_over_the_runtimes_connection_window_is_taken() -> None:
+    changed = message(b"longer than before")
+    play = opened(lambda call, _: call.reply.forward(changed))
+    spend(play, leave_bytes=len(changed) - 1, stream_id=3)
+    play.forget()
+    play.client(play.call(5, HELD), data(5, MESSAGE, end=True))
+    sent = [frame for frame in play.runtime_got() if frame.type_ == DATA]
+    assert [len(frame.payload) for frame in sent] == [len(changed) - 1]
+    assert credit(0, len(MESSAGE)) in play.client_got()
 
 
 def test_a_refused_message_is_credited() -> None:

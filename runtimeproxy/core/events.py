@@ -1,0 +1,366 @@
+"""What follows from the events of pods and containers, for the values of their cgroups and for the audit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from runtimeproxy.cgroups.paths import CgroupPathError, container_path
+from runtimeproxy.cgroups.writer import WriteOutcome
+from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.audit import NO_ORIGIN, Origin, Subject, Written
+from runtimeproxy.hooks.changes import PodChange
+from runtimeproxy.hooks.fields import CGROUP, Field, FieldUpdate, plain_cgroup_values
+from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.views import ContainerView, PodView
+from runtimeproxy.ledger.answers import (
+    by_parameter,
+    claimant_of_record,
+    claims_of,
+    target_of,
+    target_of_view,
+    wanted_of,
+)
+from runtimeproxy.ledger.books import Wanted, with_fitted_claims
+from runtimeproxy.pods.record_views import recorded_container, recorded_pod
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.pods.resources import NO_ENTRIES
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from runtimeproxy.cgroups.writer import WriteResult
+    from runtimeproxy.hooks.chain import Chain
+    from runtimeproxy.hooks.claimants import Claimant
+    from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.hooks.fields import MergedField
+    from runtimeproxy.pods.store import PodStore
+
+SCOPE_PREFIXES: Final = {"cri-o": "crio"}
+"""Prefixes of containers' ids in cgroup names, by the runtime's name. Source: CRI-O internal/config/cgmgr."""
+
+_ERRORS: Final = (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILED)
+
+
+class CgroupBooks(Protocol):
+    """What is wanted in cgroups. Reads and writes no file."""
+
+    def book(self, wanted: Wanted) -> object:
+        """Takes the answer of all policies for one cgroup."""
+
+    def is_managed(self, cgroup: str) -> bool:
+        """Whether values were written to this cgroup that are to stay there."""
+
+    def is_bounded(self, pod_cgroup: str) -> bool:
+        """Whether a bound of a pod, or above, applies to its containers."""
+
+    def note_requests(self, pod_cgroup: str, requested: Mapping[str, int | str]) -> None:
+        """Found in the pod's files, these values are the kubelet's own."""
+
+
+class CgroupLedger(Protocol):
+    """The values of cgroups; thread safe. For worker threads, unless a method says otherwise."""
+
+    @property
+    def books(self) -> CgroupBooks: ...
+
+    def change(self, wanted: Sequence[Wanted]) -> Sequence[WriteResult]:
+        """Takes the answers of all policies for some cgroups and writes what follows.
+
+        Never raises for an error of the kernel.
+        """
+
+    def start(self, wanted: Wanted) -> Sequence[WriteResult]:
+        """Writes the values of a cgroup that exists now: those of its book, or these if it has none."""
+
+    def repair(self, cgroup: str) -> None:
+        """Writes values again that another program has changed; never raises for an error of the kernel."""
+
+    def on_resized(self, cgroup: str, written: Mapping[str, int | str] = ...) -> None:
+        """The same after the kubelet has written to a pod's cgroup itself, and what, as far as known."""
+
+    def needs_room(self, pod_cgroup: str) -> bool:
+        """Whether a pod's cgroup may have to be raised for a container; for the event loop's thread."""
+
+    def make_room(self, pod_cgroup: str, values: Mapping[str, int | str]) -> None:
+        """Raises the limits of a pod's cgroup, if they are ours, to these of a container to be created."""
+
+    def within_bounds(self, pod_cgroup: str, values: Mapping[str, int | str]) -> Mapping[str, int | str]:
+        """What bounds change of a container's values; reads and writes no file."""
+
+    def before_update(self, cgroup: str, quota_us: int) -> None:
+        """Lowers the burst of a container whose quota the next update lowers to this."""
+
+
+class EventServices(Protocol):
+    """What is needed to act on an event."""
+
+    @property
+    def chain(self) -> Chain: ...
+
+    @property
+    def store(self) -> PodStore: ...
+
+    @property
+    def ledger(self) -> CgroupLedger: ...
+
+    @property
+    def executor(self) -> Executor:
+        """Worker threads for cgroup files."""
+
+    @property
+    def runtime_name(self) -> str:
+        """What the runtime calls itself; empty if that is not known."""
+
+    def catch_up(self, pod_id: str, evaluation: int) -> None:
+        """Evaluates a sandbox if an evaluation of several pods has begun since policies decided on it."""
+
+
+class DueWrites(NamedTuple):
+    """Cgroup values that have waited until the pod or container was there."""
+
+    cgroup: str
+    """Empty if its path is not known."""
+    values: Mapping[str, int | str]
+    owners: Mapping[str, str]
+    """The policies that own the values, by the names of fields."""
+    hook: Hook
+    """For the audit."""
+    make_view: Callable[[], PodView | ContainerView]
+    wanted: Wanted | None = None
+    """The answer of all policies; None for a container that starts, whose book has it."""
+    evaluation: int | None = None
+    """How many evaluations had begun before policies gave that answer; None without one."""
+
+
+def container_cgroup(services: EventServices, pod: PodRecord | None, container: ContainerRecord) -> str:
+    """The cgroup of a container; empty if its path is not known."""
+    if pod is None or not pod.cgroup_parent:
+        return ""
+    prefix = SCOPE_PREFIXES.get(services.runtime_name, "")
+    try:
+        return "/" + "/".join(container_path(pod.cgroup_parent, container.id, prefix=prefix))
+    except CgroupPathError:
+        return ""
+
+
+# --- before ----------------------------------------------------------------------------------------------
+
+
+def waits_for_cgroup(decision: Decision, cgroup: str, *, is_deferred: bool) -> bool:
+    """Whether cgroup values of a decision cannot be written before the event: no cgroup, or not yet.
+
+    Args:
+        decision: On the pod or container.
+        cgroup: Of it; empty while it does not exist.
+        is_deferred: Whether they wait although it exists, as the event may fail.
+    """
+    return is_deferred or (not cgroup and isinstance(decision.merged.start, ContainerView))
+
+
+def pending_values(
+    decision: Decision | None, cgroup: str, *, is_deferred: bool = False
+) -> Mapping[str, int | str]:
+    """The cgroup values of a decision that are due after the event."""
+    if decision is None or decision.change is None or decision.unwritten:
+        return NO_ENTRIES
+    if cgroup and not is_deferred:
+        return NO_ENTRIES
+    return plain_cgroup_values(decision.change)
+
+
+def write_before(
+    ledger: CgroupLedger, decision: Decision, cgroup: str, *, is_deferred: bool = False
+) -> Mapping[str, Written]:
+    """Writes the cgroup values of a decision, in a worker thread, but those that have to wait.
+
+    Returns:
+        The results by parameter.
+    """
+    change, view = decision.change, decision.merged.start
+    values = plain_cgroup_values(change) if change is not None else {}
+    if not values or not isinstance(view, PodView | ContainerView):
+        return {}
+    target = (change.cgroup_parent if isinstance(change, PodChange) else None) or cgroup
+    if waits_for_cgroup(decision, target, is_deferred=is_deferred):
+        return dict.fromkeys(values, Written(is_pending=True))
+    if target:
+        return _written(ledger.change([wanted_of(decision, target_of_view(view, target))]))
+    return dict.fromkeys(values, Written(skipped="the pod's cgroup is not known"))
+
+
+async def write_decision(
+    services: EventServices, decision: Decision, cgroup: str, origin: Origin = NO_ORIGIN
+) -> None:
+    """Writes and audits the values of a pod's cgroup before the pod is created, once all else is decided."""
+    run = asyncio.get_running_loop().run_in_executor
+    written = await run(services.executor, write_before, services.ledger, decision, cgroup)
+    subject = Subject(decision.hook, decision.merged.start, time.time(), origin=origin)
+    _audit_late_writes(services.chain, subject, decision.owners, written)
+
+
+# --- a container was created, started or updated -----------------------------------------------------------
+
+
+def wanted_of_container(
+    pod: PodRecord,
+    record: ContainerRecord,
+    cgroup: str,
+    fields: Mapping[Field, MergedField],
+    fitted: Mapping[str, int | str] = NO_ENTRIES,
+    silent: frozenset[str] = frozenset(),
+) -> Wanted:
+    """What policies want of a container's cgroup.
+
+    Args:
+        pod: Its record.
+        record: Of the container.
+        cgroup: Of the container.
+        fields: What policies want.
+        fitted: The values that its message has because of bounds above; see `within_bounds`.
+        silent: The policies without an answer.
+    """
+    claims = claims_of(fields, is_container=True, is_base_known=not record.recovered)
+    claims = with_fitted_claims(claims, fitted)
+    requested, booked = by_parameter(record.requested), by_parameter(record.booked)
+    return Wanted(target_of(pod, record, cgroup), claims, requested, booked, unanswered=silent)
+
+
+def book_container(
+    services: EventServices,
+    pod: PodRecord,
+    record: ContainerRecord,
+    fields: Mapping[Field, MergedField],
+    fitted: Mapping[str, int | str] = NO_ENTRIES,
+) -> None:
+    """Books what policies want of a container that was created."""
+    cgroup = container_cgroup(services, pod, record)
+    if not cgroup:
+        return
+    wanted = wanted_of_container(pod, record, cgroup, fields, fitted)
+    if wanted.claims:
+        services.ledger.books.book(wanted)
+
+
+def on_started(
+    services: EventServices,
+    record: ContainerRecord,
+    values: Mapping[str, int | str] = NO_ENTRIES,
+    owners: Mapping[str, str] = NO_ENTRIES,
+) -> DueWrites | None:
+    """Records that a container runs.
+
+    Args:
+        services: Of all events.
+        record: Of before.
+        values: The cgroup values that policies gave at its start.
+        owners: Of these.
+
+    Returns:
+        All cgroup values that have waited for it.
+    """
+    store = services.store
+    pod = store.pods.get(record.pod_id)
+    running = replace(record, state=Lifecycle.RUNNING, pending_cgroup=NO_ENTRIES)
+    store.containers.put(running)
+    values = {**record.pending_cgroup, **values}
+    if not values:
+        return None
+    return due_at_start(
+        container_cgroup(services, pod, running), values, {**record.owners, **owners}, running, pod
+    )
+
+
+def due_at_start(
+    cgroup: str,
+    values: Mapping[str, int | str],
+    owners: Mapping[str, str],
+    record: ContainerRecord,
+    pod: PodRecord | None,
+) -> DueWrites:
+    """The cgroup values of a container that has waited for its start."""
+
+    def make_view() -> ContainerView:
+        return recorded_container(record, PodView() if pod is None else recorded_pod(pod))
+
+    return DueWrites(cgroup, values, owners, Hook.POST_START_CONTAINER, make_view)
+
+
+def take_due_writes(services: EventServices) -> list[DueWrites]:
+    """The cgroup values that still wait although their container runs: the event of its start was lost.
+
+    They no longer wait after this.
+    """
+    due: list[DueWrites] = []
+    store = services.store
+    for record in store.containers:
+        if record.state is not Lifecycle.RUNNING or not record.pending_cgroup:
+            continue
+        pod = store.pods.get(record.pod_id)
+        cgroup = container_cgroup(services, pod, record)
+        if cgroup:
+            due.append(due_at_start(cgroup, record.pending_cgroup, record.owners, record, pod))
+            store.containers.put(replace(record, pending_cgroup=NO_ENTRIES))
+    return due
+
+
+# --- after -------------------------------------------------------------------------------------------------
+
+
+async def write_due(services: EventServices, due: DueWrites, origin: Origin = NO_ORIGIN) -> None:
+    """Writes and audits cgroup values that have waited for an event."""
+    run = asyncio.get_running_loop().run_in_executor
+    view = due.make_view()
+    written = await run(services.executor, _write_due, services.ledger, due, view)
+    subject = Subject(due.hook, view, time.time(), origin=origin)
+    _audit_late_writes(services.chain, subject, due.owners, written)
+    if due.evaluation is not None:
+        # After the write: that undoes what an evaluation since the answer has claimed.
+        services.catch_up((view.pod if isinstance(view, ContainerView) else view).id, due.evaluation)
+
+
+def _write_due(ledger: CgroupLedger, due: DueWrites, view: PodView | ContainerView) -> Mapping[str, Written]:
+    if not due.cgroup:
+        why = "the cgroup is not known"
+        return {name: Written(new=str(value), skipped=why) for name, value in due.values.items()}
+    if due.wanted is None:
+        claims = {
+            name: (Claim(_owner_of(name, due.owners), Role.SET, value),) for name, value in due.values.items()
+        }
+        return _written(ledger.start(Wanted(target_of_view(view, due.cgroup), claims)))
+    if isinstance(view, PodView):
+        # The kubelet may have written there before the call; that is the original then.
+        ledger.on_resized(due.cgroup)
+    return _written(ledger.change([due.wanted]))
+
+
+def _owner_of(name: str, owners: Mapping[str, str]) -> Claimant:
+    return claimant_of_record(owners.get(str(Field(CGROUP, name)), ""))
+
+
+def _written(results: Iterable[WriteResult]) -> Mapping[str, Written]:
+    return {
+        result.name: Written(
+            new=str(result.value),
+            old="" if result.old is None else str(result.old),
+            failed=result.error if result.outcome in _ERRORS else "",
+            skipped=result.error if result.outcome is WriteOutcome.MISSING else "",
+            is_unchanged=result.outcome is WriteOutcome.UNCHANGED,
+        )
+        for result in results
+    }
+
+
+def _audit_late_writes(
+    chain: Chain, subject: Subject, owners: Mapping[str, str], written: Mapping[str, Written]
+) -> None:
+    """Audits values that were pending when they were decided."""
+    for name, result in written.items():
+        if not result.is_unchanged:
+            field = Field(CGROUP, name)
+            update = FieldUpdate(field, result.old or None, result.new)
+            reason = result.failed or result.skipped or "the cgroup is there now"
+            chain.audit(subject.entry(result.kind(), owners.get(str(field), ""), reason, update))
