@@ -16,13 +16,7 @@ from typing import Final, NoReturn, TypeAlias, TypeVar
 from runtimeproxy.documents.reading import InputError, json_value, member
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.slo.names import MAX_ANNOTATION_LENGTH
-from runtimeproxy.units import (
-    MAX_CPU_ID,
-    is_cpu_list,
-    longest_cpu_list,
-    quantity_bytes,
-    quantity_millicores,
-)
+from runtimeproxy.units import MAX_CPU_ID, is_cpu_list, longest_cpu_list, quantity_bytes, quantity_millicores
 
 RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
 """The scheduler's allocation of CPUs. Source: policies spec 1.2, 1.6.1."""
@@ -37,7 +31,6 @@ BATCH_MEMORY: Final = "kubernetes.io/batch-memory"
 """In bytes. Source: policies spec 1.5."""
 
 REMEMBERED_ANNOTATIONS: Final = 256
-"""Size of the cache of parsed texts, per annotation."""
 REMEMBERED_LENGTH: Final = 2_048
 """The longest text that is cached: its parsed form may take 25 times the memory."""
 
@@ -101,10 +94,7 @@ class Place:
         return self.value
 
     def quantity(self, parse: Callable[[str], int] = quantity_bytes) -> int:
-        """Return a Kubernetes quantity, written as a string or a number; 0 when absent.
-
-        Spaces around it are ignored. Source: Kubernetes apimachinery Quantity.UnmarshalJSON.
-        """
+        """Return a Kubernetes quantity, written as a string or a number; 0 when absent."""
         if self.value is None:
             return 0
         if isinstance(self.value, bool) or not isinstance(self.value, str | int | float):
@@ -127,21 +117,13 @@ class Place:
 
 
 def read(annotations: Mapping[str, str], name: str) -> Place | None:
-    """Return the JSON value of an annotation; None if the annotation is absent.
-
-    Raises:
-        AnnotationError: the annotation is not JSON, or too long.
-    """
+    """Return the JSON value of an annotation; None if the annotation is absent. Raises AnnotationError."""
     text = annotations.get(name)
     return None if text is None else parse(name, text)
 
 
 def parse(name: str, text: str) -> Place:
-    """Return the JSON value in the text of the annotation `name`.
-
-    Raises:
-        AnnotationError: the text is not JSON, or too long.
-    """
+    """Return the JSON value in the text of the annotation `name`. Raises AnnotationError."""
     if len(text) > MAX_ANNOTATION_LENGTH:
         raise AnnotationError(f"annotation {name} is longer than {MAX_ANNOTATION_LENGTH:,} characters")
     try:
@@ -169,9 +151,7 @@ _NO_STATUS: Final = ResourceStatus()
 def resource_status(annotations: Mapping[str, str], last_cpu: int | None = None) -> ResourceStatus:
     """Return the scheduler's allocation for a pod. Source: policies spec 1.6.1, 2.4.
 
-    Args:
-        annotations: of the pod.
-        last_cpu: of the node, which bounds what is read; None: not known.
+    `last_cpu`, of the node, bounds what is read; None: not known.
 
     Raises:
         AnnotationError: the annotation is malformed, or its CPUs or NUMA nodes are not those of a node.
@@ -182,7 +162,6 @@ def resource_status(annotations: Mapping[str, str], last_cpu: int | None = None)
 
 @lru_cache(maxsize=1)
 def _resource_status_on(last_cpu: int | None) -> Callable[[str], ResourceStatus]:
-    """Return what reads the annotation on this node."""
     return remembered(partial(_resource_status, last_cpu))
 
 
@@ -195,7 +174,7 @@ def _resource_status(last_cpu: int | None, text: str) -> ResourceStatus:
     if cpus and not is_cpu_list(cpus, last_cpu):
         place.fail("is not a CPU list")
     if cpus:
-        # Nodes do not count beside CPUs, so an unreadable one does not matter.
+        # Nodes are not used beside CPUs, so an unreadable one does not matter.
         return ResourceStatus(cpus)
     nodes: dict[int, None] = {}
     place = status.member("numaNodeResources")
@@ -214,7 +193,6 @@ def _resource_status(last_cpu: int | None, text: str) -> ResourceStatus:
 
 
 _CPU_RESOURCES: Final = (("cpu", quantity_millicores), (BATCH_CPU, quantity_bytes))
-"""Resources that are CPU, and how their quantities are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,17 +210,11 @@ class BatchSpecification:
     """The content of the annotation."""
 
     containers: Mapping[str, BatchContainer] = field(default_factory=dict)
-    """By name."""
     problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The unreadable parts, by container."""
 
 
 def batch_specification(annotations: Mapping[str, str]) -> BatchSpecification:
-    """Return the batch resources of a pod's containers.
-
-    Raises:
-        AnnotationError: the whole annotation is unreadable.
-    """
+    """Return the batch resources of a pod's containers. Raises AnnotationError."""
     text = annotations.get(EXTENDED_RESOURCE_SPEC)
     return BatchSpecification() if text is None else _batch_specification(text)
 

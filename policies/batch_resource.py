@@ -17,12 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from policies.annotations import (
-    EXTENDED_RESOURCE_SPEC,
-    AnnotationError,
-    BatchContainer,
-    batch_specification,
-)
+from policies.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError, BatchContainer, batch_specification
 from runtimeproxy.hooks import (
     ContainerChange,
     ContainerView,
@@ -163,21 +158,15 @@ def _sum(batch: int, native: int, *, has_others: bool) -> int:
 
 
 def _all_known(amounts: Iterable[int | None]) -> list[int] | None:
-    known: list[int] = []
-    for amount in amounts:
-        if amount is None:
-            return None
-        known.append(amount)
-    return known
+    listed = tuple(amounts)
+    known = [each for each in listed if each is not None]
+    return known if len(known) == len(listed) else None
 
 
 def memory_swap_limit_bytes(requested: Resources, memory_limit_bytes: int | None) -> int | None:
-    """Return the memory plus swap limit that keeps the requested swap beside another memory limit.
-
-    None if the kubelet requested none, or no other memory limit is set. Runtimes refuse a limit below that of
-    memory alone.
-    """
+    """Return the memory plus swap limit that keeps the requested swap beside another memory limit."""
     swap_bytes = requested.memory_swap_limit_bytes
+    # Runtimes refuse a limit below that of memory alone.
     if memory_limit_bytes is None or swap_bytes is None or swap_bytes <= 0:
         return None
     if memory_limit_bytes == UNLIMITED:

@@ -42,10 +42,7 @@ _REASON: Final = "CPU burst strategy"
 def burst_us(quota_us: int | None, period_us: int | None, strategy: Strategy) -> int:
     """Return the burst of a container or pod; 0 for none. Source: policies spec 3.2.2.
 
-    Args:
-        quota_us: the CFS quota that the CPU limit stands for; None, 0 and -1 are no limit.
-        period_us: its period; None for 100 ms.
-        strategy: of the pod.
+    The CFS quota stands for the CPU limit; None, 0 and -1 are no limit. Without a period it is 100 ms.
     """
     if strategy.policy not in _POLICIES or quota_us is None or quota_us <= 0:
         return 0
@@ -68,11 +65,8 @@ class CpuBurst(Policy):
     priority: ClassVar[int] = 50
 
     def pod(self, pod: PodView, node: Node) -> PodChange | None:
-        """Return the burst of the pod's own cgroup.
-
-        The kubelet sends the sum of the containers' limits along with the sandbox, from version 1.23 on. As
-        in that sum, containers without a limit do not count.
-        """
+        """Return the burst of the pod's own cgroup."""
+        # From version 1.23 on the kubelet sends the sum of the containers' limits with the sandbox.
         values, problems = _values(pod, pod.resources, node)
         if not values and not problems:
             return None

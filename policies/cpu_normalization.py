@@ -32,20 +32,15 @@ _SHARING: Final = frozenset({QoSClass.LS, QoSClass.NONE})
 
 
 def quota_scale(ratio: float | None) -> Scale | None:
-    """Return the division of quotas by a node's ratio; None if there is nothing to divide by.
-
-    A ratio of 1 or less divides nothing: quotas are never raised. Source: policies spec 2.3.
-    """
+    """Return the division of quotas by a node's ratio; None for no division. Source: policies spec 2.3."""
+    # Quotas are never raised.
     if ratio is None or not math.isfinite(ratio) or ratio <= 1:
         return None
     return Scale(ratio)
 
 
 def shares_cpus(qos: QoSClass, *, has_cpuset: bool) -> bool:
-    """Return whether a pod runs on CPUs that it shares: `LS`, or no label and no CPUs from the scheduler.
-
-    Source: policies spec 2.3, "applies".
-    """
+    """Return whether a pod runs on CPUs that it shares. Source: policies spec 2.3, "applies"."""
     return qos is QoSClass.LS or (qos is QoSClass.NONE and not has_cpuset)
 
 

@@ -60,7 +60,6 @@ class CpuRule:
     """The shared CPUs of this node, and the kubelet's CPU manager."""
 
     pools: Pools | None = None
-    """None: not known, or there are none."""
     cpu_manager_policy: str | None = None
     """The kubelet's, `none` or `static`; None: not known."""
     uses_be_pools: bool = False
@@ -74,13 +73,6 @@ def container_cpus(
     Source: policies spec 2.4, decision order, with two differences: CPUs that the kubelet's CPU manager gave
     to this container alone are left alone unless the scheduler allocated some; and while the CPU manager's
     policy is not known, containers without a class of their own are left alone.
-
-    Args:
-        qos: the pod's class by label.
-        kube_qos: the pod's Kubernetes QoS class.
-        status: the scheduler's allocation.
-        rule: of this node.
-        has_static_cpus: whether the kubelet's CPU manager gave CPUs to this container alone.
     """
     if status.cpus is not None:
         return status.cpus
@@ -162,7 +154,6 @@ class Cpuset(Policy):
         return ContainerChange(resources=resources, requires=_NO_QUOTA_WITHOUT_CPUS, reason=_ALLOCATED)
 
     def _is_unlimited(self, pod: PodView) -> bool:
-        """Return whether a pod with allocated CPUs loses its quota."""
         return pod.qos in EXCLUSIVE and not self._options.disable_unset_cpu_quota
 
     def node(self, node: Node) -> NodeChange | None:

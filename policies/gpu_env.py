@@ -7,18 +7,12 @@ through NRI; here they are part of the change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Final
 
-from policies.annotations import (
-    DEVICE_ALLOCATED,
-    AnnotationError,
-    Place,
-    parse,
-    remembered,
-)
+from policies.annotations import DEVICE_ALLOCATED, AnnotationError, Place, parse, remembered
 from runtimeproxy.hooks import ContainerChange, ContainerView, MountSpec, PodSelector, Policy
 from runtimeproxy.node.snapshot import Node
 
@@ -66,32 +60,13 @@ class Gpu:
     memory_percent: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """The GPUs allocated to a pod."""
-
-    gpus: Sequence[Gpu] = ()
-    """In the annotation's order, without those whose number is unreadable."""
-    problems: tuple[str, ...] = ()
-    """The unreadable parts of the annotation."""
-
-
-def allocation(annotations: Mapping[str, str]) -> Allocation:
-    """Return the GPUs allocated to a pod.
-
-    Raises:
-        AnnotationError: the whole annotation is unreadable.
-    """
-    text = annotations.get(DEVICE_ALLOCATED)
-    return Allocation() if text is None else _allocation(text)
-
-
 @remembered
-def _allocation(text: str) -> Allocation:
+def _allocated(text: str) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """Return the GPUs of an annotation whose number is readable, in its order, and its problems."""
     problems: list[str] = []
     items = parse(DEVICE_ALLOCATED, text).entries().get("gpu", Place("", None)).items()
     found = [_gpu(item, problems) for item in items]
-    return Allocation(tuple(gpu for gpu in found if gpu is not None), tuple(problems))
+    return tuple(gpu for gpu in found if gpu is not None), tuple(problems)
 
 
 def _gpu(item: Place, problems: list[str]) -> Gpu | None:
@@ -117,30 +92,8 @@ def _amount(item: Place, resource: str, problems: list[str]) -> int | None:
         return None
 
 
-def hami_env(gpu: Gpu, options: GpuEnvOptions) -> Mapping[str, str]:
-    """Return the environment of HAMi's library for a share of a GPU; empty for a whole one.
-
-    Raises:
-        AnnotationError: the allocation has no memory ratio, or no memory for a share.
-    """
-    if gpu.memory_percent is None:
-        raise AnnotationError(f"annotation {DEVICE_ALLOCATED} has no {GPU_MEMORY_RATIO}")
-    if gpu.memory_percent >= _WHOLE_GPU_PERCENT:
-        return {}
-    if gpu.memory_bytes is None:
-        raise AnnotationError(f"annotation {DEVICE_ALLOCATED} has no {GPU_MEMORY}")
-    env = {"CUDA_DEVICE_MEMORY_LIMIT": str(gpu.memory_bytes)}
-    if gpu.core_percent is not None:
-        env["CUDA_DEVICE_SM_LIMIT"] = str(gpu.core_percent)
-    return env | {"LD_PRELOAD": options.hami_library_path}
-
-
 def cache_directory(container: ContainerView, options: GpuEnvOptions) -> str:
-    """Return a container's host directory for HAMi's monitor.
-
-    Raises:
-        AnnotationError: the pod's uid or the container's name is not a file name.
-    """
+    """Return a container's host directory for HAMi's monitor. Raises AnnotationError."""
     name = _cache_name(container)
     if "/" in name or not container.pod.uid:
         raise AnnotationError("pod uid and container name do not make a directory's name")
@@ -148,23 +101,23 @@ def cache_directory(container: ContainerView, options: GpuEnvOptions) -> str:
 
 
 def gpu_change(container: ContainerView, options: GpuEnvOptions) -> ContainerChange | None:
-    """Return the environment and mounts of a container; None if its pod has no GPU.
-
-    The visible GPUs are set even if the rest is unreadable: an image with the default `all` would see every
-    GPU of the node.
-    """
+    """Return the environment and mounts of a container; None if its pod has no GPU."""
+    text = container.pod.annotations.get(DEVICE_ALLOCATED)
+    if text is None:
+        return None
     try:
-        allocated = allocation(container.pod.annotations)
+        gpus, unreadable = _allocated(text)
     except AnnotationError as error:
         return ContainerChange(problems=(str(error),))
-    if not allocated.gpus:
-        return ContainerChange(problems=allocated.problems) if allocated.problems else None
-    env = {VISIBLE_DEVICES: ",".join(str(gpu.minor) for gpu in allocated.gpus)}
+    if not gpus:
+        return ContainerChange(problems=unreadable) if unreadable else None
+    # Even if the rest is unreadable: an image with the default `all` would see every GPU of the node.
+    env = {VISIBLE_DEVICES: ",".join(str(gpu.minor) for gpu in gpus)}
     mounts: tuple[MountSpec, ...] = ()
-    problems = list(allocated.problems)
+    problems = list(unreadable)
     if container.pod.labels.get(ISOLATION_PROVIDER_LABEL) == HAMI_CORE:
         try:
-            hami, mounts = _hami(container, allocated.gpus[0], options, problems)
+            hami, mounts = _hami(container, gpus[0], options, problems)
             env |= hami
         except AnnotationError as error:
             problems.append(str(error))
@@ -174,15 +127,18 @@ def gpu_change(container: ContainerView, options: GpuEnvOptions) -> ContainerCha
 def _hami(
     container: ContainerView, gpu: Gpu, options: GpuEnvOptions, problems: list[str]
 ) -> tuple[Mapping[str, str], tuple[MountSpec, ...]]:
-    """Return the environment and mounts of HAMi's library.
-
-    Raises:
-        AnnotationError: the allocation lacks a value that HAMi-core needs.
-    """
-    env = hami_env(gpu, options)
-    if not env:
+    """Return HAMi's environment and mounts; empty for a whole GPU. Raises AnnotationError."""
+    if gpu.memory_percent is None:
+        raise AnnotationError(f"annotation {DEVICE_ALLOCATED} has no {GPU_MEMORY_RATIO}")
+    if gpu.memory_percent >= _WHOLE_GPU_PERCENT:
         return {}, ()
+    if gpu.memory_bytes is None:
+        raise AnnotationError(f"annotation {DEVICE_ALLOCATED} has no {GPU_MEMORY}")
     library, directory = options.hami_library_path, options.library_directory
+    env = {"CUDA_DEVICE_MEMORY_LIMIT": str(gpu.memory_bytes)}
+    if gpu.core_percent is not None:
+        env["CUDA_DEVICE_SM_LIMIT"] = str(gpu.core_percent)
+    env["LD_PRELOAD"] = library
     mounts = (MountSpec(host_path=library, container_path=library), _writable(_LOCK_PATH, _LOCK_PATH))
     if not options.hami_vgpu_monitor:
         return env, mounts

@@ -49,10 +49,7 @@ def is_on(strategies: Strategies) -> bool:
 
 
 def directory_identity(directory: KubeQoSClass, qos: QoSStrategy) -> int | None:
-    """Return the identity of the directory of a Kubernetes QoS class; that of `kubepods` is 0.
-
-    Source: policies spec 2.1, "dir".
-    """
+    """Return the identity of the directory of a Kubernetes QoS class. Source: policies spec 2.1, "dir"."""
     if directory is KubeQoSClass.GUARANTEED:
         return _NEUTRAL
     of_class = qos.ls_class if directory is KubeQoSClass.BURSTABLE else qos.be_class
@@ -98,13 +95,11 @@ class GroupIdentity(Policy):
         return None if identity is None else CgroupChange(cgroup={BVT: identity}, reason=_REASON)
 
     def node(self, node: Node) -> NodeChange | None:
-        """Return the kernel's switches, core scheduling's first, and the identities of host applications.
-
-        The two exclude each other. Where the sysctl does not exist group identity is always on.
-        """
+        """Return the kernel's switches, core scheduling's first, and the identities of host applications."""
         strategies = node.strategies
         if not is_on(strategies):
             return None
+        # The two exclude each other. Where the sysctl does not exist group identity is always on.
         sysctl: dict[str, int | str] = {}
         if Feature.GROUP_IDENTITY_SYSCTL in node.features:
             if Feature.CORE_SCHED in node.features:

@@ -33,10 +33,6 @@ def host_application_cgroup(application: HostApplication, cgroup_driver: str | N
 
     Source: policies spec 1.6.11.
 
-    Args:
-        application: as configured.
-        cgroup_driver: the kubelet's; None if it is not known.
-
     Raises:
         ValueError: the driver is not known and the path depends on it, or the path leaves its base, or names
             a cgroup of the kubelet's.
@@ -66,10 +62,7 @@ def host_application_cgroup(application: HostApplication, cgroup_driver: str | N
 
 
 def _is_kubelets(names: Sequence[str]) -> bool:
-    """Return whether a cgroup is that of a QoS class, or of a pod or in one: these have values of their own.
-
-    Source: policies spec 1.7.
-    """
+    """Return whether a cgroup is that of a QoS class, or of a pod or in one. Source: policies spec 1.7."""
     if "kubepods" in names:
         below = names[names.index("kubepods") + 1 :]
         below = below[1:] if below and below[0] in ("burstable", "besteffort") else below
@@ -84,12 +77,8 @@ def host_application_values(
 ) -> tuple[dict[str, Mapping[str, int | str]], tuple[str, ...]]:
     """Return the values of all host applications' cgroups, by path, and the problems with some of them.
 
-    Of two with the same cgroup the first counts.
-
-    Args:
-        applications: as configured.
-        cgroup_driver: the kubelet's; None if it is not known.
-        value_of: the values of a class by cgroup parameter; a ValueError leaves that application out.
+    The first application of a cgroup wins. `value_of` gives the values of a class by cgroup parameter; a
+    ValueError leaves that application out.
     """
     cgroups: dict[str, Mapping[str, int | str]] = {}
     names: dict[str, str] = {}

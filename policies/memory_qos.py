@@ -16,10 +16,11 @@ files that the node's kernel lacks are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, Final, NamedTuple
 
 from policies.annotations import AnnotationError, BatchContainer, batch_specification
+from runtimeproxy.fields.tables import NEUTRAL, PARAMETERS
 from runtimeproxy.hooks import (
     CgroupChange,
     ContainerChange,
@@ -30,7 +31,6 @@ from runtimeproxy.hooks import (
     Policy,
     ResolvedPod,
 )
-from runtimeproxy.hooks.algebra import NEUTRAL
 from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.slo.names import MEMORY_QOS
@@ -40,22 +40,9 @@ from runtimeproxy.units import MAX_INT64, UNLIMITED
 PAGE_BYTES: Final = 4_096
 """The page that Koordinator rounds to. Source: policies spec 3.6, floor_page."""
 
-_FILES: Final[Mapping[Feature, tuple[str, ...]]] = {
-    Feature.MEMORY_PROTECTION: ("memory.min", "memory.low", "memory.high"),
-    Feature.MEMORY_WMARK: (
-        "memory.wmark_ratio",
-        "memory.wmark_scale_factor",
-        "memory.wmark_min_adj",
-    ),
-    Feature.MEMORY_PRIORITY: ("memory.priority", "memory.use_priority_oom"),
-    Feature.MEMORY_OOM_GROUP: ("memory.oom.group",),
-    Feature.MEMORY_PAGECACHE_LIMIT: (
-        "memory.pagecache_limit.enable",
-        "memory.pagecache_limit.size",
-        "memory.pagecache_limit.sync",
-    ),
+_FEATURE_OF: Final = {
+    name: Feature(each.feature) for name, each in PARAMETERS.items() if each.feature.startswith("memory-")
 }
-_FEATURE_OF: Final = {name: feature for feature, names in _FILES.items() for name in names}
 _PROTECTING: Final = ("memory.min", "memory.low")
 _OFF: Final = Strategy()
 _REASON: Final = "memory QoS of the class"
@@ -101,20 +88,14 @@ def protected_bytes(request_bytes: int, strategy: Strategy) -> dict[str, int]:
 
 
 class MemoryBound(NamedTuple):
-    """What no memory can be protected above."""
+    """An upper bound of memory protection."""
 
     amount_bytes: int
     what: str
-    """For problems."""
 
 
 def bounds_of(*limits_bytes: int | None, node: Node) -> tuple[MemoryBound, ...]:
-    """Return what bounds the protection of a pod, container or directory, as far as it is known.
-
-    Args:
-        limits_bytes: its memory limits; -1 and 0 for none, None: not known.
-        node: whose allocatable memory counts, else all that the machine has.
-    """
+    """Return the known bounds on the protection of a pod, container or directory with these memory limits."""
     bounds = [MemoryBound(each, "the memory limit") for each in limits_bytes if each is not None and each > 0]
     if allocatable := (node.allocatable or {}).get("memory"):
         bounds.append(MemoryBound(allocatable, "the node's allocatable memory"))
@@ -126,11 +107,8 @@ def bounds_of(*limits_bytes: int | None, node: Node) -> tuple[MemoryBound, ...]:
 def within_bounds(
     values: Mapping[str, int], bounds: Sequence[MemoryBound]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the values with `memory.min` and `memory.low` within bounds, and a problem for each above them.
-
-    Koordinator has no bound: a pod's author could protect more memory than the node has, and with it all that
-    the pod ever touches.
-    """
+    """Return the values with `memory.min` and `memory.low` within bounds, and a problem for each above."""
+    # Koordinator has no bound: a pod's author could protect more memory than the node has.
     found, problems = dict(values), []
     least = min(bounds, default=None)
     for name in _PROTECTING:
@@ -145,13 +123,7 @@ def high_bytes(
 ) -> int | None:
     """Return `memory.high` of a container, -1 for `max`; None if it is not configured or not known.
 
-    Source: policies spec 3.6.
-
-    Args:
-        request_bytes: memory request.
-        limit_bytes: memory limit; -1 and 0 for none.
-        allocatable_bytes: of the node, in place of the limit where there is none; None: not known.
-        strategy: of the pod.
+    Without a limit (-1 and 0) the node's allocatable memory takes its place. Source: policies spec 3.6.
     """
     percent = strategy.throttling_percent
     if percent is None:
@@ -183,12 +155,7 @@ def class_values(strategy: Strategy) -> dict[str, int]:
 
 
 def page_cache_values(limit_bytes: int, strategy: Strategy) -> dict[str, int]:
-    """Return the bounds of a pod's page cache. Source: policies spec 3.6.
-
-    Args:
-        limit_bytes: the pod's memory limit; -1 and 0 for none.
-        strategy: of the pod.
-    """
+    """Return the bounds of a pod's page cache; limits of -1 and 0 are none. Source: policies spec 3.6."""
     size = strategy.page_cache_limit_size
     if size is not None:
         size = min(size, limit_bytes) if limit_bytes > 0 else size
@@ -231,22 +198,16 @@ def pod_values(amounts: MemoryAmounts, strategy: Strategy) -> dict[str, int]:
 
 
 def directory_values(pods: Sequence[Mapping[str, int | str]], strategy: Strategy | None) -> dict[str, int]:
-    """Return the values of a directory of pods: the sums of `memory.min` and `memory.low`, and its priority.
-
-    Without the sums the kernel gives the pods in it no protection.
-
-    Args:
-        pods: the resolved values of all pods below it.
-        strategy: of the directory's class; None for `kubepods`, which holds all classes.
-    """
+    """Return the sums of `memory.min` and `memory.low` of a directory of pods, and its class's priority."""
     values: dict[str, int] = {}
+    # Without the sums the kernel gives the pods in it no protection. `kubepods` holds all classes.
     for name in _PROTECTING:
         amounts = [value for pod in pods if isinstance(value := pod.get(name), int)]
         # One pod with `max` protects all that there is.
         values[name] = MAX_INT64 if UNLIMITED in amounts else min(sum(amounts), MAX_INT64)
     if strategy is not None:
         of_class = class_values(strategy)
-        values |= {name: of_class[name] for name in _FILES[Feature.MEMORY_PRIORITY] if name in of_class}
+        values |= {name: of_class[name] for name in of_class if _FEATURE_OF[name] is Feature.MEMORY_PRIORITY}
     return values
 
 
@@ -266,7 +227,7 @@ class MemoryQoS(Policy):
         {Input.POD_REQUESTS, Input.NODE_OBJECT, Input.MEMORY, Input.KUBELET}
     )
     strategy_parts: ClassVar[frozenset[str]] = frozenset({"memory_qos"})
-    optional_features: ClassVar[frozenset[str]] = frozenset(_FILES)
+    optional_features: ClassVar[frozenset[str]] = frozenset(_FEATURE_OF.values())
     priority: ClassVar[int] = 55
     is_default: ClassVar[bool] = False
 
@@ -276,12 +237,11 @@ class MemoryQoS(Policy):
         strategy, problems = of_pod.memory_qos, of_pod.problems_of(MEMORY_QOS)
         values: Mapping[str, int] = {}
         if strategy != _OFF:
-            amounts, unreadable = pod_amounts(pod, node)
+            amounts, unknown = _known_amounts(lambda: pod_amounts(pod, node), strategy)
             limits = amounts.limit_bytes, pod.resources.memory_limit_bytes
             found, above = within_bounds(pod_values(amounts, strategy), bounds_of(*limits, node=node))
             values = _claimed(found, node)
-            problems += above + unknown_amounts(amounts, strategy, unreadable)
-            problems += left_to_unknown_kubelet(pod, values, node)
+            problems += above + unknown + left_to_unknown_kubelet(pod, values, node)
         if not values and not problems:
             return None
         return PodChange(cgroup=values, problems=problems, reason=_REASON)
@@ -291,13 +251,13 @@ class MemoryQoS(Policy):
         strategy = node.strategy_for(container.pod).memory_qos
         if strategy == _OFF:
             return None
-        amounts, unreadable = container_amounts(container, node)
+        amounts, unknown = _known_amounts(lambda: container_amounts(container, node), strategy)
         allocatable = (node.allocatable or {}).get("memory")
         limits = amounts.limit_bytes, container.requested.memory_limit_bytes
         bounds = bounds_of(*limits, node=node)
         found, above = within_bounds(container_values(amounts, allocatable, strategy), bounds)
         values = _claimed(found, node)
-        problems = above + unknown_amounts(amounts, strategy, unreadable)
+        problems = above + unknown
         if not values and not problems:
             return None
         return ContainerChange(cgroup=values, problems=problems, reason=_REASON)
@@ -317,22 +277,17 @@ class MemoryQoS(Policy):
 
 
 def written_by_kubelet(qos: KubeQoSClass, node: Node) -> frozenset[str]:
-    """Return what the kubelet writes to a directory of pods itself: the sums of their requests, or 0.
-
-    All that it may write if its version is not known.
-    """
+    """Return what the kubelet writes, or may write, to a directory of pods itself: sums of requests, or 0."""
     if node.kubelet is None or node.facts.cgroup_version == 1:
         return frozenset()
     return node.kubelet.class_memory.get(qos, frozenset())
 
 
 def left_to_unknown_kubelet(pod: PodView, values: Iterable[str], node: Node) -> tuple[str, ...]:
-    """Return the problem that values of a pod may have no effect, as those of its directories are left alone.
-
-    They are left to a kubelet that writes them in some versions, and its version is not known.
-    """
+    """Return the problem that values of a pod may lack effect, as those of its directories are left alone."""
     if node.kubelet is None or node.kubelet.version:
         return ()
+    # A kubelet writes them in some versions.
     left = written_by_kubelet(pod.kube_qos, node) | written_by_kubelet(KubeQoSClass.GUARANTEED, node)
     if left.isdisjoint(values):
         return ()
@@ -341,51 +296,45 @@ def left_to_unknown_kubelet(pod: PodView, values: Iterable[str], node: Node) -> 
     return (f"{names} of QoS classes may not cover it: {why}",)
 
 
-def pod_amounts(pod: PodView, node: Node) -> tuple[MemoryAmounts, tuple[str, ...]]:
-    """Return request and limit of a pod, and what of its annotation cannot be read.
+def pod_amounts(pod: PodView, node: Node) -> MemoryAmounts:
+    """Return request and limit of a pod. Raises AnnotationError.
 
     Of `BE` pods: the batch memory. Of others: the request from the kubelet's own state; without that the
     limit of a Guaranteed pod, which is its request, and nothing for a best-effort pod. The limit is that of
     the sandbox, which the kubelet sends from version 1.23 on.
     """
     if pod.qos is QoSClass.BE:
-        try:
-            batch = batch_specification(pod.annotations).containers.values()
-        except AnnotationError as error:
-            return MemoryAmounts(None, None), (str(error),)
-        return sum_of(batch_amounts(each) for each in batch), ()
+        return sum_of(map(batch_amounts, batch_specification(pod.annotations).containers.values()))
     limit = pod.resources.memory_limit_bytes
     request = _known_request(pod.kube_qos, limit)
     if requests := node.requests_of(pod):
         request = sum(each.get("memory", 0) for each in requests.values())
-    return MemoryAmounts(request, limit or UNLIMITED), ()
+    return MemoryAmounts(request, limit or UNLIMITED)
 
 
-def container_amounts(container: ContainerView, node: Node) -> tuple[MemoryAmounts, tuple[str, ...]]:
-    """Return request and limit of a container, and what cannot be read; as `pod_amounts`."""
+def container_amounts(container: ContainerView, node: Node) -> MemoryAmounts:
+    """Return request and limit of a container, as `pod_amounts`. Raises AnnotationError."""
     pod = container.pod
     if pod.qos is QoSClass.BE:
-        try:
-            batch = batch_specification(pod.annotations).containers.get(container.name)
-        except AnnotationError as error:
-            return MemoryAmounts(None, None), (str(error),)
-        return MemoryAmounts(0, UNLIMITED) if batch is None else batch_amounts(batch), ()
+        batch = batch_specification(pod.annotations).containers.get(container.name)
+        return MemoryAmounts(0, UNLIMITED) if batch is None else batch_amounts(batch)
     limit = container.requested.memory_limit_bytes
     known = node.requests_of(pod).get(container.name)
     request = _known_request(pod.kube_qos, limit) if known is None else known.get("memory", 0)
-    return MemoryAmounts(request, limit or UNLIMITED), ()
+    return MemoryAmounts(request, limit or UNLIMITED)
 
 
-def unknown_amounts(
-    amounts: MemoryAmounts, strategy: Strategy, unreadable: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Return the problems if the strategy depends on a memory request that is not known."""
+def _known_amounts(
+    read: Callable[[], MemoryAmounts], strategy: Strategy
+) -> tuple[MemoryAmounts, tuple[str, ...]]:
+    """Return amounts, and the problems if the strategy depends on a memory request that is not known."""
+    reason = "memory.min, memory.low and memory.high are left alone: the memory request is not known"
+    try:
+        amounts = read()
+    except AnnotationError as error:
+        amounts, reason = MemoryAmounts(None, None), str(error)
     uses = strategy.min_limit_percent or strategy.low_limit_percent or strategy.throttling_percent
-    if amounts.request_bytes is not None or not uses:
-        return ()
-    return unreadable or (
-        "memory.min, memory.low and memory.high are left alone: the memory request is not known",
-    )
+    return amounts, (reason,) if amounts.request_bytes is None and uses else ()
 
 
 def _known_request(kube_qos: KubeQoSClass, limit_bytes: int | None) -> int | None:

@@ -1,11 +1,11 @@
-"""The command `check-slo`: what strategies in files say, where each value comes from, and what is wrong."""
+"""The command `check-slo`: the strategies in files, the origin of each value, and problems."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -26,14 +26,14 @@ from runtimeproxy.node.objects import (
     has_incomplete,
 )
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
-from runtimeproxy.pods.records import Lifecycle, PodRecord
+from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.qos import kube_qos_class, qos_class
 from runtimeproxy.simulate.files import UnusableInputError, content, node_name, object_files, pairs
 from runtimeproxy.simulate.manifests import read_pods
 from runtimeproxy.slo.keys import SECTIONS
 from runtimeproxy.slo.loading import Loaded, NodeSlo, Text, load
 from runtimeproxy.slo.names import CONFIG_MAP
-from runtimeproxy.slo.pod_names import name_problems
+from runtimeproxy.slo.object_names import POD_NAMES, name_problems
 from runtimeproxy.slo.reading import Problem, json_key
 from runtimeproxy.slo.strategies import BY_DEFAULT, Layer, PodStrategy, Provenance, Strategies
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
 
 _NO_LABELS: Final = (
-    "no labels of a node are known, so no node strategy counts: give its Node object, or --node-labels"
+    "no labels of a node are known, so no node strategy applies: give its Node object, or --node-labels"
 )
 _PARTS: Final = ("cpu_burst", "cpu_qos", "memory_qos", "resctrl_qos", "network_qos", "blkio_qos", "eviction")
 
@@ -57,38 +57,26 @@ class Row(NamedTuple):
     provenance: Provenance
 
 
-class SkipLabel(NamedTuple):
-    """The label of pods that are left alone."""
-
-    key: str
-    value: str
-
-    def is_on(self, labels: Mapping[str, str]) -> bool:
-        """Returns whether a pod with these labels is left alone."""
-        return bool(self.key) and labels.get(self.key) == self.value
-
-
 class Running(NamedTuple):
-    """What the strategies mean for the pods of this node."""
+    """The effect of the strategies on the pods of this node, as numbers of pods."""
 
-    file: str
-    """The checkpoint."""
+    checkpoint: str
+    """Path of the file that has the pods."""
     pods: int
-    """All that run."""
-    skipped: int
-    """Those whose label says that they are left alone."""
     touched: int
-    """Those for which something is other than without any strategy."""
+    """With other values than without any strategy."""
     changed: int | None
-    """Those for which something is other than by the strategies that the instance here saved last; None: it
-    saved none."""
+    """With other values than by the strategies that the instance here saved last; None: it saved none."""
+    skipped: int
+    """With the label of pods that are left alone."""
     by_part: Mapping[str, int]
+    """By a part of `PodStrategy` in Koordinator's words."""
     by_pod_strategy: Mapping[str, int]
 
 
 @dataclass(slots=True)
 class _Input:
-    """What the files hold."""
+    """The content of the files."""
 
     texts: dict[str, Text] = field(default_factory=dict)
     node: NodeObject = field(default_factory=NodeObject)
@@ -98,15 +86,7 @@ class _Input:
 
 
 def check(arguments: Namespace, settings: Settings) -> tuple[str, bool]:
-    """Returns what to print, and whether the strategies are good.
-
-    Args:
-        arguments: the command's own, as parsed.
-        settings: where the state is, and the label of pods that are left alone.
-
-    Raises:
-        UsageError: a file or argument cannot be used.
-    """
+    """Returns what to print, and whether the strategies are good. Raises UsageError."""
     found = _read_files(arguments.files)
     labels = {**found.node.labels, **pairs(arguments.node_labels, "--node-labels")}
     annotations = {**found.node.annotations, **pairs(arguments.node_annotations, "--node-annotations")}
@@ -118,14 +98,16 @@ def check(arguments: Namespace, settings: Settings) -> tuple[str, bool]:
     if not labels and any(config.nodes for config in loaded.good.values()):
         found.notes.append(_NO_LABELS)
     state_dir = Path(settings.state.dir)
-    skip = SkipLabel(settings.hooks.skip_label_key, settings.hooks.skip_label_value)
-    if pod is not None and skip.is_on(pod.labels):
-        found.notes.append(f"the pod's label {skip.key} says that it is left alone")
+    skip_key, skip_value = settings.hooks.skip_label_key, settings.hooks.skip_label_value
+
+    def is_skipped(labels: Mapping[str, str]) -> bool:
+        return bool(skip_key) and labels.get(skip_key) == skip_value
+
+    if pod is not None and is_skipped(pod.labels):
+        found.notes.append(f"the pod's label {skip_key} says that it is left alone")
     present = _present(state_dir, labels, annotations)
-    running, reason = _running(loaded.strategies, present, state_dir, skip)
-    report = _Report(
-        found, labels, loaded, pod, arguments.pod or "", strategy, running, reason, arguments.strict
-    )
+    running = _running(loaded.strategies, present, state_dir, is_skipped)
+    report = _Report(found, labels, loaded, pod, arguments.pod or "", strategy, running, arguments.strict)
     if arguments.output == "json":
         return report.as_json(), report.is_good
     return "\n".join(map(printable, report.as_text())), report.is_good
@@ -138,8 +120,8 @@ class _Report(NamedTuple):
     pod: PodView | None
     pod_file: str
     strategy: PodStrategy | None
-    running: Running | None
-    no_running: str
+    running: Running | str
+    """Or why it is not known."""
     is_strict: bool
 
     @property
@@ -152,7 +134,7 @@ class _Report(NamedTuple):
     def _problems(self) -> list[Problem]:
         of_pod = self.strategy.problems if self.strategy else ()
         if self.pod is not None:
-            of_pod = (*of_pod, *name_problems(self.pod))
+            of_pod = (*of_pod, *name_problems(POD_NAMES, self.pod.labels, self.pod.annotations))
         return [*self.loaded.problems, *(each._replace(file=self.pod_file) for each in of_pod)]
 
     def as_text(self) -> Iterator[str]:
@@ -176,12 +158,12 @@ class _Report(NamedTuple):
             yield "valid" if self.found.texts or self.found.node_slo is not None else "nothing to check"
 
     def _running_text(self) -> Iterator[str]:
-        if self.running is None:
-            yield f"running pods: {self.no_running}"
-            return
         running = self.running
+        if isinstance(running, str):
+            yield f"running pods: {running}"
+            return
         yield f"running pods: {running.touched} of {running.pods} get other values than without strategies"
-        yield from (f"  {json_key(part)}: {count}" for part, count in running.by_part.items())
+        yield from (f"  {part}: {count}" for part, count in running.by_part.items())
         yield from (f"  pod strategy {name}: {count}" for name, count in running.by_pod_strategy.items())
         if running.changed is not None:
             yield f"  other values than by the present strategies: {running.changed}"
@@ -205,19 +187,10 @@ class _Report(NamedTuple):
                 "kubeQOSClass": self.pod.kube_qos,
                 "strategy": [_as_json(row) for row in _rows(self.strategy, self.strategy.provenance)],
             }
-        report["runningPods"] = (
-            {
-                "checkpoint": self.running.file,
-                "pods": self.running.pods,
-                "touched": self.running.touched,
-                "changed": self.running.changed,
-                "skipped": self.running.skipped,
-                "byPart": {json_key(part): count for part, count in self.running.by_part.items()},
-                "byPodStrategy": self.running.by_pod_strategy,
-            }
-            if self.running is not None
-            else {"unknown": self.no_running}
-        )
+        if isinstance(self.running, str):
+            report["runningPods"] = {"unknown": self.running}
+        else:
+            report["runningPods"] = {json_key(name): each for name, each in self.running._asdict().items()}
         text = json.dumps(report, indent=2, ensure_ascii=False)
         return text.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair, as JSON escapes it
 
@@ -269,14 +242,7 @@ def _read_files(names: Sequence[str]) -> _Input:
 
 
 def _take(each: Object | Rejected | Ignored, file: str, found: _Input, *, is_other: bool) -> None:
-    """Takes what is read of an object.
-
-    Args:
-        each: the object.
-        file: where it is.
-        found: gets it.
-        is_other: whether its file holds nothing that is read.
-    """
+    """Adds one object to `found`; `is_other`: its file holds nothing that is read."""
     if isinstance(each, Rejected):
         found.problems.append(f"{file}: {each.kind}: {each.reason}")
     elif isinstance(each, Ignored):
@@ -287,7 +253,7 @@ def _take(each: Object | Rejected | Ignored, file: str, found: _Input, *, is_oth
             found.problems.append(f"{file}: {each.kind}: has no data; is it half written?")
         for key, text in each.value.data.items():
             if key in found.texts:
-                found.problems.append(f"{file}: {key}: is in {found.texts[key].file}, too, which counts")
+                found.problems.append(f"{file}: {key}: is in {found.texts[key].file}, too, which is used")
             found.texts.setdefault(key, Text(file, text))
     elif isinstance(each.value, NodeObject):
         found.node = each.value
@@ -297,7 +263,7 @@ def _take(each: Object | Rejected | Ignored, file: str, found: _Input, *, is_oth
 
 def _read_pod(path: Path) -> PodView:
     try:
-        pods = read_pods(parse_documents(content(path))).pods
+        pods = read_pods(parse_documents(content(path)))
     except InputError as error:
         raise UnusableInputError(f"{path}: {error}") from None
     if len(pods) != 1:
@@ -326,31 +292,24 @@ def _present(state_dir: Path, labels: Mapping[str, str], annotations: Mapping[st
 
 
 def _running(
-    strategies: Strategies, present: Strategies | None, state_dir: Path, skip: SkipLabel
-) -> tuple[Running | None, str]:
+    strategies: Strategies,
+    present: Strategies | None,
+    state_dir: Path,
+    is_skipped: Callable[[Mapping[str, str]], bool],
+) -> Running | str:
     checkpoint = CheckpointFile(state_dir, read_only=True)
     try:
         if not checkpoint.path.exists():
-            return None, f"not known, there is no checkpoint {checkpoint.path}"
+            return f"not known, there is no checkpoint {checkpoint.path}"
         saved = checkpoint.load()
     except OSError as error:
-        return None, f"not known, the checkpoint {checkpoint.path} cannot be read: {error.strerror}"
+        return f"not known, the checkpoint {checkpoint.path} cannot be read: {error.strerror}"
     except CheckpointError as error:
-        return None, f"not known: {error}"
+        return f"not known: {error}"
     finally:
         checkpoint.close()
     running = [each for each in saved.pods if each.state is Lifecycle.RUNNING]
-    return _counted(strategies, present, running, skip, str(checkpoint.path)), ""
-
-
-def _counted(
-    strategies: Strategies,
-    present: Strategies | None,
-    running: Sequence[PodRecord],
-    skip: SkipLabel,
-    file: str,
-) -> Running:
-    pods = [each for each in running if not skip.is_on(each.labels)]
+    pods = [each for each in running if not is_skipped(each.labels)]
     without = Strategies()
     touched = changed = 0
     by_part: Counter[str] = Counter()
@@ -367,18 +326,18 @@ def _counted(
         parts = _differences(strategy, without.for_pod(view))
         touched += bool(parts)
         changed += present is not None and bool(_differences(strategy, present.for_pod(view)))
-        by_part.update(parts)
+        by_part.update(map(json_key, parts))
         by_strategy.update(
             {each.strategy for each in strategy.provenance.values() if each.source is Layer.POD}
         )
     return Running(
-        file=file,
+        checkpoint=str(checkpoint.path),
         pods=len(running),
-        skipped=len(running) - len(pods),
         touched=touched,
         changed=None if present is None else changed,
-        by_part=dict(by_part),
-        by_pod_strategy=dict(by_strategy),
+        skipped=len(running) - len(pods),
+        by_part=by_part,
+        by_pod_strategy=by_strategy,
     )
 
 

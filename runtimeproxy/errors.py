@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final
 
@@ -68,6 +69,10 @@ class ConfigError(RuntimeProxyError):
 class PolicyLoadError(RuntimeProxyError):
     """A policy that cannot be loaded: misspelled hook, wrong signature, duplicate name."""
 
+    def __init__(self, reason: str, origin: str = "") -> None:
+        super().__init__(f"{origin}: {reason}" if origin else reason)
+        self.reason = reason
+
 
 class RefusalError(RuntimeProxyError):
     """Raised by a policy to refuse the call: the kubelet gets this code and text.
@@ -90,3 +95,11 @@ def described(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - an exception's own __str__ is a third party's code too
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Returns the end of a text about a wrong name: the nearest known one with a prefix; empty for none."""
+    import difflib  # start-up time, spent only where a name is wrong
+
+    guess = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {prefix}{guess[0]}?" if guess else ""

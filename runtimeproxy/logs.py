@@ -150,7 +150,6 @@ class LogHandler(logging.Handler):
 
     @property
     def dropped(self) -> int:
-        """Records lost since the start because the queue was full or the stream failed."""
         return self._overflowed + self._failed
 
     def handle(self, record: logging.LogRecord) -> bool:

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from runtimeproxy.errors import StatusCode
-from runtimeproxy.http2.client import GrpcClient, RpcError, UnusableError, request_block
+from runtimeproxy.http2.client import GrpcClient, RpcError, Server, UnusableError, request_block
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -44,15 +44,15 @@ class BlockingClient:
     The connection has a thread of its own, so that the server's PINGs are answered while nobody calls.
 
     Args:
-        path: the server's socket.
+        server: its address; a text is the path of a socket.
         max_answer_bytes: of one answer.
         reconnects: see `GrpcClient`.
     """
 
     def __init__(
-        self, path: str, max_answer_bytes: int = MAX_ANSWER_BYTES, *, reconnects: bool = True
+        self, server: str | Server, max_answer_bytes: int = MAX_ANSWER_BYTES, *, reconnects: bool = True
     ) -> None:
-        self._client = GrpcClient(path, max_answer_bytes, reconnects=reconnects)
+        self._client = GrpcClient(server, max_answer_bytes, reconnects=reconnects)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="grpc-client", daemon=True)
         self._thread.start()
@@ -71,7 +71,6 @@ class BlockingClient:
         return _Stub(service, self._function)
 
     def close(self) -> None:
-        """Ends all calls, and the connection."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -123,7 +122,8 @@ class _AsyncMethod:
 
     def __init__(self, client: GrpcClient, method: MethodDescriptor) -> None:
         self._client = client
-        self._block = request_block(f"/{method.containing_service.full_name}/{method.name}")
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        self._block = request_block(path, client.server)
         self._answer: type[Message] = GetMessageClass(method.output_type)
         self.function: Callable[..., Any] = self._streaming if method.server_streaming else self._unary
 
@@ -189,7 +189,6 @@ class _Answers:
         return None
 
     def cancel(self) -> None:
-        """No more answers are wanted."""
         self._call.cancel()
 
     def _put(self, message: bytes) -> None:

@@ -204,6 +204,14 @@ def format_memory_max(limit_bytes: int) -> str:
     return "max" if limit_bytes < 0 else str(limit_bytes)
 
 
+def parse_integer(text: str) -> int:
+    """Return a decimal number; ValueError for any other text."""
+    # int() takes spaces, underscores and digits of other scripts.
+    if not (text.isascii() and text.removeprefix("-").isdecimal() and len(text) <= 20):
+        raise ValueError(f"{text[:64]!r} is not a whole number")
+    return int(text)
+
+
 def quantity_bytes(text: str) -> int:
     """Return a Kubernetes quantity (`2Gi`, `500`, `1.5`) as a whole number, rounded away from zero.
 

@@ -2,15 +2,18 @@
 ending."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 
 import pytest
 
 from runtimeproxy.background import BackgroundTasks, BackgroundThreads
+from tests.lab.deadline import wait_until
 
 WAIT_S = 30.0
 
@@ -37,6 +40,29 @@ def test_results_and_errors_reach_who_waits(threads: BackgroundThreads) -> None:
     with pytest.raises(ZeroDivisionError):
         threads.submit(lambda: 1 / 0).result(WAIT_S)
     assert threads.submit(len, "abc").result(WAIT_S) == 3
+
+
+class Large:
+    """Stands for a long request."""
+
+
+def test_what_failed_work_had_is_free_without_a_garbage_collection(threads: BackgroundThreads) -> None:
+    found: list[weakref.ref[Large]] = []
+
+    def fail() -> None:
+        large = Large()
+        found.append(weakref.ref(large))
+        raise ValueError(large)
+
+    gc.disable()
+    try:
+        error = threads.submit(fail).exception(WAIT_S)
+        assert isinstance(error, ValueError)
+        del error
+        # The thread lets go of it soon after.
+        wait_until(lambda: found[0]() is None, "the end of what it had")
+    finally:
+        gc.enable()
 
 
 def test_as_many_run_at_once_as_there_may_be_threads(threads: BackgroundThreads) -> None:

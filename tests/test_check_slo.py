@@ -269,7 +269,7 @@ def test_a_text_that_is_no_yaml_is_a_problem(run: Run) -> None:
 def test_a_key_in_two_files_is_a_problem(run: Run) -> None:
     code, out, _ = run(write("a.json", CONFIG_MAP), write("b.json", CONFIG_MAP))
     assert code == 1
-    assert "error: b.json: cpu-burst-config: is in a.json, too, which counts" in out
+    assert "error: b.json: cpu-burst-config: is in a.json, too, which is used" in out
 
 
 def test_an_invalid_annotation_of_the_pod_is_a_problem(run: Run) -> None:
@@ -319,7 +319,7 @@ def test_running_pods_are_counted_from_the_checkpoint(run: Run, tmp_path: Path) 
     before = (tmp_path / "state" / "records.db").read_bytes()
     code, out, _ = run(write("slo.json", CONFIG_MAP))
     assert code == 0
-    assert out.startswith("note: no labels of a node are known, so no node strategy counts")
+    assert out.startswith("note: no labels of a node are known, so no node strategy applies")
     assert out.partition("running pods: ")[2] == (
         "1 of 4 get other values than without strategies\n"
         "  cpuBurst: 1\n"

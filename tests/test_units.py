@@ -417,3 +417,16 @@ def test_cpu_list_survives_writing_and_reading(cpus: frozenset[int]) -> None:
 )
 def test_quotas_as_systemd_rounds_them(quota_us: int, period_us: int, expected: int) -> None:
     assert units.rounded_quota(quota_us, period_us) == expected
+
+
+@pytest.mark.parametrize(("text", "number"), [("0", 0), ("-5", -5), ("9" * 20, 10**20 - 1)])
+def test_a_whole_number(text: str, number: int) -> None:
+    assert units.parse_integer(text) == number
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-", "--5", " 5", "1_000", "+5", "5.0", "\N{ARABIC-INDIC DIGIT FIVE}", "9" * 21]
+)
+def test_what_is_no_whole_number(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a whole number"):
+        units.parse_integer(text)

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from runtimeproxy.cgroups.formats import Value
-from runtimeproxy.cgroups.parameters import PARAMETERS, Direction
+from runtimeproxy.fields.declaration import Direction
+from runtimeproxy.fields.formats import Value
+from runtimeproxy.fields.tables import PARAMETERS
 from runtimeproxy.units import UNLIMITED, format_cpu_list, parse_cpu_list
 
 _RANK = {name: rank for rank, name in enumerate(PARAMETERS)}

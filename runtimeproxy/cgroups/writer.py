@@ -12,12 +12,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from runtimeproxy.cgroups.formats import FileFormat, Value, weight_v2
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, Mount, find_mounts
 from runtimeproxy.cgroups.order import Key, Step, plan
 from runtimeproxy.cgroups.pace import rest
-from runtimeproxy.cgroups.parameters import PARAMETERS, check_value
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.fields.formats import FileFormat, Value, weight_v2
+from runtimeproxy.fields.tables import PARAMETERS, check_value
 from runtimeproxy.units import WeightFormula
 
 _SHARES = "cpu.shares"

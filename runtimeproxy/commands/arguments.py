@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH
 from runtimeproxy.config.sources import FLAGS
+from runtimeproxy.errors import did_you_mean
 
 PROGRAM: Final = "koord-runtime-proxy"
 
@@ -106,7 +107,7 @@ def without_wrong_flags(argv: Sequence[str], commands: Sequence[Command]) -> tup
         name, equals, value = argument.partition("=")
         following = remaining[:1] if not equals else []
         if name.startswith("--") and name != "--" and name not in known:
-            wrong.append(f"unknown flag {name}" + _suggestion(name, known))
+            wrong.append(f"unknown flag {name}" + did_you_mean(name, known))
             if following and not following[0].startswith("-") and following[0] not in command_names:
                 del remaining[0]
         elif (allowed := choices.get(name)) and (given := [value] if equals else following):
@@ -120,13 +121,6 @@ def without_wrong_flags(argv: Sequence[str], commands: Sequence[Command]) -> tup
         else:
             kept.append(argument)
     return kept, wrong
-
-
-def _suggestion(name: str, known: Sequence[str]) -> str:
-    import difflib  # start-up time, spent only where a name is wrong
-
-    guess = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {guess[0]}?" if guess else ""
 
 
 def flags(*, is_shown: bool = True) -> Parser:

@@ -50,12 +50,7 @@ def audit(arguments: Namespace) -> int:
 
 
 def audit_words(entry: api_pb2.AuditEntry, *, is_short: bool) -> Words:
-    """One entry as a line.
-
-    Args:
-        entry: the entry.
-        is_short: the time of the day only, and no ids.
-    """
+    """One entry as a line; a short one has the time of the day only, and no ids."""
     time: datetime = moment(entry.time).astimezone()
     stamp = time.strftime("%H:%M:%S") if is_short else time.isoformat(timespec="milliseconds")
     place = "/".join(part for part in (entry.namespace, entry.pod, entry.container) if part) or entry.target

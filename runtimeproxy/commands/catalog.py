@@ -10,38 +10,44 @@ from runtimeproxy.commands.values import duration_s, label_selector, natural, pl
 
 _Options = Mapping[str, Mapping[str, Any]]
 
-_PAIRS: Final = {"action": "append", "default": [], "metavar": "K=V,..."}
 
-_OUTPUT: Final[_Options] = {
-    "--output": {
-        "choices": ("text", "json", "yaml"),
-        "default": "text",
-        "help": "text for people; JSON or YAML as the API has it (default: text)",
-    },
+def _option(metavar: str, text: str, **more: object) -> Mapping[str, Any]:
+    return {"metavar": metavar, "help": text, **more}
+
+
+def _text(metavar: str, text: str, **more: object) -> Mapping[str, Any]:
+    """A text that goes into a message."""
+    return _option(metavar, text, type=plain_text, **more)
+
+
+def _switch(text: str) -> Mapping[str, Any]:
+    return {"action": "store_true", "help": text}
+
+
+def _output(*forms: str, text: str = "(default: text)") -> _Options:
+    return {"--output": {"choices": ("text", *forms), "default": "text", "help": text}}
+
+
+_REPEATED: Final[Mapping[str, Any]] = {"action": "append", "default": []}
+_NODE_LABELS: Final[_Options] = {
+    "--node-labels": _option("K=V,...", "labels of the node, beside those of its Node object", **_REPEATED),
 }
+_OUTPUT: Final = _output(
+    "json", "yaml", text="text for people; JSON or YAML as the API has it (default: text)"
+)
 _TIMEOUT: Final[_Options] = {
-    "--timeout": {
-        "type": duration_s,
-        "default": 10.0,
-        "metavar": "TIME",
-        "help": "how long the daemon may take (default: 10s)",
-    },
+    "--timeout": _option(
+        "TIME", "how long the daemon may take (default: 10s)", type=duration_s, default=10.0
+    ),
 }
 _ENDPOINT: Final[_Options] = {
-    "--endpoint": {"metavar": "SOCKET", "help": "the daemon's socket (default: that of the configuration)"},
+    "--endpoint": _option("SOCKET", "the daemon's socket (default: that of the configuration)"),
 }
-_READING: Final[_Options] = {
-    **_ENDPOINT,
-    **_TIMEOUT,
-    **_OUTPUT,
-}
+_READING: Final[_Options] = {**_ENDPOINT, **_TIMEOUT, **_OUTPUT}
 """Of commands that ask the daemon."""
 _ADMIN_SOCKET: Final[_Options] = {
     **_ENDPOINT,
-    "--admin-socket": {
-        "metavar": "SOCKET",
-        "help": "the daemon's admin socket (default: that of the configuration)",
-    },
+    "--admin-socket": _option("SOCKET", "the daemon's admin socket (default: that of the configuration)"),
 }
 AUDIT_KINDS: Final = (
     "changed",
@@ -57,11 +63,7 @@ AUDIT_KINDS: Final = (
     "not-applied",
 )
 _REASON: Final[_Options] = {
-    "--reason": {
-        "type": plain_text,
-        "metavar": "TEXT",
-        "help": "why, for the status; at most 256 characters",
-    },
+    "--reason": _text("TEXT", "why, for the status; at most 256 characters"),
 }
 
 COMMANDS: Final = (
@@ -79,7 +81,7 @@ COMMANDS: Final = (
         "list pods, their QoS classes and the policies that have changed them",
         usage="[--namespace NAME] ",
         arguments={
-            "--namespace": {"type": plain_text, "metavar": "NAME", "help": "only pods of this namespace"},
+            "--namespace": _text("NAME", "only pods of this namespace"),
             **_READING,
         },
     ),
@@ -91,15 +93,10 @@ COMMANDS: Final = (
         "what was applied, and what the kernel has now.",
         "[NAMESPACE/]POD[/CONTAINER] [--all] ",
         {
-            "pod": {
-                "type": plain_text,
-                "metavar": "POD",
-                "help": "[NAMESPACE/]POD[/CONTAINER]; a pod by its name, its uid, or the beginning of an id",
-            },
-            "--all": {
-                "action": "store_true",
-                "help": "also what nothing changes, and all policies",
-            },
+            "pod": _text(
+                "POD", "[NAMESPACE/]POD[/CONTAINER]; a pod by its name, its uid, or the beginning of an id"
+            ),
+            "--all": _switch("also what nothing changes, and all policies"),
             **_READING,
         },
     ),
@@ -110,26 +107,21 @@ COMMANDS: Final = (
         ": the last 500 entries that the daemon remembers, a line for each field.",
         "[--follow] [--pod POD] [--policy NAME] ",
         {
-            "--follow": {"action": "store_true", "help": "go on with decisions to come, until Ctrl-C"},
-            "--pod": {
-                "type": plain_text,
-                "metavar": "POD",
-                "help": "only this pod, by [NAMESPACE/]NAME or uid",
-            },
-            "--policy": {"type": plain_text, "metavar": "NAME", "help": "only this policy"},
-            "--kind": {
-                "action": "append",
-                "default": [],
-                "choices": AUDIT_KINDS,
-                "metavar": "KIND",
-                "help": f"only entries of this kind: {', '.join(AUDIT_KINDS)}; may be repeated",
-            },
-            "--limit": {
-                "type": natural,
-                "default": 0,
-                "metavar": "NUMBER",
-                "help": "at most so many of the remembered decisions, the newest ones (default: all)",
-            },
+            "--follow": _switch("go on with decisions to come, until Ctrl-C"),
+            "--pod": _text("POD", "only this pod, by [NAMESPACE/]NAME or uid"),
+            "--policy": _text("NAME", "only this policy"),
+            "--kind": _option(
+                "KIND",
+                f"only entries of this kind: {', '.join(AUDIT_KINDS)}; may be repeated",
+                choices=AUDIT_KINDS,
+                **_REPEATED,
+            ),
+            "--limit": _option(
+                "NUMBER",
+                "at most so many of the remembered decisions, the newest ones (default: all)",
+                type=natural,
+                default=0,
+            ),
             **_READING,
         },
     ),
@@ -140,29 +132,15 @@ COMMANDS: Final = (
         ". It stands above the configuration, also after a reload and a restart; reset takes it back.",
         "NAME (enforce | dry-run | off | reset) [--namespace NAME] [--selector LABELS] [--for TIME] ",
         {
-            "name": {
-                "type": plain_text,
-                "metavar": "NAME",
-                "help": "the policy, or plugin:NAME of the QoS manager",
-            },
+            "name": _text("NAME", "the policy, or plugin:NAME of the QoS manager"),
             "mode": {"choices": ("enforce", "dry-run", "off", "reset"), "help": "its mode"},
-            "--namespace": {
-                "action": "append",
-                "default": [],
-                "metavar": "NAME",
-                "help": "only for pods of this namespace; may be repeated",
-            },
-            "--selector": {
-                "type": label_selector,
-                "metavar": "LABELS",
-                "help": "only for pods with these labels, as kubectl takes them: app=web,tier!=front",
-            },
-            "--for": {
-                "dest": "duration",
-                "type": duration_s,
-                "metavar": "TIME",
-                "help": "end after this time, such as 10m",
-            },
+            "--namespace": _option("NAME", "only for pods of this namespace; may be repeated", **_REPEATED),
+            "--selector": _option(
+                "LABELS",
+                "only for pods with these labels, as kubectl takes them: app=web,tier!=front",
+                type=label_selector,
+            ),
+            "--for": _option("TIME", "end after this time, such as 10m", dest="duration", type=duration_s),
             **_REASON,
             **_ADMIN_SOCKET,
             **_TIMEOUT,
@@ -196,15 +174,12 @@ COMMANDS: Final = (
         "FILE... [--node-labels K=V,...] [--node-annotations K=V,...] [--pod FILE] [--strict] "
         "[--output text|json] ",
         {
-            "files": {"nargs": "+", "metavar": "FILE", "help": "file or folder with the objects"},
-            "--node-labels": {**_PAIRS, "help": "labels of the node, beside those of its Node object"},
-            "--node-annotations": {**_PAIRS, "help": "annotations of the node, in the same way"},
-            "--pod": {"metavar": "FILE", "help": "also show what counts for the Pod in this file"},
-            "--strict": {
-                "action": "store_true",
-                "help": "names of keys and fields that Koordinator does not have are errors, too",
-            },
-            "--output": {"choices": ("text", "json"), "default": "text", "help": "(default: text)"},
+            "files": _option("FILE", "file or folder with the objects", nargs="+"),
+            **_NODE_LABELS,
+            "--node-annotations": _option("K=V,...", "annotations of the node, in the same way", **_REPEATED),
+            "--pod": _option("FILE", "also show what applies to the Pod in this file"),
+            "--strict": _switch("names of keys and fields that Koordinator does not have are errors, too"),
+            **_output("json"),
         },
     ),
     Command(
@@ -217,18 +192,15 @@ COMMANDS: Final = (
         "files. The exit code is 1 if a policy would refuse a pod.",
         "-f FILE... [--node-objects-dir DIR] [--node-labels K=V,...] [--webhook] [--output text|json|yaml] ",
         {
-            "-f --file": {
-                "action": "append",
-                "required": True,
-                "metavar": "FILE",
-                "help": "manifest or recorded request; may be given several times",
-            },
-            "--node-labels": {**_PAIRS, "help": "labels of the node, beside those of its Node object"},
-            "--webhook": {
-                "action": "store_true",
-                "help": "first change the pods as Koordinator's webhook does",
-            },
-            "--output": {"choices": ("text", "json", "yaml"), "default": "text", "help": "(default: text)"},
+            "-f --file": _option(
+                "FILE",
+                "manifest or recorded request; may be given several times",
+                action="append",
+                required=True,
+            ),
+            **_NODE_LABELS,
+            "--webhook": _switch("first change the pods as Koordinator's webhook does"),
+            **_output("json", "yaml"),
         },
     ),
     Command(
@@ -240,23 +212,19 @@ COMMANDS: Final = (
         "is in it can be replayed.",
         "--out FILE [--for TIME] [--max-size SIZE] ",
         {
-            "--out": {
-                "required": True,
-                "metavar": "FILE",
-                "help": "a new file; compressed if its name ends with .gz",
-            },
-            "--for": {
-                "dest": "duration",
-                "type": duration_s,
-                "metavar": "TIME",
-                "help": "end after this time, such as 1h (default: with Ctrl-C)",
-            },
-            "--max-size": {
-                "type": size_bytes,
-                "default": 256 << 20,
-                "metavar": "SIZE",
-                "help": "end before the file is larger than this (default: 256Mi)",
-            },
+            "--out": _option("FILE", "a new file; compressed if its name ends with .gz", required=True),
+            "--for": _option(
+                "TIME",
+                "end after this time, such as 1h (default: with Ctrl-C)",
+                dest="duration",
+                type=duration_s,
+            ),
+            "--max-size": _option(
+                "SIZE",
+                "end before the file is larger than this (default: 256Mi)",
+                type=size_bytes,
+                default=256 << 20,
+            ),
             **_ADMIN_SOCKET,
         },
     ),
@@ -268,9 +236,9 @@ COMMANDS: Final = (
         "recording. No runtime and no instance need run. The exit code is 1 if something would differ.",
         "FILE [--all] [--output text|json|yaml] ",
         {
-            "file": {"metavar": "FILE", "help": "what the command record has written"},
-            "--all": {"action": "store_true", "help": "show each call, not only kinds of differences"},
-            "--output": {"choices": ("text", "json", "yaml"), "default": "text", "help": "(default: text)"},
+            "file": _option("FILE", "what the command record has written"),
+            "--all": _switch("show each call, not only kinds of differences"),
+            **_output("json", "yaml"),
         },
     ),
     Command(
@@ -307,7 +275,7 @@ COMMANDS: Final = (
         ", from the checkpoint in the state folder: to remove the proxy from a node, after it has ended. "
         "Values that another program has changed since are left alone.",
         "[--dry-run] ",
-        {"--dry-run": {"action": "store_true", "help": "only show the changes"}},
+        {"--dry-run": _switch("only show the changes")},
     ),
     Command(
         "check-removal",

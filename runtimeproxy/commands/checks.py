@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtimeproxy.commands.arguments import PROGRAM
-from runtimeproxy.commands.configuration import load_policies, load_settings, read_settings
+from runtimeproxy.commands.configuration import load_settings, read_settings
 from runtimeproxy.commands.exit_codes import CommandError, ExitCode
 from runtimeproxy.config.sources import config_path
 from runtimeproxy.config.validation import CombinedConfigError
 from runtimeproxy.doctor.configuration import check_on_node
+from runtimeproxy.offline import Offline
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks.policy import Policy
@@ -21,14 +22,10 @@ if TYPE_CHECKING:
 
 
 def check_config(arguments: Namespace) -> int:
-    """Prints every problem with the configuration.
-
-    Raises:
-        CombinedConfigError: every problem.
-    """
+    """Prints every problem with the configuration."""
     reading = read_settings(arguments)
     path, is_named = config_path(arguments, os.environ)
-    findings = check_on_node(reading, load_policies(reading.settings))
+    findings = check_on_node(reading, Offline(reading.settings))
     for warning in findings.warnings:
         print(f"{PROGRAM}: warning: {warning}", file=sys.stderr)
     if findings.problems:
@@ -39,11 +36,7 @@ def check_config(arguments: Namespace) -> int:
 
 
 def check_slo(arguments: Namespace) -> int:
-    """Shows what strategies say.
-
-    Raises:
-        CommandError: a file or argument cannot be used.
-    """
+    """Shows what strategies say."""
     settings = load_settings(arguments)
     from runtimeproxy.check_slo import check
     from runtimeproxy.simulate.files import UnusableInputError
@@ -57,12 +50,11 @@ def check_slo(arguments: Namespace) -> int:
 
 
 def list_policies(arguments: Namespace) -> int:
-    """Prints a table of all policies."""
     settings = load_settings(arguments)
     from runtimeproxy.hooks.loading import is_enabled
     from runtimeproxy.hooks.settings import PolicySettings
 
-    result = load_policies(settings)
+    result = Offline(settings).policies
     shown = {policy.name for policy in result.policies}
     unset = PolicySettings()
     shown |= {

@@ -50,11 +50,7 @@ def client_settings(arguments: Namespace) -> Settings:
 
 
 def endpoint_of(arguments: Namespace) -> str:
-    """The path of the daemon's socket: `--endpoint`, or that of the configuration.
-
-    Raises:
-        CommandError: it is not the path of a socket.
-    """
+    """The path of the daemon's socket: `--endpoint`, or that of the configuration."""
     if arguments.endpoint is None:
         return client_settings(arguments).proxy.endpoint
     return _parsed("--endpoint", arguments.endpoint)
@@ -62,11 +58,7 @@ def endpoint_of(arguments: Namespace) -> str:
 
 @contextlib.contextmanager
 def reading(arguments: Namespace) -> Iterator[RuntimeProxyStub]:
-    """Connects to the service that reads.
-
-    Raises:
-        CommandError: the daemon does not answer, or what was asked for is not there.
-    """
+    """Connects to the service that reads."""
     with _connected(endpoint_of(arguments)) as client:
         from cri_api.runtimeproxy.v1 import api_pb2
 
@@ -75,11 +67,7 @@ def reading(arguments: Namespace) -> Iterator[RuntimeProxyStub]:
 
 @contextlib.contextmanager
 def writing(arguments: Namespace) -> Iterator[AdminStub]:
-    """Connects to the service that writes.
-
-    Raises:
-        CommandError: the daemon does not answer, or refuses.
-    """
+    """Connects to the service that writes."""
     with _connected(admin_socket_of(arguments), _START_ADMIN) as client:
         from cri_api.runtimeproxy.v1 import api_pb2
 
@@ -100,11 +88,7 @@ def _connected(path: str, advice: str = _START) -> Iterator[BlockingClient]:
 
 
 def admin_socket_of(arguments: Namespace) -> str:
-    """The path of the socket of the service that writes: `--admin-socket`, or that of the configuration.
-
-    Raises:
-        CommandError: it is not the path of a socket, or the configuration has no admin socket.
-    """
+    """The path of the socket of the service that writes: `--admin-socket`, or that of the configuration."""
     if arguments.admin_socket is not None:
         return _parsed("--admin-socket", arguments.admin_socket)
     settings = client_settings(arguments)
@@ -128,11 +112,7 @@ def _parsed(option: str, text: str) -> str:
 
 
 def _check_socket(path: str, advice: str) -> None:
-    """Says what is wrong with the socket before anything else is imported.
-
-    Raises:
-        CommandError: there is no socket, or this user may not connect to it.
-    """
+    """Says what is wrong with the socket before anything else is imported."""
     try:
         is_socket = stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116 - a file name of any form
     except PermissionError:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.commands.arguments import PROGRAM
 from runtimeproxy.config.settings import Settings
 from runtimeproxy.config.sources import Reading, read
-from runtimeproxy.config.validation import CombinedConfigError
 from runtimeproxy.errors import ConfigError
 
 if TYPE_CHECKING:
-    from runtimeproxy.hooks.loading import LoadResult
+    from runtimeproxy.hooks.loaded import LoadedPolicy
 
 _DOCKER: Final = (
     "Docker is not supported: run cri-dockerd in front of it, and give its socket as "
@@ -27,10 +28,7 @@ def load_settings(arguments: Namespace) -> Settings:
     Raises:
         CombinedConfigError: every problem.
     """
-    reading = read_settings(arguments)
-    if reading.errors:
-        raise CombinedConfigError(reading.errors)
-    return reading.settings
+    return read_settings(arguments).valid_settings()
 
 
 def read_settings(arguments: Namespace) -> Reading:
@@ -44,10 +42,11 @@ def read_settings(arguments: Namespace) -> Reading:
     return replace(reading, errors=(wrong_mode, *reading.errors))
 
 
-def load_policies(settings: Settings) -> LoadResult:
-    """Loads all policies, as the daemon does at its start."""
-    from runtimeproxy.hooks.loading import PolicyLoader, PolicySources
+def loaded_policies(settings: Settings) -> tuple[LoadedPolicy, ...]:
+    """The policies of a daemon with these settings; with a warning for each that cannot be loaded."""
+    from runtimeproxy.offline import Offline
 
-    hooks = settings.hooks
-    sources = PolicySources(hooks.third_party, hooks.policies_dir, hooks.load_timeout_s)
-    return PolicyLoader().load(sources, settings.policies)
+    loaded = Offline(settings).policies
+    for problem in loaded.problems:
+        print(f"{PROGRAM}: warning: policy not loaded: {problem}", file=sys.stderr)
+    return loaded.policies

@@ -7,12 +7,13 @@ from typing import Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.commands.client import reading
-from runtimeproxy.commands.configuration import load_policies, read_settings
+from runtimeproxy.commands.configuration import read_settings
 from runtimeproxy.commands.exit_codes import CommandError, ExitCode
 from runtimeproxy.commands.output import BAD, DOUBTFUL, FAINT, GOOD, Cell, Page, counted, print_value
 from runtimeproxy.doctor.checks import Finding, Severity, examine
 from runtimeproxy.doctor.facts import QosManagerFacts
 from runtimeproxy.doctor.gather import ApiAnswer, gather
+from runtimeproxy.offline import Offline
 
 _STYLES: Final = {Severity.OK: GOOD, Severity.WARNING: DOUBTFUL, Severity.PROBLEM: BAD}
 _LEVEL_WIDTH: Final = max(len(level) for level in Severity)
@@ -21,7 +22,7 @@ _LEVEL_WIDTH: Final = max(len(level) for level in Severity)
 def doctor(arguments: Namespace) -> int:
     """Examines this node; fails if there is a problem. Warnings leave the exit code 0."""
     settings = read_settings(arguments)
-    findings = examine(gather(settings, load_policies(settings.settings), _ask(arguments)))
+    findings = examine(gather(settings, Offline(settings.settings), _ask(arguments)))
     if arguments.output == "text":
         show_findings(findings, Page())
     else:
@@ -46,7 +47,6 @@ def _ask(arguments: Namespace) -> ApiAnswer:
 
 
 def show_findings(findings: dict[str, list[Finding]], page: Page) -> None:
-    """Prints the findings for people."""
     for name, found in findings.items():
         page.line(name)
         for each in found:

@@ -9,7 +9,7 @@ from runtimeproxy.errors import RuntimeProxyError
 
 
 class ExitCode(IntEnum):
-    """What a command's end means."""
+    """The exit codes of all commands."""
 
     OK = 0
     FAILED = 1

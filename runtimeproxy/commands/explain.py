@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from cri_api.runtimeproxy.v1 import api_pb2
@@ -33,16 +33,9 @@ _EFFECT_STYLES: Final = {
     api_pb2.ExplainedClaim.EFFECT_LOST: FAINT,
     api_pb2.ExplainedClaim.EFFECT_DRY_RUN: FAINT,
 }
-_ROLES: Final = {
-    api_pb2.ExplainedClaim.ROLE_SET: "{}",
-    api_pb2.ExplainedClaim.ROLE_SCALE: "divided by {}",
-    api_pb2.ExplainedClaim.ROLE_ADD: "{} more",
-    api_pb2.ExplainedClaim.ROLE_AT_MOST: "at most {}",
-}
 
 
 def explain(arguments: Namespace) -> int:
-    """Shows each field of a pod and its containers."""
     found = _ask(arguments)
     if arguments.output == "text":
         show_explanation(found, Page(), is_everything=arguments.all)
@@ -82,11 +75,7 @@ class ShownTarget(NamedTuple):
 
 
 def targets_of(text: str) -> list[ShownTarget]:
-    """What `[NAMESPACE/]POD[/CONTAINER]` may mean, the likelier one first.
-
-    Raises:
-        CommandError: it has another form.
-    """
+    """Parses `[NAMESPACE/]POD[/CONTAINER]`; of two meanings the likelier one is first."""
     parts = text.split("/")
     if not all(parts) or len(parts) > 3:
         raise CommandError(f"{text!r} is not [NAMESPACE/]POD[/CONTAINER]", ExitCode.USAGE)
@@ -96,13 +85,7 @@ def targets_of(text: str) -> list[ShownTarget]:
 
 
 def show_explanation(found: api_pb2.ExplainResponse, page: Page, *, is_everything: bool = False) -> None:
-    """Prints an explanation for people.
-
-    Args:
-        found: the explanation.
-        page: where to.
-        is_everything: fields that nothing changes, too, and policies that want nothing.
-    """
+    """Prints the fields that something changes and the policies that are in trouble, or everything."""
     pod = found.pod
     qos = ", ".join(part for part in (pod.qos_class or "no QoS class", pod.kube_qos_class) if part)
     page.line((Cell(f"{pod.namespace}/{pod.name}", STRONG), f"  {qos}"))
@@ -123,8 +106,12 @@ def show_explanation(found: api_pb2.ExplainResponse, page: Page, *, is_everythin
             page.line(Cell(target.cgroup, FAINT), indent=2)
         if target.problem:
             page.entry(Cell("problem", BAD), target.problem, indent=2)
-        _show_fields(fields, page)
-        _show_answers([each for each in target.policies if is_everything or each.outcome in _TOLD], page)
+        if fields:
+            show_fields(_COLUMNS, [FieldRow(_values(each), _remarks(each)) for each in fields], page)
+        else:
+            page.line("nothing is changed here", indent=2)
+        told = (each for each in target.policies if is_everything or each.outcome in _TOLD)
+        page.entries(((each.policy, _answer_words(each)) for each in told), indent=2)
     if hidden:
         page.gap()
         page.line(Cell(f"{hidden} more that nothing changes: --all", FAINT))
@@ -136,7 +123,7 @@ _TOLD: Final = (*_WRONG, api_pb2.PolicyAnswer.OUTCOME_OFF)
 
 
 def is_changed(field: api_pb2.ExplainedField) -> bool:
-    """Whether something wants, wrote or changed the value, or should have."""
+    """Something wants, wrote or changed the value, or should have."""
     return bool(
         field.claims
         or field.problem
@@ -153,34 +140,26 @@ def _title(target: api_pb2.ExplainedTarget) -> str:
     return {api_pb2.LEVEL_POD: "pod", api_pb2.LEVEL_QOS_CLASS: "QoS class"}.get(target.level, "node")
 
 
-def _show_fields(fields: Sequence[api_pb2.ExplainedField], page: Page) -> None:
-    if not fields:
-        page.line("nothing is changed here", indent=2)
-        return
-    show_fields(_COLUMNS, [FieldRow(_values(each), list(_remarks(each))) for each in fields], page)
-
-
-def _show_answers(answers: Sequence[api_pb2.PolicyAnswer], page: Page) -> None:
-    widest = max((len(each.policy) for each in answers), default=0)
-    for answer in answers:
-        outcome = enum_name(api_pb2.PolicyAnswer.Outcome, answer.outcome)
-        style = BAD if answer.outcome in _WRONG else FAINT
-        words = (Cell(outcome, style), f": {answer.reason}" if answer.reason else "")
-        page.entry(answer.policy, words, indent=2, label_width=widest)
+def _answer_words(answer: api_pb2.PolicyAnswer) -> Words:
+    outcome = enum_name(api_pb2.PolicyAnswer.Outcome, answer.outcome)
+    style = BAD if answer.outcome in _WRONG else FAINT
+    return Cell(outcome, style), f": {answer.reason}" if answer.reason else ""
 
 
 def _values(field: api_pb2.ExplainedField) -> tuple[Cell, ...]:
     """The cells of a field, in the order of the columns."""
-    requested = field.requested if field.HasField("requested") else ("?" if field.is_request_unknown else "-")
-    resolved = field.resolved if field.HasField("resolved") else "-"
-    applied = field.applied if field.HasField("applied") else "-"
-    now = field.observed_value if field.HasField("observed_value") else "-"
+    requested, resolved, applied, now = (
+        getattr(field, name) if field.HasField(name) else "-"
+        for name in ("requested", "resolved", "applied", "observed_value")
+    )
+    if field.is_request_unknown and not field.HasField("requested"):
+        requested = "?"
     style = BAD if field.is_different else ""
     return Cell(field.name), Cell(requested), Cell(resolved), Cell(applied), Cell(now, style)
 
 
 def _remarks(field: api_pb2.ExplainedField) -> Iterator[tuple[Cell, Words]]:
-    """What stands below a field: its claims, and what is not as it should be."""
+    """The claims of a field, and what is not as it should be."""
     for claim in field.claims:
         yield Cell(claim.owner, _EFFECT_STYLES.get(claim.effect, DOUBTFUL)), _claim(claim)
     if field.HasField("booked") and field.HasField("applied") and field.booked != field.applied:
@@ -199,8 +178,6 @@ def _remarks(field: api_pb2.ExplainedField) -> Iterator[tuple[Cell, Words]]:
 
 
 def _claim(claim: api_pb2.ExplainedClaim) -> str:
-    """One claim: what is wanted, why, where that comes from, and whether it counts."""
-    value = _ROLES.get(claim.role, "{}").format(claim.value) if claim.HasField("value") else "cleared"
     sources = (each.provenance.text or each.path for each in claim.strategies)
     effect = ""
     if claim.effect not in (api_pb2.ExplainedClaim.EFFECT_USED, api_pb2.ExplainedClaim.EFFECT_UNSPECIFIED):
@@ -210,4 +187,5 @@ def _claim(claim: api_pb2.ExplainedClaim) -> str:
     if claim.HasField("lease_end"):
         end = f"until {shown_time(moment(claim.lease_end), utc_now())} unless it is renewed"
         reason = f"{reason}, {end}" if reason else end
-    return claim_text(value, reason, sources, effect)
+    role = enum_name(api_pb2.ExplainedClaim.Role, claim.role).replace("-", "_")
+    return claim_text(role, claim.value if claim.HasField("value") else None, reason, sources, effect)

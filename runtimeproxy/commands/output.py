@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-FORMS: Final = ("text", "json", "yaml")
-
 GOOD: Final = "green"
 DOUBTFUL: Final = "yellow"
 BAD: Final = "bold red"
@@ -78,11 +76,9 @@ class Page:
 
     @property
     def width(self) -> int:
-        """Columns of a line."""
         return self._console.width
 
     def gap(self) -> None:
-        """Prints an empty line."""
         self._file.write("\n")
 
     def line(self, words: Words, *, indent: int = 0) -> None:
@@ -108,6 +104,13 @@ class Page:
         grid.add_column(overflow="fold")
         grid.add_row(_text(label), _text(words))
         self._print(Padding(grid, (0, 0, 0, indent), expand=False))
+
+    def entries(self, found: Iterable[tuple[str | Cell, Words]], *, indent: int = 0) -> None:
+        """Prints paragraphs beside labels of one width."""
+        rows = list(found)
+        widest = max((len(_text(label)) for label, _ in rows), default=0)
+        for label, words in rows:
+            self.entry(label, words, indent=indent, label_width=widest)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Words]], *, indent: int = 0) -> None:
         """Prints a table; cells that are too long for the terminal are wrapped."""
@@ -138,14 +141,14 @@ class FieldRow(NamedTuple):
 
     cells: Sequence[Cell]
     """Its name and its values, one for each column."""
-    remarks: Sequence[tuple[Cell, Words]] = ()
-    """What stands below it: who or what, and the text."""
+    remarks: Iterable[tuple[Cell, Words]] = ()
+    """Labels and paragraphs below it."""
 
 
 def show_fields(columns: Sequence[str], rows: Sequence[FieldRow], page: Page) -> None:
     """Prints a table; where it is too wide for the terminal, each value has a line of its own."""
     header = tuple(Cell(column, STRONG) for column in columns)
-    lines = [tuple(map(_on_one_line, row.cells)) for row in rows]
+    lines = [[Cell(" ".join(text.split()) or "''", style) for text, style in row.cells] for row in rows]
     widths = [max(len(line[number].text) for line in (header, *lines)) for number in range(len(columns))]
     is_wide = _INDENT + sum(widths) + _GAP * (len(widths) - 1) <= page.width
     if is_wide:
@@ -159,20 +162,26 @@ def show_fields(columns: Sequence[str], rows: Sequence[FieldRow], page: Page) ->
             for label, value in zip(columns[1:], line[1:], strict=True):
                 about = Cell(label.lower(), FAINT)
                 page.entry(about, value, indent=2 * _INDENT, label_width=label_width)
-        widest = max((len(about.text) for about, _ in row.remarks), default=0)
-        for about, words in row.remarks:
-            page.entry(about, words, indent=2 * _INDENT, label_width=widest)
+        page.entries(row.remarks, indent=2 * _INDENT)
 
 
-def claim_text(value: str, reason: str, sources: Iterable[str], effect: str = "") -> str:
-    """Returns what someone wants, why, where that comes from, and why it does not count."""
+_ROLES: Final = {"set": "{}", "scale": "divided by {}", "add": "{} more", "at_most": "at most {}"}
+
+
+def claim_text(role: str, value: str | None, reason: str, sources: Iterable[str], effect: str = "") -> str:
+    """Returns a claim for people.
+
+    Args:
+        role: as in the configuration.
+        value: None to clear the field.
+        reason: why it is wanted.
+        sources: the strategies behind it.
+        effect: why it has no effect, or less.
+    """
+    value = "cleared" if value is None else _ROLES.get(role, "{}").format(value)
     text = f"{value}: {reason}" if reason else value
     named = "; ".join(dict.fromkeys(sources))
     return text + (f" [{named}]" if named else "") + (f" ({effect})" if effect else "")
-
-
-def _on_one_line(cell: Cell) -> Cell:
-    return Cell(" ".join(cell.text.split()) or "''", cell.style)
 
 
 def _padded(cells: Sequence[Cell], widths: Sequence[int]) -> Words:
@@ -196,10 +205,10 @@ def print_message(message: Message, form: str, *, is_stream: bool = False) -> No
 
 
 def print_value(value: object, form: str, *, is_stream: bool = False) -> None:
-    """Prints a value of JSON's types; see `print_message`."""
     if form == "json":
         text = json.dumps(value, ensure_ascii=False, indent=None if is_stream else 2)
-        print("".join(each if each.isprintable() or each == "\n" else _json_escape(each) for each in text))
+        # Without what a terminal would act on, such as a change of the direction of writing.
+        print("".join(it if it.isprintable() or it == "\n" else json.dumps(it)[1:-1] for it in text))
         return
     import yaml
 
@@ -209,13 +218,7 @@ def print_value(value: object, form: str, *, is_stream: bool = False) -> None:
     print(text, end="")
 
 
-def _json_escape(character: str) -> str:
-    """What a terminal would act on, such as a change of the direction of writing."""
-    return json.dumps(character)[1:-1]
-
-
 def counted(number: int, one: str, several: str = "") -> str:
-    """A number and what is counted: `1 pod`, `2 pods`."""
     return f"{number} {one if number == 1 else several or one + 's'}"
 
 

@@ -32,7 +32,6 @@ def serve(arguments: Namespace) -> int:
 
 
 def upgrade(arguments: Namespace) -> int:
-    """Has the serving instance start its successor."""
     from runtimeproxy.frontends.cri_proxy.handover.upgrade import request_upgrade
 
     proxy = load_settings(arguments).proxy
@@ -44,7 +43,8 @@ def upgrade(arguments: Namespace) -> int:
 def restore(arguments: Namespace) -> int:
     """Gives what runs the kubelet's values back."""
     settings = load_settings(arguments)
-    from runtimeproxy.restore.command import is_complete, restore, table
+    from runtimeproxy.commands.output import Page
+    from runtimeproxy.restore.command import HEADERS, is_complete, restore, table_row
     from runtimeproxy.service.kubelet import kubelet_settings
     from runtimeproxy.service.signals import is_served
 
@@ -52,16 +52,15 @@ def restore(arguments: Namespace) -> int:
     for each in () if is_served(proxy.endpoint) else kubelet_settings(proxy.endpoint):
         print(f"{PROGRAM}: warning: {each.advice(proxy)}", file=sys.stderr)
     lines = restore(settings, dry_run=arguments.dry_run)
-    print("\n".join(table(lines)) if lines else "nothing to restore")
+    if lines:
+        Page().table(HEADERS, map(table_row, lines))
+    else:
+        print("nothing to restore")
     return ExitCode.OK if is_complete(lines) else ExitCode.FAILED
 
 
 def check_removal(arguments: Namespace) -> int:
-    """Fails while a kubelet needs the proxy: packages ask before they are removed.
-
-    Raises:
-        CommandError: settings of kubelets name the proxy's socket.
-    """
+    """Fails while a kubelet needs the proxy: packages ask before they are removed."""
     proxy = load_settings(arguments).proxy
     from runtimeproxy.service.kubelet import kubelet_settings
 
@@ -72,13 +71,11 @@ def check_removal(arguments: Namespace) -> int:
 
 
 def version(_: Namespace) -> int:
-    """Prints the version of the installed program."""
     print(f"{PROGRAM} {__version__}")
     return ExitCode.OK
 
 
 def demo(arguments: Namespace) -> int:
-    """Runs the demo."""
     settings = load_settings(arguments)
     from runtimeproxy.demo.main import run_demo
 

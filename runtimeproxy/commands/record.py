@@ -74,20 +74,14 @@ class Writer:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the file."""
         return self._raw.tell()
 
     def close(self) -> None:
-        """Ends the file."""
         self._stack.close()
 
 
 def record(arguments: Namespace) -> int:
-    """Records until Ctrl-C, or for a time.
-
-    Raises:
-        CommandError: the daemon does not answer, or the recording has to end early.
-    """
+    """Records until Ctrl-C, or for a time."""
     with writing(arguments) as api:
         # Made when the daemon is known to be there; an empty one is of no use.
         writer: Writer | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -10,8 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from runtimeproxy.commands.arguments import PROGRAM
-from runtimeproxy.commands.configuration import load_policies, load_settings
+from runtimeproxy.commands.configuration import load_settings, loaded_policies
 from runtimeproxy.commands.exit_codes import CommandError, ExitCode
 from runtimeproxy.commands.output import Page, counted, print_value
 
@@ -22,11 +20,7 @@ _NONE: Final = "-"
 
 
 def replay(arguments: Namespace) -> int:
-    """Prints what would differ; without a runtime, and without a daemon.
-
-    Raises:
-        CommandError: the recording cannot be read.
-    """
+    """Prints what would differ; without a runtime, and without a daemon."""
     settings = load_settings(arguments)
     from runtimeproxy.record.entries import RecordingError, open_recording
     from runtimeproxy.record.replay import replay as run
@@ -35,16 +29,7 @@ def replay(arguments: Namespace) -> int:
     try:
         with path.open("rb") as file:
             recording = open_recording(file)
-            loaded = load_policies(settings)
-            for problem in loaded.problems:
-                print(f"{PROGRAM}: warning: policy not loaded: {problem}", file=sys.stderr)
-            hooks = settings.hooks
-            found = run(
-                recording,
-                loaded.policies,
-                rule=hooks.conflicts,
-                skip_label=(hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None,
-            )
+            found = run(recording, loaded_policies(settings), settings.hooks.rules)
     except OSError as error:
         raise CommandError(f"{path}: cannot be read: {error.strerror}", ExitCode.USAGE) from error
     except RecordingError as error:
@@ -57,7 +42,7 @@ def replay(arguments: Namespace) -> int:
 
 
 def as_json(found: Replay) -> dict[str, Any]:
-    """Returns what JSON can hold, in camelCase; empty lists and texts are there, too."""
+    """Returns what JSON can hold; empty lists and texts are there, too."""
     return {
         "calls": found.calls,
         "differingCalls": found.differing,
@@ -75,11 +60,9 @@ def as_json(found: Replay) -> dict[str, Any]:
 
 
 def _difference(difference: Difference) -> dict[str, Any]:
-    found = {_CAMEL.get(key, key): value for key, value in asdict(difference).items() if key != "time_s"}
-    return {"time": _time(difference.time_s), **found}
-
-
-_CAMEL: Final = {"was_by": "wasBy", "now_by": "nowBy"}
+    found = asdict(difference)
+    found |= {"wasBy": found.pop("was_by"), "nowBy": found.pop("now_by")}
+    return {"time": _time(found.pop("time_s")), **found}
 
 
 def _time(time_s: float | None) -> str | None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.commands.arguments import PROGRAM
-from runtimeproxy.commands.configuration import load_policies, load_settings
+from runtimeproxy.commands.configuration import load_settings, loaded_policies
 from runtimeproxy.commands.exit_codes import CommandError, ExitCode
 from runtimeproxy.commands.output import (
     BAD,
@@ -25,7 +23,7 @@ from runtimeproxy.commands.output import (
     print_value,
     show_fields,
 )
-from runtimeproxy.config.sources import FLAGS
+from runtimeproxy.config.settings import NodeSettings
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -34,29 +32,26 @@ if TYPE_CHECKING:
     from runtimeproxy.simulate.result import (
         PodSimulation,
         PolicyChange,
+        Remark,
         SimulatedField,
         SimulatedTarget,
         Simulation,
     )
 
 
-_OBJECTS_DIR: Final = next(each.destination for each in FLAGS if each.name == "node.objects_dir")
 _NOTHING_KNOWN: Final = (
     "node and strategies are not known; --node-objects-dir names a folder of their objects"
 )
 
 
 _COLUMNS: Final = ("FIELD", "REQUESTED", "RESULT", "CERTAINTY")
-_ROLES: Final = {"set": "{}", "scale": "divided by {}", "add": "{} more", "at_most": "at most {}"}
 
 
 def simulate(arguments: Namespace) -> int:
-    """Prints what the policies would change; without a runtime, and without a daemon.
-
-    Raises:
-        CommandError: a file or argument cannot be used.
-    """
-    _make_absolute(arguments)
+    """Prints what the policies would change; without a runtime, and without a daemon."""
+    # A folder that is named here is found from here, unlike that of a daemon's configuration.
+    if getattr(arguments, "node_objects_dir", None):
+        arguments.node_objects_dir = str(Path(arguments.node_objects_dir).absolute())
     settings = load_settings(arguments)
     from runtimeproxy.node.snapshot import Input, InputState
     from runtimeproxy.simulate import simulation
@@ -68,19 +63,9 @@ def simulate(arguments: Namespace) -> int:
         calls = [each for name in arguments.file for each in _calls(name, node, webhook=arguments.webhook)]
     except UnusableInputError as error:
         raise CommandError(str(error), ExitCode.USAGE) from error
-    loaded = load_policies(settings)
-    for problem in loaded.problems:
-        print(f"{PROGRAM}: warning: policy not loaded: {problem}", file=sys.stderr)
     hooks = settings.hooks
-    servers = registered_servers(Path(settings.hooks.server_config_dir))
-    found = simulation.simulate(
-        calls,
-        (*loaded.policies, *servers),
-        node,
-        rule=hooks.conflicts,
-        skip_label=(hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None,
-        budget_s=hooks.budget_s,
-    )
+    policies = (*loaded_policies(settings), *registered_servers(Path(hooks.server_config_dir)))
+    found = simulation.simulate(calls, policies, node, hooks.rules)
     if arguments.output == "text":
         page = Page()
         if node.state_of(Input.STRATEGIES) is InputState.UNKNOWN:
@@ -92,16 +77,8 @@ def simulate(arguments: Namespace) -> int:
     return ExitCode.FAILED if found.is_refused else ExitCode.OK
 
 
-def _make_absolute(arguments: Namespace) -> None:
-    """A folder that is named here is found from here, unlike that of a daemon's configuration."""
-    named = getattr(arguments, _OBJECTS_DIR, None)
-    if named:
-        setattr(arguments, _OBJECTS_DIR, str(Path(named).absolute()))
-
-
 def _node(arguments: Namespace, settings: Settings) -> Node:
     """The node of the folder that is configured; the usual one need not be there."""
-    from runtimeproxy.config.settings import NodeSettings
     from runtimeproxy.simulate.files import node_of_files, pairs
 
     name = settings.node.objects_dir
@@ -148,17 +125,17 @@ def _show_target(target: SimulatedTarget, page: Page) -> None:
     if target.refusal:
         page.entry(Cell("refused", BAD), target.refusal, indent=2)
     if target.fields:
-        rows = [FieldRow(_values(each), list(_remarks(each))) for each in target.fields]
-        show_fields(_COLUMNS, rows, page)
+        show_fields(_COLUMNS, [FieldRow(_values(each), _remarks(each)) for each in target.fields], page)
     elif not target.refusal:
         page.line("nothing is changed here", indent=2)
-    width = max((len(each.policy) for each in target.remarks), default=0)
-    for remark in target.remarks:
-        what = f"{remark.field}: {remark.reason}" if remark.field else remark.reason
-        words = (Cell(remark.kind.value, FAINT), f": {what}")
-        page.entry(remark.policy, words, indent=2, label_width=width)
+    page.entries(((each.policy, _remark_words(each)) for each in target.remarks), indent=2)
     for each in target.not_simulated:
         page.entry(Cell("not simulated", DOUBTFUL), each, indent=2)
+
+
+def _remark_words(remark: Remark) -> Words:
+    what = f"{remark.field}: {remark.reason}" if remark.field else remark.reason
+    return Cell(remark.kind, FAINT), f": {what}"
 
 
 def _values(field: SimulatedField) -> tuple[Cell, ...]:
@@ -181,10 +158,9 @@ def _remarks(field: SimulatedField) -> Iterator[tuple[Cell, Words]]:
 
 
 def _change(change: PolicyChange) -> str:
-    value = "cleared" if change.wanted is None else _ROLES[change.role].format(change.wanted)
     effect = change.note
     if change.mode.value != "enforce":
         effect = "; ".join(filter(None, ("dry-run", effect)))
     elif not change.counts:
-        effect = effect or "does not count"
-    return claim_text(value, change.reason, change.provenance, effect)
+        effect = effect or "has no effect"
+    return claim_text(change.role, change.wanted, change.reason, change.provenance, effect)

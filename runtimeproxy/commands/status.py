@@ -45,7 +45,6 @@ def status(arguments: Namespace) -> int:
 
 
 def pods(arguments: Namespace) -> int:
-    """Lists the pods."""
     request = api_pb2.WatchPodsRequest(namespace=arguments.namespace or "", snapshot_only=True)
     found = api_pb2.PodSnapshot()
     with reading(arguments) as api:
@@ -59,7 +58,6 @@ def pods(arguments: Namespace) -> int:
 
 
 def show_status(found: api_pb2.GetStatusResponse, page: Page, now: datetime) -> None:
-    """Prints the status for people."""
     for label, words in _overview(found, now):
         page.entry(Cell(label, FAINT), words, label_width=_LABEL_WIDTH)
     if found.policies:
@@ -172,7 +170,6 @@ def _when(message: Message, field: str, now: datetime, before: str = "") -> str:
 
 
 def show_policies(policies: Iterable[api_pb2.PolicyStatus], page: Page, now: datetime) -> None:
-    """Prints a table of policies."""
     columns = ("POLICY", "STATE", "MODE", "PRIORITY", "RUNS", "FAILED", "REMARK")
     page.table(columns, (_policy_row(each, now) for each in policies))
 
@@ -311,7 +308,6 @@ def _owner_row(owner: api_pb2.ClaimOwner, now: datetime) -> Sequence[Words]:
 
 
 def show_pods(found: Sequence[api_pb2.Pod], page: Page) -> None:
-    """Prints a table of pods, in the order of their names."""
     if not found:
         page.line("no pods")
         return

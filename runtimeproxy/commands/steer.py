@@ -13,7 +13,9 @@ from runtimeproxy.commands.exit_codes import CommandError, ExitCode
 from runtimeproxy.commands.output import Page, print_message
 from runtimeproxy.commands.status import bypass_words, show_policies
 from runtimeproxy.commands.values import utc_now
+from runtimeproxy.hooks.modes import selector_of as selected
 from runtimeproxy.labels import EVERY_LABEL, LabelSelector, namespace_problem
+from runtimeproxy.service.api.values import selector_message
 from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, signal_instance
 
 RESET: Final = "reset"
@@ -41,22 +43,11 @@ def policy(arguments: Namespace) -> int:
 
 
 def selector_of(namespaces: list[str], labels: LabelSelector | None) -> api_pb2.PodSelector:
-    """The pods of these namespaces, with these labels.
-
-    Raises:
-        CommandError: a namespace cannot have this name.
-    """
+    """The pods of these namespaces, with these labels."""
     for name in namespaces:
         if problem := namespace_problem(name):
             raise CommandError(f"--namespace: {problem}", ExitCode.USAGE)
-    labels = labels or EVERY_LABEL
-    expressions = (
-        api_pb2.LabelRequirement(key=each.key, operator=each.operator.value, values=each.values)
-        for each in labels.match_expressions
-    )
-    return api_pb2.PodSelector(
-        namespaces=namespaces, match_labels=labels.match_labels, match_expressions=expressions
-    )
+    return selector_message(selected(namespaces, labels or EVERY_LABEL))
 
 
 def bypass(arguments: Namespace) -> int:

@@ -1,4 +1,7 @@
-"""Values that people write and read: durations, times, label selectors. All functions are pure."""
+"""Values that people write and read: durations, times, label selectors. All functions are pure.
+
+Those that read an argument raise `argparse.ArgumentTypeError`.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,7 @@ _PAIR: Final = re.compile(r"([^=!\s]+)\s*(==|=|!=)\s*([^=!\s]*)")
 
 
 def duration_s(text: str) -> float:
-    """Seconds of a duration such as `10m`, `1h30m` or `500ms`; more than 0, at most `MOST_S`.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not, or out of range.
-    """
+    """Seconds of a duration such as `10m`, `1h30m` or `500ms`; more than 0, at most `MOST_S`."""
     parts = _PART.findall(text)
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != text or not seconds:
@@ -39,22 +38,14 @@ def duration_s(text: str) -> float:
 
 
 def natural(text: str) -> int:
-    """A number from 0 on that a message can hold.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not, or out of range.
-    """
+    """A number from 0 on that a message can hold."""
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 999999999")
     return int(text)
 
 
 def plain_text(text: str) -> str:
-    """A text that a message can hold.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not valid UTF-8.
-    """
+    """A text that a message can hold."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -63,11 +54,7 @@ def plain_text(text: str) -> str:
 
 
 def size_bytes(text: str) -> int:
-    """Bytes of a size such as `256Mi` or `1G`, as Kubernetes writes it; more than 0.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not, or out of range.
-    """
+    """Bytes of a size such as `256Mi` or `1G`, as Kubernetes writes it; more than 0."""
     try:
         size = quantity_bytes(text)
     except ValueError:
@@ -103,12 +90,10 @@ def shown_time(moment: datetime, now: datetime) -> str:
 
 
 def utc_now() -> datetime:
-    """The present time."""
     return datetime.now(UTC)
 
 
 def moment(timestamp: Timestamp) -> datetime:
-    """The moment that a timestamp of protobuf means."""
     return timestamp.ToDatetime(UTC)
 
 
@@ -125,11 +110,7 @@ def enum_name(enum: _EnumTypeWrapper[Any], number: int) -> str:
 
 
 def label_selector(text: str) -> LabelSelector:
-    """A label selector as kubectl takes it: `app=web,tier!=front,env in (a, b),!legacy`.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not, or Kubernetes would refuse it.
-    """
+    """A label selector as kubectl takes it: `app=web,tier!=front,env in (a, b),!legacy`."""
     labels: dict[str, str] = {}
     expressions: list[LabelRequirement] = []
     for part in re.split(r",(?![^()]*\))", text):

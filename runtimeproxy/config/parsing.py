@@ -18,8 +18,7 @@ _MODE: Final = re.compile(r"0?[0-7]{3}")
 _COLLECTOR: Final = re.compile(r"(https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]))(?::([0-9]{1,5}))?/?")
 _OTLP_PORT: Final = 4317
 """Source: the OTLP specification, "OTLP/gRPC Default Port"."""
-_OTLP_MODULE: Final = "opentelemetry.exporter.otlp.proto.grpc"
-"""Its distribution needs the SDK; the packages around it have no code."""
+_OTLP_MODULES: Final = ("opentelemetry.exporter.otlp.proto.common", "opentelemetry.sdk.trace")
 
 
 def parse_endpoint(text: str, *, spare_bytes: int = 0) -> str:
@@ -102,7 +101,7 @@ def parse_collector(text: str) -> str:
             raise ValueError(f"{match[2]} is not a port")
     else:
         raise ValueError(f"{text!r} is not a collector: write http://host:port, https://host:port or /path")
-    if not is_installed(_OTLP_MODULE):
+    if not all(map(is_installed, _OTLP_MODULES)):
         raise ValueError("needs the extra otel: pip install 'koord-runtime-proxy[otel]'")
     return endpoint
 

@@ -33,6 +33,7 @@ from typing import (
 
 from runtimeproxy.config.settings import GROUPS, TABLES, Settings, Within
 from runtimeproxy.config.validation import Problem
+from runtimeproxy.errors import did_you_mean
 from runtimeproxy.labels import LabelRequirement, LabelSelector
 
 if TYPE_CHECKING:
@@ -60,24 +61,21 @@ _INNER_TABLES: Mapping[tuple[str, ...], type] = {
 
 
 def validate(table: Mapping[str, Any]) -> tuple[Settings, list[Problem]]:
-    """Makes settings of a table; a table with problems gives the defaults, and each problem once."""
+    return make(Settings, table, _known_keys)
+
+
+def make(
+    kind: Callable[[], Kind],
+    table: Mapping[str, Any],
+    known_keys: Callable[[tuple[str, ...]], list[str]] | None = None,
+) -> tuple[Kind, list[Problem]]:
+    """Makes a dataclass of a table; a table with problems gives the defaults, and each problem once."""
     try:
         # As JSON, because strict Python input would want enum members instead of their names.
-        settings: Settings = validator_of(Settings).validate_json(json.dumps(table, default=str), strict=True)
-    except _core().ValidationError as error:
-        return Settings(), sorted(_problems(error, _known_keys))
-    except (ValueError, RecursionError) as error:
-        return Settings(), [((), f"cannot be checked: {error}")]
-    return settings, []
-
-
-def make(kind: Callable[[], Kind], table: Mapping[str, Any]) -> tuple[Kind, list[Problem]]:
-    """Makes another dataclass of a table; one with problems gives the defaults, and each problem once."""
-    try:
         made: Kind = validator_of(kind).validate_json(json.dumps(table, default=str), strict=True)
     except _core().ValidationError as error:
         keys = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]  # a class is callable
-        return kind(), sorted(_problems(error, lambda _: keys))
+        return kind(), sorted(_problems(error, known_keys or (lambda _: keys)))
     except (ValueError, RecursionError) as error:
         return kind(), [((), f"cannot be checked: {error}")]
     return made, []
@@ -85,11 +83,7 @@ def make(kind: Callable[[], Kind], table: Mapping[str, Any]) -> tuple[Kind, list
 
 @cache
 def validator_of(hint: Any) -> SchemaValidator:  # noqa: ANN401 - types of all kinds
-    """Checks JSON against a type that settings may have.
-
-    Raises:
-        TypeError: a type that settings do not use.
-    """
+    """Checks JSON against a type that settings may have."""
     validator: SchemaValidator = _core().SchemaValidator(schema_of(hint))
     return validator
 
@@ -178,19 +172,12 @@ def _problems(
         message = each["msg"].replace("Input should", "must")
         reason = _REASONS.get(each["type"]) or message[:1].lower() + message[1:]
         if each["type"] == "extra_forbidden":
-            reason += _suggestion(key[-1], known_keys(key[:-1]))
+            known = known_keys(key[:-1])
+            reason += did_you_mean(key[-1], known) or f"; known keys: {', '.join(known)}"
         yield key, reason
 
 
-def _suggestion(key: str, known: list[str]) -> str:
-    import difflib
-
-    guess = difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean {guess[0]}?" if guess else f"; known keys: {', '.join(known)}"
-
-
 def _known_keys(path: tuple[str, ...]) -> list[str]:
-    """The keys of the table at this path."""
     if not path:
         kind: type | None = Settings
     else:

@@ -9,10 +9,10 @@ against these classes (`runtimeproxy.config.schema`), and `systemd/CONFIGURATION
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Final, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Final, Literal, cast
 
-from runtimeproxy.hooks.settings import ConflictRule, PolicySettings
+from runtimeproxy.hooks.settings import ChainRules, ConflictRule, PolicySettings
 
 DEFAULT_CONFIG_PATH: Final = "/etc/koord-runtime-proxy/config.toml"
 """Read when it exists and no other file is named."""
@@ -123,6 +123,11 @@ class HooksSettings:
     server_timeout_s: Annotated[float, Within(0.01, 120)] = 2.0
     """Timeout of one call of a hook server whose registration has no `timeout-seconds`. Two of them fit into
     `budget_s`."""
+
+    @property
+    def rules(self) -> ChainRules:
+        skip_label = (self.skip_label_key, self.skip_label_value) if self.skip_label_key else None
+        return ChainRules(self.conflicts, skip_label, self.budget_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,26 +392,12 @@ class Settings:
     log: LogSettings = field(default_factory=LogSettings)
 
 
-GROUPS: Final = {
-    "proxy": ProxySettings,
-    "hooks": HooksSettings,
-    "cgroups": CgroupsSettings,
-    "node": NodeSettings,
-    "slo": SloSettings,
-    "kubernetes": KubernetesSettings,
-    "ledger": LedgerSettings,
-    "state": StateSettings,
-    "audit": AuditSettings,
-    "api": ApiSettings,
-    "metrics": MetricsSettings,
-    "tracing": TracingSettings,
-    "qosmanager": QosManagerSettings,
-    "eviction": EvictionSettings,
-    "log": LogSettings,
-}
-"""The groups of plain keys; each key has an environment variable."""
 TABLES: Final = {"policies": PolicySettings, "plugins": PluginSettings, "owners": OwnerSettings}
 """The groups of tables, `[<group>.<name>]`."""
+GROUPS: Final = {
+    each.name: cast("type", each.default_factory) for each in fields(Settings) if each.name not in TABLES
+}
+"""The groups of plain keys; each key has an environment variable."""
 
 BUILT_IN_PLUGINS: Final = ("cpu-suppress", "cpu-burst", "cpu-evict", "memory-evict", "profiling")
 FEATURE_GATES: Final[Mapping[str, bool]] = {
@@ -444,12 +435,7 @@ def needs_restart(group: str, key: str) -> bool:
 
 
 def reloaded(old: Settings, new: Settings) -> tuple[Settings, list[str]]:
-    """Returns the settings that take effect at a reload, and the changed keys that need a restart.
-
-    Args:
-        old: the settings in effect.
-        new: the settings as they were read again.
-    """
+    """Returns the settings that take effect at a reload, and the changed keys that need a restart."""
     result = new
     waiting: list[str] = []
     for group, kind in GROUPS.items():

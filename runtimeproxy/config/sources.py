@@ -1,7 +1,6 @@
 """Where settings come from: flag over environment over file over default.
 
-`read` puts the sources together and returns every problem with the source that it comes from; `load` raises
-them as one error.
+`read` puts the sources together and returns every problem with the source that it comes from.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Final, NamedTuple, get_origin, get_type_hints
 
 from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH, GROUPS, Settings
 from runtimeproxy.config.validation import CombinedConfigError, checked
-from runtimeproxy.errors import ConfigError
+from runtimeproxy.errors import ConfigError, did_you_mean
 
 Key = tuple[str, ...]
 """The parts of a dotted key."""
@@ -44,12 +43,10 @@ class Flag(NamedTuple):
 
     @property
     def destination(self) -> str:
-        """The attribute's name in the parsed arguments."""
         return self.name.replace(".", "_")
 
     @property
     def default(self) -> str:
-        """The key's default, for the help."""
         group, _, key = self.name.partition(".")
         return str(getattr(getattr(Settings(), group), key))
 
@@ -85,17 +82,23 @@ FLAGS: Final = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading:
-    """The result of reading all sources.
-
-    Attributes:
-        settings: the valid ones; defaults in place of the others.
-        errors: every problem.
-        error: makes an error of a key and a reason, with the source that the key's value comes from.
-    """
+    """The result of reading all sources."""
 
     settings: Settings
+    """The valid ones; defaults in place of the others."""
     errors: tuple[ConfigError, ...]
     error: Callable[[Key, str], ConfigError]
+    """Makes an error of a key and a reason, with the source that the key's value comes from."""
+
+    def valid_settings(self) -> Settings:
+        """Returns the settings if all are valid.
+
+        Raises:
+            CombinedConfigError: every problem.
+        """
+        if self.errors:
+            raise CombinedConfigError(self.errors)
+        return self.settings
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,24 +113,13 @@ class _Layer:
         return ConfigError(self.source, self.name_of(key), reason)
 
 
-def load(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
-    """Reads, checks and merges all settings; called again to reload.
+def read(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Reading:
+    """Reads, checks and merges all settings, and goes on without the invalid ones.
 
     Args:
         arguments: the parsed command line; flags that were not given are absent or None.
         environ: the environment.
-
-    Raises:
-        CombinedConfigError: every problem.
     """
-    reading = read(arguments, environ)
-    if reading.errors:
-        raise CombinedConfigError(reading.errors)
-    return reading.settings
-
-
-def read(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Reading:
-    """Reads, checks and merges all settings, and goes on without the invalid ones."""
     path, is_named = config_path(arguments, environ)
     variables, wrong_variables = _environment_table(environ)
     errors = list(wrong_variables)
@@ -157,7 +149,6 @@ def config_path(arguments: argparse.Namespace, environ: Mapping[str, str]) -> tu
 
 
 def variable(group: str, key: str) -> str:
-    """The name of the environment variable that sets a key."""
     return f"{PREFIX}{group}_{key}".upper()
 
 
@@ -192,7 +183,8 @@ def _environment_table(environ: Mapping[str, str]) -> tuple[Table, list[ConfigEr
     Values are checked later, as a file's are. Numbers, booleans and lists are written as in TOML; the
     brackets of a list may be left out.
     """
-    names = [name for name in sorted(environ) if _is_setting(name)]
+    prefixed = (name for name in sorted(environ) if name.startswith(PREFIX) and name not in _NO_SETTINGS)
+    names = [name for name in prefixed if not _SERVICE_VARIABLE.match(name, len(PREFIX))]
     if not names:
         return {}, []
     hints = _hints()
@@ -207,19 +199,11 @@ def _environment_table(environ: Mapping[str, str]) -> tuple[Table, list[ConfigEr
     return table, errors
 
 
-def _is_setting(name: str) -> bool:
-    rest = name.removeprefix(PREFIX)
-    return rest != name and name not in _NO_SETTINGS and not _SERVICE_VARIABLE.match(rest)
-
-
 def _variable_problem(name: str, text: str, hints: Mapping[str, object]) -> str:
     if name not in hints:
-        import difflib  # start-up time, spent only where a name is wrong
-
         # Without the common prefix, or else every name is near to every other.
-        known = [each.removeprefix(PREFIX) for each in hints]
-        guess = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
-        return "no setting has this name" + (f"; did you mean {PREFIX}{guess[0]}?" if guess else "")
+        known = (each.removeprefix(PREFIX) for each in hints)
+        return "no setting has this name" + did_you_mean(name.removeprefix(PREFIX), known, PREFIX)
     try:
         text.encode()
     except UnicodeEncodeError:

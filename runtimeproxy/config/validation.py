@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.config.parsing import (
     TEMPORARY_SUFFIX_BYTES,
     group_id,
@@ -31,6 +31,7 @@ from runtimeproxy.config.settings import (
     Settings,
 )
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.fields.tables import PARAMETERS
 from runtimeproxy.hooks.selector import selector_problems
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.labels import LabelSelector, node_name_problem
@@ -39,6 +40,9 @@ from runtimeproxy.vocabulary import Mode, Role
 if TYPE_CHECKING:
     from runtimeproxy.hooks.owners import Owner
     from runtimeproxy.node.inputs import InputPlaces
+
+ValueT = TypeVar("ValueT")
+ParsedT = TypeVar("ParsedT")
 
 Problem = tuple[tuple[str, ...], str]
 """The parts of the key (none for the whole table), and the reason."""
@@ -79,21 +83,12 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     proxy = _with_paths(settings.proxy, problems)
     if not problems:
         problems += _own_socket_problems(proxy)
-        try:
-            admin_socket(settings)
-        except ValueError as error:
-            problems.append((("api", "admin_socket"), str(error)))
-    try:
-        parse_listen(settings.metrics.listen)
-    except ValueError as error:
-        problems.append((("metrics", "listen"), str(error)))
+        _parsed(("api", "admin_socket"), settings, admin_socket, problems)
+    _parsed(("metrics", "listen"), settings.metrics.listen, parse_listen, problems)
     if settings.metrics.page and not settings.metrics.listen:
         problems.append((("metrics", "page"), "needs metrics.listen: the page is served there"))
-    tracing = settings.tracing
-    try:
-        tracing = replace(tracing, endpoint=parse_collector(tracing.endpoint))
-    except ValueError as error:
-        problems.append((("tracing", "endpoint"), str(error)))
+    endpoint = _parsed(("tracing", "endpoint"), settings.tracing.endpoint, parse_collector, problems)
+    tracing = settings.tracing if endpoint is None else replace(settings.tracing, endpoint=endpoint)
     problems += _proxy_problems(proxy)
     problems += _folder_problems(settings)
     if settings.node.name and (reason := node_name_problem(settings.node.name)):
@@ -113,6 +108,17 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     plugins = {name: _with_endpoint(name, each, problems) for name, each in settings.plugins.items()}
     problems += _owner_problems(settings)
     return replace(settings, proxy=proxy, tracing=tracing, plugins=plugins), problems
+
+
+def _parsed(
+    key: tuple[str, ...], value: ValueT, parse: Callable[[ValueT], ParsedT], problems: list[Problem]
+) -> ParsedT | None:
+    """Returns the parsed value; None, and a problem, if it cannot be used."""
+    try:
+        return parse(value)
+    except ValueError as error:
+        problems.append((key, str(error)))
+        return None
 
 
 def owners_of(settings: Settings) -> dict[str, Owner]:
@@ -153,11 +159,10 @@ def _owner_problems(settings: Settings) -> Iterator[Problem]:
     for name, owner in settings.owners.items():
         if not _OWNER_NAME.fullmatch(name):
             yield ("owners", name), "is not a name of lower-case letters, digits and dashes"
+        wrong: list[Problem] = []
         for index, text in enumerate(owner.allow or ()):
-            try:
-                parse_rule(text)
-            except ValueError as error:
-                yield ("owners", name, "allow", str(index)), str(error)
+            _parsed(("owners", name, "allow", str(index)), text, parse_rule, wrong)
+        yield from wrong
 
 
 def feature_gates(texts: Sequence[str]) -> dict[str, bool]:
@@ -184,10 +189,8 @@ def _with_endpoint(name: str, plugin: PluginSettings, problems: list[Problem]) -
         own = ", ".join(BUILT_IN_PLUGINS)
         problems.append((path, f"needs an endpoint or a reference: it is none of {own}"))
     else:
-        try:
-            return replace(plugin, endpoint=parse_endpoint(plugin.endpoint))
-        except ValueError as error:
-            problems.append((("plugins", name, "endpoint"), str(error)))
+        endpoint = _parsed((*path, "endpoint"), plugin.endpoint, parse_endpoint, problems)
+        return plugin if endpoint is None else replace(plugin, endpoint=endpoint)
     return plugin
 
 
@@ -234,11 +237,8 @@ def owner_ids(proxy: ProxySettings) -> tuple[int, int]:
 
 def _with_paths(proxy: ProxySettings, problems: list[Problem]) -> ProxySettings:
     def path(key: str, text: str, spare_bytes: int = 0) -> str:
-        try:
-            return parse_endpoint(text, spare_bytes=spare_bytes)
-        except ValueError as error:
-            problems.append((("proxy", key), str(error)))
-            return text
+        parse = partial(parse_endpoint, spare_bytes=spare_bytes)
+        return _parsed(("proxy", key), text, parse, problems) or text
 
     return replace(
         proxy,
@@ -256,15 +256,11 @@ def _own_socket_problems(proxy: ProxySettings) -> Iterator[Problem]:
 
 
 def _proxy_problems(proxy: ProxySettings) -> Iterator[Problem]:
-    for key, check in (
-        ("socket_mode", socket_mode_bits),
-        ("socket_owner", user_id),
-        ("socket_group", group_id),
-    ):
-        try:
-            check(getattr(proxy, key))
-        except ValueError as error:
-            yield ("proxy", key), str(error)
+    wrong: list[Problem] = []
+    _parsed(("proxy", "socket_mode"), proxy.socket_mode, socket_mode_bits, wrong)
+    _parsed(("proxy", "socket_owner"), proxy.socket_owner, user_id, wrong)
+    _parsed(("proxy", "socket_group"), proxy.socket_group, group_id, wrong)
+    yield from wrong
     if proxy.held_budget_bytes < proxy.max_message_bytes:
         reason = f"is less than the largest message (proxy.max_message_bytes is {proxy.max_message_bytes})"
         yield ("proxy", "held_budget_bytes"), reason
@@ -279,7 +275,6 @@ def _folder_problems(settings: Settings) -> Iterator[Problem]:
         (("node", "objects_dir"), settings.node.objects_dir or "/"),
         (("node", "kubelet_dir"), settings.node.kubelet_dir or "/"),
         (("state", "dir"), settings.state.dir),
-        (("audit", "file"), settings.audit.file or "/"),
         (("audit", "file"), settings.audit.file or "/"),
     ):
         if not path.startswith("/") or "\0" in path:
@@ -296,7 +291,6 @@ def _policy_problems(policy: PolicySettings) -> Iterator[Problem]:
 
 
 def places_of(settings: Settings) -> InputPlaces:
-    """Where the inputs of the node are."""
     from runtimeproxy.node.inputs import InputPlaces
 
     node = settings.node

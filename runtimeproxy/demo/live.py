@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.mounts import find_mounts
-from runtimeproxy.cgroups.parameters import PARAMETERS
+from runtimeproxy.fields.tables import PARAMETERS
 
 OBJECTS_FOLDER: Final = "node.d"
 """The folder of Kubernetes objects, in the demo's own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -46,22 +47,24 @@ class Finding(NamedTuple):
     level: Severity
     text: str
     advice: str = ""
-    """What to do; empty if nothing."""
+    """A remedy for people; empty for none."""
 
 
 Findings = Iterator[Finding]
+
+_ok = partial(Finding, Severity.OK)
+_warning = partial(Finding, Severity.WARNING)
+_problem = partial(Finding, Severity.PROBLEM)
 
 
 def check_configuration(facts: Facts) -> Findings:
     """Flags, environment, file, folders, policies, registrations: as `check-config`."""
     for text in facts.configuration_problems:
-        yield Finding(
-            Severity.PROBLEM, text, "correct it; the daemon does not start, or keeps its old settings"
-        )
+        yield _problem(text, "correct it; the daemon does not start, or keeps its old settings")
     for text in facts.configuration_warnings:
-        yield Finding(Severity.WARNING, text)
+        yield _warning(text)
     if not facts.configuration_problems and not facts.configuration_warnings:
-        yield Finding(Severity.OK, "the configuration is valid")
+        yield _ok("the configuration is valid")
 
 
 def check_daemon(facts: Facts) -> Findings:
@@ -69,26 +72,25 @@ def check_daemon(facts: Facts) -> Findings:
     endpoint = facts.settings.proxy.endpoint
     start = f"systemctl start {SERVICE}, and journalctl -u {SERVICE} if it does not"
     if facts.endpoint is SocketState.DENIED:
-        yield Finding(Severity.WARNING, f"{endpoint}: this user may not connect", "run doctor as root")
+        yield _warning(f"{endpoint}: this user may not connect", "run doctor as root")
     elif facts.endpoint is not SocketState.ANSWERS:
         what = "does not exist" if facts.endpoint is SocketState.MISSING else "has no process that listens"
-        yield Finding(Severity.PROBLEM, f"{endpoint} {what}: no daemon serves", start)
+        yield _problem(f"{endpoint} {what}: no daemon serves", start)
     elif facts.api_error:
         yield Finding(Severity.PROBLEM if facts.is_served else Severity.WARNING, facts.api_error)
     else:
-        yield Finding(Severity.OK, f"version {facts.version} serves on {endpoint}")
+        yield _ok(f"version {facts.version} serves on {endpoint}")
     for text in facts.daemon_problems:
-        yield Finding(Severity.PROBLEM, text, "koord-runtime-proxy status shows more")
+        yield _problem(text, "koord-runtime-proxy status shows more")
 
 
 def check_runtime(facts: Facts) -> Findings:
-    """Whether the runtime answers behind the proxy."""
     endpoint = facts.settings.proxy.runtime_endpoint
     if facts.runtime.name:
-        yield Finding(Severity.OK, f"{facts.runtime.name} answers on {endpoint}")
+        yield _ok(f"{facts.runtime.name} answers on {endpoint}")
     else:
         advice = "start it, or set proxy.runtime_endpoint"
-        yield Finding(Severity.PROBLEM, f"the runtime does not answer: {facts.runtime.error}", advice)
+        yield _problem(f"the runtime does not answer: {facts.runtime.error}", advice)
 
 
 def check_endpoint(facts: Facts) -> Findings:
@@ -99,10 +101,9 @@ def check_endpoint(facts: Facts) -> Findings:
         value = kubelet.endpoint.value if kubelet.endpoint else DEFAULT_ENDPOINT
         place = kubelet.endpoint.place if kubelet.endpoint else "its default"
         if is_endpoint(value, proxy.endpoint):
-            yield Finding(Severity.OK, f"the kubelet (process {kubelet.pid}) calls the proxy, by {place}")
+            yield _ok(f"the kubelet (process {kubelet.pid}) calls the proxy, by {place}")
         else:
-            yield Finding(
-                Severity.PROBLEM,
+            yield _problem(
                 f"the kubelet (process {kubelet.pid}) calls {value} ({place}): no call reaches the proxy",
                 f"set containerRuntimeEndpoint or --container-runtime-endpoint to {wanted} and restart it",
             )
@@ -111,12 +112,11 @@ def check_endpoint(facts: Facts) -> Findings:
     others = [each for each in files if each not in ours]
     if not facts.kubelets:
         if ours:
-            yield Finding(Severity.WARNING, f"no kubelet runs; {ours[0].place} names the proxy")
+            yield _warning(f"no kubelet runs; {ours[0].place} names the proxy")
         else:
-            yield Finding(Severity.WARNING, "no kubelet runs here, and no file names the proxy's socket")
+            yield _warning("no kubelet runs here, and no file names the proxy's socket")
     if ours and others:
-        yield Finding(
-            Severity.WARNING,
+        yield _warning(
             f"{ours[0].place} names the proxy, {others[0].place} has {others[0].name} = {others[0].value}",
             "set both to the same: a restart or an upgrade of the kubelet may take the other one",
         )
@@ -137,32 +137,30 @@ def check_cgroup_driver(facts: Facts) -> Findings:
     if len(by_driver) > 1:
         text = "; ".join(f"{driver}: {' and '.join(names)}" for driver, names in by_driver.items())
         advice = "drain the node, set the kubelet's cgroupDriver or the runtime's SystemdCgroup, restart both"
-        yield Finding(Severity.PROBLEM, f"the cgroup drivers differ ({text})", advice)
+        yield _problem(f"the cgroup drivers differ ({text})", advice)
     elif by_driver:
         ((driver, names),) = by_driver.items()
-        yield Finding(Severity.OK, f"{driver}, by {' and '.join(names)}")
+        yield _ok(f"{driver}, by {' and '.join(names)}")
     else:
-        yield Finding(Severity.WARNING, "the cgroup driver is not known: neither kubelet nor runtime says it")
+        yield _warning("the cgroup driver is not known: neither kubelet nor runtime says it")
 
 
 def check_cpu_manager(facts: Facts) -> Findings:
     """The kubelet's CPU manager against the policy `cpuset`."""
     if all(each.name != "cpuset" for each in facts.policies):
-        yield Finding(Severity.OK, "the policy cpuset is off")
+        yield _ok("the policy cpuset is off")
         return
     manager = facts.node.kubelet.cpu_manager_policy if facts.node.kubelet else None
     if manager is None:
-        yield Finding(
-            Severity.WARNING,
+        yield _warning(
             "the policy of the kubelet's CPU manager is not known: cpuset leaves pods without own CPUs alone",
             f"set node.kubelet_dir (now {facts.settings.node.kubelet_dir!r}) to the kubelet's --root-dir",
         )
     elif manager == "none":
-        yield Finding(Severity.OK, "the kubelet's CPU manager has the policy none")
+        yield _ok("the kubelet's CPU manager has the policy none")
     else:
         static = facts.node.kubelet.static_cpus if facts.node.kubelet else {}
-        yield Finding(
-            Severity.WARNING,
+        yield _warning(
             f"the kubelet's CPU manager has the policy {manager}, with CPUs for {len(static)} containers: "
             "cpuset leaves them and all pods without CPUs of their own alone",
             "set cpuManagerPolicy: none (remove cpu_manager_state), or [policies.cpuset] enabled = false",
@@ -176,42 +174,39 @@ def check_koordlet(facts: Facts) -> Findings:
     advice = "switch these policies off, or koordlet's hooks (systemd/coming-from-koordinator.md)"
     if registered and own:
         text = f"koordlet is registered ({registered[0]}), and these policies do the same: {', '.join(own)}"
-        yield Finding(Severity.WARNING, text, advice)
+        yield _warning(text, advice)
     elif registered:
-        yield Finding(Severity.OK, f"koordlet is a hook server ({registered[0]})")
+        yield _ok(f"koordlet is a hook server ({registered[0]})")
     for each in facts.koordlets:
         if each.uses_nri and facts.has_nri_socket:
-            yield Finding(
-                Severity.WARNING,
+            yield _warning(
                 f"koordlet (process {each.pid}) is an NRI plugin, too: it changes containers after the proxy",
                 "start koordlet with --enable-nri-runtime-hook=false, or switch the policies off",
             )
         elif not registered and own:
-            yield Finding(
-                Severity.WARNING,
+            yield _warning(
                 f"koordlet (process {each.pid}) writes cgroup files itself, which {', '.join(own)} set, too",
                 advice,
             )
     if not registered and not facts.koordlets:
-        yield Finding(Severity.OK, "no koordlet is on this node")
+        yield _ok("no koordlet is on this node")
 
 
 _KOORDLETS_POLICIES: Final = frozenset(
     ("batch-resource", "cpuset", "gpu-env", "group-identity", "cpu-burst", "cpu-normalization", "memory-qos")
 )
-"""What koordlet does, too. Source: Koordinator pkg/koordlet/runtimehooks/hooks, pkg/koordlet/qosmanager."""
+"""Also in koordlet. Source: Koordinator pkg/koordlet/runtimehooks/hooks, pkg/koordlet/qosmanager."""
 
 
 def check_hook_servers(facts: Facts) -> Findings:
-    """Whether the sockets of registered hook servers answer."""
     for each in facts.hook_servers:
         if each.state is SocketState.ANSWERS:
-            yield Finding(Severity.OK, f"{each.name}: {each.endpoint} answers")
+            yield _ok(f"{each.name}: {each.endpoint} answers")
         else:
             text = f"{each.name}: {each.endpoint} is {each.state}: calls go on without it, or are refused"
-            yield Finding(Severity.WARNING, text, "start it, or remove its file")
+            yield _warning(text, "start it, or remove its file")
     if not facts.hook_servers:
-        yield Finding(Severity.OK, "none is registered")
+        yield _ok("none is registered")
 
 
 def check_kernel(facts: Facts) -> Findings:
@@ -223,37 +218,35 @@ def check_kernel(facts: Facts) -> Findings:
             text = f"the policy {policy.name} does nothing: the kernel lacks {', '.join(missing)}"
             yield Finding(Severity.WARNING if policy.is_configured else Severity.OK, text)
     if is_fine:
-        yield Finding(Severity.OK, "it has what the policies need")
+        yield _ok("it has what the policies need")
 
 
 def check_unit(facts: Facts) -> Findings:
     """Whether systemd starts the daemon, and with the rights that it needs."""
     unit = facts.unit
     if unit is None:
-        yield Finding(Severity.OK, "systemd does not run here")
+        yield _ok("systemd does not run here")
         return
     if unit.get("LoadState") != "loaded":
         text = f"there is no {SERVICE}: nothing starts the daemon with the node, or again after its end"
-        yield Finding(Severity.WARNING, text, "install the units (systemd/README.md)")
+        yield _warning(text, "install the units (systemd/README.md)")
         return
     found = [*_life_of(unit), *_rights_of(facts, unit)]
-    yield from found or [Finding(Severity.OK, "enabled, active, and with the rights that the daemon needs")]
+    yield from found or [_ok("enabled, active, and with the rights that the daemon needs")]
 
 
 def _life_of(unit: Mapping[str, str]) -> Findings:
     if unit.get("ActiveState") != "active":
         text = f"the service is {unit.get('ActiveState')} ({unit.get('Result')})"
-        yield Finding(Severity.PROBLEM, text, f"journalctl -u {SERVICE} says why; systemctl start {SERVICE}")
+        yield _problem(text, f"journalctl -u {SERVICE} says why; systemctl start {SERVICE}")
     if not unit.get("UnitFileState", "").startswith("enabled"):
         text = f"the service is {unit.get('UnitFileState') or 'not enabled'}: it does not start with the node"
-        yield Finding(Severity.WARNING, text, f"systemctl enable {SERVICE}")
+        yield _warning(text, f"systemctl enable {SERVICE}")
     if unit.get("NeedDaemonReload") == "yes":
-        yield Finding(
-            Severity.WARNING, "the unit's files have changed", "systemctl daemon-reload, then restart"
-        )
+        yield _warning("the unit's files have changed", "systemctl daemon-reload, then restart")
     if unit.get("NRestarts", "0") != "0":
         text = f"systemd has restarted the daemon {unit['NRestarts']} times since it was started"
-        yield Finding(Severity.WARNING, text, f"journalctl -u {SERVICE} has the reasons")
+        yield _warning(text, f"journalctl -u {SERVICE} has the reasons")
 
 
 def _rights_of(facts: Facts, unit: Mapping[str, str]) -> Findings:
@@ -267,16 +260,15 @@ def _rights_of(facts: Facts, unit: Mapping[str, str]) -> Findings:
     for name, path in writable.items():
         if not may_write(unit, path):
             text = f"{name}: the unit may not write to {path}"
-            yield Finding(Severity.PROBLEM, text, f"a drop-in with ReadWritePaths={path}")
+            yield _problem(text, f"a drop-in with ReadWritePaths={path}")
     capabilities = unit.get("CapabilityBoundingSet", "").lower().split()
     for name, effect in _RIGHTS.items():
         if "CapabilityBoundingSet" in unit and name not in capabilities:
-            yield Finding(Severity.WARNING, f"the unit lacks {name.upper()}: {effect}", "add it in a drop-in")
+            yield _warning(f"the unit lacks {name.upper()}: {effect}", "add it in a drop-in")
     has_policy = any(each.name == "group-identity" for each in facts.policies)
     has_sysctl = {Feature.BVT, Feature.GROUP_IDENTITY_SYSCTL} <= facts.node.features
     if has_policy and has_sysctl and unit.get("ProtectKernelTunables") == "yes":
-        yield Finding(
-            Severity.PROBLEM,
+        yield _problem(
             "the policy group-identity may not set its sysctls: ProtectKernelTunables=yes",
             "install the drop-in koord-runtime-proxy.service.d/10-group-identity.conf",
         )
@@ -316,13 +308,13 @@ def check_qos_manager(facts: Facts) -> Findings:
     """Whether a QoS manager runs where strategies ask for one."""
     found, unit = facts.qos_manager, facts.manager_unit
     if found.is_missing:
-        yield Finding(Severity.PROBLEM, found.note, _how_to_start(unit))
+        yield _problem(found.note, _how_to_start(unit))
     elif found.note:
-        yield Finding(Severity.OK, found.note)
+        yield _ok(found.note)
     elif found.is_running:
-        yield Finding(Severity.OK, "koord-qos-manager runs")
+        yield _ok("koord-qos-manager runs")
     else:
-        yield Finding(Severity.OK, "no strategy asks for one, as far as the daemon says")
+        yield _ok("no strategy asks for one, as far as the daemon says")
 
 
 def _how_to_start(unit: Mapping[str, str] | None) -> str:
@@ -347,65 +339,59 @@ def check_state_folder(facts: Facts) -> Findings:
     is_fine = True
     if folder.mode & 0o077:
         is_fine = False
-        yield Finding(Severity.WARNING, f"{path} has mode {folder.mode:04o}", f"chmod 0700 {path}")
+        yield _warning(f"{path} has mode {folder.mode:04o}", f"chmod 0700 {path}")
     if folder.free_bytes < LEAST_FREE_BYTES:
         is_fine = False
         text = f"{path} has {folder.free_bytes // _MIB} MiB free: without its journal no value is written"
-        yield Finding(Severity.PROBLEM, text, "make room on its file system")
+        yield _problem(text, "make room on its file system")
     if is_fine:
-        yield Finding(Severity.OK, f"{path} is there and private")
+        yield _ok(f"{path} is there and private")
 
 
 def check_inputs(facts: Facts) -> Findings:
-    """Whether the files with Kubernetes objects are up to date."""
     for file in facts.input_files:
         kinds = ", ".join(file.kinds) or "no object that is used"
         text = f"{file.path} ({kinds}) was written {_age(file.age_s)} ago"
         stale = [kind for kind in file.kinds if file.age_s > STALE_S.get(kind, file.age_s)]
         if file.age_s < -_FUTURE_S:
-            yield Finding(
-                Severity.WARNING, f"{file.path} was written in the future", "check the node's clock"
-            )
+            yield _warning(f"{file.path} was written in the future", "check the node's clock")
         elif stale:
             advice = f"export the {' and '.join(stale)} regularly, or remove it"
-            yield Finding(Severity.WARNING, text, advice)
+            yield _warning(text, advice)
         else:
-            yield Finding(Severity.OK, text)
+            yield _ok(text)
     if not facts.input_files:
         folder = facts.settings.node.objects_dir or "node.objects_dir"
-        yield Finding(Severity.OK, f"no file is in {folder}: there are no strategies of the cluster")
+        yield _ok(f"no file is in {folder}: there are no strategies of the cluster")
 
 
 def check_api_server(facts: Facts) -> Findings:
     """Whether the API server answers, gives what is watched, and is within the unit's reach."""
     found = facts.api_server
     if found is None:
-        yield Finding(Severity.OK, "it is not used (kubernetes.enabled)")
+        yield _ok("it is not used (kubernetes.enabled)")
         return
     unit = list(_network_of(facts.unit or {}, found.server))
     yield from unit
     if found.error:
         where = found.server or facts.settings.kubernetes.kubeconfig or "the API server"
-        yield Finding(
-            Severity.PROBLEM, f"{where}: {found.error}", "correct kubernetes.kubeconfig, or the network"
-        )
+        yield _problem(f"{where}: {found.error}", "correct kubernetes.kubeconfig, or the network")
         return
     for kind, reason in found.refused.items():
-        yield Finding(Severity.PROBLEM, f"{kind}: {reason}", "kubectl apply -f systemd/kubernetes/rbac.yaml")
+        yield _problem(f"{kind}: {reason}", "kubectl apply -f systemd/kubernetes/rbac.yaml")
     if not found.has_node:
         text = f"it has no Node {found.node_name}: nothing of this node is found"
-        yield Finding(Severity.PROBLEM, text, "set node.name to the Node's name (kubectl get nodes)")
+        yield _problem(text, "set node.name to the Node's name (kubectl get nodes)")
     if not unit and not found.refused and found.has_node:
         absent = f"; it has no {', '.join(found.absent)}" if found.absent else ""
-        yield Finding(Severity.OK, f"{found.server} answers, with Node {found.node_name}{absent}")
+        yield _ok(f"{found.server} answers, with Node {found.node_name}{absent}")
 
 
 def _network_of(unit: Mapping[str, str], server: str) -> Findings:
     """Whether a unit lets the daemon connect. Source: systemd.exec(5), systemd.resource-control(5)."""
     families = unit.get("RestrictAddressFamilies", "AF_INET")
     if unit.get("PrivateNetwork") == "yes" or "AF_INET" not in families:
-        yield Finding(
-            Severity.PROBLEM,
+        yield _problem(
             "the unit has no network: the daemon cannot reach the API server",
             "install the drop-in koord-runtime-proxy.service.d/40-kubernetes.conf",
         )
@@ -420,7 +406,7 @@ def _network_of(unit: Mapping[str, str], server: str) -> Findings:
     )
     if denied and not allowed:
         text = f"the unit may not connect to {address}: the daemon cannot reach the API server"
-        yield Finding(Severity.PROBLEM, text, f"IPAddressAllow={address} in the drop-in 40-kubernetes.conf")
+        yield _problem(text, f"IPAddressAllow={address} in the drop-in 40-kubernetes.conf")
 
 
 def _age(seconds: float) -> str:
@@ -450,5 +436,4 @@ CHECKS: Final[Mapping[str, Callable[[Facts], Iterable[Finding]]]] = {
 
 
 def examine(facts: Facts) -> dict[str, list[Finding]]:
-    """The findings of all checks, by name."""
     return {name: list(check(facts)) for name, check in CHECKS.items()}

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.config.settings import Settings
-from runtimeproxy.config.validation import places_of
 from runtimeproxy.errors import ConfigError
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.config.sources import Reading
     from runtimeproxy.hooks.loading import LoadProblem, LoadResult
+    from runtimeproxy.offline import Offline
 
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
@@ -29,18 +29,14 @@ class Findings:
     warnings: list[ConfigError] = field(default_factory=list)
 
 
-def check_on_node(reading: Reading, policies: LoadResult) -> Findings:
-    """Returns every problem and warning, beginning with those of the reading.
-
-    Args:
-        reading: the settings and their problems.
-        policies: the result of loading policies with these settings.
-    """
-    findings = Findings(list(reading.errors))
+def check_on_node(reading: Reading, offline: Offline) -> Findings:
+    """Returns every problem and warning, beginning with those of the reading."""
+    findings, policies = Findings(list(reading.errors)), offline.policies
     findings.problems += (_policy_problem(reading, each) for each in policies.problems)
     _check_folders(reading, findings)
-    _check_registrations(reading, findings)
-    _check_node(reading, findings)
+    _check_registrations(reading, offline, findings)
+    # The daemon keeps the last good ones.
+    findings.warnings += (ConfigError("node", "", problem) for problem in offline.inputs.problems)
     _check_kubernetes(reading, findings)
     findings.warnings += _late(reading, policies)
     return findings
@@ -54,39 +50,37 @@ def _policy_problem(reading: Reading, problem: LoadProblem) -> ConfigError:
 
 
 def _check_folders(reading: Reading, findings: Findings) -> None:
-    settings = reading.settings
-    state, servers = Path(settings.state.dir), Path(settings.hooks.server_config_dir)
+    settings, defaults = reading.settings, Settings()
     endpoint = Path(settings.proxy.endpoint)
-    wrong = {
-        ("state", "dir"): _folder_problem(state, os.R_OK | os.W_OK | os.X_OK),
-        ("hooks", "server_config_dir"): _folder_problem(servers, os.R_OK | os.X_OK),
-        ("proxy", "endpoint"): _folder_problem(endpoint.parent, os.X_OK) or _socket_problem(endpoint),
-    }
-    node = {name: getattr(settings.node, name) for name in ("sysfs_root", "objects_dir", "kubelet_dir")}
-    wrong |= {("node", name): _folder_problem(Path(path), 0) for name, path in node.items() if path}
-    findings.problems += (reading.error(key, reason) for key, reason in wrong.items() if reason)
+    if reason := _folder_problem(endpoint.parent, os.X_OK) or _socket_problem(endpoint):
+        findings.problems.append(reading.error(("proxy", "endpoint"), reason))
     if settings.cgroups.enabled and not Path(settings.cgroups.root).is_dir():
         reason = f"{settings.cgroups.root} is not a folder: no cgroup value can be written"
         findings.warnings.append(reading.error(("cgroups", "root"), reason))
-    defaults = Settings()
-    for group, name, what in (
-        ("hooks", "server_config_dir", "no hook server"),
-        ("hooks", "policies_dir", "no policy"),
-        ("node", "objects_dir", "no object"),
-        ("node", "kubelet_dir", "nothing"),
-    ):
-        named = getattr(getattr(settings, group), name)
-        if named not in ("", getattr(getattr(defaults, group), name)) and not os.path.lexists(named):
-            reason = f"{named} does not exist: {what} is loaded from it"
-            findings.warnings.append(reading.error((group, name), reason))
-    objects = Path(settings.node.objects_dir or os.devnull)
-    for key, folder in (
-        (("state", "dir"), state),
-        (("hooks", "server_config_dir"), servers),
-        (("node", "objects_dir"), objects),
-    ):
-        if reason := _others_write(folder):
+    for key, access, what, is_trusted in _FOLDERS:
+        group, name = key
+        path = getattr(getattr(settings, group), name)
+        if not path:
+            continue
+        if access is not None and (reason := _folder_problem(Path(path), access)):
+            findings.problems.append(reading.error(key, reason))
+        if what and path != getattr(getattr(defaults, group), name) and not os.path.lexists(path):
+            reason = f"{path} does not exist: {what} is loaded from it"
             findings.warnings.append(reading.error(key, reason))
+        if is_trusted and (reason := _others_write(Path(path))):
+            findings.warnings.append(reading.error(key, reason))
+
+
+_FOLDERS: Final = (
+    (("state", "dir"), os.R_OK | os.W_OK | os.X_OK, "", True),
+    (("hooks", "server_config_dir"), os.R_OK | os.X_OK, "no hook server", True),
+    # Its files are checked when they are loaded.
+    (("hooks", "policies_dir"), None, "no policy", False),
+    (("node", "sysfs_root"), 0, "", False),
+    (("node", "objects_dir"), 0, "no object", True),
+    (("node", "kubelet_dir"), 0, "nothing", False),
+)
+"""Keys, the access that the daemon needs, what it loads, and whether who may write there may change pods."""
 
 
 def _folder_problem(folder: Path, access: int) -> str:
@@ -127,17 +121,6 @@ def _others_write(folder: Path) -> str:
     return ""
 
 
-def _check_node(reading: Reading, findings: Findings) -> None:
-    """Reads the node's inputs; their problems are warnings, as the daemon keeps the last good ones."""
-    from runtimeproxy.node.facts import NodeReader
-    from runtimeproxy.node.inputs import NodeInputs
-
-    places = places_of(reading.settings)._replace(state_dir=None)
-    inputs = NodeInputs(places, NodeReader(places.sysfs, places.cgroup_root))
-    problems = inputs.look(0, is_first=True).problems
-    findings.warnings += (ConfigError("node", "", problem) for problem in problems)
-
-
 def _check_kubernetes(reading: Reading, findings: Findings) -> None:
     """Reads the kubeconfig; a problem is a warning, as the daemon serves without the API server."""
     kubernetes = reading.settings.kubernetes
@@ -151,30 +134,10 @@ def _check_kubernetes(reading: Reading, findings: Findings) -> None:
         findings.warnings.append(reading.error(("kubernetes", "kubeconfig"), str(error)))
 
 
-def _check_registrations(reading: Reading, findings: Findings) -> None:
-    from runtimeproxy.documents.reading import InputError
-    from runtimeproxy.hooks.remote.registrations import (
-        parse_registration,
-        read_registration,
-        registration_names,
-    )
-
+def _check_registrations(reading: Reading, offline: Offline, findings: Findings) -> None:
     hooks = reading.settings.hooks
-    folder = Path(hooks.server_config_dir)
-    try:
-        names = registration_names(folder)
-    except OSError:
-        # It does not exist yet, or was reported above.
-        return
-    for name in names:
-        source = str(folder / name)
-        try:
-            parsed = parse_registration(name, read_registration(folder / name).data, hooks.server_timeout_s)
-        except FileNotFoundError:
-            continue
-        except InputError as error:
-            findings.problems.append(ConfigError(source, "", str(error)))
-            continue
+    for name, parsed in offline.registrations.items():
+        source = str(Path(hooks.server_config_dir, name))
         # A file that is used nevertheless has only unknown keys.
         into = findings.problems if parsed.registration is None else findings.warnings
         into += (ConfigError(source, "", problem) for problem in parsed.problems)

@@ -1,4 +1,4 @@
-"""What the checks of `doctor` look at, as frozen values."""
+"""The facts that the checks of `doctor` are functions of."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtimeproxy.service.kubelet import KubeletSetting, RunningKubelet
 
 
 class SocketState(StrEnum):
-    """What connecting to a socket gives."""
+    """The result of connecting to a socket."""
 
     ANSWERS = "answers"
     MISSING = "missing"
@@ -98,7 +98,7 @@ class ApiServerFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All of them; the defaults are those of a node on which nothing runs."""
+    """All facts; the defaults are those of a node on which nothing runs."""
 
     settings: Settings = field(default_factory=Settings)
     user_id: int = 0
@@ -112,7 +112,7 @@ class Facts:
     """Of the daemon, by its API; empty if it did not answer."""
     api_error: str = ""
     daemon_problems: tuple[str, ...] = ()
-    """What the daemon itself reports."""
+    """As the daemon reports them."""
     qos_manager: QosManagerFacts = field(default_factory=QosManagerFacts)
     kubelets: tuple[RunningKubelet, ...] = ()
     kubelet_files: tuple[KubeletSetting, ...] = ()
@@ -129,7 +129,7 @@ class Facts:
     unit: Mapping[str, str] | None = None
     """Properties of the service by `systemctl show`; None without systemd."""
     manager_unit: Mapping[str, str] | None = None
-    """The same of the QoS manager's."""
+    """As `unit`, of the QoS manager's service."""
     state_folder: FolderFacts = field(default_factory=FolderFacts)
     input_files: tuple[InputFile, ...] = ()
     api_server: ApiServerFacts | None = None

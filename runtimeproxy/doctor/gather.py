@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.config.validation import places_of
 from runtimeproxy.doctor.checks import MANAGER_SERVICE, SERVICE
 from runtimeproxy.doctor.configuration import check_on_node
 from runtimeproxy.doctor.facts import (
@@ -34,14 +33,8 @@ from runtimeproxy.doctor.facts import (
 )
 from runtimeproxy.documents.files import read_file
 from runtimeproxy.documents.reading import InputError, parse_documents
-from runtimeproxy.hooks.remote.registrations import (
-    parse_registration,
-    read_registration,
-    registration_names,
-)
 from runtimeproxy.http2.client import RpcError
-from runtimeproxy.node.facts import NodeReader
-from runtimeproxy.node.inputs import NodeInputs, name_of_node
+from runtimeproxy.node.inputs import name_of_node
 from runtimeproxy.node.kubelet import CONFIG, MAX_BYTES, parse_config
 from runtimeproxy.node.machine import CGROUPFS, SYSTEMD, guess_cgroup_driver
 from runtimeproxy.node.object_folder import MAX_FILE_BYTES, SUFFIXES
@@ -54,7 +47,7 @@ from runtimeproxy.stubs import BlockingClient
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.config.sources import Reading
-    from runtimeproxy.hooks.loading import LoadResult
+    from runtimeproxy.offline import Offline
 
 TIMEOUT_S: Final = 5.0
 """Of each question to the runtime or to systemd."""
@@ -73,7 +66,7 @@ _PROPERTIES: Final = (
 
 
 class ApiAnswer(NamedTuple):
-    """What the daemon's API said."""
+    """The answer of the daemon's API."""
 
     version: str = ""
     error: str = ""
@@ -81,19 +74,9 @@ class ApiAnswer(NamedTuple):
     qos_manager: QosManagerFacts = QosManagerFacts()
 
 
-def gather(reading: Reading, policies: LoadResult, answer: ApiAnswer, root: Path = Path("/")) -> Facts:
-    """Returns all facts.
-
-    Args:
-        reading: the settings, with their problems.
-        policies: the result of loading policies with these settings.
-        answer: what the daemon's API said.
-        root: where the files are whose places no setting names.
-    """
+def gather(reading: Reading, offline: Offline, answer: ApiAnswer, root: Path = Path("/")) -> Facts:
     settings = reading.settings
-    findings = check_on_node(reading, policies)
-    places = places_of(settings)._replace(state_dir=None)
-    inputs = NodeInputs(places, NodeReader(places.sysfs, places.cgroup_root))
+    findings = check_on_node(reading, offline)
     return Facts(
         settings=settings,
         user_id=os.geteuid(),
@@ -101,7 +84,7 @@ def gather(reading: Reading, policies: LoadResult, answer: ApiAnswer, root: Path
         configuration_warnings=tuple(map(str, findings.warnings)),
         policies=tuple(
             PolicyFacts(each.name, frozenset(each.policy.features), each.name in settings.policies)
-            for each in policies.policies
+            for each in offline.policies.policies
         ),
         endpoint=socket_state(settings.proxy.endpoint),
         is_served=is_served(settings.proxy.endpoint),
@@ -113,9 +96,13 @@ def gather(reading: Reading, policies: LoadResult, answer: ApiAnswer, root: Path
         kubelet_files=tuple(endpoint_settings(root)),
         runtime=ask_runtime(settings.proxy.runtime_endpoint),
         kubelet_cgroup_driver=_kubelet_driver(settings),
-        tree_cgroup_driver=guess_cgroup_driver(places.cgroup_root) or "",
-        node=inputs.look(0, is_first=True).node,
-        hook_servers=tuple(_hook_servers(settings)),
+        tree_cgroup_driver=guess_cgroup_driver(Path(settings.cgroups.root)) or "",
+        node=offline.inputs.node,
+        hook_servers=tuple(
+            HookServerFacts(name, each.registration.endpoint, socket_state(each.registration.endpoint))
+            for name, each in offline.registrations.items()
+            if each.registration is not None
+        ),
         koordlets=tuple(koordlets(root / "proc")),
         has_nri_socket=(root / _NRI_SOCKET).exists(),
         unit=_unit(root, SERVICE),
@@ -127,7 +114,6 @@ def gather(reading: Reading, policies: LoadResult, answer: ApiAnswer, root: Path
 
 
 def socket_state(path: str) -> SocketState:
-    """What connecting to a socket gives."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(TIMEOUT_S)
         try:
@@ -186,22 +172,6 @@ def _kubelet_driver(settings: Settings) -> str:
         return ""
 
 
-def _hook_servers(settings: Settings) -> Iterator[HookServerFacts]:
-    folder = Path(settings.hooks.server_config_dir)
-    try:
-        names = registration_names(folder)
-    except OSError:
-        return
-    for name in names:
-        try:
-            parsed = parse_registration(name, read_registration(folder / name).data, 1.0)
-        except (OSError, InputError):
-            continue  # check_on_node reports it
-        if parsed.registration is not None:
-            endpoint = parsed.registration.endpoint
-            yield HookServerFacts(name, endpoint, socket_state(endpoint))
-
-
 def ask_api_server(settings: Settings) -> ApiServerFacts:
     """Asks the API server for each kind that the daemon watches, with its credentials."""
     # Only where it is used: with the HTTP library.
@@ -254,7 +224,6 @@ def _unit(root: Path, service: str) -> Mapping[str, str] | None:
 
 
 def unit_properties(text: str) -> dict[str, str]:
-    """The properties in the output of `systemctl show`."""
     pairs = (line.partition("=") for line in text.splitlines())
     return {name: value for name, equals, value in pairs if equals}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -49,20 +50,21 @@ def _too_large(max_bytes: int) -> str:
     return f"has more than {max_bytes} bytes"
 
 
-def replace_file(path: Path, data: bytes, *, is_synced: bool = True) -> None:
-    """Replaces a file as a whole, readable for its owner only; makes its folder if there is none.
+def replace_file(path: Path, data: bytes, *, is_synced: bool = True, mode: int = 0o600) -> None:
+    """Replaces a file as a whole; makes its folder if there is none.
 
     Args:
         path: Of the file.
         data: Its new content.
         is_synced: Whether it outlives a crash of the node; what counts until a reboot need not.
+        mode: Of a new file.
 
     Raises:
         OSError: It cannot be written; the old one stays.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
-    with open(new, "wb", opener=_open_private) as file:
+    with open(new, "wb", opener=partial(_open_new, mode=mode)) as file:
         file.write(data)
         if is_synced:
             file.flush()
@@ -91,8 +93,8 @@ def _open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+def _open_new(path: str, flags: int, mode: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, mode)
 
 
 def _stamp(about: os.stat_result) -> Stamp:

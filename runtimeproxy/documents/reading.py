@@ -56,11 +56,13 @@ class InputError(RuntimeProxyError):
 
 @contextmanager
 def within(place: str) -> Iterator[None]:
-    """Errors of the block are about this place, or one within it."""
+    """Errors of the block are about this place, or one within it; empty for no place of its own."""
     try:
         yield
     except InputError as error:
-        inner = error.place if error.place.startswith("[") or not error.place else f".{error.place}"
+        inner = error.place
+        if place and inner and not inner.startswith("["):
+            inner = f".{inner}"
         raise InputError(error.reason, place + inner) from None
 
 

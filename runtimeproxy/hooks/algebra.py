@@ -19,67 +19,21 @@ result with the reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
-from runtimeproxy.cgroups.parameters import PARAMETERS
+from runtimeproxy.fields.tables import FIELDS, LISTS, NEUTRAL
 from runtimeproxy.hooks.changes import CLEAR, Add, AtMost, Clear, Scale
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.units import (
-    CPU_PERIOD_US,
-    MIN_CPU_QUOTA_US,
-    MIN_CPU_SHARES,
-    SHARES_PER_CPU,
-    UNLIMITED,
     format_cpu_list,
     parse_cpu_list,
 )
 from runtimeproxy.vocabulary import Role as Role
 
 Value: TypeAlias = int | str
-
-NEUTRAL: Final[Mapping[str, Value]] = {
-    "cpu.idle": 0,
-    "cpu.shares": SHARES_PER_CPU,
-    "cpu.cfs_period_us": CPU_PERIOD_US,
-    "cpu.cfs_quota_us": UNLIMITED,
-    "cpu.cfs_burst_us": 0,
-    "cpu.bvt_warp_ns": 0,
-    "cpuset.cpus": "",
-    "cpuset.mems": "",
-    "memory.limit_in_bytes": UNLIMITED,
-    "memory_swap_limit_bytes": UNLIMITED,
-    "memory.min": 0,
-    "memory.low": 0,
-    "memory.high": UNLIMITED,
-    "memory.wmark_ratio": 0,
-    "memory.wmark_scale_factor": 50,
-    "memory.wmark_min_adj": 0,
-    "memory.priority": 0,
-    "memory.use_priority_oom": 0,
-    "memory.oom.group": 0,
-    "memory.pagecache_limit.enable": 0,
-    "memory.pagecache_limit.size": 0,
-    "memory.pagecache_limit.sync": 0,
-    "net_cls.classid": 0,
-    "oom_score_adj": 0,
-}
-"""The value without any effect, which a new cgroup has: by cgroup parameter, or by the name of the field of
-`ResourceChange` where there is none. Source: Linux kernel/sched/core.c, mm/memcontrol.c; of the files that
-only Anolis kernels have, Koordinator's values of a disabled class (policies spec 3.6)."""
-
-LEAST: Final[Mapping[str, int]] = {
-    "cpu.cfs_quota_us": MIN_CPU_QUOTA_US,
-    "cpu.shares": MIN_CPU_SHARES,
-}
-"""The smallest value that scaling may reach; 0 for parameters that are not named here."""
-
-_LISTS: Final = frozenset(name for name, parameter in PARAMETERS.items() if parameter.is_list)
-_UNLIMITABLE: Final = frozenset(
-    {"memory_swap_limit_bytes", *(name for name, parameter in PARAMETERS.items() if parameter.unlimited)}
-)
 
 
 class Claim(NamedTuple):
@@ -163,8 +117,6 @@ def resolve(
     base: Value | None,
     claims: Iterable[Claim],
     *,
-    neutral: Value | None = None,
-    least: int | None = None,
     rule: ConflictRule = ConflictRule.LATER,
     is_base_known: bool = True,
 ) -> Resolved:
@@ -174,8 +126,6 @@ def resolve(
         parameter: the cgroup parameter by its version 1 name; the field's own name where there is none.
         base: what the kubelet asked for, or the original; None for nothing, which means the neutral value.
         claims: in any order; those of one owner and role differ in nothing but their values.
-        neutral: the value that CLEAR stands for; None for that in `NEUTRAL`.
-        least: the smallest value that scaling may reach; None for that in `LEAST`.
         rule: whose set and whose scale counts: that of the last (priority, owner), or of the first.
         is_base_known: whether `base` can be calculated with. If not, only a set leads to a value.
     """
@@ -184,20 +134,18 @@ def resolve(
         return Resolved(base)
     value = ordered[0].value
     is_alone = len(ordered) == 1 and ordered[0].role is Role.SET
-    if is_alone and type(value) is int and parameter not in _LISTS:
+    if is_alone and type(value) is int and parameter not in LISTS:
         # Most fields have one owner.
         return Resolved(value, tuple(ordered), (), (value, value, value, value))
     ordered.sort(key=_rank, reverse=rule is ConflictRule.LATER)
-    if neutral is None:
-        neutral = NEUTRAL.get(parameter)
     run = _Run(parameter, ordered)
-    s1 = run.set_value(base, neutral, is_base_known=is_base_known)
-    if parameter in _LISTS:
+    s1 = run.set_value(base, NEUTRAL.get(parameter), is_base_known=is_base_known)
+    if parameter in LISTS:
         s2 = s3 = s1
         run.void((Role.SCALE, Role.ADD), "a list has no amount")
         s4 = run.bound_list(s1)
     else:
-        s2 = run.scale(s1, LEAST.get(parameter, 0) if least is None else least)
+        s2 = run.scale(s1)
         s3 = run.add(s2)
         s4 = run.bound(s3)
     if not run.used:
@@ -237,8 +185,10 @@ class _Run:
         self._by_role: dict[Role, list[Claim]] = {}
         for claim in claims:
             self._by_role.setdefault(claim.role, []).append(claim)
-        self._is_list = parameter in _LISTS
-        self._has_unlimited = parameter in _UNLIMITABLE
+        self._is_list = parameter in LISTS
+        field = FIELDS.get(parameter)
+        self._has_unlimited = field is not None and field.unlimited
+        self._least = 0 if field is None else max(field.minimum, 0)
         self.used: list[Claim] = []
         self.notes: list[Note] = []
         self.problem = ""
@@ -268,7 +218,7 @@ class _Run:
         assert not isinstance(winner.value, float)  # noqa: S101 - see the loop; for the type checker
         return winner.value
 
-    def scale(self, value: _Amount, least: int) -> _Amount:
+    def scale(self, value: _Amount) -> _Amount:
         winner: Claim | None = None
         for claim in self._claims_of(Role.SCALE):
             if winner is not None:
@@ -284,9 +234,9 @@ class _Run:
         self.used.append(winner)
         assert isinstance(winner.value, int | float)  # noqa: S101 - see the loop; for the type checker
         scaled = divided(value, winner.value)
-        if scaled < least:
-            self._note(winner, ClaimOutcome.CLAMPED, f"{scaled} is below {least}")
-        return max(least, scaled)
+        if scaled < self._least:
+            self._note(winner, ClaimOutcome.CLAMPED, f"{scaled} is below {self._least}")
+        return max(self._least, scaled)
 
     def add(self, value: _Amount) -> _Amount:
         total = 0

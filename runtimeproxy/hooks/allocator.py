@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from runtimeproxy.hooks.views import ContainerView, PodView
+from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.node.snapshot import PodCpus
 from runtimeproxy.qos import QoSClass
@@ -23,39 +23,22 @@ Allocations: TypeAlias = Mapping[str, PodCpus]
 NO_ALLOCATIONS: Final[Allocations] = MappingProxyType({})
 
 
-class Allocator(Protocol):
-    """The rules of one kind of allocation. All functions are pure and quick: they run in the loop."""
-
-    def admit(self, pod: PodView, before: Allocations) -> Allocations:
-        """Return the state with a pod whose sandbox is about to be created; `before` itself if equal."""
-
-    def create(self, container: ContainerView, before: Allocations) -> Allocations:
-        """Return the state with the pod of a container that is about to be created; as `admit`.
-
-        The pod may be unknown: it may have been admitted by another process, or while calls passed by.
-        """
-
-    def release(self, uid: str, before: Allocations) -> Allocations:
-        """Return the state without a pod; `before` itself if it is not there."""
-
-    def rebuild(self, pods: Iterable[PodView]) -> Allocations:
-        """Return the state of all pods that are there."""
-
-
 class SharePools:
     """LSE and LSR pods have the CPUs from the scheduler for themselves; the shared pools are what is left.
 
     No other pod may use the CPUs of an `LSE` pod; only `BE` pods may use those of an `LSR` pod. The scheduler
     has decided: this only notes which pods there are. Source: policies spec 2.4, share pool computation.
-
-    Args:
-        last_cpu: of the node, which bounds what is read of a pod; None: not known.
+    All functions are pure and quick: they run in the loop.
     """
 
     def __init__(self, last_cpu: Callable[[], int | None] = lambda: None) -> None:
         self._last_cpu = last_cpu
 
     def admit(self, pod: PodView, before: Allocations) -> Allocations:
+        """Return the state with a pod that is about to be created, or its container is.
+
+        It is `before` itself if nothing changes.
+        """
         cpus = pod_cpus(pod.labels, pod.annotations, self._last_cpu())
         if cpus is None:
             return self.release(pod.uid, before)
@@ -63,15 +46,14 @@ class SharePools:
             return before
         return MappingProxyType({**before, pod.uid: cpus})
 
-    def create(self, container: ContainerView, before: Allocations) -> Allocations:
-        return self.admit(container.pod, before)
-
     def release(self, uid: str, before: Allocations) -> Allocations:
+        """Return the state without a pod; `before` itself if it is not there."""
         if uid not in before:
             return before
         return MappingProxyType({other: cpus for other, cpus in before.items() if other != uid})
 
     def rebuild(self, pods: Iterable[PodView]) -> Allocations:
+        """Return the state of all pods that are there."""
         found = ((pod.uid, pod_cpus(pod.labels, pod.annotations, self._last_cpu())) for pod in pods)
         return MappingProxyType({uid: cpus for uid, cpus in found if uid and cpus is not None})
 
@@ -102,7 +84,6 @@ def _exclusive(allocations: Allocations) -> frozenset[int]:
 
 
 def as_document(allocations: Allocations) -> dict[str, object]:
-    """Return a state as it is saved."""
     pods = {
         uid: {"qos": each.qos.value, "cpus": format_cpu_list(each.cpus)} for uid, each in allocations.items()
     }

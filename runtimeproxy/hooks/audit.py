@@ -407,14 +407,12 @@ class AuditRing:
     Attributes:
         entries: The newest ones, oldest first.
         last_failures: By policy, its last entry of a failure.
-        last_left_out: By policy, the last one of a field that could not be used.
         followers: Called with each new entry; they must not raise.
     """
 
     def __init__(self, size: int = REMEMBERED) -> None:
         self.entries: deque[AuditEntry] = deque(maxlen=size)
         self.last_failures: dict[str, AuditEntry] = {}
-        self.last_left_out: dict[str, AuditEntry] = {}
         self.followers: dict[object, Callable[[AuditEntry], None]] = {}
 
     def __call__(self, entry: AuditEntry) -> None:
@@ -422,8 +420,6 @@ class AuditRing:
         self.entries.append(entry)
         if entry.kind in _FAILURES:
             self.last_failures[entry.policy] = entry
-        elif entry.kind is AuditKind.LEFT_OUT:
-            self.last_left_out[entry.policy] = entry
         for follower in tuple(self.followers.values()) if self.followers else ():
             follower(entry)
 

@@ -340,6 +340,7 @@ class Chain:
         """Audit a decision, count what has run, and log conflicts and failed writes."""
         subject = run.subject
         self.counts.count_runs(subject.hook, run.runs)
+        self.counts.left_out.on_decision(subject, run.runs, decision.audit)
         if subject.origin.trace is not None:
             # Without the decision, which leads back to the trace.
             subject.origin.trace.on_decision(subject, run.runs, tuple(decision.audit))

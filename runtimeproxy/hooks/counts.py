@@ -1,4 +1,4 @@
-"""What policies have done since the start. Used in the event loop's thread; other threads may read it."""
+"""Counts of policies' runs, failures and changes. Used in the event loop's thread; others may read them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.counts import Histogram
+from runtimeproxy.fields.tables import CRI_FIELDS, PARAMETERS
+from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.fields import (
     ANNOTATIONS,
     CGROUP,
@@ -17,22 +18,24 @@ from runtimeproxy.hooks.fields import (
     LABELS,
     MOUNTS,
     NODE_CGROUP,
-    RESOURCE_NAMES,
     RESOURCES,
     SYSCTL,
     UNIFIED,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
-    from runtimeproxy.hooks.audit import AuditEntry, AuditKind, PolicyRun
+    from runtimeproxy.hooks.audit import AuditEntry, PolicyRun, Subject
     from runtimeproxy.hooks.policy import Hook, Mode
 
 OTHER: Final = "other"
+MAX_LEFT_OUT: Final = 1024
+"""Answers with fields that could not be used, of which the last such field is remembered."""
 
+_FAILURES: Final = frozenset({AuditKind.FAILED, AuditKind.INVALID})
 _GROUPS: Final = frozenset({UNIFIED, LABELS, ANNOTATIONS, ENV, MOUNTS, DEVICES, CGROUP_PARENT, SYSCTL})
-_RESOURCES: Final = frozenset(f"{RESOURCES}.{name}" for name in RESOURCE_NAMES)
+_RESOURCES: Final = frozenset(f"{RESOURCES}.{name}" for name in CRI_FIELDS)
 _KEYED: Final = re.compile(r"([\w.]+)\[(.*)\]", re.DOTALL)
 
 
@@ -55,7 +58,7 @@ def field_label(field: str) -> str:
 
 
 class EntryKey(NamedTuple):
-    """What audit entries are counted by."""
+    """The labels of a count of audit entries."""
 
     kind: AuditKind
     policy: str
@@ -65,6 +68,40 @@ class EntryKey(NamedTuple):
     """See `field_label`."""
 
 
+class LeftOutFields:
+    """The fields of the policies' last answers that could not be used, one of each answer."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, ...], AuditEntry] = {}
+
+    def on_decision(self, subject: Subject, runs: Iterable[PolicyRun], entries: Iterable[AuditEntry]) -> None:
+        """Takes a decision: it replaces what the same policies answered before for the same subject.
+
+        An update does not repeat the whole answer, so it replaces only another update's.
+        """
+        left_out = {each.policy: each for each in entries if each.kind is AuditKind.LEFT_OUT}
+        if not left_out and not self._entries:
+            return
+        failed = {each.policy for each in entries if each.kind in _FAILURES and not each.field}
+        is_whole = subject.is_creation or subject.hook.startswith("evaluate_")
+        about = subject.entry(AuditKind.LEFT_OUT, "", "")
+        for policy in {run.policy for run in runs} - failed | left_out.keys():
+            key = (policy, about.pod_uid or about.pod_name, about.container, about.target)
+            before = self._entries.get(key)
+            if before is not None and (is_whole or before.hook is subject.hook):
+                del self._entries[key]
+            if entry := left_out.get(policy):
+                self._entries[key] = entry
+        while len(self._entries) > MAX_LEFT_OUT:
+            del self._entries[next(iter(self._entries))]
+
+    def last(self, policy: str, uids: Container[str]) -> AuditEntry | None:
+        """The newest such field of a policy that is about one of these pods, a QoS class or the node."""
+        entries = (each for each in tuple(self._entries.values()) if each.policy == policy)
+        present = (each for each in entries if each.target or each.pod_uid in uids)
+        return max(present, key=lambda each: each.time_s, default=None)
+
+
 class PolicyCounts:
     """The runs of all policies and hook servers, by their names.
 
@@ -72,15 +109,16 @@ class PolicyCounts:
         durations: how long they took, in seconds, by policy and hook.
         failures: how often they failed, by policy, hook and kind of failure.
         entries: how many audit entries there were.
+        left_out: what could not be used of the policies' last answers.
     """
 
     def __init__(self) -> None:
         self.durations: defaultdict[tuple[str, Hook], Histogram] = defaultdict(Histogram)
         self.failures: Counter[tuple[str, Hook, str]] = Counter()
         self.entries: Counter[EntryKey] = Counter()
+        self.left_out = LeftOutFields()
 
     def count_runs(self, hook: Hook, runs: Iterable[PolicyRun]) -> None:
-        """Counts the policies that have returned in one run of the chain."""
         for name, duration_s, _ in runs:
             self.durations[name, hook].observe(duration_s)
 

@@ -28,9 +28,6 @@ class CpuLimit:
     other code. It does not end one long step, such as the search of a regular expression, and no code that
     waits.
 
-    Args:
-        limit_s: of CPU time of this thread.
-
     Attributes:
         is_usable: whether this is the main thread; if not, `run` must not be called.
     """

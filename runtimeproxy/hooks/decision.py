@@ -222,8 +222,8 @@ def run_policy(  # noqa: C901 - all that may happen to one answer, in order
     is_answer = subject.hook not in HOOKS_WITHOUT_ANSWER
     try:
         is_on = policy.features <= node.features and node.unsure.isdisjoint(policy.inputs)
-        if is_answer and not is_on and (off := off_reason(policy, view, node)):
-            return _with_off(policy, progress, off), None
+        if is_answer and not is_on and (unmet := unmet_for(policy, view, node)):
+            return _with_off(policy, progress, unmet), None
         may_lack = is_answer and not node.unsure.isdisjoint(policy.optional_inputs)
         if may_lack and node.unknown_inputs(policy.optional_inputs, pod_of(view)):
             progress = progress.without(policy)
@@ -245,37 +245,44 @@ def run_policy(  # noqa: C901 - all that may happen to one answer, in order
     return add_failure(subject, progress, failure), failure
 
 
-class Off(NamedTuple):
-    """Why a policy does not run, although its selector matches."""
+class Unmet(NamedTuple):
+    """What a policy needs and the node lacks; as text, the reason for people."""
 
-    reason: str
-    is_temporary: bool
-    """Whether an input is not known yet: what the policy wanted before still holds."""
+    unknown_inputs: tuple[Input, ...] = ()
+    """While they are not known, what the policy wanted before still holds."""
+    features: tuple[str, ...] = ()
+    """Of the kernel."""
+    is_off: bool = True
+    """Whether the policy does not run at all."""
+
+    def __str__(self) -> str:
+        if self.unknown_inputs:
+            return f"not known: {', '.join(self.unknown_inputs)}"
+        return f"the kernel lacks {', '.join(self.features)}"
 
 
-def off_reason(policy: LoadedPolicy, view: View, node: Node) -> Off | None:
-    """Return why a policy is off for a pod or container, for a QoS class or the node; None if it is not."""
-    if missing := _missing(policy.features, node):
-        return Off(missing, is_temporary=False)
+def unmet_for(policy: LoadedPolicy, view: View, node: Node) -> Unmet | None:
+    """Return why a policy whose selector matches does not run for this view; None if it runs."""
+    if missing := missing_features(policy.features, node):
+        return Unmet(features=tuple(sorted(missing)))
     unknown = node.unknown_inputs(policy.inputs, pod_of(view))
-    return Off(f"not known: {', '.join(unknown)}", is_temporary=True) if unknown else None
+    return Unmet(unknown) if unknown else None
 
 
-def status_note(policy: LoadedPolicy, node: Node) -> str:
-    """Return why a policy is off on this node, or in part, for the status; empty if it is not.
+def unmet_on(policy: LoadedPolicy, node: Node) -> Unmet | None:
+    """Return why a policy does not run on this node, or only in part; None if it does.
 
-    Also empty where the policy has nothing to do, as an input is withdrawn.
+    Also None where the policy has nothing to do, as an input is withdrawn.
     """
     states = {each: node.state_of(each) for each in policy.inputs if each is not Input.PRIORITY}
-    unknown = [each for each, state in states.items() if state is InputState.UNKNOWN]
-    if unknown:
-        return f"{policy.name} is off: not known: {', '.join(unknown)}"
+    if unknown := tuple(each for each, state in states.items() if state is InputState.UNKNOWN):
+        return Unmet(unknown)
     if InputState.WITHDRAWN in states.values():
-        return ""
-    if missing := _missing(policy.features, node):
-        return f"{policy.name} is off: {missing}"
-    missing = _missing(policy.optional_features, node)
-    return f"{policy.name} in part: {missing}" if missing else ""
+        return None
+    if missing := missing_features(policy.features, node):
+        return Unmet(features=tuple(sorted(missing)))
+    missing = missing_features(policy.optional_features, node)
+    return Unmet(features=tuple(sorted(missing)), is_off=False) if missing else None
 
 
 def missing_features(features: frozenset[str], node: Node) -> frozenset[str]:
@@ -285,15 +292,10 @@ def missing_features(features: frozenset[str], node: Node) -> frozenset[str]:
     return features - node.features
 
 
-def _missing(features: frozenset[str], node: Node) -> str:
-    missing = missing_features(features, node)
-    return f"the kernel lacks {', '.join(sorted(missing))}" if missing else ""
-
-
-def _with_off(policy: LoadedPolicy, progress: Progress, off: Off) -> Progress:
-    if not off.is_temporary:
+def _with_off(policy: LoadedPolicy, progress: Progress, unmet: Unmet) -> Progress:
+    if not unmet.unknown_inputs:
         return progress
-    return progress.without(policy).with_note(AuditNote(AuditKind.OFF, policy, off.reason))
+    return progress.without(policy).with_note(AuditNote(AuditKind.OFF, policy, str(unmet)))
 
 
 def _with_refusal(

@@ -8,14 +8,13 @@ is reported, and the later policy's value counts unless the rule says otherwise.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy import qos, units
-from runtimeproxy.cgroups.parameters import clamped
+from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS, clamped
 from runtimeproxy.hooks.algebra import Claim, Resolved, Role, claims_of, resolve
 from runtimeproxy.hooks.changes import (
     CLEAR,
@@ -57,25 +56,6 @@ NODE_CGROUP: Final = "cgroups"
 
 SERVER_PREFIX: Final = "server:"
 """Begins the owner of a hook server's claims; the server's name follows."""
-RESOURCE_NAMES: Final = tuple(
-    field.name for field in dataclasses.fields(ResourceChange) if field.name != "unified"
-)
-RESOURCE_PARAMETERS: Final[Mapping[str, str]] = {
-    "cpu_period_us": "cpu.cfs_period_us",
-    "cpu_quota_us": "cpu.cfs_quota_us",
-    "cpu_shares": "cpu.shares",
-    "memory_limit_bytes": "memory.limit_in_bytes",
-    "cpuset_cpus": "cpuset.cpus",
-    "cpuset_mems": "cpuset.mems",
-}
-"""The cgroup parameters behind the fields of `ResourceChange`, by version 1 name."""
-
-_SAME_AS_ABSENT: Final[Mapping[str, Value]] = {
-    "cpu_quota_us": units.UNLIMITED,
-    "memory_limit_bytes": units.UNLIMITED,
-    "memory_swap_limit_bytes": units.UNLIMITED,
-    "oom_score_adj": 0,
-}
 _CLAIMED: Final = frozenset({RESOURCES, UNIFIED, CGROUP, SYSCTL, NODE_CGROUP})
 """The groups whose values are claims, which hold as long as the pod or container runs."""
 _IDENTITY: Final = frozenset({LABELS, ANNOTATIONS, CGROUP_PARENT})
@@ -123,7 +103,7 @@ class Field(NamedTuple):
 Fields: TypeAlias = Mapping[Field, Value]
 
 
-_RESOURCE_FIELDS: Final = tuple((name, Field(RESOURCES, name)) for name in RESOURCE_NAMES)
+_RESOURCE_FIELDS: Final = tuple((name, Field(RESOURCES, name)) for name in CRI_FIELDS)
 
 
 def fields_of(attributes: Mapping[str, Any], hook: Hook) -> dict[Field, Value]:
@@ -226,10 +206,15 @@ def is_same(field: Field, old: Value, new: Value) -> bool:
     if new is CLEAR:
         return old is None
     if old is None:
-        return field.group == RESOURCES and new == _SAME_AS_ABSENT.get(field.key, CLEAR)
+        return field.group == RESOURCES and _is_same_as_absent(field.key, new)
     if isinstance(old, bytes) and isinstance(new, str):
         return old == new.encode()
     return old == new
+
+
+def _is_same_as_absent(name: str, value: Value) -> bool:
+    field = CRI_FIELDS[name]
+    return value == field.neutral and value in (0, units.UNLIMITED)
 
 
 # --- merging ---------------------------------------------------------------------------------------------

@@ -86,13 +86,12 @@ class LoadedPolicy:
     features: frozenset[str] = frozenset()
     """The policy is off on a node that is known to lack one."""
     optional_features: frozenset[str] = frozenset()
-    """What the policy makes use of, where the node has it."""
+    """The policy uses them where the node has them."""
     is_quick: bool = False
     """Whether it is known to compute for some tens of microseconds and to wait for nothing: the loop's thread
     may run it."""
 
     def selector_on(self, node: Node) -> PodSelector:
-        """The pods that it runs for while the node is like that."""
         for each, selector in self.selector_without.items():
             if node.state_of(each) != "known":
                 return selector

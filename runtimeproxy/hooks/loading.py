@@ -13,6 +13,7 @@ import importlib.util
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -21,7 +22,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from runtimeproxy.errors import PolicyLoadError, described
+from runtimeproxy.errors import PolicyLoadError, described, did_you_mean
 from runtimeproxy.hooks.loaded import BUILT_IN_PACKAGE, LoadedPolicy, bind, origin_of
 from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.policy_checks import check_policy_class
@@ -67,6 +68,16 @@ class PolicySources(NamedTuple):
     """The time limit for importing one policy, and for creating it."""
 
 
+class LateLoad(NamedTuple):
+    """A thread that imports or creates a policy and has not returned in time."""
+
+    name: str
+    """The policy's; if unknown, the entry point's or the file's."""
+    origin: str
+    since_s: float
+    """When its time was up, in seconds since the epoch."""
+
+
 class LoadResult(NamedTuple):
     """The policies to run."""
 
@@ -105,10 +116,6 @@ def load(
 ) -> tuple[LoadedPolicy, ...]:
     """Create the enabled policies, in the order in which they run: by priority, then by name.
 
-    Args:
-        policies: checked classes, from `built_in` or `checked`.
-        settings: by policy name; the default for those without.
-
     Raises:
         PolicyLoadError: settings without a policy, bad options, or a constructor that raises.
     """
@@ -121,7 +128,6 @@ def load(
 
 
 def is_enabled(policy: type[Policy], settings: PolicySettings) -> bool:
-    """Return whether a policy is used."""
     return policy.is_default if settings.enabled is None else settings.enabled
 
 
@@ -176,8 +182,14 @@ class PolicyLoader:
         problems += unknown_names(settings, sorted(known))
         return LoadResult(_in_order([*loaded, *kept]), tuple(problems), classes, changed)
 
+    @property
+    def late(self) -> list[LateLoad]:
+        """The threads that have not returned, also those of policies that are gone; in any thread."""
+        attempts = tuple(self._attempts.values())
+        return [each.late for each in attempts if each.late is not None and not each.result.done()]
+
     def use(self, result: LoadResult) -> None:
-        """Note that these policies are in use now."""
+        """Remember the policies in use: a later load keeps those that it cannot load."""
         self._running = {policy.name: policy for policy in result.policies}
 
     def _find(self, sources: PolicySources, problems: list[LoadProblem]) -> tuple[type[Policy], ...]:
@@ -222,21 +234,21 @@ class PolicyLoader:
             return check_policy_class(policy)
 
         origin = f"{reference}: cannot be imported"
-        policy = self._run(reference, reference, work, timeout_s, origin)
+        name = self._names.get(reference, entry_point.name)
+        policy = self._run(name, reference, reference, work, timeout_s, origin)
         self._names[reference] = policy.name
         self._code.note(reference, _name_of(entry_point.dist) if entry_point.dist is not None else "")
         return policy
 
     def _in_files(self, sources: PolicySources) -> Iterable[FilePolicies]:
-        if self._files is None:
-            if not sources.directory:
-                return ()
-            from runtimeproxy.hooks.policy_files import PolicyFiles
+        if self._files is None and not sources.directory:
+            return ()
+        from runtimeproxy.hooks.policy_files import PolicyFiles, file_policy_name
 
-            self._files = PolicyFiles()
+        self._files = self._files or PolicyFiles()
 
         def run(origin: str, version: object, work: Callable[[], _T]) -> _T:
-            return self._run(origin, version, work, sources.timeout_s, origin)
+            return self._run(file_policy_name(origin), origin, version, work, sources.timeout_s, origin)
 
         return self._files.load(sources.directory, run)
 
@@ -245,43 +257,46 @@ class PolicyLoader:
         if policy.__module__.startswith(f"{BUILT_IN_PACKAGE}."):
             return create()
         key, version = f"make {policy.name}", (policy, settings)
-        return self._run(key, version, create, timeout_s, origin_of(policy))
+        return self._run(policy.name, key, version, create, timeout_s, origin_of(policy))
 
-    def _run(self, key: str, version: object, work: Callable[[], _T], timeout_s: float, origin: str) -> _T:
+    def _run(
+        self, name: str, key: str, version: object, work: Callable[[], _T], timeout_s: float, origin: str
+    ) -> _T:
         """Run third-party code with a time limit. Code that hangs is not run again until it has returned.
 
         Args:
+            name: the policy's, as far as it is known.
             key: names the work.
             version: a late result is used only for the same version.
             work: runs in a thread of its own; raises PolicyLoadError for any problem.
             timeout_s: the time limit.
             origin: begins the error's text.
-
-        Raises:
-            PolicyLoadError: the work takes too long, or still hangs from an earlier load.
         """
-        attempt = self._attempts.pop(key, None)
+        attempt = self._attempts.get(key)
         is_new = attempt is None or (attempt.result.done() and attempt.version != version)
         if attempt is None or is_new:
-            attempt = _Attempt(version, Future())
+            self._attempts[key] = attempt = _Attempt(version)
             run = partial(_run_attempt, work, attempt.result)
             threading.Thread(target=run, name="policy-loading", daemon=True).start()
         # Not result(timeout=...): the work itself may raise TimeoutError.
         if wait([attempt.result], timeout_s if is_new else 0).done:
+            del self._attempts[key]
             result: _T = attempt.result.result()
             return result
-        self._attempts[key] = attempt
         if is_new:
+            attempt.late = LateLoad(name, origin, time.time())
             attempt.result.add_done_callback(lambda _: self.on_late())
         when = f"within {timeout_s:g} s (hooks.load_timeout_s)" if is_new else "since an earlier load"
         raise PolicyLoadError(f"{origin}: has not returned {when}")
 
 
-class _Attempt(NamedTuple):
+@dataclasses.dataclass(slots=True)
+class _Attempt:
     """A run of third-party code, in a thread that may never return."""
 
     version: object
-    result: Future[Any]
+    result: Future[Any] = dataclasses.field(default_factory=Future)
+    late: LateLoad | None = None
 
 
 def _run_attempt(work: Callable[[], object], result: Future[Any]) -> None:
@@ -305,22 +320,15 @@ def _in_order(policies: Iterable[_PolicyT]) -> tuple[_PolicyT, ...]:
 
 def unknown_names(settings: Iterable[str], there: Sequence[str]) -> list[LoadProblem]:
     """Return a problem for each setting without a policy, with the name that was probably meant."""
-    problems = []
-    for name in sorted(set(settings) - set(there)):
-        import difflib  # only where a name is wrong
-
-        guess = difflib.get_close_matches(name, there, n=1)
-        hint = f"did you mean {guess[0]}?" if guess else f"there are: {', '.join(there) or 'none'}"
-        problems.append(LoadProblem(name, f"settings: no policy named {name}; {hint}"))
-    return problems
+    known = f"; there are: {', '.join(there) or 'none'}"
+    return [
+        LoadProblem(name, f"settings: no policy named {name}{did_you_mean(name, there) or known}")
+        for name in sorted(set(settings) - set(there))
+    ]
 
 
 def _built_in_references() -> tuple[str, ...]:
-    """Return the references of the proxy's own policies.
-
-    Raises:
-        PolicyLoadError: another package has their package's name.
-    """
+    """Return the references of the proxy's own policies."""
     own = Path(__file__).parents[2] / BUILT_IN_PACKAGE
     spec = importlib.util.find_spec(BUILT_IN_PACKAGE)
     place = Path(spec.origin).parent if spec is not None and spec.origin else None

@@ -44,13 +44,12 @@ class Override(NamedTuple):
 
     @property
     def is_for_all(self) -> bool:
-        """Whether it is for all pods."""
         return self.selector == EVERY_POD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part(PodSelector):
-    """The pods of a policy for which one mode counts."""
+    """The pods of a policy with one of its modes."""
 
     base: PodSelector
     within: PodSelector
@@ -63,7 +62,7 @@ class _Part(PodSelector):
 
 
 def with_override(overrides: Iterable[Override], new: Override) -> tuple[Override, ...]:
-    """The overrides with one more, which counts before all others of its policy."""
+    """The overrides with one more, which goes before all others of its policy."""
     return (*without(overrides, new.policy, new.selector), new)
 
 
@@ -79,7 +78,6 @@ def without(
 
 
 def present(overrides: Iterable[Override], now_s: float) -> tuple[Override, ...]:
-    """Those that have not ended."""
     return tuple(each for each in overrides if now_s < (math.inf if each.until_s is None else each.until_s))
 
 

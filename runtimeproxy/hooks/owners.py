@@ -11,19 +11,20 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from runtimeproxy.cgroups.parameters import PARAMETERS, check_value, unknown_parameter
-from runtimeproxy.hooks.algebra import NEUTRAL, Claim
+from runtimeproxy.fields.declaration import ALL_LEVELS, ROLES, Kind
+from runtimeproxy.fields.tables import NEUTRAL, PARAMETERS, check_value, unknown_parameter
+from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
-from runtimeproxy.units import MAX_INT64, UNLIMITED, parse_cpu_list
+from runtimeproxy.units import MAX_INT64, UNLIMITED, parse_cpu_list, parse_integer
 from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES, MOST_VALUE, Level, Mode, Role
 
 PREFIX: Final = "plugin:"
 """Begins the owner of such a claim in the ledger."""
-_LEVELS: Final = tuple(level for level in Level if level is not Level.NODE)
+_LEVELS: Final = tuple(level for level in Level if level in ALL_LEVELS)
 
 
 class Rule(NamedTuple):
-    """What an owner may claim of one parameter in one role."""
+    """The claims on one parameter in one role that an owner may make."""
 
     field: str
     role: Role
@@ -36,7 +37,7 @@ class Owner(NamedTuple):
     name: str
     rules: tuple[Rule, ...] = ()
     priority: int = 80
-    """Of its sets, beside those of policies: 0 to 99, and the highest one counts."""
+    """Of its sets, beside those of policies: 0 to 99, and the highest one wins."""
     mode: Mode = Mode.ENFORCE
     """In dry-run its claims are kept and shown, and not applied; off, they are refused."""
     hold_roles: frozenset[Role] = frozenset({Role.AT_MOST})
@@ -48,12 +49,11 @@ class Owner(NamedTuple):
 
     @property
     def claimant(self) -> str:
-        """Its name in the ledger."""
         return PREFIX + self.name
 
 
 class BuiltIn(NamedTuple):
-    """What a built-in owner may do, unless the configuration says otherwise."""
+    """The rights of a built-in owner, unless the configuration has others."""
 
     allow: tuple[str, ...] = ()
     may_evict: bool = False
@@ -72,15 +72,6 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = MappingProxyType(
     }
 )
 """The plugins of `koord-qos-manager`. What each writes: policies spec 3.1, 3.2, 3.3 and 3.4."""
-
-_NEVER: Final[Mapping[str, frozenset[Level]]] = MappingProxyType(
-    {
-        "cpu.shares": frozenset({Level.QOS_CLASS}),
-        # The kernel refuses a weight while a group is idle, and kubelet and runtime write weights.
-        "cpu.idle": frozenset(_LEVELS) - {Level.HOST_APPLICATION},
-    }
-)
-"""What the kubelet writes there itself, or needs."""
 
 
 def parse_rule(text: str) -> Rule:
@@ -103,10 +94,10 @@ def parse_rule(text: str) -> Rule:
     if unknown:
         raise ValueError(f"{unknown[0]!r} is not a level: {', '.join(_LEVELS)}")
     found = frozenset(map(Level, levels.split()))
-    if never := sorted(found & _NEVER.get(field, frozenset())):
+    if never := sorted(found - PARAMETERS[field].levels):
         raise ValueError(f"{field} of a {never[0]} belongs to the kubelet")
-    if PARAMETERS[field].is_list and role in (Role.ADD, Role.SCALE):
-        raise ValueError(f"{field} is a list, which has no amount")
+    if role not in ROLES[kind := PARAMETERS[field].kind]:
+        raise ValueError(f"{field} is a {kind.value}, which has no amount")
     return Rule(field, Role(role), found)
 
 
@@ -147,7 +138,8 @@ def claim_of(
     if ceiling is not None and not 0 <= ceiling <= MAX_INT64:
         raise ValueError(f"the ceiling {ceiling} is not in 0 to {MAX_INT64}")
     amount = _value(field, role, value)
-    return Claim(owner.claimant, role, amount, owner.priority, _printable(reason), ceiling)
+    printable = "".join(each if each.isprintable() else " " for each in reason)
+    return Claim(owner.claimant, role, amount, owner.priority, printable, ceiling)
 
 
 def _value(field: str, role: Role, text: str | None) -> int | float | str | Clear:
@@ -159,7 +151,7 @@ def _value(field: str, role: Role, text: str | None) -> int | float | str | Clea
         raise ValueError(f"the value has more than {MOST_VALUE} characters")
     if role is Role.SCALE:
         return _ratio(text)
-    value = text if PARAMETERS[field].is_list else _integer(text)
+    value = parse_integer(text) if PARAMETERS[field].kind is Kind.NUMBER else text
     if role is Role.ADD:
         if not isinstance(value, int) or not 0 <= value <= MAX_INT64:
             raise ValueError(f"the amount {value} is not in 0 to {MAX_INT64}")
@@ -173,13 +165,6 @@ def _value(field: str, role: Role, text: str | None) -> int | float | str | Clea
     return value
 
 
-def _integer(text: str) -> int:
-    # int() takes spaces, underscores and digits of other scripts.
-    if not text.removeprefix("-").isascii() or not text.removeprefix("-").isdigit() or len(text) > 20:
-        raise ValueError(f"{text[:64]!r} is not a whole number")
-    return int(text)
-
-
 def _ratio(text: str) -> float:
     try:
         ratio = float(text)
@@ -188,7 +173,3 @@ def _ratio(text: str) -> float:
     if not math.isfinite(ratio) or ratio < 1:
         raise ValueError(f"the ratio {text[:64]} is not a finite number of 1 or more")
     return ratio
-
-
-def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else " " for each in text)

@@ -81,9 +81,9 @@ class Policy:
     is_default: ClassVar[bool] = True
     """Whether the policy is used if the configuration does not set `enabled`."""
     priority: ClassVar[int] = 50
-    """0 to 99: if two policies set one field, the higher one's value counts; ties are broken by name."""
+    """0 to 99: if two policies set one field, the higher one's value is used; ties are broken by name."""
     timeout_s: ClassVar[float] = 1.0
-    """How long one call of a method may take; after that the policy counts as hung."""
+    """How long one call of a method may take; after that the policy is taken as hung."""
     selector: ClassVar[PodSelector] = EVERY_POD
     """The pods that the policy is for; a call that no selector matches needs no worker thread."""
     inputs: ClassVar[frozenset[Input]] = frozenset()
@@ -100,7 +100,7 @@ class Policy:
     `PodStrategy` of `runtimeproxy.slo.strategies`, such as `cpu_burst`, or of its `Strategies`, such as
     `threshold`."""
     features: ClassVar[frozenset[str]] = frozenset()
-    """What the kernel must have, see `runtimeproxy.node.snapshot.Feature`; the policy is off on a node that
+    """Required of the kernel, see `runtimeproxy.node.snapshot.Feature`; the policy is off on a node that
     is known to lack one, and the status names it."""
     optional_features: ClassVar[frozenset[str]] = frozenset()
     """Kernel features that the policy uses where they are there; the status names those that a node lacks."""
@@ -117,7 +117,7 @@ class Policy:
     def pod(self, pod: PodView, node: Node) -> PodChange | None:
         """Return the wanted values of a pod: of its sandbox, and of its own cgroup.
 
-        Labels, annotations and cgroup parent count when the sandbox is created only; the view has those that
+        Labels, annotations and cgroup parent apply only when the sandbox is created; the view has those that
         policies of lower priority have changed. `runtimeproxy.errors.RefusalError` refuses the pod then, and
         is only reported later.
         """
@@ -125,7 +125,7 @@ class Policy:
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the wanted values of a container.
 
-        Environment, mounts, devices and cgroup parent count when it is created only, annotations in calls.
+        Environment, mounts, devices and cgroup parent apply only at its creation, annotations only in calls.
         `RefusalError` refuses the container when it is created, and is only reported later.
         """
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from runtimeproxy.errors import PolicyLoadError
+from runtimeproxy.errors import PolicyLoadError, did_you_mean
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, MIN_PRIORITY, origin_of, overridden_methods
 from runtimeproxy.hooks.policy import METHOD_HOOKS, Policy
 from runtimeproxy.hooks.selector import PodSelector, selector_problems
@@ -30,7 +30,7 @@ _HOOKS_OF_0_1: Final[Mapping[str, str]] = {
     "remove_container": "on_removed",
     "remove_pod_sandbox": "on_removed",
 }
-"""What has taken the place of the hooks of version 0.1, which were `pre_` and `post_` of these."""
+"""Successors of the hooks of version 0.1, which were `pre_` and `post_` of these."""
 
 
 def check_policy_class(policy: object) -> type[Policy]:
@@ -57,7 +57,7 @@ def check_policy_class(policy: object) -> type[Policy]:
 
 
 def _error(policy: type[Policy], reason: str) -> PolicyLoadError:
-    return PolicyLoadError(f"{origin_of(policy)}: {reason}")
+    return PolicyLoadError(reason, origin_of(policy))
 
 
 def _check_version(policy: type[Policy]) -> None:
@@ -93,7 +93,7 @@ def _check_selector(policy: type[Policy], selector: object) -> None:
     if type(selector) is not PodSelector:
         raise _error(policy, f"selector {selector!r} is not a PodSelector")
     keys: object = selector.annotations
-    if not isinstance(keys, tuple) or not all(map(_is_key, keys)):
+    if not isinstance(keys, tuple) or not all(isinstance(it, str) and it and it.isascii() for it in keys):
         raise _error(
             policy, f"selector: annotations {keys!r} is not a tuple of keys, such as ('example.com/tier',)"
         )
@@ -152,10 +152,6 @@ def _is_well_typed(labels: LabelSelector) -> bool:
     return True
 
 
-def _is_key(key: object) -> bool:
-    return isinstance(key, str) and key != "" and key.isascii()
-
-
 def _public_callables(policy: type[Policy]) -> Iterator[tuple[str, object]]:
     """Yield the public methods of the class and its bases below Policy; those of the contract in any form."""
     for base in policy.__mro__:
@@ -170,10 +166,7 @@ def _public_callables(policy: type[Policy]) -> Iterator[tuple[str, object]]:
 
 def _check_method(policy: type[Policy], name: str, value: object) -> None:
     if name not in _METHODS:
-        import difflib  # only where a name is wrong
-
-        guess = difflib.get_close_matches(name, _METHODS, n=1)
-        hint = f"; did you mean {guess[0]}?" if guess else ""
+        hint = did_you_mean(name, _METHODS)
         raise _error(policy, f"{name}: no such method{hint} (helpers start with an underscore)")
     if not inspect.isfunction(value):
         raise _error(policy, f"{name}: must be a plain method")

@@ -51,7 +51,7 @@ class FilePolicies(NamedTuple):
     name: str
     """The file's name without its suffix, in kebab-case: probably the policy's."""
     policies: tuple[type[Policy], ...]
-    """Those of the last good version, if there is a problem."""
+    """From the last good version, if there is a problem."""
     problem: str = ""
 
 
@@ -72,18 +72,15 @@ class PolicyFiles:
         self._numbers = itertools.count(1)
 
     def load(self, directory: str, run: Run) -> Iterator[FilePolicies]:
-        """Load the new and changed files, and drop the removed ones.
-
-        Args:
-            directory: the folder; empty, or a folder that does not exist, has no policies.
-            run: runs a file's code.
-        """
+        """Load the new and changed files, and drop the removed ones."""
         try:
             paths = _paths(directory)
         except PolicyLoadError as error:
             yield FilePolicies(directory, (), str(error))
             # Policies that were loaded while the folder was valid stay valid.
-            yield from (FilePolicies(_name(path), each.policies) for path, each in self._good.items())
+            yield from (
+                FilePolicies(file_policy_name(path), each.policies) for path, each in self._good.items()
+            )
             return
         for path in [path for path in self._good if path not in paths]:
             sys.modules.pop(self._good.pop(path).module, None)
@@ -102,11 +99,12 @@ class PolicyFiles:
                 self._good[path] = before = loaded
         except PolicyLoadError as error:
             problem = str(error) if path in str(error) else f"{path}: {error}"
-            return FilePolicies(_name(path), before.policies if before is not None else (), problem)
-        return FilePolicies(_name(path), before.policies)
+            return FilePolicies(
+                file_policy_name(path), before.policies if before is not None else (), problem
+            )
+        return FilePolicies(file_policy_name(path), before.policies)
 
     def _execute(self, path: str, source: bytes, digest: str) -> _Loaded:
-        """Run a file as a module of its own."""
         # Dataclasses, type hints and pickle look a class's module up by its name; a name without a dot needs
         # no parent, and one with a hyphen is hidden from import statements.
         stem = re.sub(r"\W", "_", Path(path).stem)
@@ -141,15 +139,13 @@ def _policies_of(module: ModuleType, path: str, source: bytes) -> tuple[type[Pol
         try:
             check_policy_class(policy)
         except PolicyLoadError as error:
-            reason = str(error).removeprefix(f"{origin_of(policy)}: ")
             classes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef))
             line = next((node.lineno for node in classes if node.name == policy.__name__), 1)
-            raise PolicyLoadError(f"{path}:{line}: {policy.__name__}: {reason}") from error
+            raise PolicyLoadError(f"{path}:{line}: {policy.__name__}: {error.reason}") from error
     return tuple(found)
 
 
 def _line_of(error: BaseException, path: str) -> int | None:
-    """Return the line of the file that caused an error."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return error.lineno
     line, traceback = None, error.__traceback__
@@ -160,16 +156,12 @@ def _line_of(error: BaseException, path: str) -> int | None:
     return line
 
 
-def _name(path: str) -> str:
+def file_policy_name(path: str) -> str:
     return Path(path).stem.replace("_", "-")
 
 
 def _paths(directory: str) -> list[str]:
-    """Return the files of a folder that only root, or this process's own user, can write to.
-
-    Raises:
-        PolicyLoadError: the folder cannot be read, or others can write to it.
-    """
+    """Return the files of a folder that only root, or this process's own user, can write to."""
     if not directory:
         return []
     try:

@@ -75,7 +75,6 @@ class PodSelector:
         return replace(self, namespaces=chosen, labels=selector)
 
     def matches(self, pod: PodTraits) -> bool:
-        """Return whether the pod fulfils all conditions."""
         if self.qos_classes is not None and pod.qos not in self.qos_classes:
             return False
         if self.namespaces is not None and pod.namespace not in self.namespaces:

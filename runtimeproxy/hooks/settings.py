@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.labels import LabelSelector
@@ -17,6 +17,19 @@ class ConflictRule(StrEnum):
 
     LATER = "later"
     EARLIER = "earlier"
+
+
+class ChainRules(NamedTuple):
+    """How the chain of all policies decides."""
+
+    conflicts: ConflictRule = ConflictRule.LATER
+    skip_label: tuple[str, str] | None = None
+    """Key and value of the label of pods that policies leave alone; None for none."""
+    budget_s: float = 10.0
+    """The time for all policies of one call."""
+
+
+USUAL_RULES: Final = ChainRules()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

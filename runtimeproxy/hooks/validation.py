@@ -1,13 +1,8 @@
 """Checks of a policy's change, field by field: values that runtime, kernel or node would refuse are left out.
 
 A result that is not a change is an error of its policy. In a change only invalid fields are left out, each
-with a reason. Values outside the kernel's range are clamped where that keeps their meaning:
-
-- quotas: a small one means "the minimum", a huge one "no limit in practice", so both are clamped;
-- shares: the kernel clamps them itself, but runc fails the container if the value that it reads back differs;
-- periods are not clamped: with another period the quota would be another share of a CPU;
-- memory limits below a page are not clamped: nothing can run in one page, so the unit must be wrong;
-- OOM scores, identities and switches are not clamped: the intended value is unknown.
+with a reason. Values outside the kernel's range are clamped where that keeps their meaning, see
+`Declaration.clamps`; of OOM scores, identities and switches the intended value is unknown.
 
 Some values are valid only together, see `_without_dependents` and `_without_contradictions`.
 """
@@ -16,17 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
 from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from runtimeproxy import units
-from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.fields.declaration import ROLES, Declaration, Kind
+from runtimeproxy.fields.tables import CRI_FIELDS, FIELDS, NEUTRAL, V2_FILES
 from runtimeproxy.hooks import fields as flat
-from runtimeproxy.hooks.algebra import NEUTRAL
 from runtimeproxy.hooks.changes import (
     CLEAR,
     Add,
@@ -70,11 +64,8 @@ _RIGHT_TYPES: Final[Mapping[Hook, type[Change]]] = {
     Hook.EVALUATE_NODE: NodeChange,
 }
 """The changes that methods return, by hook; a ContainerChange at the others."""
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MAX_SHOWN: Final = 64
 
-_CPUS: Final = "cpuset.cpus"
-_LISTS: Final = frozenset({_CPUS, "cpuset.mems"})
 _LIMIT: Final = Field(flat.RESOURCES, "memory_limit_bytes")
 _SWAP: Final = Field(flat.RESOURCES, "memory_swap_limit_bytes")
 _CGROUP_PARENT: Final = Field(flat.CGROUP_PARENT)
@@ -100,48 +91,8 @@ class Usable(NamedTuple):
     """Remarks on values that were adjusted."""
 
 
-class _Range(NamedTuple):
-    """The values of a number."""
-
-    low: int
-    high: int = units.MAX_INT64
-    is_unlimited: bool = False
-    """Whether -1 is a value, too."""
-    is_clamped: bool = False
-    """Whether a number above 0 that lies outside becomes the nearest one inside."""
-
-
-_QUOTA: Final = _Range(units.MIN_CPU_QUOTA_US, units.MAX_CPU_QUOTA_US, is_unlimited=True, is_clamped=True)
-_SHARES: Final = _Range(units.MIN_CPU_SHARES, units.MAX_CPU_SHARES, is_clamped=True)
-_MEMORY: Final = _Range(_PAGE_BYTES, is_unlimited=True)
-_RANGES: Final[Mapping[str, _Range]] = {
-    **{
-        parameter.name: _Range(parameter.minimum, parameter.maximum, parameter.unlimited)
-        for parameter in PARAMETERS.values()
-        if not parameter.is_list
-    },
-    "cpu.cfs_quota_us": _QUOTA,
-    "cpu.shares": _SHARES,
-    "memory.limit_in_bytes": _MEMORY,
-    "memory_swap_limit_bytes": _MEMORY,
-    "oom_score_adj": _Range(-1_000, 1_000),
-}
-"""By cgroup parameter, or by the field's own name where there is none. Source: Linux kernel/sched/core.c
-(tg_set_cfs_bandwidth, sched_group_set_shares), include/uapi/linux/oom.h; policies spec 5.5."""
-
 _IDLE: Final = "cpu.idle"
 _IDENTITY: Final = "cpu.bvt_warp_ns"
-_UNIFIED_RANGES: Final[Mapping[str, _Range]] = {
-    "cpu.weight": _Range(units.MIN_CPU_WEIGHT, units.MAX_CPU_WEIGHT),
-    "cpu.idle": _Range(0, 1),
-    "memory.oom.group": _Range(0, 1),
-    "memory.max": _MEMORY,
-    **dict.fromkeys(
-        ("memory.min", "memory.low", "memory.high", "memory.swap.max", "memory.swap.high", "pids.max"),
-        _Range(0, is_unlimited=True),
-    ),
-}
-"""Files of version 2 with one number, or `max`. Source: Linux Documentation/admin-guide/cgroup-v2.rst."""
 
 
 def problem_of(hook: Hook, answer: object) -> str | None:
@@ -279,11 +230,9 @@ def _specs(name: str, values: object, left_out: list[LeftOut]) -> tuple[object, 
 def _fitted_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     if value is CLEAR:
         return value, ""
-    if isinstance(value, _ROLES):
-        if name in _WITHOUT_ROLES:
-            raise ValueError(f"takes a value only, not {_kind(value)}")
-        return _fitted_role(flat.RESOURCE_PARAMETERS.get(name, name), value, node)
-    return _fitted_value(flat.RESOURCE_PARAMETERS.get(name, name), value, node)
+    if CRI_FIELDS[name].only_set and isinstance(value, _ROLES):
+        raise ValueError(f"takes a value only, not {_kind(value)}")
+    return _fitted_value(CRI_FIELDS[name], value, node)
 
 
 def _fitted_pod_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
@@ -312,9 +261,7 @@ def _fitted_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, 
         if name not in NEUTRAL:
             raise ValueError("has no neutral value, so it cannot be taken away")
         return value, ""
-    if isinstance(value, _ROLES):
-        return _fitted_role(name, value, node)
-    return _fitted_value(name, value, node)
+    return _fitted_value(FIELDS[name], value, node)
 
 
 def _fitted_node_file(place: object, value: Value, node: NodeFacts) -> tuple[Value, str]:
@@ -334,17 +281,22 @@ def _fitted_sysctl(name: object, value: Value, _: NodeFacts) -> tuple[Value, str
 
 
 _ROLES: Final = (Scale, Add, AtMost)
-_WITHOUT_ROLES: Final = frozenset({"cpu_period_us", "oom_score_adj"})
 _SYSCTL_NAME: Final = re.compile(r"[a-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
 
 
-def _fitted_role(name: str, value: Scale | Add | AtMost, node: NodeFacts) -> tuple[Value, str]:
+def _fitted_value(field: Declaration, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    if isinstance(value, _ROLES):
+        return _fitted_role(field, value, node)
+    return _fitted_plain(field, value, node)
+
+
+def _fitted_role(field: Declaration, value: Scale | Add | AtMost, node: NodeFacts) -> tuple[Value, str]:
     """Check the numbers of a change that does more than set a value."""
+    if value.role not in ROLES[field.kind]:
+        raise ValueError(f"is a {field.kind.value}, which {type(value).__name__} cannot change")
     if isinstance(value, AtMost):
-        plain, note = _fitted_value(name, value.value, node)
+        plain, note = _fitted_plain(field, value.value, node)
         return (AtMost(plain), note) if isinstance(plain, int | str) else (value, note)
-    if name in _LISTS:
-        raise ValueError(f"is a list, which {type(value).__name__} cannot change")
     if isinstance(value, Add):
         if type(value.amount) is not int or value.amount < 0:
             raise ValueError("the amount is not a whole number of 0 or more")
@@ -356,17 +308,21 @@ def _fitted_role(name: str, value: Scale | Add | AtMost, node: NodeFacts) -> tup
         raise ValueError("the ratio is not a number above 0")
     if value.value is None:
         return value, ""
-    plain, note = _fitted_value(name, value.value, node)
+    plain, note = _fitted_plain(field, value.value, node)
     return (Scale(value.ratio, plain), note) if isinstance(plain, int) else (value, note)
 
 
-def _fitted_value(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
-    """Fit a number or a list of CPUs or NUMA nodes, by the name of its cgroup parameter."""
-    if name not in _LISTS:
-        return _fitted_number(_RANGES[name], value)
+def _fitted_plain(field: Declaration, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    if field.kind is Kind.NUMBER:
+        return _fitted_number(field, value)
     if not isinstance(value, str):
-        raise ValueError(f"is {_kind(value)}, not a list such as 0-3,8")  # noqa: TRY004 - one type
-    is_cpus = name == _CPUS
+        wanted = "a list such as 0-3,8" if field.is_list else "a text"
+        raise ValueError(f"is {_kind(value)}, not {wanted}")  # noqa: TRY004 - one type
+    if field.kind is Kind.TEXT:
+        if value not in field.texts:
+            raise ValueError(f"is not one of {', '.join(field.texts)}")
+        return value, ""
+    is_cpus = field.kind is Kind.CPUS
     # In a list of NUMA nodes `N` would be the highest number that the kernel is built for, which no node has.
     plain = units.plain_cpu_list(value, node.last_cpu if is_cpus else None)
     if not plain:
@@ -390,40 +346,41 @@ def _fitted_file(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
         # A message carries it whatever the mode is, and the kernel refuses it without the mode.
         raise ValueError("counts in one CPU mode only: it has to stand in cgroup, where it waits for that")
     _check_idle(name, value)
-    if name in _LISTS:
-        return _fitted_value(name, value, node)
-    if name == "cpu.max":
-        return _fitted_cpu_max(str(value))
-    limits = _UNIFIED_RANGES.get(name)
-    if limits is None:
+    fields = V2_FILES.get(name, ())
+    if not fields:
         return value, ""
+    if len(fields) > 1:
+        return _fitted_cpu_max(str(value))
+    (field,) = fields
+    if field.kind is not Kind.NUMBER:
+        return _fitted_plain(field, value, node)
     text = str(value).strip()
-    number, note = _fitted_number(limits, units.UNLIMITED if text == "max" else _integer(text))
-    return ("max" if number == units.UNLIMITED else str(number)) if note else value, note
-
-
-def _integer(text: str) -> int:
-    if not (text.isascii() and text.lstrip("-").isdecimal() and len(text) <= 20):
-        raise ValueError("is not a number")
-    return int(text)
+    limits = field.v2.limits if field.v2 is not None else None
+    number = units.UNLIMITED if text == "max" else units.parse_integer(text)
+    _fitted_number(field, number, limits)
+    return value, ""
 
 
 def _fitted_cpu_max(text: str) -> tuple[Value, str]:
     quota_us, period_us = units.parse_cpu_max(text)
-    _fitted_number(_RANGES["cpu.cfs_period_us"], period_us)
-    fitted_us, note = _fitted_number(_QUOTA, quota_us)
+    _fitted_number(FIELDS["cpu.cfs_period_us"], period_us)
+    fitted_us, note = _fitted_number(FIELDS["cpu.cfs_quota_us"], quota_us)
     return (units.format_cpu_max(int(fitted_us), period_us) if note else text), note
 
 
-def _fitted_number(limits: _Range, value: object) -> tuple[int, str]:
+def _fitted_number(
+    field: Declaration, value: object, limits: tuple[int, int] | None = None
+) -> tuple[int, str]:
     if type(value) is not int:
         raise ValueError(f"is {_kind(value)}, not a whole number")
-    if limits.low <= value <= limits.high or (limits.is_unlimited and value == units.UNLIMITED):
+    least = field.minimum if field.policy_minimum is None else field.policy_minimum
+    low, high = limits or (least, field.maximum)
+    if low <= value <= high or (field.unlimited and value == units.UNLIMITED):
         return value, ""
-    bounds = f"{limits.low} to {limits.high}{', or -1' if limits.is_unlimited else ''}"
-    if not limits.is_clamped or not 0 < value <= units.MAX_INT64:
+    bounds = f"{low} to {high}{', or -1' if field.unlimited else ''}"
+    if not field.clamps or limits is not None or not 0 < value <= units.MAX_INT64:
         raise ValueError(f"is not in {bounds}")
-    return min(max(value, limits.low), limits.high), f"{value} is not in {bounds}"
+    return min(max(value, low), high), f"{value} is not in {bounds}"
 
 
 def _fitted_text(key: object, value: Value, _: NodeFacts) -> tuple[Value, str]:

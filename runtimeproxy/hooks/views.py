@@ -5,27 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from runtimeproxy.fields.resources import Resources as Resources
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
-    """Linux resources of a container or sandbox; None (or empty) means that no value is set."""
-
-    cpu_period_us: int | None = None
-    cpu_quota_us: int | None = None
-    """-1 means unlimited."""
-    cpu_shares: int | None = None
-    """Unitless weight, 2 to 262,144."""
-    memory_limit_bytes: int | None = None
-    memory_swap_limit_bytes: int | None = None
-    oom_score_adj: int | None = None
-    """None also stands for 0, which is the same on the wire."""
-    cpuset_cpus: str | None = None
-    cpuset_mems: str | None = None
-    hugepage_limits_bytes: tuple[tuple[str, int], ...] = ()
-    """Pairs of page size (`2MB`) and limit."""
-    unified: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +60,7 @@ class ContainerView:
     requested: Resources = field(default_factory=Resources)
     """The kubelet's request; on an update, its accumulated requests."""
     current: Resources = field(default_factory=Resources)
-    """What the runtime has or will have if no policy changes it: on an update the values of all requests to
+    """The runtime's values if no policy changes them: on an update the values of all requests to
     the runtime, overlaid by this call's fields. An answer that depends on it is not the same each time:
     compute from `requested`."""
     updated: Resources | None = None
@@ -103,4 +84,4 @@ class ClassView:
 
     qos: KubeQoSClass
     pods: tuple[ResolvedPod, ...] = ()
-    """Those below the directory."""
+    """The pods below the directory."""

@@ -1,4 +1,4 @@
-"""A client for gRPC calls with one request on a Unix socket, whose connection the event loop itself reads.
+"""A client for gRPC calls with one request, by Unix socket or TCP; the event loop reads its connection.
 
 A call costs one write and takes neither a thread nor a task: its messages and its end are callbacks. Calls
 share one connection, which is made when it is needed. One that the server has closed or shuts down is
@@ -18,14 +18,17 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias, cast
 from urllib.parse import unquote_to_bytes
 
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
 from runtimeproxy.http2 import connection, frames
-from runtimeproxy.http2.connection import MAX_BLOCK_BYTES, PREFIX, Stream, length, literal
+from runtimeproxy.http2.connection import MAX_BLOCK_BYTES, PREFIX, Stream, integer, literal
 from runtimeproxy.http2.frames import ErrorCode
 from runtimeproxy.http2.header_fields import Fields
+
+if TYPE_CHECKING:
+    import ssl
 
 logger = logging.getLogger(__name__)
 
@@ -120,25 +123,57 @@ def _head(values: Sequence[bytes]) -> _Head:
     return _Head(*values[: len(_FIELDS.names)])
 
 
-def request_block(path: str) -> bytes:
+class Server(NamedTuple):
+    """A server's address, and what all calls to it have in common."""
+
+    path: str = ""
+    """Of its Unix socket; empty for a TCP port."""
+    host: str = "localhost"
+    port: int = 0
+    tls: ssl.SSLContext | None = None
+    """With which the TCP connection is secured; it must offer `h2` by ALPN. None for plaintext."""
+    fields: tuple[tuple[bytes, bytes], ...] = ()
+    """Further header fields of each call."""
+    is_compressed: bool = False
+    """Whether requests are sent compressed with gzip; answers never are."""
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" if self.port else host
+
+
+def request_block(path: str, server: Server = Server()) -> bytes:  # noqa: B008 - immutable
     """Returns the header block of all calls of a method, but for the deadline at its end.
 
     Nothing in it goes into the server's header table. Its numbers are the static table's (RFC 7541, A).
     """
 
     def value(text: bytes) -> bytes:
-        return length(len(text)) + text
+        return integer(len(text)) + text
 
+    fields = (*server.fields, (b"grpc-encoding", b"gzip")) if server.is_compressed else server.fields
     return b"".join(
         (
-            b"\x83\x86",  # :method POST, :scheme http
+            b"\x83",  # :method POST
+            b"\x86" if server.tls is None else b"\x87",  # :scheme http or https
             b"\x04" + value(path.encode()),
-            b"\x01" + value(b"localhost"),
+            b"\x01" + value(server.authority.encode()),
             literal(b"te", b"trailers"),
             b"\x0f\x10" + value(b"application/grpc"),
             b"\x0f\x2b" + value(b"koord-runtime-proxy"),
+            *(literal(name, text) for name, text in fields),
         )
     )
+
+
+def _framed(request: bytes, *, is_compressed: bool) -> bytes:
+    """The request's message with its prefix."""
+    if is_compressed:
+        import gzip
+
+        request = gzip.compress(request)
+    return PREFIX.pack(is_compressed, len(request)) + request
 
 
 def _timeout(left_s: float) -> bytes:
@@ -173,7 +208,7 @@ class GrpcCall(Stream):
         super().__init__(ends_with_output=True)
         self._client = client
         self.block = block
-        self.output = PREFIX.pack(0, len(request)) + request
+        self.output = _framed(request, is_compressed=client.server.is_compressed)
         self.done: Done | None = done
         self.on_message = on_message
         """None for a call with one answer, whose message `done` takes."""
@@ -241,17 +276,17 @@ class GrpcClient:
     """Calls the methods of one server. Used in one event loop's thread.
 
     Args:
-        path: the server's socket.
+        server: its address; a text is the path of a socket.
         max_answer_bytes: of an answer's message; a longer one is not taken.
         reconnects: whether there may be another connection after the first; for servers that know something
             of their client as long as it is connected, there may not.
     """
 
     def __init__(
-        self, path: str, max_answer_bytes: int = MAX_ANSWER_BYTES, *, reconnects: bool = True
+        self, server: str | Server, max_answer_bytes: int = MAX_ANSWER_BYTES, *, reconnects: bool = True
     ) -> None:
+        self.server = Server(server) if isinstance(server, str) else server
         self.max_answer_bytes = max_answer_bytes
-        self._path = path
         self._may_connect = True
         self._reconnects = reconnects
         self._connection: _Connection | None = None
@@ -296,7 +331,10 @@ class GrpcClient:
         """Ends all calls in progress, and the connection with them."""
         for call in tuple(self._calls):
             call.end(RpcError(StatusCode.CANCELLED, "the connection is closed"))
+        connection = self._connection
         self.close()
+        if connection is not None:
+            connection.abort()
 
     def close(self) -> None:
         """Closes the connection once no call is in progress; a later call opens another one."""
@@ -358,7 +396,6 @@ class GrpcClient:
             self._let_go()
 
     def retire(self, connection: _Connection) -> None:
-        """Takes no more calls on a connection."""
         if self._connection is connection:
             self._connection = None
 
@@ -371,25 +408,25 @@ class GrpcClient:
             return
         self._may_connect = self._reconnects
         self._connection = connection = _Connection(self)
-        try:
-            sock = socket.socket(
-                socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-            )
+        sock = None
+        if self.server.path:
             try:
-                sock.connect(self._path)
-            except BaseException:
-                sock.close()
-                raise
-        except OSError as error:
-            loop.call_soon(self._unreachable, connection, error)
-            return
+                sock = _connected(self.server.path)
+            except OSError as error:
+                loop.call_soon(self._unreachable, connection, error)
+                return
         connection.opening = loop.create_task(self._open(connection, sock), name="connect-grpc")
 
-    async def _open(self, connection: _Connection, sock: socket.socket) -> None:
+    async def _open(self, connection: _Connection, sock: socket.socket | None) -> None:
+        loop, server = asyncio.get_running_loop(), self.server
         try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=sock)
+            if sock is not None:
+                await loop.create_unix_connection(lambda: connection, sock=sock)
+            else:
+                await loop.create_connection(lambda: connection, server.host, server.port, ssl=server.tls)
         except OSError as error:
-            sock.close()
+            if sock is not None:
+                sock.close()
             self._unreachable(connection, error)
 
     def _unreachable(self, connection: _Connection, error: OSError) -> None:
@@ -487,6 +524,11 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
         self._update_is_free()
         self._client.retire(self)
         self._close_unused()
+
+    def abort(self) -> None:
+        """Closes the connection at once: TLS would wait for the server."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def _close_unused(self) -> None:
         if self._is_retired and not self._streams:
@@ -596,7 +638,6 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
         self._on_stream_ended()
 
     def _fail(self, call: GrpcCall, reason: str) -> None:
-        """A call whose stream breaks the protocol; the others go on."""
         call.end(_unusable(StatusCode.INTERNAL, f"the server sent {reason}"))
 
     def _on_broken_stream(self, stream: GrpcCall, reason: str) -> None:
@@ -631,6 +672,16 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
         for call in calls.values():
             call.end(_unreachable(reason))
         self._client.send_waiting()
+
+
+def _connected(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect(path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _is_grpc(head: _Head) -> bool:

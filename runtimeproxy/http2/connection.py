@@ -55,11 +55,15 @@ def settings(values: dict[int, int]) -> bytes:
     )
 
 
-def length(size_bytes: int) -> bytes:
-    """The length of a string that is not Huffman-coded (RFC 7541, 5.1 and 5.2)."""
-    if size_bytes < 0x7F:
-        return bytes((size_bytes,))
-    encoded, rest = bytearray((0x7F,)), size_bytes - 0x7F
+def integer(value: int, prefix_bits: int = 7, first: int = 0) -> bytes:
+    """Encodes an integer after the high bits of its first octet (RFC 7541, 5.1).
+
+    The defaults are for the length of a string that is not Huffman-coded.
+    """
+    limit = (1 << prefix_bits) - 1
+    if value < limit:
+        return bytes((first | value,))
+    encoded, rest = bytearray((first | limit,)), value - limit
     while rest >= 0x80:
         encoded.append(rest & 0x7F | 0x80)
         rest >>= 7
@@ -68,7 +72,7 @@ def length(size_bytes: int) -> bytes:
 
 def literal(name: bytes, value: bytes) -> bytes:
     """A header field that goes into no table (RFC 7541, 6.2.2)."""
-    return b"\x00" + length(len(name)) + name + length(len(value)) + value
+    return b"\x00" + integer(len(name)) + name + integer(len(value)) + value
 
 
 class Stream:
@@ -188,13 +192,11 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT, HeadT]):
     # --- asyncio.Protocol ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Sends the opening."""
         # Not an instance of it with uvloop.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.write(self._opening)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Ends all streams."""
         if self._abort is not None:
             self._abort.cancel()
         self._drop(f"the connection broke: {error}" if error else f"the {self.peer} closed the connection")
@@ -212,7 +214,6 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT, HeadT]):
         self._on_writable()
 
     def data_received(self, data: bytes) -> None:
-        """Reads frames."""
         self._read(self._rest + data if self._rest else data)
 
     # --- output -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ all fields.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -34,6 +35,8 @@ _LONGEST_INTEGER_BITS: Final = 63
 
 _REMEMBERED_BLOCKS: Final = 64
 _REMEMBERED_BLOCK_BYTES: Final = 2048
+_TIMEOUT: Final = re.compile(rb"(\d{1,8})([HMSmun])\Z")
+_TIMEOUT_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 HeadT = TypeVar("HeadT")
 
@@ -338,3 +341,29 @@ def _nibble_step(state: int, nibble: int) -> tuple[int, int]:
 _rows: Final = _Rows()
 _ENDS: Final = {0} | {state for state, flags, _ in HUFFMAN_TABLE if flags & HUFFMAN_COMPLETE}
 """States in which a string may end: the bits after its last symbol are padding."""
+
+
+def timeout_s(value: bytes) -> float | None:
+    """Returns a `grpc-timeout` in seconds; None when it is absent or malformed.
+
+    Source: gRPC over HTTP/2, "Timeout": up to eight digits and a unit.
+    """
+    match = _TIMEOUT.match(value)
+    return int(match[1]) * _TIMEOUT_UNIT_S[match[2]] if match else None
+
+
+def percent_encoded(text: str, limit_bytes: int) -> bytes:
+    """Returns a status message as `grpc-message` carries it, cut to `limit_bytes` between characters.
+
+    Source: gRPC over HTTP/2, "Percent-Encoded": printable ASCII but `%` stands for itself.
+    """
+    encoded = bytearray()
+    for character in text:
+        raw = character.encode("utf-8", "replace")
+        piece = b"".join(
+            bytes((octet,)) if 0x20 <= octet <= 0x7E and octet != 0x25 else b"%%%02X" % octet for octet in raw
+        )
+        if len(encoded) + len(piece) > limit_bytes:
+            break
+        encoded += piece
+    return bytes(encoded)

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import ClassVar, Final, NamedTuple, NoReturn
 
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
 from runtimeproxy.http2 import connection, frames
 from runtimeproxy.http2.connection import PREFIX, Stream, literal
 from runtimeproxy.http2.frames import ErrorCode, PeerError
-from runtimeproxy.http2.header_fields import Fields
+from runtimeproxy.http2.header_fields import Fields, percent_encoded, timeout_s
 from runtimeproxy.logs import FailureLog
 
 logger = logging.getLogger(__name__)
@@ -52,7 +54,6 @@ _OPENING: Final = connection.settings(
 _STATUS_200: Final = b"\x88"
 """`:status: 200` is entry 8 of the static table. Source: RFC 7541, appendix A."""
 _HEADERS: Final = _STATUS_200 + literal(b"content-type", b"application/grpc")
-_TIMEOUT_UNITS_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 """Source: grpc/doc/PROTOCOL-HTTP2.md, "Timeout"."""
 
 
@@ -91,6 +92,19 @@ def _head(values: Sequence[bytes]) -> _RequestHead:
     return _RequestHead(*values[: len(_FIELDS.names)])
 
 
+class EarlyEnd(StrEnum):
+    """Why the server has ended a call that its handler would have answered."""
+
+    MADE_ROOM = "made_room"
+    """It waited for its client, and others needed its bytes."""
+    NO_ROOM = "no_room"
+    """There were no bytes for it."""
+    REQUEST_LATE = "request_late"
+    """Its request did not come in time."""
+    RESPONSE_UNREAD = "response_unread"
+    """Its response was not read in time."""
+
+
 class Budget:
     """Bytes of all calls.
 
@@ -99,11 +113,15 @@ class Budget:
 
     Attributes:
         used_bytes: how many there are.
+        early_ends: how many calls were ended early.
+        was_short_s: when a call was last ended because bytes were short, since the epoch; None for never.
     """
 
     def __init__(self, limit_bytes: int = BUDGET_BYTES) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.early_ends: Counter[EarlyEnd] = Counter()
+        self.was_short_s: float | None = None
         self.waiting: dict[ServerCall, None] = {}
         """Calls that wait for their clients, oldest first."""
 
@@ -113,8 +131,11 @@ class Budget:
             others = [each for each in self.waiting if each is not call]
             # The first of the largest is the oldest of them.
             greediest = max(others, key=lambda each: each.held_bytes, default=None)
+            self.was_short_s = time.time()
             if greediest is None:
+                self.early_ends[EarlyEnd.NO_ROOM] += 1
                 return False
+            self.early_ends[EarlyEnd.MADE_ROOM] += 1
             greediest.end(StatusCode.RESOURCE_EXHAUSTED, "makes room for other calls; call again")
         self.used_bytes += size_bytes
         call.held_bytes += size_bytes
@@ -143,7 +164,6 @@ class GrpcServer:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def protocol(self) -> asyncio.Protocol:
-        """Serves one connection."""
         return _ServerConnection(self)
 
     async def stop(self) -> None:
@@ -251,13 +271,13 @@ class ServerCall(Stream):
                     async with asyncio.timeout(RESPONSE_S):
                         await self._read
             except TimeoutError:
+                self._server.budget.early_ends[EarlyEnd.RESPONSE_UNREAD] += 1
                 text = f"the responses were not read for {RESPONSE_S:g} s; call again"
                 raise CallAbortedError(StatusCode.RESOURCE_EXHAUSTED, text) from None
         self.output, self.sent_bytes = b"", 0
         self._server.budget.release(self, size_bytes)
 
     async def abort(self, code: StatusCode, text: str) -> NoReturn:
-        """Ends the call with a status."""
         raise CallAbortedError(code, text)
 
     # --- for the connection -------------------------------------------------------------------------------
@@ -270,8 +290,7 @@ class ServerCall(Stream):
             self.end(StatusCode.RESOURCE_EXHAUSTED, _NO_ROOM)
             return
         self._server.budget.waiting[self] = None
-        late = f"the request did not come within {REQUEST_S:g} s"
-        self._timers.append(loop.call_later(REQUEST_S, self.end, StatusCode.DEADLINE_EXCEEDED, late))
+        self._timers.append(loop.call_later(REQUEST_S, self._on_late))
         if deadline_s is not None:
             text = "the deadline is over"
             self._timers.append(loop.call_later(deadline_s, self.end, StatusCode.DEADLINE_EXCEEDED, text))
@@ -322,6 +341,10 @@ class ServerCall(Stream):
             self._server.budget.release(self, self.held_bytes)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
+
+    def _on_late(self) -> None:
+        self._server.budget.early_ends[EarlyEnd.REQUEST_LATE] += 1
+        self.end(StatusCode.DEADLINE_EXCEEDED, f"the request did not come within {REQUEST_S:g} s")
 
     def _take_prefix(self) -> bool:
         """Makes room for the message that is announced; returns False if that ends the call."""
@@ -407,7 +430,6 @@ class _ServerConnection(connection.Http2Connection[ServerCall, _RequestHead]):
         super().data_received(data)
 
     def abort(self) -> None:
-        """Ends the connection at once."""
         if self._transport is not None:
             self._transport.abort()
         self._on_lost("")
@@ -433,7 +455,7 @@ class _ServerConnection(connection.Http2Connection[ServerCall, _RequestHead]):
         block = b"" if call.has_headers else _HEADERS
         block += literal(b"grpc-status", b"%d" % code)
         if text:
-            block += literal(b"grpc-message", _percent_encoded(text))
+            block += literal(b"grpc-message", percent_encoded(text, _MAX_TEXT_BYTES))
         self._write(
             frames.frame(frames.HEADERS, frames.END_STREAM | frames.END_HEADERS, call.stream_id, block)
         )
@@ -474,7 +496,7 @@ class _ServerConnection(connection.Http2Connection[ServerCall, _RequestHead]):
         elif ends:
             call.end(StatusCode.INTERNAL, "the request has no whole message")
         else:
-            call.begin(method, _timeout_s(head.timeout))
+            call.begin(method, timeout_s(head.timeout))
 
     def _on_data(self, stream: ServerCall, payload_bytes: int, content: bytes, *, ends: bool) -> None:
         stream.credit_bytes -= payload_bytes
@@ -514,25 +536,3 @@ class _ServerConnection(connection.Http2Connection[ServerCall, _RequestHead]):
         calls, self._streams = self._streams, {}
         for call in calls.values():
             call.forget()
-
-
-def _timeout_s(value: bytes) -> float | None:
-    """The deadline in a field `grpc-timeout`; None for none that can be read."""
-    digits, unit = value[:-1], value[-1:]
-    if not digits.isdigit() or len(digits) > 8 or unit not in _TIMEOUT_UNITS_S:
-        return None
-    return int(digits) * _TIMEOUT_UNITS_S[unit]
-
-
-def _percent_encoded(text: str) -> bytes:
-    """A status message as `grpc-message` carries it; a long one is cut.
-
-    Source: grpc/doc/PROTOCOL-HTTP2.md, "Percent-Encoded": printable ASCII but `%` stands for itself.
-    """
-    raw = text.encode("utf-8", "replace")
-    pieces = [
-        bytes((octet,)) if 0x20 <= octet <= 0x7E and octet != 0x25 else b"%%%02X" % octet for octet in raw
-    ]
-    if sum(map(len, pieces)) > _MAX_TEXT_BYTES:
-        return _percent_encoded(text[: _MAX_TEXT_BYTES // 12] + "...")
-    return b"".join(pieces)

@@ -57,7 +57,6 @@ class Access:
     source: str
     """The kubeconfig's path, or `service account`."""
     ssl_context: ssl.SSLContext | None = None
-    """None for `http://`."""
     server_name: str | None = None
     """The name that the server's certificate is checked for; None for the host's."""
     stamps: tuple[tuple[Path, Stamp | None], ...] = ()
@@ -70,15 +69,11 @@ class Access:
 
     @property
     def is_current(self) -> bool:
-        """Whether all files are those that were read; certificates rotate."""
+        # Certificates rotate.
         return all(stamp_of(path) == stamp for path, stamp in self.stamps)
 
     def token(self) -> str:
-        """The token of the next request, read anew from its file; empty for none.
-
-        Raises:
-            AccessError: The file cannot be read, or holds no token.
-        """
+        """The token of the next request, read anew from its file; empty for none. Raises AccessError."""
         if self.token_file is None:
             return self._token
         token = _read(self.token_file).decode("ascii", "replace").strip()
@@ -86,11 +81,7 @@ class Access:
 
 
 def load_access(kubeconfig: Path | None, environ: Mapping[str, str] = os.environ) -> Access:
-    """Reads a kubeconfig's current context; without one, the pod's service account.
-
-    Raises:
-        AccessError: Something is missing, cannot be read or is not supported.
-    """
+    """Reads a kubeconfig's current context; without one, the pod's service account. Raises AccessError."""
     if kubeconfig is None:
         return _of_service_account(environ)
     try:
@@ -100,7 +91,7 @@ def load_access(kubeconfig: Path | None, environ: Mapping[str, str] = os.environ
         raise AccessError(f"{printable(kubeconfig)}: {error}") from None
 
 
-def _of_service_account(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT_DIR) -> Access:
+def _of_service_account(environ: Mapping[str, str]) -> Access:
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise AccessError(
@@ -108,14 +99,14 @@ def _of_service_account(environ: Mapping[str, str], folder: Path = SERVICE_ACCOU
             "set kubernetes.kubeconfig"
         )
     authority = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
-    ca_file = folder / "ca.crt"
+    ca_file = SERVICE_ACCOUNT_DIR / "ca.crt"
     stamps = ((ca_file, stamp_of(ca_file)),)
     return Access(
         server=f"https://{authority}",
         source="service account",
         ssl_context=_ssl_context(_read(ca_file), printable(ca_file)),
         stamps=stamps,
-        token_file=folder / "token",
+        token_file=SERVICE_ACCOUNT_DIR / "token",
     )
 
 

@@ -25,11 +25,6 @@ from runtimeproxy.documents.reading import InputError, mapping_of, parse_json, s
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.kubernetes.access import Access, AccessError
 
-CONNECT_S: Final = 5.0
-RESPONSE_S: Final = 30.0
-"""How long a response may pause."""
-TOTAL_S: Final = 120.0
-"""How long a whole response may take that is not a watch."""
 PIECE_BYTES: Final = 64 * 1024
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 """Largest answer that is read as a whole: one object, or an error."""
@@ -48,13 +43,7 @@ _SOCKET_OPTIONS: Final = [
 
 
 class ApiError(RuntimeProxyError):
-    """A request without the wanted answer.
-
-    Attributes:
-        status: The HTTP status; 0 if there was no answer at all.
-        retry_after_s: When the server wants to be asked again; None if it has not said.
-        causes: The reasons of `details.causes`, such as `DisruptionBudget`.
-    """
+    """A request without the wanted answer; the status is 0 if there was no answer at all."""
 
     def __init__(
         self,
@@ -70,24 +59,20 @@ class ApiError(RuntimeProxyError):
 
 
 class Timeouts(NamedTuple):
-    """In seconds; see the constants of the same names."""
+    """Of requests."""
 
-    connect_s: float = CONNECT_S
-    response_s: float = RESPONSE_S
-    total_s: float = TOTAL_S
+    connect_s: float = 5.0
+    response_s: float = 30.0
+    """How long a response may pause."""
+    total_s: float = 120.0
+    """How long a whole response may take that is not a watch."""
 
 
 USUAL_TIMEOUTS: Final = Timeouts()
 
 
 class ApiResponse:
-    """A successful response, to be read in one thread and closed in any.
-
-    Args:
-        response: Its headers have been read.
-        total_s: How long it may take; None for a watch.
-        on_closed: Called when it is closed.
-    """
+    """A successful response, to be read in one thread and closed in any; `total_s` is None for a watch."""
 
     def __init__(
         self,
@@ -109,11 +94,7 @@ class ApiResponse:
         self._response.close()
 
     def pieces(self) -> Iterator[bytes]:
-        """The body as it arrives, in pieces of up to `PIECE_BYTES`.
-
-        Raises:
-            ApiError: The connection is lost, the body is cut off, or it takes too long.
-        """
+        """The body as it arrives, in pieces of up to `PIECE_BYTES`. Raises ApiError."""
         while True:
             try:
                 # Not `read`: that waits until it has all the bytes, and a watch has no end.
@@ -135,12 +116,7 @@ class ApiResponse:
 
 
 class ApiClient:
-    """Requests to one API server, from any thread.
-
-    Args:
-        load: Reads where the server is; again when its files have changed.
-        timeouts: For all requests.
-    """
+    """Requests to one API server, from any thread; `load` is called again when its files have changed."""
 
     def __init__(self, load: Callable[[], Access], timeouts: Timeouts = USUAL_TIMEOUTS) -> None:
         self._load = load
@@ -154,23 +130,12 @@ class ApiClient:
 
     @property
     def server(self) -> str:
-        """Where the requests go; empty before the first one."""
         return self._access.server if self._access is not None else ""
 
     def get(
         self, path: str, query: Mapping[str, str], *, is_watch: bool = False, pause_s: float | None = None
     ) -> ApiResponse:
-        """Begins to get something.
-
-        Args:
-            path: Of the resource.
-            query: Its parameters.
-            is_watch: Whether the response may take as long as it likes.
-            pause_s: How long the response may pause; None for the usual time.
-
-        Raises:
-            ApiError: There is no successful answer.
-        """
+        """Begins to get something; only a watch may take any time. Raises ApiError."""
         response = self._request("GET", f"{path}?{urlencode(query)}" if query else path, pause_s=pause_s)
         opened = ApiResponse(response, None if is_watch else self._timeouts.total_s, self._forget)
         with self._lock:
@@ -183,11 +148,7 @@ class ApiClient:
     def send(
         self, method: str, path: str, body: Mapping[str, Any], content_type: str = "application/json"
     ) -> Mapping[str, Any]:
-        """Sends an object and returns the answer.
-
-        Raises:
-            ApiError: It is not a successful one.
-        """
+        """Sends an object and returns the answer. Raises ApiError."""
         data = json.dumps(body).encode()
         response = self._request(method, path, data, content_type)
         with ApiResponse(response, self._timeouts.total_s, self._forget) as opened:
@@ -298,7 +259,7 @@ def _object_of(data: bytes) -> Mapping[str, Any]:
 
 
 def _error_of(opened: ApiResponse, response: urllib3.BaseHTTPResponse) -> ApiError:
-    """What an answer that is not successful says. Source: Kubernetes meta/v1, Status."""
+    """The error of an answer without success. Source: Kubernetes meta/v1, Status."""
     status, causes = response.status, frozenset[str]()
     try:
         about = _object_of(_read_all(opened))

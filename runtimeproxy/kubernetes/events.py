@@ -47,7 +47,7 @@ USUAL_RATES: Final = EventRates()
 
 
 class PodEvent(NamedTuple):
-    """What happened to a pod; equal ones are counted together."""
+    """An Event of a pod; equal ones are counted together."""
 
     namespace: str
     pod: str
@@ -66,7 +66,6 @@ class _Sent:
     last_s: float
     count: int = 1
     name: str = ""
-    """Empty before it is sent."""
     unsent: int = 1
     """Repetitions that the API server does not know yet."""
     due_s: float = 0.0
@@ -74,18 +73,7 @@ class _Sent:
 
 
 class EventRecorder:
-    """Sends Events from a thread of its own.
-
-    Args:
-        client: The API server.
-        node_name: The Events' host.
-        rates: See above.
-        clock: Monotonic time in seconds.
-
-    Attributes:
-        sent: Requests that the API server has taken.
-        lost: Reports that were dropped.
-    """
+    """Sends Events from a thread of its own."""
 
     def __init__(
         self,
@@ -95,6 +83,7 @@ class EventRecorder:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.sent = self.lost = 0
+        """Requests that the API server has taken, and reports that were dropped."""
         self._client = client
         self._node_name = node_name
         self._rates = rates
@@ -120,17 +109,13 @@ class EventRecorder:
 
     def on_audit(self, entry: AuditEntry) -> None:
         """An audit sink: reports pods that a policy has refused, and that were evicted by whatever means."""
+        pod = entry.pod_namespace, entry.pod_name, entry.pod_uid
         if entry.field == "eviction":
             if entry.new == "evicted":
-                self._report(entry, EVICTED, f"{entry.policy}: {entry.reason}")
-            return
-        if entry.kind is AuditKind.REFUSED and entry.mode is Mode.ENFORCE and entry.pod_name:
+                self.report(PodEvent(*pod, EVICTED, f"{entry.policy}: {entry.reason}"))
+        elif entry.kind is AuditKind.REFUSED and entry.mode is Mode.ENFORCE and entry.pod_name:
             what = f"container {entry.container}: " if entry.container else ""
-            text = f"{what}policy {entry.policy}: {entry.reason}"
-            self._report(entry, REFUSED, text)
-
-    def _report(self, entry: AuditEntry, reason: str, message: str) -> None:
-        self.report(PodEvent(entry.pod_namespace, entry.pod_name, entry.pod_uid, reason, message))
+            self.report(PodEvent(*pod, REFUSED, f"{what}policy {entry.policy}: {entry.reason}"))
 
     def report(self, event: PodEvent) -> None:
         """Takes an Event; never waits."""

@@ -19,7 +19,7 @@ _FORBIDDEN: Final = 403
 
 
 class ApiEvictionOutcome(StrEnum):
-    """What became of an eviction."""
+    """The outcome of an eviction."""
 
     EVICTED = "evicted"
     """The API server has deleted the pod; the kubelet ends it within its grace period."""
@@ -43,28 +43,15 @@ class ApiEvictionResult(NamedTuple):
 
 
 class ApiEvictor:
-    """Evicts pods; each call blocks its thread for as long as the API server takes.
-
-    Args:
-        client: The API server.
-
-    Attributes:
-        outcomes: How many evictions had each outcome, without those of dry runs.
-    """
+    """Evicts pods; each call blocks its thread for as long as the API server takes."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self.outcomes: Counter[ApiEvictionOutcome] = Counter()
+        """Without those of dry runs."""
 
     def evict(self, namespace: str, name: str, uid: str, *, dry_run: bool = False) -> ApiEvictionResult:
-        """Evicts one pod; never raises.
-
-        Args:
-            namespace: Of the pod.
-            name: Of the pod.
-            uid: Of the pod: another one of the same name is left alone.
-            dry_run: Whether the API server only says what it would do.
-        """
+        """Evicts the pod with this uid, or has the API server say what it would do; never raises."""
         options: dict[str, Any] = {"preconditions": {"uid": uid}}
         if dry_run:
             options["dryRun"] = ["All"]
@@ -87,10 +74,8 @@ class ApiEvictor:
 
 def _result_of(error: ApiError) -> ApiEvictionResult:
     text = str(error)
-    if error.status == _NOT_FOUND:
-        return ApiEvictionResult(ApiEvictionOutcome.GONE, text)
-    if error.status == _CONFLICT:
-        # The precondition: the pod of this name has another uid.
+    # A conflict is with the precondition: the pod of this name has another uid.
+    if error.status in (_NOT_FOUND, _CONFLICT):
         return ApiEvictionResult(ApiEvictionOutcome.GONE, text)
     if error.status == _TOO_MANY:
         # The server also answers so when it has too many requests, then without this cause.

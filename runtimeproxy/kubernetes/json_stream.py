@@ -19,11 +19,7 @@ _ITEMS: Final = re.compile(r'"items"\s*:\s*(\[|null)')
 
 
 class ListReader:
-    """Reads a list object, whose items come before or after its metadata.
-
-    Attributes:
-        resource_version: Of the list; empty until all of it has been read.
-    """
+    """Reads a list object, whose items come before or after its metadata."""
 
     def __init__(self) -> None:
         self.resource_version = ""
@@ -37,11 +33,7 @@ class ListReader:
         self._next_try = 0
 
     def read(self, pieces: Iterable[bytes]) -> Iterator[Any]:
-        """The items, each as soon as it is there.
-
-        Raises:
-            InputError: It is not a list of Kubernetes objects.
-        """
+        """The items, each as soon as it is there. Raises InputError."""
         for piece in pieces:
             self._text += self._decode(piece, is_last=False)
             yield from self._items(is_last=False)
@@ -97,11 +89,7 @@ class ListReader:
 
 
 def read_events(pieces: Iterable[bytes]) -> Iterator[Any]:
-    """The events of a watch: one JSON object a line.
-
-    Raises:
-        InputError: A line is none, has more than `MAX_OBJECT_BYTES`, or is cut off.
-    """
+    """The events of a watch: one JSON object a line. Raises InputError."""
     buffer = bytearray()
     for piece in pieces:
         buffer += piece

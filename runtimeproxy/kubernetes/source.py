@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.kubernetes.access import load_access
-from runtimeproxy.kubernetes.client import USUAL_TIMEOUTS, ApiClient, Timeouts
+from runtimeproxy.kubernetes.client import ApiClient
 from runtimeproxy.kubernetes.events import EventRecorder
 from runtimeproxy.kubernetes.eviction import ApiEvictionOutcome, ApiEvictionResult, ApiEvictor
 from runtimeproxy.kubernetes.watch import USUAL_PACE, Resource, Watch, WatchState, WatchTimes
@@ -32,13 +31,11 @@ PODS: Final = "Pod"
 
 
 def resources_of(node_name: str, config_namespace: str) -> dict[str, Resource]:
-    """What is watched, by kind: this node's objects only.
-
-    Source: Koordinator apis/slo/v1alpha1; topology.node.k8s.io/v1alpha1 of the scheduler plugins.
-    """
+    """The watched resources by kind: this node's objects only."""
     own = f"metadata.name={node_name}"
     config_maps = f"/api/v1/namespaces/{config_namespace}/configmaps"
     topologies = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies"
+    # Source: Koordinator apis/slo/v1alpha1; topology.node.k8s.io/v1alpha1 of the scheduler plugins.
     found = (
         Resource(Kind.NODE, "/api/v1/nodes", own),
         Resource(Kind.TOPOLOGY, topologies, own, is_optional=True),
@@ -50,22 +47,7 @@ def resources_of(node_name: str, config_namespace: str) -> dict[str, Resource]:
 
 
 class KubernetesSource:
-    """Watches this node's objects, reports Events, and evicts pods. Its threads are its own.
-
-    Args:
-        settings: See `KubernetesSettings`.
-        node_name: Of this node's objects.
-        inputs: Get objects and pods.
-        pace: Times of the watches.
-        timeouts: Of all requests.
-
-    Attributes:
-        node_name: See above.
-        inputs: See above.
-        watches: One for each kind.
-        events: Sends Events; None if they are off.
-        evictor: Evicts pods; None if that is off.
-    """
+    """Watches this node's objects, reports Events, and evicts pods. Its threads are its own."""
 
     def __init__(
         self,
@@ -73,12 +55,11 @@ class KubernetesSource:
         node_name: str,
         inputs: ApiServerInputs,
         pace: WatchTimes = USUAL_PACE,
-        timeouts: Timeouts = USUAL_TIMEOUTS,
     ) -> None:
         kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
         self.node_name = node_name
         self.inputs = inputs
-        self._client = client = ApiClient(partial(load_access, kubeconfig), timeouts)
+        self._client = client = ApiClient(partial(load_access, kubeconfig))
         self._failures = FailureLog()
         self._pods = PodSink(inputs, node_name)
         self.watches: tuple[Watch, ...] = tuple(
@@ -97,21 +78,15 @@ class KubernetesSource:
 
     @property
     def server(self) -> str:
-        """Where the API server is; empty before that has been read."""
         return self._client.server
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why something is not up to date."""
-        return tuple(self._problems())
-
-    def _problems(self) -> Iterator[str]:
         by_problem: dict[str, list[str]] = {}
         for watch in self.watches:
             if watch.problem:
                 by_problem.setdefault(watch.problem, []).append(watch.resource.kind)
-        for problem, kinds in by_problem.items():
-            yield f"{', '.join(kinds)}: {problem}"
+        return tuple(f"{', '.join(kinds)}: {problem}" for problem, kinds in by_problem.items())
 
     @property
     def summary(self) -> str:
@@ -144,13 +119,7 @@ class KubernetesSource:
             self.events.on_audit(entry)
 
     async def evict(self, namespace: str, name: str, uid: str) -> ApiEvictionResult:
-        """Evicts a pod by the API server; never raises. In the loop's thread.
-
-        Args:
-            namespace: Of the pod.
-            name: Of the pod.
-            uid: That the runtime knows it by.
-        """
+        """Evicts a pod by the API server; never raises. In the loop's thread. The uid is the runtime's."""
         if self.evictor is None:
             return ApiEvictionResult(ApiEvictionOutcome.REFUSED, "kubernetes.evictions is false")
         live = self.inputs.pods.get(uid)

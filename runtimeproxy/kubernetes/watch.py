@@ -46,7 +46,7 @@ class WatchTimes(NamedTuple):
     """How long a watch may last is random between both: so clients do not come back together.
     Source: client-go, minWatchTimeout."""
     missing_s: float = 60.0
-    """How long a kind that the server does not know counts on: one that starts does not know it yet."""
+    """How long a missing kind's last objects stay valid: a server that starts does not know it yet."""
 
 
 USUAL_PACE: Final = WatchTimes()
@@ -76,35 +76,18 @@ class Sink(Protocol):
 
 
 class WatchState(StrEnum):
-    """What a watch is doing."""
+    """The state of a watch."""
 
     CONNECTING = "connecting"
     WATCHING = "watching"
     WAITING = "waiting"
-    """After a failure."""
     ABSENT = "absent"
     """The server does not know the kind: there are no such objects."""
     STOPPED = "stopped"
 
 
 class Watch:
-    """Keeps up with a resource from `start` to `stop`.
-
-    Args:
-        client: The API server.
-        resource: What to keep up with.
-        sink: Takes the objects.
-        pace: Its times.
-        failures: Logs failures.
-
-    Attributes:
-        resource: See above.
-        state: What it is doing.
-        problem: Why it is not up to date; empty if it is.
-        lists: How many times all objects were read.
-        events: How many changes were read.
-        heard_s: When something was heard of the server, in seconds since the epoch; None for never.
-    """
+    """Keeps up with a resource from `start` to `stop`."""
 
     def __init__(
         self,
@@ -117,9 +100,12 @@ class Watch:
         self.resource = resource
         self.state = WatchState.CONNECTING
         self.problem = ""
+        """Why it is not up to date; empty if it is."""
         self.lists = 0
         self.events = 0
+        """How many times all objects were read, and how many changes."""
         self.heard_s: float | None = None
+        """Time of the last answer of the server, in seconds since the epoch."""
         self._client = client
         self._sink = sink
         self._pace = pace
@@ -140,7 +126,7 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends it; a read that is under way is ended by closing the client."""
+        # A read that is under way is ended by closing the client.
         self._stopping.set()
 
     def join(self, timeout_s: float) -> None:

@@ -25,7 +25,7 @@ from runtimeproxy.errors import described
 from runtimeproxy.hooks.allocator import (
     NO_ALLOCATIONS,
     Allocations,
-    Allocator,
+    SharePools,
     as_document,
     from_document,
     gained_cpus,
@@ -86,7 +86,7 @@ class NodeAllocations:
 
     def __init__(
         self,
-        rules: Allocator,
+        rules: SharePools,
         file: StateFile,
         node: NodePlace,
         leave: Callable[[frozenset[int]], Awaitable[bool]],
@@ -161,7 +161,8 @@ class NodeAllocations:
 
     async def create(self, container: ContainerView) -> None:
         """Makes sure of a pod's CPUs before one of its containers is created; as `admit`."""
-        await self._give(container.pod.uid, self._rules.create(container, self._allocations))
+        # Another process may have admitted the pod, or it came while calls passed by.
+        await self._give(container.pod.uid, self._rules.admit(container.pod, self._allocations))
 
     def settle(self, uid: str) -> None:
         """The call that creates a pod's sandbox has ended; whether the pod is there is in the records."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Final
 
-from runtimeproxy.cgroups.parameters import PARAMETERS
+from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import AuditKind, shown
 from runtimeproxy.hooks.changes import CLEAR
@@ -19,7 +19,6 @@ from runtimeproxy.hooks.fields import (
     CGROUP_PARENT,
     LABELS,
     NODE_CGROUP,
-    RESOURCE_PARAMETERS,
     RESOURCES,
     SERVER_PREFIX,
     SYSCTL,
@@ -33,7 +32,14 @@ from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.ledger.books import Value, Wanted
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.unapplied import LIMIT, LOWER_LIMIT, NOT_RECORDED, UnappliedCause, Withheld
+from runtimeproxy.ledger.unapplied import (
+    CGROUP_UNKNOWN,
+    LIMIT,
+    LOWER_LIMIT,
+    NOT_RECORDED,
+    UnappliedCause,
+    Withheld,
+)
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, PodRecord
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.units import MIN_CPU_SHARES, UNLIMITED
@@ -163,6 +169,21 @@ def at_next_start(decision: Decision, record: PodRecord | ContainerRecord) -> di
             value = shown(field, each.value) or "cleared"
             found[str(field)] = Withheld(claims, UnappliedCause.NEXT_START, reason, value)
     return found
+
+
+def without_cgroup(decision: Decision, record: PodRecord | ContainerRecord) -> dict[str, Withheld]:
+    """What a decision wants of something that runs and whose cgroup is not known, by cgroup parameter.
+
+    Without what its message has given it.
+    """
+    is_container = isinstance(record, ContainerRecord)
+    return {
+        name: Withheld(each.claims, UnappliedCause.CGROUP_UNKNOWN, CGROUP_UNKNOWN)
+        for field, each in decision.merged.fields.items()
+        if (name := _parameter(field, is_container=is_container))
+        and each.claims
+        and (field.group == CGROUP or not _has(record, field, each.value))
+    }
 
 
 def left_out(decision: Decision, *, is_container: bool) -> dict[str, Withheld]:

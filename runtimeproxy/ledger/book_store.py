@@ -13,12 +13,13 @@ from threading import Lock
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path, path_or_none
+from runtimeproxy.fields.tables import LISTS
 from runtimeproxy.hooks.algebra import Role
 from runtimeproxy.ledger import books, unapplied
 from runtimeproxy.ledger.books import Formats, Leased, Value, Wanted
 from runtimeproxy.ledger.fields import CLASS_KUBELET, field_class
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.tree import LISTS, QUOTA
+from runtimeproxy.ledger.tree import QUOTA
 from runtimeproxy.ledger.unapplied import UnappliedCause, UnappliedStage, UnappliedValues, Withheld
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, is_leased
 from runtimeproxy.units import parse_cpu_list
@@ -264,16 +265,21 @@ class BookStore:
         for stage in (UnappliedStage.BOOKED, UnappliedStage.LOST):
             self.unapplied.note(stage, wanted.target, identity, {}, among=ended)
 
-    def keep_unapplied(self, pod_cgroups: Iterable[str], container_ids: Iterable[str]) -> None:
+    def keep_unapplied(
+        self, pod_cgroups: Iterable[str], container_ids: Iterable[str], unknown: Iterable[str] = ()
+    ) -> None:
         """Forgets what is not in force in pods and containers that do not run.
 
         Args:
             pod_cgroups: Of all running pods.
             container_ids: Of the containers that have not ended.
+            unknown: The ids of sandboxes and containers that run and whose cgroup is not known.
         """
-        live, boxes = paths_of(pod_cgroups), frozenset(container_ids)
+        live, boxes, ids = paths_of(pod_cgroups), frozenset(container_ids), frozenset(unknown)
 
         def is_there(target: CgroupTarget, cgroup: str) -> bool:
+            if target.level >= Level.POD and not cgroup.startswith("/"):
+                return cgroup in ids
             path = cgroup_path(cgroup) if cgroup else ()
             return target.level < Level.POD or path in live or _is_of(path, live, boxes)
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
+from itertools import permutations
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.order import loosened
-from runtimeproxy.cgroups.parameters import check_value, clamped
 from runtimeproxy.cgroups.writer import FileText
-from runtimeproxy.hooks.algebra import NEUTRAL, Claim, ClaimOutcome, Note, Resolved, Role, resolve
+from runtimeproxy.fields.tables import NEUTRAL, V2_FILES, check_value, clamped
+from runtimeproxy.hooks.algebra import Claim, ClaimOutcome, Note, Resolved, Role, resolve
 from runtimeproxy.hooks.changes import Clear
 from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.settings import ConflictRule
@@ -783,8 +784,10 @@ def _alone(book: Book, name: str, found: FileText, text: str) -> str | None:
     return None if shares_file else text
 
 
-_FILE_MATES: Final = {"cpu.cfs_quota_us": "cpu.cfs_period_us", "cpu.cfs_period_us": "cpu.cfs_quota_us"}
-"""Two parameters in one file of version 2, cpu.max."""
+_FILE_MATES: Final = {
+    one.name: other.name for fields in V2_FILES.values() for one, other in permutations(fields, 2)
+}
+"""Two parameters in one file of version 2."""
 
 
 def _needed(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 GROUP_IDENTITY_SYSCTL: Final = "kernel.sched_group_identity_enabled"
@@ -27,17 +26,8 @@ class CpuMode(StrEnum):
     CORE_SCHEDULING = "core scheduling"
 
 
-PARAMETERS: Final[Mapping[CpuMode, frozenset[str]]] = MappingProxyType(
-    {
-        CpuMode.OFF: frozenset(),
-        CpuMode.GROUP_IDENTITY: frozenset({"cpu.bvt_warp_ns"}),
-        # Its cookies are those of processes, in no file of a cgroup.
-        CpuMode.CORE_SCHEDULING: frozenset(),
-    }
-)
-"""The cgroup parameters that count in one mode only."""
-OF_MODES: Final = frozenset().union(*PARAMETERS.values())
-"""The parameters of all modes."""
+OF_MODES: Final = frozenset({"cpu.bvt_warp_ns"})
+"""The cgroup parameters of group identity. The cookies of core scheduling are in no file of a cgroup."""
 
 
 class Switch(NamedTuple):
@@ -67,7 +57,7 @@ def plan(wanted: Mapping[str, int | str], written: Mapping[str, str]) -> Switch:
     if all(asked.get(name) == "1" for name in SYSCTLS):
         asked, problem = known, "policies want group identity and core scheduling"
     mode, before = _mode(asked), _mode(known)
-    excluded = OF_MODES - PARAMETERS[mode]
+    excluded = frozenset() if mode is CpuMode.GROUP_IDENTITY else OF_MODES
     if mode is CpuMode.OFF and all(asked.get(name) == value for name, value in known.items()):
         excluded = frozenset()  # other policies may use the parameters of modes that are not ours
     ordered = dict(sorted(asked.items(), key=lambda each: each[1] != "0"))

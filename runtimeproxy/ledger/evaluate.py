@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
@@ -26,6 +26,7 @@ from runtimeproxy.ledger.answers import (
     pod_values,
     target_of,
     wanted_of,
+    without_cgroup,
     without_lower_limit,
 )
 from runtimeproxy.ledger.book_store import identity_of, paths_of
@@ -34,7 +35,7 @@ from runtimeproxy.ledger.change_log import Applied, ChangeLog
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.rates import Changes
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.unapplied import UnappliedCause, Withheld
+from runtimeproxy.ledger.unapplied import UnappliedCause, UnappliedStage, Withheld
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, Lifecycle, PodRecord
 from runtimeproxy.pods.store import PodStore
@@ -200,6 +201,7 @@ class Evaluator:
         self._pace.resume()
         running = [pod for pod in self._store.pods if _is_evaluated(pod)]
         self.unevaluated.keep(running)
+        await self._note_unknown()
         changed: list[_ChangedPod] = []
         for pod in running:
             await self._rest()
@@ -221,6 +223,30 @@ class Evaluator:
         await self._make_others()
         if self._finish is not None and is_complete:
             await self._finish()
+
+    async def _note_unknown(self) -> None:
+        """Notes what policies want of what runs and cannot be written, as its cgroup is not known."""
+        unapplied = self._ledger.unapplied
+        for pod in self._store.pods:
+            is_known = _is_evaluated(pod)
+            containers = tuple(
+                box
+                for box in self._store.containers.members(pod.id)
+                if box.state is Lifecycle.RUNNING and not (is_known and box.detailed)
+            )
+            if pod.state is not Lifecycle.RUNNING or (is_known and not containers):
+                continue
+            await self._rest()
+            try:
+                decision, decisions = await self._evaluate(pod, containers)
+            except Exception as error:  # noqa: BLE001 - a bug that one pod shows must not affect the others
+                self.unevaluated.report(pod, error)
+                continue
+            if not is_known:
+                found = without_cgroup(decision, pod)
+                unapplied.note(UnappliedStage.ASKED, target_of(pod), pod.id, found)
+            for box, each in zip(containers, decisions, strict=True):
+                unapplied.note(UnappliedStage.ASKED, target_of(pod, box), box.id, without_cgroup(each, box))
 
     async def evaluate_pod(self, identity: str) -> None:
         """Evaluates a pod of which the last evaluation of everything has not seen all."""
@@ -403,6 +429,15 @@ class Evaluator:
 
 def _with_withheld(wanted: Wanted, more: Mapping[str, Withheld]) -> Wanted:
     return wanted._replace(withheld={**wanted.withheld, **more}) if more else wanted
+
+
+def unknown_cgroups(store: PodStore) -> Iterator[str]:
+    """The ids of running sandboxes and containers that cannot be evaluated, as their cgroup is not known."""
+    evaluated = {pod.id for pod in store.pods if _is_evaluated(pod)}
+    yield from (pod.id for pod in store.pods if pod.state is Lifecycle.RUNNING and pod.id not in evaluated)
+    for box in store.containers:
+        if box.state is Lifecycle.RUNNING and not (box.detailed and box.pod_id in evaluated):
+            yield box.id
 
 
 def _is_evaluated(pod: PodRecord) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
-from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS
+from runtimeproxy.fields.tables import FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.pods.records import Level
+from runtimeproxy.vocabulary import Level as ClaimLevel
 
 
 class Base(StrEnum):
@@ -21,13 +20,13 @@ class Base(StrEnum):
     ORIGINAL = "original"
     """The raw text of the file before the first write."""
     NEUTRAL = "neutral"
-    """The value without any effect."""
+    """The value without any effect. What the kubelet gives a container in `unified` takes its place."""
     NONE = "none"
-    """Nothing: it counts at the creation only, or is not ours."""
+    """Nothing: it applies at the creation only, or is not ours."""
 
 
 class Application(StrEnum):
-    """How a value gets to where it counts."""
+    """How a value is applied."""
 
     MESSAGE = "message"
     """In the message that creates the container. A running one is changed by file, and the runtime's
@@ -38,52 +37,43 @@ class Application(StrEnum):
     NEVER = "never"
 
 
-@dataclass(frozen=True, slots=True)
-class FieldClass:
+class FieldClass(NamedTuple):
     """Fields that are treated alike."""
 
-    name: str
     base: Base
     application: Application
     verify_s: float | None
     """How often it is compared with the file; None for never."""
 
 
-CONTAINER_CRI: Final = FieldClass("CRI field of a container", Base.REQUESTED, Application.MESSAGE, 60.0)
-"""It is also compared after each call that may have changed it."""
-CONTAINER_FILE: Final = FieldClass("other file of a container", Base.NEUTRAL, Application.FILE, 60.0)
-"""What the kubelet gives in `unified` of its message counts in place of the neutral value."""
-POD_FILE: Final = FieldClass("file of a pod", Base.ORIGINAL, Application.FILE, 10.0)
-"""It is also compared at each start of a container: systemd then resets the pod's slice."""
-CLASS_KUBELET: Final = FieldClass("the kubelet's file of a QoS class", Base.NONE, Application.NEVER, None)
-CLASS_FILE: Final = FieldClass("other file of a QoS class", Base.NEUTRAL, Application.FILE, 1.0)
-"""systemd sets whole units again, and all pods below one depend on it."""
-NODE_FILE: Final = FieldClass("file of a host application", Base.ORIGINAL, Application.FILE, 60.0)
-CREATION: Final = FieldClass("field of the creation", Base.NONE, Application.CREATION, None)
-"""Environment, mounts, devices, labels, annotations, the cgroup parent; the OOM score, until it is written to
-the processes themselves."""
+VERIFY_S: Final[Mapping[Level, float]] = {
+    # systemd sets whole units again, and all pods below one depend on it.
+    Level.QOS_CLASS: 1.0,
+    # Also at each start of a container: systemd then resets the pod's slice.
+    Level.POD: 10.0,
+    # Also after each call that may have changed it.
+    Level.CONTAINER: 60.0,
+    Level.NODE: 60.0,
+}
+"""How often the cgroups of a level are compared."""
 
-CRI_PARAMETERS: Final = frozenset(RESOURCE_PARAMETERS.values())
-"""What the kubelet and the runtime write for a container, by cgroup parameter."""
+CLASS_KUBELET: Final = FieldClass(Base.NONE, Application.NEVER, None)
+"""A file of a QoS class that the kubelet writes."""
+_CREATION: Final = FieldClass(Base.NONE, Application.CREATION, None)
+"""Environment, mounts, devices, labels, annotations, the cgroup parent, and CRI scalars without a file."""
+_IN_MESSAGES: Final = FieldClass(Base.REQUESTED, Application.MESSAGE, VERIFY_S[Level.CONTAINER])
+_FILES: Final = {
+    level: FieldClass(
+        Base.ORIGINAL if level in (Level.POD, Level.NODE) else Base.NEUTRAL, Application.FILE, verify_s
+    )
+    for level, verify_s in VERIFY_S.items()
+}
 
-_KUBELET_ON_CLASSES: Final = frozenset({"cpu.shares"})
-"""Source: kubelet pkg/kubelet/cm/qos_container_manager_linux.go, UpdateCgroups. What its feature MemoryQoS
-writes there depends on its version (`node/kubelet.py`): the policy `memory-qos` leaves it out."""
-
-KUBELET_ON_PODS: Final = frozenset(
-    {
-        "cpu.cfs_period_us",
-        "cpu.cfs_quota_us",
-        "cpu.shares",
-        "memory.high",
-        "memory.limit_in_bytes",
-        "memory.low",
-        "memory.min",
-    }
+KUBELET_ON_PODS: Final = frozenset(name for name, each in FIELDS.items() if ClaimLevel.POD in each.kubelet)
+"""What the kubelet writes to a pod's cgroup."""
+_KUBELET_ON_CLASSES: Final = frozenset(
+    name for name, each in FIELDS.items() if ClaimLevel.QOS_CLASS in each.kubelet
 )
-"""What the kubelet writes to a pod's cgroup. Source: kubelet pkg/kubelet/cm/helpers_linux.go,
-ResourceConfigForPod; from 1.36 on memory.low of Burstable pods, from 1.37 on memory.high
-(ApplyPodLevelMemoryHigh)."""
 
 
 def field_class(level: Level, parameter: str) -> FieldClass:
@@ -94,25 +84,9 @@ def field_class(level: Level, parameter: str) -> FieldClass:
         parameter: a cgroup parameter by its version 1 name, or the name of another field.
     """
     if "." not in parameter:
-        return CREATION
-    if level is Level.CONTAINER:
-        return CONTAINER_CRI if parameter in CRI_PARAMETERS else CONTAINER_FILE
-    if level is Level.POD:
-        return POD_FILE
-    if level is Level.NODE:
-        return NODE_FILE
-    return CLASS_KUBELET if parameter in _KUBELET_ON_CLASSES else CLASS_FILE
-
-
-VERIFY_S: Final[Mapping[Level, float]] = MappingProxyType(
-    {
-        level: min(each.verify_s for each in classes if each.verify_s is not None)
-        for level, classes in {
-            Level.QOS_CLASS: (CLASS_KUBELET, CLASS_FILE),
-            Level.POD: (POD_FILE,),
-            Level.CONTAINER: (CONTAINER_CRI, CONTAINER_FILE),
-            Level.NODE: (NODE_FILE,),
-        }.items()
-    }
-)
-"""How often the cgroups of a level are compared."""
+        return _CREATION
+    if level is Level.CONTAINER and parameter in RESOURCE_PARAMETERS.values():
+        return _IN_MESSAGES
+    if level is Level.QOS_CLASS and parameter in _KUBELET_ON_CLASSES:
+        return CLASS_KUBELET
+    return _FILES[level]

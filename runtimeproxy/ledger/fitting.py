@@ -7,11 +7,11 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from runtimeproxy.cgroups.order import Key
+from runtimeproxy.fields.tables import LISTS
 from runtimeproxy.ledger.books import BookPlan, Formats, Value
 from runtimeproxy.ledger.executor import Job
 from runtimeproxy.ledger.tree import (
     BURST,
-    LISTS,
     MEMORY_AT_LEAST_MIN,
     MEMORY_MIN,
     PERIOD,

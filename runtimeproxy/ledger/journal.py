@@ -18,8 +18,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
-from runtimeproxy.cgroups.parameters import saved_value
 from runtimeproxy.errors import UNLIKE_OURS
+from runtimeproxy.fields.tables import saved_value
 from runtimeproxy.pods.records import Book, Level, Original
 
 logger = logging.getLogger(__name__)

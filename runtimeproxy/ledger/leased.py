@@ -23,6 +23,7 @@ from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.cgroups.writer import WriteResult
 from runtimeproxy.counts import Counts
 from runtimeproxy.errors import UNLIKE_OURS, RuntimeProxyError, described
+from runtimeproxy.fields.tables import LISTS
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.owners import PREFIX, Owner, refusal
@@ -33,7 +34,7 @@ from runtimeproxy.ledger.change_log import FAILURES, Applied
 from runtimeproxy.ledger.claim_places import ClaimKey, ClaimPlaces
 from runtimeproxy.ledger.leases import Answer, Lease, Phase
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.tree import LISTS, QUOTA
+from runtimeproxy.ledger.tree import QUOTA
 from runtimeproxy.ledger.unapplied import OTHER_MODE, Unapplied, UnappliedCause, claim_text
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, is_leased

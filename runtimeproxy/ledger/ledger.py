@@ -17,7 +17,8 @@ from typing import Any, Final, NamedTuple
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path, path_or_none
 from runtimeproxy.cgroups.writer import CgroupValues, FileText, WriteOutcome, WriteResult, explain
 from runtimeproxy.errors import described as error_text
-from runtimeproxy.hooks.algebra import NEUTRAL, Claim, Role
+from runtimeproxy.fields.tables import LISTS, NEUTRAL
+from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.fields import SERVER_PREFIX
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger import books, fitting
@@ -31,7 +32,7 @@ from runtimeproxy.ledger.foreign import ForeignWriters, Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.path_locks import IsBusyError, PathLocks
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.tree import BURST, LISTS, QUOTA
+from runtimeproxy.ledger.tree import BURST, QUOTA
 from runtimeproxy.ledger.unapplied import (
     BY_KOORDLET,
     LIMIT,

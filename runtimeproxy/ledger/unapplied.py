@@ -43,6 +43,8 @@ class UnappliedCause(StrEnum):
     """Kernel, cgroup version or cgroup lack the file."""
     NO_CGROUP = "no-cgroup"
     """The cgroup does not exist."""
+    CGROUP_UNKNOWN = "cgroup-unknown"
+    """The runtime has not said which cgroup it has, or what was asked for it."""
     BASE_UNKNOWN = "base-unknown"
     """It counts on a value that is not known."""
     NOT_COUNTING = "not-counting"
@@ -69,6 +71,7 @@ PROBLEMS: Final = frozenset(
         UnappliedCause.UNREADABLE,
         UnappliedCause.HANGS,
         UnappliedCause.CHANGE_ENDED,
+        UnappliedCause.CGROUP_UNKNOWN,
         UnappliedCause.BASE_UNKNOWN,
         UnappliedCause.CPU_MODE,
     }
@@ -92,6 +95,7 @@ WRITTEN_ONCE: Final = "a hook server's value is written once, and another progra
 NO_FILE: Final = "its cgroup has no such file"
 NO_FILE_HERE: Final = "the kernel, or the cgroup version of this node, has no such file"
 NO_CGROUP: Final = "its cgroup does not exist"
+CGROUP_UNKNOWN: Final = "the runtime's status of it lacks the cgroup, or the resources that were asked for"
 
 
 class Withheld(NamedTuple):
@@ -137,7 +141,7 @@ class Unapplied(NamedTuple):
 
 
 _Place: TypeAlias = tuple[UnappliedStage, str]
-"""Stage and cgroup."""
+"""Stage, and the cgroup's path or an id."""
 
 
 class UnappliedValues:
@@ -170,7 +174,7 @@ class UnappliedValues:
         Args:
             stage: What it is known of.
             target: Whose cgroup it is.
-            cgroup: Its path.
+            cgroup: Its path; the id of the sandbox or container if that is not known.
             found: What is not in force, by field.
             among: The fields that were looked at; None for all.
         """

@@ -10,7 +10,7 @@ from typing import Final
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
 from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX, Field
 from runtimeproxy.hooks.policy import Hook, Mode
-from runtimeproxy.ledger.target import EVALUATIONS
+from runtimeproxy.ledger.target import EVALUATIONS, CgroupTarget
 from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause
 from runtimeproxy.pods.records import Level
 
@@ -33,14 +33,14 @@ class UnappliedAudit:
     def __init__(self, sink: AuditSink, clock: Callable[[], float] = time.monotonic) -> None:
         self._sink = sink
         self._now_s = clock
-        self._told: dict[tuple[str, str, UnappliedCause], float] = {}
+        self._told: dict[tuple[CgroupTarget, str, UnappliedCause], float] = {}
 
     def add(self, found: Iterable[Unapplied]) -> None:
         """Takes what is not in force since the last call, or for another reason."""
         now_s, time_s = self._now_s(), time.time()
         entries, more = 0, Counter[UnappliedCause]()
         for each in found:
-            key = each.target.cgroup, each.field, each.cause
+            key = each.target, each.field, each.cause
             if now_s - self._told.get(key, -INTERVAL_S) < INTERVAL_S:
                 continue
             # Of a change of many pods each is written within seconds.

@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
+from runtimeproxy.fields.tables import FIELDS
 from runtimeproxy.hooks.fields import SERVER_PREFIX, SYSCTL
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ClassView, ResolvedPod
@@ -24,7 +24,7 @@ from runtimeproxy.ledger.answers import class_cgroups, sysctls_of, wanted_of, wa
 from runtimeproxy.ledger.barrier import Barrier
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import ChangeLog
-from runtimeproxy.ledger.evaluate import Evaluator
+from runtimeproxy.ledger.evaluate import Evaluator, unknown_cgroups
 from runtimeproxy.ledger.fields import VERIFY_S
 from runtimeproxy.ledger.rates import ChangeRates
 from runtimeproxy.ledger.target import CgroupTarget
@@ -57,40 +57,14 @@ MOST_HUNG: Final = 2
 """How many threads may hang at a time: calls need the others."""
 KOORDLET: Final = "koordlet"
 """Begins the name of the registration of koordlet's hook server. Source: Koordinator, koordlet.json."""
-KOORDLETS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "cpu.bvt_warp_ns": "GroupIdentity",
-        "cpu.cfs_burst_us": "CPUBurst",
-        "cpu.idle": "CoreSched",
-        "memory.high": "CgroupReconcile",
-        "memory.low": "CgroupReconcile",
-        "memory.min": "CgroupReconcile",
-        "memory.oom.group": "CgroupReconcile",
-        "memory.pagecache_limit.enable": "CgroupReconcile",
-        "memory.pagecache_limit.size": "CgroupReconcile",
-        "memory.pagecache_limit.sync": "CgroupReconcile",
-        "memory.priority": "CgroupReconcile",
-        "memory.use_priority_oom": "CgroupReconcile",
-        "memory.wmark_min_adj": "CgroupReconcile",
-        "memory.wmark_ratio": "CgroupReconcile",
-        "memory.wmark_scale_factor": "CgroupReconcile",
-        "net_cls.classid": "TCNetworkQoS",
-    }
-)
-"""What koordlet writes to files itself, from time to time, and its feature gate for it. Source: Koordinator
-pkg/koordlet/runtimehooks/hooks (groupidentity, coresched, tc) and pkg/koordlet/qosmanager/plugins (cpuburst,
-cgreconcile); policies spec 2 and 3, feature gates."""
-
-
-KOORDLETS_CLAIMS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        **KOORDLETS,
-        "cpu.cfs_quota_us": "BECPUSuppress, CPUBurst",
-        "cpuset.cpus": "BECPUSuppress",
-    }
-)
+KOORDLETS: Final[Mapping[str, str]] = {name: each.koordlet for name, each in FIELDS.items() if each.koordlet}
+"""What koordlet writes to files itself, from time to time, and its feature gate for it."""
+KOORDLETS_CLAIMS: Final[Mapping[str, str]] = {
+    **KOORDLETS,
+    **{name: each.koordlet_moves for name, each in FIELDS.items() if each.koordlet_moves},
+}
 """The same, and what koordlet's plugins move from second to second: claims with a lease would stand in their
-way, and policies do not. Source: policies spec 3.1 and 3.2."""
+way, and policies do not."""
 
 
 class UpkeepSettings(Protocol):
@@ -195,7 +169,6 @@ class Upkeep:
 
     @property
     def has_koordlet(self) -> bool:
-        """Whether koordlet is registered as a hook server."""
         return self._has_koordlet
 
     @property
@@ -205,7 +178,6 @@ class Upkeep:
 
     @property
     def hung(self) -> int:
-        """How many reads or writes of files hang."""
         return len(self._hung)
 
     def unapplied(self) -> tuple[Unapplied, ...]:
@@ -217,7 +189,7 @@ class Upkeep:
         if values:
             pods = [pod.cgroup_parent for pod in self._store.pods if pod.state is Lifecycle.RUNNING]
             boxes = (box.id for box in self._store.containers if box.state is not Lifecycle.STOPPED)
-            self._ledger.keep_unapplied(pods, boxes)
+            self._ledger.keep_unapplied(pods, boxes, unknown_cgroups(self._store))
         return values.values()
 
     def audit_unapplied(self) -> None:

@@ -1,6 +1,6 @@
-"""What the API server has said of this node: its objects, and the pods that are bound to it.
+"""This node's objects, and the pods that are bound to it, as the API server has them.
 
-Watches put objects in from their threads; the node's thread takes them with each look. An API server that is
+Watches put objects in from their threads; the node's thread takes them with each pass. An API server that is
 away changes nothing: only an object that is known to be deleted is withdrawn.
 """
 
@@ -22,7 +22,7 @@ from runtimeproxy.documents.reading import (
     text_of,
     within,
 )
-from runtimeproxy.node.object_folder import MAX_NOTES, FolderObjects
+from runtimeproxy.node.object_folder import MAX_NOTES, FolderObjects, first_of
 from runtimeproxy.node.objects import (
     ConfigMapObject,
     Kind,
@@ -40,10 +40,10 @@ from runtimeproxy.slo.names import CONFIG_MAP
 MAX_PODS: Final = 1024
 """Many times those of the largest node. Source: kubelet, maxPods, 110 by default."""
 MAX_ANNOTATION_BYTES: Final = 16 * 1024 * 1024
-"""Of all pods together: with the 2 KiB of a usual pod some thousands have room."""
+"""For all pods together: some thousands, with the 2 KiB of a usual pod."""
 
 SPREAD: Final = frozenset({Kind.CONFIG_MAP, Kind.NODE_SLO, Kind.NODE})
-"""What one command changes on all nodes at once, so that each node starts at a time of its own. The
+"""One command may change these on all nodes at once, so each node starts at a time of its own. The
 NodeResourceTopology is published by this node's own koordlet."""
 
 _MIRROR: Final = "kubernetes.io/config.mirror"
@@ -55,24 +55,13 @@ class _Waiting(NamedTuple):
     """A change that has not started."""
 
     object: Object | None
-    """None: the object is gone."""
     due_s: float
 
 
 class ApiServerInputs:
-    """Objects and pods as they were last known. Put in from any thread, looked at in one.
+    """Objects and pods as they were last known. Put in from any thread, read in one.
 
-    Args:
-        name: Where they come from, for messages.
-        start_spread_s: A change that hits all nodes starts after a random time up to this one.
-        draw: Makes a random number of 0 to 1.
-
-    Attributes:
-        found: The objects that count.
-        pods: By the uid that the runtime knows them by.
-        problems: Objects and pods that cannot be used.
-        wait_s: Time after which another look is due; None: none.
-        on_change: Called in any thread after something was put in.
+    A change that hits all nodes starts after a random time up to `start_spread_s`.
     """
 
     def __init__(
@@ -80,33 +69,29 @@ class ApiServerInputs:
     ) -> None:
         self.found = FolderObjects(unknown=frozenset(Kind))
         self.pods: Mapping[str, LivePod] = EMPTY
+        """By the uid that the runtime knows them by."""
         self.problems: tuple[str, ...] = ()
         self.wait_s: float | None = None
-        self.on_change: Callable[[], None] = _nothing
+        self.on_change: Callable[[], None] = lambda: None
+        """Called in any thread after something was put in."""
         self._name = name
         self._start_spread_s = start_spread_s
         self._draw = draw
         self._lock = threading.Lock()
         self._arrived: dict[Kind, Any] = {}
-        """Documents that were not looked at; None: the object is gone."""
+        """Documents that were not read yet; None: the object is gone."""
         self._arrived_pods: Mapping[str, LivePod] | None = None
-        self._has_pods = False
+        self.has_pods = False
         self._pod_problems: tuple[str, ...] = ()
-        # The rest belongs to the thread that looks.
+        # The rest belongs to the node's thread.
         self._objects: dict[Kind, Object | None] = {}
-        """Those that count; None: known to be gone."""
+        """The effective objects; None: known to be gone."""
         self._waiting: dict[Kind, _Waiting] = {}
         self._rejected: dict[Kind, str] = {}
         self._reader: Reader | None = None
 
     @property
-    def has_pods(self) -> bool:
-        """Whether the pods are known."""
-        return self._has_pods
-
-    @property
     def waiting(self) -> tuple[Kind, ...]:
-        """Kinds of which a change has not started yet."""
         return tuple(self._waiting)
 
     # From watches
@@ -127,12 +112,7 @@ class ApiServerInputs:
     # In the node's thread
 
     def look(self, now_s: float, reader: Reader) -> None:
-        """Takes what has arrived, and starts the changes that are due.
-
-        Args:
-            now_s: Monotonic time.
-            reader: Decides which objects are about this node; with another one all are read again.
-        """
+        """Takes what has arrived, and starts the changes that are due; another reader reads all again."""
         with self._lock:
             arrived, self._arrived = self._arrived, {}
             pods, self._arrived_pods = self._arrived_pods, None
@@ -149,7 +129,7 @@ class ApiServerInputs:
                 del self._waiting[kind]
                 has_changed = True
         if pods is not None:
-            self.pods, self._has_pods = pods, True
+            self.pods, self.has_pods = pods, True
             has_changed = True
         if has_changed:
             self._publish()
@@ -157,7 +137,6 @@ class ApiServerInputs:
         self.wait_s = max(0.0, min(dues)) if dues else None
 
     def saved(self) -> dict[str, Any]:
-        """Objects and pods as JSON can hold them."""
         return {
             "objects": [each.source for each in self._objects.values() if each is not None],
             "pods": [pod._asdict() for pod in self.pods.values()],
@@ -171,7 +150,7 @@ class ApiServerInputs:
             if isinstance(found, Object):
                 self._objects[found.kind] = found
         self.pods = {each["uid"]: LivePod(**each) for each in saved["pods"]}
-        self._has_pods = bool(self.pods)
+        self.has_pods = bool(self.pods)
         self._publish()
 
     def _take(self, kind: Kind, found: object, now_s: float) -> None:
@@ -194,70 +173,51 @@ class ApiServerInputs:
         self._waiting[kind] = _Waiting(found, due_s)
 
     def _publish(self) -> None:
-        # Only where there is an object, as the import takes time and memory.
-        values = {kind: each.value for kind, each in self._objects.items() if each is not None}
-        config, node, topology, slo = (
-            values.get(kind) for kind in (Kind.CONFIG_MAP, Kind.NODE, Kind.TOPOLOGY, Kind.NODE_SLO)
+        values = [each.value for each in self._objects.values() if each is not None]
+        config, slo = first_of(ConfigMapObject, values), first_of(NodeSloObject, values)
+        self.found = FolderObjects(
+            node=first_of(NodeObject, values),
+            topology=first_of(TopologyFacts, values),
+            unknown=frozenset(Kind) - self._objects.keys(),
         )
-        found = FolderObjects(
-            node=node if isinstance(node, NodeObject) else None,
-            topology=topology if isinstance(topology, TopologyFacts) else None,
-            unknown=frozenset(kind for kind in Kind if kind not in self._objects),
-        )
-        if isinstance(config, ConfigMapObject) or isinstance(slo, NodeSloObject):
+        if config is not None or slo is not None:
+            # Only where there is an object, as the import takes time and memory.
             from runtimeproxy.slo.loading import NodeSlo, Text
 
-            if isinstance(config, ConfigMapObject):
-                place = f"{self._name}: {CONFIG_MAP}"
-                found = found._replace(config={key: Text(place, text) for key, text in config.data.items()})
-            if isinstance(slo, NodeSloObject):
-                found = found._replace(node_slo=NodeSlo(f"{self._name}: NodeSLO", slo.spec))
-        self.found = found
+            place, data = f"{self._name}: {CONFIG_MAP}", config.data if config is not None else {}
+            self.found = self.found._replace(
+                config={key: Text(place, text) for key, text in data.items()},
+                node_slo=NodeSlo(f"{self._name}: NodeSLO", slo.spec) if slo is not None else None,
+            )
         self.problems = (*self._rejected.values(), *self._pod_problems)
 
 
-def joined(of_folder: FolderObjects, of_server: FolderObjects) -> tuple[FolderObjects, list[str]]:
-    """What the folder and the API server give together, and notes.
+_FIELDS: Final = {
+    Kind.CONFIG_MAP: "config",
+    Kind.NODE: "node",
+    Kind.TOPOLOGY: "topology",
+    Kind.NODE_SLO: "node_slo",
+}
 
-    What an operator has put on the node counts: an object in the folder hides the API server's as a whole.
-    """
-    notes = [
-        f"{kind}: that in the folder counts (node.objects_dir), not the API server's"
-        for kind, is_hidden in (
-            (Kind.CONFIG_MAP, of_folder.config and of_server.config),
-            (Kind.NODE, of_folder.node and of_server.node),
-            (Kind.TOPOLOGY, of_folder.topology and of_server.topology),
-            (Kind.NODE_SLO, of_folder.node_slo and of_server.node_slo),
-        )
-        if is_hidden
-    ]
-    found = FolderObjects(
-        config=of_folder.config or of_server.config,
-        node=of_folder.node or of_server.node,
-        topology=of_folder.topology or of_server.topology,
-        node_slo=of_folder.node_slo or of_server.node_slo,
-    )
-    known = {
-        kind
-        for kind, value in (
-            (Kind.CONFIG_MAP, found.config),
-            (Kind.NODE, found.node),
-            (Kind.TOPOLOGY, found.topology),
-            (Kind.NODE_SLO, found.node_slo),
-        )
-        if value
-    }
-    return found._replace(unknown=(of_folder.unknown | of_server.unknown) - known), notes
+
+def joined(of_folder: FolderObjects, of_server: FolderObjects) -> tuple[FolderObjects, list[str]]:
+    """The objects of the folder and the API server together, and notes."""
+    found: dict[str, Any] = {}
+    notes: list[str] = []
+    unknown = of_folder.unknown | of_server.unknown
+    for kind, name in _FIELDS.items():
+        # What an operator has put on the node wins, each object as a whole.
+        own, other = getattr(of_folder, name), getattr(of_server, name)
+        found[name] = own or other
+        if own and other:
+            notes.append(f"{kind}: that in the folder is used (node.objects_dir), not the API server's")
+        if found[name]:
+            unknown -= {kind}
+    return FolderObjects(**found, unknown=unknown), notes
 
 
 class ObjectSink:
-    """Takes the objects of one kind from a watch.
-
-    Args:
-        inputs: Gets them.
-        kind: Of the objects.
-        name: Of the only one that counts.
-    """
+    """Takes the objects of one kind from a watch, of which only the one with this name is used."""
 
     def __init__(self, inputs: ApiServerInputs, kind: Kind, name: str) -> None:
         self._inputs = inputs
@@ -265,11 +225,9 @@ class ObjectSink:
         self._name = name
 
     def on_listed(self, objects: Iterable[Any]) -> None:
-        found = None
-        for each in objects:
-            if _name_of(each) == self._name:
-                found = each
-        self._inputs.put(self._kind, self._named(found))
+        # All of the list has to be read, and of two objects the last one wins.
+        found = [each for each in objects if _name_of(each) == self._name]
+        self._inputs.put(self._kind, self._named(found[-1] if found else None))
 
     def on_changed(self, document: Any) -> None:  # noqa: ANN401 - JSON
         if _name_of(document) == self._name:
@@ -280,25 +238,21 @@ class ObjectSink:
             self._inputs.put(self._kind, None)
 
     def _named(self, document: Any) -> Any:  # noqa: ANN401 - JSON
-        """With its kind, which the items of a list do not have."""
+        # The items of a list have no kind.
         return None if document is None else {**document, "kind": self._kind.value}
 
 
-def _name_of(document: object) -> object:
+def _metadata_of(document: object) -> Mapping[str, Any]:
     metadata = document.get("metadata") if isinstance(document, dict) else None
-    return metadata.get("name") if isinstance(metadata, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _name_of(document: object) -> object:
+    return _metadata_of(document).get("name")
 
 
 class PodSink:
-    """Takes the pods of this node from a watch.
-
-    Args:
-        inputs: Gets them.
-        node_name: Pods of other nodes are ignored.
-
-    Attributes:
-        problems: Pods that cannot be used, by uid; the last of each.
-    """
+    """Takes the pods of this node from a watch; those of other nodes are ignored."""
 
     def __init__(self, inputs: ApiServerInputs, node_name: str) -> None:
         self._inputs = inputs
@@ -306,9 +260,10 @@ class PodSink:
         self._pods: dict[str, LivePod] = {}
         self._annotation_bytes = 0
         self.problems: dict[str, str] = {}
+        """Pods that cannot be used, by uid; the last of each."""
 
     def on_listed(self, objects: Iterable[Any]) -> None:
-        # Another one, which counts only if all of the list can be read.
+        # Another one, which is taken over only if all of the list can be read.
         new = PodSink(self._inputs, self._node_name)
         for each in objects:
             new._put(each, self._pods)
@@ -358,9 +313,7 @@ def _annotation_bytes(pod: LivePod | None) -> int:
 
 def runtime_uid(document: object) -> str:
     """The uid that kubelet and runtime know a pod by; empty if it has none."""
-    metadata = document.get("metadata") if isinstance(document, dict) else None
-    if not isinstance(metadata, dict):
-        return ""
+    metadata = _metadata_of(document)
     annotations = metadata.get("annotations")
     mirror = annotations.get(_MIRROR) if isinstance(annotations, dict) else None
     uid = mirror if isinstance(mirror, str) and mirror else metadata.get("uid")
@@ -368,11 +321,7 @@ def runtime_uid(document: object) -> str:
 
 
 def read_pod(document: object, node_name: str) -> LivePod | None:
-    """Reads a pod; None if it is one of another node, or has ended.
-
-    Raises:
-        InputError: It is not usable.
-    """
+    """Reads a pod; None if it is one of another node, or has ended. Raises InputError."""
     pod = mapping_of(document)
     with within("metadata"):
         metadata = mapping_of(pod.get("metadata"))
@@ -421,7 +370,3 @@ def _requests(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, int]]
                             requests = quantities_of(resources.get("requests"))
                     name = text_of(container.get("name"))
                     yield name, {sys.intern(key): amount for key, amount in requests.items()}
-
-
-def _nothing() -> None:
-    pass

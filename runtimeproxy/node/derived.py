@@ -1,4 +1,4 @@
-"""What follows from several inputs, as Koordinator computes it: shared pools, normalization ratio. Pure."""
+"""Values of several inputs, as Koordinator computes them: shared pools, normalization ratio. Pure."""
 
 from __future__ import annotations
 
@@ -30,23 +30,15 @@ RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
 def pod_cpus(
     labels: Mapping[str, str], annotations: Mapping[str, str], last_cpu: int | None = None
 ) -> PodCpus | None:
-    """The CPUs that a pod has for itself, by its annotation; None without any.
-
-    Only the classes to which the scheduler allocates CPUs have some: an author of other pods could take CPUs
-    from all others by the annotation. An invalid annotation is the policies' affair.
-
-    Args:
-        labels: Of the pod.
-        annotations: Of the pod.
-        last_cpu: Of the node, which bounds what is read; None: not known.
-    """
+    """The CPUs that a pod has for itself, by its annotation; None without any."""
     text, qos = annotations.get(RESOURCE_STATUS), qos_class(labels)
+    # The scheduler allocates CPUs to these classes only: others could take CPUs from all by the annotation.
     if qos not in EXCLUSIVE or text is None or len(text) > MAX_ANNOTATION_LENGTH:
         return None
     try:
         cpus = cpus_of(text_of(member(mapping_of(parse_json(text)), "cpuset")), last_cpu)
     except InputError:
-        return None
+        return None  # which policies report
     return PodCpus(qos, cpus) if cpus else None
 
 
@@ -80,18 +72,9 @@ def computed_pools(
     pods: Iterable[PodCpus],
     topology: TopologyFacts,
 ) -> Pools:
-    """The pools as koordlet computes them.
-
-    The kubelet's reserved CPUs stay in: else a full node would have none for pods without a request.
-    Source: policies spec 2.4, share pool computation.
-
-    Args:
-        cpus: Of the node.
-        static_cpus: What the kubelet's CPU manager has given to containers alone.
-        pods: Those with CPUs of the scheduler's.
-        topology: The system CPUs and the node's reservation.
-    """
+    """The pools as koordlet computes them. Source: policies spec 2.4, share pool computation."""
     system = topology.system_cpus or frozenset()
+    # The kubelet's reserved CPUs stay in: else a full node would have none for pods without a request.
     taken = frozenset[int]().union(*static_cpus, topology.reserved_cpus)
     if topology.is_system_exclusive:
         taken |= system
@@ -108,23 +91,18 @@ def computed_pools(
 
 
 class SharedCpus(NamedTuple):
-    """What computed pools follow from, but for the pods."""
+    """The inputs of computed pools, apart from the pods."""
 
     cpus: tuple[Cpu, ...]
     static_cpus: tuple[frozenset[int], ...]
     topology: TopologyFacts
 
     def pools(self, pods: Iterable[PodCpus]) -> Pools:
-        """The pools beside these pods."""
         return computed_pools(self.cpus, self.static_cpus, pods, self.topology)
 
 
 def topology_of(topology: TopologyFacts | None, node_annotations: Mapping[str, str]) -> TopologyFacts:
-    """What counts for computed pools: the node's own annotations, which koordlet copies, before its copies.
-
-    Raises:
-        InputError: An annotation is invalid.
-    """
+    """The node's own annotations about pools, else koordlet's copies of them. Raises InputError."""
     own = {name: node_annotations[name] for name in (SYSTEM_QOS, RESERVATION) if name in node_annotations}
     copies = topology.source if topology is not None else {}
     others = {name: copies[name] for name in (SYSTEM_QOS, RESERVATION) if name in copies}
@@ -133,7 +111,7 @@ def topology_of(topology: TopologyFacts | None, node_annotations: Mapping[str, s
 
 
 class NodeReservation(NamedTuple):
-    """What of the node an annotation keeps from pods."""
+    """The part of the node that an annotation keeps from pods."""
 
     amounts: Mapping[str, int] = EMPTY
     """By resource: `cpu` in millicores, all else in bytes or numbers."""
@@ -141,14 +119,7 @@ class NodeReservation(NamedTuple):
 
 
 def reservation_of(node_annotations: Mapping[str, str]) -> NodeReservation:
-    """What a Node's annotation reserves; nothing without it.
-
-    CPUs that it names replace its amount of CPU; its `applyPolicy` is for the scheduler only. Source:
-    Koordinator pkg/util, GetNodeReservationResources.
-
-    Raises:
-        InputError: The annotation is invalid: nothing of it counts.
-    """
+    """The reservation in a Node's annotation; nothing without it. Raises InputError."""
     text = node_annotations.get(RESERVATION)
     if not text:
         return NodeReservation()
@@ -158,6 +129,8 @@ def reservation_of(node_annotations: Mapping[str, str]) -> NodeReservation:
             amounts = quantities_of(member(annotation, "resources"))
         with within("reservedCPUs"):
             cpus = cpus_of(text_of(member(annotation, "reservedCPUs")))
+    # CPUs replace the amount of CPU, and `applyPolicy` is for the scheduler only.
+    # Source: Koordinator pkg/util, GetNodeReservationResources.
     return NodeReservation({**amounts, "cpu": len(cpus) * 1_000} if cpus else amounts, cpus)
 
 
@@ -177,20 +150,14 @@ MIN_RATIO: Final = 1.0
 MAX_RATIO: Final = 5.0
 """Source: koord-manager, policies spec 2.3."""
 _DECIMALS: Final = 2
-"""Of the ratio that koord-manager publishes."""
+"""In the ratio that koord-manager publishes."""
 
 
 def normalization_ratio(
     annotations: Mapping[str, str], strategy: CpuNormalizationStrategy, processor: Processor
 ) -> float | None:
-    """The ratio; None if normalization is disabled.
-
-    The node's annotation counts, else the strategy by the processor, as koord-manager computes it. Source:
-    policies spec 2.3.
-
-    Raises:
-        InputError: The annotation is invalid, or the strategy has no ratio for this processor.
-    """
+    """The ratio; None if normalization is disabled. Source: policies spec 2.3. Raises InputError."""
+    # The node's annotation wins over the strategy.
     text = annotations.get(RATIO)
     if text is not None:
         return _published(text)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, controllers_of, find_mounts
-from runtimeproxy.cgroups.parameters import PARAMETERS, unknown_parameter
+from runtimeproxy.fields.tables import PARAMETERS, unknown_parameter
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
 
 DEFAULT_SYSFS: Final = Path("/sys")
@@ -39,7 +39,6 @@ class NodeFacts:
     """The facts of a node. A fact is known or unknown; an unknown one refuses no value."""
 
     online_cpus: frozenset[int] | None = None
-    """None: not known."""
     online_memory_nodes: frozenset[int] | None = None
     """The NUMA nodes that are online; None: not known."""
     last_cpu: int | None = None
@@ -49,14 +48,12 @@ class NodeFacts:
     controllers: Mapping[str, int] = field(default_factory=dict)
     """The cgroup version that carries each controller; empty: not known."""
     files: FilesByController = field(default_factory=dict)
-    """Of the controllers that some cgroup has; the others are unknown."""
+    """By controller; those that no cgroup has are unknown."""
 
     def cpus_problem(self, cpus: str) -> str:
-        """Why a list of CPUs cannot be used; empty if it can."""
         return _offline("CPU", cpus, self.online_cpus)
 
     def memory_nodes_problem(self, nodes: str) -> str:
-        """Why a list of NUMA nodes cannot be used; empty if it can."""
         return _offline("NUMA node", nodes, self.online_memory_nodes)
 
     def parameter_problem(self, name: str) -> str:
@@ -107,13 +104,7 @@ def _offline(what: str, wanted: str, online: frozenset[int] | None) -> str:
 
 
 class NodeReader:
-    """The node that these folders describe; safe for all threads.
-
-    Args:
-        sysfs: The mount of sysfs.
-        cgroup_root: The mount of cgroups.
-        clock: In seconds.
-    """
+    """The node that these folders describe; safe for all threads."""
 
     def __init__(
         self,
@@ -129,12 +120,10 @@ class NodeReader:
 
     @property
     def fresh_until_s(self) -> float:
-        """By the clock: until then `facts` reads no file."""
         return self._known[0] + REFRESH_S if self._known is not None else 0.0
 
     @property
     def latest(self) -> NodeFacts:
-        """What was read last; nothing is read now."""
         return self._known[1] if self._known is not None else ANY_NODE
 
     def facts(self) -> NodeFacts:
@@ -144,9 +133,9 @@ class NodeReader:
             return known[1]
         facts = replace(
             known[1] if known is not None else ANY_NODE,
-            online_cpus=self._numbers(_ONLINE_CPUS),
-            online_memory_nodes=self._numbers(_ONLINE_MEMORY_NODES),
-            last_cpu=max(self._numbers(_POSSIBLE_CPUS) or (), default=None),
+            online_cpus=read_list(self._sysfs / _ONLINE_CPUS),
+            online_memory_nodes=read_list(self._sysfs / _ONLINE_MEMORY_NODES),
+            last_cpu=max(read_list(self._sysfs / _POSSIBLE_CPUS) or (), default=None),
         )
         # Until the usual files are known, which never change.
         if not facts.controllers or not _USUAL & facts.controllers.keys() <= facts.files.keys():
@@ -155,12 +144,6 @@ class NodeReader:
             facts = known[1]  # what is made of them stays, too
         self._known = now_s, facts
         return facts
-
-    def _numbers(self, file: str) -> frozenset[int] | None:
-        try:
-            return parse_cpu_list((self._sysfs / file).read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            return None
 
     def _with_cgroups(self, facts: NodeFacts) -> NodeFacts:
         mounts = find_mounts(self._cgroup_root)
@@ -182,6 +165,14 @@ class NodeReader:
             controllers={name: mount.version for name, mount in mounts.items()},
             files={controller: found for controller, found in files.items() if found},
         )
+
+
+def read_list(file: Path) -> frozenset[int] | None:
+    """The numbers in a file of CPUs or NUMA nodes; None if it cannot be read."""
+    try:
+        return parse_cpu_list(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 def _below(root: Path) -> list[Path]:

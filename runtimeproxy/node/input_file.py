@@ -13,19 +13,19 @@ from runtimeproxy.documents.reading import InputError, printable
 from runtimeproxy.errors import described
 
 GRACE_S: Final = 60.0
-"""How long the value of a missing file, or of a part that it has no longer, counts on: a ConfigMap that is
+"""How long the value of a missing file, or of a missing part, stays valid: a ConfigMap that is
 swapped looks like one, and so does an editor that saves."""
 SETTLE_S: Final = 0.25
 """How long a file must stay the same before it is read: a shell writes what `kubectl` prints in pieces, of
 which each but the last may look complete. A ConfigMap's files are swapped as a whole."""
 MOST_SETTLE_S: Final = 5.0
-"""Longest time without a look into a file that changes again and again."""
+"""Longest time without a read of a file that changes again and again."""
 
 T = TypeVar("T")
 
 
 class ParsedInput(NamedTuple, Generic[T]):
-    """What a file holds."""
+    """The content of a file."""
 
     value: T
     source: Any = None
@@ -35,13 +35,13 @@ class ParsedInput(NamedTuple, Generic[T]):
     notes: tuple[str, ...] = ()
     """About parts of it that are not used."""
     later: ParsedInput[T] | None = None
-    """What counts after `GRACE_S` in its place: without parts that the file has no longer."""
+    """Takes its place after `GRACE_S`: without parts that the file has no longer."""
     lost: str = ""
     """Which parts these are, as the beginning of a problem; empty without `later`."""
 
 
 class _Grace(NamedTuple):
-    """The time for which something counts that is not there any more."""
+    """The time for which something that is gone stays valid."""
 
     reason: str
     end_s: float
@@ -58,21 +58,10 @@ def _grace(reason: str, now_s: float, present: _Grace | None) -> _Grace:
 
 
 class WatchedFile(Generic[T]):
-    """A file, looked at again and again in one thread at a time.
+    """A file, watched in one thread at a time.
 
-    Args:
-        path: Of the file.
-        max_bytes: Its largest size.
-        parse: Makes a value of the content and the last good value, or raises InputError.
-        settle_s: See `SETTLE_S`; 0 for files that are replaced as a whole.
-
-    Attributes:
-        value: The last good value; None if there is none, or the file was withdrawn.
-        source: The value as JSON can hold it.
-        problems: Of the present content, with the path.
-        notes: Of the present content, with the path.
-        is_missing: Whether there was no such file at the last look.
-        is_watchable: Whether each change of the file is an event in its folder.
+    `parse` makes a value of the content and the last good value, or raises InputError. `settle_s` is 0
+    for files that are replaced as a whole.
     """
 
     def __init__(
@@ -85,11 +74,15 @@ class WatchedFile(Generic[T]):
     ) -> None:
         self.path = path
         self.value: T | None = None
+        """The last good value; None if there is none, or the file was withdrawn."""
         self.source: Any = None
+        """The value as JSON can hold it."""
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
+        """Both of the present content, with the path."""
         self.is_missing = True
         self.is_watchable = True
+        """Whether each change of the file is an event in its folder."""
         self._max_bytes = max_bytes
         self._parse = parse
         self._settle_s = settle_s
@@ -102,17 +95,13 @@ class WatchedFile(Generic[T]):
         self._missing: _Grace | None = None
         self._later: ParsedInput[T] | None = None
         self._losing: _Grace | None = None
-        """Until `_later` counts; None without it."""
-        self._wait_s: float | None = None
-
-    @property
-    def wait_s(self) -> float | None:
-        """Time after which another look is due even without an event; None: none."""
-        return self._wait_s
+        """Until `_later` takes effect; None without it."""
+        self.wait_s: float | None = None
+        """Time after which another read is due even without an event; None: none."""
 
     @property
     def withdrawal(self) -> str:
-        """What the file holds no longer, and when that is withdrawn, with the path; empty: nothing is."""
+        """Missing content, and the time when it is withdrawn, with the path; empty: there is none."""
         grace = self._missing or self._losing
         if grace is None:
             return ""
@@ -121,12 +110,11 @@ class WatchedFile(Generic[T]):
 
     @property
     def stamp(self) -> Stamp | None:
-        """The stamp of the content that the value is of; None if there is something to tell of it again."""
+        # With problems or notes it is to be read again, so that they are told again.
         return None if self.problems or self.notes else self._stamp
 
     @property
     def is_unknown(self) -> bool:
-        """Whether there is a file, and it was never good."""
         return self.value is None and bool(self.problems)
 
     def restore(self, parsed: ParsedInput[T], stamp: Stamp | None) -> None:
@@ -135,20 +123,12 @@ class WatchedFile(Generic[T]):
         self.is_missing = False
 
     def forget_stamp(self) -> None:
-        """Has the next look read the file again: something else that its value depends on has changed."""
+        # Something else that its value depends on has changed: it is read again.
         self._stamp = None
 
     def look(self, now_s: float, *, is_first: bool = False) -> bool:
-        """Looks at the file.
-
-        Args:
-            now_s: Monotonic time.
-            is_first: Whether this is the first look of the process, which waits for nothing.
-
-        Returns:
-            Whether the value has changed.
-        """
-        self._wait_s = None
+        """Reads the file if it has changed; returns whether its value has. The first look never waits."""
+        self.wait_s = None
         stamp = stamp_of(self.path)
         if stamp is not None and stamp == self._stamp:
             self._changed = self._missing = None
@@ -172,7 +152,7 @@ class WatchedFile(Generic[T]):
         self.is_watchable = is_watchable(self.path) or _is_swapped(self.path)
         if is_changing:
             # Its next change may come within the tick of the file's times, and have the same stamp.
-            stamp, self._wait_s = None, self._settle_s
+            stamp, self.wait_s = None, self._settle_s
         try:
             parsed = self._parse(data, self.value)
         except InputError as error:
@@ -196,12 +176,12 @@ class WatchedFile(Generic[T]):
         return has_changed
 
     def _pass_on(self, now_s: float) -> bool:
-        """Goes on to what counts after the grace, once it is over; returns whether the value has changed."""
+        """Takes `_later` once the grace is over; returns whether the value has changed."""
         if self._later is None or self._losing is None:
             return False
         left_s = self._losing.end_s - now_s
         if left_s > 0:
-            self._wait_s = min(left_s, left_s if self._wait_s is None else self._wait_s)
+            self.wait_s = min(left_s, left_s if self.wait_s is None else self.wait_s)
             return False
         return self._take(self._later)
 
@@ -215,7 +195,7 @@ class WatchedFile(Generic[T]):
         _, same_since_s, changed_since_s = self._changed
         left_s = min(same_since_s + self._settle_s, changed_since_s + MOST_SETTLE_S) - now_s
         if left_s > 0:
-            self._wait_s = left_s
+            self.wait_s = left_s
             return False
         self._is_changing = now_s < same_since_s + self._settle_s
         return True
@@ -228,7 +208,7 @@ class WatchedFile(Generic[T]):
         self._missing = _grace("is gone", now_s, self._missing)
         left_s = self._missing.end_s - now_s
         if left_s > 0:
-            self._wait_s = left_s
+            self.wait_s = left_s
             return False
         self.value = self.source = self._missing = self._later = self._losing = None
         return True

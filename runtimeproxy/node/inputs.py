@@ -1,4 +1,4 @@
-"""All inputs of a node together: one look reads what has changed, and makes the next snapshot of it."""
+"""All inputs of a node together: one pass reads the changed ones, and makes the next snapshot."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ STATE_FILE: Final = "node.json"
 STATE_VERSION: Final = 1
 
 SLOW_S: Final = 10.0
-"""Between two looks at what changes without events: CPUs, memory, the cgroup tree."""
+"""Between two reads of inputs without events: CPUs, memory, the cgroup tree."""
 
 SAVE_PODS_S: Final = 30.0
 """Least time between two savings of nothing but pods of the API server: they come and go all the time."""
@@ -62,17 +62,14 @@ PoolSource = Literal["nrt", "computed"]
 
 
 class InputPlaces(NamedTuple):
-    """Where the inputs are."""
+    """Where the inputs are; None: there are none."""
 
     sysfs: Path = Path("/sys")
     procfs: Path = Path("/proc")
     cgroup_root: Path = Path("/sys/fs/cgroup")
     kubelet_dir: Path | None = None
-    """None: none is read."""
     objects_dir: Path | None = None
-    """None: none is read."""
     state_dir: Path | None = None
-    """None: nothing is saved."""
     node_name: str = ""
     """Name of the Node object; empty for the host's."""
     pools: PoolSource = "nrt"
@@ -81,23 +78,19 @@ class InputPlaces(NamedTuple):
 
 
 class InputsReading(NamedTuple):
-    """What a look has found."""
+    """The result of one pass."""
 
     node: Node
     changed: frozenset[Input]
     """Inputs whose value or state is another one than before."""
     problems: tuple[str, ...]
-    """All present ones."""
     notes: tuple[str, ...]
-    """What is there and is not used."""
     wait_s: float | None
-    """Time after which another look is due even without an event; None: none."""
+    """Time after which another pass is due even without an event; None: none."""
     needs_polling: bool
-    """Whether there are changes without an event."""
     strategy_problems: tuple[StrategyProblem, ...] = ()
-    """Those of `problems` that are about strategies."""
     shared: SharedCpus | None = None
-    """What the pools have to be computed from, with the pods; None: nothing, or it is not known yet."""
+    """The inputs of computed pools, beside the pods; None: none, or not known yet."""
     changed_pods: frozenset[str] = frozenset()
     """The uids of the pods of which the API server says something else than before."""
 
@@ -107,16 +100,7 @@ _TELLING: Final = frozenset({"cpu", "memory"})
 
 
 class NodeInputs:
-    """Reads all inputs; used in one thread at a time.
-
-    Args:
-        places: Where they are.
-        reader: Reads the facts that values have to suit.
-        api_server: What the API server says; None without it.
-
-    Attributes:
-        node: The last snapshot.
-    """
+    """Reads all inputs; used in one thread at a time."""
 
     def __init__(
         self, places: InputPlaces, reader: NodeReader, api_server: ApiServerInputs | None = None
@@ -150,12 +134,7 @@ class NodeInputs:
         return look._replace(problems=(problem, *look.problems) if problem else look.problems)
 
     def look(self, now_s: float, *, is_first: bool = False) -> InputsReading:
-        """Looks at everything.
-
-        Args:
-            now_s: Monotonic time.
-            is_first: Whether this is the first look of the process, which waits for nothing.
-        """
+        """Reads everything that has changed; the first look of the process waits for nothing."""
         if self._local_read_s is None or now_s - self._local_read_s >= SLOW_S or not self._local.is_complete:
             self._read_local(now_s)
         if self._kubelet is not None:
@@ -231,7 +210,7 @@ class NodeInputs:
         if api_server is not None and requests is None:
             states[Input.POD_REQUESTS] = InputState.KNOWN if api_server.has_pods else InputState.UNKNOWN
         if is_restored:
-            # A source that is not there now may be there at the first look: nothing is withdrawn yet.
+            # A source that is not there now may be there in the first pass: nothing is withdrawn yet.
             states = {
                 each: InputState.UNKNOWN if state is InputState.WITHDRAWN else state
                 for each, state in states.items()
@@ -374,24 +353,22 @@ class NodeInputs:
 
 
 def state_file(state_dir: Path) -> StateFile:
-    """Where the last good values are saved."""
-    return StateFile(state_dir / STATE_FILE, "the last good values of before do not count")
+    return StateFile(state_dir / STATE_FILE, "the last good values of before are not used")
 
 
 def name_of_node(configured: str) -> str:
-    """The name of this node's objects: as configured, else the host's as the kubelet uses it."""
     return configured or os.uname().nodename.strip().lower()
 
 
 def _changed_pods(before: Mapping[str, LivePod], after: Mapping[str, LivePod]) -> frozenset[str]:
-    """Those that are new or say something else; of those that are gone the runtime's calls tell."""
+    """The new and changed ones; the runtime's calls tell of those that are gone."""
     if before is after:
         return frozenset()
     return frozenset(uid for uid, pod in after.items() if before.get(uid) != pod)
 
 
 class _Local(NamedTuple):
-    """What sysfs, procfs and the cgroup tree say."""
+    """The content of sysfs, procfs and the cgroup tree."""
 
     cpus: tuple[Cpu, ...] | None = None
     memory_bytes: Mapping[int, int] = EMPTY
@@ -401,12 +378,10 @@ class _Local(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """Whether only changes of the hardware can change it."""
         return self.cpus is not None and self.cgroup_driver is not None
 
 
 def _known(value: object) -> InputState:
-    """Known unless it is None or empty."""
     return InputState.UNKNOWN if value is None or value in ({}, frozenset()) else InputState.KNOWN
 
 

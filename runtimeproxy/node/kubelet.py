@@ -21,7 +21,7 @@ Kubernetes 1.34.2, 1.35.0, 1.36.0, 1.37.2, pkg/features and pkg/kubelet, cm and 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -61,7 +61,7 @@ _DISTINCT_MINORS: Final = (35, 36, 37)
 
 
 class KubeletConfig(NamedTuple):
-    """What a kubelet configuration says; None: nothing."""
+    """The used fields of a kubelet configuration; None: not set."""
 
     cgroup_driver: str | None = None
     cpu_manager_policy: str | None = None
@@ -69,12 +69,12 @@ class KubeletConfig(NamedTuple):
     reserved: Mapping[str, int] = EMPTY
     """`kubeReserved` and `systemReserved` together, in the units of `Node.capacity`."""
     feature_gates: Mapping[str, bool] = EMPTY
-    """Those of `_GATES` that it sets."""
+    """The gates of `_GATES` that it sets."""
     memory_reservation_policy: str | None = None
 
 
 class CpuManagerState(NamedTuple):
-    """What the kubelet's CPU manager has allocated."""
+    """Policy and allocations of the kubelet's CPU manager."""
 
     policy: str | None = None
     static_cpus: Mapping[tuple[str, str], frozenset[int]] = EMPTY
@@ -82,14 +82,7 @@ class CpuManagerState(NamedTuple):
 
 
 def parse_config(document: object) -> KubeletConfig:
-    """Reads a KubeletConfiguration.
-
-    Args:
-        document: The YAML document.
-
-    Raises:
-        InputError: A field has a value that it cannot have.
-    """
+    """Reads a KubeletConfiguration. Raises InputError."""
     config = mapping_of(document)
     _choice(config, "kind", ("KubeletConfiguration",))
     with within("reservedSystemCPUs"):
@@ -110,16 +103,7 @@ def parse_config(document: object) -> KubeletConfig:
 
 
 def parse_cpu_manager_state(document: object) -> CpuManagerState:
-    """Reads `cpu_manager_state`.
-
-    Entries in the form of before Kubernetes 1.18, by container id, are left out.
-
-    Args:
-        document: The JSON value.
-
-    Raises:
-        InputError: It is not such a state.
-    """
+    """Reads `cpu_manager_state`, without the entries of before Kubernetes 1.18. Raises InputError."""
     state = mapping_of(document)
     with within("policyName"):
         policy = text_of(state.get("policyName"))
@@ -138,47 +122,29 @@ def parse_cpu_manager_state(document: object) -> CpuManagerState:
 
 
 def parse_allocated_pods(document: object) -> dict[tuple[str, str], dict[str, int]]:
-    """Reads the requests of all containers from `allocated_pods_state`.
-
-    The state is JSON in a text of JSON. Newer kubelets add the pods as protobuf, and keep these entries.
-
-    Args:
-        document: The JSON value.
-
-    Returns:
-        Requests by pod uid and container name.
-
-    Raises:
-        InputError: It is not such a state.
-    """
+    """Reads requests by pod uid and container name from `allocated_pods_state`. Raises InputError."""
     outer = mapping_of(document)
     if "data" not in outer:
         raise InputError("is missing", "data")
     requests: dict[tuple[str, str], dict[str, int]] = {}
     with within("data"):
+        # JSON in a text of JSON. Newer kubelets add the pods as protobuf, and keep these entries.
         state = mapping_of(parse_json(text_of(outer["data"])))
         with within("entries"):
             for uid, pod in mapping_of(state.get("entries")).items():
                 with within(shortened(uid)):
-                    requests.update(_requests(uid, mapping_of(pod)))
+                    containers = mapping_of(pod).get("ContainerResources")
+                    with within("ContainerResources"):
+                        for name, resources in mapping_of(containers).items():
+                            with within(shortened(name)), within("requests"):
+                                requests[uid, name] = quantities_of(mapping_of(resources).get("requests"))
     return requests
 
 
-def _requests(uid: str, pod: Mapping[str, Any]) -> dict[tuple[str, str], dict[str, int]]:
-    found: dict[tuple[str, str], dict[str, int]] = {}
-    with within("ContainerResources"):
-        for name, resources in mapping_of(pod.get("ContainerResources")).items():
-            with within(shortened(name)), within("requests"):
-                found[uid, name] = quantities_of(mapping_of(resources).get("requests"))
-    return found
-
-
 def class_memory(config: KubeletConfig, version: str) -> dict[KubeQoSClass, frozenset[str]]:
-    """What a kubelet writes to the cgroups of QoS classes each minute; see `KubeletFacts.class_memory`.
+    """The parameters that a kubelet writes to the cgroups of QoS classes each minute.
 
-    Args:
-        config: Its configuration.
-        version: Such as `v1.37.2`; another text: not known. Then it is all that some version writes.
+    If the version, such as `v1.37.2`, is not known: all that some version writes.
     """
     found = re.match(r"v1\.(\d+)", version)
     minors = _DISTINCT_MINORS if found is None else (int(found[1]),)
@@ -241,11 +207,7 @@ _CONFIG_KEYS = (
 
 
 class KubeletFolder:
-    """The files are looked at again and again in one thread at a time.
-
-    Args:
-        folder: May be missing.
-    """
+    """The kubelet's files, watched in one thread at a time; the folder may be missing."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -257,28 +219,27 @@ class KubeletFolder:
             folder / CPU_MANAGER_STATE, MAX_BYTES[CPU_MANAGER_STATE], _read_cpu_manager, settle_s=0
         )
         self.allocated_pods: WatchedFile[Requests] = WatchedFile(
-            folder / ALLOCATED_PODS_STATE, MAX_BYTES[ALLOCATED_PODS_STATE], _read_allocated_pods, settle_s=0
+            folder / ALLOCATED_PODS_STATE,
+            MAX_BYTES[ALLOCATED_PODS_STATE],
+            lambda data, _: ParsedInput(parse_allocated_pods(parse_json(data))),
+            settle_s=0,
         )
         self._files: tuple[WatchedFile[Any], ...] = (self.config, self.cpu_manager, self.allocated_pods)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Of all files, with their paths."""
         return tuple(text for file in self._files for text in (*file.problems, file.withdrawal) if text)
 
     @property
     def wait_s(self) -> float | None:
-        """Time after which another look is due even without an event; None: none."""
         return min((file.wait_s for file in self._files if file.wait_s is not None), default=None)
 
     @property
     def needs_polling(self) -> bool:
-        """Whether there are changes without an event."""
         return not all(file.is_watchable for file in self._files)
 
     @property
     def is_unknown(self) -> bool:
-        """Whether there is a file that counts and was never good."""
         return self.config.is_unknown or self.cpu_manager.is_unknown
 
     def look(self, now_s: float, *, is_first: bool = False) -> None:
@@ -287,12 +248,7 @@ class KubeletFolder:
             file.look(now_s, is_first=is_first)
 
     def facts(self, topology: TopologyFacts | None, version: str = "") -> KubeletFacts | None:
-        """Facts from the kubelet's files, completed from NodeResourceTopology; None if neither has any.
-
-        Args:
-            topology: None: there is none.
-            version: The kubelet's, such as `v1.37.2`; empty: not known.
-        """
+        """Kubelet facts from its files, completed from NodeResourceTopology; None if neither has any."""
         config, state = self.config.value, self.cpu_manager.value
         published = topology or TopologyFacts()
         if config is None and state is None and published.kubelet_policy is None:
@@ -315,7 +271,7 @@ class KubeletFolder:
         )
 
     def saved(self) -> dict[str, Any]:
-        """The values as JSON can hold them; the pods' requests change too often to be saved."""
+        # The pods' requests change too often to be saved.
         return {
             "folder": printable(self._folder),
             "files": {
@@ -326,20 +282,17 @@ class KubeletFolder:
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Sets what `saved` gave in a former process.
-
-        Raises:
-            InputError, ValueError, TypeError, KeyError: It is not usable.
-        """
+        """Sets what `saved` gave in a former process; raises anything if it is not usable."""
         if saved["folder"] != printable(self._folder):
             return
-        config, state = saved["files"].get(CONFIG), saved["files"].get(CPU_MANAGER_STATE)
-        if config is not None:
-            source = config["source"]
-            self.config.restore(ParsedInput(parse_config(source), source), _stamp(config))
-        if state is not None:
-            source = state["source"]
-            self.cpu_manager.restore(ParsedInput(parse_cpu_manager_state(source), source), _stamp(state))
+        files: tuple[tuple[WatchedFile[Any], Callable[[object], object]], ...] = (
+            (self.config, parse_config),
+            (self.cpu_manager, parse_cpu_manager_state),
+        )
+        for file, parse in files:
+            if (entry := saved["files"].get(file.path.name)) is not None:
+                stamp, source = entry["stamp"], entry["source"]
+                file.restore(ParsedInput(parse(source), source), tuple(stamp) if stamp is not None else None)
 
 
 def _read_config(data: bytes, _: KubeletConfig | None) -> ParsedInput[KubeletConfig]:
@@ -359,12 +312,3 @@ def _read_cpu_manager(data: bytes, _: CpuManagerState | None) -> ParsedInput[Cpu
     document = mapping_of(parse_json(data))
     state = parse_cpu_manager_state(document)
     return ParsedInput(state, {key: document[key] for key in ("policyName", "entries") if key in document})
-
-
-def _read_allocated_pods(data: bytes, _: Requests | None) -> ParsedInput[Requests]:
-    return ParsedInput(parse_allocated_pods(parse_json(data)))
-
-
-def _stamp(entry: Mapping[str, Any]) -> Any:  # noqa: ANN401 - compared only
-    stamp = entry["stamp"]
-    return tuple(stamp) if stamp is not None else None

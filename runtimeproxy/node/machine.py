@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.mounts import find_mounts
-from runtimeproxy.cgroups.parameters import PARAMETERS
-from runtimeproxy.node.facts import NodeFacts
+from runtimeproxy.fields.declaration import Declaration
+from runtimeproxy.fields.tables import PARAMETERS
+from runtimeproxy.node.facts import NodeFacts, read_list
 from runtimeproxy.node.snapshot import Cpu, Feature
-from runtimeproxy.units import parse_cpu_list
 
 _CPUS: Final = "devices/system/cpu"
 _NODES: Final = "devices/system/node"
@@ -31,17 +31,6 @@ CGROUPFS: Final = "cgroupfs"
 _ROOT_NAMES: Final = {"kubepods.slice": SYSTEMD, "kubepods": CGROUPFS}
 """Name of the kubelet's root cgroup by driver. Source: policies spec 1.7."""
 
-_PARAMETERS: Final[Mapping[Feature, tuple[str, ...]]] = {
-    Feature.BVT: ("cpu.bvt_warp_ns",),
-    Feature.BURST: ("cpu.cfs_burst_us",),
-    Feature.IDLE: ("cpu.idle",),
-    Feature.MEMORY_PROTECTION: ("memory.min", "memory.low", "memory.high"),
-    Feature.MEMORY_WMARK: ("memory.wmark_ratio", "memory.wmark_scale_factor", "memory.wmark_min_adj"),
-    Feature.MEMORY_PRIORITY: ("memory.priority", "memory.use_priority_oom"),
-    Feature.MEMORY_OOM_GROUP: ("memory.oom.group",),
-    Feature.MEMORY_PAGECACHE_LIMIT: ("memory.pagecache_limit.enable", "memory.pagecache_limit.size"),
-}
-"""Cgroup parameters, all of which a kernel with the feature has."""
 _FILES: Final[Mapping[Feature, Mapping[str, str]]] = {
     Feature.IO_LIMITS: {"blkio": "blkio.throttle.read_bps_device", "io": "io.max"},
     Feature.IO_WEIGHT: {"blkio": "blkio.cost.weight", "io": "io.weight"},
@@ -67,20 +56,18 @@ class Processor(NamedTuple):
 
 
 def read_cpus(sysfs: Path) -> tuple[Cpu, ...] | None:
-    """The CPUs that are present, by id; None if sysfs does not say.
-
-    What sysfs does not have for a CPU that is offline is that of socket, core and NUMA node 0.
-    """
+    """The CPUs that are present, by id; None if sysfs does not say."""
     folder = sysfs / _CPUS
-    present = _list(folder / "present")
-    online = _list(folder / "online")
+    present = read_list(folder / "present")
+    online = read_list(folder / "online")
     if not present or online is None:
         return None
     nodes = {
         cpu: node
-        for node in _list(sysfs / _NODES / "online") or ()
-        for cpu in _list(sysfs / _NODES / f"node{node}" / "cpulist") or ()
+        for node in read_list(sysfs / _NODES / "online") or ()
+        for cpu in read_list(sysfs / _NODES / f"node{node}" / "cpulist") or ()
     }
+    # sysfs has less for a CPU that is offline: it is put into socket, core and NUMA node 0.
     return tuple(
         Cpu(
             id=cpu,
@@ -96,7 +83,7 @@ def read_cpus(sysfs: Path) -> tuple[Cpu, ...] | None:
 
 def read_memory(sysfs: Path, procfs: Path) -> dict[int, int]:
     """Bytes of memory by NUMA node; all of it as that of node 0 where the kernel knows no such nodes."""
-    nodes = sorted(_list(sysfs / _NODES / "online") or ())
+    nodes = sorted(read_list(sysfs / _NODES / "online") or ())
     memory = {node: _total_bytes(sysfs / _NODES / f"node{node}" / "meminfo") for node in nodes}
     memory = memory or {0: _total_bytes(procfs / "meminfo")}
     return {node: size_bytes for node, size_bytes in memory.items() if size_bytes}
@@ -111,7 +98,7 @@ def _total_bytes(meminfo: Path) -> int:
 
 
 def read_processor(sysfs: Path, procfs: Path) -> Processor:
-    """The processor; what cannot be read counts as absent, as for koordlet."""
+    """The processor; features that cannot be read are absent, as for koordlet."""
     folder = sysfs / _CPUS
     turbo = folder / "intel_pstate/no_turbo"
     return Processor(
@@ -155,23 +142,12 @@ def _number(path: Path, default: int = 0) -> int:
     return min(int(text), _MAX_PACKAGES)
 
 
-def _list(path: Path) -> frozenset[int] | None:
-    try:
-        return parse_cpu_list(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-
-
 def read_features(facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path) -> frozenset[Feature]:
-    """The features of the kernel.
-
-    Args:
-        facts: Have the files of cgroups; those of no cgroup are missing features, until there is one.
-        cgroup_root: The mount of cgroups.
-        sysfs: The mount of sysfs.
-        procfs: The mount of procfs.
-    """
-    found = {feature for feature, names in _PARAMETERS.items() if all(_has(facts, name) for name in names)}
+    """The features of the kernel; those with files in cgroups are missing until there is a cgroup."""
+    # A kernel with a feature has all of its files.
+    lacking = {each.feature for each in PARAMETERS.values() if not _has(facts, each)}
+    named = {each.feature for each in PARAMETERS.values() if each.feature}
+    found = {Feature(feature) for feature in named - lacking}
     for feature, files in _FILES.items():
         if any(file in facts.files.get(controller, {}) for controller, file in files.items()):
             found.add(feature)
@@ -197,8 +173,7 @@ def guess_cgroup_driver(cgroup_root: Path) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _has(facts: NodeFacts, name: str) -> bool:
-    parameter = PARAMETERS[name]
+def _has(facts: NodeFacts, parameter: Declaration) -> bool:
     version = facts.controllers.get(parameter.controller)
     file = parameter.format_for(version) if version is not None else None
     return file is not None and file.file in facts.files.get(parameter.controller, {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from runtimeproxy.cgroups.pace import rest
 from runtimeproxy.documents.reading import InputError, parse_documents, printable, shortened
@@ -25,6 +25,7 @@ from runtimeproxy.node.objects import (
 )
 from runtimeproxy.node.snapshot import EMPTY, NO_STRATEGIES
 from runtimeproxy.slo.names import CONFIG_MAP, NODE_ANNOTATIONS, NODE_LABELS
+from runtimeproxy.slo.object_names import NODE_NAMES
 from runtimeproxy.slo.strategies import Strategies
 
 if TYPE_CHECKING:
@@ -44,8 +45,11 @@ _UNUSED: Final = (
 )
 
 
+_Kind = TypeVar("_Kind")
+
+
 class FileObjects(NamedTuple):
-    """What one file gives."""
+    """The objects of one file."""
 
     objects: Mapping[Kind, Object]
     rejected: frozenset[Kind] = frozenset()
@@ -53,11 +57,11 @@ class FileObjects(NamedTuple):
     of_other_nodes: frozenset[Kind] = frozenset()
     """Kinds of which the file has an object of another node."""
     lost: Mapping[Kind, Object] = EMPTY
-    """Objects that the file held before and holds no longer: it may be half written."""
+    """Previous objects that the file no longer has: it may be half written."""
 
 
 class FolderObjects(NamedTuple):
-    """What all files together give."""
+    """The objects of all files together."""
 
     config: Mapping[str, Text] = EMPTY
     """By key; all that there is of `slo-controller-config`."""
@@ -69,19 +73,7 @@ class FolderObjects(NamedTuple):
 
 
 class ObjectFolder:
-    """A folder whose files are looked at again and again in one thread at a time.
-
-    Args:
-        folder: May be missing.
-
-    Attributes:
-        folder: The folder.
-        found: What the files give; replaced when it changes.
-        problems: Of the folder and its files.
-        notes: What is there and is not used.
-        wait_s: Time after which another look is due even without an event; None: none.
-        needs_polling: Whether there are changes without an event.
-    """
+    """A folder whose files are watched in one thread at a time; it may be missing."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -91,16 +83,11 @@ class ObjectFolder:
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
         self.wait_s: float | None = None
+        """Time after which another look is due even without an event; None: none."""
         self.needs_polling = False
 
     def look(self, now_s: float, reader: Reader, *, is_first: bool = False) -> None:
-        """Looks at all files, and reads those that have changed.
-
-        Args:
-            now_s: Monotonic time.
-            reader: Decides which objects are about this node; with another one all files are read again.
-            is_first: Whether this is the first look of the process.
-        """
+        """Reads the files that have changed; with another reader all of them."""
         if reader != self._reader:
             self._reader = reader
             for file in self._files.values():
@@ -114,18 +101,16 @@ class ObjectFolder:
         for name in new[:room]:
             self._look_at(name, self._file(name), now_s, is_first=is_first)
         if len(new) > room:
-            text = f"{printable(self.folder)}: has more than {MAX_FILES} files; the others do not count"
+            text = f"{printable(self.folder)}: has more than {MAX_FILES} files; the others are not read"
             problems.append(text)
         files = [self._files[name] for name in sorted(self._files)]
         self.found, doubles, counting = _joined(files)
-        if len(doubles) > MAX_NOTES:
-            doubles[MAX_NOTES:] = [f"{len(doubles) - MAX_NOTES} more objects and keys are there twice"]
         self.problems = (
             *problems,
             *(text for file in files for text in file.problems),
             # Of a file that was renamed everything is in another one.
             *(file.withdrawal for file in files if file.withdrawal and printable(file.path) in counting),
-            *doubles,
+            *_first_of_many(doubles, "more objects and keys are there twice"),
             *self._foreign(files),
         )
         self.notes = (*notes, *(text for file in files for text in file.notes))
@@ -153,7 +138,6 @@ class ObjectFolder:
             yield f"{printable(self.folder)}: has no {kind} of this node, whose name is {name} (node.name)"
 
     def saved(self) -> dict[str, Any]:
-        """The values of all files as JSON can hold them."""
         return {
             name: {"stamp": file.stamp, "objects": file.source}
             for name, file in self._files.items()
@@ -173,7 +157,7 @@ class ObjectFolder:
         self.found, _, _ = _joined([self._files[name] for name in sorted(self._files)])
 
     def _names(self) -> tuple[list[str], list[str], list[str]]:
-        """Names of the files that count, problems and notes."""
+        """Names of the files to read, problems and notes."""
         try:
             with os.scandir(self.folder) as entries:
                 there = {entry.name: _is_folder(entry) for entry in entries if not entry.name.startswith(".")}
@@ -223,7 +207,7 @@ class ObjectFolder:
         for each in self._reader.read(documents):
             if isinstance(each, Object):
                 if each.kind in objects:
-                    problems.append(f"{each.kind}: is there twice; the first one counts")
+                    problems.append(f"{each.kind}: is there twice; the first one is used")
                 objects.setdefault(each.kind, each)
             elif isinstance(each, Rejected):
                 old = known.get(each.kind)
@@ -237,9 +221,6 @@ class ObjectFolder:
                 (problems if each.is_misspelled else notes).append(each.reason)
                 if each.of_other_node is not None:
                     of_other_nodes.add(each.of_other_node)
-        notes = list(dict.fromkeys(notes))
-        if len(notes) > MAX_NOTES:
-            notes[MAX_NOTES:] = [f"{len(notes) - MAX_NOTES} more objects are not read"]
         value = FileObjects(
             objects,
             rejected=frozenset(rejected - objects.keys()),
@@ -247,7 +228,13 @@ class ObjectFolder:
             lost={kind: each for kind, each in known.items() if kind not in objects},
         )
         source = [each.source for each in objects.values()]
+        notes = _first_of_many(list(dict.fromkeys(notes)), "more objects are not read")
         return ParsedInput(value, source, tuple(problems), tuple(notes))
+
+
+def _first_of_many(texts: list[str], more: str) -> list[str]:
+    rest = len(texts) - MAX_NOTES
+    return texts if rest <= 0 else [*texts[:MAX_NOTES], f"{rest} {more}"]
 
 
 def _no_longer(lost: Iterable[Kind]) -> str:
@@ -288,16 +275,14 @@ class _ObjectPart(NamedTuple):
 
 
 def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[str], set[str]]:
-    """What the files give together, problems, and the paths of files that give something which is gone.
-
-    The first object counts; those that are gone come last.
-    """
+    """The content of the files together, problems, and the paths of files that provide what is gone."""
     if not files:
         return FolderObjects(), [], set()
     from runtimeproxy.slo.loading import NodeSlo, Text  # only where there is something to read
 
     parts: dict[tuple[Kind, str], _ObjectPart] = {}
     problems: list[str] = []
+    # The first object wins; those that are gone come last.
     for path, objects, is_present in _by_presence(files):
         for (kind, key), value in _parts_of(objects):
             first = parts.get((kind, key))
@@ -305,20 +290,25 @@ def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[
                 parts[kind, key] = _ObjectPart(path, value, is_present)
             elif is_present:
                 what = shortened(key) if kind is Kind.CONFIG_MAP else kind
-                problems.append(f"{path}: {what} is in {first.path}, too, which counts")
-    of_map = {key: part for (kind, key), part in parts.items() if kind is Kind.CONFIG_MAP}
-    config = {key: Text(part.path, str(part.value)) for key, part in of_map.items()}
-    single = {kind: part for (kind, _), part in parts.items() if kind is not Kind.CONFIG_MAP}
-    values = {kind: part.value for kind, part in single.items()}
-    node, topology, slo = (values.get(kind) for kind in (Kind.NODE, Kind.TOPOLOGY, Kind.NODE_SLO))
+                problems.append(f"{path}: {what} is in {first.path}, too, which is used")
+    values = [part.value for part in parts.values()]
+    slo = first_of(NodeSloObject, values)
     joined = FolderObjects(
-        config=config,
-        node=node if isinstance(node, NodeObject) else None,
-        topology=topology if isinstance(topology, TopologyFacts) else None,
-        node_slo=NodeSlo(single[Kind.NODE_SLO].path, slo.spec) if isinstance(slo, NodeSloObject) else None,
-        unknown=_unknown(files) - {*single, *([Kind.CONFIG_MAP] if config else [])},
+        config={
+            key: Text(part.path, str(part.value))
+            for (kind, key), part in parts.items()
+            if kind is Kind.CONFIG_MAP
+        },
+        node=first_of(NodeObject, values),
+        topology=first_of(TopologyFacts, values),
+        node_slo=NodeSlo(parts[Kind.NODE_SLO, ""].path, slo.spec) if slo is not None else None,
+        unknown=_unknown(files) - {kind for kind, _ in parts},
     )
     return joined, problems, {part.path for part in parts.values() if not part.is_present}
+
+
+def first_of(kind: type[_Kind], values: Iterable[object]) -> _Kind | None:
+    return next((each for each in values if isinstance(each, kind)), None)
 
 
 def _parts_of(objects: Mapping[Kind, Object]) -> Iterator[tuple[tuple[Kind, str], object]]:
@@ -351,11 +341,7 @@ def _by_presence(
 
 
 def texts_of(saved: Mapping[str, Any]) -> tuple[dict[str, Text], NodeSlo | None]:
-    """What `StrategyTexts.saved` gave in a former process.
-
-    Raises:
-        ValueError, TypeError, LookupError, AttributeError: It gave something else.
-    """
+    """The result of `StrategyTexts.saved` in a former process; raises anything if it is not usable."""
     from runtimeproxy.slo.loading import NodeSlo, Text
 
     texts = {str(key): Text(str(file), str(text)) for key, (file, text) in saved["texts"].items()}
@@ -365,36 +351,35 @@ def texts_of(saved: Mapping[str, Any]) -> tuple[dict[str, Text], NodeSlo | None]
 
 
 class StrategyTexts:
-    """Makes strategies of texts.
-
-    Attributes:
-        problems: What cannot be used.
-        notes: What is not used.
-        found_problems: `problems` with their parts.
-        is_unknown: Whether there is something that was never good, and nothing that is good.
-    """
+    """Makes strategies of texts."""
 
     def __init__(self) -> None:
+        self._basis: object = None
+        self._clear()
+
+    def _clear(self) -> None:
         self.problems: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
         self.found_problems: tuple[Problem, ...] = ()
+        """`problems` with their parts."""
         self.is_unknown = False
-        self._basis: (
-            tuple[Mapping[str, Text], NodeSlo | None, Mapping[str, str], Mapping[str, str]] | None
-        ) = None
+        """Whether there is something that was never good, and nothing that is good."""
         self._loaded: Loaded | None = None
         self._good: dict[str, Text] = {}
         self._good_sections: dict[str, NodeSlo] = {}
         """By section of the NodeSLO, each with the spec that it is of."""
 
     def update(self, found: FolderObjects, node: NodeObject) -> Strategies:
-        """The strategies of what was found, and of what the node's own labels and annotations say."""
-        # Most annotations and the capacity change often, and count for no strategy.
-        own = {key: text for key, text in node.annotations.items() if key in NODE_ANNOTATIONS}
+        """The strategies by the objects, and by the node's own labels and annotations."""
+        # Most annotations and the capacity change often, and concern no strategy.
+        own = dict.fromkeys(NODE_NAMES.unknown(node.annotations), "")
+        own |= {key: text for key, text in node.annotations.items() if key in NODE_ANNOTATIONS}
+        is_named = bool(own) or not NODE_LABELS.isdisjoint(node.labels)
+        is_named = is_named or any(NODE_NAMES.unknown(node.labels))
         basis = (found.config, found.node_slo, node.labels, own)
         if basis != self._basis:
             self._basis = basis
-            if found.config or found.node_slo is not None or own or not NODE_LABELS.isdisjoint(node.labels):
+            if found.config or found.node_slo is not None or is_named:
                 self._load(found.config, found.node_slo, node.labels, own)
             else:
                 self._clear()
@@ -406,7 +391,6 @@ class StrategyTexts:
         return loaded.strategies if loaded.good or says_something else NO_STRATEGIES
 
     def saved(self) -> dict[str, Any]:
-        """The last good texts as JSON can hold them."""
         return {
             "texts": {key: list(text) for key, text in self._good.items()},
             "sections": {key: [slo.file, slo.spec.get(key)] for key, slo in self._good_sections.items()},
@@ -418,10 +402,6 @@ class StrategyTexts:
             return
         texts, slo = texts_of(saved)
         self._load(texts, slo, {}, {})
-
-    def _clear(self) -> None:
-        self._loaded, self._good, self._good_sections = None, {}, {}
-        self.problems, self.notes, self.found_problems, self.is_unknown = (), (), (), False
 
     def _load(
         self,

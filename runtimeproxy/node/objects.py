@@ -1,11 +1,11 @@
 """Kubernetes objects about this node, as `kubectl get -o yaml` prints them, alone or in lists.
 
-All functions are pure. Only objects of a `Kind` are read, and of them only what counts here.
+All functions are pure. Only objects of a `Kind` are read, and of them only the fields that are used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -62,7 +62,7 @@ class Kind(StrEnum):
 
 
 class NodeObject(NamedTuple):
-    """What counts of a Node."""
+    """The used fields of a Node."""
 
     labels: Mapping[str, str] = EMPTY
     annotations: Mapping[str, str] = EMPTY
@@ -74,20 +74,20 @@ class NodeObject(NamedTuple):
 
 
 class NodeSloObject(NamedTuple):
-    """What counts of a NodeSLO."""
+    """The used fields of a NodeSLO."""
 
     spec: Mapping[str, Any] = EMPTY
 
 
 class ConfigMapObject(NamedTuple):
-    """What counts of the ConfigMap `slo-controller-config`."""
+    """The used fields of the ConfigMap `slo-controller-config`."""
 
     data: Mapping[str, str] = EMPTY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyFacts:
-    """What the annotations say; None: there is no such annotation."""
+    """The facts of the annotations; None: there is no such annotation."""
 
     ls_pools: tuple[Pool, ...] | None = None
     be_pools: tuple[Pool, ...] | None = None
@@ -102,23 +102,22 @@ class TopologyFacts:
     """CPUs that the kubelet has given away, by pod uid; the container's name is not published."""
     processor: Processor | None = None
     source: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """The annotations that were read."""
 
 
 ObjectValue: TypeAlias = NodeObject | NodeSloObject | ConfigMapObject | TopologyFacts
 
 
 class Object(NamedTuple):
-    """One object that counts."""
+    """One object of this node."""
 
     kind: Kind
     value: ObjectValue
     source: Mapping[str, Any]
-    """The object's parts that count, as JSON can hold them; `read_object` makes the same of it again."""
+    """The object's used parts, as JSON can hold them; `read_object` makes the same of it again."""
 
 
 class Rejected(NamedTuple):
-    """An object of a kind that counts, which cannot be used."""
+    """An object of this node that cannot be used."""
 
     kind: Kind
     reason: str
@@ -135,14 +134,13 @@ class Ignored(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """What decides whether an object is about this node."""
+    """Name and CPUs of this node, by which an object belongs to it."""
 
     node_name: str
     cpus: frozenset[int] | None = None
     """The CPUs that this node has; None: not known."""
 
     def read(self, documents: Iterable[object]) -> list[Object | Rejected | Ignored]:
-        """Reads the objects of a file; the items of lists too."""
         return [self.read_object(each) for document in documents for each in _flattened(document)]
 
     def read_object(self, document: object) -> Object | Rejected | Ignored:
@@ -191,11 +189,7 @@ class Reader(NamedTuple):
 
 
 def config_map_data(value: object) -> dict[str, str]:
-    """The data of a ConfigMap.
-
-    Raises:
-        InputError: It is none.
-    """
+    """The data of a ConfigMap. Raises InputError."""
     with within("data"):
         data = _texts(value)
         if sum(map(len, data.values())) > MAX_CONFIG_MAP_BYTES:
@@ -226,11 +220,7 @@ def _node(name: str, metadata: Mapping[str, Any], document: Mapping[str, Any]) -
 
 
 def annotations_of(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The annotations of an object's metadata.
-
-    Raises:
-        InputError: They are none, or too large.
-    """
+    """The annotations of an object's metadata. Raises InputError."""
     with within("metadata.annotations"):
         annotations = _texts(metadata.get("annotations"))
         size = sum(len(key) + len(value) for key, value in annotations.items())
@@ -263,7 +253,7 @@ def _flattened(document: object) -> Iterator[object]:
 
 
 def has_incomplete(documents: Iterable[object]) -> bool:
-    """Whether something is no object, or has no kind or name: an object that is cut off looks so."""
+    # An object that is cut off looks so.
     return any(not _is_named(each) for document in documents for each in _flattened(document))
 
 
@@ -278,49 +268,14 @@ def _is_named(document: object) -> bool:
 
 
 def parse_topology(annotations: Mapping[str, str], cpus: frozenset[int] | None) -> TopologyFacts:
-    """Reads the annotations of a NodeResourceTopology.
-
-    Args:
-        annotations: Of the object; others are ignored.
-        cpus: The CPUs that the node has; None: not known.
-
-    Raises:
-        InputError: One is invalid, or names CPUs that the node does not have.
-    """
-    values: dict[str, Any] = {}
-    for name in _READ:
-        if name in annotations:
-            with within(name):
-                values[name] = parse_json(annotations[name])
-    _check_topology(values.get(CPU_TOPOLOGY), cpus)
-    found: dict[str, Any] = {"source": {name: annotations[name] for name in values}}
-    for name, attribute in ((LS_POOLS, "ls_pools"), (BE_POOLS, "be_pools")):
-        if values.get(name) is not None:
-            with within(name):
-                found[attribute] = _pools(values[name], cpus)
-    for name, read in (
-        (SYSTEM_QOS, _system),
-        (RESERVATION, _reservation),
-        (CPU_MANAGER_POLICY, _kubelet),
-        (POD_CPU_ALLOCS, _allocations),
-        (CPU_BASIC_INFO, _processor),
-    ):
-        if values.get(name) is not None:
-            with within(name):
-                found.update(read(values[name], cpus))
+    """Reads the annotations of a NodeResourceTopology. Raises InputError, also for unknown CPUs."""
+    found: dict[str, Any] = {"source": {name: annotations[name] for name in _READERS if name in annotations}}
+    for name, text in found["source"].items():
+        with within(name):
+            value = parse_json(text)
+            if value is not None:
+                found.update(_READERS[name](value, cpus))
     return TopologyFacts(**found)
-
-
-_READ: Final = (
-    LS_POOLS,
-    BE_POOLS,
-    SYSTEM_QOS,
-    RESERVATION,
-    CPU_TOPOLOGY,
-    POD_CPU_ALLOCS,
-    CPU_MANAGER_POLICY,
-    CPU_BASIC_INFO,
-)
 
 
 def _pools(value: object, cpus: frozenset[int] | None) -> tuple[Pool, ...]:
@@ -399,14 +354,28 @@ def _processor(value: object, _: frozenset[int] | None) -> dict[str, Any]:
     }
 
 
-def _check_topology(value: object, cpus: frozenset[int] | None) -> None:
+def _check_topology(value: object, cpus: frozenset[int] | None) -> dict[str, Any]:
     """The published CPUs must be among those of this node, else the object is of another one."""
-    with within(CPU_TOPOLOGY), within("detail"):
+    with within("detail"):
         published = set()
         for index, item in enumerate(list_of(member(mapping_of(value), "detail"))):
             with within(f"[{index}]"):
                 published.add(_natural(mapping_of(item), "id"))
         _check(frozenset(published), cpus)
+    return {}
+
+
+_READERS: Final[Mapping[str, Callable[[object, frozenset[int] | None], dict[str, Any]]]] = {
+    CPU_TOPOLOGY: _check_topology,
+    LS_POOLS: lambda value, cpus: {"ls_pools": _pools(value, cpus)},
+    BE_POOLS: lambda value, cpus: {"be_pools": _pools(value, cpus)},
+    SYSTEM_QOS: _system,
+    RESERVATION: _reservation,
+    CPU_MANAGER_POLICY: _kubelet,
+    POD_CPU_ALLOCS: _allocations,
+    CPU_BASIC_INFO: _processor,
+}
+"""The fields of `TopologyFacts` from each annotation that is read."""
 
 
 def _cpus(values: Mapping[str, Any], key: str, cpus: frozenset[int] | None) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""What is known of this node, as one frozen value: the input of policies beside the pod or container."""
+"""The known facts of this node, as one frozen value: the input of policies beside the pod or container."""
 
 from __future__ import annotations
 
@@ -17,24 +17,17 @@ EMPTY: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
 class Input(StrEnum):
-    """Parts of what is known of a node, each with a state and a generation of its own."""
+    """Parts of the facts of a node, each with a state and a generation of its own; see `FIELDS`."""
 
     CPUS = "cpus"
-    """`cpus`, and the CPUs that are online."""
     MEMORY = "memory"
-    """`memory_bytes`."""
     CGROUPS = "cgroups"
     """`cgroup_driver`, `features`, and the files and controllers of `facts`."""
     KUBELET = "kubelet"
-    """`kubelet`."""
     NODE_OBJECT = "node-object"
-    """`labels`, `annotations`, `capacity`, `allocatable`."""
     POOLS = "pools"
-    """`pools`."""
     STRATEGIES = "strategies"
-    """`strategies`."""
     NORMALIZATION = "normalization"
-    """`normalization_ratio`."""
     POD_REQUESTS = "pod-requests"
     """`requests`; known or not for each pod."""
     PRIORITY = "priority"
@@ -42,7 +35,7 @@ class Input(StrEnum):
 
 
 class InputState(StrEnum):
-    """Whether an input counts.
+    """Whether an input is used.
 
     What depends on an unknown input is left alone: new pods get nothing of it, and old ones keep what they
     have. What depended on a withdrawn one is given back.
@@ -54,14 +47,15 @@ class InputState(StrEnum):
 
 
 class Feature(StrEnum):
-    """What a kernel may have or lack. Source of files and sysctls: policies spec 2.1, 2.5, 3.6, 3.7, 5.4."""
+    """Features of kernels: files, those of fields as declared, and sysctls.
+
+    Source: policies spec 2.1, 2.5, 3.6, 3.7, 5.4.
+    """
 
     BVT = "bvt"
-    """Group identity: `cpu.bvt_warp_ns`."""
+    """Group identity."""
     BURST = "burst"
-    """CPU burst: `cpu.cfs_burst_us`, `cpu.max.burst`."""
     IDLE = "idle"
-    """`cpu.idle`."""
     PSI = "psi"
     """Pressure of cgroups: `cpu.pressure`."""
     RESCTRL = "resctrl"
@@ -77,15 +71,10 @@ class Feature(StrEnum):
     IO_COST = "io-cost"
     """`blkio.cost.qos`, `io.cost.qos`."""
     MEMORY_PROTECTION = "memory-protection"
-    """`memory.min`, `memory.low`, `memory.high`; on version 1 of Anolis kernels only."""
     MEMORY_WMARK = "memory-wmark"
-    """`memory.wmark_ratio` and its like, of Anolis kernels."""
     MEMORY_PRIORITY = "memory-priority"
-    """`memory.priority` and `memory.use_priority_oom`, of Anolis kernels."""
     MEMORY_OOM_GROUP = "memory-oom-group"
-    """`memory.oom.group`; on version 1 of Anolis kernels only."""
     MEMORY_PAGECACHE_LIMIT = "memory-pagecache-limit"
-    """`memory.pagecache_limit.enable` and its like, of Anolis kernels."""
 
 
 class Cpu(NamedTuple):
@@ -102,7 +91,7 @@ class Cpu(NamedTuple):
 
 
 class KubeletFacts(NamedTuple):
-    """What the kubelet's own files say."""
+    """Facts of the kubelet's own files."""
 
     cpu_manager_policy: str | None = None
     """`none` or `static`; None: not known."""
@@ -128,14 +117,12 @@ class Pool(NamedTuple):
 
 
 class Pools(NamedTuple):
-    """The shared CPUs of a node."""
+    """The shared CPUs of a node, by class of pods."""
 
     ls: tuple[Pool, ...] = ()
     """For LS pods and those without a QoS class, in the order of their source."""
     be: tuple[Pool, ...] = ()
-    """For BE pods."""
     system_cpus: frozenset[int] = frozenset()
-    """For SYSTEM pods; empty: none are set apart."""
     is_system_exclusive: bool = True
     """Whether `system_cpus` are for SYSTEM pods alone."""
 
@@ -162,7 +149,7 @@ class PodCpus(NamedTuple):
 
 
 class LivePod(NamedTuple):
-    """A pod as the API server has it now, as far as it counts here."""
+    """The used fields of a pod as the API server has it now."""
 
     uid: str
     """The uid that kubelet and runtime know it by."""
@@ -189,10 +176,10 @@ NO_STRATEGIES: Final = Strategies()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node at one moment. Without arguments nothing is known, and no value is refused."""
+    """A node at one moment; None: not known. Without arguments nothing is known, and no value is refused."""
 
     facts: NodeFacts = ANY_NODE
-    """What values of cgroup parameters have to suit."""
+    """Limits on the values of cgroup parameters."""
     cpus: tuple[Cpu, ...] | None = None
     """By id, those that are offline included; None: not known."""
     memory_bytes: Mapping[int, int] = field(default_factory=dict)
@@ -200,17 +187,14 @@ class Node:
     cgroup_driver: str | None = None
     """The kubelet's: `systemd` or `cgroupfs`; None: not known."""
     features: frozenset[str] = frozenset()
-    """What the kernel has: `Feature`."""
+    """Of the kernel: `Feature`."""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     capacity: Mapping[str, int] | None = None
     """By resource: `cpu` in millicores, all else in bytes or numbers; None: not known."""
     allocatable: Mapping[str, int] | None = None
-    """As `capacity`."""
     kubelet: KubeletFacts | None = None
-    """None: not known."""
     pools: Pools | None = None
-    """None: not known, or there are none."""
     normalization_ratio: float | None = None
     """How much faster this node's CPUs are than those that requests are meant for, 1.0 to 5.0; None: not
     known, or normalization is disabled."""
@@ -244,19 +228,15 @@ class Node:
         object.__setattr__(self, "unsure", unknown | of_pods)
 
     def strategy_for(self, pod: StrategyTraits) -> PodStrategy:
-        """The strategies that count for a pod, its own annotations included; in any thread."""
         return self.strategies.for_pod(pod)
 
     def requests_of(self, pod: PodLike) -> Mapping[str, Mapping[str, int]]:
-        """The requests of a pod's containers by name, as in `requests`; empty if they are not known.
-
-        Those of the kubelet count over those of the API server: it allocates them.
-        """
+        """The requests of a pod's containers by name, as in `requests`; empty if they are not known."""
+        # The kubelet's come first: it allocates them.
         found = self._requests_by_pod.get(pod.uid)
-        if found is None:
-            live = self.live_pods.get(pod.uid)
-            found = live.requests if live is not None else {}
-        return found
+        if found is None and (live := self.live_pods.get(pod.uid)) is not None:
+            found = live.requests
+        return found or {}
 
     def priority_of(self, pod: PodLike) -> int | None:
         """The pod's `spec.priority`; None if it is not known."""
@@ -271,7 +251,7 @@ class Node:
         return state
 
     def unknown_inputs(self, inputs: Iterable[Input], pod: PodLike | None) -> tuple[Input, ...]:
-        """Those of `inputs` that are not known for this pod, in their order; None: apart from any pod."""
+        """The unknown ones of `inputs` for this pod, in their order; None: apart from any pod."""
         unknown: list[Input] = []
         for each in inputs:
             if pod is not None and each is Input.PRIORITY:

@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.cgroups.pace import with_rests
 from runtimeproxy.errors import described
-from runtimeproxy.folder_events import FolderEvents, open_inotify
+from runtimeproxy.folder_events import FolderWatch, WatchSettings
 from runtimeproxy.node.api_server import ApiServerInputs
 from runtimeproxy.node.derived import SharedCpus, empty_pools
 from runtimeproxy.node.facts import NodeReader
@@ -22,8 +22,6 @@ from runtimeproxy.node.inputs import InputPlaces, InputsReading, NodeInputs
 from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus, Pools
 
 if TYPE_CHECKING:
-    from inotify_simple import INotify
-
     from runtimeproxy.slo.reading import Problem as StrategyProblem
 
 logger = logging.getLogger(__name__)
@@ -32,7 +30,7 @@ OnChange = Callable[[Node, frozenset[Input]], None]
 OnPodsChanged = Callable[[Node, frozenset[str]], None]
 
 FIRST_READ_S: Final = 3.0
-"""How long policies wait for the first look, because a file system may hang. Less than `hooks.budget_s`."""
+"""How long policies wait for the first pass, because a file system may hang. Less than `hooks.budget_s`."""
 
 MOST_LINES: Final = 100
 """Lines of the log about problems and notes in a minute; the others are logged later."""
@@ -42,44 +40,19 @@ _NOT_MISSED: Final = frozenset({Input.POD_REQUESTS})
 """Inputs that many nodes do not have: kubelets before 1.33 write none."""
 
 
-class InputWatchSettings(NamedTuple):
-    """How the inputs are watched."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputWatchSettings(WatchSettings):
+    """How the inputs are watched: a changed file counts in well under 3 s."""
 
-    poll_s: float = 1.0
-    """Time between two looks without events. Default 1 s: a changed file counts in well under 3 s."""
-    rescan_s: float = 10.0
-    """Time between two looks with events, for changes that have none (sysfs) or whose events were lost."""
-    gather_s: float = 0.05
-    """How long events are gathered, so that many changes do not make many looks."""
     least_s: float = 1.0
     """Least time between two snapshots."""
-    open_inotify: Callable[[], INotify] = open_inotify
-    """Opens an inotify instance."""
 
 
 class NodeSources:
     """The node that these places describe: a `NodeSource`; used in the event loop's thread, but for that.
 
-    Args:
-        places: Where the inputs are.
-        executor: One thread for reading files; it may hang with them.
-        allocations: The CPUs of pods that have some of their own, by pod uid; None: not known yet.
-        settings: None for the defaults.
-        api_server: What the API server says; None without it.
-        clock: Monotonic time in seconds.
-
-    Attributes:
-        on_change: Called with each new snapshot and the inputs that have changed; None: not called.
-        on_pods_changed: Called with a new snapshot, and the uids of pods of which the API server says
-            something else than before; None: not called.
-        settled: Set once everything has been looked at.
-        notes: What is there and is not used.
-        strategy_problems: Those of the problems that are about strategies.
-        look_began_s: When the look began that has not ended, in seconds since the epoch; None for none.
-        latest: See `NodeSource`.
-        fresh_until_s: See `NodeSource`.
-        looked_s: When everything was last looked at, by the clock; None before.
-        polling_reason: Why the kernel reports no changes of files, which are polled then; empty if it does.
+    The executor has one thread for reading files, and may hang with them. `allocations` are the CPUs of
+    pods that have some of their own, by pod uid; None: not known yet.
     """
 
     def __init__(
@@ -92,17 +65,21 @@ class NodeSources:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.on_change: OnChange | None = None
+        """Called with each new snapshot and the inputs that have changed."""
         self.on_pods_changed: OnPodsChanged | None = None
+        """Called with a new snapshot, and the uids of pods that the API server has changed."""
         self.settled = asyncio.Event()
+        """Set once everything has been read."""
         self.looked_s: float | None = None
+        """End of the last pass, by the clock."""
         self._executor = executor
         self._allocations = allocations
         self._settings = settings or InputWatchSettings()
         self._clock = clock
         self._facts = NodeReader(places.sysfs, places.cgroup_root, clock)
         self._inputs = NodeInputs(places, self._facts, api_server)
-        self._folders = [folder for folder in (places.objects_dir, places.kubelet_dir) if folder is not None]
-        self._events = [FolderEvents(folder, self._settings.open_inotify) for folder in self._folders]
+        folders = [folder for folder in (places.objects_dir, places.kubelet_dir) if folder is not None]
+        self._watch = FolderWatch("node", folders, self._settings)
         self._base = self.latest = Node()
         self.fresh_until_s = 0.0
         # Held while `latest` is made; who reads it needs no lock.
@@ -118,15 +95,13 @@ class NodeSources:
         self.notes: tuple[str, ...] = ()
         self.strategy_problems: tuple[StrategyProblem, ...] = ()
         self.look_began_s: float | None = None
+        """Begin of the present pass, in seconds since the epoch."""
         self._reported: set[str] = set()
         self._lines, self._lines_since_s = 0, clock()
-        self._wake = asyncio.Event()
         self._is_restored = False
-        self.polling_reason = ""
 
     def look_soon(self) -> None:
-        """Something has changed that has no event of the kernel."""
-        self._wake.set()
+        self._watch.wake.set()
 
     def snapshot(self) -> Node:
         """The present node; reads facts that are older than a second."""
@@ -134,7 +109,7 @@ class NodeSources:
         return self._renewed()
 
     def _renewed(self) -> Node:
-        """Makes `latest` of what is known now; in any thread."""
+        """Makes `latest` of the present inputs; in any thread."""
         with self._lock:
             # First, because another thread may read the facts again just now.
             fresh_until_s = self._facts.fresh_until_s
@@ -161,8 +136,12 @@ class NodeSources:
             return self.latest
 
     @property
+    def polling_reason(self) -> str:
+        """Why the kernel reports no changes of files, which are polled then; empty if it does."""
+        return self._watch.polling_reason
+
+    @property
     def problems(self) -> tuple[str, ...]:
-        """What is there and cannot be used: path, place and reason; and pools without a CPU."""
         return (*self._of_look, *self._of_pools)
 
     @property
@@ -180,7 +159,7 @@ class NodeSources:
         return f"node: {', '.join(parts)}" if parts else ""
 
     async def restore(self) -> None:
-        """Takes the last good values of the process before this one, which count until the first look."""
+        """Takes the last good values of the process before this one, until the first pass."""
         if not self._is_restored:
             self._is_restored = True
             run = asyncio.get_running_loop().run_in_executor
@@ -194,26 +173,25 @@ class NodeSources:
         is_first = True
         try:
             while True:
-                self._wake.clear()
+                self._watch.wake.clear()
                 self.look_began_s = time.time()
                 job = self._executor.submit(self._look, is_first)
                 look, no_events = await asyncio.wrap_future(job)
                 self.looked_s = self._clock()
                 self.look_began_s = None
                 changed_s = self._clock() if self._publish(look) else None
-                self._report_events(no_events)
+                self._watch.report(no_events)
                 self.settled.set()
                 is_first = False
-                await self._rest(look, no_events)
+                needs_polling = bool(no_events) or look.needs_polling
+                await self._watch.wait(needs_polling=needs_polling, most_s=look.wait_s)
                 if changed_s is not None:
                     await asyncio.sleep(changed_s + self._settings.least_s - self._clock())
         finally:
-            # A thread may still use the events, so they are closed after it.
-            if job is not None:
-                job.add_done_callback(lambda _: self._close())
+            self._watch.close_after(job)
 
     async def read(self) -> None:
-        """Waits until everything has been looked at; gives up after `FIRST_READ_S`."""
+        """Waits until everything has been read; gives up after `FIRST_READ_S`."""
         try:
             async with asyncio.timeout(FIRST_READ_S):
                 await self.settled.wait()
@@ -221,18 +199,18 @@ class NodeSources:
             logger.warning("node: its inputs cannot be read in time: calls go on with what was known before")
 
     def allocate(self, allocations: Mapping[str, PodCpus]) -> None:
-        """Takes other allocations; pools that are computed from them count at once."""
+        """Takes other allocations, and computes the pools at once."""
         if allocations != self._allocations:
             self._allocations = allocations
             self._announce(frozenset())
 
     def _look(self, is_first: bool) -> tuple[InputsReading, str | None]:
-        """In the executor's thread: a look, after the watches are renewed so that no event is missed."""
-        reasons = [reason for events in self._events if (reason := events.try_renew()) is not None]
+        """One pass, after the watches are renewed so that no event is missed; in the executor's thread."""
+        no_events = self._watch.renew()
         read = partial(self._guarded, partial(self._inputs.look, self._clock(), is_first=is_first))
-        # Calls wait for the first look; later ones leave the CPU to calls, however large the files are.
+        # Calls wait for the first pass; later ones leave the CPU to calls, however large the files are.
         look = read() if is_first else with_rests(read)
-        return look, next(filter(None, reasons), "") if reasons else None
+        return look, no_events
 
     def _guarded(self, read: Callable[[], InputsReading]) -> InputsReading:
         """Nothing that is read may end the watch, whatever it makes of the code."""
@@ -252,7 +230,7 @@ class NodeSources:
             )
 
     def _publish(self, look: InputsReading) -> bool:
-        """Makes the look's node the present one; returns whether something has changed."""
+        """Makes the pass's node the present one; returns whether something has changed."""
         self._base, self._shared = look.node, look.shared
         self._of_look, self.notes = look.problems, look.notes
         self.strategy_problems = look.strategy_problems
@@ -291,35 +269,3 @@ class NodeSources:
         if self._lines == MOST_LINES + 1:
             logger.warning("node: more than %d lines in a minute, the others are logged later", MOST_LINES)
         return self._lines <= MOST_LINES
-
-    def _report_events(self, no_events: str | None) -> None:
-        if no_events and not self.polling_reason:
-            text = "node: no events from the kernel (%s), files are polled every %g s"
-            logger.warning(text, no_events, self._settings.poll_s)
-        elif not no_events and self.polling_reason:
-            logger.info("node: the kernel reports changes of files now")
-        self.polling_reason = no_events or ""
-
-    async def _rest(self, look: InputsReading, no_events: str | None) -> None:
-        """Waits until it is time for the next look."""
-        needs_polling = bool(no_events) or look.needs_polling
-        rest_s = self._settings.poll_s if needs_polling else self._settings.rescan_s
-        if look.wait_s is not None:
-            rest_s = min(rest_s, look.wait_s)
-        filenos = [events.fileno for events in self._events if events.fileno is not None]
-        loop = asyncio.get_running_loop()
-        for fileno in filenos:
-            loop.add_reader(fileno, self._wake.set)
-        try:
-            async with asyncio.timeout(rest_s):
-                await self._wake.wait()
-        except TimeoutError:
-            return
-        finally:
-            for fileno in filenos:
-                loop.remove_reader(fileno)
-        await asyncio.sleep(self._settings.gather_s)
-
-    def _close(self) -> None:
-        for events in self._events:
-            events.close()

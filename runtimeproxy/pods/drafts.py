@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS, UPDATABLE
 from runtimeproxy.hooks.changes import CLEAR, ResourceChange
-from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCE_PARAMETERS, RESOURCES, UNIFIED, policies_in
+from runtimeproxy.hooks.fields import RESOURCES, UNIFIED, policies_in
 from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.pods.reconcile import COMPARED, same_value
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
-from runtimeproxy.pods.resources import NO_ENTRIES, SCALARS
+from runtimeproxy.pods.resources import NO_ENTRIES
 
 _MEMORY_LIMITS: Final = frozenset(
     (f"{RESOURCES}.memory_limit_bytes", f"{RESOURCES}.memory_swap_limit_bytes", f"{UNIFIED}[memory.max]")
@@ -20,7 +20,7 @@ _MEMORY_LIMITS: Final = frozenset(
 
 def given_fields(resources: Resources) -> frozenset[str]:
     """The fields that have a value, by the names under which changed fields have owners."""
-    scalars = {f"{RESOURCES}.{field}" for field in SCALARS if getattr(resources, field) is not None}
+    scalars = {f"{RESOURCES}.{field}" for field in CRI_FIELDS if getattr(resources, field) is not None}
     return frozenset(scalars | {f"{UNIFIED}[{key}]" for key in resources.unified})
 
 
@@ -79,7 +79,7 @@ def is_lower(limit_bytes: int | None, than_bytes: int | None) -> bool:
 
 def released_change(released: Collection[str], requested: Resources) -> ResourceChange:
     """The change that sets released fields to what the kubelet has asked for."""
-    values = {name: getattr(requested, name) for name in RESOURCE_NAMES if f"{RESOURCES}.{name}" in released}
+    values = {name: getattr(requested, name) for name in CRI_FIELDS if f"{RESOURCES}.{name}" in released}
     cleared = {name: CLEAR if value is None else value for name, value in values.items()}
     prefix = f"{UNIFIED}["
     keys = [name.removeprefix(prefix).removesuffix("]") for name in released if name.startswith(prefix)]
@@ -133,8 +133,8 @@ def has_taken(wanted: Resources, reported: Resources) -> bool:
         wanted: The values of an update.
         reported: The runtime's values after it.
     """
-    pairs = [(name, getattr(wanted, name), getattr(reported, name)) for name in COMPARED]
-    is_same = [same_value(*pair) for pair in pairs if None not in pair[1:]]
+    pairs = [(name, getattr(wanted, name), getattr(reported, name)) for name in UPDATABLE]
+    is_same = [CRI_FIELDS[name].is_same(*pair) for name, *pair in pairs if None not in pair]
     is_same += [
         reported.unified[key] == value for key, value in wanted.unified.items() if key in reported.unified
     ]

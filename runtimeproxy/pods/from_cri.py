@@ -15,9 +15,9 @@ from google.protobuf.message import Message
 from cri_api.parsing import parse
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.documents.long_json import read_json
+from runtimeproxy.fields.tables import CRI_FIELDS
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import (
-    SCALARS,
     bounded,
     compact,
     kept_annotations,
@@ -213,7 +213,6 @@ def container_status(identity: str, *, verbose: bool) -> CriRequest[tuple[Contai
 
 
 def stop_container(identity: str, grace_s: int) -> bytes:
-    """The request that stops a container."""
     return api_pb2.StopContainerRequest(container_id=identity, timeout=grace_s).SerializeToString()
 
 
@@ -221,6 +220,6 @@ def update_container(identity: str, scalars: Mapping[str, int | str], unified: M
     """The request that gives a container these values, by the names of `Resources`."""
     request = api_pb2.UpdateContainerResourcesRequest(container_id=identity)
     for name, value in scalars.items():
-        setattr(request.linux, SCALARS[name], value)
+        setattr(request.linux, CRI_FIELDS[name].cri, value)
     request.linux.unified.update(unified)
     return request.SerializeToString()

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
+from runtimeproxy.fields.resources import Resources
+from runtimeproxy.fields.tables import CRI_FIELDS, UPDATABLE
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
-from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, overlay
-from runtimeproxy.units import cpu_weight_from_shares, parse_cpu_list
-
-COMPARED: Final = (
-    "cpu_period_us",
-    "cpu_quota_us",
-    "cpu_shares",
-    "memory_limit_bytes",
-    "memory_swap_limit_bytes",
-    "cpuset_cpus",
-    "cpuset_mems",
-)
-"""Values that an update of a running container can change, without `oom_score_adj`: the runtime may have
-bounded it at the creation, and report that. Source: containerd, option restrict_oom_score_adj."""
-
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-"""The kernel rounds memory limits to pages."""
 
 
 def reconciled(record: ContainerRecord, seen: ContainerRecord) -> ContainerRecord:
@@ -43,7 +27,7 @@ def reconciled(record: ContainerRecord, seen: ContainerRecord) -> ContainerRecor
     state = max(record.state, seen.state)
     if found is None:
         return record if state is record.state else replace(record, state=state)
-    changed = {f"{RESOURCES}.{name}" for name in COMPARED if getattr(found, name) is not None}
+    changed = {f"{RESOURCES}.{name}" for name in UPDATABLE if getattr(found, name) is not None}
     changed |= {f"{UNIFIED}[{key}]" for key in found.unified}
     owners = {field: owner for field, owner in record.owners.items() if field not in changed}
     return replace(
@@ -57,7 +41,7 @@ def reconciled(record: ContainerRecord, seen: ContainerRecord) -> ContainerRecor
 
 def changed_values(before: Resources, now: Resources) -> list[dict[str, str]]:
     """The compared fields whose values differ, each with both, for the log."""
-    both = {f"{RESOURCES}.{name}": (getattr(before, name), getattr(now, name)) for name in COMPARED}
+    both = {f"{RESOURCES}.{name}": (getattr(before, name), getattr(now, name)) for name in UPDATABLE}
     keys = dict.fromkeys((*before.unified, *now.unified))
     both |= {f"{UNIFIED}[{key}]": (before.unified.get(key), now.unified.get(key)) for key in keys}
     return [
@@ -81,21 +65,19 @@ def joined_pod(saved: PodRecord, known: PodRecord) -> PodRecord:
 
 
 def newer_container(saved: ContainerRecord, known: ContainerRecord) -> ContainerRecord:
-    """The saved record, but with the later of both states."""
     return saved if saved.state >= known.state else replace(saved, state=known.state)
 
 
 def newer_pod(saved: PodRecord, known: PodRecord) -> PodRecord:
-    """The same for a sandbox."""
     return replace(saved, state=Lifecycle.STOPPED) if known.state is Lifecycle.STOPPED else saved
 
 
 def _differences(booked: Resources, reported: Resources) -> Resources | None:
     """The reported values that differ from the booked ones; None if there are none."""
     found: dict[str, Any] = {}
-    for name in COMPARED:
+    for name in UPDATABLE:
         before, now = getattr(booked, name), getattr(reported, name)
-        if before is not None and now is not None and not same_value(name, before, now):
+        if before is not None and now is not None and not CRI_FIELDS[name].is_same(before, now):
             found[name] = now
     unified = {
         key: now
@@ -103,29 +85,3 @@ def _differences(booked: Resources, reported: Resources) -> Resources | None:
         if key in booked.unified and booked.unified[key] != now
     }
     return Resources(**found, unified=unified) if found or unified else None
-
-
-def same_value(name: str, one: int | str, other: int | str) -> bool:
-    """Whether two values of a field of `Resources` are the same to the kernel."""
-    if one == other:
-        return True
-    if name == "cpu_shares":
-        return _are_one_weight(int(one), int(other))
-    if name.startswith("memory"):
-        return int(one) // _PAGE_BYTES == int(other) // _PAGE_BYTES
-    return name.startswith("cpuset") and _cpus(str(one)) == _cpus(str(other))
-
-
-def _are_one_weight(one: int, other: int) -> bool:
-    """Shares that were read back from version 2's weights may lie one weight lower."""
-    try:
-        return abs(cpu_weight_from_shares(one) - cpu_weight_from_shares(other)) <= 1
-    except ValueError:
-        return False
-
-
-def _cpus(text: str) -> frozenset[int] | str:
-    try:
-        return parse_cpu_list(text)
-    except ValueError:
-        return text

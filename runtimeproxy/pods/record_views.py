@@ -7,7 +7,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from runtimeproxy.hooks.fields import RESOURCE_NAMES, RESOURCES, UNIFIED, Field
+from runtimeproxy.fields.tables import CRI_FIELDS
+from runtimeproxy.hooks.fields import RESOURCES, UNIFIED, Field
 from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
@@ -99,7 +100,7 @@ def _without_servers(record: ContainerRecord) -> Resources:
         return record.booked
     asked, booked = record.requested, record.booked
     changed: dict[str, Any] = {
-        name: getattr(asked, name) for name in RESOURCE_NAMES if f"{RESOURCES}.{name}" in owned
+        name: getattr(asked, name) for name in CRI_FIELDS if f"{RESOURCES}.{name}" in owned
     }
     keys = {key for key in {*asked.unified, *booked.unified} if str(Field(UNIFIED, key)) in owned}
     if keys:
@@ -110,5 +111,4 @@ def _without_servers(record: ContainerRecord) -> Resources:
 
 
 def _frozen(entries: Mapping[str, str]) -> Mapping[str, str]:
-    """A read-only view of a record's entries."""
     return entries if type(entries) is MappingProxyType else MappingProxyType(entries)

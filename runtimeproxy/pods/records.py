@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.owners import PREFIX
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.node.snapshot import LivePod
-from runtimeproxy.pods.resources import NO_ENTRIES, NO_RESOURCES, OF_THE_KUBELET, kept_annotations
+from runtimeproxy.pods.resources import (
+    NO_ENTRIES,
+    NO_RESOURCES,
+    OF_THE_KUBELET,
+    compact,
+    kept_annotations,
+    memory_bytes,
+    read_by_policies,
+)
 
 NO_CHANGES: Final[Mapping[str, str | None]] = MappingProxyType({})
 """The one empty mapping of changes that all records share."""
@@ -68,6 +77,8 @@ class PodRecord:
     """Whether cgroup parent and resources are known; a list of the runtime has neither."""
     recovered: bool = False
     """Whether it comes from the runtime itself: then the changes of policies are not known."""
+    trimmed: bool = False
+    """Whether labels or annotations were left out, since all records together have a bound."""
     created_s: float = field(default=0.0, compare=False)
     """When the runtime made it, in seconds since the epoch; 0.0 if that is not known."""
 
@@ -98,6 +109,8 @@ class ContainerRecord:
     """Whether the resources are known; a list of the runtime has none."""
     recovered: bool = False
     """Whether it comes from the runtime itself: then the changes of policies are not known."""
+    trimmed: bool = False
+    """As `PodRecord.trimmed`."""
     created_s: float = field(default=0.0, compare=False)
     """As `PodRecord.created_s`."""
 
@@ -199,6 +212,34 @@ class Book:
     """By the name of the file, which may carry several parameters."""
     boot_id: str = ""
     """Of the kernel that all this is about: after a reboot nothing of it counts."""
+
+
+RecordT = TypeVar("RecordT", PodRecord, ContainerRecord)
+
+
+def record_bytes(record: PodRecord | ContainerRecord) -> int:
+    """The memory of the texts in a record that authors of pods and clients decide on."""
+    maps: list[Mapping[str, str | None]] = [record.labels, record.annotations, record.requested.unified]
+    if record.booked is not record.requested:
+        maps.append(record.booked.unified)
+    texts = [record.name]
+    if isinstance(record, PodRecord):
+        maps += record.label_changes, record.annotation_changes
+        texts += record.namespace, record.uid, record.cgroup_parent, record.runtime_handler
+    return sum(memory_bytes(each) for each in maps if each) + sum(map(sys.getsizeof, texts))
+
+
+def fitted(record: RecordT, room_bytes: int) -> RecordT:
+    """The record if there is room for it, else without annotations that no policy reads, else without any.
+
+    That may still be larger than the room: names and changes of policies stay.
+    """
+    if record_bytes(record) <= room_bytes:
+        return record
+    record = replace(record, annotations=compact(read_by_policies(record.annotations)), trimmed=True)
+    if record_bytes(record) <= room_bytes:
+        return record
+    return replace(record, labels=NO_ENTRIES, annotations=NO_ENTRIES)
 
 
 def with_live(record: PodRecord, live: LivePod) -> PodRecord:

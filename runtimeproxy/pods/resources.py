@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
-from runtimeproxy.hooks.views import Resources
+from runtimeproxy.fields.declaration import Declaration, Kind
+from runtimeproxy.fields.resources import Resources
+from runtimeproxy.fields.tables import CRI_FIELDS
 from runtimeproxy.units import MAX_INT64
 
 if TYPE_CHECKING:
     from cri_api.runtime.v1 import api_pb2
-
-ValueT = TypeVar("ValueT")
 
 NO_ENTRIES: Final[Mapping[str, str]] = MappingProxyType({})
 """The one empty mapping that all records share."""
@@ -21,19 +22,9 @@ NO_ENTRIES: Final[Mapping[str, str]] = MappingProxyType({})
 NO_RESOURCES: Final = Resources(unified=NO_ENTRIES)
 """The one `Resources` without any value that all records share."""
 
-SCALARS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "cpu_period_us": "cpu_period",
-        "cpu_quota_us": "cpu_quota",
-        "cpu_shares": "cpu_shares",
-        "memory_limit_bytes": "memory_limit_in_bytes",
-        "memory_swap_limit_bytes": "memory_swap_limit_in_bytes",
-        "oom_score_adj": "oom_score_adj",
-        "cpuset_cpus": "cpuset_cpus",
-        "cpuset_mems": "cpuset_mems",
-    }
-)
-"""Scalar fields: name here to name in the CRI. Source: CRI v1, message LinuxContainerResources."""
+_VALUES: Final = attrgetter(*CRI_FIELDS)
+_SENT: Final = attrgetter(*(field.cri for field in CRI_FIELDS.values()))
+"""The values of all fields at once."""
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 """The pod's manifest as `kubectl apply` was given it, with the values of environment variables: never kept.
@@ -45,6 +36,12 @@ read. Source: Kubernetes apimachinery, TotalAnnotationSizeLimitB."""
 
 OF_THE_KUBELET: Final = "kubernetes.io/config."
 """Annotations that the kubelet adds. Source: Kubernetes pkg/kubelet/types, ConfigSourceAnnotationKey."""
+
+_DOMAINS: Final = ("koordinator.sh", "kubernetes.io", "katalyst.kubewharf.io")
+"""Of the annotations that policies read."""
+
+_ENTRY_BYTES: Final = 100
+"""Of an entry in a table of the interpreter, without its texts; at most."""
 
 INTERNED_CHARS: Final = 128
 """Longer texts are not interned: they are rarely the same in two pods."""
@@ -58,18 +55,10 @@ def read_resources(message: api_pb2.LinuxContainerResources) -> Resources:
     if not message.ByteSize():
         return NO_RESOURCES
     pages = message.hugepage_limits
-    unified = message.unified
     return Resources(
-        cpu_period_us=message.cpu_period or None,
-        cpu_quota_us=message.cpu_quota or None,
-        cpu_shares=message.cpu_shares or None,
-        memory_limit_bytes=message.memory_limit_in_bytes or None,
-        memory_swap_limit_bytes=message.memory_swap_limit_in_bytes or None,
-        oom_score_adj=message.oom_score_adj or None,
-        cpuset_cpus=message.cpuset_cpus or None,
-        cpuset_mems=message.cpuset_mems or None,
+        **{name: value or None for name, value in zip(CRI_FIELDS, _SENT(message), strict=True)},
         hugepage_limits_bytes=tuple((page.page_size, page.limit) for page in pages) if pages else (),
-        unified=frozen(read_entries(unified)),
+        unified=frozen(read_entries(message.unified)),
     )
 
 
@@ -92,22 +81,12 @@ def overlay(base: Resources, newer: Resources) -> Resources:
     pages = base.hugepage_limits_bytes
     if newer.hugepage_limits_bytes:
         pages = tuple({**dict(pages), **dict(newer.hugepage_limits_bytes)}.items())
+    values = zip(CRI_FIELDS, _VALUES(base), _VALUES(newer), strict=True)
     return Resources(
-        cpu_period_us=_newer(base.cpu_period_us, newer.cpu_period_us),
-        cpu_quota_us=_newer(base.cpu_quota_us, newer.cpu_quota_us),
-        cpu_shares=_newer(base.cpu_shares, newer.cpu_shares),
-        memory_limit_bytes=_newer(base.memory_limit_bytes, newer.memory_limit_bytes),
-        memory_swap_limit_bytes=_newer(base.memory_swap_limit_bytes, newer.memory_swap_limit_bytes),
-        oom_score_adj=_newer(base.oom_score_adj, newer.oom_score_adj),
-        cpuset_cpus=_newer(base.cpuset_cpus, newer.cpuset_cpus),
-        cpuset_mems=_newer(base.cpuset_mems, newer.cpuset_mems),
+        **{name: old if new is None else new for name, old, new in values},
         hugepage_limits_bytes=pages,
         unified=frozen({**base.unified, **newer.unified}) if newer.unified else base.unified,
     )
-
-
-def _newer(base: ValueT | None, newer: ValueT | None) -> ValueT | None:
-    return base if newer is None else newer
 
 
 def resources_from_json(found: Mapping[str, Any]) -> Resources:
@@ -115,10 +94,7 @@ def resources_from_json(found: Mapping[str, Any]) -> Resources:
 
     Anything of another type than the CRI's counts as "no value given".
     """
-    values: dict[str, Any] = {}
-    for name, cri_name in SCALARS.items():
-        value = found.get(cri_name)
-        values[name] = (_text(value) if name.startswith("cpuset") else _integer(value)) or None
+    values = {name: _given(field, found.get(field.cri)) for name, field in CRI_FIELDS.items()}
     pages = ((page.get("page_size"), page.get("limit")) for page in _objects(found.get("hugepage_limits")))
     return _filled(values, pages, found.get("unified"))
 
@@ -128,18 +104,17 @@ def resources_from_spec(found: Mapping[str, Any]) -> Resources:
 
     Source: opencontainers/runtime-spec, config-linux.md, "Control groups".
     """
-    cpu, memory = _object(found.get("cpu")), _object(found.get("memory"))
-    values: dict[str, Any] = {
-        "cpu_period_us": _integer(cpu.get("period")) or None,
-        "cpu_quota_us": _integer(cpu.get("quota")) or None,
-        "cpu_shares": _integer(cpu.get("shares")) or None,
-        "memory_limit_bytes": _integer(memory.get("limit")) or None,
-        "memory_swap_limit_bytes": _integer(memory.get("swap")) or None,
-        "cpuset_cpus": _text(cpu.get("cpus")) or None,
-        "cpuset_mems": _text(cpu.get("mems")) or None,
+    values = {
+        name: _given(field, _object(found.get(field.oci[0])).get(field.oci[1]))
+        for name, field in CRI_FIELDS.items()
+        if field.oci is not None
     }
     pages = ((page.get("pageSize"), page.get("limit")) for page in _objects(found.get("hugepageLimits")))
     return _filled(values, pages, found.get("unified"))
+
+
+def _given(field: Declaration, value: object) -> int | str | None:
+    return (_integer(value) if field.kind is Kind.NUMBER else _text(value)) or None
 
 
 def _filled(values: dict[str, Any], pages: Iterable[tuple[Any, Any]], unified: object) -> Resources:
@@ -189,6 +164,22 @@ def entries_bytes(entries: Mapping[str, str]) -> int:
 
 def _utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def memory_bytes(entries: Mapping[str, str | None]) -> int:
+    """What labels, annotations or the like take in memory; many short ones take many times their texts."""
+    texts = sum(map(sys.getsizeof, entries)) + sum(map(sys.getsizeof, entries.values()))
+    return texts + _ENTRY_BYTES * len(entries)
+
+
+def read_by_policies(entries: Mapping[str, str]) -> Mapping[str, str]:
+    """The annotations that policies of this project, strategies and selectors can read."""
+    return {key: entries[key] for key in entries if _has_known_domain(key)}
+
+
+def _has_known_domain(name: str) -> bool:
+    domain, slash, _ = name.partition("/")
+    return bool(slash) and any(f".{domain}".endswith(f".{each}") for each in _DOMAINS)
 
 
 def kept_annotations(entries: Mapping[str, str]) -> Mapping[str, str]:

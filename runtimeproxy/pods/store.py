@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic
 
 from runtimeproxy.pods.checkpoint.codec import RowKind, Saved
 from runtimeproxy.pods.reconcile import joined_container, joined_pod, newer_container, newer_pod
-from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.records import ContainerRecord, PodRecord, RecordT, fitted, record_bytes
 
 FULL_ID_CHARS: Final = 64
 """An id of this length is never a prefix. Source: containerd and CRI-O, 32 random bytes in hex."""
 
 
-class _Identified(Protocol):
-    @property
-    def id(self) -> str: ...
+MAX_BYTES: Final = 64 * 1024 * 1024
+"""Of the texts of all records. A node has some hundred pods at most, whose records have some KiB each."""
 
-
-RecordT = TypeVar("RecordT", bound=_Identified)
+_LARGEST_PART: Final = 8
+"""No record takes more than one eighth of what is left, so that a few pods leave room for all others."""
 
 
 class RecordIndex(Generic[RecordT]):
@@ -35,8 +34,9 @@ class RecordIndex(Generic[RecordT]):
     def __init__(self, store: PodStore, kind: RowKind, group_of: Callable[[RecordT], str]) -> None:
         self._store = store
         self._kind = kind
-        self._group_of = group_of
+        self._group_of: Callable[[RecordT], str] = group_of
         self._records: dict[str, RecordT] = {}
+        self._sizes_bytes: dict[str, int] = {}
         self._events: dict[str, int] = {}
         self._groups: dict[str, dict[str, None]] = {}
         # Only while an answer of the runtime is awaited; see `PodStore.listing`.
@@ -153,6 +153,14 @@ class RecordIndex(Generic[RecordT]):
         self._loaded.clear()
 
     def _set(self, record: RecordT) -> None:
+        store = self._store
+        store.kept_bytes -= self._sizes_bytes.get(record.id, 0)
+        size_bytes = record_bytes(record)
+        if size_bytes > store.room_bytes:
+            record = fitted(record, store.room_bytes)
+            size_bytes = record_bytes(record)
+        self._sizes_bytes[record.id] = size_bytes
+        store.kept_bytes += size_bytes
         group = self._group_of(record)
         before = self._records.get(record.id)
         if before is not None and self._group_of(before) != group:
@@ -171,6 +179,7 @@ class RecordIndex(Generic[RecordT]):
         found = self._records.pop(identity, None)
         self._events.pop(identity, None)
         if found is not None:
+            self._store.kept_bytes -= self._sizes_bytes.pop(identity)
             self._ungroup(found)
         if self._store.on_change is not None:
             self._store.on_change(self._kind, identity, True)
@@ -190,10 +199,14 @@ class PodStore:
         containers: Containers by id; `members(pod id)` are those of one sandbox.
         event: Sequence number of the last event.
         listings: Number of answers of the runtime that are awaited.
+        max_bytes: Most memory of the texts of all records.
+        kept_bytes: Their memory now.
         on_change: Called with each new, changed or removed id, and whether an observed call is the cause.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.kept_bytes = 0
         self.pods: RecordIndex[PodRecord] = RecordIndex(self, RowKind.POD, attrgetter("uid"))
         self.containers: RecordIndex[ContainerRecord] = RecordIndex(
             self, RowKind.CONTAINER, attrgetter("pod_id")
@@ -201,6 +214,16 @@ class PodStore:
         self.event = 0
         self.listings = 0
         self.on_change: Callable[[RowKind, str, bool], None] | None = None
+
+    @property
+    def room_bytes(self) -> int:
+        """How much the next record may have."""
+        return (self.max_bytes - self.kept_bytes) // _LARGEST_PART
+
+    @property
+    def trimmed(self) -> int:
+        """How many records lack labels or annotations."""
+        return sum(each.trimmed for each in self.pods) + sum(each.trimmed for each in self.containers)
 
     def load(self, saved: Saved, since: int, *, outdated: int = 0) -> tuple[str, ...]:
         """Stores the records of a checkpoint, but for ids with an event in this process.

@@ -56,11 +56,7 @@ exit codes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code.
-
-    Args:
-        argv: the arguments without the program's name; None for the process's own.
-    """
+    """Runs the command; returns its exit code."""
     # gRPC's core reads it when it is loaded; it would write plain lines to standard error, past the log.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     arguments = make_parser().parse_args(argv)
@@ -113,9 +109,9 @@ def _add_flags(parser: argparse.ArgumentParser, names: Collection[str], *, is_co
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "status":
-        found = status.shown(read(arguments, os.environ).settings, arguments.output)
-        print(found.text, file=sys.stderr if found.code == status.NO_DAEMON else sys.stdout)
-        return found.code
+        code, text = status.shown(read(arguments, os.environ).settings, arguments.output)
+        print(text, file=sys.stderr if code == status.NO_DAEMON else sys.stdout)
+        return code
     _import_asyncio_without_tls()
     from runtimeproxy.qosmanager.manager import all_plugins, configured, run
 

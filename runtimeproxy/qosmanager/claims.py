@@ -1,6 +1,6 @@
 """A plugin's claims and evictions in the daemon: one session per plugin, whose sequence has no gaps.
 
-The daemon is the one that remembers: a session begins by taking over what counts there, so that no value
+The daemon is the one that remembers: a session begins by taking over the claims there, so that no value
 jumps when this process, the daemon or both are restarted. Nothing else renews the lease of a plugin's claims
 than the plugin's own rounds. Used in the event loop's thread.
 """
@@ -31,7 +31,7 @@ HEARTBEAT_S: Final = 4.0
 REFUSED_S: Final = 30.0
 """When a claim that was refused is sent again."""
 TAKEN_OVER_S: Final = 30.0
-"""When a plugin whose session was taken over looks whether the other session has ended."""
+"""When a plugin whose session was taken over checks whether the other session has ended."""
 
 _TAKEN_OVER: Final = "another process sets the claims of this plugin"
 
@@ -39,13 +39,7 @@ _Key = tuple[Target, str, Role]
 
 
 class ClaimSession:
-    """The claims of one owner.
-
-    Args:
-        owner: the plugin's name.
-        failures: for claims that are refused, and values that are not written.
-        clock: monotonic, in seconds.
-    """
+    """The claims of one owner, which is a plugin's name."""
 
     def __init__(self, owner: str, failures: FailureLog, clock: Callable[[], float] = time.monotonic) -> None:
         self._owner = owner
@@ -63,19 +57,11 @@ class ClaimSession:
         self._blocked_until_s = 0.0
 
     @property
-    def count(self) -> int:
-        """How many claims the daemon has."""
-        return len(self._held)
-
-    @property
     def claims(self) -> tuple[Claim, ...]:
-        """What the daemon has."""
         return tuple(self._held.values())
 
     async def take_over(self, connection: DaemonConnection) -> list[Claim]:
-        """Returns the claims that count in the daemon, which are this session's from now on.
-
-        The daemon is asked once for each connection.
+        """Returns the effective claims in the daemon, which are this session's from now on.
 
         Raises:
             DaemonAwayError: it is away.
@@ -192,7 +178,7 @@ class ClaimSession:
             )
         self._report_failed(response.failed)
         if response.problem:
-            text = f"claims do not count now: {response.problem}"
+            text = f"claims do not apply now: {response.problem}"
             self._failures.report(self._owner, response.problem, text)
 
     def _report_failed(self, writes: Iterable[api_pb2.FailedWrite]) -> None:
@@ -201,11 +187,7 @@ class ClaimSession:
             self._failures.report(self._owner, ("failed", failed.field, failed.error), text)
 
     async def release(self, connection: DaemonConnection) -> None:
-        """Ends all claims of the plugin, also those of a process before this one; once for each connection.
-
-        Raises:
-            DaemonAwayError: it is away.
-        """
+        """Ends all claims of the plugin, once for each connection. Raises DaemonAwayError."""
         from cri_api.runtimeproxy.v1 import api_pb2
 
         if connection is self._released_on:
@@ -224,11 +206,7 @@ class ClaimSession:
     async def evict(
         self, connection: DaemonConnection, evictions: Sequence[Eviction], *, is_dry_run: bool
     ) -> list[EvictionResult]:
-        """Proposes evictions one after the other; returns what became of each.
-
-        Raises:
-            DaemonAwayError: it is away.
-        """
+        """Proposes evictions one after the other; returns what became of each. Raises DaemonAwayError."""
         from cri_api.runtimeproxy.v1 import api_pb2
         from runtimeproxy.qosmanager.from_api import cut_bytes
 
@@ -259,7 +237,7 @@ _OUTCOMES: Final = {
 
 
 def _is_same(one: Claim | None, other: Claim) -> bool:
-    """Whether two claims lead to the same; the reason alone is not sent anew."""
+    # Another reason alone is not sent.
     return one is not None and (one.value, one.ceiling) == (other.value, other.ceiling)
 
 

@@ -1,7 +1,7 @@
-"""The connection to the daemon: what it knows of pods and node, and the claims of each plugin.
+"""The connection to the daemon: its pods and node, and the claims of each plugin.
 
 All calls go to the admin socket. Whatever fails, the connection ends, and another one is made after a pause:
-a daemon that was restarted or upgraded is found again, and nothing of what was known before counts. Used in
+a daemon that was restarted or upgraded is found again, and all that was known before is dropped. Used in
 the event loop's thread.
 """
 
@@ -30,9 +30,9 @@ FIRST_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 4.0
 """Between two connections; the longest leaves time to renew a lease of 15 s."""
 POLL_S: Final = 1.0
-"""Between two looks at the node; the answer is empty if nothing has changed."""
+"""Between two polls of the node; the answer is empty if nothing has changed."""
 CALL_S: Final = 5.0
-"""How long the daemon may take to answer a question; then it counts as away."""
+"""How long the daemon may take to answer a question; then it is taken to be away."""
 
 _REFUSALS: Final = frozenset(
     {
@@ -62,26 +62,24 @@ class ClaimsRefusedError(RuntimeProxyError):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the daemon knows, whole."""
+    """Everything that the daemon knows."""
 
     pods: tuple[Pod, ...]
     node: Node
     strategies: Strategies
     versions: tuple[int, int, int]
-    """Of pods, node and strategies: each is larger after each change of it."""
+    """Of pods, node and strategies; each rises with each change."""
     problems: tuple[str, ...]
-    """What cannot be used of what it has sent."""
+    """Values that it has sent and that cannot be used."""
     source: SnapshotSource
-    """The messages behind all that."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """What has been received on one connection."""
+    """Everything received on one connection."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
     messages: dict[str, api_pb2.Pod] = field(default_factory=dict)
-    """Of the pods, as they came."""
     has_pods: bool = False
     pods_version: int = 0
     node: Node | None = None
@@ -98,7 +96,7 @@ class _Known:
 
     @property
     def waits_for(self) -> str:
-        """What is not there yet; empty if all is."""
+        """The first missing part; empty if all is there."""
         if not self.is_recovered:
             return "the daemon's records of what runs"
         if not self.has_pods:
@@ -109,12 +107,7 @@ class _Known:
 
 
 class DaemonConnection:
-    """One connection, from its first answer to its first failure.
-
-    Args:
-        admin: writes.
-        reads: reads.
-    """
+    """One connection, from its first answer to its first failure."""
 
     def __init__(self, admin: AdminAsyncStub, reads: RuntimeProxyAsyncStub) -> None:
         self.admin = admin
@@ -125,7 +118,7 @@ class DaemonConnection:
     async def call(
         self,
         method: Callable[..., Awaitable[_CallT]],
-        request: object,
+        *arguments: Any,  # noqa: ANN401 - those of the method
         **options: Any,  # noqa: ANN401 - those of the method
     ) -> _CallT:
         """Makes a call and waits for its response.
@@ -137,7 +130,7 @@ class DaemonConnection:
         if self.lost.done():
             raise DaemonAwayError(self.lost.result())
         try:
-            return await method(request, **options)
+            return await method(*arguments, **options)
         except RpcError as error:
             reason = _TEXTS.get(error.code) or error.text.removeprefix(MESSAGE_PREFIX) or error.code.name
             if error.code in _REFUSALS:
@@ -152,16 +145,7 @@ class DaemonConnection:
 
 
 class DaemonClient:
-    """Finds the daemon, and keeps what it knows of pods and node.
-
-    Args:
-        path: the admin socket.
-        failures: for what goes wrong, once per cause and interval.
-
-    Attributes:
-        problem: why nothing is known, for people; empty if all is.
-        changed: set after each change of what is known, and when the daemon is lost; the reader clears it.
-    """
+    """Finds the daemon, and follows its pods and node."""
 
     def __init__(self, path: str, failures: FailureLog) -> None:
         self._path = path
@@ -170,7 +154,9 @@ class DaemonClient:
         self._observed: Observed | None = None
         self._connection: DaemonConnection | None = None
         self.problem = "not connected yet"
+        """Why nothing is known, for people; empty if all is."""
         self.changed = asyncio.Event()
+        """Set after each change of what is known, and when the daemon is lost; the reader clears it."""
 
     @property
     def connection(self) -> DaemonConnection | None:
@@ -180,25 +166,26 @@ class DaemonClient:
 
     @property
     def observed(self) -> Observed | None:
-        """What the daemon knows; None while it is away, or does not know all of it yet."""
+        """None while the daemon is away, or does not know everything yet."""
         known = self._known
         if self.connection is None or known.waits_for:
             return None
-        # `waits_for` has looked.
+        # `waits_for` is empty.
         assert known.node is not None  # noqa: S101
         assert known.node_message is not None  # noqa: S101
         assert known.strategies is not None  # noqa: S101
         versions = known.pods_version, known.node_version, known.strategies_version
         before = self._observed
-        is_same = before is not None and before.versions == versions
-        if before is None or not is_same or before.source.node is not known.node_message:
-            pods = sorted(known.pods.values(), key=lambda pod: (pod.namespace, pod.name, pod.sandbox_id))
-            problems = tuple(text for _, texts in sorted(known.problems.items()) for text in texts)
-            messages: Sequence[api_pb2.Pod] = [known.messages[pod.sandbox_id] for pod in pods]
-            if before is not None and before.versions[0] == known.pods_version:
-                messages = before.source.pods
-            source = SnapshotSource(messages, known.node_message)
-            self._observed = Observed(tuple(pods), known.node, known.strategies, versions, problems, source)
+        if before and before.versions == versions and before.source.node is known.node_message:
+            return before
+        pods = sorted(known.pods.values(), key=lambda pod: (pod.namespace, pod.name, pod.sandbox_id))
+        problems = tuple(text for _, texts in sorted(known.problems.items()) for text in texts)
+        messages: Sequence[api_pb2.Pod] = [known.messages[pod.sandbox_id] for pod in pods]
+        if before and before.versions[0] == known.pods_version:
+            # Plugins in other processes are sent only what is another object.
+            messages = before.source.pods
+        source = SnapshotSource(messages, known.node_message)
+        self._observed = Observed(tuple(pods), known.node, known.strategies, versions, problems, source)
         return self._observed
 
     async def run(self) -> None:
@@ -214,14 +201,14 @@ class DaemonClient:
             self._connection = None
             self._forget()
             self._set_problem(reason)
-            # How the end of a daemon looks depends on the calls that are under way: it is one cause.
+            # The end of a daemon fails calls under way in several ways: it is one cause.
             cause = "end" if was_whole else reason
             self._failures.report("daemon", cause, f"{self._path}: {reason}; nothing is computed meanwhile")
             pause_s = FIRST_PAUSE_S if was_whole else min(pause_s * 2, LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s)
 
     def _forget(self) -> None:
-        """What was known counts no more; versions go on, so that no reader takes the next for the last."""
+        """Drops everything; versions go on, so that no reader takes the next state for the last."""
         last = self._known
         self._known = _Known(
             pods_version=last.pods_version + 1,
@@ -271,19 +258,15 @@ class DaemonClient:
             await asyncio.wait(tasks)
 
     async def _follow_recovery(self, connection: DaemonConnection) -> None:
-        """Waits until the daemon knows what runs."""
         from cri_api.runtimeproxy.v1 import api_pb2
 
-        while True:
-            status = await connection.call(
-                connection.reads.GetStatus, api_pb2.GetStatusRequest(), timeout=CALL_S
-            )
-            if status.records.is_recovered:
-                self._known.is_recovered = True
-                self._note_progress()
-                break
+        request = api_pb2.GetStatusRequest()
+        while not self._known.is_recovered:
+            status = await connection.call(connection.reads.GetStatus, request, timeout=CALL_S)
+            self._known.is_recovered = status.records.is_recovered
             self._note_progress()
-            await asyncio.sleep(POLL_S)
+            if not self._known.is_recovered:
+                await asyncio.sleep(POLL_S)
         await connection.lost
 
     async def _follow_pods(self, connection: DaemonConnection) -> None:
@@ -293,7 +276,7 @@ class DaemonClient:
             stream = aiter(connection.reads.WatchPods(api_pb2.WatchPodsRequest()))
             parts: list[api_pb2.Pod] = []
             try:
-                while (event := await connection.call(_next, stream)) is not None:
+                while (event := await connection.call(anext, stream, None)) is not None:
                     self._on_pod_event(event, parts)
             except ClaimsRefusedError as error:
                 # The daemon cuts a watcher off that reads too slowly: it has to begin again.
@@ -304,8 +287,6 @@ class DaemonClient:
             return
 
     def _on_pod_event(self, event: api_pb2.WatchPodsResponse, parts: list[api_pb2.Pod]) -> None:
-        from cri_api.runtimeproxy.v1 import api_pb2
-
         known = self._known
         kind = event.WhichOneof("event")
         if kind == "snapshot":
@@ -319,29 +300,26 @@ class DaemonClient:
                 self._take_pod(message)
             parts.clear()
             known.has_pods = True
-        elif kind == "removed" or getattr(event, kind or "removed").state != api_pb2.Pod.STATE_READY:
-            message = getattr(event, kind) if kind else event.removed
-            known.pods.pop(message.sandbox_id, None)
-            known.messages.pop(message.sandbox_id, None)
-            known.problems.pop(message.sandbox_id, None)
-        else:
-            self._take_pod(getattr(event, kind or "added"))
+        elif kind is not None:
+            self._take_pod(getattr(event, kind), is_removed=kind == "removed")
         known.pods_version += 1
         self._note_progress()
 
-    def _take_pod(self, message: api_pb2.Pod) -> None:
+    def _take_pod(self, message: api_pb2.Pod, *, is_removed: bool = False) -> None:
         from cri_api.runtimeproxy.v1 import api_pb2
         from runtimeproxy.qosmanager.from_api import pod_of
 
-        if message.state != api_pb2.Pod.STATE_READY:
+        known, sandbox_id = self._known, message.sandbox_id
+        known.problems.pop(sandbox_id, None)
+        if is_removed or message.state != api_pb2.Pod.STATE_READY:
+            known.pods.pop(sandbox_id, None)
+            known.messages.pop(sandbox_id, None)
             return
-        pod, problems = pod_of(message)
-        self._known.pods[message.sandbox_id] = pod
-        self._known.messages[message.sandbox_id] = message
+        known.pods[sandbox_id], problems = pod_of(message)
+        known.messages[sandbox_id] = message
         if problems:
-            self._known.problems[message.sandbox_id] = tuple(f"{pod.full_name}: {each}" for each in problems)
-        else:
-            self._known.problems.pop(message.sandbox_id, None)
+            name = known.pods[sandbox_id].full_name
+            known.problems[sandbox_id] = tuple(f"{name}: {each}" for each in problems)
 
     async def _follow_node(self, connection: DaemonConnection) -> None:
         from cri_api.runtimeproxy.v1 import api_pb2
@@ -375,8 +353,3 @@ class DaemonClient:
         if not waits_for and self.problem:
             logger.info("the daemon answers: %d pods", len(self._known.pods))
         self._set_problem(f"waits for {waits_for}" if waits_for else "")
-
-
-async def _next(stream: AsyncIterator[api_pb2.WatchPodsResponse]) -> api_pb2.WatchPodsResponse | None:
-    """The next message of a stream; None at its end."""
-    return await anext(stream, None)

@@ -30,13 +30,13 @@ from runtimeproxy.qosmanager.plugin import (
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Pod, Snapshot
 
 TERMINATION_S: Final = 30.0
-"""A pod that was evicted and is still there counts as released for so long. Source: Kubernetes' default of
+"""A pod that was evicted and is still there is taken for released so long. Source: Kubernetes' default of
 terminationGracePeriodSeconds."""
 BATCH_PRIORITY: Final = DEFAULT_PRIORITIES[PriorityClass.BATCH]
-"""Of a BE pod whose priority is not known."""
+"""The priority of a BE pod if it is not known."""
 
 Amounts: TypeAlias = Mapping[str, int]
-"""By what is released, such as `used cpu`: millicores or bytes."""
+"""Millicores or bytes by kind, such as `used cpu`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class EvictOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictState:
-    """What was evicted, and when something may be evicted again."""
+    """Previous evictions, and the time of the next one."""
 
     options: EvictOptions = field(default_factory=EvictOptions)
     gates: frozenset[str] = frozenset()
@@ -69,24 +69,8 @@ _StateT = TypeVar("_StateT", bound=EvictState)
 _DONE: Final = (EvictionOutcome.EVICTED, EvictionOutcome.DRY_RUN)
 
 
-def with_results(state: _StateT, results: Sequence[EvictionResult], now_s: float) -> _StateT:
-    """Return the state after proposals were carried out or not: without any that was, it does not cool."""
-    failed = {each.eviction.pod_uid for each in results if each.outcome not in _DONE}
-    refused = {uid: at_s for uid, at_s in state.refused.items() if _is_held(state.options, at_s, now_s)}
-    return replace(
-        state,
-        evicted={uid: at_s for uid, at_s in state.evicted.items() if uid not in failed},
-        refused={**refused, **dict.fromkeys(failed, now_s)},
-        cool_until_s=now_s if len(failed) == len(results) > 0 else state.cool_until_s,
-    )
-
-
-def _is_held(options: EvictOptions, at_s: float, now_s: float) -> bool:
-    return at_s > now_s - options.same_pod_after_seconds
-
-
 class ReleaseTask(NamedTuple):
-    """What one feature wants to be released."""
+    """The amounts that one feature wants to be released."""
 
     feature: str
     """The name of its gate, such as `MemoryEvict`."""
@@ -115,23 +99,26 @@ def choose(
 ) -> Choice:
     """Return the pods to evict for all tasks together. Source: policies spec 3.5.
 
-    Args:
-        tasks: in their order. What two of them want is released once.
-        snapshot: of the node.
-        state: with what was evicted before.
-        releases_of: what the eviction of a pod releases, of all kinds.
-        unit: writes an amount for people.
+    What two tasks want is released once. `releases_of` has all kinds of amounts that the eviction of a pod
+    releases; `unit` writes an amount for people.
     """
-    past = _Past(state, snapshot.now_s)
-    missing = _missing(tasks, (releases_of(pod) for pod in snapshot.pods if past.is_ending(pod)))
+    options, now_s = state.options, snapshot.now_s
+    hold_s = max(options.same_pod_after_seconds, options.per_seconds, TERMINATION_S)
+    evicted = _since(state.evicted, now_s - hold_s)
+    left = max(options.most_pods - len(_since(evicted, now_s - options.per_seconds)), 0)
+    terminating = _since(evicted, now_s - TERMINATION_S)
+    held_since_s = now_s - options.same_pod_after_seconds
+    excluded = {*terminating, *_since(evicted, held_since_s), *_since(state.refused, held_since_s)}
+    missing = _missing(tasks, (releases_of(pod) for pod in snapshot.pods if pod.uid in terminating))
     evictions: list[Eviction] = []
     for task, pod in ((each, pod) for each in tasks for pod in each.pods):
         wanted = {name: missing[name] for name in task.needs if missing[name] > 0}
-        if not wanted or past.left == 0 or not past.may_evict(pod):
+        if not wanted or len(evictions) == left or pod.uid in excluded or pod.qos in NEVER_EVICTED:
             continue
         releases = releases_of(pod)
         if any(releases.get(name, 0) > 0 for name in wanted):
-            past.add(pod)
+            excluded.add(pod.uid)
+            evicted[pod.uid] = now_s
             _subtract(missing, releases)
             amounts = (
                 f"{name}: {unit(amount)} to release, this pod {unit(releases.get(name, 0))}, "
@@ -140,15 +127,19 @@ def choose(
             )
             evictions.append(Eviction(pod.uid, "; ".join((f"{task.feature}: {task.arithmetic}", *amounts))))
     said = [f"{task.feature}: {task.arithmetic}" for task in tasks]
-    if any(missing.values()) and past.left == 0:
-        said.append(f"no more than {state.options.most_pods} pods in {state.options.per_seconds} s")
+    if any(missing.values()) and len(evictions) == left:
+        said.append(f"no more than {options.most_pods} pods in {options.per_seconds} s")
     if tasks:
         said.append(f"pods to evict: {len(evictions)}")
-    return Choice(tuple(evictions), past.evicted, "; ".join(said))
+    return Choice(tuple(evictions), evicted, "; ".join(said))
+
+
+def _since(times_s: Mapping[str, float], since_s: float) -> dict[str, float]:
+    return {uid: at_s for uid, at_s in times_s.items() if at_s > since_s}
 
 
 def _missing(tasks: Iterable[ReleaseTask], ending: Iterable[Amounts]) -> dict[str, int]:
-    """What has to be released, without what pods release that are about to end."""
+    """The amounts that have to be released, without those of pods that terminate."""
     missing: dict[str, int] = {}
     for task in tasks:
         for name, amount in task.needs.items():
@@ -158,53 +149,13 @@ def _missing(tasks: Iterable[ReleaseTask], ending: Iterable[Amounts]) -> dict[st
     return missing
 
 
-class _Past:
-    """What was evicted, and so what may be evicted now.
-
-    Attributes:
-        evicted: By pod uid: when.
-        left: How many pods may still be evicted in this interval.
-    """
-
-    def __init__(self, state: EvictState, now_s: float) -> None:
-        options = state.options
-        self._now_s = now_s
-        self._held = {
-            uid
-            for uid, at_s in (*state.evicted.items(), *state.refused.items())
-            if _is_held(options, at_s, now_s)
-        }
-        hold_s = max(options.same_pod_after_seconds, options.per_seconds, TERMINATION_S)
-        self.evicted = {uid: at_s for uid, at_s in state.evicted.items() if at_s > now_s - hold_s}
-        recent = sum(at_s > now_s - options.per_seconds for at_s in self.evicted.values())
-        self.left = max(options.most_pods - recent, 0)
-
-    def is_ending(self, pod: Pod) -> bool:
-        at_s = self.evicted.get(pod.uid)
-        return at_s is not None and at_s > self._now_s - TERMINATION_S
-
-    def may_evict(self, pod: Pod) -> bool:
-        return not (pod.uid in self._held or self.is_ending(pod) or pod.qos in NEVER_EVICTED)
-
-    def add(self, pod: Pod) -> None:
-        self._held.add(pod.uid)
-        self.evicted[pod.uid] = self._now_s
-        self.left -= 1
-
-
 def _subtract(missing: dict[str, int], amounts: Amounts) -> None:
     for name in missing.keys() & amounts.keys():
         missing[name] = max(missing[name] - amounts[name], 0)
 
 
 def allowed(pods: Iterable[Pod], feature: str, priority_threshold: int | None = None) -> list[Pod]:
-    """Return the pods that a feature may evict.
-
-    Args:
-        pods: of the node.
-        feature: the name of its gate.
-        priority_threshold: pods up to this priority that allow evictions by priority; None: BE pods.
-    """
+    """Return the pods that a feature may evict: up to a priority if they allow it, without one BE pods."""
     found = [pod for pod in pods if pod.qos not in NEVER_EVICTED and pod.eviction.allows(feature)]
     if priority_threshold is None:
         return [pod for pod in found if pod.qos is QoSClass.BE]
@@ -212,15 +163,11 @@ def allowed(pods: Iterable[Pod], feature: str, priority_threshold: int | None = 
 
 
 def be_priority(pod: Pod) -> int:
-    """The `spec.priority` of a BE pod; that of its class if it is not known."""
     return BATCH_PRIORITY if pod.priority is None else pod.priority
 
 
 def by_priority(pods: Iterable[Pod], amount_of: Callable[[Pod], float]) -> list[Pod]:
-    """Return the order of evictions by priority; of equal ones the pod with the largest amount first.
-
-    Source: policies spec 3.3, 3.4.
-    """
+    """Return the order of evictions; of equal priority the largest first. Source: policies spec 3.3, 3.4."""
 
     def rank(pod: Pod) -> tuple[int, int, int, float, str]:
         priority = pod.priority_value
@@ -231,18 +178,14 @@ def by_priority(pods: Iterable[Pod], amount_of: Callable[[Pod], float]) -> list[
 
 
 def is_threshold_pair(threshold: int, lower: int) -> bool:
-    """Whether a threshold and what is released down to can be used. Source: policies spec 3.3, 3.4."""
     return threshold >= 0 and lower < threshold
 
 
 def usage_release(used: float, capacity: int, threshold: int, lower: int) -> int:
-    """Return the usage to be released; 0 for nothing. Source: policies spec 3.3, 3.4.
+    """Return the usage to be released, in millicores or bytes; 0 for nothing. Source: policies spec 3.3, 3.4.
 
-    Args:
-        used: of the node, in millicores or bytes.
-        capacity: of the node.
-        threshold: in percent of the capacity: below it nothing is released.
-        lower: in percent of the capacity: what is released down to; it may be below 0.
+    Nothing is released below `threshold`, in percent of the capacity; `lower`, to which usage falls, may be
+    negative.
     """
     percent = int(used) * 100 // capacity
     return max(capacity * (percent - lower) // 100, 0) if percent >= threshold else 0
@@ -252,20 +195,15 @@ _RESOURCES: Final = {PriorityClass.BATCH: "kubernetes.io/batch-", PriorityClass.
 
 
 def resource_of(pod: Pod, name: str) -> str:
-    """Return the resource that a pod requests `cpu` or `memory` by, from its priority class.
-
-    Source: policies spec 1.5.
-    """
+    """Return the name by which a pod requests `cpu` or `memory`. Source: policies spec 1.5."""
     return f"{_RESOURCES.get(pod.priority_class, '')}{name}"
 
 
 def requested_name(resource: str) -> str:
-    """Return the name of requests of a resource among `Amounts`."""
     return f"requested {resource}"
 
 
 def request_of(pod: Pod, resource: str) -> int:
-    """Return what all containers of a pod request: millicores or bytes."""
     return sum(container.requests.get(resource, 0) for container in pod.containers)
 
 
@@ -276,11 +214,8 @@ MAX_ALLOCATABLE_PRIORITY: Final = 7_999
 def beyond_allocatable(requested: int, allocatable: int, threshold_percent: int, lower_percent: int) -> int:
     """Return how much of the requests has to be released; 0 for nothing. Source: policies spec 3.3, 3.4.
 
-    Args:
-        requested: by pods up to the priority threshold, of one resource.
-        allocatable: of the node; 0 or less: the node has nothing of it.
-        threshold_percent: of the allocatable: nothing is released up to it.
-        lower_percent: of the allocatable: what is released down to.
+    Requests are of one resource. Nothing is released up to the threshold, in percent of the allocatable; all
+    of them if the node has nothing allocatable.
     """
     if allocatable <= 0:
         return requested
@@ -290,10 +225,7 @@ def beyond_allocatable(requested: int, allocatable: int, threshold_percent: int,
 
 
 class EvictPlugin(Plugin[_StateT]):
-    """Base class of the plugins that evict pods while a resource is short.
-
-    Usage is in millicores or bytes, as requests are.
-    """
+    """Base class of the plugins that evict pods while a resource is short."""
 
     default_mode: ClassVar[Mode] = Mode.DRY_RUN
     options_type: ClassVar[type[Any] | None] = EvictOptions
@@ -304,16 +236,13 @@ class EvictPlugin(Plugin[_StateT]):
     state_type: type[_StateT]
 
     def setup(self, context: PluginContext) -> _StateT:
-        """Nothing was evicted yet."""
         gates = frozenset(name for name in self.gates if context.gates.get(name, False))
         return self.state_type(options=context.options or EvictOptions(), gates=gates)
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
-        """Whether the strategy wants it."""
         return snapshot.asks_for(self.name)
 
     def run(self, snapshot: Snapshot, state: _StateT) -> Decision[_StateT]:
-        """Which pods to evict now."""
         now_s = snapshot.now_s
         cool_until_s = now_s + self.cool_s if state.cool_until_s is None else state.cool_until_s
         state = replace(self.observed(snapshot, state), cool_until_s=cool_until_s)
@@ -328,23 +257,30 @@ class EvictPlugin(Plugin[_StateT]):
         return Decision(after, (), choice.evictions, choice.explanation)
 
     def on_evictions(self, results: Sequence[EvictionResult], snapshot: Snapshot, state: _StateT) -> _StateT:
-        """What was not carried out does not count as released."""
-        return with_results(state, results, snapshot.now_s)
+        now_s = snapshot.now_s
+        failed = {each.eviction.pod_uid for each in results if each.outcome not in _DONE}
+        refused = _since(state.refused, now_s - state.options.same_pod_after_seconds)
+        return replace(
+            state,
+            # A failed proposal releases nothing, and if all fail, the plugin does not cool.
+            evicted={uid: at_s for uid, at_s in state.evicted.items() if uid not in failed},
+            refused={**refused, **dict.fromkeys(failed, now_s)},
+            cool_until_s=now_s if len(failed) == len(results) > 0 else state.cool_until_s,
+        )
 
     def observed(self, snapshot: Snapshot, state: _StateT) -> _StateT:
-        """The state with what is remembered of each round, also of those that cool; by default nothing."""
+        """The state after each round, also of those that cool; by default unchanged."""
         return state
 
     def tasks(self, snapshot: Snapshot, state: _StateT) -> Iterable[ReleaseTask | None]:
-        """What each feature wants to be released, whether its gate is on or not; None for nothing."""
+        """The task of each feature, whether its gate is on or not; None for nothing."""
         raise NotImplementedError
 
     def usage(self, snapshot: Snapshot, cgroup: str) -> float | None:
-        """What a pod, or the node, uses; None: not known."""
+        """Usage of a pod or the node, in millicores or bytes; None: not known."""
         raise NotImplementedError
 
     def text_of(self, amount: float) -> str:
-        """An amount for people."""
         raise NotImplementedError
 
     def _releases(self, snapshot: Snapshot, pod: Pod) -> Amounts:
@@ -357,12 +293,7 @@ class EvictPlugin(Plugin[_StateT]):
     ) -> ReleaseTask | None:
         """Return the task of a feature that goes by the node's usage. Source: policies spec 3.3, 3.4.
 
-        Args:
-            snapshot: of the node.
-            feature: the name of the gate.
-            threshold: in percent of the capacity.
-            lower: what is released down to; None: 2 percent below the threshold.
-            priority: pods up to it that allow evictions by priority; None: BE pods.
+        Percentages are of the capacity; without `lower` it is 2 below `threshold`. `priority`: see `allowed`.
         """
         lower = threshold - 2 if lower is None else lower
         capacity = snapshot.node.capacity.get(self.resource, 0)
@@ -381,6 +312,7 @@ class EvictPlugin(Plugin[_StateT]):
         if priority is not None:
             pods = by_priority(pods, lambda pod: usage[pod.uid])
         else:
+            # Sorts are stable: of equal pods the last name comes first.
             pods.sort(key=lambda pod: pod.name, reverse=True)
             pods.sort(key=lambda pod: (be_priority(pod), -usage[pod.uid]))
         arithmetic = (
@@ -394,11 +326,7 @@ class EvictPlugin(Plugin[_StateT]):
     ) -> ReleaseTask | None:
         """Return the task of a feature that goes by requests. Source: policies spec 3.3, 3.4.
 
-        Args:
-            snapshot: of the node.
-            feature: the name of the gate.
-            threshold: in percent of what is allocatable; None: nothing is released.
-            lower: in percent: what is released down to; None: nothing is.
+        Percentages are of the allocatable; without both nothing is released.
         """
         priority = snapshot.strategies.threshold.allocatable_evict_priority_threshold
         if threshold is None or lower is None or priority is None:

@@ -44,7 +44,7 @@ TIME_LIMIT_S: Final = 3.0
 MOST_CLAIMS: Final = 10_000
 """Of one decision: more would keep the other plugins from running."""
 MOST_EVICTIONS: Final = 64
-"""Of one decision; the daemon is asked for one after the other."""
+"""Of one decision; the daemon carries them out one by one."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 """After a failure; each one in a row doubles the pause."""
@@ -63,21 +63,7 @@ class PluginRun(NamedTuple):
 
 
 class PluginRunner:
-    """One plugin with its thread and state.
-
-    Args:
-        plugin: what to run.
-        failures: for failures of the plugin, once per cause and interval.
-        clock: monotonic, in seconds.
-        time_limit_s: how long one run may take.
-
-    Attributes:
-        plugin: as given.
-        mode: what happens with its decisions.
-        is_enabled: whether the strategies want it; None: not known yet.
-        problem: why it is left out now; empty if it is not.
-        explanation: of its last decision.
-    """
+    """One plugin with its thread and state."""
 
     def __init__(
         self,
@@ -89,7 +75,9 @@ class PluginRunner:
         self.plugin = plugin
         self.mode = plugin.default_mode
         self.is_enabled: bool | None = None
+        """Whether the strategies want it; None: not known yet."""
         self.problem = ""
+        """Why it is left out now; empty if it is not."""
         self.explanation = ""
         self._failures = failures
         self._clock = clock
@@ -101,7 +89,8 @@ class PluginRunner:
         self._gates: Mapping[str, bool] = {}
         self._options: Any = None
         self._state: Any = None
-        self._has_state = False
+        self.has_state = False
+        """Whether it goes on from its own state; if not, it begins with the claims that the daemon has."""
         self._beginnings = 0
         """How often it had to begin anew: a run that is under way then leaves no state."""
         self._results: tuple[EvictionResult, ...] = ()
@@ -115,34 +104,21 @@ class PluginRunner:
             self.forget()
         self._gates, self._options = gates, options
 
-    @property
-    def has_state(self) -> bool:
-        """Whether it goes on from its own state; if not, it begins with the claims that the daemon has."""
-        return self._has_state
-
     def forget(self) -> None:
         """Has the plugin begin anew."""
-        self._state, self._has_state, self._results, self.is_enabled = None, False, (), None
+        self._state, self.has_state, self._results, self.is_enabled = None, False, (), None
         self._beginnings += 1
 
     def is_due(self, now_s: float) -> bool:
-        """Whether it may run: its interval is over, the pause after a failure too, and it is not off."""
         return self.mode is not Mode.OFF and now_s >= self._next_s
 
     def note_evictions(self, results: Sequence[EvictionResult]) -> None:
-        """Has the next run begin with what became of the plugin's proposals."""
         self._results = (*self._results, *results)
 
     async def run(
         self, snapshot: Snapshot, versions: tuple[int, int, int], held: Sequence[Claim] = ()
     ) -> PluginRun | None:
-        """Has the plugin decide; None after a failure, which is reported.
-
-        Args:
-            snapshot: what it decides by.
-            versions: of pods, node and strategies in the snapshot.
-            held: its claims in the daemon, for the first state.
-        """
+        """Has the plugin decide; None after a reported failure. `held` are its claims in the daemon."""
         now_s, beginnings = self._clock(), self._beginnings
         # A round that comes a little early is not left out.
         self._next_s = now_s + self.plugin.interval_s * 0.9
@@ -157,7 +133,7 @@ class PluginRunner:
             # It has decided by what the configuration said before.
             return None
         self._versions, self._results = versions, ()
-        self._state, self._has_state = result.decision.state, result.is_enabled
+        self._state, self.has_state = result.decision.state, result.is_enabled
         self.is_enabled = result.is_enabled
         self.explanation = result.decision.explanation
         if self._pause_s:
@@ -166,7 +142,7 @@ class PluginRunner:
         return result
 
     def _changes(self, versions: tuple[int, int, int]) -> frozenset[Change]:
-        if self._versions is None or not self._has_state:
+        if self._versions is None or not self.has_state:
             return frozenset()
         pairs = zip(Change, self._versions, versions, strict=True)
         return frozenset(change for change, before, now in pairs if before != now)
@@ -182,7 +158,7 @@ class PluginRunner:
         plugin, state = self.plugin, self._state
         if not plugin.is_enabled(snapshot):
             return PluginRun(Decision(None, explanation="the strategies of this node do not want it"), False)
-        if not self._has_state:
+        if not self.has_state:
             state = plugin.setup(PluginContext(gates=self._gates, options=self._options, held=held))
         if results:
             state = plugin.on_evictions(results, snapshot, state)
@@ -217,7 +193,6 @@ class PluginRunner:
         self._failures.report(self.plugin.name, reason, text, level=logging.ERROR, error=cause)
 
     def close(self) -> None:
-        """Lets the thread end, unless it hangs."""
         self._thread.shutdown(cancel_futures=True)
 
 
@@ -260,7 +235,8 @@ def _claim_problem(claim: Claim) -> str:
     if not isinstance(level, Level) or level is Level.NODE or not _is_name(identity):
         return f"a claim has the target {level!r:.50} {identity!r:.100}"
     place = f"{field!r:.50} of {level.name.lower()} {identity:.80}"
-    if not _is_name(field) or not _is_role(role) or not (reason == "" or _is_text(reason)):
+    is_role = isinstance(role, Role) and role is not Role.SCALE
+    if not _is_name(field) or not is_role or not (reason == "" or _is_text(reason)):
         return f"{place} has no field, role or reason"
     if not _is_amount(value) and not (
         isinstance(value, str) and _is_text(value) and len(value) <= MOST_VALUE
@@ -268,10 +244,6 @@ def _claim_problem(claim: Claim) -> str:
         return f"{place} is {value!r:.100}"
     is_ceiling = ceiling is None or (_is_amount(ceiling) and role is Role.ADD)
     return "" if is_ceiling else f"{place} has the ceiling {ceiling!r:.50}, and the role {role}"
-
-
-def _is_role(value: object) -> bool:
-    return isinstance(value, Role) and value is not Role.SCALE
 
 
 def _is_amount(value: object) -> bool:
@@ -283,5 +255,5 @@ def _is_name(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is a line that can be logged and sent: no line breaks, no surrogates."""
+    # It is logged and sent: no line breaks, no surrogates.
     return isinstance(value, str) and bool(value) and value.isprintable()

@@ -1,4 +1,4 @@
-"""Messages of the daemon's API as what plugins see, and claims as messages. Pure.
+"""Messages of the daemon's API to the types of plugins, and claims to messages. Pure.
 
 A newer daemon may send values that are not known here: those of enums count as if they were absent, fields of
 strategies keep their defaults, and the problems are returned.
@@ -167,13 +167,7 @@ def _member(kind: type[_EnumT], value: str, default: _EnumT) -> _EnumT:
 
 
 def strategy_of(kind: type[_Kind], part: str, texts: Mapping[str, str]) -> tuple[_Kind, tuple[str, ...]]:
-    """A strategy, and the problems with values that cannot be used, whose fields have their defaults.
-
-    Args:
-        kind: a frozen dataclass whose fields have defaults.
-        part: begins the paths of its fields, such as `threshold`.
-        texts: values as JSON by dotted path.
-    """
+    """A strategy by JSON values at dotted paths below `part`, and problems of fields that keep defaults."""
     problems: list[str] = []
     return _laid_over(kind(), part, texts, problems), tuple(problems)
 
@@ -187,7 +181,7 @@ def _laid_over(default: _Kind, place: str, texts: Mapping[str, str], problems: l
             try:
                 changed[name] = validator.validate_json(texts[path], strict=True)
             except ValueError:
-                problems.append(f"{path}: {texts[path][:100]} is not known here; {value} counts")
+                problems.append(f"{path}: {texts[path][:100]} is not known here; {value} is used")
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             changed[name] = _laid_over(value, path, texts, problems)
     return dataclasses.replace(default, **changed)  # type: ignore[type-var]  # kinds are dataclasses
@@ -208,7 +202,7 @@ def key_message(claim: Claim) -> api_pb2.ClaimKey:
 
 
 def cut_bytes(text: str, most: int) -> str:
-    """The beginning of a text, with whole characters."""
+    # Half a character at the end is dropped.
     return text.encode()[:most].decode(errors="ignore")
 
 
@@ -242,13 +236,7 @@ def claims_of(messages: Iterable[api_pb2.Claim]) -> Iterator[Claim]:
 
 
 def report_message(pid: int, started_s: float, plugins: Iterable[PluginReport]) -> api_pb2.QosManagerReport:
-    """What the daemon is told of this process.
-
-    Args:
-        pid: Of it.
-        started_s: Since the epoch.
-        plugins: All of them.
-    """
+    """The report to the daemon about this process, which started `started_s` after the epoch."""
     message = api_pb2.QosManagerReport(version=__version__, pid=pid)
     message.started_at.FromNanoseconds(int(started_s * 1e9))
     message.plugins.extend(

@@ -1,7 +1,7 @@
 """The process from start to end: rounds of samples and decisions, configuration, signals, notifications.
 
-A round reads samples, makes a snapshot of what the daemon knows, and has each plugin decide whose round
-before has ended. Without the daemon there are no rounds. What counts in the daemon outlives this process:
+A round reads samples, makes a snapshot of the daemon's state, and has each plugin decide whose round
+before has ended. Without the daemon there are no rounds. Claims in the daemon outlive this process:
 nothing is released at its end, only when a plugin is switched off.
 """
 
@@ -13,9 +13,9 @@ import os
 import pkgutil
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.background import BackgroundTasks, BackgroundThreads
@@ -62,7 +62,7 @@ REPORT_S: Final = 5.0
 REFUSED_PAUSE_S: Final = 10.0
 """How long a plugin waits whose claims the daemon does not take."""
 EXPLAIN_S: Final = 10.0
-"""Least time between two lines of a plugin about what it would do in dry-run."""
+"""Least time between two lines about the claims of a plugin in dry-run."""
 MOST_EXPLAINED: Final = 5
 """Claims in one such line."""
 CLOSING_S: Final = 1.0
@@ -88,7 +88,7 @@ class SampleSource(Metrics, Protocol):
 
 
 class PluginConfiguration(NamedTuple):
-    """What the configuration says of one plugin."""
+    """The configuration of one plugin."""
 
     mode: Mode
     options: Any
@@ -96,7 +96,7 @@ class PluginConfiguration(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What the configuration says, checked."""
+    """The configuration, checked."""
 
     settings: Settings
     gates: Mapping[str, bool]
@@ -105,11 +105,7 @@ class Configuration:
 
 
 def configured(reading: Reading, plugins: Iterable[AnyPlugin]) -> Configuration:
-    """Checks what the daemon does not: the options of plugins, and the admin socket.
-
-    Raises:
-        CombinedConfigError: every problem, also those of the reading.
-    """
+    """Checks plugins' options and the admin socket, which the daemon does not. Raises CombinedConfigError."""
     settings, errors = reading.settings, list(reading.errors)
     if not settings.api.admin_socket:
         reason = "is empty: koord-qos-manager sets its values through the daemon's admin socket"
@@ -134,7 +130,7 @@ def configured(reading: Reading, plugins: Iterable[AnyPlugin]) -> Configuration:
         if settings.qosmanager.mode == "dry-run" and mode is Mode.ENFORCE:
             mode = Mode.DRY_RUN
         if plugin.name not in BUILT_IN and not (own.endpoint or own.reference):
-            # It is not in the configuration any more: what it has claimed is released.
+            # It is not in the configuration any more: its claims are released.
             mode = Mode.OFF
         if settings.qosmanager.mode == "none":
             mode = Mode.OFF
@@ -145,17 +141,11 @@ def configured(reading: Reading, plugins: Iterable[AnyPlugin]) -> Configuration:
 
 
 def built_in_plugins() -> list[AnyPlugin]:
-    """Makes the plugins of this package."""
     return [pkgutil.resolve_name(reference)() for reference in BUILT_IN.values()]
 
 
 def all_plugins(reading: Reading) -> list[AnyPlugin]:
-    """Makes the plugins of this package, of other packages, and those in processes of their own.
-
-    Raises:
-        CombinedConfigError: references that cannot be imported, or are not the plugin of that name; and every
-            problem of the reading.
-    """
+    """Makes all plugins; raises CombinedConfigError for references, and for all problems of the reading."""
     made, errors = built_in_plugins(), list[ConfigError]()
     for name, own in sorted(reading.settings.plugins.items()):
         if own.endpoint:
@@ -181,7 +171,6 @@ def _imported(name: str, reference: str) -> AnyPlugin:
 
 
 def external_plugins(settings: Settings) -> dict[str, str]:
-    """The references of plugins that are not of this package, by name; empty for one with an endpoint."""
     return {name: own.reference for name, own in settings.plugins.items() if own.endpoint or own.reference}
 
 
@@ -206,7 +195,7 @@ class _PluginEntry:
             runner.plugin.name,
             runner.mode,
             bool(runner.is_enabled),
-            self.session.count,
+            len(self.session.claims),
             runner.problem or self.refused,
             runner.explanation,
         )
@@ -224,21 +213,12 @@ class _PluginEntry:
         if runner.mode is Mode.DRY_RUN:
             claims = "dry-run"
         else:
-            claims = f"{self.session.count} claims" if runner.plugin.has_claims else ""
+            claims = f"{len(self.session.claims)} claims" if runner.plugin.has_claims else ""
         return ", ".join(filter(None, (claims, runner.explanation)))
 
 
 class QosManager:
-    """One running manager; made in its event loop.
-
-    Args:
-        configuration: at the start.
-        reload: reads the configuration again; raises ConfigError.
-        plugins: what runs.
-        sampler: where samples come from.
-        environ: where the service manager's variables are.
-        clock: monotonic, in seconds.
-    """
+    """One running manager; made in its event loop. `reload` raises ConfigError."""
 
     def __init__(
         self,
@@ -247,24 +227,20 @@ class QosManager:
         plugins: Iterable[AnyPlugin],
         sampler: SampleSource,
         environ: Mapping[str, str] = os.environ,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._configuration = configuration
         self._reload = reload
         self._sampler = sampler
         self._environ = environ
-        self._clock = clock
         self._failures = FailureLog(output=logger)
         self._notifier = Notifier(environ.get("NOTIFY_SOCKET"))
         self._client = DaemonClient(admin_socket(configuration.settings), self._failures)
         self._entries = [
-            _PluginEntry(
-                PluginRunner(each, self._failures, clock), ClaimSession(each.name, self._failures, clock)
-            )
+            _PluginEntry(PluginRunner(each, self._failures), ClaimSession(each.name, self._failures))
             for each in plugins
         ]
         self._external = external_plugins(configuration.settings)
-        """Those that were made."""
+        """The external plugins that were made."""
         self._use(configuration)
         self._samples = BackgroundThreads(1, "samples")
         self._pass: asyncio.Future[object] | None = None
@@ -272,16 +248,12 @@ class QosManager:
         self._targets: tuple[tuple[int, int, int], dict[str, Level]] = (0, 0, 0), {}
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks = BackgroundTasks(self.finish)
-        self._last_round_s = clock()
+        self._last_round_s = time.monotonic()
         self._status = ""
         self._started_s = time.time()
 
     async def serve(self) -> None:
-        """Runs until `finish`.
-
-        Raises:
-            BaseException: an error of its own code.
-        """
+        """Runs until `finish`, and raises its error."""
         try:
             self._tasks.spawn(self._client.run(), is_vital=True)
             self._tasks.spawn(self._run_rounds(), is_vital=True)
@@ -349,31 +321,26 @@ class QosManager:
         loop = asyncio.get_running_loop()
         due_s = loop.time()
         while True:
-            self._last_round_s = self._clock()
+            self._last_round_s = time.monotonic()
             observed, connection = self._client.observed, self._client.connection
             if observed is not None and connection is not None:
                 await self._run_round(observed, connection)
             else:
                 self._client.changed.clear()
-                await self._wait_for_daemon()
+                # At most as long as a round may take, for the watchdog.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._configuration.settings.qosmanager.interval_s):
+                        await self._client.changed.wait()
             # A late round is not made up for.
             due_s = max(due_s + self._configuration.settings.qosmanager.interval_s, loop.time())
             await asyncio.sleep(due_s - loop.time())
-
-    async def _wait_for_daemon(self) -> None:
-        """At most as long as a round may take, for the watchdog."""
-        try:
-            async with asyncio.timeout(self._configuration.settings.qosmanager.interval_s):
-                await self._client.changed.wait()
-        except TimeoutError:
-            return
 
     async def _run_round(self, observed: Observed, connection: DaemonConnection) -> None:
         for problem in observed.problems:
             self._failures.report("daemon", problem, problem)
         await self._sample(observed)
         snapshot = Snapshot(
-            now_s=self._clock(),
+            now_s=time.monotonic(),
             wall_s=time.time(),
             pods=observed.pods,
             node=observed.node,
@@ -384,8 +351,8 @@ class QosManager:
         )
         for entry in self._entries:
             if entry.round is None or entry.round.done():
-                decide = partial(self._decide, entry, connection, snapshot, observed.versions)
-                entry.round = self._tasks.spawn(self._run_plugin(entry, decide), is_vital=True)
+                work = self._run_plugin(entry, connection, snapshot, observed.versions)
+                entry.round = self._tasks.spawn(work, is_vital=True)
 
     async def _sample(self, observed: Observed) -> None:
         """Makes one pass; one that hangs or fails leaves the round with the samples of before."""
@@ -412,15 +379,21 @@ class QosManager:
                 # A matter of the machine or of the unit's rights, which does not change by itself.
                 logger.info("samples: no cycles per instruction: %s", problem)
 
-    async def _run_plugin(self, entry: _PluginEntry, decide: Callable[[], Awaitable[None]]) -> None:
-        if self._clock() < entry.refused_until_s:
+    async def _run_plugin(
+        self,
+        entry: _PluginEntry,
+        connection: DaemonConnection,
+        snapshot: Snapshot,
+        versions: tuple[int, int, int],
+    ) -> None:
+        if time.monotonic() < entry.refused_until_s:
             return
         try:
-            await decide()
+            await self._decide(entry, connection, snapshot, versions)
         except DaemonAwayError:
             return  # which the client reports
         except ClaimsRefusedError as error:
-            entry.refused, entry.refused_until_s = str(error), self._clock() + REFUSED_PAUSE_S
+            entry.refused, entry.refused_until_s = str(error), time.monotonic() + REFUSED_PAUSE_S
             name = entry.runner.plugin.name
             self._failures.report(name, entry.refused, f"claims nothing: {entry.refused}")
         else:
@@ -437,7 +410,7 @@ class QosManager:
         is_enforced = runner.mode is Mode.ENFORCE
         if not is_enforced:
             await session.release(connection)
-        if not runner.is_due(self._clock()):
+        if not runner.is_due(time.monotonic()):
             return
         is_claiming = is_enforced and runner.plugin.has_claims
         held = await session.take_over(connection) if is_claiming else ()
@@ -460,7 +433,7 @@ class QosManager:
 
     def _explain(self, entry: _PluginEntry, claims: Sequence[Claim]) -> None:
         """Logs what a plugin in dry-run would claim, if that has changed."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         wanted = [claim._replace(reason="") for claim in claims]
         if wanted == entry.would_claim or now_s < entry.explained_s + EXPLAIN_S:
             return
@@ -477,32 +450,22 @@ class QosManager:
 
     # Status
 
-    def _status_text(self) -> str:
-        """One line for `systemctl status`."""
-        if self._client.problem:
-            return f"no daemon: {self._client.problem}"
-        return "; ".join(f"{entry.runner.plugin.name}: {entry.state}" for entry in self._entries)
-
     async def _keep_reporting(self) -> None:
         """Tells the daemon that this process runs, and how: without a report it reports one as missing."""
         told: DaemonConnection | None = None
         due_s = 0.0
         while True:
             connection = self._client.connection
-            if connection is not None and (connection is not told or self._clock() >= due_s):
+            if connection is not None and (connection is not told or time.monotonic() >= due_s):
                 try:
-                    due_s = self._clock() + await self._report(connection)
+                    due_s = time.monotonic() + await self._report(connection)
                     told = connection
                 except DaemonAwayError:
                     told = None  # which the client reports
             await asyncio.sleep(1.0)
 
     async def _report(self, connection: DaemonConnection) -> float:
-        """Sends one report; returns in how many seconds the next one is due.
-
-        Raises:
-            DaemonAwayError: the daemon is away.
-        """
+        """Sends one report; returns in how many seconds the next one is due. Raises DaemonAwayError."""
         from cri_api.runtimeproxy.v1 import api_pb2
         from runtimeproxy.qosmanager.from_api import report_message
 
@@ -522,16 +485,19 @@ class QosManager:
             await asyncio.sleep(1.0)
 
     def _notify(self) -> None:
-        """Sends a changed status; again later if the service manager's queue is full.
-
-        Each has READY=1, which also ends a reload, and is ignored otherwise.
-        """
+        """Sends a changed status, one line for `systemctl status`; again if the manager's queue is full."""
+        # Each has READY=1, which also ends a reload, and is ignored otherwise.
         if (text := self._status_text()) != self._status and self._notifier.ready(text):
             self._status = text
 
+    def _status_text(self) -> str:
+        if self._client.problem:
+            return f"no daemon: {self._client.problem}"
+        return "; ".join(f"{entry.runner.plugin.name}: {entry.state}" for entry in self._entries)
+
     async def _feed_watchdog(self, interval_s: float) -> None:
         while True:
-            quiet_s = self._clock() - self._last_round_s
+            quiet_s = time.monotonic() - self._last_round_s
             if quiet_s < self._configuration.settings.qosmanager.interval_s + _QUIET_S:
                 self._notifier.watchdog()
             await asyncio.sleep(interval_s / 2)

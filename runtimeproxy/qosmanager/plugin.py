@@ -26,7 +26,7 @@ class Target(NamedTuple):
 
     level: Level
     id: str = ""
-    """Of a container its id, of a pod its uid, of a QoS class or host application its name."""
+    """A container's id, a pod's uid, or the name of a QoS class or host application."""
 
 
 class Claim(NamedTuple):
@@ -40,7 +40,7 @@ class Claim(NamedTuple):
     value: int | str
     """The value, the amount that is added, or the bound; a text is a list of CPUs such as `0-3,8`."""
     ceiling: int | None = None
-    """Of an add: what the value and it reach at most."""
+    """Of an add: the largest sum of the value and it."""
     reason: str = ""
     """For people; with the numbers that lead to it. A claim that differs in its reason only is not sent."""
 
@@ -52,7 +52,6 @@ class Claim(NamedTuple):
 QUOTA: Final = "cpu.cfs_quota_us"
 CPUS: Final = "cpuset.cpus"
 BE_CLASS: Final = Target(Level.QOS_CLASS, KubeQoSClass.BEST_EFFORT.value)
-"""The class of all BE pods."""
 
 
 def be_limit_cores(claims: Iterable[Claim]) -> float | None:
@@ -76,7 +75,7 @@ class Eviction(NamedTuple):
 
 
 class EvictionOutcome(StrEnum):
-    """What became of a proposal."""
+    """The outcome of a proposal."""
 
     EVICTED = "evicted"
     DRY_RUN = "dry-run"
@@ -98,7 +97,7 @@ class EvictionResult(NamedTuple):
 
 
 class Decision(NamedTuple, Generic[StateT]):
-    """What a plugin wants, and what it remembers."""
+    """All claims and evictions of a plugin, and its next state."""
 
     state: StateT
     claims: Sequence[Claim] = ()
@@ -115,23 +114,22 @@ class Need(NamedTuple):
     level: Level
     metric: Metric
     longest_s: float
-    """Of its windows, the longest one."""
+    """The longest of its windows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginContext:
-    """What a plugin is made with."""
+    """Gates, options and previous claims that a plugin is made with."""
 
     gates: Mapping[str, bool]
-    """All feature gates by name."""
     options: Any = None
     """Of the plugin's `options_type`; None if it has none."""
     held: Sequence[Claim] = ()
-    """The plugin's claims that count in the daemon from before this process: its values must not jump."""
+    """The plugin's effective claims of before this process: its values must not jump."""
 
 
 class Change(StrEnum):
-    """What has changed since the plugin's last run."""
+    """Kinds of changes since the plugin's last run."""
 
     PODS = "pods"
     NODE = "node"

@@ -39,35 +39,29 @@ MOST_ANSWER_BYTES: Final = 4 << 20
 MOST_NEEDS: Final = 16
 LONGEST_WINDOW_S: Final = 3_600.0
 LONGEST_POD_WINDOW_S: Final = 300.0
-"""Of pods and containers: there are hundreds, and each sample takes memory of the manager."""
+"""For pods and containers: there are hundreds, and each sample takes memory of the manager."""
 MOST_EXPLAINED: Final = 500
 """Characters of an explanation, or of an error."""
 
 
 class RemoteState(NamedTuple):
-    """What is remembered of a plugin's last answer."""
+    """The parts of a plugin's last answer that the next request needs."""
 
     claims: Sequence[Claim] = ()
     """All that it wants: told to it again on a new connection."""
     results: Sequence[EvictionResult] = ()
-    """What became of its evictions."""
 
 
 class RemoteOptions(NamedTuple):
-    """What the configuration says of a plugin; another endpoint is another connection."""
+    """The configuration of a plugin; another endpoint is another connection."""
 
     endpoint: str
-    """The path of its socket."""
     options: Mapping[str, object]
     """`[plugins.NAME.options]`, which it checks itself."""
 
 
 class RemotePlugin(Plugin[RemoteState]):
-    """One plugin in another process. Its options are `RemoteOptions`.
-
-    Args:
-        name: as in the configuration.
-    """
+    """One plugin in another process. Its options are `RemoteOptions`."""
 
     default_mode: ClassVar[Mode] = Mode.DRY_RUN
 
@@ -87,21 +81,16 @@ class RemotePlugin(Plugin[RemoteState]):
         return RemoteState(tuple(context.held))
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
-        """Always: without need the plugin claims nothing."""
+        # Without need the plugin claims nothing.
         return True
 
     def on_evictions(
         self, results: Sequence[EvictionResult], snapshot: Snapshot, state: RemoteState
     ) -> RemoteState:
-        """Keeps them for the next request."""
         return state._replace(results=(*state.results, *results))
 
     def run(self, snapshot: Snapshot, state: RemoteState) -> Decision[RemoteState]:
-        """Asks the plugin.
-
-        Raises:
-            PluginFailedError: it does not answer, or not as it should; the next run connects anew.
-        """
+        """Asks the plugin. Raises PluginFailedError."""
         try:
             is_first = self._stub is None
             stub = self._stub or self._connect()

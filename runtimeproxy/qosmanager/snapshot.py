@@ -1,4 +1,4 @@
-"""What plugins see: pods, node and strategies at one moment, and samples. Frozen; data only.
+"""The input of plugins: pods, node and strategies at one moment, and samples. Frozen; data only.
 
 Amounts of CPU are millicores or cores as their names say, memory is bytes. A cgroup is its path below the
 mount of its controllers, with a slash in front (`/kubepods.slice/kubepods-besteffort.slice`); `/` is the
@@ -40,18 +40,16 @@ class ContainerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A container that the runtime has."""
+    """A container that the runtime has. Empty fields are not known."""
 
     id: str
     name: str
     cgroup: str = ""
-    """Empty: not known."""
     state: ContainerState = ContainerState.RUNNING
     requests: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
     """By resource: `cpu` and `kubernetes.io/batch-cpu` in millicores, all else in bytes or numbers; a
     resource that is not in it is not requested, or not known."""
     limits: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
-    """As `requests`."""
     cpu_quota_us: int | None = None
     """The quota per 100 ms that the claims of policies lead to, without what is added or bounded; -1:
     unlimited, None: not known."""
@@ -59,7 +57,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A pod sandbox that is ready, with its containers."""
+    """A pod sandbox that is ready, with its containers. Empty fields are not known."""
 
     sandbox_id: str
     """The key of a pod: a sandbox that is made anew is another one."""
@@ -76,24 +74,21 @@ class Pod:
     sub_priority: int | None = None
     """Within its priority, by the label `koordinator.sh/priority`; None: it has none, or not a number."""
     cgroup: str = ""
-    """Empty: not known."""
     containers: tuple[Container, ...] = ()
     cpus: frozenset[int] = frozenset()
     """CPUs that it has for itself."""
     cpu_burst: PodCpuBurst = field(default_factory=PodCpuBurst)
-    """What counts for this pod, its own annotation included."""
+    """With the pod's own annotation."""
     eviction: PodEviction = field(default_factory=PodEviction)
     created_s: float | None = None
     """By `Snapshot.wall_s`; None: not known."""
 
     @property
     def full_name(self) -> str:
-        """Namespace and name, for reasons and logs."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def priority_value(self) -> int:
-        """Its priority; that of its priority class if it has none, or 0. Source: policies spec 1.5."""
         return self.priority or DEFAULT_PRIORITIES[self.priority_class]
 
 
@@ -114,9 +109,8 @@ class HostApplication(NamedTuple):
     qos: QoSClass = QoSClass.NONE
     priority_class: PriorityClass = PriorityClass.NONE
     cgroup: str = ""
-    """Empty: not known."""
     base: CgroupBase = CgroupBase.CGROUP_ROOT
-    """What the path of the strategy is below."""
+    """The base of the strategy's path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,21 +123,20 @@ class Node:
     """By resource: `cpu` and `kubernetes.io/batch-cpu` in millicores, all else in bytes or numbers. Empty:
     not known."""
     allocatable: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
-    """As `capacity`."""
     annotations: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    """Those of Koordinator."""
+    """Koordinator's only."""
     labels: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    """Those of Koordinator and of topology."""
+    """Koordinator's and topology's only."""
     cgroup_version: int = 2
     """1 or 2; 0: not known."""
     features: frozenset[str] = frozenset()
-    """What the kernel has, such as `burst`."""
+    """Of the kernel, such as `burst`."""
     cpu_manager_policy: str = ""
     """The kubelet's: `none` or `static`; empty: not known."""
     reserved_cpus: frozenset[int] = frozenset()
     """CPUs that the kubelet, or Koordinator's annotation, reserves by number."""
     reserved: Mapping[str, int] = field(default_factory=lambda: _EMPTY)
-    """What of the node is not for pods, in the units of `capacity`: the larger one of what is not
+    """Kept from pods, in the units of `capacity`: the larger one of what is not
     allocatable, and of the reservation in Koordinator's annotation."""
     static_cpus: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=lambda: _EMPTY)
     """CPUs that the kubelet's CPU manager has given to one container alone, by pod uid and container name."""
@@ -169,7 +162,7 @@ class Strategies:
 
 
 class Metric(StrEnum):
-    """What is sampled. A rate or share is over the time since the sample before."""
+    """A sampled value. A rate or share is over the time since the sample before."""
 
     CPU_USAGE = "cpu_usage"
     """In cores."""
@@ -206,7 +199,7 @@ class Window:
 
     last: float
     avg: float
-    """Mean of the samples; each counts the same."""
+    """Mean of the samples, of equal weight."""
     p50: float
     """A percentile is the sample of the nearest rank: no interpolation, so it was really measured."""
     p90: float
@@ -254,7 +247,7 @@ class Snapshot:
     """All that a plugin decides by."""
 
     now_s: float
-    """Monotonic; only differences count."""
+    """Monotonic; only differences have a meaning."""
     wall_s: float = 0.0
     """Since the epoch, for the age of pods."""
     pods: tuple[Pod, ...] = ()
@@ -263,7 +256,7 @@ class Snapshot:
     strategies: Strategies = field(default_factory=Strategies)
     metrics: Metrics = field(default_factory=NoMetrics)
     be_limit_cores: float | None = None
-    """What CPU suppress leaves to all BE pods together, by its claims that count; None: it bounds nothing."""
+    """The bound of CPU suppress on all BE pods, by its effective claims; None: it bounds nothing."""
     source: SnapshotSource | None = field(default=None, repr=False, compare=False)
     """None: it was not made of messages, as in tests."""
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from google.protobuf.timestamp_pb2 import Timestamp
-
     from cri_api.runtimeproxy.v1 import api_pb2
     from runtimeproxy.config.settings import Settings
 
@@ -31,43 +29,26 @@ _SENTENCES: Final = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds those of the command."""
     parser.add_argument(
         "-o", "--output", choices=("text", "json"), default="text", help="text for people, or JSON"
     )
 
 
-class ShownStatus(NamedTuple):
-    """What the command prints."""
-
-    code: int
-    text: str
-    """For standard error if the daemon does not answer."""
-
-
-def shown(settings: Settings, output: str) -> ShownStatus:
-    """Asks the daemon.
-
-    Args:
-        settings: With the daemon's socket.
-        output: `text` or `json`.
-    """
-    import grpc
-
+def shown(settings: Settings, output: str) -> tuple[int, str]:
+    """Asks the daemon; returns the exit code and the output, `text` or `json`."""
     from cri_api.runtimeproxy.v1 import api_pb2
-    from cri_api.runtimeproxy.v1.api_pb2_grpc import RuntimeProxyStub
+    from runtimeproxy.http2.client import RpcError
+    from runtimeproxy.stubs import BlockingClient
 
     path = settings.proxy.endpoint
-    options = (("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", -1))
-    with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
+    with BlockingClient(path) as client:
+        daemon = client.stub(api_pb2.DESCRIPTOR.services_by_name["RuntimeProxy"])
         try:
-            found = RuntimeProxyStub(channel).GetStatus(api_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
-        except grpc.RpcError as error:
-            # Errors of calls have both; grpc's types do not say so.
-            reason = error.details() or error.code().name
-            return ShownStatus(NO_DAEMON, f"{PROGRAM}: {path}: koord-runtime-proxy does not answer: {reason}")
+            found = daemon.GetStatus(api_pb2.GetStatusRequest(), timeout=TIMEOUT_S)
+        except RpcError as error:
+            return NO_DAEMON, f"{PROGRAM}: {path}: koord-runtime-proxy does not answer: {error.text}"
     if not found.HasField("qos_manager"):
-        return ShownStatus(NO_DAEMON, f"{PROGRAM}: {path}: a newer koord-runtime-proxy is needed")
+        return NO_DAEMON, f"{PROGRAM}: {path}: a newer koord-runtime-proxy is needed"
     status = found.qos_manager
     if output == "json":
         from google.protobuf import json_format
@@ -75,7 +56,7 @@ def shown(settings: Settings, output: str) -> ShownStatus:
         text = json_format.MessageToJson(status, indent=2)
     else:
         text = "\n".join(lines(status, datetime.now(UTC)))
-    return ShownStatus(PROBLEM if is_problem(status) else OK, text)
+    return PROBLEM if is_problem(status) else OK, text
 
 
 def is_problem(status: api_pb2.QosManagerStatus) -> bool:
@@ -84,29 +65,20 @@ def is_problem(status: api_pb2.QosManagerStatus) -> bool:
 
     if status.state == api_pb2.QosManagerStatus.STATE_MISSING:
         return True
-    is_running = status.state == api_pb2.QosManagerStatus.STATE_RUNNING
-    return is_running and any(_fails(each) for each in status.report.plugins)
-
-
-def _fails(plugin: api_pb2.QosPluginStatus) -> bool:
-    from cri_api.runtimeproxy.v1 import api_pb2
-
-    return bool(plugin.problem) and plugin.is_wanted and plugin.mode != api_pb2.MODE_OFF
+    return status.state == api_pb2.QosManagerStatus.STATE_RUNNING and any(
+        each.problem and each.is_wanted and each.mode != api_pb2.MODE_OFF for each in status.report.plugins
+    )
 
 
 def lines(status: api_pb2.QosManagerStatus, now: datetime) -> Iterator[str]:
-    """The status for people.
-
-    Args:
-        status: what the daemon says.
-        now: with a time zone.
-    """
+    """The status for people."""
     from cri_api.runtimeproxy.v1 import api_pb2
 
     state = api_pb2.QosManagerStatus.State.Name(status.state).removeprefix("STATE_")
     report, about = status.report, ""
     if state == "RUNNING" and status.HasField("report"):
-        about = f": version {report.version}, process {report.pid}, started {_time(report.started_at)}"
+        started = report.started_at.ToDatetime(UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+        about = f": version {report.version}, process {report.pid}, started {started}"
     elif status.HasField("last_heard"):
         ago_s = (now - status.last_heard.ToDatetime(UTC)).total_seconds()
         about = f"; last heard of process {report.pid} {ago_s:.0f} s ago"
@@ -133,7 +105,3 @@ def _plugin(each: api_pb2.QosPluginStatus) -> str:
         return f"{mode}: not asked for"
     claims = f"{each.claims} claims" if each.claims else ""
     return ": ".join(filter(None, (mode, ", ".join(filter(None, (claims, each.explanation))))))
-
-
-def _time(stamp: Timestamp) -> str:
-    return stamp.ToDatetime(UTC).astimezone().isoformat(sep=" ", timespec="seconds")

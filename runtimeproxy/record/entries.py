@@ -102,11 +102,7 @@ Taken = CallTaken | ResponseTaken
 
 
 class Encoder:
-    """Makes the lines of one recording; for one thread at a time.
-
-    Args:
-        key: of the hashes, random.
-    """
+    """Makes the lines of one recording; for one thread at a time."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -162,7 +158,7 @@ class Encoder:
             response: dict[str, Any] = {"number": taken.number, "outcome": taken.outcome.value}
             if taken.outcome is Outcome.SUCCEEDED:
                 with suppress(*_UNREADABLE):
-                    message = _response_type(taken.kind).FromString(open_response(taken.frame))
+                    message = message_type(f"{taken.kind}Response").FromString(open_response(taken.frame))
                     redact(message, self._key)
                     response["message"] = _document(message)
             yield _line("response", response)
@@ -187,19 +183,14 @@ class Encoder:
         """
         message = Decompressor(taken.frame, taken.encoding, MAX_REQUEST_BYTES)
         message.run()
-        request = parse(request_type(taken.kind), message.take())
+        request = parse(message_type(f"{taken.kind}Request"), message.take())
         redact(request, self._key)
         return request
 
 
-def request_type(kind: CallKind) -> type[Message]:
-    """The message of a call's request."""
-    found: type[Message] = getattr(api_pb2, f"{kind}Request")
-    return found
-
-
-def _response_type(kind: CallKind) -> type[Message]:
-    found: type[Message] = getattr(api_pb2, f"{kind}Response")
+def message_type(name: str) -> type[Message]:
+    """Such as `CreateContainerRequest`."""
+    found: type[Message] = getattr(api_pb2, name)
     return found
 
 

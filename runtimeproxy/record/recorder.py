@@ -38,11 +38,6 @@ ENDED: Final = "the recording has ended"
 class Recorder:
     """One recording; `CallServices.recorder` while it goes on.
 
-    Args:
-        services: of the calls.
-        max_waiting: calls and responses that wait.
-        max_waiting_bytes: bytes of their requests.
-
     Attributes:
         problem: why it has ended; empty as long as it has not.
         started_s: when it was made, in seconds since the epoch.
@@ -66,11 +61,7 @@ class Recorder:
         self._wake = asyncio.Event()
 
     async def lines(self, executor: Executor) -> AsyncGenerator[bytes, None]:
-        """Records calls until the caller stops, and yields lines; ends early with `problem` set.
-
-        Args:
-            executor: a thread that makes the lines.
-        """
+        """Records calls until the caller stops, and yields lines; ends early with `problem` set."""
         services, run = self._services, asyncio.get_running_loop().run_in_executor
         encoder = Encoder(os.urandom(KEY_BYTES))
         records = (*services.store.pods, *services.store.containers)
@@ -100,16 +91,13 @@ class Recorder:
 
     @property
     def calls(self) -> int:
-        """How many calls have been recorded."""
         return self._number
 
     @property
     def node(self) -> Node:
-        """The present snapshot."""
         return self._services.chain.node.latest
 
     def begin(self, kind: CallKind, frame: bytes, encoding: str) -> CallInRecording:
-        """A request has arrived."""
         return CallInRecording(self, kind, frame, encoding)
 
     def next_number(self) -> int:
@@ -157,7 +145,6 @@ class CallInRecording:
         self._decisions: list[Decided] = []
 
     def on_decision(self, hook: Hook, decision: Decision) -> None:
-        """The policies have decided on one question of the call."""
         self._decisions.append(Decided(hook, decision))
         self._node = self._recorder.node
 
@@ -179,6 +166,5 @@ class CallInRecording:
         self._frame, self._node, self._decisions = b"", None, []
 
     def on_response(self, outcome: Outcome, frame: bytes) -> None:
-        """The runtime has answered."""
         if self._number:
             self._recorder.put(ResponseTaken(self._number, self._kind, outcome, frame))

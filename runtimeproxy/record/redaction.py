@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy.hooks.audit import shown
 from runtimeproxy.hooks.fields import ANNOTATIONS, ENV, Field, Value
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     FieldDescriptor = FieldOfC | FieldOfPython
-
-MessageT = TypeVar("MessageT", bound="Message")
 
 MAX_ANNOTATION_CHARS: Final = 16 * 1024
 """Longest annotation that is kept; those that policies read have a few hundred characters."""
@@ -60,14 +58,6 @@ def redact(message: Message, key: bytes) -> None:
     _redact(message, key)
 
 
-def redacted(message: MessageT, key: bytes) -> MessageT:
-    """Returns a copy of a message without secrets; see `redact`."""
-    copy = type(message)()
-    copy.CopyFrom(message)
-    redact(copy, key)
-    return copy
-
-
 def _redact(message: Message, key: bytes) -> None:
     for field, value in message.ListFields():
         name = field.name
@@ -94,7 +84,6 @@ def _messages_in(field: FieldDescriptor, value: Any) -> Iterable[Message]:  # no
 
 
 def redacted_annotations(annotations: Mapping[str, str], key: bytes) -> dict[str, str]:
-    """Returns annotations without secrets."""
     return {name: annotation_value(name, value, key) for name, value in annotations.items()}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections import Counter
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,26 +17,23 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from google.protobuf import json_format
 
-from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall
 from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import CALL_TYPES
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CallSettings
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
 from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
 from runtimeproxy.frontends.cri_proxy.interception import Outcome
-from runtimeproxy.hooks.chain import EVALUATION_S, Chain
 from runtimeproxy.hooks.fields import policies_in
 from runtimeproxy.hooks.remote.registrations import SUFFIX
-from runtimeproxy.hooks.settings import ConflictRule
-from runtimeproxy.hooks.workers import Workers
-from runtimeproxy.logs import FailureLog
+from runtimeproxy.hooks.settings import USUAL_RULES, ChainRules
 from runtimeproxy.node.snapshot import FixedNode, Node
+from runtimeproxy.offline import OfflineChain
 from runtimeproxy.pods.checkpoint.codec import BadRowError, RowKind, decode
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
-from runtimeproxy.record.entries import Recording, RecordingError, decision_document, request_type
+from runtimeproxy.record.entries import Recording, RecordingError, decision_document, message_type
 from runtimeproxy.record.values import BadValueError, with_fields
 
 if TYPE_CHECKING:
@@ -50,10 +46,6 @@ _REFUSAL: Final = "refusal"
 _NO_RECORD: Final = "its pod or container is not in the recording"
 _TOO_LONG: Final = "its request was too long to be recorded"
 _NEW_METHOD: Final = "this version does not know the call"
-_logger = logging.getLogger(__name__)
-_logger.addHandler(logging.NullHandler())
-# A policy that fails here is in the result, and not one that fails on the node.
-_logger.propagate = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,34 +98,19 @@ class Replay:
     is_cut_off: bool = False
 
 
-def replay(
-    recording: Recording,
-    policies: Iterable[LoadedPolicy],
-    *,
-    rule: ConflictRule = ConflictRule.LATER,
-    skip_label: tuple[str, str] | None = None,
-    budget_s: float = EVALUATION_S,
-) -> Replay:
+def replay(recording: Recording, policies: Iterable[LoadedPolicy], rules: ChainRules = USUAL_RULES) -> Replay:
     """Returns what the policies would have decided otherwise.
 
     It runs them in an event loop of its own: not for a thread in which one runs.
 
-    Args:
-        recording: just opened.
-        policies: to be tried; hook servers among them are left out.
-        rule: whose value counts when two policies set one field.
-        skip_label: key and value of the label of pods that policies leave alone; None for none.
-        budget_s: the time for all policies of one call.
-
     Raises:
         RecordingError: The recording cannot be read.
     """
-    own = tuple(each for each in policies if not each.remote_hooks)
-    return asyncio.run(_Replayer(own, rule, skip_label, budget_s).run(recording))
+    return asyncio.run(_Replayer(policies, rules).run(recording))
 
 
 class _Set(NamedTuple):
-    """What a decision makes of a field."""
+    """The value that a decision gives a field."""
 
     value: str | None
     policy: str
@@ -145,38 +122,23 @@ _NOTHING_SET: Final = _Set(None, "")
 class _Replayer:
     """One replay."""
 
-    def __init__(
-        self,
-        policies: Sequence[LoadedPolicy],
-        rule: ConflictRule,
-        skip_label: tuple[str, str] | None,
-        budget_s: float,
-    ) -> None:
+    def __init__(self, policies: Iterable[LoadedPolicy], rules: ChainRules) -> None:
         self._result = Replay()
-        self._budget_s = budget_s
-        self._workers = Workers(1)
+        self._offline = OfflineChain(policies, rules, self._on_audit)
         self._executor = ThreadPoolExecutor(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._node = Node()
         store = PodStore()
-        chain = Chain(
-            policies,
-            self._workers,
-            sink=self._on_audit,
-            rule=rule,
-            failures=FailureLog(output=_logger),
-            skip_label=skip_label,
-        )
         self._services = CallServices(
             settings=CallSettings(),
-            chain=chain,
+            chain=self._offline.chain,
             store=store,
             lookups=Lookups(store, _NoRuntime()),
             writer=_NoFiles(),
             executor=self._executor,
             long_work=LongWork(self._executor),
             spawn=self._spawn,
-            on_unsettled=_nothing,
+            on_unsettled=lambda: None,
         )
         # Calls without a response so far, by number.
         self._open: dict[int, CriCall] = {}
@@ -191,7 +153,7 @@ class _Replayer:
             # The audit of the last decision has its turn after it.
             await asyncio.sleep(0)
         finally:
-            self._workers.close()
+            self._offline.close()
             self._executor.shutdown()
         self._result.is_cut_off = recording.is_cut_off
         return self._result
@@ -228,7 +190,7 @@ class _Replayer:
             result.skipped[_TOO_LONG] += 1
             return
         kind = CallKind(body["method"])
-        request = request_type(kind)()
+        request = message_type(f"{kind}Request")()
         json_format.ParseDict(body["request"], request, ignore_unknown_fields=True)
         call = CALL_TYPES[kind](self._services, request)
         is_known = call.find_records() or kind is CallKind.CREATE_CONTAINER
@@ -253,20 +215,15 @@ class _Replayer:
 
     async def _decide(self, call: CriCall) -> list[Mapping[str, Any]]:
         """As `calls.intercepted_call.InterceptedCall`, without waiting and without a runtime."""
-        chain, documents = self._services.chain, list[Mapping[str, Any]]()
+        documents = list[Mapping[str, Any]]()
         call.correct()
         for question in call.before():
-            policies, decision = chain.policies_for(question.hook, question.pod), None
-            if policies:
-                decision = await chain.decide(
-                    question.hook, question.make_view(), policies, budget_s=self._budget_s
-                )
+            decision = await self._offline.decide(question)
+            if decision is not None:
                 documents.append(decision_document(question.hook, decision))
                 if decision.refusal is not None:
                     # The recording may go on with its container: then the record is needed.
                     return documents
-                if decision.change is not None:
-                    question.edit(decision.change)
             question.on_decided(decision)
         call.adjust()
         call.on_sent()
@@ -281,8 +238,7 @@ class _Replayer:
         if outcome is Outcome.FAILED:
             call.on_failure()
         elif outcome is Outcome.SUCCEEDED and "message" in body:
-            kind = type(call).__name__
-            response = getattr(api_pb2, f"{kind}Response")()
+            response = message_type(f"{type(call).__name__}Response")()
             json_format.ParseDict(body["message"], response, ignore_unknown_fields=True)
             call.on_success(response.SerializeToString())
 
@@ -323,7 +279,7 @@ class _Replayer:
 
 
 def _flat(decisions: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str, str], _Set]:
-    """What decisions set, by number of the decision, hook and field."""
+    """The values of decisions by the number of the decision, hook and field."""
     found: dict[tuple[int, str, str], _Set] = {}
     for number, each in enumerate(decisions):
         hook = str(each["hook"])
@@ -352,10 +308,6 @@ def _names(store: PodStore, request: Any) -> dict[str, str]:  # noqa: ANN401 - a
     pod = store.pods.get(pod_id) if pod_id else None
     names = (pod.namespace, pod.name) if pod is not None else ("", pod_id)
     return {"namespace": names[0], "pod": names[1], "container": container}
-
-
-def _nothing() -> None:
-    return
 
 
 class _NoRuntime:

@@ -124,7 +124,7 @@ def changed_fields(node: Node, before: Node | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in _fields(Node) or ():
         value, old = getattr(node, name), getattr(base, name)
-        # Of strategies parts do not count in a comparison, and their absence is known by identity.
+        # Comparing strategies ignores some parts, and `NO_STRATEGIES` is known by identity.
         is_same = value is old or (name != "strategies" and value == old)
         if not is_same:
             found[name] = encode(value)

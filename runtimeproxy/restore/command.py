@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -12,24 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.cgroups.order import loosened
-from runtimeproxy.cgroups.parameters import PARAMETERS, Direction, check_value
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.fields.declaration import Direction
+from runtimeproxy.fields.tables import CRI_FIELDS, LISTS, PARAMETERS, check_value
 from runtimeproxy.hooks.fields import RESOURCES
-from runtimeproxy.ledger.answers import pod_values
 from runtimeproxy.ledger.books import restored, still_valid
-from runtimeproxy.ledger.checkpoint import with_owners
 from runtimeproxy.ledger.fitting import cgroup_version
-from runtimeproxy.ledger.journal import Journal, read_boot_id
+from runtimeproxy.ledger.journal import read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.sysctls import Sysctls
-from runtimeproxy.ledger.tree import LISTS
+from runtimeproxy.offline import Offline
 from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind, Saved
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
-from runtimeproxy.pods.reconcile import same_value
 from runtimeproxy.pods.records import Book, ContainerRecord, Lifecycle
-from runtimeproxy.pods.resources import SCALARS
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
 from runtimeproxy.restore.plan import (
     CgroupPlan,
@@ -40,6 +37,7 @@ from runtimeproxy.restore.plan import (
     RestorePlan,
     Status,
     Value,
+    is_same,
     kept_book,
     plan,
     unified_key,
@@ -60,13 +58,9 @@ ONLINE_MEMORY_NODES: Final = Path("/sys/devices/system/node/has_memory")
 
 
 def restore(settings: Settings, *, dry_run: bool) -> tuple[Line, ...]:
-    """Restores all values that policies own; returns the result of each.
+    """Restores all values that policies own; returns the result of each, or in a dry run the plan.
 
     Running it again is harmless: the checkpoint no longer has a policy as the owner of a restored value.
-
-    Args:
-        settings: Where runtime, cgroups and checkpoint are.
-        dry_run: Only returns the plan.
 
     Raises:
         RuntimeProxyError: An instance serves and it is not a dry run, there is no checkpoint, it cannot be
@@ -98,47 +92,24 @@ def restore_sysctls(sysctls: Sysctls, *, dry_run: bool) -> tuple[Line, ...]:
 
 
 def is_complete(lines: Iterable[Line]) -> bool:
-    """Whether no value failed to be restored."""
     return all(line.status is not Status.FAILED for line in lines)
 
 
-def table(lines: Iterable[Line]) -> Iterator[str]:
-    """The lines of the table, without the last column's padding."""
-    rows = [HEADERS]
-    for line in lines:
-        # A runtime's reason may have several lines.
-        reason = " ".join(line.reason.split())
-        old, new = ("-" if value is None or value == "" else str(value) for value in (line.old, line.new))
-        rows.append(
-            (line.target, line.field, old, new, f"{line.status}: {reason}" if reason else line.status)
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def ledger_of(saved: Saved, folder: Path, writer: CgroupWriter) -> Ledger:
-    """The books of a checkpoint, and of the journal of a daemon that was killed."""
-    boot_id = read_boot_id()
-    ledger = Ledger(writer, Journal(folder, boot_id), boot_id)
-    ledger.take_over(with_owners(saved))
-    ledger.load(saved.books)
-    ledger.add_noted(ledger.read_journal())
-    for pod in saved.pods:
-        members = (each for each in saved.containers if each.pod_id == pod.id)
-        running = [each for each in members if each.state is not Lifecycle.STOPPED]
-        ledger.note_requests(pod.cgroup_parent, pod_values(running))
-    return ledger
+def table_row(line: Line) -> tuple[str, ...]:
+    """The cells below `HEADERS`."""
+    # A runtime's reason may have several lines.
+    reason = " ".join(line.reason.split())
+    old, new = ("-" if value is None or value == "" else str(value) for value in (line.old, line.new))
+    return line.target, line.field, old, new, f"{line.status}: {reason}" if reason else line.status
 
 
 def states(ledger: Ledger, writer: CgroupWriter) -> tuple[CgroupState, ...]:
-    """The cgroups of all books as they are now."""
     found = (ledger.record(identity) for identity in ledger.identities)
     return tuple(_state(book, writer) for book in found if book is not None)
 
 
 async def observe(saved: Saved, client: GrpcRuntimeClient, ledger: Ledger, writer: CgroupWriter) -> NodeState:
-    """The present state of the checkpoint's containers and cgroups.
+    """Reads the present state of the checkpoint's containers and cgroups.
 
     Raises:
         RuntimeUnavailableError: The runtime does not answer.
@@ -160,16 +131,16 @@ async def observe(saved: Saved, client: GrpcRuntimeClient, ledger: Ledger, write
             containers[record.id] = found
     parents = {pod.id: pod.cgroup_parent for pod in saved.pods}
     needed = {record.pod_id: parents.get(record.pod_id, "") for record in saved.containers}
-    cpus, memory_nodes = (
-        {pod: _everything(ledger, writer, parent, name, online) for pod, parent in needed.items()}
+    whole_lists = {
+        name: {pod: _everything(ledger, writer, parent, name, online) for pod, parent in needed.items()}
         for name, online in (("cpuset.cpus", ONLINE_CPUS), ("cpuset.mems", ONLINE_MEMORY_NODES))
-    )
-    return NodeState(containers, states(ledger, writer), cpus, memory_nodes, unreported)
+    }
+    return NodeState(containers, states(ledger, writer), whole_lists, unreported)
 
 
 async def restore_container(client: GrpcRuntimeClient, planned: ContainerPlan) -> tuple[Line, ...]:
     """Updates a container at the runtime; returns the results."""
-    scalars = {name: value for name in SCALARS if (value := getattr(planned.values, name)) is not None}
+    scalars = {name: value for name in CRI_FIELDS if (value := getattr(planned.values, name)) is not None}
     if not scalars and not planned.values.unified:
         return planned.lines
     identity = planned.record.id
@@ -210,11 +181,7 @@ def restore_cgroups(writer: CgroupWriter, plans: Iterable[CgroupPlan]) -> tuple[
 
 
 def _read_checkpoint(folder: Path) -> tuple[Path, Saved]:
-    """The path and content of the checkpoint; without one the changes of policies are unknown.
-
-    Raises:
-        CheckpointError: There is none, or it cannot be read.
-    """
+    """The path and content of the checkpoint; without one the changes of policies are unknown."""
     with closing(CheckpointFile(folder, read_only=True)) as file:
         try:
             file.path.stat()
@@ -232,7 +199,7 @@ async def _restore_all(settings: Settings, saved: Saved, *, dry_run: bool) -> tu
     target = ClientSettings(f"unix:{settings.proxy.runtime_endpoint}", timeout_s, timeout_s)
     with ThreadPoolExecutor(1) as executor:
         client = GrpcRuntimeClient(target, executor)
-        ledger = ledger_of(saved, Path(settings.state.dir), writer)
+        ledger = Offline(settings).ledger(saved, writer)
         try:
             found = plan(saved, await observe(saved, client, ledger, writer), writer)
             if dry_run:
@@ -262,7 +229,8 @@ async def _carry_out(
     for identity in ledger.identities:
         book = ledger.record(identity)
         if book is not None:
-            kept = {line.field for line in written if line.target == identity and _is_kept(line)}
+            unrestored = (each for each in written if each.status is not Status.RESTORED)
+            kept = {each.field for each in unrestored if each.target == identity}
             changes.append(RowChange(RowKind.BOOK, identity, kept_book(book, kept, copies.get(identity, {}))))
     with closing(CheckpointFile(folder)) as file:
         try:
@@ -277,22 +245,16 @@ async def _carry_out(
     return tuple(lines)
 
 
-def _is_kept(line: Line) -> bool:
-    """Whether a value stays in the checkpoint, for the next attempt."""
-    return line.status is not Status.RESTORED
-
-
 def _update_result(line: Line, found: ContainerRecord | None) -> Line:
-    """The result of an update by the present state of the container."""
     if found is None or found.state is Lifecycle.STOPPED:
         return _with(line, Status.LEFT, "the container has ended")
     scalar = line.field.removeprefix(f"{RESOURCES}.")
     now: Value | None
-    if scalar in SCALARS:
+    if scalar in CRI_FIELDS:
         now = getattr(found.booked, scalar)
     else:
         now = found.booked.unified.get(unified_key(line.field))
-    if now is not None and line.new is not None and not same_value(scalar, now, line.new):
+    if now is not None and line.new is not None and not is_same(line.field, now, line.new):
         return _with(line, Status.FAILED, "the runtime does not change it on a running container")
     return _with(line, Status.RESTORED)
 
@@ -310,7 +272,6 @@ def _write_result(line: Line, result: WriteResult | None, writer: CgroupWriter) 
 
 
 def _is_there(line: Line, writer: CgroupWriter) -> bool:
-    """Whether the file of a value can be read."""
     with suppress(OSError):
         return bool(writer.look(cgroup_path(line.target), [line.field]))
     return True
@@ -368,7 +329,7 @@ def _everything(ledger: Ledger, writer: CgroupWriter, cgroup: str, name: str, on
 
 
 def _within_above(ledger: Ledger, writer: CgroupWriter, cgroup: str, name: str, members: str) -> str:
-    """What version 1 takes of a list: the cgroups above may have less than when it was read.
+    """Cuts a list to what version 1 takes: the cgroups above may have less than when it was read.
 
     Those with a book get back what the ones above them have.
     """

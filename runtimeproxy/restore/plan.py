@@ -5,31 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Final
 
 from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.cgroups.writer import FileText
-from runtimeproxy.frontends.cri_proxy.calls.edit_request import NEUTRAL
-from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS, RESOURCES, UNIFIED
+from runtimeproxy.fields.tables import CRI_FIELDS, LISTS, RESOURCE_PARAMETERS, neutral_text, unified_text
+from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import fitting
 from runtimeproxy.ledger.books import CHANGED_SINCE, Formats
 from runtimeproxy.ledger.books import plan as give_back
 from runtimeproxy.ledger.executor import Job
-from runtimeproxy.ledger.tree import LISTS, Path
+from runtimeproxy.ledger.tree import Path
 from runtimeproxy.pods.checkpoint.codec import Saved
-from runtimeproxy.pods.reconcile import reconciled, same_value
+from runtimeproxy.pods.reconcile import reconciled
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, PodRecord
-from runtimeproxy.pods.resources import NO_ENTRIES, SCALARS, overlay
-from runtimeproxy.units import (
-    MAX_CPU_SHARES,
-    MIN_CPU_SHARES,
-    UNLIMITED,
-    cpu_weight_from_shares,
-    format_cpu_max,
-    format_memory_max,
-)
+from runtimeproxy.pods.resources import NO_ENTRIES, overlay
+from runtimeproxy.units import UNLIMITED, format_memory_max
 
 Value = int | str
 
@@ -80,14 +72,12 @@ class NodeState:
         containers: The runtime's records of the containers that have not stopped, by id.
         cgroups: Of each book.
         unreported: Why the runtime does not report a container just now, by id.
-        cpus: All CPUs of a pod's cgroup, by the sandbox's id.
-        memory_nodes: All memory nodes of a pod's cgroup, by the sandbox's id.
+        whole_lists: All members of a pod's cgroup, by parameter and sandbox's id.
     """
 
     containers: Mapping[str, ContainerRecord]
     cgroups: tuple[CgroupState, ...] = ()
-    cpus: Mapping[str, str] = field(default_factory=dict)
-    memory_nodes: Mapping[str, str] = field(default_factory=dict)
+    whole_lists: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     unreported: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -134,19 +124,11 @@ class RestorePlan:
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """All values, containers first."""
         of_containers = (line for each in self.containers for line in each.lines)
         return (*of_containers, *(line for each in self.cgroups for line in each.lines))
 
 
 def plan(saved: Saved, node: NodeState, formats: Formats) -> RestorePlan:
-    """Compares the checkpoint with the node.
-
-    Args:
-        saved: The checkpoint.
-        node: Its present state.
-        formats: Of its cgroup files.
-    """
     pods = {pod.id: pod for pod in saved.pods}
     containers = tuple(
         _container_plan(record, pods.get(record.pod_id), node)
@@ -174,7 +156,9 @@ def without_owners(planned: ContainerPlan, restored: frozenset[str]) -> Containe
     """The record of a container once these fields are the kubelet's again."""
     record = planned.record
     owners = {name: owner for name, owner in record.owners.items() if name not in restored}
-    scalars = {name: getattr(planned.values, name) for name in SCALARS if f"{RESOURCES}.{name}" in restored}
+    scalars = {
+        name: getattr(planned.values, name) for name in CRI_FIELDS if f"{RESOURCES}.{name}" in restored
+    }
     unified = {key: value for key, value in planned.values.unified.items() if f"{UNIFIED}[{key}]" in restored}
     booked = overlay(record.booked, Resources(**scalars, unified=unified))
     return replace(record, owners=owners or NO_ENTRIES, booked=booked)
@@ -219,7 +203,7 @@ def _owned_lines(target: str, record: ContainerRecord, node: NodeState) -> Itera
         if name.startswith(f"{UNIFIED}["):
             key = unified_key(name)
             booked, wanted = record.booked.unified.get(key), requested_text(key, record.requested)
-        elif scalar in SCALARS:
+        elif scalar in CRI_FIELDS:
             booked, wanted = getattr(record.booked, scalar), _wanted(scalar, record, node)
         else:
             continue
@@ -227,7 +211,7 @@ def _owned_lines(target: str, record: ContainerRecord, node: NodeState) -> Itera
         if wanted is None and booked is not None:
             reason = "the kubelet gave no value, and the CRI cannot clear one of a running container"
             yield replace(line, status=Status.FAILED, reason=reason)
-        elif wanted is not None and (booked is None or not same_value(scalar, booked, wanted)):
+        elif wanted is not None and (booked is None or not is_same(name, booked, wanted)):
             yield line
 
 
@@ -236,11 +220,9 @@ def _wanted(scalar: str, record: ContainerRecord, node: NodeState) -> Value | No
     requested: Value | None = getattr(record.requested, scalar)
     if requested is not None:
         return requested
-    if scalar == "cpuset_cpus":
-        return node.cpus.get(record.pod_id) or None
-    if scalar == "cpuset_mems":
-        return node.memory_nodes.get(record.pod_id) or None
-    return NEUTRAL.get(scalar)
+    field = CRI_FIELDS[scalar]
+    whole = node.whole_lists.get(field.name, {}).get(record.pod_id)
+    return whole or field.neutral or None
 
 
 def _without_claims(state: CgroupState, by_runtime: Collection[tuple[str, str]]) -> CgroupState:
@@ -276,7 +258,6 @@ def _fitted_lists(
 
 
 def _cgroup_plan(state: CgroupState, lists: Mapping[str, Value | None], formats: Formats) -> CgroupPlan:
-    """What goes back to a cgroup's files."""
     book, lines = state.book, list[Line]()
     found = give_back(book, state.present, formats, fitted=lists)
     for name in book.entries:
@@ -297,47 +278,30 @@ COPIED: Final = "what the cgroup above has; when that grows, run restore again"
 """The reason of a list that version 1 does not let follow the cgroup above."""
 
 
+def is_same(field: str, one: Value, other: Value) -> bool:
+    """Whether two values of a container's field are the same to the kernel."""
+    declared = CRI_FIELDS.get(field.removeprefix(f"{RESOURCES}."))
+    return one == other if declared is None else declared.is_same(one, other)
+
+
 def unified_key(field: str) -> str:
     """The file of a field `unified[file]`."""
     return field.removeprefix(f"{UNIFIED}[").removesuffix("]")
 
 
-NEUTRAL_UNIFIED: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "cpu.idle": "0",
-        "cpu.max": "max 100000",
-        "cpu.max.burst": "0",
-        "cpu.weight": "100",
-        "memory.high": "max",
-        "memory.low": "0",
-        "memory.max": "max",
-        "memory.min": "0",
-        "memory.oom.group": "0",
-        "memory.swap.max": "max",
-        "pids.max": "max",
-    }
-)
-"""The kernel's defaults in files of version 2. Source: Linux,
-Documentation/admin-guide/cgroup-v2.rst."""
-
-
 def requested_text(key: str, requested: Resources) -> str | None:
     """The requested text of a file of version 2: its own, or made of the scalars, or the default."""
-    return requested.unified.get(key) or _made_of_scalars(key, requested) or NEUTRAL_UNIFIED.get(key)
+    given = {field.name: getattr(requested, name) for name, field in CRI_FIELDS.items()}
+    found = unified_text(key, {name: value for name, value in given.items() if value is not None})
+    return requested.unified.get(key) or found or _swap_text(key, requested) or neutral_text(key)
 
 
-def _made_of_scalars(key: str, requested: Resources) -> str | None:
-    """The text that a runtime writes to a file of version 2 for the scalars of the CRI; None without.
+def _swap_text(key: str, requested: Resources) -> str | None:
+    """The text for the limit of swap alone, which the CRI counts together with memory.
 
-    Source: opencontainers/runc, libcontainer/cgroups/fs2 and ConvertMemorySwapToCgroupV2Value.
+    Source: opencontainers/runc, ConvertMemorySwapToCgroupV2Value.
     """
     limit_bytes, swap_bytes = requested.memory_limit_bytes, requested.memory_swap_limit_bytes
-    if key == "cpu.weight" and requested.cpu_shares is not None:
-        return str(cpu_weight_from_shares(min(max(requested.cpu_shares, MIN_CPU_SHARES), MAX_CPU_SHARES)))
-    if key == "cpu.max" and requested.cpu_quota_us is not None:
-        return format_cpu_max(requested.cpu_quota_us, requested.cpu_period_us or NEUTRAL["cpu_period_us"])
-    if key == "memory.max" and limit_bytes is not None:
-        return format_memory_max(limit_bytes)
     if key == "memory.swap.max" and limit_bytes is not None and swap_bytes is not None:
         has_limit = UNLIMITED not in (limit_bytes, swap_bytes)
         return format_memory_max(max(swap_bytes - limit_bytes, 0) if has_limit else UNLIMITED)

@@ -381,6 +381,7 @@ class Daemon:
             engine=engine,
             upgrade=self._upgrade,
             budget=self._server.budget,
+            own_budget=self._own_budget,
             dropped_log_lines=dropped_lines,
             audit_file=self._audit_file,
             traces=self._traces,
@@ -396,6 +397,7 @@ class Daemon:
         sources = ApiSources(
             engine=engine,
             server=self._server,
+            own_budget=self._own_budget,
             interceptor=self._interceptor,
             bypass=self._bypass,
             upgrade=self._upgrade,

@@ -27,7 +27,7 @@ from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.audit import AuditLog, AuditQueue, AuditRing
 from runtimeproxy.hooks.chain import REPORT_S, Chain
 from runtimeproxy.hooks.counts import PolicyCounts
-from runtimeproxy.hooks.decision import status_note
+from runtimeproxy.hooks.decision import unmet_on
 from runtimeproxy.hooks.loading import LoadProblem, PolicyLoader, PolicySources, is_enabled
 from runtimeproxy.hooks.modes import Override, needed, present, with_modes, with_owner_modes
 from runtimeproxy.hooks.remote.servers import HookServers
@@ -181,9 +181,9 @@ class Engine:
         self.node = NodeSources(places_of(settings), self._node_thread, api_server=self._api_server)
         self.pod_names = MisspelledNames(self.store.pods, self.node)
         self._following_node: asyncio.Task[None] | None = None
-        self._loader = loader or PolicyLoader()
+        self.loader = loader or PolicyLoader()
         self._loop = asyncio.get_running_loop()
-        self._loader.on_late = partial(_in_loop, self._loop, self._load_again)
+        self.loader.on_late = partial(_in_loop, self._loop, self._load_again)
         self._loading = asyncio.Lock()
         self.policies: tuple[LoadedPolicy, ...] = ()
         self._mode_file = ModeFile(Path(settings.state.dir))
@@ -272,8 +272,7 @@ class Engine:
     @property
     def skip_label(self) -> tuple[str, str] | None:
         """Key and value of the label of pods that policies leave alone; None for none."""
-        hooks = self._settings.hooks
-        return (hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None
+        return self._settings.hooks.rules.skip_label
 
     @property
     def recovered(self) -> asyncio.Event:
@@ -284,11 +283,16 @@ class Engine:
     def summary(self) -> str:
         """One line for `systemctl status`: policies, hook servers, records, values and the node."""
         policies = f"{len(self.policies)} policies" if self.has_policies else "policies are loading"
-        notes = [status_note(each, self.node.latest) for each in self.policies]
+        found = {each.name: unmet_on(each, self.node.latest) for each in self.policies}
+        notes = [
+            f"{name} {'is off' if unmet.is_off else 'in part'}: {unmet}"
+            for name, unmet in found.items()
+            if unmet is not None
+        ]
         if self.problems:
             notes.append(f"{', '.join(each.name for each in self.problems)}: not loaded, see the log")
-        if any(notes):
-            policies += f" ({'; '.join(filter(None, notes))})"
+        if notes:
+            policies += f" ({'; '.join(notes)})"
         servers = f", {self.servers.summary}" if self.servers.summary else ""
         recovered = "" if self.recovery.recovered.is_set() else ", waiting for the runtime's lists"
         recovered += ", which are not saved" if self.checkpoint.problem else ""
@@ -333,7 +337,7 @@ class Engine:
                 self._has_modes = True
                 self._configure_owners(settings)
             wanted = needed(settings.policies, self.overrides)
-            result = await run(thread, self._loader.load, sources, wanted)
+            result = await run(thread, self.loader.load, sources, wanted)
         finally:
             thread.shutdown()
         # That an operator once set the mode of a policy which is gone now is no problem of the configuration.
@@ -350,7 +354,7 @@ class Engine:
             logger.warning("%s; `koord-runtime-proxy upgrade` takes the new code into use", changed)
         await self.servers.read()
         await self.node.read()
-        self._loader.use(result)
+        self.loader.use(result)
         self._settings, self.policies, self.problems = settings, result.policies, result.problems
         self.classes, self.changed_code = result.classes, result.changed_code
         self.disabled = frozenset(
@@ -451,7 +455,7 @@ class Engine:
             sink=self.audit,
             rule=hooks.conflicts,
             node=self.node,
-            skip_label=(hooks.skip_label_key, hooks.skip_label_value) if hooks.skip_label_key else None,
+            skip_label=hooks.rules.skip_label,
             counts=self.counts,
             report_s=REPORT_S,
         )

@@ -10,7 +10,7 @@ from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.node.snapshot import Node, NodeSource
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import PodRecord
-from runtimeproxy.slo.pod_names import name_problems
+from runtimeproxy.slo.object_names import POD_NAMES, name_problems
 from runtimeproxy.slo.reading import Problem
 from runtimeproxy.slo.strategies import Strategies
 
@@ -30,7 +30,7 @@ def names_of(pod: PodRecord, node: Node) -> PodNames:
     """The names of a pod that are not known; in any thread."""
     view = recorded_pod(pod)
     found = (
-        *name_problems(view),
+        *name_problems(POD_NAMES, view.labels, view.annotations),
         *(each for each in node.strategy_for(view).problems if each.is_unknown_name),
     )
     return PodNames(

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from runtimeproxy.cgroups.parameters import clamped
+from runtimeproxy.fields.tables import clamped
 from runtimeproxy.frontends.cri_proxy.calls.edit_request import written_value
 from runtimeproxy.hooks.algebra import Claim, resolve
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, shown
 from runtimeproxy.hooks.changes import CLEAR, Clear
-from runtimeproxy.hooks.decision import Decision
+from runtimeproxy.hooks.decision import Decision, Unmet
 from runtimeproxy.hooks.fields import (
     CGROUP,
     RESOURCES,
@@ -24,12 +24,11 @@ from runtimeproxy.hooks.fields import (
     policies_in,
 )
 from runtimeproxy.hooks.loaded import LoadedPolicy
-from runtimeproxy.hooks.policy import Hook, Mode, Policy
+from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node.snapshot import Input, InputState, Node
 from runtimeproxy.simulate.result import PolicyChange, Remark, SimulatedField, SimulatedTarget
-from runtimeproxy.slo.strategies import Provenance
 
 INPUT_TEXTS: Final[Mapping[Input, str]] = {
     Input.CPUS: "the node's CPUs",
@@ -42,11 +41,11 @@ INPUT_TEXTS: Final[Mapping[Input, str]] = {
     Input.NORMALIZATION: "the node's normalization ratio",
     Input.POD_REQUESTS: "whether the kubelet saves requests",
 }
-"""What results depend on, for people. A priority class that no label names is unknown on the node, too."""
+"""Inputs for people. A priority class that no label names is unknown on the node, too."""
 CGROUPS: Final = INPUT_TEXTS[Input.CGROUPS]
 CPUS: Final = INPUT_TEXTS[Input.CPUS]
 _VARIED: Final = frozenset({Input.KUBELET, Input.POD_REQUESTS, Input.CGROUPS, Input.PRIORITY})
-"""Inputs of which both possibilities are simulated, and those that count nowhere."""
+"""Inputs of which both possibilities are simulated, and those that no result depends on."""
 _CLAIMED: Final = frozenset({RESOURCES, UNIFIED, CGROUP})
 """The groups in which the values of several policies come together."""
 _TROUBLE: Final = frozenset({AuditKind.REFUSED, AuditKind.FAILED, AuditKind.INVALID, AuditKind.LEFT_OUT})
@@ -62,7 +61,7 @@ class Asked(NamedTuple):
     decision: Decision | None
     unknown: Mapping[str, str]
     cgroup_values: Mapping[str, int] = {}
-    """What the kubelet writes to its cgroup, as far as that is known."""
+    """The kubelet's values of its cgroup; those that are not known are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +75,11 @@ class Description:
     rule: ConflictRule
 
     def target(self, asked: Asked, *, is_skipped: bool) -> SimulatedTarget:
-        """The result for a pod's sandbox or a container."""
         decision = asked.decision
         off = {} if is_skipped else dict(self._off(asked))
         servers = () if is_skipped else tuple(self._servers_of(asked))
         remarks = [
-            Remark(policy=name, kind=AuditKind.OFF, reason=f"not known: {', '.join(unknown)}")
+            Remark(policy=name, kind=AuditKind.OFF, reason=str(Unmet(unknown)))
             for name, unknown in off.items()
         ]
         fields: tuple[SimulatedField, ...] = ()
@@ -175,7 +173,7 @@ class Description:
         return merged._replace(value=value, owner=resolved.owner, resolved=resolved)
 
     def _depends(self, asked: Asked, field: Field, names: Iterable[str]) -> Iterator[str]:
-        """What the answers of these policies depend on, and the variants in which they have others."""
+        """The unknown inputs of these policies, and the variants in which they answer otherwise."""
         for name in sorted(names):
             policy = self.policies[name]
             inputs = self.node.unknown_inputs((*policy.inputs, *policy.optional_inputs), asked.pod)
@@ -183,12 +181,9 @@ class Description:
         yield from self.differing.get((asked.name, str(field)), ())
 
     def _depends_on_node(self, field: Field, is_with_cpus: bool) -> Iterator[str]:
-        """What decides whether the node can take the value, as far as that is not known.
+        """The unknown facts that decide whether the node can take the value.
 
-        Args:
-            field: the field.
-            is_with_cpus: whether a policy sets it that sets CPUs or NUMA nodes, too: without them it may not
-                count.
+        Without CPUs or NUMA nodes that its policy sets, too, it may have no effect.
         """
         if field.group == CGROUP or (
             field.group == UNIFIED and self.node.state_of(Input.CGROUPS) is not InputState.KNOWN
@@ -237,11 +232,26 @@ class Description:
         )
 
     def _provenance(self, name: str, asked: Asked) -> tuple[str, ...]:
-        return _provenance_of(self.policies[name].policy, asked.pod, self.node)
+        """The sources of the strategies behind a policy's answer, each once, for people.
+
+        Empty if the policy depends on no strategy, or only on defaults.
+        """
+        found: list[str] = []
+        for part in sorted(self.policies[name].policy.strategy_parts):
+            for provenance in (self.node.strategy_for(asked.pod).provenance, self.node.strategies.provenance):
+                texts = [
+                    str(each)
+                    for path, each in provenance.items()
+                    if path == part or path.startswith(f"{part}.")
+                ]
+                if texts:
+                    found += texts
+                    break
+        return tuple(dict.fromkeys(found))
 
 
 def _depending(policies: Mapping[str, LoadedPolicy], off: Mapping[str, Iterable[Input]]) -> list[str]:
-    """What values depend on because policies that may want others are off."""
+    """The unknown inputs of enforcing policies that are off, and might want other values."""
     inputs = (
         each for name, unknown in off.items() if policies[name].mode is Mode.ENFORCE for each in unknown
     )
@@ -290,24 +300,3 @@ def _text(field: Field, value: Value | float) -> str | None:
 
 def result_of(field: Field, merged: MergedField, decision: Decision) -> Value:
     return fitted(decision.merged.start, field, merged.value) if merged.owner else merged.original
-
-
-def _provenance_of(policy: Policy, pod: PodView, node: Node) -> tuple[str, ...]:
-    """Returns where the strategies that count for a policy and a pod come from, each once, for people.
-
-    Empty if the policy depends on no strategy, or if these are defaults.
-    """
-    found: list[str] = []
-    for part in sorted(policy.strategy_parts):
-        for provenance in (node.strategy_for(pod).provenance, node.strategies.provenance):
-            texts = list(dict.fromkeys(_of_part(part, provenance)))
-            if texts:
-                found += texts
-                break
-    return tuple(dict.fromkeys(found))
-
-
-def _of_part(part: str, provenance: Mapping[str, Provenance]) -> Iterator[str]:
-    for path, each in provenance.items():
-        if path == part or path.startswith(f"{part}."):
-            yield str(each)

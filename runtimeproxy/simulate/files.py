@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -16,16 +15,11 @@ from runtimeproxy.documents.reading import InputError, parse_documents, printabl
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, LoadedPolicy, RemoteRequest
 from runtimeproxy.hooks.policy import Policy
-from runtimeproxy.hooks.remote.registrations import (
-    MAX_TIMEOUT_S,
-    parse_registration,
-    read_registration,
-    registration_names,
-)
-from runtimeproxy.node.facts import NodeReader
-from runtimeproxy.node.inputs import InputPlaces, NodeInputs
+from runtimeproxy.hooks.remote.registrations import MAX_TIMEOUT_S
+from runtimeproxy.node.inputs import InputPlaces
 from runtimeproxy.node.object_folder import MAX_FILE_BYTES, SUFFIXES
 from runtimeproxy.node.snapshot import Input, InputState, Node
+from runtimeproxy.offline import look_at, registrations_in
 
 STANDARD_INPUT: Final = "-"
 _PAIR_SEPARATOR: Final = re.compile(r",(?=[^,={}\"]+=)")
@@ -40,10 +34,10 @@ class UnusableInputError(RuntimeProxyError):
 
 
 def content(path: Path) -> bytes:
-    """Returns what a file holds.
+    """Reads a file.
 
     Raises:
-        UsageError: it cannot be read, or is too large.
+        UnusableInputError: it cannot be read, or is too large.
     """
     try:
         data, _ = read_file(path, MAX_FILE_BYTES)
@@ -54,10 +48,10 @@ def content(path: Path) -> bytes:
 
 
 def content_or_input(name: str) -> tuple[bytes, str]:
-    """Returns what a file holds, or standard input for `-`, and its name for people.
+    """Reads a file, or standard input for `-`; returns also its name for people.
 
     Raises:
-        UsageError: it cannot be read, or is too large.
+        UnusableInputError: it cannot be read, or is too large.
     """
     if name != STANDARD_INPUT:
         return content(Path(name)), name
@@ -71,7 +65,7 @@ def object_files(names: Iterable[str]) -> Iterator[Path]:
     """Yields the files themselves, and those of folders that the daemon would read.
 
     Raises:
-        UsageError: a folder cannot be read.
+        UnusableInputError: a folder cannot be read.
     """
     for name in names:
         path = Path(name)
@@ -102,7 +96,7 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
     """Returns the pairs of `KEY=VALUE,...`.
 
     Raises:
-        UsageError: a text is not such a list.
+        UnusableInputError: a text is not such a list.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -126,7 +120,7 @@ def node_of_files(folder: Path | None, name: str = "", labels: Mapping[str, str]
         labels: of the node, beside those of its Node object.
 
     Raises:
-        UsageError: the folder or an object in it cannot be used; with all reasons.
+        UnusableInputError: the folder or an object in it cannot be used; with all reasons.
     """
     if folder is None:
         return Node(labels=labels or {})
@@ -141,7 +135,7 @@ def node_of_files(folder: Path | None, name: str = "", labels: Mapping[str, str]
         node_name=name or _name_in(folder),
         node_labels=labels or {},
     )
-    look = NodeInputs(places, NodeReader(_NOWHERE, _NOWHERE)).look(0.0, is_first=True)
+    look = look_at(places)
     problems = [each for each in look.problems if not each.startswith(f"{_NOWHERE}/")]
     if problems:
         raise UnusableInputError("; ".join(problems))
@@ -153,27 +147,18 @@ def node_of_files(folder: Path | None, name: str = "", labels: Mapping[str, str]
 
 def registered_servers(folder: Path) -> list[LoadedPolicy]:
     """Returns the hook servers that are registered in a folder, to be named, not called."""
-    try:
-        names = registration_names(folder)
-    except OSError:
-        return []
-    found: list[LoadedPolicy] = []
-    for name in names:
-        with suppress(FileNotFoundError, InputError):
-            data = read_registration(folder / name).data
-            registration = parse_registration(printable(name), data, MAX_TIMEOUT_S).registration
-            if registration is not None:
-                found.append(
-                    LoadedPolicy(
-                        name=registration.name,
-                        origin=registration.endpoint,
-                        policy=Policy(),
-                        priority=MAX_PRIORITY,
-                        timeout_s=registration.timeout_s,
-                        remote_hooks=dict.fromkeys(registration.hooks, _not_called),
-                    )
-                )
-    return found
+    return [
+        LoadedPolicy(
+            name=printable(name),
+            origin=each.registration.endpoint,
+            policy=Policy(),
+            priority=MAX_PRIORITY,
+            timeout_s=each.registration.timeout_s,
+            remote_hooks=dict.fromkeys(each.registration.hooks, _not_called),
+        )
+        for name, each in registrations_in(folder, MAX_TIMEOUT_S).items()
+        if each.registration is not None
+    ]
 
 
 def _not_called(_view: object) -> RemoteRequest:

@@ -31,7 +31,7 @@ BEST_EFFORT_OOM_SCORE_ADJ: Final = 1000
 
 CGROUP_DRIVER: Final = "the kubelet's cgroup driver"
 NODE_MEMORY: Final = "the node's memory capacity"
-"""What requests depend on."""
+"""Unknown facts that requests depend on."""
 
 _HUGE_PAGES: Final = "hugepages-"
 _OOM_SCORE_ADJ: Final = f"{RESOURCES}.oom_score_adj"
@@ -60,13 +60,13 @@ class PodCalls(NamedTuple):
     requests: Mapping[str, Quantities] = {}
     """By container: what the kubelet saves of them."""
     cgroup_values: Mapping[str, int] = {}
-    """What the kubelet writes to the pod's own cgroup, by parameter of version 1; empty: not known."""
+    """The kubelet's values of the pod's own cgroup, by parameter of version 1; empty: not known."""
     added: tuple[str, ...] = ()
-    """What Koordinator's webhook added."""
+    """Changes by Koordinator's webhook, for people."""
     notes: tuple[str, ...] = ()
-    """What is not simulated."""
+    """About parts that are not simulated."""
     alternatives: tuple[tuple[str, PodCalls], ...] = ()
-    """The same pod where something that is not known is otherwise, with the name of that."""
+    """The pod under other assumptions, each with the name of the unknown fact."""
 
 
 def calls_of(pod: ManifestPod, node: Node) -> PodCalls:
@@ -102,10 +102,7 @@ def sandbox_config(pod: ManifestPod, uid: str, cgroup_driver: str) -> api_pb2.Po
 
     Source: kubelet pkg/kubelet/kuberuntime, kuberuntime_sandbox.go and kuberuntime_sandbox_linux.go.
     """
-    requests, limits = (
-        amounts_of((each.kind, getattr(each, which)) for each in pod.containers)
-        for which in ("requests", "limits")
-    )
+    requests, limits = _sums(pod)
     config = api_pb2.PodSandboxConfig(
         metadata=api_pb2.PodSandboxMetadata(name=pod.name, uid=uid, namespace=pod.namespace),
         hostname="" if pod.has_host_network else pod.name,
@@ -141,7 +138,9 @@ def _container_call(
         resources.oom_score_adj = score
     for name, limit in container.limits.items():
         if name.startswith(_HUGE_PAGES):
-            resources.hugepage_limits.add(page_size=_page_size(name), limit=limit)
+            # `2MB` for `hugepages-2Mi`. Source: Kubernetes pkg/apis/core/v1/helper.
+            page_size = name.removeprefix(_HUGE_PAGES).removesuffix("i") + "B"
+            resources.hugepage_limits.add(page_size=page_size, limit=limit)
     config = api_pb2.ContainerConfig(
         metadata=api_pb2.ContainerMetadata(name=container.name),
         image=api_pb2.ImageSpec(image=container.image, user_specified_image=container.image),
@@ -197,6 +196,12 @@ def amounts_of(containers: Iterable[tuple[ContainerKind, Quantities]]) -> dict[s
     }
 
 
+def _sums(pod: ManifestPod) -> tuple[dict[str, int], dict[str, int]]:
+    """The requests and the limits of all containers."""
+    requests = amounts_of((each.kind, each.requests) for each in pod.containers)
+    return requests, amounts_of((each.kind, each.limits) for each in pod.containers)
+
+
 def _add(total: dict[str, int], amounts: Quantities) -> None:
     for name, amount in amounts.items():
         total[name] = total.get(name, 0) + amount
@@ -206,11 +211,6 @@ def oom_score_adj(container: ManifestContainer, pod: ManifestPod, memory_bytes: 
     """Returns the score of a container; None if it depends on the node's memory, which is not known.
 
     Source: kubelet pkg/kubelet/qos/policy.go, GetContainerOOMScoreAdjust.
-
-    Args:
-        container: of the pod.
-        pod: with all its containers.
-        memory_bytes: capacity of the node; None: not known.
     """
     if pod.is_node_critical or pod.qos is KubeQoSClass.GUARANTEED:
         return GUARANTEED_OOM_SCORE_ADJ
@@ -228,14 +228,6 @@ def oom_score_adj(container: ManifestContainer, pod: ManifestPod, memory_bytes: 
     score = BEST_EFFORT_OOM_SCORE_ADJ - BEST_EFFORT_OOM_SCORE_ADJ * request // memory_bytes
     least = BEST_EFFORT_OOM_SCORE_ADJ + GUARANTEED_OOM_SCORE_ADJ
     return min(max(score, least), BEST_EFFORT_OOM_SCORE_ADJ - 1)
-
-
-def _page_size(resource: str) -> str:
-    """The page size of `hugepages-2Mi` as the CRI writes it, `2MB`.
-
-    Source: Kubernetes pkg/apis/core/v1/helper, HugePageUnitSizeFromByteSize.
-    """
-    return resource.removeprefix(_HUGE_PAGES).removesuffix("i") + "B"
 
 
 def pod_cgroup(uid: str, qos: KubeQoSClass, driver: str, root: str = "kubepods") -> str:
@@ -257,10 +249,7 @@ def pod_cgroup_values(pod: ManifestPod) -> dict[str, int]:
     One container without a limit makes the pod unlimited. Source: kubelet pkg/kubelet/cm/helpers_linux.go,
     ResourceConfigForPod.
     """
-    requests, limits = (
-        amounts_of((each.kind, getattr(each, which)) for each in pod.containers)
-        for which in ("requests", "limits")
-    )
+    requests, limits = _sums(pod)
     _add(requests, pod.overhead)
     _add(limits, {name: amount for name, amount in pod.overhead.items() if name in limits})
     is_limited = {name: all(each.limits.get(name) for each in pod.containers) for name in ("cpu", "memory")}
@@ -276,7 +265,7 @@ POD_ANNOTATIONS: Final[dict[str, str]] = {
     "kubernetes.io/config.seen": "2026-01-01T00:00:00.000000000Z",
     "kubernetes.io/config.source": "api",
 }
-"""What the kubelet adds to a pod's annotations. Source: kubelet pkg/kubelet/config."""
+"""Annotations that the kubelet adds to a pod. Source: kubelet pkg/kubelet/config."""
 
 
 def pod_names(name: str, namespace: str, uid: str) -> dict[str, str]:

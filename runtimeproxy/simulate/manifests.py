@@ -7,10 +7,9 @@ limits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from runtimeproxy.cgroups.pace import rest
 from runtimeproxy.documents.reading import (
@@ -44,7 +43,7 @@ NODE_CRITICAL: Final = "system-node-critical"
 _NODE_CRITICAL_PRIORITY: Final = 2_000_001_000
 """Source: Kubernetes pkg/apis/scheduling/types.go, SystemCriticalPriority + 1000."""
 _QOS_RESOURCES: Final = ("cpu", "memory")
-"""The resources that count for the QoS class. Source: Kubernetes pkg/apis/core/v1/helper/qos."""
+"""The resources that decide the QoS class. Source: Kubernetes pkg/apis/core/v1/helper/qos."""
 
 Quantities = Mapping[str, int]
 """By resource: `cpu` in millicores, all else in bytes or numbers."""
@@ -71,7 +70,7 @@ class ManifestContainer:
     env: Mapping[str, str] = field(default_factory=dict)
     """The variables with a literal value."""
     requests: Quantities = field(default_factory=dict)
-    """Those that are not given are as the limits."""
+    """With the limits in place of missing ones."""
     limits: Quantities = field(default_factory=dict)
 
 
@@ -97,7 +96,7 @@ class ManifestPod:
     qos: KubeQoSClass = KubeQoSClass.BEST_EFFORT
     has_host_network: bool = False
     notes: tuple[str, ...] = ()
-    """What of the manifest is not simulated."""
+    """About parts of the manifest that are not simulated."""
 
     @property
     def is_node_critical(self) -> bool:
@@ -107,15 +106,7 @@ class ManifestPod:
         return self.priority_class == NODE_CRITICAL
 
 
-class Found(NamedTuple):
-    """What documents hold."""
-
-    pods: tuple[ManifestPod, ...]
-    others: tuple[str, ...]
-    """Kinds of objects without a pod."""
-
-
-def read_pods(documents: Sequence[object]) -> Found:
+def read_pods(documents: Sequence[object]) -> list[ManifestPod]:
     """Reads the pods of all objects, those in lists included.
 
     Raises:
@@ -125,7 +116,7 @@ def read_pods(documents: Sequence[object]) -> Found:
     others: list[str] = []
     for place, document in _flattened(documents):
         rest()
-        with _at(place):
+        with within(place):
             kind = _kind(document)
             if kind in _TEMPLATES:
                 pods.append(_pod_of(kind, mapping_of(document)))
@@ -134,12 +125,7 @@ def read_pods(documents: Sequence[object]) -> Found:
     if not pods:
         found = f"found {', '.join(dict.fromkeys(others))}" if others else "it is empty"
         raise InputError(f"has no pod: {found}; give one of {', '.join(KINDS)}")
-    return Found(tuple(pods), tuple(dict.fromkeys(others)))
-
-
-def _at(place: str) -> AbstractContextManager[None]:
-    """As `within`; empty for no place of its own."""
-    return within(place) if place else nullcontext()
+    return pods
 
 
 def _flattened(documents: Sequence[object]) -> Iterator[tuple[str, object]]:
@@ -147,7 +133,7 @@ def _flattened(documents: Sequence[object]) -> Iterator[tuple[str, object]]:
         place = f"document {index + 1}" if len(documents) > 1 else ""
         items = document.get("items") if isinstance(document, dict) else None
         if isinstance(document, dict) and str(document.get("kind")).endswith("List"):
-            with _at(place), within("items"):
+            with within(place), within("items"):
                 items = list_of(items)
             yield from (
                 (f"{place + ': ' if place else ''}items[{number}]", each) for number, each in enumerate(items)
@@ -177,7 +163,7 @@ def _pod_of(kind: str, document: Mapping[str, Any]) -> ManifestPod:
         with within(".".join(path[: depth + 1])):
             template = mapping_of(template.get(part))
     source = f"{kind} {namespace or 'default'}/{name or '(without a name)'}"
-    with _at(".".join(path)):
+    with within(".".join(path)):
         return _pod(template, name, namespace, source)
 
 

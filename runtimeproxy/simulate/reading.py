@@ -38,7 +38,7 @@ def pod_calls(data: bytes, source: str, node: Node, *, webhook: bool = False) ->
     if _is_recorded(documents):
         return [_recorded(each, source) for each in documents]
     calls: list[PodCalls] = []
-    for pod in read_pods(documents).pods:
+    for pod in read_pods(documents):
         rest()
         added: tuple[str, ...] = ()
         if webhook:

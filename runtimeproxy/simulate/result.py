@@ -1,11 +1,10 @@
-"""What a simulation has found. All values are texts as the audit shows them: variables only as `<set>`."""
+"""The result of a simulation. All values are texts as the audit shows them: variables only as `<set>`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.policy import Mode
@@ -24,7 +23,7 @@ class Certainty(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyChange:
-    """What one policy wants of a field."""
+    """The claim of one policy on a field."""
 
     policy: str
     """Its name; of one in dry-run, what it would change."""
@@ -51,13 +50,13 @@ class SimulatedField:
     before: str | None
     """By the kubelet; None: no value, or for a cgroup's file that it is not known."""
     after: str | None
-    """What the runtime gets; None: no value."""
+    """As the runtime gets it; None: no value."""
     is_changed: bool = False
     """Whether these differ; of variables and long texts they look the same."""
     owner: str = ""
-    """The policies that the value comes from, joined by `+`; empty if none counts."""
+    """The policies that the value comes from, joined by `+`; empty if none has an effect."""
     depends_on: tuple[str, ...] = ()
-    """What is not known and may lead to another result."""
+    """Unknown facts that may lead to another result."""
     changes: tuple[PolicyChange, ...] = ()
 
     @property
@@ -88,7 +87,7 @@ class SimulatedTarget:
     refusal: str = ""
     """Why the call would be refused; empty if it would not."""
     not_simulated: tuple[str, ...] = ()
-    """What may change it and is not simulated, such as `hook server NAME`."""
+    """Possible changes by others, such as `hook server NAME`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +102,7 @@ class PodSimulation:
     priority: PriorityClass
     targets: tuple[SimulatedTarget, ...]
     added: tuple[str, ...] = ()
-    """What Koordinator's webhook added."""
+    """Changes by Koordinator's webhook, for people."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -115,67 +114,36 @@ class PodSimulation:
 class Simulation:
     """All pods of a text."""
 
-    pods: tuple[PodSimulation, ...] = field(default=())
+    pods: tuple[PodSimulation, ...] = ()
 
     @property
     def is_refused(self) -> bool:
-        """Whether any of the pods would be refused."""
         return any(each.is_refused for each in self.pods)
 
 
 def simulation_as_json(simulation: Simulation) -> dict[str, Any]:
-    """Returns what JSON can hold, in camelCase; empty lists and texts are there, too."""
+    """Returns what JSON can hold; empty lists and texts are there, too."""
     return {"refused": simulation.is_refused, "pods": [_pod_as_json(each) for each in simulation.pods]}
 
 
 def _pod_as_json(pod: PodSimulation) -> dict[str, Any]:
-    return {
-        "source": pod.source,
-        "namespace": pod.namespace,
-        "name": pod.name,
-        "qosClass": pod.qos.value,
-        "kubeQOSClass": pod.kube_qos.value,
-        "priorityClass": pod.priority.value,
-        "added": list(pod.added),
-        "notes": list(pod.notes),
-        "targets": [_target_as_json(each) for each in pod.targets],
-    }
+    document = asdict(pod, dict_factory=_camel_case)
+    for target, made in zip(pod.targets, document["targets"], strict=True):
+        for field, about in zip(target.fields, made["fields"], strict=True):
+            about["certainty"] = field.certainty.value
+    return document
 
 
-def _target_as_json(target: SimulatedTarget) -> dict[str, Any]:
-    return {
-        "kind": target.kind,
-        "name": target.name,
-        "refusal": target.refusal,
-        "fields": [_field_as_json(each) for each in target.fields],
-        "remarks": [
-            {"policy": each.policy, "kind": each.kind.value, "field": each.field, "reason": each.reason}
-            for each in target.remarks
-        ],
-        "notSimulated": list(target.not_simulated),
-    }
+_KEYS: Final = {
+    "qos": "qosClass",
+    "kube_qos": "kubeQOSClass",
+    "priority": "priorityClass",
+    "is_changed": "changed",
+    "depends_on": "dependsOn",
+    "not_simulated": "notSimulated",
+}
 
 
-def _field_as_json(found: SimulatedField) -> Mapping[str, Any]:
-    return {
-        "name": found.name,
-        "before": found.before,
-        "after": found.after,
-        "changed": found.is_changed,
-        "owner": found.owner,
-        "certainty": found.certainty.value,
-        "dependsOn": list(found.depends_on),
-        "changes": [
-            {
-                "policy": each.policy,
-                "mode": each.mode.value,
-                "role": each.role.value,
-                "wanted": each.wanted,
-                "counts": each.counts,
-                "reason": each.reason,
-                "note": each.note,
-                "provenance": list(each.provenance),
-            }
-            for each in found.changes
-        ],
-    }
+def _camel_case(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Texts of enumerations are no plain ones for the writer of YAML.
+    return {_KEYS.get(key, key): value.value if isinstance(value, StrEnum) else value for key, value in items}

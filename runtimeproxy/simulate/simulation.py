@@ -7,7 +7,6 @@ is not known, the pod is simulated again with it otherwise; fields with another 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,15 +18,13 @@ from runtimeproxy.frontends.cri_proxy.calls.cri_call import Question
 from runtimeproxy.frontends.cri_proxy.calls.edit_request import edit_cgroup_parent
 from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import PodDraft
 from runtimeproxy.frontends.cri_proxy.calls.to_views import requested_pod, requested_summary
-from runtimeproxy.hooks.chain import EVALUATION_S, Chain
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import CGROUP_PARENT
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook
-from runtimeproxy.hooks.settings import ConflictRule
-from runtimeproxy.hooks.workers import SwitchInterval, Workers
-from runtimeproxy.logs import FailureLog
+from runtimeproxy.hooks.settings import USUAL_RULES, ChainRules
 from runtimeproxy.node.snapshot import FixedNode, Input, InputState, KubeletFacts, Node
+from runtimeproxy.offline import OfflineChain
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.simulate.description import CGROUPS, INPUT_TEXTS, Asked, Description, result_of
@@ -37,20 +34,12 @@ from runtimeproxy.simulate.result import PodSimulation, Simulation
 _STATIC: Final = "static"
 _SIMULATED_ID: Final = "simulated"
 
-_logger = logging.getLogger(__name__)
-_logger.addHandler(logging.NullHandler())
-# A policy that fails here is in the result, and not one that fails on the node.
-_logger.propagate = False
-
 
 def simulate(
     calls: Iterable[PodCalls],
     policies: Iterable[LoadedPolicy],
     node: Node,
-    *,
-    rule: ConflictRule = ConflictRule.LATER,
-    skip_label: tuple[str, str] | None = None,
-    budget_s: float = EVALUATION_S,
+    rules: ChainRules = USUAL_RULES,
     before_each: Callable[[], None] = lambda: None,
 ) -> Simulation:
     """Returns what the policies would change in the requests for some pods.
@@ -62,23 +51,11 @@ def simulate(
         calls: the requests.
         policies: those of the daemon, hook servers included.
         node: where the pods would run.
-        rule: whose value counts when two policies set one field.
-        skip_label: key and value of the label of pods that policies leave alone; None for none.
-        budget_s: the time for all policies of one call.
+        rules: of the chain.
         before_each: called before each call; what it raises ends the simulation.
     """
-    simulator = _Simulator(tuple(policies), node, rule, skip_label, budget_s, before_each)
+    simulator = _Simulator(tuple(policies), node, rules, before_each)
     return asyncio.run(simulator.run(tuple(calls)))
-
-
-class _OthersInterval(SwitchInterval):
-    """The interpreter's, left alone: it is the daemon's, and a simulation may end while a policy hangs."""
-
-    def shorten(self, length_s: float) -> None:
-        pass
-
-    def restore(self, length_s: float) -> None:
-        pass
 
 
 class _Simulator:
@@ -88,30 +65,21 @@ class _Simulator:
         self,
         policies: Sequence[LoadedPolicy],
         node: Node,
-        rule: ConflictRule,
-        skip_label: tuple[str, str] | None,
-        budget_s: float,
+        rules: ChainRules,
         before_each: Callable[[], None],
     ) -> None:
         self._before_each = before_each
         self._servers = tuple(each for each in policies if each.remote_hooks)
         self._node = node
-        self._skip_label = skip_label
-        self._budget_s = budget_s
-        self._workers = Workers(1, switch_interval=_OthersInterval())
-        self._chain = Chain(
-            (each for each in policies if not each.remote_hooks),
-            self._workers,
-            rule=rule,
-            failures=FailureLog(output=_logger),
-            skip_label=skip_label,
-        )
+        self._rules = rules
+        self._offline = OfflineChain(policies, rules)
+        self._chain = self._offline.chain
 
     async def run(self, calls: Sequence[PodCalls]) -> Simulation:
         try:
             return Simulation(pods=tuple([await self._pod(each) for each in calls]))
         finally:
-            self._workers.close()
+            self._offline.close()
 
     async def _pod(self, calls: PodCalls) -> PodSimulation:
         first, *others = _variants(calls, self._node)
@@ -125,16 +93,17 @@ class _Simulator:
                     differing.setdefault(place, []).append(other.name)
         pod = asked[0].pod
         notes = list(calls.notes)
-        if self._skip_label is not None and pod.labels.get(self._skip_label[0]) == self._skip_label[1]:
-            notes.append(f"the label {self._skip_label[0]} says that policies leave it alone")
+        key, value = self._rules.skip_label or ("", "")
+        is_skipped = key != "" and pod.labels.get(key) == value
+        if is_skipped:
+            notes.append(f"the label {key} says that policies leave it alone")
         describe = Description(
             {each.name: each for each in self._chain.policies},
             first.node,
             differing,
             self._servers,
-            self._chain.rule,
+            self._rules.conflicts,
         )
-        is_skipped = len(notes) > len(calls.notes)
         return PodSimulation(
             source=calls.source,
             namespace=pod.namespace,
@@ -186,14 +155,7 @@ class _Simulator:
 
     async def _decide(self, question: Question) -> Decision | None:
         self._before_each()
-        policies = self._chain.policies_for(question.hook, question.pod)
-        if not policies:
-            return None
-        view = question.make_view()
-        decision = await self._chain.decide(question.hook, view, policies, budget_s=self._budget_s)
-        if decision.change is not None:
-            question.edit(decision.change)
-        return decision
+        return await self._offline.decide(question)
 
 
 # What is not known
@@ -228,7 +190,6 @@ def _variants(calls: PodCalls, node: Node) -> Iterator[_Variant]:
 
 
 def _with_requests(node: Node, calls: PodCalls) -> Node:
-    """The node with what its kubelet saves about the pod."""
     if not calls.requests:
         return node
     uid = calls.config.metadata.uid

@@ -1,4 +1,4 @@
-"""What Koordinator's mutating webhook adds to a pod when it is created, as far as it reaches the node. Pure.
+"""Koordinator's mutating webhook: its changes of a new pod that reach the node. Pure.
 
 A ClusterColocationProfile gives pods a QoS class and a priority class; here these are those of the manifest,
 and each stands for the other where only one is given. Then CPU and memory of the class become extended
@@ -94,7 +94,7 @@ def _renamed(amounts: Quantities, names: Mapping[str, str]) -> dict[str, int]:
 
 
 def _specification(containers: tuple[ManifestContainer, ...]) -> str:
-    """The annotation; empty without batch resources. Those of init containers do not count."""
+    """The annotation; empty without batch resources. Init containers are not in it."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for container in containers:
         if container.kind is not ContainerKind.REGULAR:

@@ -1,4 +1,4 @@
-"""Strategies: what a cluster's owner configured for nodes and pods, in Koordinator's words.
+"""Strategies: the configuration of nodes and pods by a cluster's owner, in Koordinator's words.
 
 Knows configuration only: texts and mappings in, strategies with their provenance out.
 """

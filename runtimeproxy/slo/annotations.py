@@ -6,9 +6,10 @@ Source: policies spec 1.2, 1.6; ranges are checked, which Koordinator does for s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Final, NamedTuple
+from typing import Annotated, Final
 
 from runtimeproxy.slo.names import (
     BLKIO_QOS,
@@ -43,6 +44,7 @@ from runtimeproxy.slo.schema import (
     Percent,
     PodCpuBurst,
     PodNetwork,
+    PodResctrl,
     Range,
 )
 
@@ -61,71 +63,45 @@ class PodMemoryQoS(MemoryQoSValues):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlcSchemata:
-    """A part of the last-level cache."""
-
-    unused: ClassVar[frozenset[str]] = frozenset({"percent"})
-    """Koordinator has one type for both kinds of schemata."""
+class Schemata:
+    """A part of cache, by range, or of memory bandwidth, by percent: Koordinator has one type for both."""
 
     range: tuple[Percent, ...] = ()
     """Start and end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlcSchemataOfCache(LlcSchemata):
-    """A part of one last-level cache."""
-
-    cache_id: Annotated[int, Range(0, INT32_MAX)] = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MbSchemata:
-    """A part of the memory bandwidth."""
-
-    unused: ClassVar[frozenset[str]] = frozenset({"range"})
-    """Koordinator has one type for both kinds of schemata."""
-
     percent: Percent | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MbSchemataOfCache(MbSchemata):
-    """A part of the memory bandwidth behind one last-level cache."""
+class SchemataOfCache(Schemata):
+    """A part of one last-level cache, or of the memory bandwidth behind it."""
 
     cache_id: Annotated[int, Range(0, INT32_MAX)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlcAnnotation:
-    """`llc` of the annotation `node.koordinator.sh/resctrl`."""
+class SchemataGroup:
+    """`llc` or `mb` of the annotation `node.koordinator.sh/resctrl`."""
 
-    schemata: LlcSchemata = field(default_factory=LlcSchemata)
-    schemata_per_cache: tuple[LlcSchemataOfCache, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MbAnnotation:
-    """`mb` of the annotation `node.koordinator.sh/resctrl`."""
-
-    schemata: MbSchemata = field(default_factory=MbSchemata)
-    schemata_per_cache: tuple[MbSchemataOfCache, ...] = ()
+    schemata: Schemata = field(default_factory=Schemata)
+    schemata_per_cache: tuple[SchemataOfCache, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResctrlAnnotation:
     """The annotation `node.koordinator.sh/resctrl` of a pod."""
 
-    llc: LlcAnnotation = field(default_factory=LlcAnnotation)
-    mb: MbAnnotation = field(default_factory=MbAnnotation)
+    llc: SchemataGroup = field(default_factory=SchemataGroup)
+    mb: SchemataGroup = field(default_factory=SchemataGroup)
 
 
-class OwnSchemata(NamedTuple):
-    """A pod's own part of the last-level cache and of the memory bandwidth."""
-
-    llc_range: tuple[int, int] | None
-    llc_range_by_cache: Mapping[int, tuple[int, int]]
-    mb_percent: int | None
-    mb_percent_by_cache: Mapping[int, int]
+_OVERLAYS: Final[Mapping[str, type]] = {
+    CPU_BURST: PodCpuBurst,
+    CPU_QOS: CpuQoS,
+    MEMORY_QOS: PodMemoryQoS,
+    NETWORK_QOS: PodNetwork,
+    BLKIO_QOS: BlkioQoS,
+}
+"""The annotations whose fields replace those of a strategy."""
 
 
 class PodAnnotations:
@@ -138,52 +114,33 @@ class PodAnnotations:
     def problems(self) -> tuple[Problem, ...]:
         return tuple(self._problems)
 
-    def cpu_burst(self) -> Overlay | None:
-        """What it sets; None without one, or if it is invalid: then the node's values count."""
-        return self._overlay(CPU_BURST, PodCpuBurst)
-
-    def cpu_qos(self) -> Overlay | None:
-        """What it sets; None without one, or if it is invalid: then nothing is set for the pod."""
-        return self._overlay(CPU_QOS, CpuQoS)
-
-    def memory_qos(self) -> Overlay | None:
-        """What it sets, `policy` included; None without one, or if it is invalid: then the class's counts."""
-        return self._overlay(MEMORY_QOS, PodMemoryQoS)
-
-    def network_qos(self) -> Overlay | None:
-        """What it sets; None without one, or if it is invalid: then there are no limits of the pod's own."""
-        return self._overlay(NETWORK_QOS, PodNetwork)
-
-    def blkio_qos(self) -> Overlay | None:
-        """What it sets; None without one, or if it is invalid: then there are no limits of the pod's own."""
-        return self._overlay(BLKIO_QOS, BlkioQoS)
-
-    def resctrl(self) -> OwnSchemata | None:
-        """The schemata; None without one, or if it is invalid or empty: then the class's group counts."""
-        report = Report("", RESCTRL, MAX_GUESSES)
-        try:
-            raw = self._parsed(RESCTRL, report)
-            if raw is None:
-                return None
-            own = _schemata(read_object(ResctrlAnnotation, raw, report, ""), report)
-        except InvalidError:
+    def overlay(self, key: str) -> Overlay | None:
+        """The fields that an annotation of `_OVERLAYS` sets; None without it, or if it is invalid."""
+        if key not in self._annotations:
             return None
-        finally:
-            self._problems.extend(report.all_problems())
-        return own if any(each not in (None, {}) for each in own) and not report.has_errors else None
+        kind, overlay = _OVERLAYS[key], None
+        with self._reading(key) as report:
+            raw = self._parsed(key, report)
+            overlay = read_overlay(kind, raw, report, beside=_refused_names(kind, raw, report))
+        return None if report.has_errors else overlay
+
+    def resctrl(self) -> PodResctrl | None:
+        """The pod's own group; None without the annotation, or if it is invalid or empty."""
+        own = PodResctrl()
+        with self._reading(RESCTRL) as report:
+            if (raw := self._parsed(RESCTRL, report)) is not None:
+                own = _schemata(read_object(ResctrlAnnotation, raw, report, ""), report)
+        return own if own.has_own_group and not report.has_errors else None
 
     def eviction_policy(self) -> frozenset[str]:
         """The features that may evict the pod; none if it is invalid."""
-        report = Report("", EVICTION_POLICY, MAX_GUESSES)
-        try:
+        features: list[object] = []
+        with self._reading(EVICTION_POLICY) as report:
             raw = self._parsed(EVICTION_POLICY, report)
             if not isinstance(raw, list) or not all(isinstance(each, str) for each in raw):
                 report.fail("", "is not a list of texts")
-            return frozenset(map(str, raw))
-        except InvalidError:
-            return frozenset()
-        finally:
-            self._problems.extend(report.all_problems())
+            features = raw
+        return frozenset(map(str, features))
 
     def eviction_priority(self) -> int:
         """The priority; 0 if it is invalid."""
@@ -195,15 +152,13 @@ class PodAnnotations:
             return 0
         return number
 
-    def _overlay(self, key: str, kind: type) -> Overlay | None:
+    @contextmanager
+    def _reading(self, key: str) -> Iterator[Report]:
+        """Collects the problems of one annotation; an invalid value ends the block."""
         report = Report("", key, MAX_GUESSES)
-        try:
-            raw = self._parsed(key, report)
-        except InvalidError:
-            raw = None
-        overlay = read_overlay(kind, raw, report, beside=_refused_names(kind, raw, report))
+        with suppress(InvalidError):
+            yield report
         self._problems.extend(report.all_problems())
-        return None if key not in self._annotations or report.has_errors else overlay
 
     def _parsed(self, key: str, report: Report) -> object:
         text = self._annotations.get(key)
@@ -223,20 +178,21 @@ def _refused_names(kind: type, raw: object, report: Report) -> frozenset[str]:
     return found
 
 
-def _schemata(own: ResctrlAnnotation, report: Report) -> OwnSchemata:
-    return OwnSchemata(
-        _range(own.llc.schemata, report, "llc.schemata"),
-        {
-            each.cache_id: cache_range
-            for number, each in enumerate(own.llc.schemata_per_cache)
-            if (cache_range := _range(each, report, f"llc.schemataPerCache[{number}]")) is not None
-        },
-        own.mb.schemata.percent,
-        {each.cache_id: each.percent for each in own.mb.schemata_per_cache if each.percent is not None},
+def _schemata(own: ResctrlAnnotation, report: Report) -> PodResctrl:
+    ranges = {
+        each.cache_id: _range(each, report, f"llc.schemataPerCache[{number}]")
+        for number, each in enumerate(own.llc.schemata_per_cache)
+    }
+    percents = {each.cache_id: each.percent for each in own.mb.schemata_per_cache}
+    return PodResctrl(
+        llc_range=_range(own.llc.schemata, report, "llc.schemata"),
+        llc_range_by_cache={cache: each for cache, each in ranges.items() if each is not None},
+        mb_percent=own.mb.schemata.percent,
+        mb_percent_by_cache={cache: each for cache, each in percents.items() if each is not None},
     )
 
 
-def _range(schemata: LlcSchemata, report: Report, place: str) -> tuple[int, int] | None:
+def _range(schemata: Schemata, report: Report, place: str) -> tuple[int, int] | None:
     if not schemata.range:
         return None
     if len(schemata.range) != 2 or schemata.range[0] >= schemata.range[1]:

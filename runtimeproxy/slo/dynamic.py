@@ -24,9 +24,7 @@ QUOTA_BURST: Final = frozenset({CpuBurstPolicy.AUTO, CpuBurstPolicy.CFS_QUOTA_BU
 def asked_plugins(*, has_thresholds: bool, bursts: Iterable[CpuBurstPolicy]) -> frozenset[str]:
     """The plugins that strategies ask for, by name.
 
-    Args:
-        has_thresholds: `enable` of `resource-threshold-config`.
-        bursts: The CPU burst policies of the pods that run.
+    `has_thresholds` is `enable` of `resource-threshold-config`; the policies are those of the pods that run.
     """
     found = {"cpu-suppress", "cpu-evict", "memory-evict"} if has_thresholds else set[str]()
     if not QUOTA_BURST.isdisjoint(bursts):

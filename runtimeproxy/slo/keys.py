@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final, NamedTuple
+from typing import Annotated, ClassVar, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.labels import EVERY_LABEL, Conditions, LabelSelector, label_problems, namespace_problem
 from runtimeproxy.slo.reading import (
@@ -72,8 +72,8 @@ class PodCpuQoS:
     """The part of a class's CPU QoS that a pod strategy may change."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "sched_idle": "counts for a whole class",
-        "core_expeller": "counts for a whole class",
+        "sched_idle": "applies to a whole class",
+        "core_expeller": "applies to a whole class",
     }
 
     enable: bool = False
@@ -96,7 +96,7 @@ class PodResctrlQoS:
     """`resctrlQOS` of a pod strategy."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "enable": "counts for a whole class",
+        "enable": "applies to a whole class",
         "cat_range_start_percent": _SCHEMATA,
         "cat_range_end_percent": _SCHEMATA,
         "mba_percent": _SCHEMATA,
@@ -110,7 +110,7 @@ _CLASS: Final = "is a class of the node; a pod strategy has its parts directly, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodQoS:
-    """What a pod strategy of `resource-qos-config` may say."""
+    """The fields of a pod strategy of `resource-qos-config`."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "policies": "chooses mechanisms of the whole node",
@@ -119,7 +119,7 @@ class PodQoS:
         "be_class": _CLASS,
         "system_class": _CLASS,
         "cgroup_root": _CLASS,
-        "blkio_qos": "counts for a whole class; a pod has the annotation koordinator.sh/blkioQOS",
+        "blkio_qos": "applies to a whole class; a pod has the annotation koordinator.sh/blkioQOS",
     }
 
     cpu_qos: PodCpuQoS = field(default_factory=PodCpuQoS)
@@ -130,11 +130,11 @@ class PodQoS:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodThreshold:
-    """What a pod strategy of `resource-threshold-config` may say: which evictions are allowed."""
+    """The fields of a pod strategy of `resource-threshold-config`: which evictions are allowed."""
 
     refused: ClassVar[Mapping[str, str]] = dict.fromkeys(
         (each.name for each in fields(Threshold)),
-        "counts for the whole node; a pod strategy may only say which evictions are allowed",
+        "applies to the whole node; a pod strategy may only say which evictions are allowed",
     )
 
     eviction_enabled: bool = False
@@ -145,6 +145,9 @@ class PodThreshold:
 
 # Keys
 
+_Members: TypeAlias = Mapping[str, tuple[str, object]]
+"""Of a JSON object: see `members_of`."""
+
 
 class Section(NamedTuple):
     """One kind of strategy."""
@@ -153,10 +156,8 @@ class Section(NamedTuple):
     """Of the ConfigMap."""
     attribute: str
     """Of `Strategies`."""
-    kind: type
-    """The schema's dataclass."""
     default: object
-    """The values that a node strategy or NodeSLO is laid over."""
+    """The values that a node strategy or NodeSLO is laid over; a dataclass of the schema."""
     node_slo: str
     """The field of a NodeSLO's `spec`; empty: it has none."""
     is_inline: bool = False
@@ -168,12 +169,15 @@ class Section(NamedTuple):
     pod_names: tuple[str, ...] = ()
     """The keys that a pod strategy's fields may be nested in."""
 
+    @property
+    def kind(self) -> type:
+        return type(self.default)
+
 
 SECTIONS: Final = (
     Section(
         "resource-threshold-config",
         "threshold",
-        Threshold,
         Threshold(),
         "resourceUsedThresholdWithBE",
         pod_kind=PodThreshold,
@@ -182,7 +186,6 @@ SECTIONS: Final = (
     Section(
         "resource-qos-config",
         "qos",
-        QoSStrategy,
         PRODUCT_DEFAULTS,
         "resourceQOSStrategy",
         pod_kind=PodQoS,
@@ -191,27 +194,24 @@ SECTIONS: Final = (
     Section(
         "cpu-burst-config",
         "cpu_burst",
-        CpuBurstStrategy,
         CpuBurstStrategy(),
         "cpuBurstStrategy",
         pod_kind=PodCpuBurst,
         pod_names=("cpuBurstConfig", "cpuBurstStrategy", "strategy"),
     ),
-    Section("system-config", "system", System, System(), "systemStrategy"),
+    Section("system-config", "system", System(), "systemStrategy"),
     Section(
         "host-application-config",
         "host_applications",
-        HostApplications,
         HostApplications(),
         "hostApplications",
         is_inline=True,
         is_checked=False,
     ),
-    Section("colocation-config", "colocation", Colocation, Colocation(), "", is_inline=True),
+    Section("colocation-config", "colocation", Colocation(), "", is_inline=True),
     Section(
         "cpu-normalization-config",
         "cpu_normalization",
-        CpuNormalizationStrategy,
         CpuNormalizationStrategy(),
         "",
         is_inline=True,
@@ -221,13 +221,7 @@ SECTIONS: Final = (
 SECTION_BY_KEY: Final = {each.key: each for each in SECTIONS}
 UNUSED_SECTIONS: Final = {
     "resource-amplification-config": Section(
-        "resource-amplification-config",
-        "",
-        ResourceAmplification,
-        ResourceAmplification(),
-        "",
-        is_inline=True,
-        is_checked=False,
+        "resource-amplification-config", "", ResourceAmplification(), "", is_inline=True, is_checked=False
     )
 }
 """By key: those of Koordinator whose names are checked, and nothing else: they change what a node publishes,
@@ -245,9 +239,8 @@ class NodeStrategy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeyConfig:
-    """What a key says, read and checked."""
+    """The strategies of a key, checked."""
 
-    section: Section
     file: str
     cluster: Overlay
     cluster_provenance: Provenance
@@ -256,7 +249,6 @@ class KeyConfig:
 
     @property
     def is_node_slo(self) -> bool:
-        """Whether it is a section of a NodeSLO."""
         return self.cluster_provenance.source is Layer.NODE_SLO
 
 
@@ -283,7 +275,7 @@ def read_node_slo_section(
     overlay = read_overlay(section.kind, raw, report)
     _check(section, {}, overlay, "", report)
     provenance = Provenance(Layer.NODE_SLO, file, section.node_slo)
-    return None if report.has_errors else KeyConfig(section, file, overlay, provenance), report.all_problems()
+    return None if report.has_errors else KeyConfig(file, overlay, provenance), report.all_problems()
 
 
 class _KeyReader:
@@ -305,7 +297,6 @@ class _KeyReader:
             self._report_unknown(members, lists | {"clusterStrategy"})
         _check(section, {}, cluster, place, report)
         return KeyConfig(
-            section,
             report.file,
             cluster,
             Provenance(Layer.CLUSTER, report.file, section.key),
@@ -313,7 +304,7 @@ class _KeyReader:
             tuple(self._pods(members.get("podstrategies"))),
         )
 
-    def _report_unknown(self, members: Mapping[str, tuple[str, object]], known: frozenset[str]) -> None:
+    def _report_unknown(self, members: _Members, known: frozenset[str]) -> None:
         folded_names = {each.lower() for each in known}
         fields = {json_key(each.name) for each in dataclasses.fields(self._section.kind)}
         for folded, (key, _) in members.items():
@@ -365,7 +356,7 @@ class _KeyReader:
             found.append((place, strategy, conditions))
             yield strategy
 
-    def _node_selector(self, members: Mapping[str, tuple[str, object]], place: str) -> LabelSelector | None:
+    def _node_selector(self, members: _Members, place: str) -> LabelSelector | None:
         """The selector of a node strategy; None if it matches no node."""
         selector = self._selector(members, "nodeSelector", place)
         if self._section.is_checked and selector in (None, EVERY_LABEL):
@@ -378,7 +369,7 @@ class _KeyReader:
     def _pods(self, member: tuple[str, object] | None) -> Iterator[PodRule]:
         section, report = self._section, self._report
         if member is not None and member[1] is not None and section.pod_kind is None:
-            report.error(member[0], "cannot be: this strategy counts for the whole node")
+            report.error(member[0], "cannot be: this strategy applies to the whole node")
             return
         names: set[str] = set()
         conditions = 0
@@ -409,9 +400,7 @@ class _KeyReader:
                 Provenance(Layer.POD, report.file, section.key, name or place),
             )
 
-    def _pod_values(
-        self, members: Mapping[str, tuple[str, object]], item: Mapping[str, object], place: str
-    ) -> Overlay:
+    def _pod_values(self, members: _Members, item: Mapping[str, object], place: str) -> Overlay:
         section, report = self._section, self._report
         assert section.pod_kind is not None  # noqa: S101 - the caller has looked
         beside = {"name", "namespace", "podSelector", "nodeSelector", "overridePod", *section.pod_names}
@@ -431,7 +420,7 @@ class _KeyReader:
             report.error(place, f"has no strategy: none of its fields, and no {section.pod_names[0]}")
         return values
 
-    def _name(self, members: Mapping[str, tuple[str, object]], place: str) -> str:
+    def _name(self, members: _Members, place: str) -> str:
         key, value = members.get("name", ("name", None))
         if value is None:
             return ""
@@ -440,7 +429,7 @@ class _KeyReader:
             return ""
         return value
 
-    def _namespace(self, members: Mapping[str, tuple[str, object]], place: str) -> str:
+    def _namespace(self, members: _Members, place: str) -> str:
         key, value = members.get("namespace", ("namespace", None))
         if value is None:
             return ""
@@ -448,15 +437,13 @@ class _KeyReader:
             self._report.error(child(place, key), f"is {shown(value)}, not a namespace's name")
         return str(value)
 
-    def _is_override(self, members: Mapping[str, tuple[str, object]], place: str) -> bool:
+    def _is_override(self, members: _Members, place: str) -> bool:
         key, value = members.get("overridepod", ("overridePod", None))
         if value is not None and not isinstance(value, bool):
             self._report.error(child(place, key), f"is {shown(value)}, not true or false")
         return value is True
 
-    def _selector(
-        self, members: Mapping[str, tuple[str, object]], name: str, place: str
-    ) -> LabelSelector | None:
+    def _selector(self, members: _Members, name: str, place: str) -> LabelSelector | None:
         key, value = members.get(name.lower(), (name, None))
         if value is None:
             return None
@@ -474,7 +461,7 @@ class _KeyReader:
 
 
 def _check(section: Section, cluster: Overlay, values: Overlay, place: str, report: Report) -> None:
-    """Reports what is wrong with the strategy at `place` that sets these values over the cluster's."""
+    """Reports problems of the strategy at `place` that sets these values over the cluster's."""
     merged = {**cluster, **values}
     strategy = build(section.default, merged)
     problems = [*_bound_problems(strategy, (), merged)]
@@ -521,7 +508,7 @@ def _network_problems(overlay: Overlay) -> Iterator[tuple[Path, str]]:
 
 
 def _application_problems(applications: object) -> Iterator[tuple[str, str]]:
-    """Yields what is wrong with host applications: the place below the list, and the reason."""
+    """Yields problems of host applications: the place below the list, and the reason."""
     names: set[str] = set()
     places: dict[tuple[str, ...], str] = {}
     for number, each in enumerate(applications if isinstance(applications, tuple) else ()):
@@ -549,13 +536,11 @@ def _place_of(path: CgroupPath) -> tuple[str, ...]:
 
 
 def bandwidth_problem(strategy: QoSStrategy, total: int) -> str:
-    """Returns why the classes' network requests do not fit the node's bandwidth in bits/s; empty if they do.
-
-    A bandwidth of 0 is not known, and fits.
-    """
+    """Returns why the classes' network requests exceed the node's bandwidth in bits/s; empty if not."""
     for name in _REQUESTS:
         requests = [getattr(getattr(strategy, each).network_qos, name) for each in _CLASSES]
         needed = sum(quantity_bytes(each) for each in requests if isinstance(each, str))
+        # 0 stands for a bandwidth that is not known.
         if total and needed > total:
             which = f"{needed} bits/s of {json_key(name)} over all classes"
             return f"adds up to {which}, more than the node's {total}"

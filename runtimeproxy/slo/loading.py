@@ -31,6 +31,7 @@ from runtimeproxy.slo.names import (
     NETWORK_BANDWIDTH,
     RATIO_LABELS,
 )
+from runtimeproxy.slo.object_names import NODE_NAMES, name_problems
 from runtimeproxy.slo.reading import (
     InvalidError,
     Overlay,
@@ -81,11 +82,11 @@ class NodeSlo(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Strategies, and what was wrong while they were loaded."""
+    """Strategies, and the problems of loading them."""
 
     strategies: Strategies = field(default_factory=Strategies)
     problems: tuple[Problem, ...] = ()
-    """Errors: the key counts as it was read last; warnings: only the named field does not count."""
+    """Errors: the key keeps its last good value; warnings: only the named field is not used."""
     good: Mapping[str, KeyConfig] = field(default_factory=dict)
     """The last good state of each key, and of each section of a NodeSLO by its name there."""
 
@@ -100,15 +101,8 @@ def load(
 ) -> Loaded:
     """Returns the strategies of a node.
 
-    A key that cannot be used counts as in `previous`, and as absent without one; a key that is absent now is
-    withdrawn, whatever it was before. Pure; takes up to a second for the largest ConfigMaps.
-
-    Args:
-        texts: the `data` of the ConfigMap, by key.
-        node_slo: the node's NodeSLO, if there is one.
-        labels: of the node.
-        annotations: of the node.
-        previous: what was loaded last, for the keys that cannot be used now.
+    A key that cannot be used keeps its value in `previous`, and is absent without one. A key that is absent
+    now is withdrawn, whatever it was before. Pure; takes up to a second for the largest ConfigMaps.
     """
     loading = _Loading(labels or {}, annotations or {}, previous.good if previous else {})
     return loading.run(texts, node_slo)
@@ -123,7 +117,7 @@ class _Loading:
     ) -> None:
         self._labels = labels
         self._previous = previous
-        self._problems: list[Problem] = []
+        self._problems: list[Problem] = [*name_problems(NODE_NAMES, labels, annotations)]
         self._good: dict[str, KeyConfig] = {}
         self._own = {
             "system": list(self._own_bandwidth(annotations)),
@@ -144,7 +138,14 @@ class _Loading:
             values[section.attribute], of_section = _merged(section, self._layers(section))
             provenance |= of_section
         values["host_applications"] = values["host_applications"].applications
-        values["pod_basis"] = self._pod_basis(values["qos"], provenance)
+        of_pods = {path: by for path, by in provenance.items() if path.startswith(("cpu_burst.", "qos."))}
+        values["pod_basis"] = PodBasis(
+            classes=values["qos"],
+            provenance=of_pods,
+            burst_rules=self._rules("cpu-burst-config"),
+            qos_rules=self._rules("resource-qos-config"),
+            eviction_rules=self._rules("resource-threshold-config"),
+        )
         values["qos"] = _with_disabled(values["qos"], provenance)
         strategies = Strategies(**values, provenance=provenance)
         return Loaded(strategies=strategies, problems=tuple(self._problems), good=self._good)
@@ -188,10 +189,7 @@ class _Loading:
             self._good[name] = config
 
     def _check_bandwidth(self) -> None:
-        """Falls back to the last good key where the classes' requests do not fit the strategy's bandwidth.
-
-        Where they only do not fit what the node itself says, as the webhook cannot know, that is a warning.
-        """
+        """Falls back to the last good key where the classes' requests do not fit the strategy's bandwidth."""
         section, of_system = SECTION_BY_KEY["resource-qos-config"], SECTION_BY_KEY["system-config"]
         strategy, _ = _merged(section, self._layers(section))
         config = self._used(section)
@@ -205,12 +203,13 @@ class _Loading:
             del self._good[name]
             self._keep(name, None)
             return
+        # The webhook cannot know what the node itself says.
         system, _ = _merged(of_system, self._layers(of_system))
         if reason := bandwidth_problem(strategy, system.total_network_bandwidth):
             self._problems.append(Problem(config.file, name, "networkQOS", reason, is_warning=True))
 
     def _used(self, section: Section) -> KeyConfig | None:
-        """What the strategy of the node stands on."""
+        # A NodeSLO's section is merged already, so it stands in the place of the ConfigMap's key.
         return self._good.get(section.node_slo) or self._good.get(section.key)
 
     def _layers(self, section: Section) -> Iterator[_Layer]:
@@ -234,19 +233,8 @@ class _Loading:
         ]
         if config is not None and len(names) > 1:
             place = "nodeConfigs" if section.is_inline else "nodeStrategies"
-            reason = f"has several that match this node: {', '.join(names[:4])}; the first one counts"
+            reason = f"has several that match this node: {', '.join(names[:4])}; the first one is used"
             self._problems.append(Problem(config.file, section.key, place, reason, is_warning=True))
-
-    def _pod_basis(self, classes: QoSStrategy, provenance: Mapping[str, Provenance]) -> PodBasis:
-        return PodBasis(
-            classes=classes,
-            provenance={
-                path: each for path, each in provenance.items() if path.startswith(("cpu_burst.", "qos."))
-            },
-            burst_rules=self._rules("cpu-burst-config"),
-            qos_rules=self._rules("resource-qos-config"),
-            eviction_rules=self._rules("resource-threshold-config"),
-        )
 
     def _rules(self, key: str) -> tuple[PodRule, ...]:
         config = self._good.get(key)
@@ -295,7 +283,6 @@ class _Loading:
         yield {("enable",): _BOOLS[text]}, Provenance(Layer.NODE_LABEL, key=CPU_NORMALIZATION_ENABLED)
 
     def _warn(self, key: str, reason: str) -> None:
-        """Reports a label or annotation of the node that is ignored."""
         self._problems.append(Problem("", key, "", f"{reason}, and is ignored", is_warning=True))
 
 
@@ -322,15 +309,13 @@ def _with_disabled(strategy: QoSStrategy, provenance: dict[str, Provenance]) -> 
             value = getattr(of_class, part)
             if not value.enable:
                 path = f"qos.{name}.{part}"
-                enable = provenance.get(f"{path}.enable")
-                by = {} if enable is None else {"enable": enable}
-                changes[part] = switch_off(value, path, by, provenance)
+                changes[part] = switch_off(value, path, provenance.get(f"{path}.enable"), provenance)
         classes[name] = dataclasses.replace(of_class, **changes)
     return dataclasses.replace(strategy, **classes)
 
 
 def _percent(ratio: str) -> int | None:
-    """Koord-manager cuts off what is behind the point: 0.29 is 28 percent."""
+    """As koord-manager does it, which drops the fraction: 0.29 is 28 percent."""
     try:
         percent = float(ratio) * 100
     except ValueError:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 CONFIG_MAP: Final = "slo-controller-config"
-CONFIG_MAP_NAMESPACE: Final = "koordinator-system"
-"""Name and namespace of the ConfigMap. Source: policies spec 4."""
+"""Of the ConfigMap. Source: policies spec 4."""
 
 NETWORK_BANDWIDTH: Final = "node.koordinator.sh/network-bandwidth"
 COLOCATION_STRATEGY: Final = "node.koordinator.sh/colocation-strategy"
@@ -23,7 +22,7 @@ RATIO_LABELS: Final = {
 
 NODE_ANNOTATIONS: Final = frozenset({NETWORK_BANDWIDTH, COLOCATION_STRATEGY})
 NODE_LABELS: Final = frozenset({CPU_NORMALIZATION_ENABLED, *RATIO_LABELS})
-"""What a node itself says about its strategies."""
+"""The node's own words about its strategies."""
 
 CPU_BURST: Final = "koordinator.sh/cpuBurst"
 CPU_QOS: Final = "koordinator.sh/cpuQOS"

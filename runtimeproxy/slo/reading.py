@@ -82,7 +82,6 @@ class Problem(NamedTuple):
 
     @property
     def needs_attention(self) -> bool:
-        """Whether it is a problem of the node; else it is a note."""
         return not self.is_warning or bool(self.guess)
 
     def __str__(self) -> str:
@@ -101,100 +100,58 @@ class Report:
         file: path of the file; empty for labels and annotations.
         key: key of the ConfigMap, or of the label or annotation.
         most_guesses: unknown names that are compared with the known ones; each takes up to 0.4 ms.
-
-    Attributes:
-        guesses_left: how many of them are left.
     """
 
     def __init__(self, file: str, key: str, most_guesses: int = MAX_PROBLEMS) -> None:
         self.file = file
         self.key = key
         self.guesses_left = most_guesses
-        self.problems: list[Problem] = []
         self.has_errors = False
-        self._dropped = 0
-        self._has_errors_only = False
-        """Whether it is full of them."""
+        self._problems: list[Problem] = []
 
     def error(self, path: str, reason: str) -> None:
         """Adds a problem for which the text cannot be used."""
         self.has_errors = True
-        self._add(Problem(self.file, self.key, path, reason))
+        self._problems.append(Problem(self.file, self.key, path, reason))
 
     def warn(self, path: str, reason: str) -> None:
-        """Adds a problem that leaves all else usable."""
-        self._add(Problem(self.file, self.key, path, reason, is_warning=True))
+        self._problems.append(Problem(self.file, self.key, path, reason, is_warning=True))
 
     def unknown_name(self, path: str, guess: str, hint: str = "") -> None:
-        """Adds a field that is not known.
-
-        Args:
-            path: of the field.
-            guess: see `Problem`.
-            hint: said where there is no guess.
-        """
-        reason = f"is not a known field, and is not used{did_you_mean(guess) or hint}"
-        self._add(
-            Problem(self.file, self.key, path, reason, is_warning=True, is_unknown_name=True, guess=guess)
-        )
+        """Adds a field that is not known; `hint` is said where there is no guess."""
+        self.warn(path, f"is not a known field, and is not used{did_you_mean(guess) or hint}")
+        self._problems[-1] = self._problems[-1]._replace(is_unknown_name=True, guess=guess)
 
     def fail(self, path: str, reason: str) -> NoReturn:
-        """Adds an error, and leaves the value.
-
-        Raises:
-            InvalidError: always.
-        """
+        """Adds an error, and raises InvalidError."""
         self.error(path, reason)
         raise InvalidError
 
     def all_problems(self) -> tuple[Problem, ...]:
-        """The problems, errors first, notes after misspelled names, and last how many are left out."""
-        problems = sorted(self.problems, key=_rank)
-        if not self._dropped:
+        """The first problems, errors before misspelled names before notes, and the number of the others."""
+        problems = sorted(self._problems, key=_rank)
+        if len(problems) <= MAX_PROBLEMS:
             return tuple(problems)
-        more = Problem(
-            self.file, self.key, "", f"and {self._dropped} more problems", is_warning=not self.has_errors
-        )
-        return (*problems, more)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether further problems are counted only."""
-        return len(self.problems) >= MAX_PROBLEMS
-
-    def _add(self, problem: Problem) -> None:
-        if not self.is_full:
-            self.problems.append(problem)
-            return
-        self._dropped += 1
-        # There may be tens of thousands.
-        if not problem.is_warning and not self._has_errors_only:
-            worst = max(self.problems, key=_rank)
-            self._has_errors_only = not worst.is_warning
-            if worst.is_warning:
-                self.problems[self.problems.index(worst)] = problem
+        reason = f"and {len(problems) - MAX_PROBLEMS} more problems"
+        more = Problem(self.file, self.key, "", reason, is_warning=not self.has_errors)
+        return (*problems[:MAX_PROBLEMS], more)
 
 
 def _rank(problem: Problem) -> int:
-    """What matters more has a lower one."""
     return problem.is_warning + (problem.is_warning and not problem.guess)
 
 
 def parse_json(
     text: str, report: Report, limit: int = MAX_TEXT_LENGTH, most_values: int = MAX_VALUES
 ) -> object:
-    """Returns the value of a JSON text.
-
-    Raises:
-        InvalidError: it is not JSON, or too long.
-    """
+    """Returns the value of a JSON text. Raises InvalidError."""
     if len(text) > limit:
         report.fail("", f"is longer than {limit} characters")
     if text.count(",") > most_values:
         report.fail("", f"has more than {most_values} values")
 
     def on_repeated(key: str) -> None:
-        report.warn("", f"has the key {shown(key)} twice in one object; the last one counts")
+        report.warn("", f"has the key {shown(key)} twice in one object; the last one is used")
 
     try:
         return json_value(text, on_repeated)
@@ -205,15 +162,7 @@ def parse_json(
 def read_overlay(
     kind: type, raw: object, report: Report, path: str = "", *, beside: Set[str] = frozenset()
 ) -> dict[Path, object]:
-    """Returns the fields of a schema's dataclass that a JSON object sets; invalid ones are left out.
-
-    Args:
-        kind: the dataclass.
-        raw: the JSON value; null sets nothing.
-        report: gets the problems.
-        path: of the JSON value, for problems.
-        beside: keys that the object has for others.
-    """
+    """Returns the valid fields that a JSON object sets; `beside` are keys for others."""
     overlay: dict[Path, object] = {}
     if raw is None:
         return overlay
@@ -233,7 +182,7 @@ def read_overlay(
             _report_unknown(kind, str(key), frozenset(beside), place, report)
             continue
         if folded in seen:
-            report.warn(place, "is there twice; the last one counts")
+            report.warn(place, "is there twice; the last one is used")
             overlay = {old: set_to for old, set_to in overlay.items() if old[0] != each.name}
         seen.add(folded)
         if value is not None:
@@ -242,11 +191,7 @@ def read_overlay(
 
 
 def read_object(kind: type[_Kind], raw: object, report: Report, path: str) -> _Kind:
-    """Returns a schema's dataclass with the fields that a JSON object sets, and else its defaults.
-
-    Raises:
-        InvalidError: it is not an object.
-    """
+    """Returns a schema's dataclass with the fields that a JSON object sets. Raises InvalidError."""
     if not isinstance(raw, Mapping):
         report.fail(path, "is not an object")
     return build(kind(), read_overlay(kind, raw, report, path))
@@ -300,16 +245,11 @@ def shown(value: object) -> str:
 
 
 def members_of(raw: Mapping[str, object]) -> dict[str, tuple[str, object]]:
-    """The members of an object by their keys in lower case; the last one of a key counts, as in Go."""
     return {str(key).lower(): (str(key), value) for key, value in raw.items()}
 
 
 def read_selector(raw: object, report: Report, place: str) -> LabelSelector:
-    """Returns a label selector of Kubernetes.
-
-    Raises:
-        InvalidError: it is none.
-    """
+    """Returns a label selector of Kubernetes. Raises InvalidError."""
     if not isinstance(raw, Mapping):
         report.fail(place, "is not an object")
     labels: dict[str, str] = {}

@@ -86,7 +86,7 @@ class NetQoSPolicy(StrEnum):
 
 
 class MemoryQoSPolicy(StrEnum):
-    """What a pod's own memory QoS stands on."""
+    """The base of a pod's own memory QoS."""
 
     DEFAULT = "default"
     """The values of the node's class."""
@@ -97,7 +97,7 @@ class MemoryQoSPolicy(StrEnum):
 
 
 class BlockType(StrEnum):
-    """What a block device is named by."""
+    """Kinds of names of block devices."""
 
     DEVICE = "device"
     VOLUME_GROUP = "volumegroup"
@@ -112,14 +112,14 @@ class CpuSuppressPolicy(StrEnum):
 
 
 class CpuEvictPolicy(StrEnum):
-    """What the CPU satisfaction of BE pods is measured against."""
+    """The measure of the CPU satisfaction of BE pods."""
 
     REAL_LIMIT = "evictByRealLimit"
     ALLOCATABLE = "evictByAllocatable"
 
 
 class CalculatePolicy(StrEnum):
-    """What of the pods of higher priority is subtracted from a node's batch resources."""
+    """The amount of pods of higher priority that a node's batch resources lack."""
 
     USAGE = "usage"
     REQUEST = "request"
@@ -127,7 +127,7 @@ class CalculatePolicy(StrEnum):
 
 
 class MemoryCollectPolicy(StrEnum):
-    """What counts as used memory. Source: Koordinator apis/slo/v1alpha1/nodemetric_types.go."""
+    """The measure of used memory. Source: Koordinator apis/slo/v1alpha1/nodemetric_types.go."""
 
     WITH_HOT_PAGE_CACHE = "usageWithHotPageCache"
     WITHOUT_PAGE_CACHE = "usageWithoutPageCache"
@@ -161,7 +161,6 @@ class PodEviction:
     """A lower one is evicted first."""
 
     def allows(self, feature: str) -> bool:
-        """Return whether a feature, by the name of its gate, may evict the pod."""
         return self.allowed is None or feature in self.allowed
 
 
@@ -198,9 +197,9 @@ class CpuQoS:
     group_identity: Annotated[int, Range(-1, 2)] | None = 0
     """`cpu.bvt_warp_ns`. None (for a pod only): leave the pod's value alone, its annotation is invalid."""
     sched_idle: Switch | None = 0
-    """`cpu.idle`; counts under the CPU policy `coreSched`."""
+    """`cpu.idle`; applies under the CPU policy `coreSched`."""
     core_expeller: bool | None = False
-    """Whether the class expels idle pods from a core's other CPU; counts under `coreSched`."""
+    """Whether the class expels idle pods from a core's other CPU; applies under `coreSched`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +249,7 @@ class IoCfg:
     write_bps: Natural | None = None
     io_weight_percent: Annotated[int, Range(1, 100)] | None = None
     read_latency: Natural | None = None
-    """In microseconds, as the three that follow here count for `cgroup_root` only."""
+    """In microseconds; this and the three that follow apply to `cgroup_root` only."""
     write_latency: Natural | None = None
     read_latency_percent: Percent | None = None
     write_latency_percent: Percent | None = None
@@ -305,19 +304,35 @@ class NetworkQoS:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodNetwork:
-    """A pod's own limits of network bandwidth, in bits/s; None: no own limit.
-
-    The annotation `koordinator.sh/networkQOS`, and `networkQOS` of a pod strategy.
-    """
+    """A pod's own bandwidth limits, in bits/s: its annotation, and `networkQOS` of a pod strategy."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "enable": "counts for a whole class",
-        "ingress_request": "counts for a whole class",
-        "egress_request": "counts for a whole class",
+        "enable": "applies to a whole class",
+        "ingress_request": "applies to a whole class",
+        "egress_request": "applies to a whole class",
     }
 
     ingress_limit: Annotated[int, Quantity(), Range(0, _INT64_MAX)] | None = None
     egress_limit: Annotated[int, Quantity(), Range(0, _INT64_MAX)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodResctrl:
+    """A pod's part of the last-level cache and of the memory bandwidth."""
+
+    class_name: str = ""
+    """The class whose resctrl group the pod joins: `LSR`, `LS`, `BE`; empty: none."""
+    llc_range: tuple[int, int] | None = None
+    """By the annotation `resctrl`: start and end in percent, of a group of the pod's own."""
+    llc_range_by_cache: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    mb_percent: int | None = None
+    mb_percent_by_cache: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def has_own_group(self) -> bool:
+        """Whether the pod has a group of its own, which replaces the class's."""
+        by_cache = bool(self.llc_range_by_cache or self.mb_percent_by_cache)
+        return by_cache or self.llc_range is not None or self.mb_percent is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,10 +427,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """`system-config`, NodeSLO's `systemStrategy`. None: the kernel's value is left alone.
-
-    Source of the defaults: Koordinator pkg/util/sloconfig, DefaultSystemStrategy.
-    """
+    """`system-config`, NodeSLO's `systemStrategy`. None: the kernel's value is left alone."""
 
     min_free_kbytes_factor: Positive = 100
     """Of the node's memory, in ten thousandths."""
@@ -492,7 +504,7 @@ class Colocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRatio:
-    """The normalization ratios of one CPU model, by what is switched on in it."""
+    """The normalization ratios of one CPU model, by its features that are on."""
 
     base_ratio: Ratio | None = None
     hyper_thread_enabled_ratio: Ratio | None = None

@@ -30,20 +30,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(guess: str) -> str:
-    """The end of a problem with a name; empty without a guess."""
     return f"; did you mean {guess}?" if guess else ""
 
 
 def edits(one: str, other: str, most: int) -> int | None:
-    """The number of edits that make one text of the other; None if there are more than `most`.
-
-    It is the distance of optimal string alignment, computed only near the diagonal.
-    """
+    """The distance of optimal string alignment of two texts; None if it is more than `most`."""
     if most < 0 or abs(len(one) - len(other)) > most:
         return None
     # One edit adds and removes at most one character: this tells most names apart at once.
     if len(set(one) ^ set(other)) > 2 * most:
         return None
+    # Only what lies near the diagonal can be small enough.
     before_last: list[int] = []
     last = list(range(len(other) + 1))
     for row, char in enumerate(one, 1):

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from runtimeproxy.documents.reading import printable
 from runtimeproxy.labels import LabelSelector
@@ -39,13 +39,11 @@ from runtimeproxy.slo.schema import (
     MemoryQoSStrategy,
     PodEviction,
     PodNetwork,
+    PodResctrl,
     QoSStrategy,
     System,
     Threshold,
 )
-
-if TYPE_CHECKING:
-    from runtimeproxy.slo.annotations import PodAnnotations
 
 CAN_BE_DISABLED: Final = ("lsr_class", "ls_class", "be_class")
 """Classes whose CPU, memory and resctrl QoS is off while `enable` is false (policies spec 4.3, step 10)."""
@@ -126,55 +124,32 @@ class StrategyTraits(Protocol):
     """The attributes of a pod that its strategy depends on; a `PodView` has them."""
 
     @property
-    def namespace(self) -> str:
-        """Its namespace."""
+    def namespace(self) -> str: ...
 
     @property
-    def labels(self) -> Mapping[str, str]:
-        """Its labels."""
+    def labels(self) -> Mapping[str, str]: ...
 
     @property
-    def annotations(self) -> Mapping[str, str]:
-        """Its annotations."""
+    def annotations(self) -> Mapping[str, str]: ...
 
     @property
     def qos(self) -> QoSClass:
-        """Its QoS class, by the raw label."""
+        """By the raw label."""
 
     @property
-    def kube_qos(self) -> KubeQoSClass:
-        """Kubernetes' QoS class."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodResctrl:
-    """A pod's part of the last-level cache and of the memory bandwidth."""
-
-    class_name: str = ""
-    """The class whose resctrl group the pod joins: `LSR`, `LS`, `BE`; empty: none."""
-    llc_range: tuple[int, int] | None = None
-    """By the annotation `resctrl`: start and end in percent, of a group of the pod's own."""
-    llc_range_by_cache: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    mb_percent: int | None = None
-    mb_percent_by_cache: Mapping[int, int] = field(default_factory=dict)
-
-    @property
-    def has_own_group(self) -> bool:
-        """Whether the pod has a group of its own, which replaces the class's."""
-        by_cache = bool(self.llc_range_by_cache or self.mb_percent_by_cache)
-        return by_cache or self.llc_range is not None or self.mb_percent is not None
+    def kube_qos(self) -> KubeQoSClass: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodStrategy:
-    """The strategies that count for one pod, its own annotations included.
+    """The effective strategies of one pod, its own annotations included.
 
     Policies decide whether a value applies to the pod's QoS class; CPU burst, for one, does not apply to BE.
     """
 
     cpu_burst: CpuBurstStrategy = field(default_factory=CpuBurstStrategy)
     cpu_qos: CpuQoS = field(default_factory=CpuQoS)
-    """Of the class that counts for the pod's group identity (policies spec 2.1)."""
+    """Of the class of the pod's group identity (policies spec 2.1)."""
     memory_qos: MemoryQoSStrategy = field(default_factory=MemoryQoSStrategy)
     """Of the pod's class by label, or else by its Kubernetes QoS class (policies spec 3.6)."""
     resctrl_qos: PodResctrl = field(default_factory=PodResctrl)
@@ -188,11 +163,9 @@ class PodStrategy:
     """By dotted path, such as `cpu_burst.cpu_burst_percent`; a missing one is a default."""
 
     def provenance_of(self, path: str) -> Provenance:
-        """Return where a value comes from, by its dotted path, such as `cpu_burst.cpu_burst_percent`."""
         return self.provenance.get(path, BY_DEFAULT)
 
     def problems_of(self, annotation: str) -> tuple[str, ...]:
-        """Return the problems with one of the pod's annotations; a newer Koordinator's fields are none."""
         return tuple(
             str(each)
             for each in self.problems
@@ -225,11 +198,10 @@ class Strategies:
         object.__setattr__(self, "_pods", PodResolver(self.cpu_burst, basis))
 
     def provenance_of(self, path: str) -> Provenance:
-        """Return where a value comes from, by its dotted path, such as `qos.ls_class.cpu_qos.enable`."""
         return self.provenance.get(path, BY_DEFAULT)
 
     def for_pod(self, pod: StrategyTraits) -> PodStrategy:
-        """Return what counts for a pod; in any thread, and quick: pods that differ in nothing share it."""
+        # In any thread, and quick: pods that differ in nothing share the result.
         return self._pods.resolve(pod)
 
 
@@ -242,12 +214,11 @@ class PodRule(NamedTuple):
     selector: LabelSelector
     node_selector: LabelSelector
     is_override: bool
-    """The pod's annotation does not count for what this strategy sets."""
+    """The pod's annotation does not replace the values of this strategy."""
     values: Overlay
     provenance: Provenance
 
     def matches(self, pod: StrategyTraits) -> bool:
-        """Return whether the pod is one of those that the strategy is for."""
         return self.namespace in ("", pod.namespace) and self.selector.matches(pod.labels)
 
 
@@ -321,7 +292,7 @@ class PodResolver:
 
 
 def cpu_class(qos: QoSClass, kube_qos: KubeQoSClass, classes: QoSStrategy) -> str:
-    """Return the class, as an attribute of `QoSStrategy`, whose CPU QoS counts for a pod.
+    """Return the class, as an attribute of `QoSStrategy`, whose CPU QoS applies to a pod.
 
     Source: policies spec 2.1. SYSTEM pods and those without a class have one by their Kubernetes QoS class;
     a Guaranteed one has LSR's, or LS's where only that one is enabled.
@@ -336,22 +307,15 @@ def cpu_class(qos: QoSClass, kube_qos: KubeQoSClass, classes: QoSStrategy) -> st
     return "ls_class" if only_ls else "lsr_class"
 
 
-def switch_off(
-    value: _Value, path: str, provenance: Mapping[str, Provenance], into: dict[str, Provenance]
-) -> _Value:
-    """Return the values that switch a QoS off, which its type has by default, and note who disabled it.
+def switch_off(value: _Value, path: str, enable: Provenance | None, into: dict[str, Provenance]) -> _Value:
+    """Return the values that switch a QoS off, which its type has by default; `into` gets who disabled it.
 
-    Of a QoS that no layer says anything about nothing is noted.
-
-    Args:
-        value: the QoS, which is not enabled.
-        path: of the QoS, for `into`.
-        provenance: of its fields.
-        into: gets the provenance of the values that switch it off.
+    `enable` is the provenance of the decision; None: no layer made one. If no layer says anything about the
+    QoS, `into` stays as it is.
     """
-    off = provenance.get("enable", BY_DEFAULT)._replace(is_off=True)
     names = [each.name for each in fields(value)]  # type: ignore[arg-type]
-    if provenance or any(f"{path}.{name}" in into for name in names):
+    if enable is not None or any(f"{path}.{name}" in into for name in names):
+        off = (enable or BY_DEFAULT)._replace(is_off=True)
         into.update((f"{path}.{name}", off) for name in names if name != "enable")
     return type(value)()
 
@@ -362,10 +326,12 @@ class _Resolving:
     def __init__(
         self, pod: StrategyTraits, classes: QoSStrategy, provenance: Mapping[str, Mapping[str, Provenance]]
     ) -> None:
+        from runtimeproxy.slo.annotations import PodAnnotations  # not at the daemon's start
+
         self._pod = pod
         self._classes = classes
         self._by_part = provenance
-        self._annotations = _annotations_of(pod)
+        self._annotations = PodAnnotations(pod.annotations)
         self._values: dict[str, Any] = {}
         self._provenance: dict[str, Provenance] = {}
         qos = pod.qos or qos_class_with_default({}, pod.kube_qos)
@@ -376,39 +342,32 @@ class _Resolving:
 
     def cpu_burst(self, node: CpuBurstStrategy, rule: PodRule | None) -> None:
         self._note("cpu_burst", self._by_part.get("cpu_burst", {}))
-        value = node
-        if rule is not None:
-            value = self._overlay("cpu_burst", value, rule.values, rule.provenance)
-        if rule is None or not rule.is_override:
-            overlay = self._annotations.cpu_burst()
-            value = self._overlay("cpu_burst", value, overlay or {}, _by(CPU_BURST))
-        self._values["cpu_burst"] = value
+        of_rule = rule.values if rule is not None else {}
+        self._values["cpu_burst"] = self._with_own("cpu_burst", node, rule, of_rule, CPU_BURST)
 
     def cpu_qos(self, rule: PodRule | None) -> None:
         name = cpu_class(self._pod.qos, self._pod.kube_qos, self._classes)
-        of_pod = _part(rule, "cpu_qos")
-        value = self._class_value(name, "cpu_qos", of_pod, rule)
+        of_rule = _part(rule, "cpu_qos")
+        value = self._class_value(name, "cpu_qos", of_rule, rule)
         has_annotation = self._pod.qos is QoSClass.LS and CPU_QOS in self._pod.annotations
-        if has_annotation and not (of_pod and rule and rule.is_override):
+        if has_annotation and not _is_overridden(rule, of_rule):
             value = self._annotated_cpu_qos(value)
         self._values["cpu_qos"] = value
 
     def _annotated_cpu_qos(self, value: CpuQoS) -> CpuQoS:
-        overlay = self._annotations.cpu_qos()
+        overlay = self._annotations.overlay(CPU_QOS)
         if overlay is None:
             self._provenance["cpu_qos.group_identity"] = _by(CPU_QOS)
             return replace(value, group_identity=None)
         if not overlay.get(("enable",)):
             self._provenance["cpu_qos.enable"] = _by(CPU_QOS)
-            return switch_off(value, "cpu_qos", {"enable": _by(CPU_QOS)}, self._provenance)
+            return switch_off(value, "cpu_qos", _by(CPU_QOS), self._provenance)
         return self._overlay("cpu_qos", value, overlay, _by(CPU_QOS))
 
     def memory_qos(self, rule: PodRule | None) -> None:
-        of_pod = _part(rule, "memory_qos")
-        value = self._class_value(self._class, "memory_qos", of_pod, rule)
-        overlay = None
-        if not (of_pod and rule and rule.is_override):
-            overlay = self._annotations.memory_qos()
+        of_rule = _part(rule, "memory_qos")
+        value = self._class_value(self._class, "memory_qos", of_rule, rule)
+        overlay = None if _is_overridden(rule, of_rule) else self._annotations.overlay(MEMORY_QOS)
         if overlay is not None:
             value = self._annotated_memory_qos(value, overlay)
         self._values["memory_qos"] = value
@@ -418,7 +377,7 @@ class _Resolving:
         policy = annotation.get(("policy",), MemoryQoSPolicy.DEFAULT)
         if policy is MemoryQoSPolicy.NONE:
             self._provenance["memory_qos.enable"] = by_annotation
-            return switch_off(value, "memory_qos", {"enable": by_annotation}, self._provenance)
+            return switch_off(value, "memory_qos", by_annotation, self._provenance)
         overlay: dict[Path, object] = {path: each for path, each in annotation.items() if path != ("policy",)}
         if policy is MemoryQoSPolicy.AUTO:
             value = getattr(PRODUCT_DEFAULTS, self._class).memory_qos
@@ -428,20 +387,13 @@ class _Resolving:
         return self._overlay("memory_qos", value, overlay, by_annotation)
 
     def resctrl_qos(self, rule: PodRule | None) -> None:
-        of_pod = _part(rule, "resctrl_qos")
-        own = None
-        if not (of_pod and rule and rule.is_override):
-            own = self._annotations.resctrl()
+        of_rule = _part(rule, "resctrl_qos")
+        own = None if _is_overridden(rule, of_rule) else self._annotations.resctrl()
         if own is not None:
-            self._values["resctrl_qos"] = PodResctrl(
-                llc_range=own.llc_range,
-                llc_range_by_cache=own.llc_range_by_cache,
-                mb_percent=own.mb_percent,
-                mb_percent_by_cache=own.mb_percent_by_cache,
-            )
-            self._provenance.update({f"resctrl_qos.{each.name}": _by(RESCTRL) for each in fields(PodResctrl)})
+            self._values["resctrl_qos"] = own
+            self._provenance.update({f"resctrl_qos.{each.name}": _by(RESCTRL) for each in fields(own)})
             return
-        named = of_pod.get(("class_name",))
+        named = of_rule.get(("class_name",))
         name = next((each for each, group in _RESCTRL_GROUPS.items() if group == named), self._class)
         path = f"qos.{name}.resctrl_qos"
         provenance = self._by_part.get(path, {}).get("enable", BY_DEFAULT)
@@ -453,38 +405,31 @@ class _Resolving:
         self._values["resctrl_qos"] = PodResctrl(class_name=_RESCTRL_GROUPS[name] if is_enabled else "")
 
     def network_qos(self, rule: PodRule | None) -> None:
-        of_pod = _part(rule, "network_qos")
-        value = PodNetwork()
-        if rule is not None:
-            value = self._overlay("network_qos", value, of_pod, rule.provenance)
-        if not (of_pod and rule and rule.is_override):
-            overlay = self._annotations.network_qos()
-            value = self._overlay("network_qos", value, overlay or {}, _by(NETWORK_QOS))
-        self._values["network_qos"] = value
+        of_rule = _part(rule, "network_qos")
+        self._values["network_qos"] = self._with_own("network_qos", PodNetwork(), rule, of_rule, NETWORK_QOS)
 
     def blkio_qos(self) -> None:
-        overlay = self._annotations.blkio_qos()
+        overlay = self._annotations.overlay(BLKIO_QOS)
         if overlay:
             value = self._overlay("blkio_qos", BlkioQoS(), overlay, _by(BLKIO_QOS))
             self._values["blkio_qos"] = replace(value, enable=True)
 
     def eviction(self, rule: PodRule | None) -> None:
+        of_rule = rule.values if rule is not None else {}
         values: dict[str, Any] = {}
-        of_pod = rule.values if rule is not None else {}
-        is_override = rule is not None and rule.is_override
-        if rule is not None:
-            if ("eviction_enabled",) in of_pod:
-                values["is_enabled"] = of_pod["eviction_enabled",]
-                self._provenance["eviction.is_enabled"] = rule.provenance
-            if ("eviction_policy",) in of_pod:
-                policy: Any = of_pod["eviction_policy",]
-                values["allowed"] = frozenset(policy)
-                self._provenance["eviction.allowed"] = rule.provenance
+        if rule is not None and ("eviction_enabled",) in of_rule:
+            values["is_enabled"] = of_rule["eviction_enabled",]
+            self._provenance["eviction.is_enabled"] = rule.provenance
+        if rule is not None and ("eviction_policy",) in of_rule:
+            policy: Any = of_rule["eviction_policy",]
+            values["allowed"] = frozenset(policy)
+            self._provenance["eviction.allowed"] = rule.provenance
+        fixed = frozenset(values) if rule is not None and rule.is_override else frozenset[str]()
         label = self._pod.labels.get(EVICTION_ENABLED)
-        if label is not None and not (is_override and "is_enabled" in values):
+        if label is not None and "is_enabled" not in fixed:
             values["is_enabled"] = label == "true"
             self._provenance["eviction.is_enabled"] = Provenance(Layer.POD_LABEL, key=EVICTION_ENABLED)
-        if EVICTION_POLICY in self._pod.annotations and not (is_override and "allowed" in values):
+        if EVICTION_POLICY in self._pod.annotations and "allowed" not in fixed:
             values["allowed"] = self._annotations.eviction_policy()
             self._provenance["eviction.allowed"] = _by(EVICTION_POLICY)
         if EVICTION_PRIORITY in self._pod.annotations:
@@ -493,6 +438,15 @@ class _Resolving:
         if values:
             self._values["eviction"] = PodEviction(**values)
 
+    def _with_own(
+        self, part: str, value: _Value, rule: PodRule | None, of_rule: Overlay, annotation: str
+    ) -> _Value:
+        """The value with the fields of the pod strategy, and then of the annotation."""
+        if rule is not None:
+            value = self._overlay(part, value, of_rule, rule.provenance)
+        overlay = None if _is_overridden(rule, of_rule) else self._annotations.overlay(annotation)
+        return self._overlay(part, value, overlay or {}, _by(annotation))
+
     def _class_value(self, name: str, part: str, of_pod: Overlay, rule: PodRule | None) -> Any:  # noqa: ANN401 - the part's type
         """The part of a class's QoS with the pod strategy's fields, or the values that switch it off."""
         value = getattr(getattr(self._classes, name), part)
@@ -500,9 +454,7 @@ class _Resolving:
         if rule is not None:
             value = self._overlay(part, value, of_pod, rule.provenance)
         if not value.enable and (name in CAN_BE_DISABLED or ("enable",) in of_pod):
-            enable = self._provenance.get(f"{part}.enable")
-            by = {} if enable is None else {"enable": enable}
-            value = switch_off(value, part, by, self._provenance)
+            value = switch_off(value, part, self._provenance.get(f"{part}.enable"), self._provenance)
         return value
 
     def _note(self, part: str, provenance: Mapping[str, Provenance]) -> None:
@@ -515,23 +467,18 @@ class _Resolving:
         return build(value, overlay)
 
 
-def _annotations_of(pod: StrategyTraits) -> PodAnnotations:
-    from runtimeproxy.slo.annotations import PodAnnotations  # not at the daemon's start
-
-    return PodAnnotations(pod.annotations)
-
-
 def _first(rules: tuple[PodRule, ...], pod: StrategyTraits) -> PodRule | None:
-    for rule in rules:
-        if rule.matches(pod):
-            return rule
-    return None
+    return next((rule for rule in rules if rule.matches(pod)), None)
 
 
 def _part(rule: PodRule | None, part: str) -> Overlay:
-    if rule is None:
-        return {}
-    return {path[1:]: value for path, value in rule.values.items() if path[0] == part}
+    values = rule.values if rule is not None else {}
+    return {path[1:]: value for path, value in values.items() if path[0] == part}
+
+
+def _is_overridden(rule: PodRule | None, of_rule: Overlay) -> bool:
+    """Whether a pod strategy replaces the annotation about the same part of QoS."""
+    return rule is not None and rule.is_override and bool(of_rule)
 
 
 def _by(annotation: str) -> Provenance:

@@ -11,6 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from runtimeproxy.fields.tables import CRI_FIELDS, PARAMETERS, V2_FILES, unified_text
+
 if TYPE_CHECKING:
     from cri_api.runtime.v1 import api_pb2
 
@@ -105,12 +107,17 @@ class CgroupFiles:
     Attributes:
         root: Folder that stands for ``/sys/fs/cgroup``.
         version: 1 (one folder per controller) or 2 (one tree).
+
+    Args:
+        more: Files that this kernel has beside the usual ones, and their contents in a new cgroup.
     """
 
-    def __init__(self, root: Path, version: Literal[1, 2] = 2) -> None:
+    def __init__(self, root: Path, version: Literal[1, 2] = 2, more: Mapping[str, str] | None = None) -> None:
         self.root = root
         self.version = version
-        self._defaults = default_values(version)
+        self._defaults = {controller: dict(files) for controller, files in default_values(version).items()}
+        for name, value in (more or {}).items():
+            self._defaults.setdefault(name.split(".")[0] if version == 1 else "", {})[name] = value
         self._made_pods: set[str] = set()
 
     def folder(self, path: str, controller: str = "cpu") -> Path:
@@ -170,46 +177,26 @@ class CgroupFiles:
 
 def v1_values(resources: api_pb2.LinuxContainerResources) -> dict[str, str]:
     """Files of version 1 and what is written to them for the parameters that are set."""
-    values = {
-        "cpu.shares": resources.cpu_shares,
-        "cpu.cfs_period_us": resources.cpu_period,
-        "cpu.cfs_quota_us": resources.cpu_quota,
-        "cpuset.cpus": resources.cpuset_cpus,
-        "cpuset.mems": resources.cpuset_mems,
-        "memory.limit_in_bytes": resources.memory_limit_in_bytes,
-        "memory.memsw.limit_in_bytes": resources.memory_swap_limit_in_bytes,
-    }
-    return {name: str(value) for name, value in values.items() if value}
+    values = _given(resources)
+    fields = ((PARAMETERS[name], value) for name, value in values.items() if name in PARAMETERS)
+    files = {field.v1.file: field.v1.encode(value) for field, value in fields if field.v1 is not None}
+    swap_bytes = resources.memory_swap_limit_in_bytes
+    return files | ({"memory.memsw.limit_in_bytes": str(swap_bytes)} if swap_bytes else {})
 
 
 def v2_values(resources: api_pb2.LinuxContainerResources) -> dict[str, str]:
     """Files of version 2 and what is written to them; ``unified`` is written last."""
-    values: dict[str, str] = {}
-    if resources.cpu_shares:
-        values["cpu.weight"] = str(weight_of_shares(resources.cpu_shares))
-    if resources.cpu_quota or resources.cpu_period:
-        values["cpu.max"] = f"{_limit(resources.cpu_quota)} {resources.cpu_period or 100000}"
-    if resources.memory_limit_in_bytes:
-        values["memory.max"] = _limit(resources.memory_limit_in_bytes)
+    values = _given(resources)
+    found = {file: text for file in V2_FILES if (text := unified_text(file, values)) is not None}
     if resources.memory_swap_limit_in_bytes:
-        values["memory.swap.max"] = _swap_max(resources)
-    for name, value in (("cpus", resources.cpuset_cpus), ("mems", resources.cpuset_mems)):
-        if value:
-            values[f"cpuset.{name}"] = value
-    return values | dict(resources.unified)
+        found["memory.swap.max"] = _swap_max(resources)
+    return found | dict(resources.unified)
 
 
-def weight_of_shares(shares: int) -> int:
-    """``cpu.weight`` (1 to 10000) of version 1 shares (2 to 262144).
-
-    Source: opencontainers/cgroups, ConvertCPUSharesToCgroupV2Value before its change to a
-    curve in 2025.
-    """
-    return 1 + (min(max(shares, 2), 262144) - 2) * 9999 // 262142
-
-
-def _limit(value: int) -> str:
-    return str(value) if value > 0 else "max"
+def _given(resources: api_pb2.LinuxContainerResources) -> dict[str, int | str]:
+    """The values that are set, by field."""
+    values = ((field.name, getattr(resources, field.cri)) for field in CRI_FIELDS.values())
+    return {name: value for name, value in values if value}
 
 
 def _swap_max(resources: api_pb2.LinuxContainerResources) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.fields.tables import CRI_FIELDS
 from runtimeproxy.testing.cgroups import CgroupDriver, spec_path
 from runtimeproxy.testing.state import (
     FakeContainer,
@@ -230,16 +232,13 @@ def _info(
 
 def spec_resources(resources: api_pb2.LinuxContainerResources) -> Document:
     """``linux.resources`` of an OCI specification; what is not set is left out."""
-    cpu = _non_empty(
-        shares=resources.cpu_shares,
-        quota=resources.cpu_quota,
-        period=resources.cpu_period,
-        cpus=resources.cpuset_cpus,
-        mems=resources.cpuset_mems,
-    )
-    memory = _non_empty(limit=resources.memory_limit_in_bytes, swap=resources.memory_swap_limit_in_bytes)
+    found: defaultdict[str, dict[str, object]] = defaultdict(dict)
+    for field in CRI_FIELDS.values():
+        if field.oci is not None:
+            found[field.oci[0]][field.oci[1]] = getattr(resources, field.cri)
+    parts = {name: _non_empty(**values) for name, values in found.items()}
     pages = [{"pageSize": page.page_size, "limit": page.limit} for page in resources.hugepage_limits]
-    return _non_empty(memory=memory, cpu=cpu, hugepageLimits=pages, unified=dict(resources.unified))
+    return _non_empty(**parts, hugepageLimits=pages, unified=dict(resources.unified))
 
 
 def plain(message: Message) -> Document:

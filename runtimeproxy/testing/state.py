@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.fields.tables import CRI_FIELDS
 from runtimeproxy.testing.behaviours import CallError, not_found
 from runtimeproxy.testing.cgroups import PodCgroups
 
@@ -136,15 +137,19 @@ class FakeContainer:
 
 
 def merge_resources(into: Resources, update: Resources) -> None:
-    """Applies an update: what is set replaces, ``unified`` by key; oom_score_adj never changes.
+    """Applies an update: what is set replaces, ``unified`` by key; what only a creation sets never changes.
 
     Source: containerd, updateOCIResource of the CRI plugin.
     """
-    oom_score_adj = into.oom_score_adj
+    kept = {name: getattr(into, name) for name in _CREATION_ONLY}
     if update.hugepage_limits:
         del into.hugepage_limits[:]
     into.MergeFrom(update)
-    into.oom_score_adj = oom_score_adj
+    for name, value in kept.items():
+        setattr(into, name, value)
+
+
+_CREATION_ONLY: Final = tuple(field.cri for field in CRI_FIELDS.values() if field.creation_only)
 
 
 def find(entries: Mapping[str, _Entry], wanted: str, kind: str) -> _Entry:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.cgroups.formats import Value
 from runtimeproxy.cgroups.order import Key, Step, loosened, plan
+from runtimeproxy.fields.formats import Value
 from runtimeproxy.units import parse_cpu_list
 
 PATHS = [("kubepods",), ("kubepods", "pod1"), ("kubepods", "pod1", "container1")]

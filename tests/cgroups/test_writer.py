@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.cgroups import writer as writer_module
-from runtimeproxy.cgroups.formats import Value
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome
+from runtimeproxy.fields.formats import Value
 from tests.cgroups.trees import POD, V2_FILES, fill, make_v1, make_v2, outcomes
 
 BATCH: dict[str, Value] = {

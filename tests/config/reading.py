@@ -1,16 +1,21 @@
 """Reads settings in tests."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtimeproxy.config.settings import Settings
-from runtimeproxy.config.sources import load
+from runtimeproxy.config.sources import read
 from runtimeproxy.config.validation import CombinedConfigError
 
 PREFIX = "KOORD_RUNTIMEPROXY_"
+
+
+def load(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
+    return read(arguments, environ).valid_settings()
 
 
 def loaded(text: str = "", tmp_path: Path | None = None, /, **more: Any) -> Settings:

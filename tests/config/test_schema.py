@@ -18,8 +18,8 @@ def test_a_type_that_settings_do_not_use_has_no_schema() -> None:
 def test_flags_alone_do_not_cost_the_import_of_pydantic() -> None:
     program = """
 import argparse, sys
-from runtimeproxy.config.sources import load
-load(argparse.Namespace(proxy_endpoint="/x"), {})
+from runtimeproxy.config.sources import read
+read(argparse.Namespace(proxy_endpoint="/x"), {})
 print([name for name in ("pydantic", "tomllib", "json", "grpc") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -31,8 +31,8 @@ def test_a_file_does_not_cost_the_import_of_all_of_pydantic(tmp_path: Path) -> N
     file.write_text("[log]\nlevel = 'debug'")
     program = f"""
 import argparse, sys
-from runtimeproxy.config.sources import load
-load(argparse.Namespace(config={str(file)!r}), {{}})
+from runtimeproxy.config.sources import read
+read(argparse.Namespace(config={str(file)!r}), {{}})
 print(*(name in sys.modules for name in ("pydantic", "pydantic_core", "pydantic_core._pydantic_core")))
 import pydantic_core
 print(pydantic_core.SchemaValidator({{"type": "int"}}).validate_python("1"))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH, Settings
-from runtimeproxy.config.sources import FLAGS, config_path, load
+from runtimeproxy.config.sources import FLAGS, config_path
 from runtimeproxy.hooks.policy import FailurePolicy, Mode
 from runtimeproxy.hooks.settings import ConflictRule, PolicySettings
-from tests.config.reading import PREFIX, loaded
+from tests.config.reading import PREFIX, load, loaded
 
 
 @pytest.mark.skipif(Path(DEFAULT_CONFIG_PATH).exists(), reason="this machine has a configuration of its own")

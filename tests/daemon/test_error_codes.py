@@ -10,7 +10,8 @@ import pytest
 
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from tests.daemon.conftest import Daemons
-from tests.daemon.driving import batch_pod
+from tests.daemon.driving import batch_pod, pod
+from tests.daemon.installed import MODULES_IN
 from tests.lab.cri_client import CriClient
 from tests.lab.proxy_process import ManagerProcess
 from tests.peers.aio import RawServer, until
@@ -54,3 +55,29 @@ async def test_hook_servers_of_the_daemon(daemons: Daemons, socket_folder: Path)
             api = api_pb2_grpc.RuntimeProxyStub(client.channel)
             status = await asyncio.to_thread(api.GetStatus, api_pb2.GetStatusRequest(), timeout=30)
         assert status.daemon.pid == daemon.pid
+
+
+@pytest.mark.usefixtures("runtime")
+async def test_a_collector_of_spans(daemons: Daemons, socket_folder: Path) -> None:
+    """Only the codes that ended the gRPC library's core, for a lost batch takes seconds; see test_otlp.py."""
+    codes, path, modules = Codes((13, 14)), socket_folder / "otlp.sock", socket_folder / "modules"
+    daemon = daemons.prepare(f"[tracing]\nendpoint = '{path}'\n")
+    async with RawServer(path, *codes.scripts):
+        await asyncio.to_thread(daemon.start)
+        with CriClient(daemon.socket) as client:
+            api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+
+            def lost() -> int:
+                number: int = api.GetStatus(api_pb2.GetStatusRequest(), timeout=30).tracing.lost
+                return number
+
+            async with asyncio.timeout(WAIT_S):
+                while not codes.all_sent.is_set():
+                    before = lost()
+                    pod(client, annotations={MODULES_IN: str(modules)}).run().create()
+                    await until(lambda before=before: lost() > before or codes.all_sent.is_set())  # type: ignore[misc]
+                assert lost() > 0
+        assert await asyncio.to_thread(daemon.terminate) == 0
+    imported = modules.read_text().split()
+    assert "opentelemetry.sdk.trace" in imported
+    assert not [name for name in imported if name.partition(".")[0] == "grpc"]

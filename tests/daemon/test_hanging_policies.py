@@ -114,3 +114,35 @@ def test_an_upgrade_ends_a_thread_that_computes(daemons: Daemons) -> None:
         family.upgrade()
         family.wait_until_ended(before)
         assert not problems_about(status_of(daemon), "busy")
+
+
+@pytest.mark.parametrize("when", ["import", "constructor"])
+def test_a_policy_that_hangs_while_it_is_loaded(daemons: Daemons, fifo: Path, when: str) -> None:
+    daemon = daemons.prepare("[hooks]\nload_timeout_s = 0.2\n")
+    daemons.environment["KOORD_RUNTIMEPROXY_METRICS_LISTEN"] = str(socket_of(daemon))
+    opens = f"open({str(fifo)!r}).read()"
+    if when == "import":
+        daemon.policies_folder.mkdir()
+        (daemon.policies_folder / "late.py").write_text(opens)
+    else:
+        write_policy(daemon, "late", f"def pod(self, pod, node): ...\ndef __init__(self):\n    {opens}")
+    daemon.start()
+    found = policy_of(status_of(daemon), "late")
+    assert found is not None
+    assert found.state == api_pb2.PolicyStatus.STATE_FAILED
+    assert (found.hanging_threads, found.replaced_threads) == (1, 0)
+    (problem,) = problems_about(status_of(daemon), "late")
+    assert problem == "A thread hangs in policy late; `koord-runtime-proxy upgrade` ends it."
+    (daemon.policies_folder / "late.py").unlink()
+    reload(daemon)
+    found = policy_of(status_of(daemon), "late")
+    assert found is not None
+    assert found.state == api_pb2.PolicyStatus.STATE_REMOVED
+    assert (found.hanging_threads, found.replaced_threads) == (1, 1)
+    assert found.HasField("replaced_since")
+    (problem,) = problems_about(status_of(daemon), "late")
+    assert problem.startswith("1 thread hangs in policy late as it was before a reload")
+    assert scrape(daemon).of("policy_hung_threads", policy="late") == 1
+    fifo.open("wb").close()
+    wait_until(lambda: policy_of(status_of(daemon), "late") is None, "its end")
+    assert scrape(daemon).of("policy_hung_threads") == 0

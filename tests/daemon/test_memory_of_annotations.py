@@ -66,8 +66,9 @@ def run_request(number: int, size_bytes: int) -> bytes:
 @pytest.mark.parametrize(
     ("calls", "size_bytes", "compression", "most_bytes"),
     [
-        # Once 410 MiB, the rest of which is memory that the C library has not given back.
-        pytest.param(40, 12_000_000, grpc.Compression.NoCompression, 200 * MIB, id="large"),
+        # Once 410 MiB, then 44 to 170: an error of the thread that reads a request had that request until the
+        # next garbage collection, often after free memory was given back.
+        pytest.param(40, 12_000_000, grpc.Compression.NoCompression, 48 * MIB, id="large"),
         # Once 895 MiB.
         pytest.param(60, 15_000_000, grpc.Compression.Gzip, 48 * MIB, id="compressed"),
     ],
@@ -93,7 +94,7 @@ def test_what_no_pod_can_have_is_forwarded_and_not_kept(
             requests.append(run.future(request, timeout=120, compression=compression))
             # One after the other: of those that come at once some are refused.
             assert slow.asked.acquire(timeout=60)
-        # Free memory is given back a second after the last of them.
+        # Free memory is given back a second after the last of them; nothing of it waits for a collection.
         wait_until(lambda: rss_bytes(daemon.pid) - before_bytes < most_bytes, "little memory", 20)
         slow.answers.set()
         assert all(each.result(60) for each in requests)

@@ -6,9 +6,10 @@ import signal
 
 import pytest
 
+from cri_api.runtime.v1 import api_pb2 as cri_pb2
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.cli import main
-from runtimeproxy.testing import CgroupFiles
+from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import Pod, batch_pod
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
@@ -82,3 +83,28 @@ def test_a_memory_limit_that_waits_is_seen_everywhere(
         assert "no problems" in status
         configure(daemon, OFF)
         wait_until(lambda: not unapplied(client), "nothing that waits")
+
+
+def test_what_the_runtime_does_not_name_the_cgroup_of_is_seen(
+    daemons: Daemons,
+    runtime: FakeRuntime,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KOORD_RUNTIMEPROXY_CONFIG", "")
+    with CriClient(runtime.socket_path) as client:
+        made = batch_pod(client).run().create().start()
+        request = cri_pb2.PodSandboxStatusRequest(pod_sandbox_id=made.id)
+        runtime.on("PodSandboxStatus", response=client.runtime.PodSandboxStatus(request))
+    daemon = daemons.start()
+    with CriClient(daemon.socket) as client:
+
+        def lines() -> list[api_pb2.UnappliedValue]:
+            api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+            status = api.GetStatus(api_pb2.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
+            return [each for each in status.ledger.unapplied if each.cause == "cgroup-unknown"]
+
+        wait_until(lambda: any(each.field == FIELD for each in lines()), "its memory limit")
+        assert all(each.is_problem and list(each.owners) == ["batch-resource"] for each in lines())
+    assert main(("explain", made.config.metadata.uid, "--endpoint", str(daemon.socket))) == 0
+    assert "the runtime's status of it lacks the cgroup" in capsys.readouterr().out

@@ -23,6 +23,7 @@ from runtimeproxy.doctor.gather import (
     unit_properties,
 )
 from runtimeproxy.hooks.loading import LoadResult
+from runtimeproxy.offline import Offline
 from runtimeproxy.service.koordlet import Koordlet
 from runtimeproxy.service.kubelet import KubeletSetting, running_kubelets
 from runtimeproxy.testing import FakeRuntime
@@ -75,7 +76,9 @@ def root(tmp_path: Path) -> Path:
 def facts_of(root: Path, **variables: str) -> Facts:
     environ = {f"KOORD_RUNTIMEPROXY_{name}": value for name, value in variables.items()}
     reading = read(argparse.Namespace(config=str(root / "config.toml")), environ)
-    return gather(reading, LoadResult((), (), ()), ApiAnswer(error="no API"), root)
+    offline = Offline(reading.settings)
+    offline.policies = LoadResult((), (), ())
+    return gather(reading, offline, ApiAnswer(error="no API"), root)
 
 
 def test_the_facts_of_a_node(root: Path, socket_folder: Path) -> None:
@@ -206,3 +209,8 @@ def test_the_command(root: Path, socket_folder: Path, capsys: pytest.CaptureFixt
     assert {"check": "hook servers", "level": "warning"}.items() <= next(
         each for each in found if each["check"] == "hook servers"
     ).items()
+
+
+def test_a_folder_that_is_not_used_needs_no_rights(root: Path) -> None:
+    warnings = facts_of(root, NODE_OBJECTS_DIR="", NODE_KUBELET_DIR="").configuration_warnings
+    assert not [each for each in warnings if "objects_dir" in each or "kubelet_dir" in each]

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.cgroups.parameters import PARAMETERS
+from runtimeproxy.fields.tables import NEUTRAL, PARAMETERS
 from runtimeproxy.hooks.algebra import (
-    NEUTRAL,
     Claim,
     ClaimOutcome,
     Resolved,
@@ -231,7 +230,7 @@ def test_clearing() -> None:
     assert not resolve(QUOTA, 5_000, [put("a", CLEAR), at_most("s", 2_000)]).is_clear
     assert not resolve(QUOTA, 5_000, [put("a", -1)]).is_clear
     assert resolve("labels[x]", "1", [put("a", CLEAR)]).value is CLEAR
-    assert resolve("cpu.shares", 5, [put("a", CLEAR)], neutral=2_597).value == 2_597
+    assert resolve("cpu.shares", 5, [put("a", CLEAR)]).value == 1_024
 
 
 def test_a_negative_number_is_unlimited_only_where_there_are_limits() -> None:

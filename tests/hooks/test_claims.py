@@ -188,7 +188,10 @@ def test_what_a_claim_takes_away() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [Scale(0), Scale(float("nan")), Scale(2.0, 0), Add(-1), Add("x"), AtMost("x"), AtMost(0), Scale("2")],  # type: ignore[arg-type]
+    [
+        *(Scale(0), Scale(float("nan")), Scale(2.0, 0), Add(-1), AtMost("x"), AtMost(0)),
+        *(Add("x"), Scale("2"), Scale(2.0, AtMost(5_000)), AtMost(AtMost(5_000))),  # type: ignore[arg-type]
+    ],
 )
 def test_numbers_that_mean_nothing_are_left_out(value: Any) -> None:
     decision = decided(wanting("a", cpu_quota_us=value, cpu_shares=7))

@@ -25,7 +25,7 @@ from runtimeproxy.hooks import (
 )
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.chain import Chain
-from runtimeproxy.hooks.decision import Off, evaluate, off_reason, status_note
+from runtimeproxy.hooks.decision import Unmet, evaluate, unmet_for, unmet_on
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind
 from runtimeproxy.hooks.views import ClassView
 from runtimeproxy.hooks.workers import Workers
@@ -98,14 +98,14 @@ def test_what_is_known_for_one_pod_only() -> None:
     policy = scripted("a", shares(5), inputs=frozenset({Input.POD_REQUESTS, Input.PRIORITY}))
     node = Node(requests={("u1", "main"): {"memory": 1}})
     pod = PodView(uid="u1", labels={"koordinator.sh/priority-class": "koord-prod"})
-    assert off_reason(policy, pod, node) is None
+    assert unmet_for(policy, pod, node) is None
     other = replace(pod, uid="u2")
-    assert off_reason(policy, other, node) == Off("not known: pod-requests", is_temporary=True)
+    assert unmet_for(policy, other, node) == Unmet((Input.POD_REQUESTS,))
     # A kubelet without a state of its own never says.
     without = Node(states={Input.POD_REQUESTS: InputState.WITHDRAWN})
-    assert off_reason(policy, other, without) is None
+    assert unmet_for(policy, other, without) is None
     unlabelled = ContainerView(pod=PodView(uid="u1"))
-    assert off_reason(policy, unlabelled, node) == Off("not known: priority", is_temporary=True)
+    assert unmet_for(policy, unlabelled, node) == Unmet((Input.PRIORITY,))
 
 
 @pytest.mark.parametrize(
@@ -122,17 +122,19 @@ def test_a_policy_is_off_on_a_kernel_that_lacks_something(node: Node, is_off: bo
     assert (decision.change is None) is is_off
     # Nothing can be expected of it: neither a report for each pod, nor does what it wanted before hold.
     assert not is_off or (decision.audit, decision.without_answer) == ((), frozenset())
-    expected = Off("the kernel lacks bvt", is_temporary=False) if is_off else None
-    assert off_reason(policy, VIEW, node) == expected
-    assert status_note(policy, node) == ("a is off: the kernel lacks bvt" if is_off else "")
+    expected = Unmet(features=("bvt",)) if is_off else None
+    assert unmet_for(policy, VIEW, node) == expected
+    assert unmet_on(policy, node) == expected
+    assert not is_off or str(expected) == "the kernel lacks bvt"
 
 
 def test_the_status_names_policies_that_are_off_while_an_input_is_not_known() -> None:
     inputs = frozenset({Input.STRATEGIES, Input.NORMALIZATION, Input.PRIORITY})
     policy = scripted("a", shares(5), inputs=inputs)
     states = {Input.NORMALIZATION: InputState.KNOWN, Input.STRATEGIES: InputState.UNKNOWN}
-    assert status_note(policy, Node(states=states)) == "a is off: not known: strategies"
-    assert status_note(policy, Node(states={**states, Input.STRATEGIES: InputState.WITHDRAWN})) == ""
+    unmet = unmet_on(policy, Node(states=states))
+    assert (unmet, str(unmet)) == (Unmet((Input.STRATEGIES,)), "not known: strategies")
+    assert unmet_on(policy, Node(states={**states, Input.STRATEGIES: InputState.WITHDRAWN})) is None
 
 
 @pytest.mark.parametrize("hook", [Hook.POST_START_CONTAINER, Hook.POST_STOP_CONTAINER])

@@ -13,7 +13,7 @@ import pytest
 from runtimeproxy.errors import StatusCode
 from runtimeproxy.http2 import frames, server
 from runtimeproxy.http2.client import GrpcClient, RpcError, request_block
-from runtimeproxy.http2.server import CALL_BYTES, Budget, GrpcServer, ServedMethod, ServerCall
+from runtimeproxy.http2.server import CALL_BYTES, Budget, EarlyEnd, GrpcServer, ServedMethod, ServerCall
 from runtimeproxy.logs import FailureLog
 from tests.peers.aio import Peer, until
 from tests.peers.error_codes import CODES
@@ -130,7 +130,17 @@ async def test_a_long_request_does_not_keep_small_ones_out(own: Own) -> None:
     assert ended.stream_id == 1
     assert own.budget.used_bytes <= own.budget.limit_bytes
     assert await ask(own, "Echo", b"small") == b"small"
+    assert own.budget.early_ends == {EarlyEnd.MADE_ROOM: 16}
+    assert own.budget.was_short_s is not None
     await peer.close()
+
+
+async def test_a_call_for_which_no_other_can_make_room_is_refused_and_counted(own: Own) -> None:
+    own.budget.limit_bytes = CALL_BYTES
+    error = await ask(own, "Echo", bytes(8))
+    assert isinstance(error, RpcError)
+    assert error.code is StatusCode.RESOURCE_EXHAUSTED
+    assert own.budget.early_ends == {EarlyEnd.NO_ROOM: 1}
 
 
 async def test_calls_without_a_request_end_and_make_room(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +154,7 @@ async def test_calls_without_a_request_end_and_make_room(own: Own, monkeypatch: 
     late = await peer_of(own)
     late.send(late.call(1, "/own/Echo"))
     assert (await late.next_of(frames.HEADERS)).stream_id == 1
+    assert own.budget.early_ends[EarlyEnd.REQUEST_LATE] == 1
     await peer.close()
     await late.close()
 
@@ -156,6 +167,8 @@ async def test_responses_that_are_not_read_end(own: Own, monkeypatch: pytest.Mon
         pass
     assert found.stream_id == 1
     await until(lambda: own.budget.used_bytes == 0)
+    assert own.budget.early_ends == {EarlyEnd.RESPONSE_UNREAD: 1}
+    assert own.budget.was_short_s is None
     await peer.close()
 
 

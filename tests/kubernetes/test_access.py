@@ -55,7 +55,7 @@ def test_the_service_account_of_a_pod(
 ) -> None:
     (tmp_path / "ca.crt").write_bytes(authority.cert_pem.bytes())
     (tmp_path / "token").write_text("of-the-pod")
-    monkeypatch.setattr(access._of_service_account, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(access, "SERVICE_ACCOUNT_DIR", tmp_path)
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     found = load_access(None, environ)
     assert (found.server, found.token()) == ("https://[fd00::1]:443", "of-the-pod")

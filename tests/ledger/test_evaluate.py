@@ -240,13 +240,8 @@ async def test_a_policy_without_an_answer_keeps_its_values(scene: Scene) -> None
     assert scene.quotas() == ["100000"]
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{"state": Lifecycle.STOPPED}, {"detailed": False}, {"cgroup_parent": ""}],
-    ids=lambda more: next(iter(more)),
-)
-async def test_pods_that_are_not_asked_about(scene: Scene, more: dict[str, object]) -> None:
-    scene.add(1, **more)
+async def test_pods_that_are_not_asked_about(scene: Scene) -> None:
+    scene.add(1, state=Lifecycle.STOPPED)
     await scene.evaluator.evaluate_all()
     assert scene.asked == []
 

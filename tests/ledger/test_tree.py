@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.cgroups.formats import Value
 from runtimeproxy.cgroups.order import Key
-from runtimeproxy.cgroups.parameters import clamped
+from runtimeproxy.fields.formats import Value
+from runtimeproxy.fields.tables import clamped
 from runtimeproxy.ledger.tree import (
     BURST,
     PERIOD,

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.cgroups.formats import Value
 from runtimeproxy.cgroups.order import Key, plan
+from runtimeproxy.fields.formats import Value
 from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA, TreeRules, TreeValue, fit
 from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, parse_cpu_list
 

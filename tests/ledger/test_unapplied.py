@@ -16,9 +16,10 @@ from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import ANNOTATIONS, ENV, Field, Merged, MergedField
 from runtimeproxy.hooks.policy import Hook
-from runtimeproxy.hooks.views import PodView
-from runtimeproxy.ledger.answers import at_next_start, left_out
+from runtimeproxy.hooks.views import PodView, Resources
+from runtimeproxy.ledger.answers import at_next_start, left_out, without_cgroup
 from runtimeproxy.ledger.books import Wanted
+from runtimeproxy.ledger.evaluate import unknown_cgroups
 from runtimeproxy.ledger.rates import ChangeRates
 from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.ledger.target import CgroupTarget
@@ -177,6 +178,47 @@ async def test_an_amount_on_a_request_that_is_not_known(scene: Scene) -> None:
     scene.box_claims = {QUOTA: (Claim("normalization", Role.SCALE, 2.0),)}
     await scene.evaluator.evaluate_all()
     assert (only(scene).cause, only(scene).wanted) == (UnappliedCause.BASE_UNKNOWN, "divided by 2.0")
+
+
+@pytest.mark.parametrize("more", [{"detailed": False}, {"cgroup_parent": ""}])
+async def test_the_runtime_does_not_say_which_cgroup_a_pod_has(scene: Scene, more: dict[str, object]) -> None:
+    """As where its verbose status fails."""
+    scene.add(1, **more)
+    before = scene.texts()
+    scene.pod_claims = scene.box_claims = {QUOTA: a_set(50_000)}
+    await scene.evaluator.evaluate_all()
+    found = {each.target.name: each for each in scene.ledger.unapplied.values()}
+    assert found.keys() == {"shop/web0", "shop/web0/main"}
+    for each in found.values():
+        assert (each.field, each.cause, each.wanted) == (QUOTA, UnappliedCause.CGROUP_UNKNOWN, "50000")
+        assert (each.owners, "the runtime's status" in each.reason) == (("batch",), True)
+    assert scene.texts() == before
+    scene.ledger.keep_unapplied((), (), unknown_cgroups(scene.store))
+    assert len(scene.ledger.unapplied.values()) == 2
+    scene.add(1)
+    scene.ledger.keep_unapplied((), (), unknown_cgroups(scene.store))
+    assert scene.ledger.unapplied.values() == ()
+
+
+async def test_the_runtime_does_not_say_what_was_asked_for_a_container(scene: Scene) -> None:
+    box = scene.store.containers.get("box0")
+    assert box is not None
+    scene.store.containers.put(replace(box, detailed=False, requested=Resources(), booked=Resources()))
+    scene.pod_claims = scene.box_claims = {QUOTA: a_set(50_000)}
+    await scene.evaluator.evaluate_all()
+    assert (only(scene).target.name, only(scene).cause) == ("shop/web0/main", UnappliedCause.CGROUP_UNKNOWN)
+    assert scene.quotas() == ["50000"]
+
+
+def test_what_a_message_has_given_is_in_force_without_a_known_cgroup() -> None:
+    fields = {
+        Field("resources", "cpu_quota_us"): MergedField(50_000, None, "batch", a_set(50_000)),
+        Field("resources", "cpu_shares"): MergedField(2, None, "batch", a_set(2)),
+        Field("cgroup", "cpu.idle"): MergedField(1, None, "batch", a_set(1)),
+    }
+    decision = Decision(hook=Hook.EVALUATE_CONTAINER, merged=Merged(PodView(), fields))
+    record = ContainerRecord(id="box", booked=Resources(cpu_quota_us=50_000, cpu_shares=512))
+    assert without_cgroup(decision, record).keys() == {"cpu.shares", "cpu.idle"}
 
 
 async def test_pods_wait_for_their_turn_until_the_change_ends(scene: Scene) -> None:

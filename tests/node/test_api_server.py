@@ -377,7 +377,7 @@ def test_an_object_in_the_folder_hides_that_of_the_server(watched: Watched) -> N
     assert watched.node.labels == {"pool": "of the folder"}
     assert watched.state(Input.STRATEGIES) is KNOWN
     (note,) = (each for each in look.notes if "API server" in each)
-    assert note == "Node: that in the folder counts (node.objects_dir), not the API server's"
+    assert note == "Node: that in the folder is used (node.objects_dir), not the API server's"
     (watched.objects / "node.yaml").unlink()
     watched.look()
     assert watched.node.labels == {"pool": "of the folder"}

@@ -230,6 +230,25 @@ def test_what_the_node_itself_says_counts_without_any_config_map(watched: Watche
     assert (node.strategies, node.state_of(Input.STRATEGIES)) == (NO_STRATEGIES, WITHDRAWN)
 
 
+def test_a_misspelled_name_of_the_node_is_a_problem_and_any_other_one_a_note(watched: Watched) -> None:
+    own = {"node.koordinator.sh/resevation": "{}", "node.koordinator.sh/raw-allocatable": "{}"}
+    write(watched.objects / "node.yaml", node_object(annotations=own))
+    before = watched.look()
+    (problem,) = watched.problems
+    assert problem.endswith(
+        "is not a known name, and is not used; did you mean node.koordinator.sh/reservation?"
+    )
+    assert (before.strategies, before.state_of(Input.STRATEGIES)) == (NO_STRATEGIES, WITHDRAWN)
+    write(watched.objects / "node.yaml", node_object(labels={"node.koordinator.sh/new-thing": "1"}))
+    watched.look()
+    assert watched.problems == ()
+    (note,) = watched.notes
+    assert note == "node.koordinator.sh/new-thing is not a known name, and is not used"
+    write(watched.objects / "node.yaml", node_object())
+    watched.look()
+    assert watched.notes == ()
+
+
 @pytest.mark.parametrize("is_yaml", [False, True])
 def test_what_the_node_itself_says_makes_no_unknown_strategies_known(watched: Watched, is_yaml: bool) -> None:
     own = {"node.koordinator.sh/network-bandwidth": "10G"}
@@ -485,8 +504,8 @@ def test_the_first_of_two_counts(watched: Watched) -> None:
     assert (burst_of(node), node.labels) == (200, {"pool": "a"})
     first, second = watched.objects / "a.yaml", watched.objects / "b.yaml"
     assert watched.problems == (
-        f"{second}: cpu-burst-config is in {first}, too, which counts",
-        f"{second}: Node is in {first}, too, which counts",
+        f"{second}: cpu-burst-config is in {first}, too, which is used",
+        f"{second}: Node is in {first}, too, which is used",
     )
 
 
@@ -798,7 +817,7 @@ def test_of_many_files_with_the_same_object_some_are_named(watched: Watched) -> 
         write(watched.objects / f"{number:03}.yaml", node_object())
     assert watched.look().labels == {"pool": "a"}
     assert len(watched.problems) == 18
-    assert watched.problems[0] == f"{watched.objects}: has more than 256 files; the others do not count"
+    assert watched.problems[0] == f"{watched.objects}: has more than 256 files; the others are not read"
     assert watched.problems[-1] == "239 more objects and keys are there twice"
 
 
@@ -810,7 +829,7 @@ def test_files_beside_it_take_no_known_file_away(watched: Watched) -> None:
         for number in range(300):
             (watched.objects / f"{9 - turn}{number}").write_text("x: {}")
         assert watched.look().labels == {"pool": "a"}
-        problem = f"{watched.objects}: has more than 256 files; the others do not count"
+        problem = f"{watched.objects}: has more than 256 files; the others are not read"
         assert problem in watched.problems
         objects = watched.inputs._objects
         assert objects is not None

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,12 +39,12 @@ from tests.node.objects_of import (
 DEADLINE_S = 30.0
 """Far more than the second that it takes, because machines are busy."""
 QUICK = InputWatchSettings(poll_s=0.01, rescan_s=0.01, gather_s=0.001, least_s=0.0)
-EVENTS_ONLY = QUICK._replace(poll_s=3600, rescan_s=3600)
+EVENTS_ONLY = replace(QUICK, poll_s=3600, rescan_s=3600)
 """A change without an event is not noticed."""
 WATCHING = {
     "inotify": EVENTS_ONLY,
-    "exhausted": QUICK._replace(open_inotify=Exhausted()),
-    "lost events": QUICK._replace(open_inotify=Deaf),
+    "exhausted": replace(QUICK, open_inotify=Exhausted()),
+    "lost events": replace(QUICK, open_inotify=Deaf),
 }
 
 
@@ -185,7 +186,7 @@ async def test_a_folder_that_comes_later_is_found_by_polling(watched: Watched) -
 
 async def test_snapshots_keep_their_distance(tmp_path: Path) -> None:
     least_s = 0.5
-    watched = Watched(tmp_path, EVENTS_ONLY._replace(least_s=least_s))
+    watched = Watched(tmp_path, replace(EVENTS_ONLY, least_s=least_s))
     try:
         await watched.settle()
         mounted = MountedConfigMap(watched.objects)
@@ -343,7 +344,7 @@ async def test_the_status_names_what_is_unknown(tmp_path: Path) -> None:
 
 async def test_without_events_that_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kernel = Exhausted()
-    watched = Watched(tmp_path, QUICK._replace(open_inotify=kernel))
+    watched = Watched(tmp_path, replace(QUICK, open_inotify=kernel))
     try:
         await watched.settle()
         write(watched.objects / "cm.yaml", config_map(cpu_burst_config=BURST))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final
 
 from runtimeproxy.http2 import frames
@@ -20,9 +21,9 @@ class Codes:
         all_sent: set when every code has been sent.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, codes: Iterable[int] = CODES) -> None:
         self.all_sent = asyncio.Event()
-        self._left = {(kind, code) for kind in (frames.GOAWAY, frames.RST_STREAM) for code in CODES}
+        self._left = {(kind, code) for code in codes for kind in (frames.GOAWAY, frames.RST_STREAM)}
         self.scripts: list[Script] = [self._script(kind, code) for kind, code in sorted(self._left)]
 
     def _script(self, kind: int, code: int) -> Script:

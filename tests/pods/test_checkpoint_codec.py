@@ -66,6 +66,7 @@ POD = PodRecord(
     state=Lifecycle.STOPPED,
     detailed=False,
     recovered=True,
+    trimmed=True,
     created_s=1_700_000_000.25,
 )
 CONTAINER = ContainerRecord(
@@ -82,6 +83,7 @@ CONTAINER = ContainerRecord(
     state=Lifecycle.RUNNING,
     detailed=False,
     recovered=True,
+    trimmed=True,
     created_s=1_700_000_001.5,
 )
 CGROUP = CgroupRecord(

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.fields.tables import CRI_FIELDS
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.pods.reconcile import joined_container, joined_pod, reconciled, same_value
+from runtimeproxy.pods.reconcile import joined_container, joined_pod, reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 
 MIB = 1 << 20
@@ -95,7 +96,7 @@ def test_an_end_that_nobody_saw_is_taken() -> None:
     ],
 )
 def test_same_value(name: str, one: int | str, other: int | str, same: bool) -> None:
-    assert same_value(name, one, other) is same
+    assert CRI_FIELDS[name].is_same(one, other) is same
 
 
 def test_a_record_that_came_from_the_file_before_gives_way_to_a_newer_row() -> None:

@@ -12,7 +12,7 @@ from policies.cpu_burst import MAX_BURST_US, CpuBurst, burst_us
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.hooks import ContainerView, PodView, Resources, Scale
 from runtimeproxy.hooks.algebra import claims_of, resolve
-from runtimeproxy.hooks.decision import Off, evaluate, off_reason, status_note
+from runtimeproxy.hooks.decision import Unmet, evaluate, unmet_for, unmet_on
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.ledger.tree import TreeRules, TreeValue, fit
 from runtimeproxy.node.snapshot import Feature, Input, Node
@@ -178,7 +178,7 @@ def test_what_it_needs() -> None:
 def test_a_kernel_without_bursts_is_named_in_the_status() -> None:
     policy, view = bind(CpuBurst()), container(100_000)
     without = replace(node(), features=frozenset({Feature.BVT}))
-    assert off_reason(policy, view, without) == Off("the kernel lacks burst", is_temporary=False)
+    assert unmet_for(policy, view, without) == Unmet(features=("burst",))
     assert evaluate([policy], view, without).audit == ()
-    assert status_note(policy, without) == "cpu-burst is off: the kernel lacks burst"
-    assert status_note(policy, replace(node(), features=frozenset({Feature.BURST}))) == ""
+    assert unmet_on(policy, without) == Unmet(features=("burst",))
+    assert unmet_on(policy, replace(node(), features=frozenset({Feature.BURST}))) is None

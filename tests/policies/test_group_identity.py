@@ -16,7 +16,7 @@ from policies.group_identity import (
     is_on,
 )
 from runtimeproxy.hooks import ContainerView, PodView
-from runtimeproxy.hooks.decision import Off, evaluate, off_reason, status_note
+from runtimeproxy.hooks.decision import Unmet, evaluate, unmet_for, unmet_on
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
 from runtimeproxy.qos import QOS_CLASS_LABEL, KubeQoSClass, QoSClass
@@ -201,11 +201,10 @@ def test_a_kernel_without_group_identity_is_named_in_the_status() -> None:
     policy = bind(GroupIdentity())
     strategies = Strategies(qos=rule())
     without = Node(strategies=strategies, features=frozenset({Feature.BURST}))
-    off = off_reason(policy, pod(QoSClass.LS), without)
-    assert off == Off("the kernel lacks bvt", is_temporary=False)
+    assert unmet_for(policy, pod(QoSClass.LS), without) == Unmet(features=("bvt",))
     assert evaluate([policy], pod(QoSClass.LS), without).audit == ()
-    assert status_note(policy, without) == "group-identity is off: the kernel lacks bvt"
+    assert unmet_on(policy, without) == Unmet(features=("bvt",))
     # Nothing to say where it has nothing to do, or where the kernel is not known yet.
-    assert status_note(policy, replace(without, states={Input.STRATEGIES: InputState.WITHDRAWN})) == ""
-    assert status_note(policy, Node(strategies=strategies)) == ""
-    assert status_note(policy, node()) == ""
+    assert unmet_on(policy, replace(without, states={Input.STRATEGIES: InputState.WITHDRAWN})) is None
+    assert unmet_on(policy, Node(strategies=strategies)) is None
+    assert unmet_on(policy, node()) is None

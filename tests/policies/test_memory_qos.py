@@ -28,7 +28,7 @@ from policies.memory_qos import (
     within_bounds,
 )
 from runtimeproxy.hooks import CgroupChange, ContainerView, PodView, ResolvedPod, Resources
-from runtimeproxy.hooks.decision import status_note
+from runtimeproxy.hooks.decision import Unmet, unmet_on
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.node.facts import NodeFacts
 from runtimeproxy.node.snapshot import Feature, Input, InputState, KubeletFacts, Node
@@ -415,9 +415,9 @@ def test_what_the_kernel_lacks_is_left_out_without_a_problem(feature: str) -> No
     assert len(fewer.cgroup) == 4
     assert not fewer.problems
     policy = bind(MemoryQoS())
-    assert status_note(policy, node(everything)) == ""
+    assert unmet_on(policy, node(everything)) is None
     without = node(everything, features=FEATURES - {feature})
-    assert status_note(policy, without) == f"memory-qos in part: the kernel lacks {feature}"
+    assert unmet_on(policy, without) == Unmet(features=(feature,), is_off=False)
 
 
 def pods(*protected: int) -> list[ResolvedPod]:

@@ -169,6 +169,6 @@ async def test_a_value_of_a_newer_daemon_is_named(daemon: FakeDaemon, client: Cl
     observed = client.client.observed
     assert observed is not None
     assert observed.problems == (
-        'cpu_burst.policy: "turbo" is not known here; none counts',
-        'shop/a: cpu_burst.policy: "turbo" is not known here; none counts',
+        'cpu_burst.policy: "turbo" is not known here; none is used',
+        'shop/a: cpu_burst.policy: "turbo" is not known here; none is used',
     )

@@ -25,6 +25,19 @@ def test_a_class_name_stands_in_one_place(trees: dict[str, ast.Module]) -> None:
     assert len(repeated_class_names(trees)) <= MANY_NAMES, repeated_class_names(trees)
 
 
+def test_only_tests_and_examples_import_the_grpc_library(trees: dict[str, ast.Module]) -> None:
+    """Its core ends the process at some GOAWAYs; a program of ours has one client."""
+    allowed = ("runtimeproxy.testing.", "runtimeproxy.qosmanager.examples.", "cri_api.")
+    found = [
+        name
+        for name, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        if any(alias.name.partition(".")[0] == "grpc" for alias in node.names)
+    ]
+    assert [name for name in found if not name.startswith(allowed)] == []
+
+
 def test_imports_for_types_make_circles_too() -> None:
     texts = {
         "a": "from b import B",

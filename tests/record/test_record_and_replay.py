@@ -24,7 +24,7 @@ from runtimeproxy.hooks import (
 )
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind
 from runtimeproxy.hooks.loading import built_in, load
-from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.hooks.settings import ChainRules, PolicySettings
 from runtimeproxy.node.snapshot import Input, Node
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.record.replay import Difference, replay
@@ -186,7 +186,7 @@ def policies(*classes: type[Policy]) -> list[LoadedPolicy]:
 
 
 def test_the_same_policies_decide_the_same(tape: Tape) -> None:
-    found = replay(tape.recording(), policies(Marking), skip_label=SKIP)
+    found = replay(tape.recording(), policies(Marking), ChainRules(skip_label=SKIP))
     assert found.differences == []
     assert found.failures == {}
     assert found.skipped == {}
@@ -203,7 +203,7 @@ def about(difference: Difference) -> tuple[str, str, str, str | None, str | None
 
 
 def test_a_changed_policy_differs_where_it_differs(tape: Tape) -> None:
-    found = replay(tape.recording(), policies(OtherShares), skip_label=SKIP)
+    found = replay(tape.recording(), policies(OtherShares), ChainRules(skip_label=SKIP))
     fields = {about(each) for each in found.differences}
     shares = ("resources.cpu_shares", "77", "78")
     assert {each for each in fields if each[2] != "resources.unified[cpu.weight]"} == {
@@ -217,7 +217,7 @@ def test_a_changed_policy_differs_where_it_differs(tape: Tape) -> None:
 
 
 def test_a_policy_that_is_gone(tape: Tape) -> None:
-    found = replay(tape.recording(), policies(Nothing), skip_label=SKIP)
+    found = replay(tape.recording(), policies(Nothing), ChainRules(skip_label=SKIP))
     last = [each for each in found.differences if each.pod == f"pod-{PODS - 1}"]
     # It is not refused any more, so it gets what the others have.
     assert (last[0].field, last[0].was) == ("refusal", "marking: not here")
@@ -243,11 +243,11 @@ def test_nothing_secret_is_in_it(tape: Tape) -> None:
 
 def test_a_recording_that_was_cut_off(tape: Tape) -> None:
     recording = tape.recording()
-    whole = replay(recording, policies(Marking), skip_label=SKIP).calls
+    whole = replay(recording, policies(Marking), ChainRules(skip_label=SKIP)).calls
     last = tape.data.rindex(b'{"call"')
     for data, calls in ((tape.data[: last + 20], whole - 1), (tape.data[:last], whole - 1)):
         short = Tape()
         short.data = data
-        found = replay(short.recording(), policies(Marking), skip_label=SKIP)
+        found = replay(short.recording(), policies(Marking), ChainRules(skip_label=SKIP))
         assert (found.calls, found.differences) == (calls, [])
         assert found.is_cut_off is not data.endswith(b"\n")

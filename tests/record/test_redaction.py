@@ -17,7 +17,7 @@ from runtimeproxy.record.redaction import (
     annotation_value,
     hashed,
     keeps_annotation,
-    redacted,
+    redact,
     redacted_document,
     shown_value,
 )
@@ -98,6 +98,13 @@ messages = st.one_of(
         lambda text: api_pb2.PullImageRequest(auth=api_pb2.AuthConfig(username="u", password=text, auth=text))
     ),
 )
+
+
+def redacted(message: Any, key: bytes) -> Any:
+    copy = type(message)()
+    copy.CopyFrom(message)
+    redact(copy, key)
+    return copy
 
 
 @given(messages)

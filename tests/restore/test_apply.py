@@ -17,6 +17,7 @@ from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.offline import ledger_of
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.records import (
     Book,
@@ -31,7 +32,6 @@ from runtimeproxy.pods.records import (
 )
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
 from runtimeproxy.restore.command import (
-    ledger_of,
     loosen,
     observe,
     restore_cgroups,
@@ -117,9 +117,9 @@ async def test_what_is_there(
     assert found.containers[record.id].booked.cpu_shares == 512
     seen = {state.book.id: (set(state.present), set(state.unreadable)) for state in found.cgroups}
     assert seen == {POD: ({"cpu.shares"}, {"cpu.idle"}), "/gone": (set(), set())}
-    assert found.cpus[record.pod_id] == "2-3"
-    assert found.cpus["gone"]
-    assert found.memory_nodes[record.pod_id]
+    assert found.whole_lists["cpuset.cpus"][record.pod_id] == "2-3"
+    assert found.whole_lists["cpuset.cpus"]["gone"]
+    assert found.whole_lists["cpuset.mems"][record.pod_id]
 
 
 async def test_cpus_of_a_pod_are_those_that_it_gets_back(
@@ -136,8 +136,8 @@ async def test_cpus_of_a_pod_are_those_that_it_gets_back(
     pods = (PodRecord(id=record.pod_id, cgroup_parent=POD),)
     saved = Saved(pods, (record,), (CgroupRecord(POD, values),))
     found = await observe(saved, client, ledger_of(saved, tmp_path, writer), writer)
-    assert found.cpus == {record.pod_id: "0-7"}
-    assert found.memory_nodes == {record.pod_id: "5"}
+    assert found.whole_lists["cpuset.cpus"] == {record.pod_id: "0-7"}
+    assert found.whole_lists["cpuset.mems"] == {record.pod_id: "5"}
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ async def test_cpus_of_a_pod_on_version_1_are_those_that_the_cgroups_above_have(
     values = {"cpuset.cpus": ManagedValue("2-3", "0-7")}
     saved = Saved((PodRecord(id=record.pod_id, cgroup_parent=POD),), (record,), (CgroupRecord(POD, values),))
     found = await observe(saved, client, ledger_of(saved, tmp_path, writer), writer)
-    assert found.cpus == {record.pod_id: expected}
+    assert found.whole_lists["cpuset.cpus"] == {record.pod_id: expected}
 
 
 async def test_a_container_of_which_the_runtime_says_nothing(
@@ -299,7 +299,8 @@ def test_a_container_that_had_no_cpus_of_its_own_gets_every_cpu(writer: CgroupWr
     entries = {"cpuset.cpus": Entry((Claim("cpuset", Role.SET, "1"),), "1", booked="1")}
     writer.write(BOX, {"cpuset.cpus": "1"})
     saved = Saved(containers=(record,), books=(Book(BOX, Level.CONTAINER, entries, {}, read_boot_id()),))
-    node = NodeState({"box": record}, states(ledger_of(saved, tmp_path, writer), writer), {"pod": "0-7"})
+    whole = {"cpuset.cpus": {"pod": "0-7"}}
+    node = NodeState({"box": record}, states(ledger_of(saved, tmp_path, writer), writer), whole)
     found = plan(saved, node, writer)
     (container,) = found.containers
     assert container.values == Resources(cpuset_cpus="0-7")

@@ -16,9 +16,10 @@ from runtimeproxy.ledger.books import Leased, Wanted
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.target import CgroupTarget
+from runtimeproxy.offline import ledger_of
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.records import Book, Level, as_saved
-from runtimeproxy.restore.command import is_complete, ledger_of, loosen, restore_cgroups, states
+from runtimeproxy.restore.command import is_complete, loosen, restore_cgroups, states
 from runtimeproxy.restore.plan import COPIED, Line, NodeState, RestorePlan, Status, kept_book, plan
 from tests.lab import cgroup_v1
 from tests.lab.programs import missing, need_controllers_of_v1

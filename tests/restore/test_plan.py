@@ -77,7 +77,8 @@ def owned(requested: Mapping[str, Any], applied: Mapping[str, Any]) -> Container
 
 def node(**values: Any) -> NodeState:
     """A node on which the container runs, with what the runtime says of it."""
-    return NodeState({"box": replace(RUNNING, booked=Resources(**values))}, (), {"pod": "0-7"}, {"pod": "0"})
+    whole = {"cpuset.cpus": {"pod": "0-7"}, "cpuset.mems": {"pod": "0"}}
+    return NodeState({"box": replace(RUNNING, booked=Resources(**values))}, (), whole)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_a_file_gets_what_the_other_values_make_of_it() -> None:
 
 
 def test_cpus_of_an_unknown_pod_cannot_be_taken_away() -> None:
-    found = plan(Saved((), (owned({}, {"cpuset_cpus": "1"}),)), replace(node(), cpus={}))
+    found = plan(Saved((), (owned({}, {"cpuset_cpus": "1"}),)), replace(node(), whole_lists={}))
     assert [(line.target, line.status) for line in found.lines] == [("box", Status.FAILED)]
 
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.cgroups.formats import Value
 from runtimeproxy.cgroups.order import Key
+from runtimeproxy.fields.formats import Value
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.qosmanager.plugins.cpu_burst import CpuBurstPlugin
 from runtimeproxy.qosmanager.plugins.cpu_evict import CpuEvict

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.fields.tables import CRI_FIELDS
 from runtimeproxy.hooks.loading import built_in
 from runtimeproxy.hooks.policy import Mode
-from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.hooks.settings import ChainRules, PolicySettings
 from runtimeproxy.node.snapshot import Input, InputState
-from runtimeproxy.pods.resources import SCALARS
 from runtimeproxy.simulate.kubelet import PodCalls
 from runtimeproxy.simulate.reading import pod_calls
 from runtimeproxy.simulate.result import SimulatedTarget
@@ -166,9 +166,9 @@ def resource_differences(
     sent: api_pb2.LinuxContainerResources, got: api_pb2.LinuxContainerResources
 ) -> Differences:
     found = map_differences("resources.unified", sent.unified, got.unified)
-    for name, cri_name in SCALARS.items():
+    for name, field in CRI_FIELDS.items():
         # 0 and an empty text have no bytes.
-        values = [getattr(each, cri_name) for each in (sent, got)]
+        values = [getattr(each, field.cri) for each in (sent, got)]
         before, after = (str(each) if each else None for each in values)
         if before != after:
             found[f"resources.{name}"] = (before, after)
@@ -189,7 +189,7 @@ def check(stand: Stand, manifest: dict[str, Any], *, webhook: bool) -> None:
     assert node.state_of(Input.STRATEGIES) is InputState.KNOWN
     (calls,) = pod_calls(json.dumps(manifest).encode(), "pod.json", node, webhook=webhook)
     skip = ("runtimeproxy.koordinator.sh/skip-hookserver", "true")
-    (pod,) = simulate([calls], engine.policies, node, skip_label=skip).pods
+    (pod,) = simulate([calls], engine.policies, node, ChainRules(skip_label=skip)).pods
     found, refusal = run(stand, calls)
     wanted = [(each.name, announced(each)) for each in pod.targets if not each.refusal]
     assert wanted == found

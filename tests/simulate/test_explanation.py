@@ -13,10 +13,7 @@ from hypothesis import given, settings
 
 from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.cgroups.parameters import PARAMETERS
-from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS
-from runtimeproxy.ledger.tree import LISTS
-from runtimeproxy.pods.resources import SCALARS
+from runtimeproxy.fields.tables import CRI_FIELDS, LISTS, PARAMETERS, RESOURCE_PARAMETERS
 from runtimeproxy.service.api.explain import NOT_RECORDED, Explainer
 from runtimeproxy.simulate.reading import pod_calls
 from tests.simulate.test_agreement import (
@@ -50,7 +47,9 @@ def explained(stand: Stand, pod_id: str) -> api_pb2.ExplainResponse:
 
 def requested_values(resources: cri.LinuxContainerResources) -> dict[str, str]:
     """By cgroup parameter."""
-    values = {parameter: getattr(resources, SCALARS[name]) for name, parameter in RESOURCE_PARAMETERS.items()}
+    values = {
+        parameter: getattr(resources, CRI_FIELDS[name].cri) for name, parameter in RESOURCE_PARAMETERS.items()
+    }
     return {name: str(value) for name, value in {**values, **resources.unified}.items() if value}
 
 
@@ -109,7 +108,7 @@ def resource_of(resources: cri.LinuxContainerResources, name: str) -> str | None
     group, _, key = name.removeprefix("resources.").removesuffix("]").partition("[")
     if group == "unified":
         return resources.unified.get(key)
-    return str(getattr(resources, SCALARS[group]) or "") or None
+    return str(getattr(resources, CRI_FIELDS[group].cri) or "") or None
 
 
 def is_parameter(name: str) -> bool:

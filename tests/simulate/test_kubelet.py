@@ -25,7 +25,7 @@ GIB = 2**30
 
 def calls(spec: dict[str, Any], node: Node | None = None, **metadata: Any) -> PodCalls:
     metadata = {"name": "web", "uid": "1-2", **metadata}
-    (pod,) = read_pods([{"kind": "Pod", "metadata": metadata, "spec": spec}]).pods
+    (pod,) = read_pods([{"kind": "Pod", "metadata": metadata, "spec": spec}])
     return calls_of(pod, node or Node(cgroup_driver="cgroupfs", capacity={"memory": 16 * GIB}))
 
 

@@ -51,7 +51,7 @@ def test_kubernetes_qos_class_of_a_pod(pod: dict[str, Any], expected: KubeQoSCla
     for key in ("containers", "initContainers"):
         for number, container in enumerate(pod.get("spec", {}).get(key, [])):
             container.setdefault("name", f"{key}-{number}".lower())
-    (found,) = read_pods([{"kind": "Pod", **pod}]).pods
+    (found,) = read_pods([{"kind": "Pod", **pod}])
     assert found.qos is expected
 
 
@@ -62,7 +62,7 @@ def test_the_pod_of_a_workload(kind: str) -> None:
         "metadata": {"name": "web", "namespace": "shop"},
         "spec": {"template": TEMPLATE},
     }
-    (pod,) = read_pods([document]).pods
+    (pod,) = read_pods([document])
     assert (pod.source, pod.namespace, pod.name) == (f"{kind} shop/web", "shop", "web")
     assert pod.labels == {"app": "web"}
     assert [each.name for each in pod.containers] == ["main"]
@@ -76,8 +76,9 @@ def test_a_cron_job_a_list_and_other_objects() -> None:
     }
     pod = {"kind": "Pod", "metadata": {"generateName": "p-"}, "spec": {"containers": [{"name": "x"}]}}
     found = read_pods([{"kind": "List", "items": [cron, {"kind": "Service"}]}, pod])
-    assert [each.name for each in found.pods] == ["c", "p-"]
-    assert found.others == ("Service",)
+    assert [each.name for each in found] == ["c", "p-"]
+    with pytest.raises(InputError, match="found Service; give one of"):
+        read_pods([{"kind": "Service"}])
 
 
 def test_containers_are_in_the_order_of_their_creation_and_requests_follow_limits() -> None:
@@ -87,7 +88,7 @@ def test_containers_are_in_the_order_of_their_creation_and_requests_follow_limit
         ],
         "initContainers": [{"name": "setup"}, {"name": "mesh", "restartPolicy": "Always"}],
     }
-    (pod,) = read_pods([{"kind": "Pod", "spec": spec}]).pods
+    (pod,) = read_pods([{"kind": "Pod", "spec": spec}])
     assert [(each.name, each.kind) for each in pod.containers] == [
         ("setup", ContainerKind.INIT),
         ("mesh", ContainerKind.SIDECAR),
@@ -162,7 +163,7 @@ def test_recorded_requests() -> None:
 
 def test_several_documents_are_several_pods() -> None:
     documents = parse_documents(b"kind: Pod\n---\nkind: Pod\n")
-    assert len(read_pods(documents).pods) == 2
+    assert len(read_pods(documents)) == 2
 
 
 _scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text()

@@ -26,7 +26,7 @@ def pod(resources: dict[str, Any], spec: dict[str, Any] | None = None, **labels:
             **(spec or {}),
         },
     }
-    (found,) = read_pods([document]).pods
+    (found,) = read_pods([document])
     return found
 
 

@@ -110,7 +110,7 @@ def test_keys_that_koordinators_webhook_does_not_check(key: str) -> None:
         ("nodeConfigs[1].nodeSelector", True),
         ("nodeConfigs", True),
     ]
-    assert result.problems[1].reason == "has several that match this node: all, pool; the first one counts"
+    assert result.problems[1].reason == "has several that match this node: all, pool; the first one is used"
 
 
 def test_equal_names_are_a_warning() -> None:
@@ -363,7 +363,7 @@ def test_what_counts_for_the_node_is_refused_for_pods(
 )
 def test_keys_of_the_node_have_no_pod_strategies(key: str) -> None:
     assert errors(key, pods({**WEB, "strategy": {}})) == [
-        ("podStrategies", "cannot be: this strategy counts for the whole node")
+        ("podStrategies", "cannot be: this strategy applies to the whole node")
     ]
 
 

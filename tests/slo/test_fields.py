@@ -202,7 +202,7 @@ def test_a_key_that_is_there_twice_is_reported() -> None:
     result = loaded({"cpu-burst-config": text})
     assert result.strategies.cpu_burst == CpuBurstStrategy(cpu_burst_percent=7)
     assert [str(each) for each in result.problems] == [
-        f'{FILE}: cpu-burst-config has the key "clusterStrategy" twice in one object; the last one counts'
+        f'{FILE}: cpu-burst-config has the key "clusterStrategy" twice in one object; the last one is used'
     ]
 
 

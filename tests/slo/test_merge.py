@@ -61,7 +61,7 @@ def test_v210_the_first_matching_node_strategy_wins_entirely() -> None:
     (problem,) = result.problems
     assert str(problem) == (
         f"{FILE}: cpu-burst-config: nodeStrategies has several that match this node: gold, late; "
-        "the first one counts"
+        "the first one is used"
     )
     assert str(result.strategies.provenance_of("cpu_burst.policy")) == (
         f"node strategy gold of cpu-burst-config in {FILE}"

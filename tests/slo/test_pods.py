@@ -21,13 +21,13 @@ from runtimeproxy.slo.schema import (
     MemoryQoSStrategy,
     PodEviction,
     PodNetwork,
+    PodResctrl,
     QoSStrategy,
 )
 from runtimeproxy.slo.strategies import (
     MAX_REMEMBERED,
     MAX_REMEMBERED_LENGTH,
     Layer,
-    PodResctrl,
     PodStrategy,
     Strategies,
 )
@@ -131,7 +131,7 @@ def test_an_unknown_field_of_an_annotation_is_ignored() -> None:
         (
             NETWORK_QOS,
             {"Enable": False, "ingressLimit": "10M"},
-            "Enable counts for a whole class, and is not used",
+            "Enable applies to a whole class, and is not used",
         ),
     ],
 )

@@ -7,10 +7,11 @@ import random
 
 import pytest
 
-from runtimeproxy.hooks.views import PodView
 from runtimeproxy.slo.annotations import MAX_GUESSES
 from runtimeproxy.slo.keys import SECTION_BY_KEY
-from runtimeproxy.slo.pod_names import KNOWN_NAMES, MAX_NAMES, name_problems
+from runtimeproxy.slo.loading import load
+from runtimeproxy.slo.names import NODE_ANNOTATIONS, NODE_LABELS
+from runtimeproxy.slo.object_names import MAX_NAMES, NODE_NAMES, POD_NAMES, name_problems
 from runtimeproxy.slo.spelling import edits, nearest
 from tests.slo.configs import loaded, pod
 
@@ -174,16 +175,36 @@ def test_labels_and_annotations_of_a_pod() -> None:
         "notkoordinator.sh/cpuBrust": "",
         "example.com/koordinator.sh": "",
     }
-    found = name_problems(PodView(labels={"koordinator.sh/qosClas": "BE"}, annotations=annotations))
+    found = name_problems(POD_NAMES, {"koordinator.sh/qosClas": "BE"}, annotations)
     assert [(each.key, each.guess) for each in found] == [
         ("koordinator.sh/qosClas", "koordinator.sh/qosClass"),
         ("koordinator.sh/cpuBrust", "koordinator.sh/cpuBurst"),
         ("koordinator.sh/cpuburst", "koordinator.sh/cpuBurst"),
         ("scheduling.koordinator.sh/new-thing", ""),
     ]
-    assert not name_problems(pod(annotations=dict.fromkeys(KNOWN_NAMES, "")))
-    many = pod(annotations={f"koordinator.sh/{number}": "" for number in range(1_000)})
-    assert len(name_problems(many)) == MAX_NAMES
+    assert not name_problems(POD_NAMES, POD_NAMES.names)
+    assert len(name_problems(POD_NAMES, [f"koordinator.sh/{number}" for number in range(1_000)])) == MAX_NAMES
+
+
+def test_labels_and_annotations_of_the_node() -> None:
+    """They are said with the strategies, whatever else there is."""
+    labels = {"node.koordinator.sh/cpu-normalisation-enabled": "true", "kubernetes.io/hostname": "a"}
+    annotations = {
+        "node.koordinator.sh/resevation": "{}",
+        "nod.koordinator.sh/raw-allocatable": "{}",
+        "node.koordinator.sh/new-thing": "",
+        "koordinator.sh/qosClass": "BE",
+        **dict.fromkeys(NODE_NAMES.names - NODE_ANNOTATIONS - NODE_LABELS, ""),
+    }
+    result = load({}, labels=labels, annotations=annotations)
+    assert [(each.key, each.guess) for each in result.problems] == [
+        ("node.koordinator.sh/cpu-normalisation-enabled", "node.koordinator.sh/cpu-normalization-enabled"),
+        ("node.koordinator.sh/resevation", "node.koordinator.sh/reservation"),
+        ("nod.koordinator.sh/raw-allocatable", "node.koordinator.sh/raw-allocatable"),
+        ("node.koordinator.sh/new-thing", ""),
+        ("koordinator.sh/qosClass", ""),
+    ]
+    assert [each.needs_attention for each in result.problems] == [True, True, True, False, False]
 
 
 def test_of_an_annotation_few_names_are_compared() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy import __version__
-from runtimeproxy.config.sources import load
 from runtimeproxy.hooks.loading import built_in
+from tests.config.reading import load
 from tests.lab.programs import REPOSITORY, missing
 
 README = REPOSITORY / "systemd" / "README.md"

@@ -55,6 +55,91 @@ def test_the_package_ends_with_what_the_unit_makes() -> None:
     assert made - {"/etc/runtime"} <= set(removed.split())
 
 
+class Installed:
+    """The package's scripts in a folder of their own, with a program that says what it is asked to do."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state = root / "var/lib/koord-runtime-proxy"
+        self.state.mkdir(parents=True)
+        (root / "run/systemd/system").mkdir(parents=True)
+        (root / "opt/koord-runtime-proxy/lib").mkdir(parents=True)
+        self.program("exit 0")
+        self._write(root / "commands/systemctl", "exit 0")
+
+    def program(self, restore: str) -> None:
+        """Makes the program, whose `restore` does this."""
+        body = f'[ "$1" != restore ] || {{ {restore}; }}'
+        self._write(self.root / "opt/koord-runtime-proxy/bin/koord-runtime-proxy", body)
+
+    def run(self, script: str, word: str) -> subprocess.CompletedProcess[str]:
+        """Runs a script as dpkg does."""
+        text = (FOLDER / "debian" / script).read_text()
+        moved = re.sub(r"(?<=[ =])/(opt|var|etc|run)/", rf"{self.root}/\1/", text)
+        assert not re.search(r"rm [^|]*[ =]/(opt|var|etc|run)/", moved)
+        return subprocess.run(
+            ["sh", "-c", moved, script, word],
+            env={"PATH": f"{self.root}/commands:/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def _write(self, path: Path, body: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/bin/sh\necho "$(basename "$0") $*" >>{self.root}/log\n{body}\n')
+        path.chmod(0o755)
+
+    def log(self) -> list[str]:
+        """What was called, in order."""
+        return (self.root / "log").read_text().splitlines()
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Installed:
+    return Installed(tmp_path)
+
+
+def test_values_are_given_back_before_the_program_goes(installed: Installed) -> None:
+    (installed.state / "records.db").touch()
+    installed.program("echo /kubepods cpu.cfs_quota_us 50000 -1 restored")
+    removed = installed.run("prerm", "remove")
+    assert (removed.returncode, removed.stderr) == (0, "")
+    assert "50000 -1 restored" in removed.stdout
+    stop, restore = installed.log()[-2:]
+    assert stop.startswith("systemctl --quiet disable --now")
+    assert restore == "koord-runtime-proxy restore"
+    purged = installed.run("postrm", "purge")
+    assert (purged.returncode, purged.stdout, purged.stderr) == (0, "", "")
+    assert not installed.state.exists()
+
+
+def test_a_purge_says_which_values_stay(installed: Installed) -> None:
+    (installed.state / "records.db").touch()
+    installed.program("echo /kubepods cpu.cfs_quota_us 50000 -1 not restored: busy; exit 1")
+    removed = installed.run("prerm", "remove")
+    assert removed.returncode == 0
+    assert "not restored: busy" in removed.stderr
+    assert "not all values were given back" in removed.stderr
+    purged = installed.run("postrm", "purge")
+    assert purged.returncode == 0
+    assert "stay in force" in purged.stderr
+    assert "not restored: busy" in purged.stderr
+    assert not installed.state.exists()
+
+
+@pytest.mark.parametrize(("word", "has_records"), [("upgrade", True), ("remove", False)])
+def test_nothing_is_given_back_by_an_upgrade_or_without_records(
+    installed: Installed, word: str, has_records: bool
+) -> None:
+    if has_records:
+        (installed.state / "records.db").touch()
+    done = installed.run("prerm", word)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (installed.root / "log").exists() or "koord-runtime-proxy restore" not in installed.log()
+    assert not (installed.state / "not-restored").exists()
+
+
 @pytest.mark.slow
 def test_the_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]

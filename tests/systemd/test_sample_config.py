@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from runtimeproxy.config.settings import TABLES, PluginSettings, Settings
-from runtimeproxy.config.sources import load
 from runtimeproxy.hooks import LabelOperator, LabelRequirement, LabelSelector
 from runtimeproxy.hooks.settings import PolicySettings
+from tests.config.reading import load
 
 SAMPLE = Path(__file__).parents[2] / "systemd" / "config.toml"
 

@@ -6,7 +6,7 @@ import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import CgroupFiles
-from runtimeproxy.testing.cgroups import v1_values, v2_values, weight_of_shares
+from runtimeproxy.testing.cgroups import v1_values, v2_values
 
 Resources = api_pb2.LinuxContainerResources
 
@@ -48,6 +48,15 @@ POD = "/kubepods/burstable/podu"
             {"memory.max": "max", "memory.swap.max": "max"},
             id="no limits",
         ),
+        *(
+            pytest.param(
+                Resources(cpu_shares=shares),
+                {"cpu.shares": str(shares)},
+                {"cpu.weight": weight},
+                id=f"{shares} shares",
+            )
+            for shares, weight in [(2, "1"), (262144, "10000"), (300000, "10000")]
+        ),
         pytest.param(
             Resources(cpu_shares=1024, unified={"cpu.weight": "7", "memory.high": "5"}),
             {"cpu.shares": "1024"},
@@ -59,11 +68,6 @@ POD = "/kubepods/burstable/podu"
 def test_values(resources: Resources, v1: dict[str, str], v2: dict[str, str]) -> None:
     assert v1_values(resources) == v1
     assert v2_values(resources) == v2
-
-
-@pytest.mark.parametrize(("shares", "weight"), [(2, 1), (0, 1), (1024, 39), (262144, 10000), (300000, 10000)])
-def test_weight_of_shares(shares: int, weight: int) -> None:
-    assert weight_of_shares(shares) == weight
 
 
 def test_version_1_has_a_folder_for_each_controller(tmp_path: Path) -> None:

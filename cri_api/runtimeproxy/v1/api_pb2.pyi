@@ -641,7 +641,7 @@ class PolicyStatus(_message.Message):
 
     @_builtins.property
     def last_left_out(self) -> Global___PolicyFailure:
-        """The last field of an answer that could not be used; absent if there was none."""
+        """The newest field of the present answers that cannot be used; absent if there is none."""
 
     @_builtins.property
     def replaced_since(self) -> _timestamp_pb2.Timestamp:
@@ -965,6 +965,9 @@ class Records(_message.Message):
     MISSPELLED_NAMES_FIELD_NUMBER: _builtins.int
     MISSPELLED_PODS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_LOST_FIELD_NUMBER: _builtins.int
+    KEPT_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    TRIMMED_FIELD_NUMBER: _builtins.int
     pods: _builtins.int
     containers: _builtins.int
     recovered_pods: _builtins.int
@@ -982,6 +985,11 @@ class Records(_message.Message):
     """Pods with such names, all of them."""
     checkpoint_lost: _builtins.int
     """How often another program has removed or replaced the file since the start; all records were saved again."""
+    kept_bytes: _builtins.int
+    """Memory of the texts of all of them, labels and annotations mostly, and the most that it may be."""
+    max_bytes: _builtins.int
+    trimmed: _builtins.int
+    """How many of them lack labels or annotations for want of this memory."""
     @_builtins.property
     def unusable_files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Files of the state folder that could not be used at the start, and why."""
@@ -1007,10 +1015,13 @@ class Records(_message.Message):
         misspelled_names: _abc.Iterable[_builtins.str] | None = ...,
         misspelled_pods: _builtins.int = ...,
         checkpoint_lost: _builtins.int = ...,
+        kept_bytes: _builtins.int = ...,
+        max_bytes: _builtins.int = ...,
+        trimmed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_lost", b"checkpoint_lost", "checkpoint_problem", b"checkpoint_problem", "checkpoint_set_aside", b"checkpoint_set_aside", "containers", b"containers", "is_recovered", b"is_recovered", "misspelled_names", b"misspelled_names", "misspelled_pods", b"misspelled_pods", "pods", b"pods", "recovered_containers", b"recovered_containers", "recovered_pods", b"recovered_pods", "unreadable_rows", b"unreadable_rows", "unusable_files", b"unusable_files"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_lost", b"checkpoint_lost", "checkpoint_problem", b"checkpoint_problem", "checkpoint_set_aside", b"checkpoint_set_aside", "containers", b"containers", "is_recovered", b"is_recovered", "kept_bytes", b"kept_bytes", "max_bytes", b"max_bytes", "misspelled_names", b"misspelled_names", "misspelled_pods", b"misspelled_pods", "pods", b"pods", "recovered_containers", b"recovered_containers", "recovered_pods", b"recovered_pods", "trimmed", b"trimmed", "unreadable_rows", b"unreadable_rows", "unusable_files", b"unusable_files"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1190,7 +1201,7 @@ class UnappliedValue(_message.Message):
     """Such as 67108864, or `at most 50000`; of environment variables never more than `<set>`."""
     cause: _builtins.str
     """lower-limit, in-use, turn, next-start, conflict, cpu-mode, kubelet, koordlet, once, no-file, no-cgroup,
-    base-unknown, not-counting, foreign, invalid, refused, unreadable, hangs or change-ended.
+    cgroup-unknown, base-unknown, not-counting, foreign, invalid, refused, unreadable, hangs or change-ended.
     """
     reason: _builtins.str
     """For people."""
@@ -1614,6 +1625,8 @@ class Clients(_message.Message):
     HELD_BYTES_FIELD_NUMBER: _builtins.int
     HELD_BUDGET_BYTES_FIELD_NUMBER: _builtins.int
     WATCHERS_FIELD_NUMBER: _builtins.int
+    OWN_CALLS_WITHOUT_ROOM_FIELD_NUMBER: _builtins.int
+    OWN_CALLS_WITHOUT_ROOM_AT_FIELD_NUMBER: _builtins.int
     connections: _builtins.int
     streams: _builtins.int
     """Calls in progress."""
@@ -1629,6 +1642,14 @@ class Clients(_message.Message):
     held_budget_bytes: _builtins.int
     watchers: _builtins.int
     """Watchers of this API: pods and audit."""
+    own_calls_without_room: _builtins.int
+    """Calls of the daemon's own services (health, reflection, this API) since the start that were ended or
+    refused because all of them together had no memory left.
+    """
+    @_builtins.property
+    def own_calls_without_room_at(self) -> _timestamp_pb2.Timestamp:
+        """When that last happened, if within the last five minutes; else absent."""
+
     def __init__(
         self,
         *,
@@ -1641,10 +1662,12 @@ class Clients(_message.Message):
         held_bytes: _builtins.int = ...,
         held_budget_bytes: _builtins.int = ...,
         watchers: _builtins.int = ...,
+        own_calls_without_room: _builtins.int = ...,
+        own_calls_without_room_at: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["own_calls_without_room_at", b"own_calls_without_room_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connections", b"connections", "held_budget_bytes", b"held_budget_bytes", "held_bytes", b"held_bytes", "intercepted_streams", b"intercepted_streams", "protocol_errors", b"protocol_errors", "refused", b"refused", "silent", b"silent", "streams", b"streams", "watchers", b"watchers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connections", b"connections", "held_budget_bytes", b"held_budget_bytes", "held_bytes", b"held_bytes", "intercepted_streams", b"intercepted_streams", "own_calls_without_room", b"own_calls_without_room", "own_calls_without_room_at", b"own_calls_without_room_at", "protocol_errors", b"protocol_errors", "refused", b"refused", "silent", b"silent", "streams", b"streams", "watchers", b"watchers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

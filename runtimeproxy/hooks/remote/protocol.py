@@ -22,8 +22,9 @@ from google.protobuf.message import Message
 
 from cri_api.koordinator.v1alpha1 import HOOK_SERVICE, api_pb2
 from cri_api.parsing import parse
+from runtimeproxy.fields.declaration import Kind
+from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.changes import CLEAR, CgroupChange, ContainerChange, PodChange, ResourceChange
-from runtimeproxy.hooks.fields import RESOURCE_PARAMETERS
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.remote.registrations import ResponseMode
 
@@ -36,16 +37,16 @@ if TYPE_CHECKING:
 MAX_PARTS_BYTES: Final = 4 * 1024 * 1024
 """Of a response's annotations, variables and the like: as much as of a call, all of which it may repeat."""
 
-NUMBERS: Final[Mapping[str, str]] = {
-    "cpu_period": "cpu_period_us",
-    "cpu_quota": "cpu_quota_us",
-    "cpu_shares": "cpu_shares",
-    "memory_limit_in_bytes": "memory_limit_bytes",
-    "memory_swap_limit_in_bytes": "memory_swap_limit_bytes",
-}
-"""Fields of LinuxContainerResources where 0 means "unchanged", and their names in `ResourceChange`."""
-
-_CPUSETS: Final = ("cpuset_cpus", "cpuset_mems")
+_FIELDS: Final = tuple(
+    (field.cri, name, field)
+    for name, field in CRI_FIELDS.items()
+    if field.cri in api_pb2.LinuxContainerResources.DESCRIPTOR.fields_by_name
+)
+"""The fields that the protocol has: name there, in `Resources`, declaration."""
+_NUMBERS: Final = frozenset(
+    cri_name for cri_name, _, field in _FIELDS if field.kind is Kind.NUMBER and field.neutral != 0
+)
+"""Those where 0 is no value, so that it can only mean "unchanged"."""
 _POD_CGROUP_NAMES: Final = frozenset({"cpu.shares", "cpu.cfs_quota_us", "memory.limit_in_bytes"})
 """What Koordinator sets on a pod's own cgroup (policies spec, batch resources)."""
 _POD_ECHO: Final = ("labels", "annotations", "cgroup_parent", "resources")
@@ -112,14 +113,7 @@ def container_request(container: ContainerView) -> api_pb2.ContainerResourceHook
 def resources_message(resources: Resources) -> api_pb2.LinuxContainerResources:
     """Resources as a message; fields without a value are 0 or empty."""
     return api_pb2.LinuxContainerResources(
-        cpu_period=resources.cpu_period_us or 0,
-        cpu_quota=resources.cpu_quota_us or 0,
-        cpu_shares=resources.cpu_shares or 0,
-        memory_limit_in_bytes=resources.memory_limit_bytes or 0,
-        memory_swap_limit_in_bytes=resources.memory_swap_limit_bytes or 0,
-        oom_score_adj=resources.oom_score_adj or 0,
-        cpuset_cpus=resources.cpuset_cpus or "",
-        cpuset_mems=resources.cpuset_mems or "",
+        **{cri_name: value for cri_name, name, _ in _FIELDS if (value := getattr(resources, name))},
         hugepage_limits=[
             api_pb2.HugepageLimit(page_size=page_size, limit=limit_bytes)
             for page_size, limit_bytes in resources.hugepage_limits_bytes
@@ -253,7 +247,7 @@ def _evidence(request: Any, response: Any, fields: tuple[str, ...]) -> Iterator[
     for field in fields:
         shown, answered = getattr(request, field), getattr(response, field)
         if isinstance(shown, api_pb2.LinuxContainerResources):
-            yield from _evidence(shown, answered, (*NUMBERS, "unified"))
+            yield from _evidence(shown, answered, (*_NUMBERS, "unified"))
             page_sizes = {limit.page_size for limit in answered.hugepage_limits}
             yield from (limit.page_size in page_sizes for limit in shown.hugepage_limits)
         elif shown:
@@ -268,18 +262,15 @@ def _resource_change(
         return None
     shown, answered = getattr(request, field), getattr(response, field)
     changed: dict[str, Any] = {}
-    for number, name in NUMBERS.items():
-        value = getattr(answered, number)
+    for cri_name, name, declared in _FIELDS:
+        value = getattr(answered, cri_name)
+        if value == getattr(shown, cri_name):
+            continue
+        if not value and (cri_name in _NUMBERS or not is_complete):
+            continue
         # Koordinator's proxy ignores "unlimited" for memory in an echo, so koordlet's never had an effect.
-        is_ignored = value < 0 and is_complete and number.startswith("memory")
-        if value and value != getattr(shown, number) and not is_ignored:
-            changed[name] = value
-    if answered.oom_score_adj != shown.oom_score_adj and (answered.oom_score_adj or is_complete):
-        changed["oom_score_adj"] = answered.oom_score_adj
-    for name in _CPUSETS:
-        cpuset = getattr(answered, name)
-        if cpuset != getattr(shown, name) and (cpuset or is_complete):
-            changed[name] = cpuset or CLEAR
+        if not (is_complete and declared.unlimited_is_absent and value < 0):
+            changed[name] = CLEAR if value == "" else value
     unified = _changed_entries(shown.unified, answered.unified)
     return ResourceChange(**changed, unified=unified) if changed or unified else None
 

@@ -228,7 +228,6 @@ class HookServer:
 
     @property
     def counts(self) -> ServerCounts:
-        """Its calls and failures so far."""
         self._counts.opened_s = self._breaker.opened[0] if self._breaker.is_open else None
         return self._counts
 
@@ -248,7 +247,6 @@ class HookServer:
 
     @property
     def is_strict(self) -> bool:
-        """Whether a call is refused when the server cannot be called."""
         return self.registration.failure_policy is FailurePolicy.FAIL
 
     def as_policy(self) -> LoadedPolicy:

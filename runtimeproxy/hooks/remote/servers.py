@@ -26,29 +26,23 @@ FIRST_READ_S: Final = 10.0
 
 
 class Server(Protocol):
-    """A hook server in use."""
+    """A hook server in use; see `HookServer`."""
 
     @property
-    def registration(self) -> Registration:
-        """The content of its file."""
+    def registration(self) -> Registration: ...
 
     @property
-    def trouble(self) -> str:
-        """Since when and why it is skipped; empty while it is not."""
+    def trouble(self) -> str: ...
 
     @property
-    def openings(self) -> int:
-        """How often it was skipped because it failed."""
+    def openings(self) -> int: ...
 
     @property
-    def counts(self) -> ServerCounts:
-        """Its calls and failures so far."""
+    def counts(self) -> ServerCounts: ...
 
-    def as_policy(self) -> LoadedPolicy:
-        """The server as a policy."""
+    def as_policy(self) -> LoadedPolicy: ...
 
-    def close(self) -> None:
-        """Closes its connection; calls in progress complete."""
+    def close(self) -> None: ...
 
 
 class _Used(NamedTuple):
@@ -114,7 +108,6 @@ class HookServers:
 
     @property
     def servers(self) -> Mapping[str, Server]:
-        """Those in use, by file name."""
         return {name: used.server for name, used in self._used.items()}
 
     @property
@@ -124,7 +117,6 @@ class HookServers:
 
     @property
     def present_problems(self) -> tuple[str, ...]:
-        """What is wrong now with the folder and the registrations in it, each with the path."""
         return self._watcher.present_problems
 
     @property
@@ -133,7 +125,6 @@ class HookServers:
         return self._watcher.problems
 
     def configure(self, default_timeout_s: float) -> None:
-        """Replaces the default for the time of one call."""
         self._watcher.configure(default_timeout_s)
 
     async def run(self) -> None:

@@ -8,13 +8,10 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from runtimeproxy.folder_events import FolderEvents, open_inotify
+from runtimeproxy.folder_events import FolderWatch, WatchSettings
 from runtimeproxy.hooks.remote.registrations import GRACE_S, FolderReading, Registration, Registrations
-
-if TYPE_CHECKING:
-    from inotify_simple import INotify
 
 logger = logging.getLogger(__name__)
 
@@ -22,19 +19,12 @@ OnRegistrations: TypeAlias = Callable[[tuple[Registration, ...]], Awaitable[None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FolderWatchSettings:
-    """How a folder is watched."""
+class FolderWatchSettings(WatchSettings):
+    """How the folder is watched: without events changes take effect within a second."""
 
     poll_s: float = 0.5
-    """Time between two looks without inotify. Default 0.5 s: changes take effect within a second."""
-    rescan_s: float = 10.0
-    """Time between two looks with inotify, for changes whose events were lost. Default 10 s."""
-    gather_s: float = 0.05
-    """How long events are gathered, so that many changes do not make many looks."""
     grace_s: float = GRACE_S
     """See `GRACE_S`."""
-    open_inotify: Callable[[], INotify] = open_inotify
-    """Opens the inotify instance."""
 
 
 class _Found(NamedTuple):
@@ -73,18 +63,15 @@ class RegistrationWatcher:
         self._on_registrations = on_registrations
         self._settings = settings or FolderWatchSettings()
         self._files = Registrations(folder, grace_s=self._settings.grace_s)
-        self._events = FolderEvents(folder, self._settings.open_inotify)
+        self._watch = FolderWatch(folder, [folder], self._settings)
         self._current: tuple[Registration, ...] = ()
-        self._is_polled = False
-        self._wake = asyncio.Event()
         self.settled = asyncio.Event()
         self.problems = 0
         self.present_problems: tuple[str, ...] = ()
 
     def configure(self, default_timeout_s: float) -> None:
-        """Replaces the default for the time of one call."""
         self._default_timeout_s = default_timeout_s
-        self._wake.set()
+        self._watch.wake.set()
 
     async def run(self) -> None:
         """Watches until it is cancelled."""
@@ -93,15 +80,14 @@ class RegistrationWatcher:
         job: Future[_Found] | None = None
         try:
             while True:
-                self._wake.clear()
+                self._watch.wake.clear()
                 job = self._executor.submit(self._find)
                 found = await asyncio.wrap_future(job)
                 await self._report(found)
-                await self._rest(found)
+                needs_polling = found.no_events is not None or found.look.needs_polling
+                await self._watch.wait(needs_polling=needs_polling, most_s=found.look.again_s)
         finally:
-            # A thread may still use the events, so they are closed after it.
-            if job is not None:
-                job.add_done_callback(lambda _: self._events.close())
+            self._watch.close_after(job)
 
     def _make_folder(self) -> None:
         """In the executor's thread: makes the folder and its missing parents."""
@@ -116,7 +102,7 @@ class RegistrationWatcher:
 
     def _find(self) -> _Found:
         """In the executor's thread: a look, after the watch is renewed so that no event is missed."""
-        no_events = self._events.try_renew()
+        no_events = self._watch.renew()
         return _Found(self._files.look(self._default_timeout_s), no_events)
 
     async def _report(self, found: _Found) -> None:
@@ -124,35 +110,9 @@ class RegistrationWatcher:
         self.present_problems = found.look.present
         for problem in found.look.problems:
             logger.warning("hook server registration: %s", problem)
-        if found.no_events and not self._is_polled:
-            self._is_polled = True
-            text = "%s: no events from the kernel (%s), it is polled every %g s"
-            logger.warning(text, self._folder, found.no_events, self._settings.poll_s)
-        elif found.no_events is None and self._is_polled:
-            self._is_polled = False
-            logger.info("%s: the kernel reports changes now", self._folder)
+        self._watch.report(found.no_events)
         if found.look.registrations != self._current:
             self._current = found.look.registrations
             await self._on_registrations(self._current)
         if found.look.again_s is None:
             self.settled.set()
-
-    async def _rest(self, found: _Found) -> None:
-        """Waits until it is time for the next look."""
-        needs_polling = found.no_events is not None or found.look.needs_polling
-        rest_s = self._settings.poll_s if needs_polling else self._settings.rescan_s
-        if found.look.again_s is not None:
-            rest_s = min(rest_s, found.look.again_s)
-        fileno = self._events.fileno
-        loop = asyncio.get_running_loop()
-        if fileno is not None:
-            loop.add_reader(fileno, self._wake.set)
-        try:
-            async with asyncio.timeout(rest_s):
-                await self._wake.wait()
-        except TimeoutError:
-            return
-        finally:
-            if fileno is not None:
-                loop.remove_reader(fileno)
-        await asyncio.sleep(self._settings.gather_s)

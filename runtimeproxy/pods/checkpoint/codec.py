@@ -8,9 +8,10 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from runtimeproxy.cgroups.parameters import saved_value
 from runtimeproxy.documents.long_json import json_text, read_json
 from runtimeproxy.errors import UNLIKE_OURS
+from runtimeproxy.fields.declaration import Kind
+from runtimeproxy.fields.tables import CRI_FIELDS, saved_value
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.owners import PREFIX
@@ -32,7 +33,6 @@ from runtimeproxy.pods.records import (
 from runtimeproxy.pods.resources import (
     NO_ENTRIES,
     NO_RESOURCES,
-    SCALARS,
     bounded,
     compact,
     frozen,
@@ -159,7 +159,7 @@ def _claimed(value: object) -> object:
 def _plain(value: object) -> object:
     if not isinstance(value, Resources):
         return dict(value) if isinstance(value, Mapping) else value
-    document = {name: found for name in SCALARS if (found := getattr(value, name)) is not None}
+    document = {name: found for name in CRI_FIELDS if (found := getattr(value, name)) is not None}
     if value.hugepage_limits_bytes:
         document["hugepage_limits_bytes"] = dict(value.hugepage_limits_bytes)
     if value.unified:
@@ -275,10 +275,10 @@ def _values(value: object) -> Mapping[str, int | str]:
 
 def _resources(value: object) -> Resources:
     document = _object(value)
-    values: dict[str, Any] = {}
-    for name in SCALARS:
-        if name in document:
-            values[name] = (_text if name.startswith("cpuset") else _integer)(document[name])
+    values: dict[str, Any] = {
+        name: (_integer if CRI_FIELDS[name].kind is Kind.NUMBER else _text)(document[name])
+        for name in CRI_FIELDS.keys() & document.keys()
+    }
     pages = _object(document.get("hugepage_limits_bytes", {}))
     values["hugepage_limits_bytes"] = tuple((size, _integer(limit)) for size, limit in pages.items())
     found = Resources(**values, unified=frozen(_entries(document.get("unified", {}))))
@@ -295,7 +295,7 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     **dict.fromkeys(("overhead", "requested", "booked"), _resources),
     "pending_cgroup": _values,
     "state": lambda value: Lifecycle(_integer(value)),
-    **dict.fromkeys(("detailed", "recovered"), _flag),
+    **dict.fromkeys(("detailed", "recovered", "trimmed"), _flag),
     "created_s": partial(_checked, float),
 }
 """The reader of each field."""

@@ -36,7 +36,7 @@ class Squeeze(plugin_pb2_grpc.QoSPluginServicer):
     def Describe(  # noqa: N802  # the method's name in the service
         self, request: plugin_pb2.DescribeRequest, context: grpc.ServicerContext
     ) -> plugin_pb2.DescribeResponse:
-        """What it needs: throttling of the QoS classes."""
+        """Needs throttling of the QoS classes."""
         self._limit = json.loads(request.options).get("limit", self._limit)
         need = plugin_pb2.SampleNeed(level=plugin_pb2.SAMPLE_LEVEL_QOS_CLASS, metric=THROTTLED)
         need.window.FromSeconds(WINDOW_S)
@@ -49,7 +49,7 @@ class Squeeze(plugin_pb2_grpc.QoSPluginServicer):
         if request.HasField("node"):
             self._node = request.node
         if request.is_first:
-            # Values that count from before must not jump.
+            # Previous values must not jump.
             self._is_throttled = len(request.held) > 0
         for sample in request.samples:
             if sample.cgroup == self._cgroup_of("Burstable"):

@@ -22,16 +22,7 @@ from enum import StrEnum
 from typing import ClassVar, Final, NamedTuple
 
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.qosmanager.plugin import (
-    QUOTA,
-    Claim,
-    Decision,
-    Need,
-    Plugin,
-    PluginContext,
-    Role,
-    Target,
-)
+from runtimeproxy.qosmanager.plugin import QUOTA, Claim, Decision, Need, Plugin, PluginContext, Role, Target
 from runtimeproxy.qosmanager.snapshot import (
     LOOK_BACK_S,
     NODE_CGROUP,
@@ -54,7 +45,7 @@ WINDOW_S: Final = 5.0
 COOLING_PERCENT: Final = 90
 """Of the threshold: above it nothing grows. Source: policies spec 3.2.1."""
 RELIEF_PERCENT: Final = 95
-"""Of the threshold: an overload is reduced to it, the middle of what counts as cooling."""
+"""Of the threshold: an overload is reduced to it, the middle of cooling."""
 HOLD_S: Final = 10.0
 """How long nothing grows after an overload: twice the averaged time."""
 LEAST_STEP_PERCENT: Final = 2
@@ -74,7 +65,7 @@ class PoolState(StrEnum):
 
 
 class Operation(StrEnum):
-    """What becomes of the quota of a container."""
+    """A step of the quota of a container."""
 
     RESET = "reset"
     DOWN = "down"
@@ -87,11 +78,7 @@ def pool_ratio(
 ) -> float:
     """Return the usage of the shared CPUs, 0 to 1 and above; 1 without any. Source: policies spec 3.2.1.
 
-    Args:
-        cpus: how many the node has.
-        bound_millicores: CPU requests of LSE and LSR pods.
-        node_used_cores: usage of the node.
-        other_cores: usage of LSE, LSR and BE pods.
+    `bound_millicores` are requests of LSE and LSR pods; `other_cores` are used by LSE, LSR and BE pods.
     """
     total = cpus - bound_millicores / 1_000
     return (node_used_cores - sum(other_cores)) / total if total > 0 else 1.0
@@ -116,22 +103,14 @@ class Bucket(NamedTuple):
 
 
 def new_bucket(capacity: int, container_id: str, now_s: float) -> Bucket:
-    """Return a bucket, filled up to a half: so far, as its container's id says. Source: policies spec 3.2.4.
-
-    Koordinator draws the amount by lot, so that containers that start together do not end together.
-    """
+    """Return a bucket, filled up to a half at most. Source: policies spec 3.2.4."""
+    # Containers that start together must not end together: Koordinator draws lots, here the id decides.
     share = zlib.crc32(container_id.encode()) / 2**33
     return Bucket(int(capacity * share), capacity, now_s)
 
 
 def refilled(bucket: Bucket, usage_percent: int, now_s: float) -> Bucket:
-    """Return the bucket after the usage since its last time. Source: policies spec 3.2.4.
-
-    Args:
-        bucket: of before.
-        usage_percent: of the limit: 100 and more uses tokens up, less than 60 brings some.
-        now_s: by the clock of `Bucket.at_s`.
-    """
+    """Return the bucket after the usage, in percent of the limit, since then. Source: policies spec 3.2.4."""
     tokens = bucket.tokens
     if usage_percent >= 100 or usage_percent < 60:
         tokens += (100 - usage_percent) * max(now_s - bucket.at_s, 0.0)
@@ -141,17 +120,7 @@ def refilled(bucket: Bucket, usage_percent: int, now_s: float) -> Bucket:
 def limited(
     bucket: Bucket | None, strategy: PodCpuBurst, usage_percent: int, container_id: str, now_s: float
 ) -> tuple[Bucket | None, bool]:
-    """Return the bucket after this round, and whether the quota may be above the limit.
-
-    Source: policies spec 3.2.4.
-
-    Args:
-        bucket: of the round before; None for none.
-        strategy: of the pod.
-        usage_percent: CPU usage in percent of the limit.
-        container_id: names the bucket.
-        now_s: monotonic.
-    """
+    """Return the bucket after this round, and whether quotas may grow. Source: policies spec 3.2.4."""
     period_s, percent = strategy.cfs_quota_burst_period_seconds, strategy.cfs_quota_burst_percent
     if period_s < 0:
         return None, True
@@ -165,13 +134,7 @@ def limited(
 
 
 def operation(strategy: PodCpuBurst, throttled: float | None, *, is_allowed: bool) -> Operation:
-    """Return what a container asks for, apart from the node's state. Source: policies spec 3.2.3.
-
-    Args:
-        strategy: of the pod.
-        throttled: share of the periods in which it was throttled; None: not known.
-        is_allowed: by the limiter.
-    """
+    """Return what a container asks for, apart from the node's state. Source: policies spec 3.2.3."""
     if strategy.policy not in QUOTA_BURST:
         return Operation.RESET
     if not is_allowed:
@@ -180,7 +143,6 @@ def operation(strategy: PodCpuBurst, throttled: float | None, *, is_allowed: boo
 
 
 def ceiling_us(base_us: int, strategy: PodCpuBurst) -> int:
-    """Return the largest quota of a container. Source: policies spec 3.2.3."""
     return base_us * max(strategy.cfs_quota_burst_percent, 100) // 100
 
 
@@ -215,12 +177,10 @@ class Burst(NamedTuple):
     ceil_us: int
     current_us: int
     used_cores: float | None
-    """None: not known."""
     op: Operation
 
     @property
     def share(self) -> float:
-        """How many times its quota without burst it has."""
         return self.current_us / self.base_us
 
 
@@ -248,14 +208,7 @@ class SharePool(NamedTuple):
 def planned(
     bursts: Sequence[Burst], pool: SharePool, grants: Sequence[Grant] = (), *, is_held: bool = False
 ) -> dict[str, int]:
-    """Return the quota of each container.
-
-    Args:
-        bursts: all containers that may burst.
-        pool: the shared CPUs.
-        grants: what was given and taken within the averaged time.
-        is_held: whether nothing may grow yet after an overload.
-    """
+    """Return the quota of each container. `grants` are of the averaged time; `is_held` excludes growth."""
     quotas = {
         each.id: stepped(
             each.current_us,
@@ -306,14 +259,13 @@ def _freed_cores(burst: Burst, quota_us: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurstState:
-    """What containers have beyond their limits."""
+    """Amounts beyond the limits of containers, and their limiters."""
 
     added_us: Mapping[str, int] = field(default_factory=dict)
     """By container id; none with 0."""
     buckets: Mapping[str, Bucket] = field(default_factory=dict)
     """By container id."""
     grants: tuple[Grant, ...] = ()
-    """Of the averaged time."""
     held_until_s: float | None = None
     """Nothing grows before; None: there was no overload."""
 
@@ -333,7 +285,7 @@ class CpuBurstPlugin(Plugin[BurstState]):
     )
 
     def setup(self, context: PluginContext) -> BurstState:
-        """The amounts that count in the daemon already: quotas must not jump."""
+        """The present amounts in the daemon: quotas must not jump."""
         added = {
             claim.target.id: claim.value
             for claim in context.held
@@ -342,11 +294,9 @@ class CpuBurstPlugin(Plugin[BurstState]):
         return BurstState(added_us=added)
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
-        """Whether some pod's strategy, which the node's is part of, wants it."""
         return snapshot.asks_for(self.name)
 
     def run(self, snapshot: Snapshot, state: BurstState) -> Decision[BurstState]:
-        """What containers may use beyond their limits, by the samples of the last seconds."""
         now_s = snapshot.now_s
         pool = share_pool(snapshot)
         found = [_burst_of(snapshot, state, *each) for each in _containers(snapshot)]

@@ -33,11 +33,11 @@ from runtimeproxy.slo.schema import CpuEvictPolicy, Threshold
 COOL_S: Final = 20.0
 """Between two evictions, and after the start. Source: policies spec 3.0."""
 LONGEST_WINDOW_S: Final = 300.0
-"""`cpuEvictTimeWindowSeconds` above it counts as this."""
+"""Bounds `cpuEvictTimeWindowSeconds`."""
 USAGE_PERCENT: Final = 90
 """Of their limit: BE pods that use less are not short of CPU. Source: policies spec 3.3."""
 LEAST_LIMIT_MILLICORES: Final = 1_000
-"""With less BE pods count as short whatever they use. Source: policies spec 3.3."""
+"""With less BE pods are short of CPU whatever they use. Source: policies spec 3.3."""
 BATCH_CPU: Final = "kubernetes.io/batch-cpu"
 
 
@@ -55,7 +55,7 @@ def satisfaction_release(
     """Return the request to be released, in millicores; 0 for nothing. Source: policies spec 3.3.
 
     Args:
-        cpu: what BE pods may use, use and request.
+        cpu: limit, usage and request of all BE pods.
         lower_percent: of the request: with more of a limit nothing is released.
         upper_percent: of the request: what the limit is to be after that.
         usage_percent: of the limit, from 1,000 millicores on: using less, nothing is released.
@@ -79,13 +79,13 @@ def both_releases(
     return min(release, satisfaction_release(last, lower_percent, upper_percent, usage_percent))
 
 
-def has_enough_samples(count: int, window_s: float, interval_s: float = 1.0) -> bool:
-    """Return whether samples cover a third of the window. Source: policies spec 3.3."""
-    return count * interval_s * 3 >= window_s
+def has_enough_samples(count: int, window_s: float) -> bool:
+    # There is a sample each second.
+    return count * 3 >= window_s
 
 
 class BeSample(NamedTuple):
-    """What BE pods had in one round."""
+    """Limit and request of BE pods in one round."""
 
     at_s: float
     limit: float
@@ -94,10 +94,9 @@ class BeSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuEvictState(EvictState):
-    """What was evicted, and what BE pods had."""
+    """Evictions, and the samples of BE pods."""
 
     samples: tuple[BeSample, ...] = ()
-    """Of the window."""
 
 
 class CpuEvict(EvictPlugin[CpuEvictState]):
@@ -144,7 +143,6 @@ class CpuEvict(EvictPlugin[CpuEvictState]):
 
 
 def window_of(threshold: Threshold) -> float:
-    """The time over which usage is averaged, in seconds."""
     return float(min(max(threshold.cpu_evict_time_window_seconds or 1, 1), LONGEST_WINDOW_S))
 
 

@@ -28,19 +28,14 @@ from runtimeproxy.qosmanager.plugin import (
 from runtimeproxy.qosmanager.snapshot import LOOK_BACK_S, NODE_CGROUP, Cpu, Level, Metric, Node, Pod, Snapshot
 from runtimeproxy.slo.dynamic import GATES
 from runtimeproxy.slo.schema import CgroupBase, CpuSuppressPolicy
-from runtimeproxy.units import (
-    CPU_PERIOD_US,
-    UNLIMITED,
-    format_cpu_list,
-    parse_cpu_list,
-)
+from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, format_cpu_list, parse_cpu_list
 
 MIN_QUOTA_US: Final = 2_000
 """The least quota of all BE pods together. Source: policies spec 3.1.2."""
 MIN_CPUS: Final = 2
 """The least number of CPUs of BE pods. Source: policies spec 3.1.1."""
 GROWTH_PERCENT: Final = 10
-"""Of the node's CPUs: how much BE pods get back in one step. Source: policies spec 3.1."""
+"""The share of the node's CPUs that BE pods get back in one step. Source: policies spec 3.1."""
 QUOTA_DEADBAND_PERCENT: Final = 1
 """Of the node's CPUs: smaller changes of the quota are left out. Source: policies spec 3.1.2."""
 CPU_DEADBAND_MILLICORES: Final = 250
@@ -67,16 +62,11 @@ def be_millicores(
     host_applications: Iterable[Used] = (),
     reserved_millicores: int = 0,
 ) -> int:
-    """Return what is left for BE pods together, 0 at least. Source: policies spec 3.1.
+    """Return the CPU that is left for all BE pods, 0 at least. Source: policies spec 3.1.
 
-    Args:
-        capacity_millicores: of the node.
-        threshold_percent: of the capacity: what all pods and the system use together.
-        min_percent: of the capacity: what BE pods keep; None for no such floor.
-        node_used_cores: usage of the whole node.
-        pods: all of which usage is known, those that are gone included (as pods of other classes).
-        host_applications: likewise.
-        reserved_millicores: what kubelet or node reservation keep for the system, used or not.
+    Percentages are of the capacity: what all pods and the system use together, and what BE pods keep. Pods
+    that are gone are taken for pods of other classes. `reserved_millicores` are kept for the system, used or
+    not.
     """
     used = [*pods, *host_applications]
     system_cores = max(node_used_cores - sum(each.cores for each in used), reserved_millicores / 1_000, 0.0)
@@ -86,21 +76,13 @@ def be_millicores(
 
 
 def floor_millicores(capacity_millicores: int, min_percent: int | None) -> int:
-    """Return what BE pods keep in any case."""
     return capacity_millicores * (min_percent or 0) // 100
 
 
 def next_quota_us(
     target_millicores: int, current_us: int, capacity_millicores: int, min_percent: int | None = None
 ) -> int:
-    """Return the quota of all BE pods, for a period of 100 ms. Source: policies spec 3.1.2.
-
-    Args:
-        target_millicores: what is left for them.
-        current_us: the quota so far; -1 for none.
-        capacity_millicores: of the node.
-        min_percent: the floor in percent of the capacity, which no step limit delays.
-    """
+    """Return the quota of all BE pods, for a period of 100 ms. Source: policies spec 3.1.2."""
     quota_us = max(_quota_us(target_millicores), MIN_QUOTA_US)
     if current_us == UNLIMITED:
         return quota_us
@@ -108,6 +90,7 @@ def next_quota_us(
     if quota_us != MIN_QUOTA_US and abs(quota_us - current_us) * 100 < capacity_us * QUOTA_DEADBAND_PERCENT:
         quota_us = current_us
     step_us = capacity_us * GROWTH_PERCENT // 100
+    # No step limit delays the floor.
     floor_us = _quota_us(floor_millicores(capacity_millicores, min_percent))
     return max(min(quota_us, current_us + step_us), floor_us)
 
@@ -119,15 +102,7 @@ def next_cpu_count(
     capacity_millicores: int = 0,
     min_percent: int | None = None,
 ) -> int:
-    """Return how many CPUs BE pods get. Source: policies spec 3.1.1.
-
-    Args:
-        target_millicores: what is left for them.
-        current: how many they have.
-        total: how many the node has.
-        capacity_millicores: of the node.
-        min_percent: the floor in percent of the capacity, which no step limit delays.
-    """
+    """Return how many of the node's CPUs BE pods get. Source: policies spec 3.1.1."""
     count = max(-(-target_millicores // 1_000), MIN_CPUS)
     if count == current + 1 and target_millicores <= current * 1_000 + CPU_DEADBAND_MILLICORES:
         count = current
@@ -180,15 +155,7 @@ def _whole_cores(bucket: Sequence[Cpu]) -> Iterator[tuple[Cpu, Cpu]]:
 
 
 def select_cpus(cpus: Iterable[Cpu], count: int, lsr_cpus: frozenset[int] = frozenset()) -> frozenset[int]:
-    """Return so many CPUs for BE pods, those of LSR pods and others by their share; all if there are fewer.
-
-    Source: policies spec 3.1.1.
-
-    Args:
-        cpus: those that BE pods may have at all.
-        count: how many.
-        lsr_cpus: CPUs that LSR pods are bound to.
-    """
+    """Return so many CPUs for BE pods, those of LSR pods by their share. Source: policies spec 3.1.1."""
     there = list(cpus)
     lsr = [cpu for cpu in there if cpu.id in lsr_cpus]
     others = [cpu for cpu in there if cpu.id not in lsr_cpus]
@@ -218,7 +185,7 @@ def be_cpus(node: Node, pods: Iterable[Pod]) -> tuple[Cpu, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuppressState:
-    """What BE pods are bounded to."""
+    """The bounds of BE pods."""
 
     quota_us: int = UNLIMITED
     """-1: not bounded."""
@@ -239,7 +206,7 @@ class CpuSuppress(Plugin[SuppressState]):
     )
 
     def setup(self, context: PluginContext) -> SuppressState:
-        """The bounds that count in the daemon already: what BE pods have must not jump."""
+        """The present bounds in the daemon: CPU of BE pods must not jump."""
         state = SuppressState(has_cpu_manager=context.gates.get("BECPUManager", False))
         for claim in context.held:
             if claim.role is Role.AT_MOST and claim.field == QUOTA and isinstance(claim.value, int):
@@ -251,11 +218,9 @@ class CpuSuppress(Plugin[SuppressState]):
         return state
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
-        """Whether the strategy wants it."""
         return snapshot.asks_for(self.name)
 
     def run(self, snapshot: Snapshot, state: SuppressState) -> Decision[SuppressState]:
-        """What BE pods may use, by the samples of the last second."""
         if state.has_cpu_manager:
             explanation = "BECPUManager gives BE pods their CPUs"
             return Decision(SuppressState(has_cpu_manager=True), explanation=explanation)
@@ -277,18 +242,18 @@ class CpuSuppress(Plugin[SuppressState]):
 class _Amount(NamedTuple):
     capacity_millicores: int
     target_millicores: int
-    """What is left for BE pods."""
+    """For all BE pods."""
     explanation: str
 
 
 def _amount_of(snapshot: Snapshot) -> _Amount | None:
-    """What is left for BE pods; None if capacity or usage are not known, or no pod is."""
+    """The share of BE pods; None if capacity or usage are not known, or no pod is."""
     node, threshold = snapshot.node, snapshot.strategies.threshold
     capacity = node.capacity.get("cpu") or len(node.cpus) * 1_000
     used = snapshot.metrics.last(NODE_CGROUP, Metric.CPU_USAGE, LOOK_BACK_S)
     if not capacity or used is None or not snapshot.pods:
         return None
-    pods, applications = _usage_of_pods(snapshot), _usage_of_host_applications(snapshot)
+    pods, applications = _usage(snapshot)
     target = be_millicores(
         capacity_millicores=capacity,
         threshold_percent=threshold.cpu_suppress_threshold_percent,
@@ -306,22 +271,24 @@ def _amount_of(snapshot: Snapshot) -> _Amount | None:
     return _Amount(capacity, target, explanation)
 
 
-def _usage_of_pods(snapshot: Snapshot) -> list[Used]:
-    return [
-        Used(cores, pod.qos is QoSClass.BE or pod.kube_qos is KubeQoSClass.BEST_EFFORT)
+def _usage(snapshot: Snapshot) -> tuple[list[Used], list[Used]]:
+    """Usage of pods and of host applications, where it is known."""
+    pods = [
+        (pod.cgroup, pod.qos is QoSClass.BE or pod.kube_qos is KubeQoSClass.BEST_EFFORT)
         for pod in snapshot.pods
-        if (cores := snapshot.metrics.last(pod.cgroup, Metric.CPU_USAGE, LOOK_BACK_S)) is not None
+    ]
+    applications = [
+        (each.cgroup, each.qos is QoSClass.BE and each.base is CgroupBase.KUBEPODS_BEST_EFFORT)
+        for each in snapshot.strategies.host_applications
     ]
 
+    def used(cgroups: Iterable[tuple[str, bool]]) -> list[Used]:
+        found = (
+            (snapshot.metrics.last(each, Metric.CPU_USAGE, LOOK_BACK_S), is_be) for each, is_be in cgroups
+        )
+        return [Used(cores, is_be) for cores, is_be in found if cores is not None]
 
-def _usage_of_host_applications(snapshot: Snapshot) -> list[Used]:
-    usage: list[Used] = []
-    for application in snapshot.strategies.host_applications:
-        cores = snapshot.metrics.last(application.cgroup, Metric.CPU_USAGE, LOOK_BACK_S)
-        if cores is not None:
-            is_below = application.base is CgroupBase.KUBEPODS_BEST_EFFORT
-            usage.append(Used(cores, application.qos is QoSClass.BE and is_below))
-    return usage
+    return used(pods), used(applications)
 
 
 def _within(state: SuppressState, allowed: Sequence[Cpu]) -> SuppressState:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from runtimeproxy.config.parsing import TcpAddress, parse_listen
+from runtimeproxy.documents.files import replace_file
 from runtimeproxy.qos import DEFAULT_PRIORITY_CLASSES, PriorityClass
 from runtimeproxy.qosmanager.plugin import Decision, Mode, Need, Plugin, PluginContext
 from runtimeproxy.qosmanager.profiling.interference import Interference, PodHistory, Signal, judged
@@ -40,8 +41,9 @@ from runtimeproxy.qosmanager.profiling.reclaimable import (
     published_batch,
     summed,
 )
-from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Pod, Snapshot, Window
+from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Snapshot
 from runtimeproxy.slo.schema import MemoryCollectPolicy
+from runtimeproxy.state.state_file import StateFile
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -56,7 +58,6 @@ AGGREGATIONS_S: Final = (300.0, 600.0, 1_800.0)
 _MODELS_FILE: Final = "prediction.json"
 _NODE_METRIC_FILE: Final = "node-metric.json"
 _NODE_METRIC_PATH: Final = "/node-metric"
-_MOST_FILE_BYTES: Final = 64 << 20
 _SIGNALS: Final[Mapping[Signal, Metric]] = {
     Signal.CPU_USAGE: Metric.CPU_USAGE,
     Signal.CYCLES_PER_INSTRUCTION: Metric.CYCLES_PER_INSTRUCTION,
@@ -84,10 +85,7 @@ class ProfilingOptions:
 
 @dataclass(slots=True)
 class ProfilingState:
-    """Models and histories, and what was found last.
-
-    Changed in place: a copy of all models each minute would cost more than their training.
-    """
+    """Models and histories, and the last results."""
 
     models: Models
     histories: dict[str, PodHistory] = field(default_factory=dict)
@@ -97,7 +95,6 @@ class ProfilingState:
     problem: str = ""
     """Why models were not restored."""
     profile: Profile | None = None
-    """The last one."""
     published: tuple[ResourceAmounts, ResourceAmounts] | None = None
     """Batch and mid resources as they were given out last; they change in steps."""
     published_s: float = 0.0
@@ -131,7 +128,6 @@ class Profiling(Plugin[ProfilingState]):
         self.metrics = MetricsListener()
 
     def option_problems(self, options: ProfilingOptions) -> Sequence[tuple[str, str]]:
-        """A folder that depends on the working directory, and an address that is none."""
         problems: list[tuple[str, str]] = []
         if options.folder and not Path(options.folder).is_absolute():
             problems.append(("folder", "is not an absolute path"))
@@ -142,22 +138,24 @@ class Profiling(Plugin[ProfilingState]):
         return problems
 
     def setup(self, context: PluginContext) -> ProfilingState:
-        """The saved models, or new ones if there are none that can be used."""
         self._options = context.options or ProfilingOptions()
         self.metrics.listen(self._options.metrics_listen)
-        models, problem = _restored(self._options.folder)
-        return ProfilingState(models, problem=problem)
+        if not self._options.folder:
+            return ProfilingState(Models())
+        file = _models_file(self._options.folder)
+        models = file.load(lambda saved: Models.restored(saved, time.time()))
+        return ProfilingState(models or Models(), problem=file.unusable)
 
     def is_enabled(self, snapshot: Snapshot) -> bool:
-        """Always: the mode says whether it is wanted."""
+        # The mode says whether it is wanted.
         return True
 
     def run(self, snapshot: Snapshot, state: ProfilingState) -> Decision[ProfilingState]:
-        """Learns, computes, and writes the results."""
         now = node_use(snapshot, TRAINING_S)
         usual = node_use(snapshot, float(snapshot.strategies.colocation.metric_aggregate_duration_seconds))
         if now is None or usual is None:
             return Decision(state, explanation=self._take_back(snapshot, state))
+        # In place: a copy of all models each minute would cost more than their training.
         state.models.train(now, snapshot.wall_s)
         profile = self._profile(snapshot, state, now, usual)
         state.profile = self.metrics.collector.profile = profile
@@ -171,7 +169,7 @@ class Profiling(Plugin[ProfilingState]):
         return Decision(state, explanation="; ".join([explanation, *problems]))
 
     def _take_back(self, snapshot: Snapshot, state: ProfilingState) -> str:
-        """Without samples for long nothing is given to batch and mid pods any more; says what is missing."""
+        """Takes batch and mid resources back after long without samples; returns the reason."""
         last = state.profile
         missing = "usage or size of the node is not known"
         if last is None or not is_degraded(snapshot.wall_s - last.wall_s, snapshot.strategies.colocation):
@@ -184,7 +182,10 @@ class Profiling(Plugin[ProfilingState]):
 
     def _profile(self, snapshot: Snapshot, state: ProfilingState, now: NodeUse, usual: NodeUse) -> Profile:
         strategy = snapshot.strategies.colocation
-        reclaimable = state.models.prod_reclaimable(now, _ages(snapshot))
+        ages_s = {
+            pod.uid: snapshot.wall_s - pod.created_s for pod in snapshot.pods if pod.created_s is not None
+        }
+        reclaimable = state.models.prod_reclaimable(now, ages_s)
         found = _judge(snapshot, state)
         usages = {pod.uid: pod.usage for pod in now.pods}
         batch, mid = _published(
@@ -201,10 +202,7 @@ class Profiling(Plugin[ProfilingState]):
             aggregated=_aggregated(snapshot),
             pods=tuple(
                 PodProfile(
-                    namespace=pod.namespace,
-                    name=pod.name,
-                    priority_class=pod.priority_class,
-                    qos=pod.qos,
+                    pod=pod,
                     usage=usages[pod.uid],
                     peak=with_margin(state.models.percentiles(pod_key(pod.uid))),
                     interference=found.get(pod.uid),
@@ -222,18 +220,22 @@ class Profiling(Plugin[ProfilingState]):
         return self._options.node_name or label or os.uname().nodename
 
     def _write(self, snapshot: Snapshot, state: ProfilingState, profile: Profile) -> list[str]:
-        """Writes what is due; what could not be written."""
+        """Writes the files that are due; returns problems."""
         if not self._options.folder:
             return []
         folder = Path(self._options.folder)
-        texts = {_NODE_METRIC_FILE: json.dumps(node_metric(profile), indent=1) + "\n"}
         is_saving = state.saved_s is None or snapshot.now_s - state.saved_s >= SAVING_S
-        if is_saving:
-            texts[_MODELS_FILE] = state.models.saved()
-        problems = [problem for name, text in texts.items() if (problem := _replace(folder / name, text))]
-        if is_saving and not problems:
-            state.saved_s = snapshot.now_s
-        return problems
+        if not folder.is_dir():
+            return [f"{folder} cannot be written: there is no such folder"]
+        try:
+            text = json.dumps(node_metric(profile), indent=1) + "\n"
+            replace_file(folder / _NODE_METRIC_FILE, text.encode(), mode=0o644)
+            if is_saving:
+                _models_file(self._options.folder).save(state.models.saved())
+                state.saved_s = snapshot.now_s
+        except OSError as error:
+            return [f"{folder} cannot be written: {error.strerror}"]
+        return []
 
 
 def node_use(snapshot: Snapshot, length_s: float) -> NodeUse | None:
@@ -247,7 +249,16 @@ def node_use(snapshot: Snapshot, length_s: float) -> NodeUse | None:
         allocatable=_amounts(snapshot.node.allocatable) if snapshot.node.allocatable else capacity,
         reserved=_amounts(snapshot.node.reserved),
         usage=usage,
-        pods=tuple(_pod_use(snapshot, pod, length_s) for pod in snapshot.pods),
+        pods=tuple(
+            PodUse(
+                uid=pod.uid,
+                priority_class=pod.priority_class,
+                qos=pod.qos,
+                request=summed(_amounts(container.requests) for container in pod.containers),
+                usage=_usage(snapshot, pod.cgroup, length_s) if pod.cgroup else None,
+            )
+            for pod in snapshot.pods
+        ),
         applications=summed(each.usage for each in applications),
         high_priority_applications=summed(
             each.usage
@@ -270,16 +281,6 @@ def _published(
         return before
     state.published, state.published_s = (batch, mid), snapshot.now_s
     return batch, mid
-
-
-def _pod_use(snapshot: Snapshot, pod: Pod, length_s: float) -> PodUse:
-    return PodUse(
-        uid=pod.uid,
-        priority_class=pod.priority_class,
-        qos=pod.qos,
-        request=summed(_amounts(container.requests) for container in pod.containers),
-        usage=_usage(snapshot, pod.cgroup, length_s) if pod.cgroup else None,
-    )
 
 
 def _amounts(resources: Mapping[str, int]) -> ResourceAmounts:
@@ -309,12 +310,6 @@ def _applications(snapshot: Snapshot, length_s: float) -> tuple[ApplicationProfi
     )
 
 
-def _ages(snapshot: Snapshot) -> dict[str, float | None]:
-    return {
-        pod.uid: None if pod.created_s is None else snapshot.wall_s - pod.created_s for pod in snapshot.pods
-    }
-
-
 def _judge(snapshot: Snapshot, state: ProfilingState) -> dict[str, Interference]:
     """Judges all pods by their histories, and forgets the pods that went."""
     histories: dict[str, PodHistory] = {}
@@ -334,55 +329,26 @@ def _judge(snapshot: Snapshot, state: ProfilingState) -> dict[str, Interference]
 
 
 def _aggregated(snapshot: Snapshot) -> tuple[AggregatedUsage, ...]:
-    """Of the node; without the times over which there are not enough samples."""
+    """Usage of the node over the times with enough samples."""
     found: list[AggregatedUsage] = []
     for duration_s in AGGREGATIONS_S:
         cpu = snapshot.metrics.window(NODE_CGROUP, Metric.CPU_USAGE, duration_s)
         memory = snapshot.metrics.window(NODE_CGROUP, Metric.MEMORY_USAGE, duration_s)
         if cpu is not None and memory is not None and min(cpu.count, memory.count) >= duration_s / 2:
-            found.append(AggregatedUsage(duration_s=duration_s, by_kind=_by_kind(cpu, memory)))
+            by_kind = {
+                kind: ResourceAmounts(getattr(cpu, kind) * _MILLI, getattr(memory, kind))
+                for kind in ("avg", "p50", "p90", "p95", "p99")
+            }
+            found.append(AggregatedUsage(duration_s=duration_s, by_kind=by_kind))
     return tuple(found)
-
-
-def _by_kind(cpu: Window, memory: Window) -> dict[str, ResourceAmounts]:
-    return {
-        "avg": ResourceAmounts(cpu.avg * _MILLI, memory.avg),
-        "p50": ResourceAmounts(cpu.p50 * _MILLI, memory.p50),
-        "p90": ResourceAmounts(cpu.p90 * _MILLI, memory.p90),
-        "p95": ResourceAmounts(cpu.p95 * _MILLI, memory.p95),
-        "p99": ResourceAmounts(cpu.p99 * _MILLI, memory.p99),
-    }
 
 
 def _shown(amounts: ResourceAmounts) -> str:
     return f"{amounts.cpu_millicores / _MILLI:.2f} CPUs and {amounts.memory_bytes / (1 << 20):.0f} MiB"
 
 
-def _restored(folder: str) -> tuple[Models, str]:
-    """The saved models, or new ones and why the saved ones cannot be used; no reason if there are none."""
-    file = Path(folder) / _MODELS_FILE
-    try:
-        if not folder or not file.exists():
-            return Models(), ""
-        if file.stat().st_size > _MOST_FILE_BYTES:
-            return Models(), f"predictions begin anew: {file} is too large"
-        return Models.restored(file.read_text(encoding="utf-8"), time.time()), ""
-    except (OSError, ValueError) as error:
-        return Models(), f"predictions begin anew: {file}: {error}"
-
-
-def _replace(file: Path, text: str) -> str:
-    """Writes a file so that a reader sees all of the old or of the new one; why it failed, or nothing."""
-    new = file.with_name(f".{file.name}.new")
-    try:
-        with new.open("w", encoding="utf-8") as opened:
-            opened.write(text)
-            opened.flush()
-            os.fsync(opened.fileno())
-        new.replace(file)
-    except OSError as error:
-        return f"{file} cannot be written: {error.strerror}"
-    return ""
+def _models_file(folder: str) -> StateFile:
+    return StateFile(Path(folder) / _MODELS_FILE, "predictions begin anew")
 
 
 def _tcp_address(text: str) -> TcpAddress | None:
@@ -418,12 +384,7 @@ class MetricsListener:
         self._server: WSGIServer | None = None
 
     def listen(self, address: str) -> None:
-        """Serves there, in a thread of its own, and no longer elsewhere; nowhere if it is empty.
-
-        Raises:
-            ValueError: this is not an address and a port.
-            OSError: it cannot be bound.
-        """
+        """Serves at this address only; nowhere if it is empty. Raises ValueError or OSError."""
         if address == self._address and self._server is not None:
             return
         self.close()
@@ -442,7 +403,6 @@ class MetricsListener:
             self._server, self._address = server, address
 
     def close(self) -> None:
-        """Serves no longer."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()

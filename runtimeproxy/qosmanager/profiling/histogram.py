@@ -35,7 +35,6 @@ class Buckets:
         return math.ceil(math.log(self.most * (self.growth - 1) / self.first + 1, self.growth)) + 1
 
     def start(self, bucket: int) -> float:
-        """The least value of a bucket."""
         return self.first * (self.growth**bucket - 1) / (self.growth - 1)
 
     def of(self, value: float) -> int:
@@ -77,14 +76,10 @@ class UsageHistogram:
         self._weights[self.buckets.of(value)] += 2.0 ** max(half_lives, -_MOST_HALF_LIVES)
 
     def shift(self, seconds: float) -> None:
-        """Moves all samples in time, as after the clock was set."""
         self._reference_s += seconds
 
     def percentile(self, share: float) -> float | None:
-        """The upper end of the bucket up to which `share` of all weight lies; None without samples.
-
-        Of the last bucket its lower end, as it has no upper one.
-        """
+        """The upper end of the bucket up to which `share` of all weight lies; None without samples."""
         if self.is_empty:
             return None
         # Rounding leaves a little in buckets that are empty otherwise.
@@ -95,10 +90,11 @@ class UsageHistogram:
             left -= weights[bucket]
             if left <= 0 and weights[bucket]:
                 return self.buckets.start(bucket + 1)
+        # The last bucket has no upper end.
         return self.buckets.start(min(last + 1, self.buckets.count - 1))
 
     def saved(self) -> dict[str, Any]:
-        """As JSON has it: weights over the least one that counts."""
+        """As JSON has it, without the weights of empty buckets."""
         filled = {
             str(bucket): weight for bucket, weight in enumerate(self._weights) if weight >= _LEAST_WEIGHT
         }
@@ -106,11 +102,7 @@ class UsageHistogram:
 
     @classmethod
     def restored(cls, buckets: Buckets, saved: Mapping[str, Any]) -> UsageHistogram:
-        """The histogram that `saved` gave.
-
-        Raises:
-            ValueError: it is not of that kind.
-        """
+        """The histogram that `saved` gave. Raises ValueError."""
         histogram = cls(buckets)
         try:
             histogram._reference_s = float(saved["reference_s"])

@@ -1,4 +1,4 @@
-"""Finds pods that suffer from their neighbours: against what is usual for each pod itself. Pure.
+"""Finds pods that suffer from their neighbours, compared with their own history. Pure.
 
 Signals are cycles per instruction (a shared cache or memory bus), the time in which tasks wait for CPU,
 memory or storage, and throttling. A signal is raised if it is far above what it was before, in units of its
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 
 class Signal(StrEnum):
-    """What is watched of a pod."""
+    """A measure of one pod."""
 
     CPU_USAGE = "cpu_usage"
     """No sign of interference, but of work of its own."""
@@ -30,7 +30,7 @@ class Signal(StrEnum):
 
 class _Kind(NamedTuple):
     least_deviation: float
-    """A deviation below counts as this: a history without any noise makes nothing a surprise."""
+    """The least deviation: with a history without any noise each value would be a surprise."""
     least_deviation_share: float
     """The same, as a share of the mean."""
     least_value: float
@@ -52,7 +52,7 @@ RAISED_DEVIATIONS: Final = 3.0
 BUSY_DEVIATIONS: Final = 2.0
 """So far above its mean CPU usage means that the pod works more than usual."""
 HISTORY_SAMPLES: Final = 120
-"""With as many samples the history counts in full; two hours, with one a minute."""
+"""With as many samples the history has its full weight; two hours, with one a minute."""
 LEAST_SAMPLES: Final = 30
 """With fewer nothing is raised."""
 _MEMORY_SAMPLES: Final = 720
@@ -61,19 +61,19 @@ _MEMORY_SAMPLES: Final = 720
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What is usual for one signal of one pod."""
+    """Mean and variance of one signal of one pod."""
 
     count: int = 0
     mean: float = 0.0
     variance: float = 0.0
 
     def deviation(self, kind: _Kind) -> float:
-        """The standard deviation, or the least that counts."""
+        """The standard deviation, or its lower bound."""
         least = max(kind.least_deviation, kind.least_deviation_share * self.mean)
         return max(math.sqrt(self.variance), least)
 
     def with_sample(self, value: float, kind: _Kind) -> History:
-        """Learns a value. One that is raised counts as just raised: trouble does not soon become usual."""
+        """Learns a value, at most one that is just raised: trouble does not soon become usual."""
         if self.count >= LEAST_SAMPLES:
             value = min(value, self.mean + RAISED_DEVIATIONS * self.deviation(kind))
         weight = 1 / min(self.count + 1, _MEMORY_SAMPLES)
@@ -86,12 +86,11 @@ class History:
 
 
 class Raised(NamedTuple):
-    """A signal far above what is usual."""
+    """A signal far above its mean."""
 
     signal: Signal
     value: float
     usual: float
-    """Its mean."""
     confidence: float
 
 
@@ -104,34 +103,26 @@ class Interference:
 
     @property
     def confidence(self) -> float:
-        """From 0 to 1: that the most confident signal is no chance. Signals depend on each other."""
         return self.raised[0].confidence
 
 
 @dataclass(frozen=True, slots=True)
 class PodHistory:
-    """What is usual for a pod; the state."""
+    """The history of all signals of a pod; the state."""
 
     signals: Mapping[Signal, History] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def confidence(deviations: float, count: int) -> float:
-    """That a value so far above the mean is no chance, whatever the distribution.
-
-    Source: Cantelli's inequality: P(X - mean >= k deviations) <= 1 / (1 + k^2). Less with a short history.
-    """
+    """The least probability that a value so far above the mean is no chance."""
     if deviations <= 0:
         return 0.0
+    # Cantelli's inequality, for any distribution: P(X - mean >= k deviations) <= 1 / (1 + k^2).
     return deviations**2 / (1 + deviations**2) * min(count / HISTORY_SAMPLES, 1.0)
 
 
 def judged(history: PodHistory, values: Mapping[Signal, float]) -> tuple[PodHistory, Interference | None]:
-    """Judges a pod's signals by its history, and learns them.
-
-    Args:
-        history: of the pod.
-        values: of now, means of about a minute; a signal that is not known is not in it.
-    """
+    """Judges a pod's signals, means of about a minute, by its history, and learns them."""
     is_busy = _deviations(history, Signal.CPU_USAGE, values) >= BUSY_DEVIATIONS
     raised: list[Raised] = []
     for signal, value in values.items():

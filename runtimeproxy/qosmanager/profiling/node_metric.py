@@ -1,4 +1,4 @@
-"""What profiling found: as an object in the shape of Koordinator's NodeMetric, and as Prometheus metrics.
+"""The results of profiling: in the shape of Koordinator's NodeMetric, and as Prometheus metrics.
 
 Source of the shape: Koordinator apis/slo/v1alpha1/nodemetric_types.go. It has no place for batch and mid
 resources, which koord-manager writes to the node's status: they are an annotation. Interference is an
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from runtimeproxy.qos import PriorityClass, QoSClass
 from runtimeproxy.qosmanager.profiling.interference import Interference
 from runtimeproxy.qosmanager.profiling.reclaimable import ResourceAmounts
+from runtimeproxy.qosmanager.snapshot import Pod
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
@@ -26,16 +27,17 @@ RECLAIMABLE_ANNOTATION: Final = "koord-runtime-proxy.io/reclaimable"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodProfile:
-    """What is known of one pod."""
+    """Usage, expected peak and interference of one pod."""
 
-    namespace: str
-    name: str
-    priority_class: PriorityClass
-    qos: QoSClass
+    pod: Pod
     usage: ResourceAmounts | None
     peak: ResourceAmounts | None
     """Expected, with the safety margin; None: there is no prediction."""
     interference: Interference | None
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        return self.pod.namespace, self.pod.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class ApplicationProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What was found in one run."""
+    """The results of one run."""
 
     wall_s: float
     node_name: str
@@ -96,7 +98,7 @@ def node_metric(profile: Profile) -> dict[str, Any]:
         "status": {
             "updateTime": datetime.fromtimestamp(profile.wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "nodeMetric": info,
-            "podsMetric": [_pod(each) for each in profile.pods if each.usage is not None],
+            "podsMetric": [_pod(each, each.usage) for each in profile.pods if each.usage is not None],
             "hostApplicationMetric": [
                 {
                     "name": each.name,
@@ -111,20 +113,13 @@ def node_metric(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _pod(pod: PodProfile) -> dict[str, Any]:
-    shape: dict[str, Any] = {
-        "name": pod.name,
-        "namespace": pod.namespace,
-        "podUsage": _resources(pod.usage or ResourceAmounts(0, 0)),
-        "priority": pod.priority_class.value,
-        "qos": pod.qos.value,
-    }
+def _pod(profile: PodProfile, usage: ResourceAmounts) -> dict[str, Any]:
     extensions: dict[str, Any] = {}
-    if pod.peak is not None:
-        extensions["peak"] = _resources(pod.peak)
-    if pod.interference is not None:
+    if profile.peak is not None:
+        extensions["peak"] = _resources(profile.peak)
+    if profile.interference is not None:
         extensions["interference"] = {
-            "confidence": round(pod.interference.confidence, 3),
+            "confidence": round(profile.interference.confidence, 3),
             "signals": [
                 {
                     "signal": each.signal.value,
@@ -132,10 +127,17 @@ def _pod(pod: PodProfile) -> dict[str, Any]:
                     "usual": round(each.usual, 4),
                     "confidence": round(each.confidence, 3),
                 }
-                for each in pod.interference.raised
+                for each in profile.interference.raised
             ],
         }
-    return shape | ({"extensions": extensions} if extensions else {})
+    return {
+        "name": profile.pod.name,
+        "namespace": profile.pod.namespace,
+        "podUsage": _resources(usage),
+        "priority": profile.pod.priority_class.value,
+        "qos": profile.pod.qos.value,
+        **({"extensions": extensions} if extensions else {}),
+    }
 
 
 def _reclaimable(profile: Profile) -> dict[str, str]:
@@ -166,7 +168,6 @@ class ProfileCollector:
         self.profile: Profile | None = None
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The metrics; none before the first profile."""
         profile = self.profile
         if profile is None:
             return
@@ -184,7 +185,7 @@ class ProfileCollector:
         for name, text, amounts in node:
             yield from _families(name, text, (), [((), amounts)])
         labels = ("namespace", "pod")
-        peaks = [((pod.namespace, pod.name), pod.peak) for pod in profile.pods if pod.peak is not None]
+        peaks = [(each.labels, each.peak) for each in profile.pods if each.peak is not None]
         yield from _families("pod_peak", "Expected peak of the pod, with a safety margin", labels, peaks)
         yield _interference(profile)
 
@@ -210,7 +211,7 @@ def _interference(profile: Profile) -> GaugeMetricFamily:
     family = GaugeMetricFamily(
         "koord_qos_manager_pod_interference_confidence", text, labels=("namespace", "pod", "signal")
     )
-    for pod in profile.pods:
-        for raised in pod.interference.raised if pod.interference is not None else ():
-            family.add_metric((pod.namespace, pod.name, raised.signal.value), raised.confidence)
+    for each in profile.pods:
+        for raised in each.interference.raised if each.interference is not None else ():
+            family.add_metric((*each.labels, raised.signal.value), raised.confidence)
     return family

@@ -1,4 +1,4 @@
-"""Expected peaks from the past: of each pod, of each priority class, and of what is no pod.
+"""Expected peaks from the past: of each pod, of each priority class, and of the rest of the system.
 
 Source of models and formulas: policies spec 3.10. The models are the state; saved as one JSON text, they
 outlive the process.
@@ -6,7 +6,6 @@ outlive the process.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,11 +17,11 @@ from runtimeproxy.qosmanager.profiling.reclaimable import NOTHING, NodeUse, Reso
 
 CPU_SHARE: Final = 0.95
 MEMORY_SHARE: Final = 0.98
-"""Percentiles that count as peak."""
+"""Percentiles that are taken for peaks."""
 SAFETY_MARGIN: Final = 1.1
 """A peak is expected to be this much higher."""
 COLD_START_S: Final = 24 * 3_600.0
-"""Of a pod that is younger nothing is reclaimable."""
+"""Nothing is reclaimable of a younger pod."""
 EXPIRY_S: Final = 24 * 3_600.0
 """A model without samples for so long is dropped, as its pod has gone."""
 _MILLI: Final = 1_000
@@ -34,12 +33,10 @@ NODE: Final = "node"
 
 
 def pod_key(uid: str) -> str:
-    """The model of a pod."""
     return f"pod/{uid}"
 
 
 def class_key(priority_class: PriorityClass) -> str:
-    """The model of all pods of a class."""
     return f"class/{priority_class.value}"
 
 
@@ -68,7 +65,7 @@ class Model:
 
     @property
     def percentiles(self) -> ResourceAmounts | None:
-        """What is seldom exceeded, without safety margin; None without samples."""
+        """Seldom exceeded; without safety margin. None without samples."""
         cores, memory_bytes = self.cpu.percentile(CPU_SHARE), self.memory.percentile(MEMORY_SHARE)
         if cores is None or memory_bytes is None:
             return None
@@ -77,35 +74,32 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedPod:
-    """A prod pod, as far as its prediction needs it."""
+    """A prod pod, as far as its prediction needs it; None: not known."""
 
     request: ResourceAmounts
     peak: ResourceAmounts | None
     """With the safety margin; None: there is no prediction."""
     age_s: float | None
-    """None: not known."""
     is_ending: bool = False
 
     @property
     def unreclaimable(self) -> ResourceAmounts:
-        """What it is expected to need; without prediction its request."""
         return self.request if self.peak is None else self.peak
 
     @property
     def reclaimable(self) -> ResourceAmounts:
-        """What it requests and is not expected to need; nothing of one that is young, or ends."""
+        """The unneeded part of its request; nothing of a pod that is young or terminates."""
         if self.peak is None or self.is_ending or self.age_s is None or self.age_s <= COLD_START_S:
             return NOTHING
         return self.request.minus(self.peak).at_least(NOTHING)
 
 
 def with_margin(peak: ResourceAmounts | None) -> ResourceAmounts | None:
-    """The peak that is reckoned with."""
     return None if peak is None else peak.times(SAFETY_MARGIN, SAFETY_MARGIN)
 
 
 def reclaimable_by_pods(allocatable: ResourceAmounts, pods: Iterable[PredictedPod]) -> ResourceAmounts:
-    """What prod pods leave by the peaks of each of them."""
+    """Resources that prod pods leave, by the peak of each."""
     known = tuple(pods)
     rest = allocatable.minus(summed(pod.unreclaimable for pod in known))
     return rest.at_most(summed(pod.reclaimable for pod in known)).at_least(NOTHING)
@@ -114,13 +108,10 @@ def reclaimable_by_pods(allocatable: ResourceAmounts, pods: Iterable[PredictedPo
 def reclaimable_by_class(
     allocatable: ResourceAmounts, requested: ResourceAmounts, system: ResourceAmounts, prod: ResourceAmounts
 ) -> ResourceAmounts:
-    """What prod pods leave by the peak of all of them together.
+    """Resources that prod pods leave, by the peak of all of them together.
 
-    Args:
-        allocatable: of the node.
-        requested: by prod pods that do not end.
-        system: percentiles of what is no pod.
-        prod: percentiles of prod pods together.
+    `system` and `prod` are percentiles, `prod` of all prod pods together; `requested` leaves out pods that
+    terminate.
     """
     peak = system.plus(prod).times(SAFETY_MARGIN, SAFETY_MARGIN)
     unneeded = requested.minus(peak).at_least(NOTHING)
@@ -134,7 +125,7 @@ class Models:
         self.by_key: dict[str, Model] = {}
 
     def train(self, node: NodeUse, wall_s: float) -> None:
-        """Adds what is used now, and drops the models of pods that went long ago."""
+        """Adds the present usage, and drops the models of pods that went long ago."""
         for model in self.by_key.values():
             model.follow_clock(wall_s)
         for key, usage in _usages(node).items():
@@ -143,62 +134,39 @@ class Models:
             del self.by_key[key]
 
     def percentiles(self, key: str) -> ResourceAmounts | None:
-        """What is seldom exceeded; None: there is no model."""
+        """See `Model.percentiles`; None without a model."""
         model = self.by_key.get(key)
         return None if model is None else model.percentiles
 
     def prod_reclaimable(self, node: NodeUse, ages_s: Mapping[str, float | None]) -> ResourceAmounts:
-        """What prod pods request and are not expected to use: the smaller one of both predictions.
-
-        Args:
-            node: all that runs now.
-            ages_s: of the pods by uid.
-        """
-        prod = [pod for pod in node.pods if is_prod(pod.priority_class)]
-        pods = [
-            PredictedPod(
-                request=pod.request,
-                peak=with_margin(self.percentiles(pod_key(pod.uid))),
-                age_s=ages_s.get(pod.uid),
-            )
-            for pod in prod
-        ]
-        classes = summed(
-            self.percentiles(class_key(each)) or NOTHING for each in PriorityClass if is_prod(each)
-        )
+        """Unneeded requests of prod pods: the smaller of both predictions."""
         system = self.percentiles(SYSTEM)
         if system is None:
             return NOTHING
+        prod = [pod for pod in node.pods if is_prod(pod.priority_class)]
+        peaks = [with_margin(self.percentiles(pod_key(pod.uid))) for pod in prod]
+        pods = [
+            PredictedPod(request=pod.request, peak=peak, age_s=ages_s.get(pod.uid))
+            for pod, peak in zip(prod, peaks, strict=True)
+        ]
+        classes = [self.percentiles(class_key(each)) or NOTHING for each in PriorityClass if is_prod(each)]
         requested = summed(pod.request for pod in prod)
-        by_class = reclaimable_by_class(node.allocatable, requested, system, classes)
+        by_class = reclaimable_by_class(node.allocatable, requested, system, summed(classes))
         return reclaimable_by_pods(node.allocatable, pods).at_most(by_class)
 
-    def saved(self) -> str:
-        """All models as a JSON text."""
-        return json.dumps(
-            {
-                "format": _FORMAT,
-                "models": {
-                    key: {
-                        "updated_s": model.updated_s,
-                        "cpu": model.cpu.saved(),
-                        "memory": model.memory.saved(),
-                    }
-                    for key, model in self.by_key.items()
-                },
-            }
-        )
+    def saved(self) -> dict[str, Any]:
+        """All models as JSON can hold them."""
+        models = {
+            key: {"updated_s": model.updated_s, "cpu": model.cpu.saved(), "memory": model.memory.saved()}
+            for key, model in self.by_key.items()
+        }
+        return {"format": _FORMAT, "models": models}
 
     @classmethod
-    def restored(cls, text: str, wall_s: float) -> Models:
-        """The models that `saved` gave, without those that have expired.
-
-        Raises:
-            ValueError: the text is not of that kind. Nothing of it is used: a part would be a wrong peak.
-        """
+    def restored(cls, saved: Any, wall_s: float) -> Models:  # noqa: ANN401 - JSON
+        """The models that `saved` gave, without those that have expired. Raises ValueError."""
         models = cls()
         try:
-            saved = json.loads(text)
             if saved["format"] != _FORMAT:
                 raise ValueError(f"format {saved['format']}, not {_FORMAT}")
             for key, each in saved["models"].items():
@@ -206,7 +174,7 @@ class Models:
                 model.follow_clock(wall_s)
                 if wall_s - model.updated_s <= EXPIRY_S:
                     models.by_key[key] = model
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not saved models: {error!r}") from error
         return models
 
@@ -222,7 +190,7 @@ def _restored_model(saved: Mapping[str, Any]) -> Model:
 
 
 def _usages(node: NodeUse) -> dict[str, ResourceAmounts]:
-    """What each model learns now. A class without pods uses nothing."""
+    """Present usage by model. A class without pods uses nothing."""
     usages = {class_key(each): NOTHING for each in PriorityClass}
     usages[ALL_PODS] = NOTHING
     for pod in node.pods:

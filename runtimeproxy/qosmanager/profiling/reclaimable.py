@@ -21,7 +21,6 @@ class ResourceAmounts(NamedTuple):
     memory_bytes: float
 
     def combined(self, other: ResourceAmounts, combine: Callable[[float, float], float]) -> ResourceAmounts:
-        """Resource by resource."""
         return ResourceAmounts(
             combine(self.cpu_millicores, other.cpu_millicores), combine(self.memory_bytes, other.memory_bytes)
         )
@@ -30,15 +29,12 @@ class ResourceAmounts(NamedTuple):
         return self.combined(other, lambda own, others: own + others)
 
     def minus(self, other: ResourceAmounts) -> ResourceAmounts:
-        """May be negative."""
         return self.combined(other, lambda own, others: own - others)
 
     def at_least(self, other: ResourceAmounts) -> ResourceAmounts:
-        """The larger one of each resource."""
         return self.combined(other, max)
 
     def at_most(self, other: ResourceAmounts) -> ResourceAmounts:
-        """The smaller one of each resource."""
         return self.combined(other, min)
 
     def times(self, cpu: float, memory: float) -> ResourceAmounts:
@@ -63,7 +59,7 @@ def summed(amounts: Iterable[ResourceAmounts]) -> ResourceAmounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodUse:
-    """A pod that is pending or running."""
+    """A pod that is pending or running; its usage is None without samples."""
 
     uid: str
     priority_class: PriorityClass
@@ -71,11 +67,9 @@ class PodUse:
     qos: QoSClass
     request: ResourceAmounts
     usage: ResourceAmounts | None
-    """None: there are no samples."""
 
     @property
     def is_high_priority(self) -> bool:
-        """Whether it is of another class than batch and free."""
         return self.priority_class not in _LOW_CLASSES
 
 
@@ -88,31 +82,28 @@ class NodeUse:
     reserved: ResourceAmounts
     """Not for pods: the larger one of the kubelet's reservation and that of the annotation."""
     usage: ResourceAmounts
-    """Of the whole node."""
     pods: tuple[PodUse, ...]
     high_priority_applications: ResourceAmounts = NOTHING
     """Usage of host applications of other classes than batch and free."""
     applications: ResourceAmounts = NOTHING
-    """Usage of all host applications."""
 
     @property
     def system_usage(self) -> ResourceAmounts:
-        """Of what is neither a pod nor a host application."""
+        """Usage of all but pods and host applications."""
         of_pods = summed(pod.usage for pod in self.pods if pod.usage is not None)
         return self.usage.minus(of_pods).minus(self.applications).at_least(NOTHING)
 
     @property
     def system_used(self) -> ResourceAmounts:
-        """System and host applications of high priority, at least what is reserved for them."""
         return self.system_usage.plus(self.high_priority_applications).at_least(self.reserved)
 
 
 def high_priority_used(pods: Iterable[PodUse]) -> ResourceAmounts:
-    """What pods of high priority use; without samples, and of the CPUs of LSE pods, what they request."""
     return summed(_used(pod) for pod in pods if pod.is_high_priority)
 
 
 def _used(pod: PodUse) -> ResourceAmounts:
+    # Nobody else may use the CPUs of an LSE pod.
     if pod.usage is None:
         return pod.request
     if pod.qos is QoSClass.LSE:
@@ -121,20 +112,17 @@ def _used(pod: PodUse) -> ResourceAmounts:
 
 
 def high_priority_requested(pods: Iterable[PodUse]) -> ResourceAmounts:
-    """What pods of high priority request."""
     return summed(pod.request for pod in pods if pod.is_high_priority)
 
 
 def high_priority_max(pods: Iterable[PodUse]) -> ResourceAmounts:
-    """The larger one of request and usage of pods of high priority; without samples the request.
-
-    The formula leaves pods without samples out; they would be given away until their first sample.
-    """
+    """The larger one of request and usage of pods of high priority; without samples the request."""
+    # The formula leaves pods without samples out; they would be given away until their first sample.
     return summed(pod.request.at_least(pod.usage or NOTHING) for pod in pods if pod.is_high_priority)
 
 
 def batch_resources(node: NodeUse, strategy: Colocation) -> ResourceAmounts:
-    """What batch pods may request on the node, 0 or more."""
+    """The resources that batch pods may request on the node, 0 or more."""
     margin = node.capacity.percent(
         100 - strategy.cpu_reclaim_threshold_percent, 100 - strategy.memory_reclaim_threshold_percent
     )
@@ -162,13 +150,7 @@ def _percent_or_all(percent: float | None) -> float:
 
 
 def mid_resources(node: NodeUse, prod_reclaimable: ResourceAmounts, strategy: Colocation) -> ResourceAmounts:
-    """What mid pods may request on the node, 0 or more.
-
-    Args:
-        node: the node.
-        prod_reclaimable: what prod pods request and are not expected to use.
-        strategy: the strategy of the node.
-    """
+    """The resources that mid pods may request on the node, 0 or more."""
     limit = node.capacity.percent(strategy.mid_cpu_threshold_percent, strategy.mid_memory_threshold_percent)
     if strategy.mid_reclaim_mode is MidReclaimMode.STATIC:
         reserved = node.capacity.percent(
@@ -184,7 +166,6 @@ def mid_resources(node: NodeUse, prod_reclaimable: ResourceAmounts, strategy: Co
 
 
 def is_prod(priority_class: PriorityClass) -> bool:
-    """Whether what pods of a class do not use can be reclaimed: prod, or no class."""
     return priority_class in (PriorityClass.PROD, PriorityClass.NONE)
 
 
@@ -193,17 +174,13 @@ def published_batch(
 ) -> ResourceAmounts:
     """The batch resources as a node's status has them: whole millicores and bytes.
 
-    Args:
-        batch: as computed.
-        normalization_ratio: of the node's CPUs; None or up to 1: CPU is not multiplied.
-        allocated: what others than Koordinator have given away already.
+    A ratio of up to 1 multiplies no CPU. `allocated` is given away by others than Koordinator already.
     """
     rest = batch.times(max(normalization_ratio or 1.0, 1.0), 1.0).minus(allocated).at_least(NOTHING)
     return ResourceAmounts(int(rest.cpu_millicores), int(rest.memory_bytes))
 
 
 def is_degraded(samples_age_s: float, strategy: Colocation) -> bool:
-    """Whether samples are so old that batch and mid resources are taken back."""
     return samples_age_s > strategy.degrade_time_minutes * 60
 
 

@@ -55,23 +55,16 @@ OpenEvent = Callable[[int, int, int, int], int]
 
 
 def perf_event_folder(mounts: Mapping[str, Mount]) -> Path | None:
-    """The folder in which perf events find cgroups; None if there is none.
-
-    On version 2 the controller perf_event is always on, and not listed. Source: Linux
-    Documentation/admin-guide/cgroup-v2.rst, perf_event.
-    """
+    """The folder in which perf events find cgroups; None if there is none."""
     if "perf_event" in mounts:
         return mounts["perf_event"].folder
+    # Version 2 always has it, and does not list it. Source: Linux cgroup-v2.rst, perf_event.
     cpu = mounts.get("cpu")
     return cpu.folder if cpu is not None and cpu.version == 2 else None
 
 
 def open_event(event: int, cgroup: int, cpu: int, group: int) -> int:
-    """Starts to count an event of a cgroup on one CPU, and returns the descriptor that it is read from.
-
-    Raises:
-        OSError: The kernel's error; ENOSYS also for a machine whose number of the call is not known.
-    """
+    """Starts to count an event of a cgroup on one CPU; returns the descriptor to be read. Raises OSError."""
     import ctypes  # Takes a MiB, and is seldom wanted.
 
     number = _SYSCALLS.get(platform.machine())
@@ -88,18 +81,14 @@ def open_event(event: int, cgroup: int, cpu: int, group: int) -> int:
 
 
 def cycles_per_instruction(counts: Sequence[bytes]) -> float | None:
-    """The ratio over all CPUs; None if there were too few instructions.
-
-    Args:
-        counts: what was read of each CPU. Where the CPU had more events than counters, each was counted for a
-            part of the time, and is scaled to the whole.
-    """
+    """The ratio over all CPUs; None if there were too few instructions."""
     cycles = instructions = 0.0
     for each in counts:
         if len(each) != _VALUES.size:
             continue
         _, enabled, running, own_cycles, own_instructions = _VALUES.unpack(each)
         if running:
+            # With more events than counters each is counted for a part of the time.
             cycles += own_cycles * enabled / running
             instructions += own_instructions * enabled / running
     return cycles / instructions if instructions >= _LEAST_INSTRUCTIONS else None
@@ -116,14 +105,6 @@ class CycleCounters:
         most_descriptors: int = _MOST_DESCRIPTORS,
         open_event: OpenEvent = open_event,
     ) -> None:
-        """Opens nothing yet.
-
-        Args:
-            folder: in which perf events find cgroups.
-            cpus: number of CPUs.
-            most_descriptors: that are open at once.
-            open_event: starts to count.
-        """
         self.problem = "" if folder is not None else "no hierarchy of cgroups with perf_event is mounted"
         """Why nothing is counted; empty if it is."""
         self._folder = folder
@@ -136,11 +117,7 @@ class CycleCounters:
         self._passes_left = 0
 
     def step(self, cgroups: Sequence[str]) -> list[tuple[str, float]]:
-        """Called in each pass; the ratios of the cgroups whose turn has ended.
-
-        Args:
-            cgroups: all that are to be counted. Without any, none is.
-        """
+        """To be called in each pass; returns the ratios of the cgroups whose turn has ended."""
         if self.problem or not cgroups:
             self.close()
             return []

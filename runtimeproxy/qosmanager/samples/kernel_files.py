@@ -17,7 +17,7 @@ from runtimeproxy.cgroups.mounts import Mount
 from runtimeproxy.qosmanager.snapshot import Metric
 
 Numbers: TypeAlias = tuple[int, ...]
-"""What a source's files hold, in the order of its decoder."""
+"""The numbers in a source's files, in the order of its decoder."""
 Values: TypeAlias = tuple[float, ...]
 """A sample for each of a source's metrics, the last ones of which may be missing; of `MEMORY_NUMA` for each
 NUMA node."""
@@ -90,7 +90,6 @@ def _numbers(pattern: re.Pattern[bytes], content: bytes) -> Numbers:
 
 
 def decode_cpu_stat_v1(contents: Sequence[bytes]) -> Numbers:
-    """cpu.stat of version 1: nr_periods, nr_throttled."""
     return _numbers(_CPU_STAT, contents[0])
 
 
@@ -101,16 +100,15 @@ def decode_cpu_stat_v2(contents: Sequence[bytes]) -> Numbers:
 
 
 def decode_memory_stat_v1(contents: Sequence[bytes]) -> Numbers:
-    """memory.usage_in_bytes and memory.stat, to usage, inactive file, and pages other than page cache."""
     return _memory(contents[0], _numbers(_MEMORY_STAT_V1, contents[1]))
 
 
 def decode_memory_stat_v2(contents: Sequence[bytes]) -> Numbers:
-    """memory.current and memory.stat, to usage, inactive file, and pages other than page cache."""
     return _memory(contents[0], _numbers(_MEMORY_STAT_V2, contents[1]))
 
 
 def _memory(usage: bytes, stat: Numbers) -> Numbers:
+    """Usage, inactive file, and pages other than page cache."""
     inactive_anon, active_anon, inactive_file, unevictable = stat
     return *_one_number((usage,)), inactive_file, inactive_anon + active_anon + unevictable
 
@@ -155,13 +153,11 @@ def decode_pressure(contents: Sequence[bytes]) -> Numbers:
 
 
 def decode_proc_stat(contents: Sequence[bytes]) -> Numbers:
-    """/proc/stat: ticks of all CPUs, idle, iowait and steal not included.
-
-    Source: Koordinator pkg/koordlet/util/cpuinfo: user + nice + system + irq + softirq; user includes guest.
-    """
+    """/proc/stat: ticks of all CPUs, idle, iowait and steal not included."""
     fields = contents[0][: contents[0].index(b"\n")].split()
     if len(fields) < 8 or fields[0] != b"cpu":
         raise ValueError("/proc/stat does not begin with all CPUs")
+    # User (which includes guest), nice, system, irq, softirq. Source: Koordinator pkg/koordlet/util/cpuinfo.
     return (sum(_number(fields[index]) for index in (1, 2, 3, 6, 7)),)
 
 
@@ -172,7 +168,6 @@ def decode_meminfo(contents: Sequence[bytes]) -> Numbers:
 
 
 def decode_numa_meminfo(contents: Sequence[bytes]) -> Numbers:
-    """The meminfo of each NUMA node: MemUsed in bytes."""
     return tuple(_kib_of(content, b"MemUsed") for content in contents)
 
 
@@ -187,11 +182,7 @@ def _cpu_rate(per_s: int) -> Callable[[Numbers, float], Values]:
 
 
 def throttled_share(periods: int, throttled: int) -> float:
-    """Return the share of throttled CFS periods; 0 if there was none.
-
-    Raises:
-        ImplausibleError: more were throttled than there were.
-    """
+    """Return the share of throttled CFS periods; 0 if there was none. Raises ImplausibleError."""
     if throttled > periods:
         raise ImplausibleError(f"{throttled} of {periods} periods throttled")
     return throttled / periods if periods else 0.0
@@ -263,7 +254,6 @@ CPU_SOURCES: Final[Mapping[int, tuple[FileGroup, ...]]] = {
         ),
     ),
 }
-"""By version of the controller cpu."""
 
 MEMORY_SOURCES: Final[Mapping[int, tuple[FileGroup, ...]]] = {
     1: (
@@ -275,7 +265,6 @@ MEMORY_SOURCES: Final[Mapping[int, tuple[FileGroup, ...]]] = {
         FileGroup((Metric.MEMORY_NUMA,), (("memory", "memory.numa_stat"),), decode_numa_stat_v2, _as_floats),
     ),
 }
-"""By version of the controller memory."""
 
 PRESSURE_SOURCES: Final[Mapping[int, tuple[FileGroup, ...]]] = {
     # Kernels that have pressure files in version 1 (Anolis, Alibaba Cloud Linux) have them there.

@@ -42,7 +42,7 @@ class Loss(StrEnum):
 
 
 class FileReading(NamedTuple):
-    """What one read gave."""
+    """The result of one read."""
 
     at_s: float
     """Monotonic."""
@@ -59,8 +59,12 @@ _MOST_BYTES: Final = 1 << 20
 """For a machine with so many CPUs or NUMA nodes that a file exceeds the usual size."""
 _NO_SUCH_FILE: Final = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.ESTALE})
 """The kernel answers ENODEV where the cgroup of an open file was removed."""
+MOST_HANGING: Final = 8
+"""Threads that hang at once; while there are as many, nothing is read."""
+_MOST_STUCK_PER_PASS: Final = 2
+"""Files that get stuck in one pass before the rest of it is not read."""
 _NAME_CHECK_READS: Final = 10
-"""After so many reads it is looked whether a kept file still has its name. For cgroups that are plain files,
+"""Number of reads after which a kept file's name is checked. For cgroups that are plain files,
 as in tests and simulations; of a removed cgroup the kernel says so at once."""
 _first_checks = itertools.cycle(range(_NAME_CHECK_READS))
 """Not all files in the same pass."""
@@ -69,15 +73,13 @@ _first_checks = itertools.cycle(range(_NAME_CHECK_READS))
 class KernelFile:
     """One file; its descriptor stays open if it is kept."""
 
-    __slots__ = ("_inode", "descriptor", "folder", "is_kept", "name")
+    __slots__ = ("_inode", "descriptor", "folder", "name")
 
     def __init__(self, folder: str, name: str) -> None:
         # There are thousands: a text of its own for the path of each would take a MiB.
         self.folder = folder
         self.name = name
-        self.is_kept = False
         self.descriptor = -1
-        """-1: it is not open."""
         self._inode: int | None = None
 
     @property
@@ -85,12 +87,7 @@ class KernelFile:
         return f"{self.folder}/{self.name}"
 
     def open(self) -> bool:
-        """Opens it; whether it is another file than the one that was opened before.
-
-        Raises:
-            OSError: The kernel's error.
-            ValueError: This is not a regular file.
-        """
+        """Opens it; returns whether it is another file than before. Raises OSError and ValueError."""
         descriptor = os.open(self.path, _FLAGS)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
@@ -101,7 +98,6 @@ class KernelFile:
         return before is not None and before != self._inode
 
     def is_unlinked(self) -> bool:
-        """Whether the open file has lost its name, as happens where cgroups are plain files."""
         return self.descriptor >= 0 and os.fstat(self.descriptor).st_nlink == 0
 
     def close(self) -> None:
@@ -113,28 +109,18 @@ class KernelFile:
 class SourceFiles:
     """The files of one source, of one cgroup or the node."""
 
-    __slots__ = ("_reads", "files", "is_closed", "is_stuck", "source")
+    __slots__ = ("_reads", "files", "is_kept", "is_stuck", "source")
 
     def __init__(self, source: FileGroup, folders: Sequence[str]) -> None:
-        """Opens nothing yet.
-
-        Args:
-            source: which files, and how they are decoded.
-            folders: of each file.
-        """
         self.source = source
         self.files = [
             KernelFile(folder, name) for folder, (_, name) in zip(folders, source.files, strict=True)
         ]
         self.is_stuck = False
         """A thread hangs in it, and owns it until it returns."""
-        self.is_closed = False
+        self.is_kept = False
+        """Whether descriptors stay open after a read."""
         self._reads = next(_first_checks)
-
-    def keep(self, *, is_kept: bool) -> None:
-        """Sets whether descriptors stay open after a read."""
-        for file in self.files:
-            file.is_kept = is_kept
 
     def read(self, at_s: float) -> FileReading:
         """Reads and decodes the files, now. Whatever is wrong with them is a loss, not an error."""
@@ -151,7 +137,7 @@ class SourceFiles:
                 if len(content) == _READ_BYTES:
                     content = os.pread(file.descriptor, _MOST_BYTES, 0)
                 contents.append(content)
-                if not file.is_kept:
+                if not self.is_kept:
                     file.close()
             return FileReading(at_s, self.source.decode(contents), None, is_replaced)
         except ValueError:
@@ -166,7 +152,6 @@ class SourceFiles:
 
     def close(self) -> None:
         """Closes the descriptors; where a thread hangs in a read, as soon as it returns."""
-        self.is_closed = True
         if not self.is_stuck:
             self.close_files()
 
@@ -214,21 +199,10 @@ class PassReader:
         *,
         clock: Callable[[], float] = time.monotonic,
         stuck_after_s: float = 0.5,
-        most_hanging: int = 8,
-        most_hanging_per_pass: int = 2,
     ) -> None:
-        """Starts no thread yet.
-
-        Args:
-            clock: by which readings have their time.
-            stuck_after_s: a file that takes this long is stuck; noticed within twice this time.
-            most_hanging: threads that hang at once; while there are as many, nothing is read.
-            most_hanging_per_pass: files that get stuck in one pass before the rest of it is not read.
-        """
+        """Starts no thread yet. A file is stuck after `stuck_after_s`; noticed within twice this time."""
         self.clock = clock
         self._stuck_after_s = stuck_after_s
-        self._most_hanging = most_hanging
-        self._most_per_pass = most_hanging_per_pass
         self._passes: SimpleQueue[_Pass | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._hanging: list[threading.Thread] = []
@@ -245,7 +219,7 @@ class PassReader:
         stuck = 0
         while len(readings) < len(files):
             begun = len(readings)
-            if stuck == self._most_per_pass or self.hanging_threads >= self._most_hanging:
+            if stuck == _MOST_STUCK_PER_PASS or self.hanging_threads >= MOST_HANGING:
                 return readings + [FileReading(self.clock(), (), Loss.NOT_READ)] * (len(files) - begun)
             rest = _Pass(files[begun:], self.clock)
             thread = self._start(rest)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import resource
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from runtimeproxy.qosmanager.samples.windows import Ring, summarize
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Window
 
 REST_PASSES: Final = 10
-"""What no plugin needs is read once in so many passes."""
+"""Metrics that no plugin needs are read once in so many passes."""
 REST_WINDOW_S: Final = 300.0
 """How long samples that no plugin needs are kept."""
 _REST_SAMPLES: Final = int(REST_WINDOW_S / REST_PASSES) + 2
@@ -56,14 +55,12 @@ _MOST_BYTES: Final = 2.0**53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassReport:
-    """What one pass did."""
+    """Figures of one pass."""
 
     files: int
-    """Number of sources that were read."""
     samples: int
     losses: Mapping[Loss, int]
     """By reason, how many sources gave no sample."""
-    elapsed_s: float
 
 
 class _Series:
@@ -89,7 +86,7 @@ class _Series:
         """The pass from which on it is read again after failures."""
 
     def forget(self) -> None:
-        """Forgets what was read of a cgroup that is another one now."""
+        """Drops everything of a cgroup that was made anew."""
         self.numbers = None
         self.ring = None
 
@@ -116,14 +113,8 @@ class Sampler:
     ) -> None:
         """Opens nothing yet.
 
-        Args:
-            mounts: the cgroup mounts by controller.
-            most_cpus: the number of CPUs that the machine has; a usage far above is not believed.
-            procfs: where procfs is mounted.
-            sysfs: where sysfs is mounted.
-            reader: reads the files.
-            cycles: counts cycles and instructions.
-            most_kept_files: descriptors that stay open; None: what the process may open, at most 4,096.
+        A usage far above `most_cpus` is not believed. `most_kept_files` is by default what the process may
+        open, at most 4,096.
         """
         self._roots = {name: str(mount.folder) for name, mount in mounts.items()}
         self._roots |= {"procfs": str(procfs), "sysfs": str(sysfs)}
@@ -139,13 +130,13 @@ class Sampler:
         self._cycles_cgroups: Sequence[str] = ()
         self._most_kept_files = _kept_files() if most_kept_files is None else most_kept_files
         self._lock = threading.Lock()
-        """Of series and rings: `read` changes them, queries come from other threads."""
+        """For series and rings: `read` changes them, queries come from other threads."""
         self._levels: dict[str, Level] = {}
         self._needs: frozenset[Need] = frozenset()
         self._windows_s: dict[tuple[Level, Metric], float] = {}
         self._series: dict[str, list[_Series]] = {}
         self._turns: list[list[_Series]] = [[] for _ in range(REST_PASSES)]
-        """Of each pass in its turn, what is read."""
+        """The series to read, by the turn of the pass."""
         self._passes = 0
         self._losses: Counter[Loss] = Counter()
         self._last_losses: dict[Loss, str] = {}
@@ -155,11 +146,8 @@ class Sampler:
     def read(self, targets: Mapping[str, Level], needs: Iterable[Need]) -> PassReport:
         """Makes one pass; to be called once a second. Returns within two seconds even if files hang.
 
-        Args:
-            targets: the cgroups by their path below the mounts; `/`, the node, is always there.
-            needs: what is read in this pass and how long it is kept; all else is read in turns.
+        The metrics that are needed are read in this pass, all else in turns. The node is always a target.
         """
-        began_s = time.monotonic()
         self._update(targets, frozenset(needs))
         turn = self._turns[self._passes % REST_PASSES]
         self._passes += 1
@@ -179,8 +167,7 @@ class Sampler:
                     losses[loss] += 1
                     self._last_losses[loss] = series.files.files[0].path
             self._losses.update(losses)
-        elapsed_s = time.monotonic() - began_s
-        return PassReport(files=len(due), samples=samples, losses=losses, elapsed_s=elapsed_s)
+        return PassReport(files=len(due), samples=samples, losses=losses)
 
     def window(self, cgroup: str, metric: Metric, length_s: float) -> Window | None:
         """The samples of the last `length_s` seconds; None: there are none, or the cgroup is not a target."""
@@ -217,12 +204,10 @@ class Sampler:
 
     @property
     def hanging_threads(self) -> int:
-        """Threads that hang in a read of a file now."""
         return self._reader.hanging_threads
 
     @property
     def cycles_problem(self) -> str:
-        """Why there are no cycles per instruction; empty if there are, or if no plugin needs them."""
         return self._cycles.problem if self._cycles_cgroups else ""
 
     def close(self) -> None:
@@ -247,7 +232,7 @@ class Sampler:
         return (ring, column) if ring is not None and column < ring.columns else None
 
     def _update(self, targets: Mapping[str, Level], needs: frozenset[Need]) -> None:
-        """Takes over what is to be read; does nothing if it is as before."""
+        """Takes over targets and needs, if they have changed."""
         wanted = {cgroup: level for cgroup, level in targets.items() if cgroup != NODE_CGROUP}
         wanted[NODE_CGROUP] = Level.NODE
         if wanted == self._levels and needs == self._needs:
@@ -309,10 +294,10 @@ class Sampler:
                 for turn in self._turns:
                     turn.append(series)
                 kept += len(series.files.files)
-                series.files.keep(is_kept=kept <= self._most_kept_files)
+                series.files.is_kept = kept <= self._most_kept_files
         for series in rest:
             kept += len(series.files.files)
-            series.files.keep(is_kept=kept <= self._most_kept_files)
+            series.files.is_kept = kept <= self._most_kept_files
 
     def _append_ratio(self, cgroup: str, ratio: float) -> None:
         level = self._levels.get(cgroup)
@@ -353,7 +338,7 @@ class Sampler:
             return Loss.IMPLAUSIBLE, 0
 
     def _back_off(self, series: _Series, loss: Loss) -> None:
-        """Reads a source less often that fails; after it was gone, what comes is another cgroup."""
+        """Backs off a failing source; after it was gone, the next one is of another cgroup."""
         if loss is Loss.NOT_READ:
             return
         if loss is Loss.GONE:
@@ -376,12 +361,11 @@ def _append(series: _Series, at_s: float, values: Values) -> int:
 
 
 def _samples_of(seconds: float) -> int:
-    """How many samples cover a window, with one to spare as passes are not exactly a second."""
+    # One to spare, as passes are not exactly a second apart.
     return int(seconds) + 2
 
 
 def _places(sources: Sequence[FileGroup]) -> dict[Metric, tuple[int, int]]:
-    """Of each metric the index of its source, and its own among those of the source."""
     return {
         metric: (index, column)
         for index, source in enumerate(sources)

@@ -1,4 +1,4 @@
-"""Samples of one metric over time, in memory of fixed size, and what plugins are told of a time window."""
+"""Samples of one metric over time, in memory of fixed size, and their summary for plugins."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ class Ring:
 
     @property
     def columns(self) -> int:
-        """How many values each sample has."""
         return len(self._columns)
 
     def append(self, at_s: float, values: Sequence[float]) -> None:
@@ -68,7 +67,7 @@ class Ring:
         times, values, end = self._times, self._columns[column], self._next
         if self._count < len(times):
             return values[bisect_right(times, at_s, 0, end) : end]
-        # Most windows are shorter than the ring: the older part counts only if all of the newer one does.
+        # Most windows are shorter than the ring: the older part is in it only if all of the newer one is.
         begin = bisect_right(times, at_s, 0, end)
         if begin > 0:
             return values[begin:end]

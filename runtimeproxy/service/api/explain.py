@@ -17,15 +17,16 @@ from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.api_names import MODES, ROLES
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.core.events import container_cgroup
+from runtimeproxy.fields.tables import LISTS
 from runtimeproxy.hooks.algebra import Claim, ClaimOutcome
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
-from runtimeproxy.hooks.decision import evaluation_of, off_reason
+from runtimeproxy.hooks.decision import evaluation_of, unmet_for
 from runtimeproxy.hooks.fields import ANNOTATIONS, CGROUP_PARENT, LABELS, RESOURCES, UNIFIED
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import books
 from runtimeproxy.ledger.answers import by_parameter, class_cgroups
-from runtimeproxy.ledger.tree import BURST, LISTS, MEMORY_AT_LEAST_MIN, MEMORY_MIN, QUOTA
+from runtimeproxy.ledger.tree import BURST, MEMORY_AT_LEAST_MIN, MEMORY_MIN, QUOTA
 from runtimeproxy.ledger.unapplied import UnappliedCause
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifecycle, PodRecord
@@ -259,13 +260,13 @@ class Explainer:
 
     def _add_unapplied(self, subject: _Subject, fields: dict[str, api_pb2.ExplainedField]) -> None:
         """Adds what is wanted of the cgroup and not in force, with the reasons."""
-        identity = _identity(subject.cgroup)
-        if not identity:
-            return
-        found = [*self._engine.ledger.unapplied.values(identity)]
-        found += (
-            each for each in self._engine.leased.unapplied() if _identity(each.target.cgroup) == identity
-        )
+        unapplied, identity = self._engine.ledger.unapplied, _identity(subject.cgroup)
+        found = [*unapplied.values(subject.record.id)] if subject.record is not None else []
+        if identity:
+            found += unapplied.values(identity)
+            found += (
+                each for each in self._engine.leased.unapplied() if _identity(each.target.cgroup) == identity
+            )
         for each in found:
             name = parameter_of(each.field) or each.field
             field = fields.setdefault(name, api_pb2.ExplainedField(name=name))
@@ -502,8 +503,8 @@ def _answer(
         outcome, reason = api_pb2.PolicyAnswer.OUTCOME_NOT_ASKED, "hook servers are asked in calls only"
     elif not policy.selector_on(node).matches(pod):
         outcome = api_pb2.PolicyAnswer.OUTCOME_NOT_SELECTED
-    elif (off := off_reason(policy, view, node)) is not None:
-        outcome, reason = api_pb2.PolicyAnswer.OUTCOME_OFF, off.reason
+    elif (unmet := unmet_for(policy, view, node)) is not None:
+        outcome, reason = api_pb2.PolicyAnswer.OUTCOME_OFF, str(unmet)
     else:
         if wanted_for is not None:
             outcome, reason = api_pb2.PolicyAnswer.OUTCOME_CHANGES, wanted_for

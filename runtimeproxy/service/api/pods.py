@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.core.events import container_cgroup
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import resolve
-from runtimeproxy.hooks.fields import CGROUP, RESOURCE_PARAMETERS, RESOURCES
+from runtimeproxy.hooks.fields import CGROUP, RESOURCES
 from runtimeproxy.ledger.tree import QUOTA
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.pods.record_views import recorded_pod
@@ -180,15 +181,12 @@ def _of_koordinator(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _resources(resources: Resources) -> api_pb2.Resources:
-    return api_pb2.Resources(
-        cpu_period_us=resources.cpu_period_us,
-        cpu_quota_us=resources.cpu_quota_us,
-        cpu_shares=resources.cpu_shares,
-        memory_limit_bytes=resources.memory_limit_bytes,
-        cpuset_cpus=resources.cpuset_cpus,
-        cpuset_mems=resources.cpuset_mems,
-        oom_score_adj=resources.oom_score_adj,
-    )
+    return api_pb2.Resources(**{name: getattr(resources, name) for name in _SHOWN_RESOURCES})
+
+
+_SHOWN_RESOURCES: Final = tuple(
+    name for name in CRI_FIELDS if name in api_pb2.Resources.DESCRIPTOR.fields_by_name
+)
 
 
 class PodAmounts(NamedTuple):

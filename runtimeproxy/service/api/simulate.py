@@ -20,6 +20,7 @@ from runtimeproxy.documents.reading import InputError
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.policy import Mode
+from runtimeproxy.hooks.settings import ChainRules
 from runtimeproxy.process import give_back_memory
 from runtimeproxy.simulate.reading import pod_calls, recorded_call
 from runtimeproxy.simulate.result import (
@@ -153,7 +154,7 @@ def _simulated(
                 f"the simulation takes longer than {SIMULATION_S:g} s; simulate fewer pods"
             )
 
-    found = simulate(calls, policies, node, rule=rule, skip_label=skip_label, before_each=before_each)
+    found = simulate(calls, policies, node, ChainRules(rule, skip_label), before_each)
     # Serialized pod by pod, with rests: the parts of a message, one after the other, are the message.
     return b"".join(map(_serialized, found.pods))
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallInterceptor
     from runtimeproxy.frontends.cri_proxy.handover.upgrade import Upgrade
     from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
+    from runtimeproxy.http2.server import Budget
     from runtimeproxy.service.api.admin_socket import AdminSocket
     from runtimeproxy.service.audit_file import AuditFile
     from runtimeproxy.service.bypass import Bypass
@@ -37,6 +38,7 @@ class ApiSources:
     Attributes:
         engine: records, policies, values.
         server: the relay.
+        own_budget: of calls of the daemon's own services.
         interceptor: calls that wait for the policies.
         bypass: on or off, and why.
         upgrade: the last one.
@@ -55,6 +57,7 @@ class ApiSources:
 
     engine: Engine
     server: RelayServer
+    own_budget: Budget
     interceptor: CallInterceptor
     bypass: Bypass
     upgrade: Upgrade

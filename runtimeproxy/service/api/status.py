@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,10 +17,11 @@ from runtimeproxy.api_names import MODES
 from runtimeproxy.cgroups.writer import WriteOutcome
 from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks.audit import AuditKind
-from runtimeproxy.hooks.decision import FailureKind, missing_features, status_note
+from runtimeproxy.hooks.decision import FailureKind, missing_features, unmet_on
 from runtimeproxy.hooks.fields import SYSCTL
 from runtimeproxy.hooks.owners import PREFIX
 from runtimeproxy.hooks.policy import Mode
+from runtimeproxy.http2.server import EarlyEnd
 from runtimeproxy.ledger import unapplied as unapplied_values
 from runtimeproxy.ledger.counts import FAILED_WRITES
 from runtimeproxy.logs import dropped_lines
@@ -41,10 +42,9 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.hooks.audit import AuditEntry
     from runtimeproxy.hooks.loaded import LoadedPolicy
-    from runtimeproxy.hooks.loading import LoadProblem
+    from runtimeproxy.hooks.loading import LateLoad, LoadProblem
     from runtimeproxy.hooks.policy import Policy
     from runtimeproxy.hooks.remote.servers import Server
-    from runtimeproxy.hooks.workers import Hanging
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.service.api.sources import ApiSources
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 
 HANGS_S: Final = 5.0
 """A look at the node's inputs that takes longer than this hangs; one takes some milliseconds."""
+
+SHORT_S: Final = 300.0
+"""How long it is a problem that calls of own services had too little memory."""
 
 MOST_UNEVALUATED: Final = 20
 """Of pods that cannot be evaluated, how many are named."""
@@ -177,44 +180,56 @@ def policies_of(engine: Engine) -> list[api_pb2.PolicyStatus]:
     """All policies that are loaded, cannot be, or were and still have a thread."""
     node = engine.node.latest
     problems = {each.name: each for each in engine.problems}
-    found = [_policy(engine, each, node, problems.pop(each.name, None)) for each in engine.policies]
+    uids = {pod.uid for pod in engine.store.pods}
+    found = [_policy(engine, each, node, problems.pop(each.name, None), uids) for each in engine.policies]
     loaded = {each.name for each in engine.policies} | problems.keys()
     found += [_disabled(engine, each) for each in engine.classes if each.name not in loaded]
     failed = [
         api_pb2.PolicyStatus(name=each.name, state=api_pb2.PolicyStatus.STATE_FAILED, reason=each.text)
         for each in problems.values()
     ]
-    return [*_with_replaced(engine, [*found, *failed])]
+    return _with_replaced(engine, [*found, *failed])
 
 
-def _with_replaced(
-    engine: Engine, policies: Sequence[api_pb2.PolicyStatus]
-) -> Iterator[api_pb2.PolicyStatus]:
-    """The policies with the threads that still hang in what a reload has replaced or removed."""
+def _with_replaced(engine: Engine, policies: Sequence[api_pb2.PolicyStatus]) -> list[api_pb2.PolicyStatus]:
+    """The policies with the threads that load them, or hang in what a reload has replaced or removed."""
+    by_name = {each.name: each for each in policies}
     present = {id(each.policy) for each in engine.policies}
-    replaced: dict[str, list[Hanging]] = {}
     for key, each in engine.workers.hanging.items():
         if key not in present:
-            replaced.setdefault(each.policy.name, []).append(each)
-    removed = replaced.keys() - {each.name for each in policies}
-    for policy in (*policies, *(_removed(replaced[name][0].policy) for name in sorted(removed))):
-        if hanging := replaced.get(policy.name):
-            threads = sum(each.threads for each in hanging)
-            about = api_pb2.PolicyStatus(
-                hanging_threads=policy.hanging_threads + threads,
-                replaced_threads=threads,
-                replaced_since=timestamp(min(each.since_s for each in hanging)),
-            )
-            policy.MergeFrom(about)
-        yield policy
+            policy = by_name.setdefault(each.policy.name, _removed(each.policy))
+            _add_replaced(policy, each.threads, each.since_s)
+    for late in engine.loader.late:
+        policy = by_name.setdefault(late.name, _removed(late))
+        if _is_not_replaced(policy):
+            policy.hanging_threads += 1
+        else:
+            _add_replaced(policy, 1, late.since_s)
+    removed = by_name.keys() - {each.name for each in policies}
+    return [*policies, *(by_name[name] for name in sorted(removed))]
 
 
-def _removed(policy: LoadedPolicy) -> api_pb2.PolicyStatus:
+def _add_replaced(policy: api_pb2.PolicyStatus, threads: int, since_s: float) -> None:
+    before_s = policy.replaced_since.ToNanoseconds() / 1e9
+    more = api_pb2.PolicyStatus(
+        hanging_threads=policy.hanging_threads + threads,
+        replaced_threads=policy.replaced_threads + threads,
+        replaced_since=timestamp(min(since_s, before_s or since_s)),
+    )
+    policy.MergeFrom(more)
+
+
+def _is_not_replaced(policy: api_pb2.PolicyStatus) -> bool:
+    """Whether a thread that loads the policy is the reason why its present version is not in use."""
+    return policy.is_kept or policy.state == api_pb2.PolicyStatus.STATE_FAILED
+
+
+def _removed(policy: LoadedPolicy | LateLoad) -> api_pb2.PolicyStatus:
     return api_pb2.PolicyStatus(
         name=policy.name,
         state=api_pb2.PolicyStatus.STATE_REMOVED,
         origin=policy.origin,
-        priority=policy.priority,
+        priority=getattr(policy, "priority", 0),
         mode=api_pb2.MODE_OFF,
     )
 
@@ -265,18 +280,14 @@ def overrides_of(engine: Engine, policy: str) -> list[api_pb2.ModeOverride]:
 
 
 def _policy(
-    engine: Engine, policy: LoadedPolicy, node: Node, problem: LoadProblem | None
+    engine: Engine, policy: LoadedPolicy, node: Node, problem: LoadProblem | None, uids: Set[str]
 ) -> api_pb2.PolicyStatus:
     ring, inputs = engine.audit_ring, (*policy.inputs, *policy.optional_inputs)
     unknown = [each for each in inputs if node.state_of(each) is InputState.UNKNOWN]
-    note = status_note(policy, node)
-    state = api_pb2.PolicyStatus.STATE_LOADED
-    if note:
-        is_off = note.startswith(f"{policy.name} is off")
-        state = api_pb2.PolicyStatus.STATE_OFF if is_off else api_pb2.PolicyStatus.STATE_PARTIAL
-    reason = note.partition(": ")[2]
-    if problem is not None:
-        reason = f"{problem}; {reason}" if reason else str(problem)
+    state, reasons = api_pb2.PolicyStatus.STATE_LOADED, [] if problem is None else [str(problem)]
+    if unmet := unmet_on(policy, node):
+        state = api_pb2.PolicyStatus.STATE_OFF if unmet.is_off else api_pb2.PolicyStatus.STATE_PARTIAL
+        reasons.append(str(unmet))
     overrides = overrides_of(engine, policy.name)
     configured = api_pb2.MODE_OFF if policy.name in engine.disabled else MODES[policy.mode]
     is_default = policy.mode is Mode.ENFORCE and engine.configured(policy.name).enabled is None
@@ -293,7 +304,7 @@ def _policy(
     return api_pb2.PolicyStatus(
         name=policy.name,
         state=state,
-        reason=reason,
+        reason="; ".join(reasons),
         origin=policy.origin,
         priority=policy.priority,
         mode=mode,
@@ -316,7 +327,7 @@ def _policy(
             left_out=entries[AuditKind.LEFT_OUT],
         ),
         last_failure=_failure(ring.last_failures.get(policy.name)),
-        last_left_out=_failure(ring.last_left_out.get(policy.name)),
+        last_left_out=_failure(engine.counts.left_out.last(policy.name, uids)),
         hanging_threads=hanging.threads if hanging is not None else 0,
         is_kept=problem is not None and problem.is_kept,
     )
@@ -438,6 +449,9 @@ def _records(engine: Engine, misspelled: NamesByPod) -> api_pb2.Records:
         unreadable_rows=engine.checkpoint.unreadable,
         unusable_files=engine.unusable_files,
         checkpoint_lost=engine.checkpoint.lost,
+        kept_bytes=engine.store.kept_bytes,
+        max_bytes=engine.store.max_bytes,
+        trimmed=engine.store.trimmed,
     )
 
 
@@ -614,8 +628,9 @@ def _reload(sources: ApiSources) -> api_pb2.Reload | None:
 
 
 def _clients(sources: ApiSources) -> api_pb2.Clients:
-    server = sources.server
+    server, own = sources.server, sources.own_budget
     streams, intercepted = server.stream_counts
+    is_short = own.was_short_s is not None and time.time() - own.was_short_s < SHORT_S
     return api_pb2.Clients(
         connections=server.connection_count,
         streams=streams,
@@ -625,6 +640,8 @@ def _clients(sources: ApiSources) -> api_pb2.Clients:
         silent=server.counts.ended["no_call"],
         held_bytes=server.budget.used_bytes,
         held_budget_bytes=server.budget.limit_bytes,
+        own_calls_without_room=own.early_ends[EarlyEnd.MADE_ROOM] + own.early_ends[EarlyEnd.NO_ROOM],
+        own_calls_without_room_at=timestamp(own.was_short_s) if is_short else None,
     )
 
 
@@ -712,6 +729,7 @@ def _kubernetes(engine: Engine) -> api_pb2.KubernetesStatus | None:
 def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
     """What needs an operator's attention, a sentence each."""
     yield from _problems_of_daemon(status)
+    yield from _problems_of_memory(status)
     yield from _problems_of_policies(status.policies)
     for server in status.hook_servers:
         if server.is_breaker_open:
@@ -790,6 +808,20 @@ def _problems_of_sinks(status: api_pb2.GetStatusResponse) -> Iterator[str]:
         yield f"{status.tracing.lost} spans are lost: {status.tracing.problem}."
 
 
+def _problems_of_memory(status: api_pb2.GetStatusResponse) -> Iterator[str]:
+    records = status.records
+    if records.trimmed or records.kept_bytes > records.max_bytes // 2:
+        yield (
+            f"Labels and annotations of pods take {records.kept_bytes} of at most {records.max_bytes} bytes; "
+            f"{records.trimmed} records lack some of theirs."
+        )
+    if status.clients.HasField("own_calls_without_room_at"):
+        yield (
+            "Calls of the daemon's own services have too little memory, as clients do not end requests or do "
+            f"not read responses: {status.clients.own_calls_without_room} were ended."
+        )
+
+
 def _problems_of_changes(status: api_pb2.GetStatusResponse) -> Iterator[str]:
     if status.last_reload.has_failed:
         yield f"The last reload failed, and the old configuration stays: {status.last_reload.error}."
@@ -812,17 +844,17 @@ def _problems_of_policies(policies: Iterable[api_pb2.PolicyStatus]) -> Iterator[
         failures, last = policy.failures, policy.last_failure
         if count := failures.raised + failures.invalid + failures.timed_out + failures.skipped:
             yield f"Policy {policy.name} failed {count} times, last for {last.pod}: {last.reason}."
-        if failures.left_out:
+        if policy.HasField("last_left_out"):
             last = policy.last_left_out
-            yield (
-                f"A field of policy {policy.name} could not be used {failures.left_out} times, last "
-                f"{last.field} of {last.pod}: {last.reason}."
-            )
+            what = f"{last.field} of {last.pod}" if last.field else last.pod
+            yield f"A field of policy {policy.name} cannot be used, for {what}: {last.reason}."
 
 
 def _problems_of_threads(policy: api_pb2.PolicyStatus) -> Iterator[str]:
     """Threads cannot be ended from outside; the process can, without a call lost."""
-    if policy.hanging_threads > policy.replaced_threads:
+    if policy.hanging_threads > policy.replaced_threads and _is_not_replaced(policy):
+        yield f"A thread hangs in policy {policy.name}; `koord-runtime-proxy upgrade` ends it."
+    elif policy.hanging_threads > policy.replaced_threads:
         yield f"Policy {policy.name} hangs and is skipped; `koord-runtime-proxy upgrade` ends its thread."
     if count := policy.replaced_threads:
         threads = "1 thread hangs" if count == 1 else f"{count} threads hang"

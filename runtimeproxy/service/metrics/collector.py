@@ -19,12 +19,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 
 from runtimeproxy import __version__
-from runtimeproxy.cgroups.parameters import PARAMETERS
 from runtimeproxy.counts import Histogram
 from runtimeproxy.errors import StatusCode
+from runtimeproxy.fields.tables import PARAMETERS
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.counts import OTHER
-from runtimeproxy.hooks.decision import status_note
+from runtimeproxy.hooks.decision import unmet_on
+from runtimeproxy.http2.server import EarlyEnd
 from runtimeproxy.pods.records import Level
 from runtimeproxy.service.metrics.table import METRICS, PREFIX
 from runtimeproxy.service.qos_manager import State
@@ -184,6 +185,8 @@ def _of_process(sources: MetricSources) -> Iterator[Sample]:
 def _of_calls(sources: MetricSources) -> Iterator[Sample]:
     yield Sample("held_bytes", sources.budget.used_bytes)
     yield Sample("held_budget_bytes", sources.budget.limit_bytes)
+    for end in EarlyEnd:
+        yield Sample("own_calls_ended_total", sources.own_budget.early_ends[end], (end,))
     problems = Counter(dict(sources.engine.services.problems))
     for kind, number in dict(sources.interceptor.late).items():
         problems[kind, "not_loaded"] += number
@@ -225,9 +228,8 @@ def of_relay(counts: RelayCounts) -> Iterator[Sample]:
 def _of_engine(engine: Engine) -> Iterator[Sample]:
     node = engine.node.latest
     for policy in engine.policies:
-        note = status_note(policy, node)
-        is_off = note.startswith(f"{policy.name} is off")
-        state = "off" if is_off else "in_part" if note else str(policy.mode)
+        unmet = unmet_on(policy, node)
+        state = str(policy.mode) if unmet is None else "off" if unmet.is_off else "in_part"
         yield Sample("policy_state", 1, (policy.name, state))
     for problem in engine.problems:
         if not problem.is_kept:
@@ -237,6 +239,7 @@ def _of_engine(engine: Engine) -> Iterator[Sample]:
     hung: Counter[str] = Counter()
     for each in tuple(engine.workers.hanging.values()):
         hung[each.policy.name] += each.threads
+    hung.update(each.name for each in engine.loader.late)
     for name, number in hung.items():
         yield Sample("policy_hung_threads", number, (name,))
 
@@ -316,7 +319,6 @@ def of_books(books: Iterable[Book]) -> Iterator[Sample]:
 
 
 def level_label(level: Level) -> str:
-    """`node`, `qos_class`, `pod` or `container`."""
     return level.name.lower()
 
 
@@ -365,6 +367,8 @@ def _of_qos_manager(watch: QosManagerWatch) -> Iterator[Sample]:
 def _of_records(engine: Engine) -> Iterator[Sample]:
     yield Sample("records", len(engine.store.pods), ("pod",))
     yield Sample("records", len(engine.store.containers), ("container",))
+    yield Sample("records_bytes", engine.store.kept_bytes)
+    yield Sample("records_trimmed", engine.store.trimmed)
     yield Sample("misspelled_pods", len(engine.pod_names.find()))
     yield Sample("records_recovered", engine.recovery.recovered.is_set())
     yield Sample("checkpoint_unsaved", bool(engine.checkpoint.problem))

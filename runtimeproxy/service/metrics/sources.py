@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.handover.upgrade import Upgrade
     from runtimeproxy.frontends.cri_proxy.relay.budget import MemoryBudget
     from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
+    from runtimeproxy.http2.server import Budget
     from runtimeproxy.service.audit_file import AuditFile
     from runtimeproxy.service.bypass import Bypass
     from runtimeproxy.service.engine import Engine
@@ -43,6 +44,8 @@ class MetricSources:
     """The parts of the daemon that metrics are read from.
 
     Attributes:
+        budget: of requests that are held.
+        own_budget: of calls of the daemon's own services.
         dropped_log_lines: how many lines the log has lost.
         traces: None without a collector.
     """
@@ -54,6 +57,7 @@ class MetricSources:
     engine: Engine
     upgrade: Upgrade
     budget: MemoryBudget
+    own_budget: Budget
     dropped_log_lines: Callable[[], int]
     audit_file: AuditFile
     traces: Traces | None

@@ -90,6 +90,11 @@ _TABLE = {
         " `upstream_away`, `internal_error`",
         "cause",
     ),
+    "own_calls_ended_total": _counter(
+        "Calls of the daemon's own services that were ended before they were answered: `made_room` (for"
+        " others), `no_room`, `request_late`, `response_unread`",
+        "cause",
+    ),
     "received_bytes_total": _counter("Bytes of HTTP/2 read from `client` and `upstream`", "peer"),
     "runtime_up": _gauge("0 while the runtime was lost and does not answer"),
     "upstream_wait_seconds": _histogram(
@@ -113,7 +118,7 @@ _TABLE = {
         "cause",
     ),
     "policy_hung_threads": _gauge(
-        "Threads that hang in a policy, which is skipped meanwhile, or in what a reload has replaced",
+        "Threads that hang in a policy, which is skipped or not loaded, or in what a reload has replaced",
         "policy",
     ),
     "policy_threads": _gauge("Threads that run policies, hung ones included"),
@@ -185,9 +190,9 @@ _TABLE = {
     "ledger_yielded_values": _gauge("Values that are left to other programs for a time"),
     "ledger_unapplied_values": _gauge(
         "Values of what runs that are wanted and not applied: `lower-limit`, `in-use`, `turn`, `next-start`,"
-        " `conflict`, `cpu-mode`, `kubelet`, `koordlet`, `once`, `no-file`, `no-cgroup`, `base-unknown`,"
-        " `foreign`, `invalid`, `refused`, `unreadable`, `hangs`, `change-ended`; `status` has each with the"
-        " reason",
+        " `conflict`, `cpu-mode`, `kubelet`, `koordlet`, `once`, `no-file`, `no-cgroup`, `cgroup-unknown`,"
+        " `base-unknown`, `foreign`, `invalid`, `refused`, `unreadable`, `hangs`, `change-ended`; `status`"
+        " has each with the reason",
         "cause",
     ),
     "ledger_observed_parameters": _gauge("Parameters that koordlet writes, and that are only observed"),
@@ -211,6 +216,8 @@ _TABLE = {
     "cpu_owners_unsaved": _gauge("1 while the allocations of CPUs cannot be saved"),
     # Records and the disk
     "records": _gauge("Pods and containers that are known: `pod`, `container`", "kind"),
+    "records_bytes": _gauge("Memory of labels, annotations and other texts in records; at most 64 MiB"),
+    "records_trimmed": _gauge("Records that lack labels or annotations for want of this memory"),
     "misspelled_pods": _gauge(
         "Pods with a label, an annotation or a field of one whose name is probably misspelled"
     ),

@@ -1,7 +1,9 @@
-"""Spans of intercepted calls by OTLP over gRPC, with OpenTelemetry's SDK; the extra `otel` has it.
+"""Spans of intercepted calls by OTLP over gRPC, made with OpenTelemetry's SDK; the extra `otel` has it.
 
-Names follow OpenTelemetry's conventions for RPC and Kubernetes, those of the proxy's own begin with
-`runtimeproxy.`. Values of fields are not in a span, and so no environment variable's.
+The SDK's own exporter needs the gRPC library, whose core ends the process at some GOAWAYs of a collector, so
+spans are sent by this program's client. Names follow OpenTelemetry's conventions for RPC and Kubernetes, the
+proxy's own begin with `runtimeproxy.`. Values of fields are not in a span, and so no environment
+variable's.
 """
 
 from __future__ import annotations
@@ -9,21 +11,29 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+import ssl
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import DESCRIPTOR
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, set_span_in_context
 from opentelemetry.trace.status import Status
 from opentelemetry.trace.status import StatusCode as SpanStatus
+from opentelemetry.util.re import parse_env_headers
 
 from runtimeproxy import __version__
+from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.http2.client import RpcError, Server
+from runtimeproxy.stubs import BlockingClient
 
 if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
@@ -36,9 +46,23 @@ if TYPE_CHECKING:
 SERVICE: Final = "koord-runtime-proxy"
 TIMEOUT_S: Final = 10.0
 """Of one batch, with all attempts. Source: the default of OTLP exporters."""
+FIRST_PAUSE_S: Final = 1.0
+"""Before a batch is sent again; doubled each time. Source: OpenTelemetry's exporters."""
 MOST_FIELDS: Final = 64
 """Fields that one event names; a hook server may set any number of annotations."""
 
+_RETRYABLE: Final = frozenset(
+    {
+        StatusCode.CANCELLED,
+        StatusCode.DEADLINE_EXCEEDED,
+        StatusCode.RESOURCE_EXHAUSTED,
+        StatusCode.ABORTED,
+        StatusCode.OUT_OF_RANGE,
+        StatusCode.UNAVAILABLE,
+        StatusCode.DATA_LOSS,
+    }
+)
+"""Source: the OTLP specification, "OTLP/gRPC Response", "Failures"."""
 _OWN: Final = "runtimeproxy."
 _CHANGES: Final = frozenset({AuditKind.CHANGED, AuditKind.WOULD_CHANGE, AuditKind.PENDING})
 _OUTCOMES: Final = (
@@ -70,9 +94,11 @@ class OtlpSender:
         self._ended: list[ReadableSpan] = []
         library = logging.getLogger("opentelemetry")
         library.handlers, library.propagate = [_LibraryLog(failures)], False
-        insecure = not endpoint.startswith("https:")
-        target = f"unix://{endpoint}" if endpoint.startswith("/") else endpoint
-        self._exporter = OTLPSpanExporter(endpoint=target, insecure=insecure, timeout=TIMEOUT_S)
+        self._endpoint = endpoint
+        self._failures = failures
+        self._is_closed = threading.Event()
+        self._client = BlockingClient(server_of(endpoint, os.environ))
+        self._service: Any = self._client.stub(DESCRIPTOR.services_by_name["TraceService"])
         about: Attributes = {
             "service.name": SERVICE,
             "service.version": __version__,
@@ -89,13 +115,26 @@ class OtlpSender:
         """Sends spans of these calls; returns whether the collector has taken them."""
         for trace in traces:
             self._make_span(trace)
-        spans = tuple(self._ended)
+        request = encode_spans(self._ended)
         self._ended.clear()
-        return self._exporter.export(spans) is SpanExportResult.SUCCESS
+        until_s, pause_s = time.monotonic() + TIMEOUT_S, FIRST_PAUSE_S
+        while True:
+            try:
+                self._service.Export(request, timeout=max(until_s - time.monotonic(), 0.001))
+            except RpcError as error:
+                is_last = error.code not in _RETRYABLE or time.monotonic() + pause_s > until_s
+                if is_last or self._is_closed.wait(pause_s):
+                    text = f"Failed to export traces to {self._endpoint}: {error}"
+                    self._failures.report("traces", error.code.name, text)
+                    return False
+                pause_s *= 2
+            else:
+                return True
 
     def close(self) -> None:
         """Ends a call of `send` that is under way in another thread."""
-        self._exporter.shutdown()
+        self._is_closed.set()
+        self._client.close()
 
     def _make_span(self, trace: CallTrace) -> None:
         span = self._tracer.start_span(
@@ -116,6 +155,38 @@ class OtlpSender:
         elif trace.outcome == "failed":
             span.set_status(Status(SpanStatus.ERROR, "the runtime answered with an error"))
         span.end(_time_ns(trace, trace.ended_s))
+
+
+def server_of(endpoint: str, environment: Mapping[str, str]) -> Server:
+    """The collector, with certificates, headers and compression of OpenTelemetry's variables.
+
+    Raises:
+        OSError: a certificate cannot be read.
+        ValueError: a compression that there is not.
+    """
+
+    def setting(name: str) -> str:
+        for_traces = environment.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}", "")
+        return for_traces or environment.get(f"OTEL_EXPORTER_OTLP_{name}", "")
+
+    compression = setting("COMPRESSION").strip().lower()
+    if compression not in ("", "none", "gzip"):
+        raise ValueError(f"OTEL_EXPORTER_OTLP_COMPRESSION: {compression!r} is neither gzip nor none")
+    headers = parse_env_headers(setting("HEADERS"), liberal=True)
+    server = Server(
+        fields=tuple((name.encode(), value.encode()) for name, value in headers.items()),
+        is_compressed=compression == "gzip",
+    )
+    if endpoint.startswith("/"):
+        return server._replace(path=endpoint)
+    url = urlsplit(endpoint)
+    tls = None
+    if url.scheme == "https":
+        tls = ssl.create_default_context(cafile=setting("CERTIFICATE") or None)
+        tls.set_alpn_protocols(["h2"])
+        if certificate := setting("CLIENT_CERTIFICATE"):
+            tls.load_cert_chain(certificate, setting("CLIENT_KEY") or None)
+    return server._replace(host=url.hostname or "", port=url.port or 0, tls=tls)
 
 
 def attributes_of(trace: CallTrace) -> Attributes:

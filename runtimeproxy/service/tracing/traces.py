@@ -95,11 +95,9 @@ class Traces:
 
     @property
     def endpoint(self) -> str:
-        """The collector's."""
         return self._settings.endpoint
 
     def start(self) -> None:
-        """Imports the library in the thread that sends."""
         self._thread.start()
 
     def configure(self, settings: TracingSettings) -> None:

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Protocol, TypeAlias
 
-from runtimeproxy.cgroups.formats import Value
-from runtimeproxy.cgroups.parameters import PARAMETERS
+from runtimeproxy.fields.formats import Value
+from runtimeproxy.fields.tables import PARAMETERS
 from runtimeproxy.testing.cgroups import CgroupFiles, default_values
 from runtimeproxy.units import UNLIMITED, format_cpu_list, parse_cpu_list
 

@@ -23,10 +23,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from runtimeproxy.cgroups.formats import Value
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.cgroups.order import plan as ordered
 from runtimeproxy.config.settings import FEATURE_GATES
+from runtimeproxy.fields.formats import Value
 from runtimeproxy.hooks import algebra
 from runtimeproxy.ledger.tree import TreeRules, TreeValue, fit
 from runtimeproxy.qos import QOS_CLASS_LABEL, KubeQoSClass, QoSClass, priority_class_with_default

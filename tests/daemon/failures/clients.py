@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
+from tests.daemon.driving import pod
 from tests.daemon.failures.scene import Row, Scene
 from tests.daemon.scraping import scrape
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
@@ -20,6 +21,7 @@ from tests.peers.wire import DATA, END_HEADERS, HEADERS, WINDOW_UPDATE, Frame, w
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 CREATE = "/runtime.v1.RuntimeService/CreateContainer"
+CHECK = "/grpc.health.v1.Health/Check"
 SOON_SILENT = """
 import runtimeproxy.service.daemon as daemon
 from dataclasses import replace
@@ -27,6 +29,18 @@ made = daemon.connection_options
 daemon.connection_options = lambda *words: replace(made(*words), first_call_s=1.0)
 """
 """A client that makes no call has 1 s instead of 60 s."""
+LITTLE_FOR_OWN = """
+from functools import partial
+import runtimeproxy.service.daemon as daemon
+daemon.Budget = partial(daemon.Budget, 1 << 20)
+"""
+"""All calls of own services have 1 MiB together, which is enough for 64 without a request."""
+LITTLE_FOR_RECORDS = """
+from functools import partial
+import runtimeproxy.service.engine as engine
+engine.PodStore = partial(engine.PodStore, 100_000)
+"""
+"""Labels and annotations of all pods have 100,000 bytes together."""
 LITTLE_ROOM = """
 from functools import partial
 daemon.RelayServer = partial(daemon.RelayServer, most_connections=8)
@@ -42,6 +56,16 @@ def unreadable_request(scene: Scene) -> ProxyProcess:
         with pytest.raises(grpc.RpcError):
             call(b"\xff\xff\xff", timeout=CALL_TIMEOUT_S)
     scene.wait_for(daemon, "call_problems_total", method="CreateContainer", cause="unreadable")
+    return daemon
+
+
+def annotations_are_many(scene: Scene) -> ProxyProcess:
+    daemon = scene.start(statements=LITTLE_FOR_RECORDS)
+    with CriClient(daemon.socket) as client:
+        pod(client, "large", {"large": "x" * 30_000}).run()
+    found = scene.wait_for(daemon, "records_trimmed")
+    assert 0 < found.of("records_bytes") < 4_000
+    scene.looked.add("records_bytes")
     return daemon
 
 
@@ -86,6 +110,18 @@ def too_many_connections(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def own_services_are_flooded(scene: Scene) -> ProxyProcess:
+    daemon = scene.start(statements=LITTLE_FOR_OWN)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(str(daemon.socket))
+    client = scene.stack.enter_context(Http2End(sock))
+    client.send(PREFACE, Frame(4, 0, 0, b""))
+    for stream_id in range(1, 200, 2):
+        client.send(Frame(HEADERS, END_HEADERS, stream_id, client.encoded(fields_of(CHECK))))
+    scene.wait_for(daemon, "own_calls_ended_total", cause="made_room")
+    return daemon
+
+
 def runtime_is_away(scene: Scene) -> ProxyProcess:
     daemon = scene.start("[proxy]\nupstream_wait_s = 0.2\n")
     scene.runtime.kill()
@@ -111,6 +147,18 @@ def runtime_comes_back(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def fields_of(path: str) -> tuple[tuple[str, str], ...]:
+    """The header fields of a call."""
+    return (
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", "localhost"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    )
+
+
 class Flooding(Http2End):
     """A client that begins requests and ends none, within the windows that it is given."""
 
@@ -122,16 +170,8 @@ class Flooding(Http2End):
         """Begins requests of 60 KiB until one is refused."""
         self.send(PREFACE, Frame(4, 0, 0, b""))
         content = (61_440).to_bytes(5, "big") + bytes(60_000)
-        fields = (
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":path", CREATE),
-            (":authority", "localhost"),
-            ("content-type", "application/grpc"),
-            ("te", "trailers"),
-        )
         for stream_id in range(1, 1400, 2):
-            self.send(Frame(HEADERS, END_HEADERS, stream_id, self.encoded(fields)))
+            self.send(Frame(HEADERS, END_HEADERS, stream_id, self.encoded(fields_of(CREATE))))
             for start in range(0, len(content), 16_384):
                 piece = content[start : start + 16_384]
                 self.until(lambda piece=piece: self.window_bytes >= len(piece))  # type: ignore[misc]
@@ -158,9 +198,16 @@ def requests_do_not_end(scene: Scene) -> ProxyProcess:
 
 ROWS: Final = {
     "a request cannot be parsed": Row(unreadable_request, lambda s: s.calls.unparsable > 0),
+    "labels and annotations of all pods together": Row(
+        annotations_are_many, lambda s: s.records.trimmed == 1
+    ),
     "a request of an intercepted call is larger": Row(request_is_too_large, lambda s: s.calls.too_large > 0),
     "one connection has more than": Row(requests_do_not_end, lambda s: s.calls.no_memory > 0),
     "a client sends garbage": Row(garbage, lambda s: s.clients.protocol_errors > 0),
+    "clients begin calls of the daemon's own services": Row(
+        own_services_are_flooded,
+        lambda s: s.clients.own_calls_without_room > 0 and "own services" in str(s.problems),
+    ),
     "a client opens connections": Row(
         too_many_connections, lambda s: s.clients.refused > 0 and s.clients.silent > 0
     ),

@@ -234,13 +234,13 @@ async def test_exhausted_inotify_is_told_once_and_tried_again(
     assert caplog.messages == [
         (
             f"{path}: no events from the kernel ([Errno 24] Too many open files; see"
-            " fs.inotify.max_user_instances), it is polled every 0.05 s"
+            " fs.inotify.max_user_instances), files are polled every 0.05 s"
         )
     ]
     caplog.set_level(logging.INFO)
     exhausted.is_over = True
     await asyncio.to_thread(wait_until, lambda: len(caplog.messages) > 1, "events again")
-    assert caplog.messages[1] == f"{path}: the kernel reports changes now"
+    assert caplog.messages[1] == f"{path}: the kernel reports changes of files now"
     await watched.stop()
 
 

@@ -139,7 +139,9 @@ def restore_gives_the_claims_back(node: Node) -> str:
 
 
 def takes_no_value_along(node: Node) -> str:
-    """`dpkg --purge` at once: no file of either program stays, and no limit comes back."""
+    """`dpkg --purge` while a bound is in force: it is given back, and no file of either program stays."""
+    systemctl("start", SOCKET_UNIT, SERVICE, MANAGER)
+    claims.are_bound(node, POD.title)
     run("dpkg", "--purge", NAME)
     expect("units", [shown("LoadState", unit) for unit in (SERVICE, MANAGER)], ["not-found"] * 2)
     expect("there", [path for path in _PURGED if path.exists()], [])

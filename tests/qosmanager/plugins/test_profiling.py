@@ -187,13 +187,14 @@ def test_models_are_saved_now_and_then_and_restored(tmp_path: Path) -> None:
     assert restored.problem == ""
 
 
-def test_saved_models_that_cannot_be_used_are_told(tmp_path: Path) -> None:
-    (tmp_path / "prediction.json").write_text("{")
+@pytest.mark.parametrize("text", ["", "{", "null", "[" * 100_000, '{"format": 2}'])
+def test_saved_models_that_cannot_be_used_are_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "prediction.json").write_text(text)
     plugin, state = started(ProfilingOptions(folder=str(tmp_path)))
     explanation = plugin.run(snapshot_of(), state).explanation
     assert "predictions begin anew" in explanation
     assert "prediction.json" in explanation
-    assert (tmp_path / "prediction.json").read_text() != "{"
+    assert (tmp_path / "prediction.json").read_text() != text
 
 
 def test_a_folder_that_is_not_there_is_told_and_costs_nothing_else(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.qosmanager.plugin import Need
+from runtimeproxy.qosmanager.samples import reader
 from runtimeproxy.qosmanager.samples.cycles import CycleCounters
 from runtimeproxy.qosmanager.samples.reader import Loss
 from runtimeproxy.qosmanager.samples.sampler import REST_PASSES, Sampler
@@ -272,7 +273,8 @@ def test_a_read_that_hangs_costs_that_file_only(tree: Tree, monkeypatch: pytest.
 def test_many_reads_that_hang_end_the_pass(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         tree.cgroup(f"/kubepods/pod{number}")
-    tree.reader._stuck_after_s, tree.reader._most_hanging = 0.3, 4
+    tree.reader._stuck_after_s = 0.3
+    monkeypatch.setattr(reader, "MOST_HANGING", 4)
     with hanging_reads(monkeypatch, lambda path: "/kubepods/" in path):
         reports = [tree.tick(CPU) for _ in range(3)]
         assert [report.losses[Loss.STUCK] for report in reports] == [2, 2, 0]

@@ -175,12 +175,25 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"records": {"checkpointSetAside": "/x.bad"}}, "is set aside as /x.bad."),
     ({"records": {"checkpointLost": "2"}}, "was removed or replaced, times: 2; it is made anew."),
     ({"records": {"isRecovered": False}}, "have not been compared with the runtime"),
+    (
+        {"clients": {"ownCallsWithoutRoom": "7", "ownCallsWithoutRoomAt": "2026-01-01T00:00:00Z"}},
+        "own services have too little memory, as clients do not end requests or do not read responses: 7",
+    ),
+    (
+        {"records": {"keptBytes": "33", "maxBytes": "64"}},
+        "Labels and annotations of pods take 33 of at most 64 bytes; 0 records lack",
+    ),
+    ({"records": {"keptBytes": "9", "maxBytes": "64", "trimmed": 2}}, "2 records lack some of theirs."),
     ({"upgrade": {"error": "no"}}, "The last upgrade failed: no."),
     ({"hookServers": [{"name": "a", "isBreakerOpen": True, "lastError": "late"}]}, "answers again: late."),
     ({"hookServers": [{"name": "a", "isUnused": True}]}, "beyond the limit"),
     ({"registrationProblems": ["x: bad"]}, "Hook server registration: x: bad."),
     ({"node": {"problems": ["slo.yaml: bad"]}}, "Node: slo.yaml: bad."),
     ({"node": {"hangsSince": "2026-01-01T00:00:00Z"}}, "inputs hangs"),
+    (
+        {"policies": [{"name": "p", "lastLeftOut": {"pod": "a/b", "field": "f", "reason": "is 3"}}]},
+        "A field of policy p cannot be used, for f of a/b: is 3.",
+    ),
     ({"policies": [{"name": "p", "hangingThreads": 1}]}, "`koord-runtime-proxy upgrade` ends its thread."),
     (
         {"policies": [{"name": "p", "hangingThreads": 2, "replacedThreads": 2}]},

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
+import trustme
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from runtimeproxy import __version__
@@ -19,6 +23,8 @@ from runtimeproxy.hooks.traceparent import TraceParent
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.service.tracing import otlp
 from runtimeproxy.service.tracing.otlp import MOST_FIELDS, OtlpSender, attributes_of, policy_events
+from tests.peers.aio import RawServer
+from tests.peers.error_codes import Codes
 from tests.service.tracing.collector import Collector, attributes
 
 CREATE = "runtime.v1.RuntimeService/CreateContainer"
@@ -177,3 +183,75 @@ def test_a_collector_that_is_away_is_one_line(
     (line,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert "Failed to export traces to" in line.getMessage()
     assert "UNAVAILABLE" in line.getMessage()
+
+
+async def test_no_error_code_of_a_collector_ends_more_than_its_batch(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(otlp, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(otlp, "TIMEOUT_S", 0.1)
+    codes, path = Codes(), socket_folder / "codes.sock"
+    async with RawServer(path, *codes.scripts):
+        sender = OtlpSender(str(path), FailureLog())
+        results = []
+        while not codes.all_sent.is_set():
+            results.append(await asyncio.to_thread(sender.send, [ended()]))
+        sender.close()
+    assert len(results) > 1
+    assert not any(results)
+
+
+def test_a_collector_that_comes_back_has_the_batch(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(otlp, "FIRST_PAUSE_S", 0.01)
+    with Collector(socket_folder / "otel.sock") as collector:
+        collector.failures = [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED]
+        sender = OtlpSender(collector.endpoint, FailureLog())
+        assert sender.send([ended()])
+        collector.failures = [grpc.StatusCode.INVALID_ARGUMENT]
+        assert not sender.send([ended()])
+        sender.close()
+        assert len(collector.spans) == 1
+
+
+@pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_TRACES_"])
+def test_tls_with_certificates_headers_and_compression(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    authority, names = trustme.CA(), ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
+    files = {name: str(tmp_path / name) for name in names}
+    own = authority.issue_cert("node")
+    authority.cert_pem.write_to_path(files["CERTIFICATE"])
+    own.cert_chain_pems[0].write_to_path(files["CLIENT_CERTIFICATE"])
+    own.private_key_pem.write_to_path(files["CLIENT_KEY"])
+    for name, value in (files | {"HEADERS": "x-tenant=a%20b", "COMPRESSION": "gzip"}).items():
+        monkeypatch.setenv(f"{variable}{name}", value)
+    with Collector(tls=authority) as collector:
+        assert collector.endpoint.startswith("https://localhost:")
+        sender = OtlpSender(collector.endpoint, FailureLog())
+        assert sender.send([ended(), ended()])
+        sender.close()
+        monkeypatch.delenv(f"{variable}CERTIFICATE")
+        stranger = OtlpSender(collector.endpoint, failures := FailureLog())
+        monkeypatch.setattr(otlp, "TIMEOUT_S", 0.5)
+        assert not stranger.send([ended()])
+        stranger.close()
+    assert "certificate" in failures.last.lower()
+    assert [span.name for span in collector.spans] == [CREATE, CREATE]
+    assert collector.metadata[0]["x-tenant"] == "a b"
+    assert otlp.server_of("/run/otel.sock", os.environ).is_compressed
+
+
+def test_a_collector_at_a_port_without_tls() -> None:
+    with Collector() as collector:
+        sender = OtlpSender(collector.endpoint, FailureLog())
+        assert sender.send([ended()])
+        sender.close()
+        assert len(collector.spans) == 1
+
+
+def test_a_compression_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd")
+    with pytest.raises(ValueError, match="'zstd' is neither gzip nor none"):
+        OtlpSender("http://127.0.0.1:4317", FailureLog())

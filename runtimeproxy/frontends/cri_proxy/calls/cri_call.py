@@ -20,7 +20,13 @@ from runtimeproxy.pods.record_views import (
     recorded_summary,
 )
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
-from runtimeproxy.pods.resources import MAX_KEPT_BYTES, NO_ENTRIES, entries_bytes
+from runtimeproxy.pods.resources import (
+    MAX_KEPT_BYTES,
+    NO_ENTRIES,
+    entries_bytes,
+    memory_bytes,
+    read_by_policies,
+)
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -100,6 +106,20 @@ def kept_bytes(request: Message) -> int:
             raise TooMuchToKeepError("it has more annotations or longer names than the API server allows")
         size_bytes += sum(sizes)
     return size_bytes
+
+
+def check_room(request: Message, room_bytes: int) -> None:
+    """Whether the records have room for what a request asks to create, and that policies can read of it.
+
+    Raises:
+        TooMuchToKeepError: They have not.
+    """
+    message: Any = request
+    parts = [message.config] if hasattr(message, "config") else []
+    for part in (*parts, *getattr(message, "container_configs", ())):
+        least_bytes = memory_bytes(part.labels) + memory_bytes(read_by_policies(part.annotations))
+        if least_bytes > room_bytes:
+            raise TooMuchToKeepError("the records of all pods have no room for its labels and annotations")
 
 
 class CriCall(ABC):

@@ -17,36 +17,19 @@ How values are read from messages is in `runtimeproxy.pods.resources`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.fields.declaration import Kind
+from runtimeproxy.fields.tables import CRI_FIELDS
 from runtimeproxy.hooks.changes import Clear, ContainerChange, PodChange, ResourceChange, TextEntries
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.pods.resources import SCALARS, read_resources
+from runtimeproxy.pods.resources import read_resources
 from runtimeproxy.units import UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping, MutableSequence
 
     from cri_api.runtime.v1 import api_pb2
-
-NEUTRAL: Final[Mapping[str, int]] = MappingProxyType(
-    {
-        "cpu_period_us": 100_000,
-        "cpu_quota_us": -1,
-        "cpu_shares": 1024,
-        "memory_limit_bytes": -1,
-        "memory_swap_limit_bytes": -1,
-    }
-)
-"""What a running container gets when a value is cleared.
-
-Source: Linux, Documentation/scheduler/sched-bwc.rst (period 100 ms, quota -1 means no limit),
-kernel/sched/sched.h (a weight of 1024 is the default),
-Documentation/admin-guide/cgroup-v1/memory.rst (-1 resets a limit).
-"""
-
-_LIMITS: Final = frozenset(("memory_limit_bytes", "memory_swap_limit_bytes"))
 
 MAX_SINGLE_REMOVALS: Final = 16
 """Up to so many variables are removed one by one; a request may hold one name a hundred thousand times."""
@@ -177,17 +160,18 @@ def _remove(items: MutableSequence[api_pb2.KeyValue], places: Sequence[int]) -> 
     items.extend(kept)
 
 
-def written_value(field: str, value: int | str | Clear, *, update: bool) -> int | str:
+def written_value(name: str, value: int | str | Clear, *, update: bool) -> int | str:
     """The value in a message for "set" or "clear" of a scalar; 0 or "" empty the field.
 
     "No limit" is an absent field where a container is created: CRI-O refuses a limit of -1 there.
     """
-    if not update and value == UNLIMITED and field in _LIMITS:
+    field = CRI_FIELDS[name]
+    if not update and value == UNLIMITED and field.unlimited_is_absent:
         return 0
     if not isinstance(value, Clear):
         return value
-    empty = "" if field.startswith("cpuset") else 0
-    return NEUTRAL.get(field, empty) if update else empty
+    empty = 0 if field.kind is Kind.NUMBER else ""
+    return field.neutral if update and field.neutral is not None else empty
 
 
 def scalar_edits(
@@ -203,20 +187,20 @@ def scalar_edits(
         update: Whether the message updates something that exists.
     """
     edits: dict[str, int | str] = {}
-    for field, cri_field in SCALARS.items():
-        wanted = getattr(change, field)
+    for name, field in CRI_FIELDS.items():
+        wanted = getattr(change, name)
         if wanted is None:
             continue
-        value = written_value(field, wanted, update=update)
-        present = getattr(sent, field)
+        value = written_value(name, wanted, update=update)
+        present = getattr(sent, name)
         if value == (present or (0 if isinstance(value, int) else "")):
             continue
         if present is None and in_force is not None:
-            current: int | str | None = getattr(in_force, field)
+            current: int | str | None = getattr(in_force, name)
             # A value that the runtime never got need not be cleared.
             if current == value or (current is None and isinstance(wanted, Clear)):
                 continue
-        edits[cri_field] = value
+        edits[field.cri] = value
     return edits
 
 

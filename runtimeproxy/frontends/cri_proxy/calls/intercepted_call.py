@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from cri_api.parsing import TooManyPartsError, parse
 from runtimeproxy.core.events import waits_for_cgroup, write_before
 from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError, StatusCode
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import kept_bytes
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import check_room, kept_bytes
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import (
     COMPRESSED,
     Decompressor,
@@ -73,6 +73,10 @@ MAX_PARTS_BYTES: Final = 4 * 1024 * 1024
 """Longest request that is parsed, without single long texts and unknown fields: annotations, variables and
 mounts become objects of the interpreter, one by one. A pod's annotations have at most 256 KiB. Source:
 Kubernetes, TotalAnnotationSizeLimitB."""
+
+MOST_MEMORY_PER_BYTE: Final = 64
+"""Labels and annotations take at most so many times their bytes of a request: a short entry's two texts and
+place in a table."""
 
 PREPARATION_GRACE_S: Final = 0.25
 """How long the record of a long request may take to make when the call's time is spent."""
@@ -183,7 +187,10 @@ class InterceptedCall:
             body = bytes(payload(data, services.settings.max_message_bytes))
             self._size_bytes = len(body)
             call_type = CALL_TYPES[self._method.kind]
-            self._decide(call_type(services, call_type.request_type.FromString(body)))
+            request = call_type.request_type.FromString(body)
+            if MOST_MEMORY_PER_BYTE * len(body) > services.store.room_bytes:
+                check_room(request, services.store.room_bytes)
+            self._decide(call_type(services, request))
         except Exception as error:  # noqa: BLE001 - the relay's loop must survive any bug in here
             self._fail(error)
 
@@ -211,6 +218,7 @@ class InterceptedCall:
             body = message.take()
             request = parse(call_type.request_type, body, max_parts_bytes=MAX_PARTS_BYTES, on_piece=check)
             self._size_bytes = kept_bytes(request)
+            check_room(request, services.store.room_bytes)
             return call_type(services, request)
 
         if message.is_compressed:

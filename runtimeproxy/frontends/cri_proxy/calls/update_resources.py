@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.core.events import (
@@ -14,6 +14,7 @@ from runtimeproxy.core.events import (
     pending_values,
     wanted_of_container,
 )
+from runtimeproxy.fields.tables import CRI_FIELDS, UPDATABLE
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
     NO_WORK,
     ContainerCall,
@@ -406,6 +407,8 @@ def _running(containers: Collection[ContainerRecord]) -> list[ContainerRecord]:
 
 
 def _given(message: api_pb2.LinuxContainerResources) -> Resources:
-    """The values of an update without the OOM score: runtimes set that at the creation only."""
+    """The values of an update without those that runtimes take at the creation only."""
     found = read_resources(message)
-    return found if found.oom_score_adj is None else replace(found, oom_score_adj=None)
+    names = [name for name in CRI_FIELDS.keys() - UPDATABLE if getattr(found, name) is not None]
+    without: dict[str, Any] = dict.fromkeys(names)
+    return replace(found, **without) if without else found

@@ -10,7 +10,7 @@ from runtimeproxy.frontends.cri_proxy.relay.listener import Listener
 
 
 class Predecessor:
-    """The process that started this one; if it ends early, this counts as the message that was due.
+    """The process that started this one; its early end stands for the message that was due.
 
     Attributes:
         listener: its listening socket, not owned until `report_serving`.
@@ -46,7 +46,6 @@ class Predecessor:
         await self._exchange(Message.SERVING, Message.MAIN)
 
     async def wait_until_drained(self) -> None:
-        """Waits until no call runs there any more."""
         try:
             await self._channel.receive(Message.DRAINED)
         except PeerGoneError:

@@ -92,14 +92,12 @@ class Inheritance:
         return taken
 
     def to_json(self) -> str:
-        """The variable's value."""
         values = asdict(self)
         bypass = values.pop("bypass")
         # Releases that do not know the key refuse a value with it, and an upgrade may lead back to one.
         return json.dumps(values if bypass is None else {**values, "switched": bypass})
 
     def control(self) -> socket.socket:
-        """This process's end of the socket pair."""
         return _socket(self.control_fd)
 
     def listener(self) -> Listener:

@@ -64,7 +64,7 @@ _UNREADABLE: Final = (0, "")
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What is handed over, and how.
+    """The parts of this process that an upgrade hands over or uses.
 
     Attributes:
         listener: the listening socket.
@@ -97,11 +97,6 @@ class Serving:
 
 class Upgrade:
     """Hands over to a successor, one at a time. Used in the event loop's thread.
-
-    Args:
-        program: how the successor is started.
-        serving: handed over to the successor.
-        predecessor: the process before this one; None if there was none.
 
     Attributes:
         has_moved: whether a successor serves now.
@@ -294,7 +289,7 @@ class Program:
         try:
             folder = str(Path.cwd())
         except OSError:
-            # The folder is gone: no relative name can count.
+            # The folder is gone: relative names have no meaning.
             folder = "/"
         return cls((interpreter, *sys.orig_argv[1:]), folder, dict(environ))
 
@@ -339,7 +334,6 @@ class Successor:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     async def receive(self, message: Message, within_s: float) -> None:
@@ -419,10 +413,6 @@ class UpgradeFailedError(RuntimeProxyError):
 def request_upgrade(endpoint: str, start_s: float) -> tuple[int, int]:
     """Has the instance on a socket start its successor; returns the process ids of both.
 
-    Args:
-        endpoint: the path of the socket.
-        start_s: how long the successor may take to come up.
-
     Raises:
         NoInstanceError: no instance serves there, or it is another user's.
         UpgradeFailedError: the successor did not come up, or the result is not known in time.
@@ -433,7 +423,8 @@ def request_upgrade(endpoint: str, start_s: float) -> tuple[int, int]:
     deadline_s = time.monotonic() + start_s + SERVING_S + REQUEST_SLACK_S
     while time.monotonic() < deadline_s:
         now = _lock_lines(path)
-        if now[0] != pid and _note_text(now) == TAKEN_OVER:
+        # The note begins with its time.
+        if now[0] != pid and now[1].partition(" ")[2] == TAKEN_OVER:
             return pid, now[0]
         # Read twice: the first time it may have been half written.
         if now == last and (failure := _request_failure(pid, before, now)):
@@ -450,12 +441,8 @@ def _request_failure(pid: int, before: tuple[int, str], now: tuple[int, str]) ->
         return ""
     if now[0] != pid:
         return f"process {pid} has ended, and process {now[0]} was started anew"
-    return f"{_note_text(now)}; process {pid} serves" if now[1] else f"process {pid} was asked to end"
-
-
-def _note_text(lines: tuple[int, str]) -> str:
-    """The note without its time."""
-    return lines[1].partition(" ")[2]
+    text = now[1].partition(" ")[2]
+    return f"{text}; process {pid} serves" if now[1] else f"process {pid} was asked to end"
 
 
 def _lock_lines(path: str) -> tuple[int, str]:

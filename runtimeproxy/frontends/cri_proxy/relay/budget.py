@@ -21,11 +21,11 @@ UNRESERVED_BYTES: Final = 32 * 1024 * 1024
 A client that sends many messages sends them in turn, frame by frame: 500 of 64 KiB fit."""
 
 UNRESERVED_TOTAL_BYTES: Final = 64 * 1024 * 1024
-"""The same of all connections together: each may hold as much as is left, so one gets `UNRESERVED_BYTES`, and
-of many each its part."""
+"""Of all connections together: each may hold as much as is left, so one gets `UNRESERVED_BYTES`, and of many
+each its part."""
 
 LEAST_UNRESERVED_BYTES: Final = 256 * 1024
-"""What a connection may hold so however much the others do: some small messages that come in turn."""
+"""For each connection, whatever the others hold: some small messages that come in turn."""
 
 WAITING_BYTES: Final = 1024 * 1024
 """Of one connection, of messages that wait for memory: above it the client is not read. A runtime with large
@@ -81,7 +81,6 @@ class MemoryBudget:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a reservation waits."""
         return bool(self._connections or self._growing)
 
     @property
@@ -160,7 +159,7 @@ class MemoryBudget:
             # Calls that hold memory and wait for more could wait for each other: one at a time need not.
             self._overdraft = holding
             return holding
-        heads = [memory.head for memory in self._connections]
+        heads = [next(iter(memory.waiting)) for memory in self._connections]
         heads = [each for each in heads if self._fits_connection(each)]
         if is_full or not heads:
             return None
@@ -199,11 +198,6 @@ class ConnectionMemory:
         self.kept_bytes = 0
         self.is_much = False
         self.waiting: OrderedDict[Reservation, int] = OrderedDict()
-
-    @property
-    def head(self) -> Reservation:
-        """The reservation that has waited longest; there has to be one."""
-        return next(iter(self.waiting))
 
     def keep(self, size_bytes: int) -> bool:
         """Charges what is kept of a call until it is answered, if there is room; returns whether there is.
@@ -275,7 +269,6 @@ class Reservation:
 
     @property
     def is_granted(self) -> bool:
-        """Whether all that is asked for is granted."""
         return self.granted_bytes >= self.size_bytes
 
     def ask(self, size_bytes: int, on_granted: Callable[[], None], *, is_whole: bool = False) -> None:

@@ -41,21 +41,17 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """What all connections of one daemon share.
-
-    Attributes:
-        relay: for the HTTP/2 side.
-        default_upstream: where a client is spliced to that does not speak HTTP/2.
-        upstream_wait_s: how long new connections wait for an upstream that is away.
-        first_call_s: how long a client may take to make its first call.
-        on_defect: called for each error in the relay's own code.
-    """
+    """Options of all connections of one daemon."""
 
     relay: RelayOptions
     default_upstream: Upstream
+    """Where a client is spliced to that does not speak HTTP/2."""
     upstream_wait_s: float
+    """How long new connections wait for an upstream that is away."""
     first_call_s: float = FIRST_CALL_S
+    """How long a client may take to make its first call."""
     on_defect: Callable[[], None] = _nothing
+    """Called for each error in the relay's own code."""
 
 
 class Pause(Flag):
@@ -109,7 +105,6 @@ class PeerTransport(asyncio.BaseProtocol):
         self._on_eof = on_eof
 
     def receive_with(self, on_data: Callable[[bytes], None]) -> None:
-        """Replaces `on_data`."""
         self.data_received = on_data
         if self.transport is not None:
             self.transport.set_protocol(self)
@@ -178,12 +173,7 @@ class PeerTransport(asyncio.BaseProtocol):
 
 
 class Splice:
-    """A client that does not speak HTTP/2: its bytes go to the default upstream and back, unread.
-
-    Args:
-        client: the accepted side; its reads go through here from now on.
-        early: its bytes so far.
-    """
+    """A client that does not speak HTTP/2: its bytes go to the default upstream and back, unread."""
 
     def __init__(self, client: PeerTransport, early: bytes) -> None:
         self._client = client
@@ -219,9 +209,6 @@ class Connection:
         options: shared by all connections.
         on_closed: called once, when the client's transport is gone.
         upstream_socket: not connected yet; the connection closes it. None makes one when it is needed.
-
-    Attributes:
-        is_draining: whether its graceful end has begun.
     """
 
     def __init__(
@@ -258,7 +245,7 @@ class Connection:
         self._is_closed = False
 
     def protocol(self) -> asyncio.BaseProtocol:
-        """Returns the protocol of the accepted socket."""
+        """Returns that of the accepted socket, and begins to wait for the first call."""
         self._timer = self._loop.call_later(self._options.first_call_s, self._on_no_call)
         return self._client
 

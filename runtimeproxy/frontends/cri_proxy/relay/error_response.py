@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from runtimeproxy.frontends.cri_proxy.relay.peer_settings import DEFAULT_HEADER_TABLE_BYTES
+from runtimeproxy.http2.connection import integer, literal
 from runtimeproxy.http2.frames import END_HEADERS, END_STREAM, HEADERS, frame
+from runtimeproxy.http2.header_fields import percent_encoded
 
 MAX_MESSAGE_BYTES: Final = 6 * 1024
 """Of the percent-encoded message: with it the whole block stays under 8 KiB."""
@@ -50,42 +52,6 @@ class TableSizeUpdates:
         return (lowest_bytes,) if lowest_bytes == final_bytes else (lowest_bytes, final_bytes)
 
 
-def _integer(value: int, prefix_bits: int, first: int) -> bytes:
-    """Encodes an integer after `first`'s high bits. Source: RFC 7541, 5.1."""
-    limit = (1 << prefix_bits) - 1
-    if value < limit:
-        return bytes((first | value,))
-    encoded = bytearray((first | limit,))
-    value -= limit
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-def _literal(name: bytes, value: bytes) -> bytes:
-    """Encodes a field without indexing, new name, no Huffman code. Source: RFC 7541, 6.2.2."""
-    return b"\x00" + _integer(len(name), 7, 0) + name + _integer(len(value), 7, 0) + value
-
-
-def percent_encoded(text: str, limit_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
-    """Returns a status message as `grpc-message` carries it, cut to `limit_bytes` between characters.
-
-    Source: gRPC over HTTP/2, "Percent-Encoded": printable ASCII but `%` stands for itself.
-    """
-    encoded = bytearray()
-    for character in text:
-        raw = character.encode("utf-8", "replace")
-        piece = b"".join(
-            bytes((octet,)) if 0x20 <= octet <= 0x7E and octet != 0x25 else b"%%%02X" % octet for octet in raw
-        )
-        if len(encoded) + len(piece) > limit_bytes:
-            break
-        encoded += piece
-    return bytes(encoded)
-
-
 def error_response(
     stream_id: int,
     code: int,
@@ -103,9 +69,9 @@ def error_response(
         table_updates: dynamic table sizes to signal first, where updates are due (RFC 7541, 4.2).
         is_trailers: whether response headers have passed on this stream already.
     """
-    block = b"".join(_integer(size, 5, 0x20) for size in table_updates)
+    block = b"".join(integer(size, 5, 0x20) for size in table_updates)
     if not is_trailers:
-        block += _STATUS_200 + _literal(b"content-type", b"application/grpc")
-    block += _literal(b"grpc-status", b"%d" % code)
-    block += _literal(b"grpc-message", percent_encoded(text))
+        block += _STATUS_200 + literal(b"content-type", b"application/grpc")
+    block += literal(b"grpc-status", b"%d" % code)
+    block += literal(b"grpc-message", percent_encoded(text, MAX_MESSAGE_BYTES))
     return frame(HEADERS, END_STREAM | END_HEADERS, stream_id, block)

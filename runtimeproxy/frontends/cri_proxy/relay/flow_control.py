@@ -229,7 +229,6 @@ class FlowControl:
         return max(0, frame_bytes - size_bytes)
 
     def stop(self, stream: SendingStream) -> None:
-        """Drops the rest of a message."""
         stream.unsent = NOTHING_UNSENT
         stream.is_sending = False
         if stream.is_queued:
@@ -280,5 +279,5 @@ class FlowControl:
         size = len(content)
         flags = frames.END_STREAM if is_last else 0
         header = frames.FRAME_HEADER.pack(size >> 16, size & 0xFFFF, frames.DATA, flags, stream_id)
-        # A copy: a view in the transport's buffer would keep the whole message after it counts as written.
+        # A copy: a view in the transport's buffer would keep the whole message after its memory is released.
         self._to_runtime.chunks.append(header + content)

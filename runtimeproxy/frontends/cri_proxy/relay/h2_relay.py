@@ -21,10 +21,6 @@ class H2Relay(Streams):
     The owner feeds `request.receive` and `response.receive`, writes `to_client.chunks` and
     `to_runtime.chunks` after each call (to the runtime only once `on_upstream_opened` was called), and
     reports the events of the transports. A `PeerError` out of any of these calls means `fail` and the end.
-
-    Attributes:
-        request: takes the bytes of the client, after its preface.
-        response: takes the bytes of the runtime.
     """
 
     def __init__(

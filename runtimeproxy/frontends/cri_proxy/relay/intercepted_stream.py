@@ -373,11 +373,7 @@ class InterceptedStream:
             handler.on_cancelled()
 
     def _finish(self) -> CallHandler | None:
-        """Drops all references to this stream, so that no collector has to find it.
-
-        Returns:
-            The handler, which gets one last event; None if it has had it.
-        """
+        """Drops all references to this stream, for no collector has to find it; returns the handler, once."""
         handler, self._handler = self._handler, None
         self._stage = _Stage.OVER
         if self.is_sending:
@@ -579,12 +575,7 @@ class RequestBody:
             stream.on_message()
 
     def reserve_extra(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
-        """Charges the memory that the handler holds for the message, in place of an earlier amount.
-
-        Args:
-            size_bytes: all of it together.
-            on_granted: called when there is room.
-        """
+        """Charges the memory that the handler holds for the message, in place of an earlier amount."""
         self._extra_bytes = size_bytes
         total_bytes = self._held_bytes + size_bytes
         if self._reservation is None:
@@ -651,7 +642,7 @@ class RequestBody:
         settings = self._relay.runtime_settings
         given_bytes = self.granted_bytes - self.flow_bytes
         missing_bytes = size_bytes - (settings.smallest.initial_window_bytes + given_bytes)
-        # A window above 2^31-1 is an error, and the client may count with the larger value already.
+        # A window above 2^31-1 is an error, and the client may rely on the larger value already.
         room_bytes = MAX_WINDOW_BYTES - (settings.largest.initial_window_bytes + given_bytes)
         if missing_bytes > 0:
             self._grant(min(missing_bytes, room_bytes))

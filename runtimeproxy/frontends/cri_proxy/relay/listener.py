@@ -36,24 +36,20 @@ class Listener:
     """A listening Unix socket, with its name and lock, which `release` removes.
 
     Two processes share it while one hands over to the other; the socket's name and the lock are the owner's.
-
-    Attributes:
-        sock: bound and listening.
-        path: where it is published; None for a socket from systemd.
-        inode: of the published name.
-        lock_fd: the open lock file; -1 for none.
-        is_owner: whether this process is the one that serves.
     """
 
     sock: socket.socket
     path: str | None = None
+    """Where it is published; None for a socket from systemd."""
     inode: int = 0
+    """Of the published name."""
     lock_fd: int = -1
+    """The open lock file; -1 for none."""
     is_owner: bool = True
+    """Whether this process is the one that serves."""
 
     @property
     def address(self) -> str:
-        """The path that clients connect to."""
         return self.path if self.path is not None else str(self.sock.getsockname())
 
     def own(self, note: str = "") -> None:
@@ -98,7 +94,7 @@ def inherited(sock: socket.socket) -> Listener:
 
 
 def lock_path(path: str) -> str:
-    """Returns the path of a socket's lock file, which holds the process id of the instance that serves."""
+    """The file with the process id of the instance that serves."""
     return f"{path}.lock"
 
 

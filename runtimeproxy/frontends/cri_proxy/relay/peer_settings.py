@@ -49,11 +49,6 @@ class PeerSettings:
 
     A peer's frames are checked against the larger of the acknowledged and the announced values, and own
     frames keep to the smaller: until the ACK passes it is not known which of them applies.
-
-    Attributes:
-        largest: the larger values.
-        smallest: the smaller values.
-        longest_frame_bytes: how long the payload of a frame to this peer may be.
     """
 
     def __init__(self) -> None:
@@ -64,7 +59,6 @@ class PeerSettings:
 
     @property
     def announced(self) -> Http2Settings:
-        """The newest values, acknowledged or not."""
         return self._pending[-1] if self._pending else self._acked
 
     def announce(self, payload: bytes) -> None:

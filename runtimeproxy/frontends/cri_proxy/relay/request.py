@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.frontends.cri_proxy.interception import CallHead
+from runtimeproxy.frontends.cri_proxy.relay.direction import TURN_FRAMES, Direction
 from runtimeproxy.frontends.cri_proxy.relay.intercepted_stream import InterceptedStream
 from runtimeproxy.frontends.cri_proxy.relay.preconnect import check_early
 from runtimeproxy.http2 import frames
@@ -36,16 +36,13 @@ from runtimeproxy.http2.frames import (
     rst_stream,
     unpack_header,
 )
-from runtimeproxy.http2.header_fields import Fields, HeadReader
+from runtimeproxy.http2.header_fields import Fields, HeadReader, timeout_s
 
 if TYPE_CHECKING:
     from runtimeproxy.counts import MethodCounts
     from runtimeproxy.frontends.cri_proxy.relay.streams import Streams
     from runtimeproxy.frontends.cri_proxy.relay.upstream import Upstream
 
-TURN_FRAMES: Final = range(2000)
-"""Frames of one side that are taken in one turn of the loop: a read of 256 KiB may hold 29,000, and other
-clients wait meanwhile."""
 MAX_SPECIAL_STREAMS: Final = 2000
 """Intercepted and refused calls of one connection; a kubelet has some dozens, and each costs some KiB."""
 MAX_BLOCK_BYTES: Final = 128 * 1024
@@ -55,13 +52,11 @@ FIELDS: Final = Fields(b":path", b"grpc-timeout", b"grpc-encoding", encoded=(b"t
 """The header fields of a request that the relay reads."""
 
 _PADDED_OR_PRIORITY: Final = PADDED | PRIORITY_FLAG
-_TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])\Z")
-_TIMEOUT_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
 @dataclass(slots=True)
 class RequestHead:
-    """What a request's header block means; remembered with the block, so that repeated ones cost little.
+    """The meaning of a request's header block; remembered with the block, so that repeated ones cost little.
 
     A client that traces sends another one in each call: so it is not frozen, which takes longer to make, and
     what only intercepted calls need is as it came.
@@ -75,23 +70,13 @@ class RequestHead:
     traceparent: bytes
 
     def call(self, relay: Streams) -> CallHead:
-        """What the handler of an intercepted call gets."""
         return CallHead(
             self.path,
-            parse_timeout(self.timeout),
+            timeout_s(self.timeout),
             self.encoding.decode("latin-1") or "identity",
             connection=relay,
             encoded_traceparent=self.traceparent,
         )
-
-
-def parse_timeout(value: bytes) -> float | None:
-    """Returns a `grpc-timeout` in seconds; None when it is absent or malformed.
-
-    Source: gRPC over HTTP/2, "Timeout": up to eight digits and a unit.
-    """
-    match = _TIMEOUT.match(value)
-    return int(match[1]) * _TIMEOUT_UNIT_S[match[2]] if match else None
 
 
 def served_path(path: bytes) -> str:
@@ -113,13 +98,7 @@ def request_head(relay: Streams, values: Sequence[bytes]) -> RequestHead:
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """A header block whose END_HEADERS has not come yet; forwarded as a whole.
-
-    Attributes:
-        flags: those of its HEADERS frame.
-        raw: its frames as they came.
-        fragments: the parts of the block in them.
-    """
+    """A header block whose END_HEADERS has not come yet; forwarded as a whole."""
 
     stream_id: int
     flags: int
@@ -128,11 +107,7 @@ class _OpenBlock:
     size_bytes: int = 0
 
     def add(self, raw: bytes, fragment: bytes) -> None:
-        """Takes its next frame.
-
-        Raises:
-            PeerError: the block grows without end.
-        """
+        """Takes its next frame."""
         self.size_bytes += len(raw)
         if self.size_bytes > MAX_BLOCK_BYTES:
             raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "header block without end")
@@ -140,23 +115,15 @@ class _OpenBlock:
         self.fragments.append(fragment)
 
 
-class RequestDirection:
+class RequestDirection(Direction):
     """Parses the client's bytes; runs of frames that just pass are forwarded without a copy.
 
     Every header block is read, in order: its call is intercepted if the interceptor says so.
-
-    Attributes:
-        is_behind: whether whole frames wait for the next turn: `receive` goes on with them, even with b"".
-        received_bytes: of all whole frames.
     """
 
     def __init__(self, relay: Streams) -> None:
-        self._relay = relay
+        super().__init__(relay)
         self._heads = HeadReader(FIELDS, partial(request_head, relay))
-        self._partial: list[bytes] = []
-        self._missing_bytes = 0
-        self.is_behind = False
-        self.received_bytes = 0
         self._block: _OpenBlock | None = None
         self._own_settings_acks = 1
 
@@ -167,13 +134,9 @@ class RequestDirection:
             PeerError: the client broke the protocol.
         """
         if self._partial:
-            self._partial.append(data)
-            if len(data) < self._missing_bytes:
-                self._missing_bytes -= len(data)
+            data = self._completed(data)
+            if not data:
                 return
-            data = b"".join(self._partial)
-            self._partial.clear()
-            self.is_behind = False
         relay = self._relay
         flow = relay.flow
         special = relay.special_streams
@@ -247,17 +210,6 @@ class RequestDirection:
         if not self._relay.to_runtime.is_open:
             self._relay.early.add(len(chunk))
 
-    def _keep(self, rest: bytes) -> None:
-        """Keeps an incomplete frame until its rest is there, or whole frames for the next turn."""
-        self._partial.append(rest)
-        # They are counted with the rest.
-        self.received_bytes -= len(rest)
-        length = int.from_bytes(rest[:3], "big") if len(rest) >= HEADER_BYTES else 0
-        self._missing_bytes = HEADER_BYTES + length - len(rest)
-        if self._missing_bytes <= 0:
-            self.is_behind = True
-            self._relay.wake()
-
     def _handle(self, type_: int, flags: int, stream_id: int, raw: bytes) -> None:
         """Handles a frame that does not, or not always, pass as it is."""
         if self._block is not None or type_ == CONTINUATION:
@@ -285,9 +237,6 @@ class RequestDirection:
         """Reads a whole header block, which opens a call or ends one; returns whether it is forwarded.
 
         The first call chooses the upstream; later ones that belong elsewhere need another connection.
-
-        Raises:
-            PeerError: it does not decode, or stands where none may.
         """
         relay = self._relay
         if relay.goaway_id is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.frontends.cri_proxy.relay.request import TURN_FRAMES
+from runtimeproxy.frontends.cri_proxy.relay.direction import TURN_FRAMES, Direction
 from runtimeproxy.http2 import frames
 from runtimeproxy.http2.frames import (
     ACK,
@@ -36,23 +36,15 @@ _COPY_BELOW_BYTES: Final = 4096
 """Shorter pieces of a read are copied: a slice of bytes costs less than a view and its bookkeeping."""
 
 
-class ResponseDirection:
+class ResponseDirection(Direction):
     """Parses the runtime's bytes; nothing is decoded, and DATA that just passes is not even waited for.
 
     A DATA frame of a passing stream is forwarded as its bytes come (cut through); all other frames are
     forwarded whole.
-
-    Attributes:
-        is_behind: whether whole frames wait for the next turn: `receive` goes on with them, even with b"".
-        received_bytes: of all whole frames, and of DATA frames as they come.
     """
 
     def __init__(self, relay: Streams) -> None:
-        self._relay = relay
-        self._partial: list[bytes] = []
-        self._missing_bytes = 0
-        self.is_behind = False
-        self.received_bytes = 0
+        super().__init__(relay)
         self._passing_bytes = 0
         """The rest of a DATA frame whose beginning was forwarded."""
         self._block_stream_id = 0
@@ -79,13 +71,9 @@ class ResponseDirection:
                 start = self._forward(data, 0, position)
                 self._reach_boundary()
         elif self._partial:
-            self._partial.append(data)
-            if len(data) < self._missing_bytes:
-                self._missing_bytes -= len(data)
+            data = self._completed(data)
+            if not data:
                 return
-            data = b"".join(self._partial)
-            self._partial.clear()
-            self.is_behind = False
         flow = relay.flow
         special = relay.special_streams
         max_frame_bytes = relay.client_settings.longest_frame_bytes
@@ -163,17 +151,6 @@ class ResponseDirection:
         output.at_boundary = not self._block_stream_id
         if output.has_own:
             output.flush_own()
-
-    def _keep(self, rest: bytes) -> None:
-        """Keeps an incomplete frame until its rest is there, or whole frames for the next turn."""
-        self._partial.append(rest)
-        # They are counted with the rest.
-        self.received_bytes -= len(rest)
-        length = int.from_bytes(rest[:3], "big") if len(rest) >= HEADER_BYTES else 0
-        self._missing_bytes = HEADER_BYTES + length - len(rest)
-        if self._missing_bytes <= 0:
-            self.is_behind = True
-            self._relay.wake()
 
     def _handle(  # noqa: C901  # one branch for each type
         self, type_: int, flags: int, stream_id: int, raw: bytes

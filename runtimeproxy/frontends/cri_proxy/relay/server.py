@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 ConnectionT = TypeVar("ConnectionT")
 
 MAX_CONNECTIONS: Final = 1024
-"""What the daemon's memory is for: an idle one has 12 KiB, one whose client does not read up to 0.6 MiB."""
+"""As the daemon's memory allows: an idle one has 12 KiB, one whose client does not read up to 0.6 MiB."""
 MANY_CONNECTIONS: Final = 64
 """Of one process. The kubelet has two or three, an agent one; a test suite may leave hundreds behind."""
 
@@ -62,7 +62,7 @@ class Peer(NamedTuple):
     """A process that connects, as SO_PEERCRED has it.
 
     The pid is 0 for processes of pid namespaces that this one does not see, as when the proxy runs in a
-    container of its own: those count by user.
+    container of its own: all those of a user are one peer.
     """
 
     pid: int
@@ -78,13 +78,7 @@ def _most_descriptors() -> int:
 def idle_of_the_greediest(
     idle: Mapping[Peer, deque[ConnectionT]], held: Mapping[Peer, int], count: int
 ) -> Iterator[tuple[Peer, ConnectionT]]:
-    """Which idle connections are ended: one after the other of the process that has most then, oldest first.
-
-    Args:
-        idle: the idle ones of each process; these are taken out.
-        held: how many connections each process has.
-        count: how many are to be ended.
-    """
+    """Takes out the idle connections to end: each time the oldest of the process that has most then."""
     left = dict(held)
     for _ in range(count):
         peer = max((each for each in idle if idle[each]), key=left.__getitem__, default=None)
@@ -141,7 +135,6 @@ class RelayServer:
 
     @property
     def connection_count(self) -> int:
-        """How many clients are connected."""
         return len(self._connections)
 
     @property
@@ -156,7 +149,7 @@ class RelayServer:
 
     @property
     def stream_counts(self) -> tuple[int, int]:
-        """How many calls of all clients are in progress, and how many of them are intercepted ones."""
+        """The calls of all clients that are in progress, and how many of them are intercepted ones."""
         found = [connection.stream_counts for connection in self._connections]
         return sum(streams for streams, _ in found), sum(intercepted for _, intercepted in found)
 

@@ -34,7 +34,7 @@ _REMEMBERED_DISCARDED: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class RelayOptions:
-    """What all connections of one daemon share."""
+    """Options of the HTTP/2 side of all connections of one daemon."""
 
     route: Router
     interceptor: Interceptor
@@ -92,11 +92,6 @@ class Streams:
 
     A `PeerError` out of any call means `fail` and the end.
 
-    Args:
-        options: shared by all connections.
-        open_upstream: called when the first call has chosen the upstream: opens a connection to it.
-        wake: called when output became ready, also in the middle of a call into the relay.
-
     Attributes:
         to_client: bytes for the client.
         to_runtime: bytes for the runtime.
@@ -143,7 +138,7 @@ class Streams:
 
     @property
     def has_intercepted_calls(self) -> bool:
-        """Whether there are intercepted calls that a graceful stop waits for."""
+        """A graceful stop waits for them."""
         return any(stream.is_pending for stream in self.special_streams.values())
 
     @property

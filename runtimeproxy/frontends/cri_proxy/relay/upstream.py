@@ -8,14 +8,11 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from hpack import Decoder, Encoder, HPACKError
-
 from runtimeproxy.errors import StatusCode
-from runtimeproxy.http2 import frames
-from runtimeproxy.http2.frames import PeerError
+from runtimeproxy.http2.client import AnsweredError, GrpcClient, RpcError, request_block
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping
+    from collections.abc import Awaitable
 
 PROBE_TIMEOUT_S: Final = 1.0
 """How long the answer to a probe may take."""
@@ -25,18 +22,9 @@ _RETRY_MOST_S: Final = 0.1
 """A kubelet that lost its event stream has it back within a second of the runtime."""
 _AWAY = (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN, errno.ECONNRESET, errno.EINTR)
 
-_PROBE_FIELDS: Final[Mapping[str, str]] = {
-    ":method": "POST",
-    ":scheme": "http",
-    ":path": "/runtime.v1.RuntimeService/Version",
-    ":authority": "localhost",
-    "content-type": "application/grpc",
-    "te": "trailers",
-}
+_PROBE_PATH: Final = "/runtime.v1.RuntimeService/Version"
 """The cheapest call of the CRI."""
-_PROBE_STREAM_ID: Final = 1
-_EMPTY_MESSAGE: Final = bytes(5)
-_NOT_READY: Final = tuple(str(int(code)).encode() for code in (StatusCode.UNAVAILABLE, StatusCode.UNKNOWN))
+_NOT_READY: Final = (StatusCode.UNAVAILABLE, StatusCode.UNKNOWN)
 """Codes of a runtime that is starting."""
 
 
@@ -183,39 +171,15 @@ class Dial:
 async def answers_calls(socket_path: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
     """Whether a runtime answers `Version` with anything but UNAVAILABLE or UNKNOWN.
 
-    The call is made of the relay's own frames, so that no gRPC has to be loaded for it.
-
     Source: containerd says "server is not initialized yet" until it has loaded all; version 1.6 with UNKNOWN.
     """
-    block = Encoder().encode(_PROBE_FIELDS.items())
-    call = frames.frame(frames.HEADERS, frames.END_HEADERS, _PROBE_STREAM_ID, block)
-    call += frames.frame(frames.DATA, frames.END_STREAM, _PROBE_STREAM_ID, _EMPTY_MESSAGE)
+    client, answer = GrpcClient(socket_path), asyncio.get_running_loop().create_future()
+    call = client.call(request_block(_PROBE_PATH), b"", timeout_s, answer.set_result)
     try:
-        async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_unix_connection(socket_path)
-            try:
-                writer.write(frames.PREFACE + frames.EMPTY_SETTINGS + call)
-                return await _is_answered(reader, writer)
-            finally:
-                writer.close()
-    except (OSError, TimeoutError, asyncio.IncompleteReadError, HPACKError, PeerError):
-        return False
-
-
-async def _is_answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Reads up to the first message or the end of the call."""
-    decoder = Decoder()
-    while True:
-        type_, flags, _, payload = await frames.read_frame(reader)
-        if type_ == frames.DATA:
-            return True
-        if type_ in (frames.RST_STREAM, frames.GOAWAY):
-            return False
-        if type_ == frames.HEADERS:
-            fields = dict(decoder.decode(frames.header_fragment(payload, flags), raw=True))
-            if flags & frames.END_STREAM:
-                return fields.get(b"grpc-status") not in _NOT_READY
-        elif type_ == frames.SETTINGS and not flags & frames.ACK:
-            writer.write(frames.SETTINGS_ACK)
-        elif type_ == frames.PING and not flags & frames.ACK:
-            writer.write(frames.ping_ack(payload))
+        outcome: bytes | RpcError = await answer
+    finally:
+        call.cancel()
+        client.close()
+    if isinstance(outcome, AnsweredError):
+        return outcome.code not in _NOT_READY
+    return not isinstance(outcome, RpcError)

@@ -73,6 +73,40 @@ async def test_more_counts_as_a_request_that_cannot_be_read(
     await desk.close()
 
 
+@pytest.mark.parametrize("size_bytes", [20_000, 100_000])
+@pytest.mark.parametrize("on_unreadable", FailurePolicy)
+async def test_a_pod_for_which_the_records_have_no_room_counts_so_too(
+    size_bytes: int, on_unreadable: FailurePolicy
+) -> None:
+    desk = Surroundings(CallSettings(budget_s=30.0, on_unreadable=on_unreadable))
+    await desk.load(policy("p", pod=PodChange(labels={"a": "b"})))
+    desk.store.max_bytes = 8 * size_bytes
+    call = desk.call("RunPodSandbox", run_request({"koordinator.sh/large": "x" * size_bytes}))
+    await call.reply.done()
+    assert desk.services.problems["RunPodSandbox", "unreadable"] == 1
+    assert desk.failures.causes == ["TooMuchToKeepError"]
+    if on_unreadable is FailurePolicy.FAIL:
+        assert [code for code, _ in call.reply.refused] == [StatusCode.INVALID_ARGUMENT]
+    else:
+        assert call.reply.forwarded == [None]
+    assert len(desk.store.pods) == 0
+    await desk.close()
+
+
+@pytest.mark.parametrize("size_bytes", [20_000, 100_000])
+async def test_annotations_that_no_policy_reads_stop_no_pod_where_there_is_no_room(size_bytes: int) -> None:
+    desk = Surroundings()
+    await desk.load(policy("p", pod=PodChange(labels={"a": "b"})))
+    desk.store.max_bytes = 8 * size_bytes
+    call = desk.call("RunPodSandbox", run_request({"example.com/large": "x" * size_bytes}))
+    await call.succeeded(api_pb2.RunPodSandboxResponse(pod_sandbox_id=POD_ID))
+    assert (await call.sent(api_pb2.RunPodSandboxRequest)).config.labels["a"] == "b"
+    record = desk.store.pods.get(POD_ID)
+    assert record is not None
+    assert (record.trimmed, record.annotations, record.labels["a"]) == (True, KUBELETS, "b")
+    await desk.close()
+
+
 @pytest.mark.parametrize("size_bytes", [100, 100_000])
 async def test_the_manifest_of_kubectl_is_shown_in_a_call_and_never_kept(size_bytes: int) -> None:
     """Hook servers are sent the annotations of a call's request, as before."""

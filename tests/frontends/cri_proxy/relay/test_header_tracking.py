@@ -6,8 +6,8 @@ import pytest
 from hpack import Decoder
 
 from runtimeproxy.frontends.cri_proxy.interception import CallHead
-from runtimeproxy.frontends.cri_proxy.relay.request import parse_timeout
 from runtimeproxy.http2.frames import PeerError
+from runtimeproxy.http2.header_fields import timeout_s
 from tests.frontends.cri_proxy.relay.playbook import HELD, Play, opened
 from tests.peers.wire import Headers, headers
 
@@ -87,7 +87,7 @@ def test_a_block_that_says_nothing_has_an_empty_head() -> None:
     ],
 )
 def test_timeouts(value: bytes, seconds: float | None) -> None:
-    assert parse_timeout(value) == (None if seconds is None else pytest.approx(seconds))
+    assert timeout_s(value) == (None if seconds is None else pytest.approx(seconds))
 
 
 def test_repeated_blocks_are_decoded_once_their_table_is_steady() -> None:

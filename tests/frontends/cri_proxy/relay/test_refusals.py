@@ -7,8 +7,8 @@ import pytest
 from runtimeproxy.frontends.cri_proxy.relay.error_response import (
     MAX_MESSAGE_BYTES,
     error_response,
-    percent_encoded,
 )
+from runtimeproxy.http2.header_fields import percent_encoded
 from tests.frontends.cri_proxy.relay.playbook import HELD, Play, ScriptedCall, opened
 from tests.peers.wire import (
     CANCEL,
@@ -104,7 +104,7 @@ def test_response_headers_that_have_passed_are_not_repeated() -> None:
     ids=["ascii", "percent", "control", "latin", "astral", "delete", "surrogate", "empty"],
 )
 def test_the_message_is_percent_encoded(text: str, encoded: bytes) -> None:
-    assert percent_encoded(text) == encoded
+    assert percent_encoded(text, MAX_MESSAGE_BYTES) == encoded
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "ö" * 100_000, "%" * 100_000])

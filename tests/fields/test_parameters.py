@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from runtimeproxy.cgroups.formats import Value, weight_v2
-from runtimeproxy.cgroups.parameters import PARAMETERS, check_value
+from runtimeproxy.fields.formats import Value, weight_v2
+from runtimeproxy.fields.tables import PARAMETERS, check_value
 from runtimeproxy.units import WeightFormula
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

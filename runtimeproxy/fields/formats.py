@@ -1,7 +1,7 @@
 """The formats of values in the kernel's cgroup files, version 1 and 2; pure functions.
 
-A value is an integer (-1 stands for "unlimited" where the file knows that) or, for CPU and NUMA node lists,
-text in the kernel's list format.
+A value is an integer (-1 stands for "unlimited" where the file knows that) or text: that of CPU and NUMA node
+lists is in the kernel's list format.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from runtimeproxy.units import (
+    MAX_CPU_WEIGHT,
+    MIN_CPU_WEIGHT,
     UNLIMITED,
     WeightFormula,
     cpu_shares_from_weight,
@@ -42,11 +44,30 @@ class FileFormat:
     """Whether writing the value would leave the file's content as it is."""
     compose: Callable[[Value, str], str] | None = None
     """In place of `encode` where the text also depends on the file's content."""
+    limits: tuple[int, int] | None = None
+    """The smallest and the largest number in the file, if they are not those of the field."""
+    default: str | None = None
+    """The content in a new cgroup, if it is not the text of the field's neutral value."""
 
 
 def number(file: str) -> FileFormat:
     """A plain decimal number, -1 included."""
     return FileFormat(file, str, _number, lambda value, text: _number(text) == value)
+
+
+def number_or_max(file: str) -> FileFormat:
+    """A decimal number, or `max` for unlimited."""
+    return FileFormat(
+        file,
+        lambda value: format_memory_max(int(value)),
+        parse_memory_max,
+        lambda value, text: parse_memory_max(text) == value,
+    )
+
+
+def text(file: str) -> FileFormat:
+    """One word, as it stands in the file."""
+    return FileFormat(file, str, str.strip, lambda value, content: content.strip() == value)
 
 
 def quota_v2(file: str) -> FileFormat:
@@ -85,6 +106,8 @@ def weight_v2(file: str, formula: WeightFormula = WeightFormula.LINEAR) -> FileF
         lambda value: str(cpu_weight_from_shares(int(value), formula)),
         lambda text: cpu_shares_from_weight(_number(text), formula),
         matches,
+        limits=(MIN_CPU_WEIGHT, MAX_CPU_WEIGHT),
+        default="100",
     )
 
 

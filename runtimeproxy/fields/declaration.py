@@ -1,0 +1,186 @@
+"""What is known of a field: one declaration each, see `runtimeproxy.fields.declared`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from runtimeproxy.fields.formats import FileFormat, Value
+from runtimeproxy.units import MAX_INT64, UNLIMITED, cpu_weight_from_shares, parse_cpu_list
+from runtimeproxy.vocabulary import Level, Role
+
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class Kind(Enum):
+    """The values of a field."""
+
+    NUMBER = "number"
+    CPUS = "CPU list"
+    MEMORY_NODES = "NUMA node list"
+    TEXT = "text"
+
+
+class Direction(Enum):
+    """The direction of looser values, which parents get before their children."""
+
+    NONE = "none"
+    """No order is needed: the value is written at once."""
+    LARGER = "larger"
+    """A larger number is looser, and unlimited is the loosest."""
+    SMALLER = "smaller"
+    UNION = "union"
+    """A list is looser the more members it has; an empty one is the loosest."""
+
+
+class Rounding(Enum):
+    """What the kernel makes of numbers: two that it rounds alike are the same."""
+
+    NONE = "none"
+    PAGES = "pages"
+    WEIGHTS = "weights"
+    """Shares become weights on version 2, and may come back as those of the next weight."""
+
+
+ALL_LEVELS: Final = frozenset(Level) - {Level.NODE}
+ROLES: Final = {
+    Kind.NUMBER: frozenset(Role),
+    Kind.CPUS: frozenset({Role.SET, Role.AT_MOST}),
+    Kind.MEMORY_NODES: frozenset({Role.SET, Role.AT_MOST}),
+    Kind.TEXT: frozenset({Role.SET}),
+}
+"""What claims may do with a value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """All that other packages need to know of one field."""
+
+    name: str
+    """The version 1 name of its cgroup file, as Koordinator uses it; without a file that in `Resources`."""
+    kind: Kind = Kind.NUMBER
+    neutral: Value | None = None
+    """The value without any effect, as in a new cgroup; CLEAR leads to it. None: it cannot be cleared."""
+
+    minimum: int = 0
+    maximum: int = MAX_INT64
+    unlimited: bool = False
+    """Whether -1 (or the text `max`) means "no limit"."""
+    policy_minimum: int | None = None
+    """The smallest number that a policy may set, if files hold smaller ones."""
+    clamps: bool = False
+    """Whether a policy's number above 0 and out of range becomes the nearest in range: the meaning stays."""
+    rounding: Rounding = Rounding.NONE
+    texts: tuple[str, ...] = ()
+    """All values of a text."""
+
+    only_set: bool = False
+    """Whether a policy's change of the message may set it and nothing else."""
+    levels: frozenset[Level] = ALL_LEVELS
+    """Where an owner with a lease may claim it."""
+
+    v1: FileFormat | None = None
+    """None: version 1 has no such file."""
+    v2: FileFormat | None = None
+    """None: version 2 has no such file."""
+    writable: bool = True
+    direction: Direction = Direction.NONE
+    only_unified: bool = False
+    """Whether its file is set in `unified` of a message only, and never written directly."""
+
+    resource: str = ""
+    """Its name in `Resources` and `ResourceChange`; empty: the CRI does not carry it by itself."""
+    cri: str = ""
+    """Its name in the CRI's LinuxContainerResources, and in messages made like that one."""
+    oci: tuple[str, str] | None = None
+    """Its place below `linux.resources` of an OCI runtime specification."""
+    creation_only: bool = False
+    """Whether a runtime takes it for a new container only: it cannot be changed while that runs."""
+    unlimited_is_absent: bool = False
+    """Whether "no limit" of a new container is an absent number: CRI-O refuses -1 there."""
+
+    kubelet: frozenset[Level] = frozenset()
+    """Where the kubelet writes the file itself, without the runtime."""
+    koordlet: str = ""
+    """Koordlet's feature gate for writing the file from time to time."""
+    koordlet_moves: str = ""
+    """Koordlet's feature gates for moving the value from second to second, where policies may set it."""
+    feature: str = ""
+    """The `Feature` of kernels that have its file."""
+
+    @property
+    def controller(self) -> str:
+        """The controller that carries it, with the same name in both versions."""
+        return self.name.partition(".")[0]
+
+    @property
+    def is_list(self) -> bool:
+        return self.kind in (Kind.CPUS, Kind.MEMORY_NODES)
+
+    @property
+    def is_parameter(self) -> bool:
+        return not self.only_unified and not (self.v1 is None and self.v2 is None)
+
+    def format_for(self, version: int) -> FileFormat | None:
+        return self.v2 if version == 2 else self.v1
+
+    def canonical(self, value: Value) -> Value:
+        """The canonical value: an int in range, or a list or text as given.
+
+        Raises:
+            ValueError: Wrong type, out of range, not a list, or another text; says which.
+        """
+        if self.is_list:
+            if not isinstance(value, str):
+                raise ValueError(f"{self.name} takes a list such as 0-3,8, not {value!r}")
+            parse_cpu_list(value)
+            return value
+        if self.kind is Kind.TEXT:
+            if value not in self.texts:
+                raise ValueError(f"{self.name} takes {' or '.join(self.texts)}, not {value!r}")
+            return value
+        parsed = _as_int(self.name, value, unlimited=self.unlimited)
+        if not (self.unlimited and parsed == UNLIMITED) and not self.minimum <= parsed <= self.maximum:
+            limits = f"{self.minimum} to {self.maximum}" + (", or -1" if self.unlimited else "")
+            raise ValueError(f"{self.name} is {parsed}, not in {limits}")
+        return parsed
+
+    def is_same(self, one: Value, other: Value) -> bool:
+        """Whether two values are the same to the kernel."""
+        if one == other:
+            return True
+        if self.is_list:
+            return _members(str(one)) == _members(str(other))
+        if self.rounding is Rounding.PAGES:
+            return int(one) // PAGE_BYTES == int(other) // PAGE_BYTES
+        return self.rounding is Rounding.WEIGHTS and _are_one_weight(int(one), int(other))
+
+
+def _as_int(name: str, value: Value, *, unlimited: bool) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"{name} takes a number, not {value!r}")  # noqa: TRY004 - one error type for callers
+    if isinstance(value, int):
+        return value
+    if value == "max" and unlimited:
+        return UNLIMITED
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"{name} takes a number, not {value!r}") from None
+
+
+def _are_one_weight(one: int, other: int) -> bool:
+    """Shares that were read back from version 2's weights may lie one weight lower."""
+    try:
+        return abs(cpu_weight_from_shares(one) - cpu_weight_from_shares(other)) <= 1
+    except ValueError:
+        return False
+
+
+def _members(text: str) -> frozenset[int] | str:
+    try:
+        return parse_cpu_list(text)
+    except ValueError:
+        return text

@@ -1,0 +1,207 @@
+"""All fields: data only.
+
+Cgroup parameters come first, in the order in which looser values of one cgroup are written. Sources:
+
+- names: Koordinator pkg/koordlet/util/system/cgroup_resource.go; CRI v1, message LinuxContainerResources;
+  opencontainers/runtime-spec, config-linux.md;
+- ranges and neutral values of mainline files, after the kernel's own checks: kernel/sched/core.c,
+  kernel/sched/sched.h, mm/memcontrol.c, Documentation/admin-guide/cgroup-v2.rst; of files that only Anolis
+  kernels have, Koordinator's values of a disabled class (policies spec 3.6);
+- what the kubelet writes: pkg/kubelet/cm/helpers_linux.go, ResourceConfigForPod; from 1.36 on memory.low of
+  Burstable pods, from 1.37 on memory.high (ApplyPodLevelMemoryHigh); qos_container_manager_linux.go,
+  UpdateCgroups. What its feature MemoryQoS writes to classes depends on its version (`node/kubelet.py`): the
+  policy `memory-qos` leaves it out;
+- what koordlet writes: Koordinator pkg/koordlet/runtimehooks/hooks (groupidentity, coresched, tc) and
+  pkg/koordlet/qosmanager/plugins (cpuburst, cpusuppress, cgreconcile); policies spec 2 and 3, feature gates.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from runtimeproxy.fields import formats
+from runtimeproxy.fields.declaration import ALL_LEVELS, PAGE_BYTES, Declaration, Direction, Kind, Rounding
+from runtimeproxy.fields.formats import number
+from runtimeproxy.units import (
+    CPU_PERIOD_US,
+    MAX_CPU_PERIOD_US,
+    MAX_CPU_QUOTA_US,
+    MAX_CPU_SHARES,
+    MAX_INT64,
+    MIN_CPU_PERIOD_US,
+    MIN_CPU_QUOTA_US,
+    MIN_CPU_SHARES,
+    SHARES_PER_CPU,
+    UNLIMITED,
+)
+from runtimeproxy.vocabulary import Level
+
+_ON_PODS: Final = frozenset({Level.POD})
+_RECONCILE: Final = "CgroupReconcile"
+
+
+def _number(name: str, neutral: int, **others: Any) -> Declaration:  # noqa: ANN401 - a dataclass checks names
+    """A plain number with the same file in both versions."""
+    return Declaration(name=name, neutral=neutral, **{"v1": number(name), "v2": number(name), **others})
+
+
+def _anolis(name: str, neutral: int, feature: str, **others: Any) -> Declaration:  # noqa: ANN401
+    """A number that only Anolis kernels (and, for memory.oom.group, mainline version 2) have."""
+    return _number(name, neutral, feature=feature, koordlet=_RECONCILE, **others)
+
+
+def _in_cri(resource: str, cri: str, *oci: str) -> dict[str, Any]:
+    return {"resource": resource, "cri": cri, "oci": oci}
+
+
+def _list(name: str, kind: Kind, **others: Any) -> Declaration:  # noqa: ANN401
+    file, key = formats.cpu_list(name), name.replace(".", "_")
+    others |= _in_cri(key, key, "cpu", name.partition(".")[2])
+    return Declaration(
+        name=name, kind=kind, neutral="", v1=file, v2=file, direction=Direction.UNION, **others
+    )
+
+
+def _memory(name: str, neutral: int) -> Declaration:
+    """memory.min, memory.low, memory.high: mainline on version 2, Anolis kernels on version 1."""
+    return Declaration(
+        name=name,
+        neutral=neutral,
+        unlimited=True,
+        rounding=Rounding.PAGES,
+        v1=formats.memory_v1(name, unlimited=str(MAX_INT64)),
+        v2=formats.memory_v2(name),
+        direction=Direction.LARGER,
+        kubelet=_ON_PODS,
+        koordlet=_RECONCILE,
+        feature="memory-protection",
+    )
+
+
+def _unified(file: formats.FileFormat) -> Declaration:
+    return Declaration(name=file.file, neutral=UNLIMITED, unlimited=True, v2=file, only_unified=True)
+
+
+DECLARED: tuple[Declaration, ...] = (
+    # The kernel refuses a weight while a group is idle, and kubelet and runtime write weights. 0 comes before
+    # a weight, 1 after it.
+    _number(
+        "cpu.idle",
+        0,
+        maximum=1,
+        levels=frozenset({Level.HOST_APPLICATION}),
+        direction=Direction.SMALLER,
+        koordlet="CoreSched",
+        feature="idle",
+    ),
+    # The kernel clamps shares itself, but runc fails the container if the value that it reads back differs.
+    _number(
+        "cpu.shares",
+        SHARES_PER_CPU,
+        minimum=MIN_CPU_SHARES,
+        maximum=MAX_CPU_SHARES,
+        clamps=True,
+        rounding=Rounding.WEIGHTS,
+        levels=ALL_LEVELS - {Level.QOS_CLASS},
+        v2=formats.weight_v2("cpu.weight"),
+        **_in_cri("cpu_shares", "cpu_shares", "cpu", "shares"),
+        kubelet=frozenset({Level.POD, Level.QOS_CLASS}),
+    ),
+    # A small quota means "the minimum", a huge one "no limit in practice".
+    _number(
+        "cpu.cfs_quota_us",
+        UNLIMITED,
+        minimum=MIN_CPU_QUOTA_US,
+        maximum=MAX_CPU_QUOTA_US,
+        unlimited=True,
+        clamps=True,
+        v2=formats.quota_v2("cpu.max"),
+        direction=Direction.LARGER,
+        **_in_cri("cpu_quota_us", "cpu_quota", "cpu", "quota"),
+        kubelet=_ON_PODS,
+        koordlet_moves="BECPUSuppress, CPUBurst",
+    ),
+    # The same quota is more of a CPU in a smaller period. It rises before the period shrinks, see `order`.
+    # Not clamped: with another period the quota would be another share of a CPU.
+    _number(
+        "cpu.cfs_period_us",
+        CPU_PERIOD_US,
+        minimum=MIN_CPU_PERIOD_US,
+        maximum=MAX_CPU_PERIOD_US,
+        only_set=True,
+        v2=formats.period_v2("cpu.max"),
+        direction=Direction.SMALLER,
+        **_in_cri("cpu_period_us", "cpu_period", "cpu", "period"),
+        kubelet=_ON_PODS,
+    ),
+    # The kernel refuses a burst above the quota, so it rises after the quota and falls before it.
+    _number(
+        "cpu.cfs_burst_us",
+        0,
+        v2=number("cpu.max.burst"),
+        direction=Direction.LARGER,
+        koordlet="CPUBurst",
+        feature="burst",
+    ),
+    _number("cpu.bvt_warp_ns", 0, minimum=-1, maximum=2, koordlet="GroupIdentity", feature="bvt"),
+    _list("cpuset.cpus", Kind.CPUS, koordlet_moves="BECPUSuppress"),
+    _list("cpuset.mems", Kind.MEMORY_NODES),
+    # Nothing can run in one page, so the unit of a smaller limit must be wrong.
+    Declaration(
+        name="memory.limit_in_bytes",
+        neutral=UNLIMITED,
+        unlimited=True,
+        policy_minimum=PAGE_BYTES,
+        rounding=Rounding.PAGES,
+        v1=formats.memory_v1("memory.limit_in_bytes"),
+        v2=formats.memory_v2("memory.max"),
+        direction=Direction.LARGER,
+        **_in_cri("memory_limit_bytes", "memory_limit_in_bytes", "memory", "limit"),
+        unlimited_is_absent=True,
+        kubelet=_ON_PODS,
+    ),
+    Declaration(
+        name="memory.usage_in_bytes",
+        v1=number("memory.usage_in_bytes"),
+        v2=number("memory.current"),
+        writable=False,
+    ),
+    _memory("memory.min", 0),
+    _memory("memory.low", 0),
+    _memory("memory.high", UNLIMITED),
+    _anolis("memory.wmark_ratio", 0, "memory-wmark", maximum=100),
+    _anolis("memory.wmark_scale_factor", 50, "memory-wmark", minimum=1, maximum=1_000),
+    _anolis("memory.wmark_min_adj", 0, "memory-wmark", minimum=-25, maximum=50),
+    _anolis("memory.priority", 0, "memory-priority", maximum=12),
+    _anolis("memory.use_priority_oom", 0, "memory-priority", maximum=1),
+    _anolis("memory.oom.group", 0, "memory-oom-group", maximum=1),
+    _anolis("memory.pagecache_limit.enable", 0, "memory-pagecache-limit", maximum=1, v1=None),
+    _anolis("memory.pagecache_limit.size", 0, "memory-pagecache-limit", v1=None),
+    _anolis("memory.pagecache_limit.sync", 0, "memory-pagecache-limit", maximum=1, v1=None),
+    _number("net_cls.classid", 0, maximum=0xFFFF_FFFF, v2=None, koordlet="TCNetworkQoS"),
+    # Memory and swap together. No file of version 2 has that.
+    Declaration(
+        name="memory_swap_limit_bytes",
+        neutral=UNLIMITED,
+        unlimited=True,
+        policy_minimum=PAGE_BYTES,
+        rounding=Rounding.PAGES,
+        **_in_cri("memory_swap_limit_bytes", "memory_swap_limit_in_bytes", "memory", "swap"),
+        unlimited_is_absent=True,
+    ),
+    # Source: Linux include/uapi/linux/oom.h; containerd, updateOCIResource of the CRI plugin, which leaves
+    # the score of a running container alone, and its option restrict_oom_score_adj, which bounds a new one's.
+    Declaration(
+        name="oom_score_adj",
+        neutral=0,
+        minimum=-1_000,
+        maximum=1_000,
+        only_set=True,
+        resource="oom_score_adj",
+        cri="oom_score_adj",
+        creation_only=True,
+    ),
+    _unified(formats.memory_v2("memory.swap.max")),
+    _unified(formats.memory_v2("memory.swap.high")),
+    _unified(formats.number_or_max("pids.max")),
+)

@@ -1,0 +1,112 @@
+"""How long other clients wait beside one that floods own services, or whose pods have hostile annotations."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from runtimeproxy.testing import CgroupFiles, FakeRuntime
+from tests.bench.beside import paced_result, start_paced
+from tests.bench.paced import Paced
+from tests.bench.scenarios import Pod, make_pod
+from tests.daemon.conftest import Daemons
+from tests.daemon.failures.scene import Scene
+from tests.lab.deadline import wait_until
+from tests.lab.programs import REPOSITORY
+from tests.lab.proxy_process import ProxyProcess
+
+ROUNDS: Final = 3
+SECONDS: Final = 2.0
+MOST_ADDED_MS: Final = 40.0
+"""A busy machine's turns are in it; floods once added 100 ms and more."""
+
+FLOOD: Final = """
+import sys, threading
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.stubs import BlockingClient
+path, size_bytes = sys.argv[1], int(sys.argv[2])
+head = "apiVersion: v1\\nkind: Pod\\nmetadata: {name: p, labels: {koordinator.sh/qosClass: BE}}\\n"
+text = head + "spec:\\n  containers:\\n  - name: a\\n    image: b\\n    env:\\n"
+line = "    - {name: V, value: " + 99 * "x" + "}\\n"
+text += line * ((size_bytes - len(text)) // len(line))
+request = api_pb2.SimulateRequest(manifest=text)
+def run():
+    with BlockingClient(path) as client:
+        stub = client.stub(api_pb2.DESCRIPTOR.services_by_name["RuntimeProxy"])
+        while True:
+            stub.Simulate(request, timeout=60)
+            print("answered", flush=True)
+for _ in range(4):
+    threading.Thread(target=run, daemon=True).start()
+sys.stdin.readline()
+"""
+"""Four threads that simulate the same long manifest over and over."""
+
+
+@contextmanager
+def flood(daemon: ProxyProcess, size_bytes: int) -> Iterator[None]:
+    """Runs it from its first answer on."""
+    command = [sys.executable, "-c", FLOOD, str(daemon.socket), str(size_bytes)]
+    with (
+        tempfile.TemporaryFile("w+") as answers,
+        subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=answers) as process,
+    ):
+        wait_until(lambda: os.fstat(answers.fileno()).st_size > 0, "an answer to the flood")
+        yield
+        process.kill()
+
+
+@pytest.fixture
+def scene(daemons: Daemons, runtime: FakeRuntime, cgroup_files: CgroupFiles, socket_folder: Path) -> Scene:
+    return Scene(daemons, runtime, cgroup_files, socket_folder)
+
+
+def p99_ms(socket: Path) -> float:
+    """Of calls that pass, 200 a second."""
+    latencies_us = sorted(paced_result(start_paced(Paced(str(socket), "version", 200, SECONDS))))
+    return latencies_us[len(latencies_us) * 99 // 100] / 1000
+
+
+def least_p99_ms(socket: Path) -> float:
+    """Of some rounds: other tests of this machine slow down one or the other."""
+    return min(p99_ms(socket) for _ in range(ROUNDS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size_bytes", [70_000, 3_900_000])
+def test_simulated_manifests(scene: Scene, size_bytes: int) -> None:
+    daemon = scene.start()
+    with flood(daemon, size_bytes):
+        beside_ms, direct_ms = least_p99_ms(daemon.socket), least_p99_ms(Path(scene.runtime.socket_path))
+    print(f"beside {beside_ms:.1f} ms, directly {direct_ms:.1f} ms")
+    assert beside_ms < direct_ms + MOST_ADDED_MS
+
+
+@pytest.mark.slow
+def test_long_lists_of_cpus(scene: Scene) -> None:
+    """Pods with them are made and removed all the time."""
+    daemon = scene.start()
+    made = make_pod(str(daemon.socket), "hostile", best_effort=True)
+    cpus = ",".join(str(number % 900) for number in range(2_000))
+    made.config.annotations["scheduling.koordinator.sh/resource-status"] = json.dumps({"cpuset": cpus})
+    pod = Pod(made.sandbox_id, made.config)
+    found_ms = {}
+    for socket in (str(daemon.socket), str(scene.runtime.socket_path)):
+        rounds_ms = []
+        for _ in range(ROUNDS):
+            creating = start_paced(Paced(socket, "create-remove", 20, SECONDS, pod.as_words()))
+            rounds_ms.append(p99_ms(Path(socket)))
+            paced_result(creating)
+        found_ms[socket] = min(rounds_ms)
+    beside_ms, direct_ms = found_ms.values()
+    print(f"beside {beside_ms:.1f} ms, directly {direct_ms:.1f} ms")
+    assert beside_ms < direct_ms + MOST_ADDED_MS

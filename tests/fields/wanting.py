@@ -1,0 +1,42 @@
+"""A policy that wants a value of each synthetic field, where a pod's annotation says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtimeproxy.hooks import (
+    AtMost,
+    ContainerChange,
+    ContainerView,
+    PodChange,
+    PodView,
+    Policy,
+    ResourceChange,
+)
+from runtimeproxy.hooks.changes import CgroupValue
+from runtimeproxy.node.snapshot import Node
+
+ANNOTATION = "test/wants"
+OF_CGROUP: dict[str, CgroupValue] = {
+    "cpu.made_up_ns": 7,
+    "cpuset.cpus.made_up": "0-3",
+    "cpuset.made_up_kind": "root",
+}
+OF_POD: dict[str, CgroupValue] = {**OF_CGROUP, "memory.made_up_in_bytes": 1 << 30}
+OF_MESSAGE: dict[str, Any] = {"made_up_bytes": AtMost(1 << 20), "made_up_score": -3}
+OF_UNIFIED = {"memory.made_up.max": "65536"}
+
+
+class Wanting(Policy):
+    """The values above."""
+
+    name = "wanting"
+
+    def pod(self, pod: PodView, node: Node) -> PodChange | None:
+        return PodChange(cgroup=OF_POD, reason="wanted") if ANNOTATION in pod.annotations else None
+
+    def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
+        if ANNOTATION not in container.pod.annotations:
+            return None
+        resources = ResourceChange(**OF_MESSAGE, unified=OF_UNIFIED)
+        return ContainerChange(resources=resources, cgroup=OF_CGROUP, reason="wanted")
