@@ -107,13 +107,13 @@ def ledger_of(saved: Saved, folder: Path, writer: CgroupWriter) -> Ledger:
 
     boot_id = read_boot_id()
     ledger = Ledger(writer, Journal(folder, boot_id), boot_id)
-    ledger.take_over(with_owners(saved))
-    ledger.load(saved.books)
-    ledger.add_noted(ledger.read_journal())
+    ledger.books.take_over(with_owners(saved))
+    ledger.books.load(saved.books)
+    ledger.books.add_noted(ledger.read_journal())
     for pod in saved.pods:
         members = (each for each in saved.containers if each.pod_id == pod.id)
         running = [each for each in members if each.state is not Lifecycle.STOPPED]
-        ledger.note_requests(pod.cgroup_parent, pod_values(running))
+        ledger.books.note_requests(pod.cgroup_parent, pod_values(running))
     return ledger
 
 

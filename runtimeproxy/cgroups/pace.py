@@ -23,11 +23,7 @@ LONGEST_REST_S: Final = 0.005
 
 
 class Pace:
-    """When work rests, and for how long. Used in one thread.
-
-    Args:
-        clock: In seconds.
-    """
+    """When work rests, and for how long. Used in one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._now_s = clock
@@ -39,7 +35,6 @@ class Pace:
         return min(worked_s * (1 / SHARE - 1), LONGEST_REST_S) if worked_s >= PIECE_S else 0.0
 
     def resume(self) -> None:
-        """A piece begins."""
         self._since_s = self._now_s()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from runtimeproxy.errors import RuntimeProxyError
@@ -48,6 +49,15 @@ def path_or_none(text: str) -> tuple[str, ...] | None:
         return cgroup_path(text)
     except CgroupPathError:
         return None
+
+
+def paths_of(cgroups: Iterable[str]) -> set[tuple[str, ...]]:
+    return {path for cgroup in cgroups if (path := path_or_none(cgroup)) is not None}
+
+
+def cgroup_id(path: tuple[str, ...]) -> str:
+    """The id of a cgroup in records and results."""
+    return "/" + "/".join(path)
 
 
 def expand_slice(name: str) -> tuple[str, ...]:

@@ -34,11 +34,11 @@ def read_text(folder: Path, path: tuple[str, ...], file: str) -> str:
     Raises:
         OSError: The kernel's error; ELOOP or ENOTDIR for a symbolic link on the way.
     """
-    held = _open_folder(folder, path)
+    folder_fd = _open_folder(folder, path)
     try:
-        return _read(file, held)
+        return _read(file, folder_fd)
     finally:
-        os.close(held)
+        os.close(folder_fd)
 
 
 def _read(file: str, folder: int) -> str:
@@ -70,15 +70,15 @@ class FileText(NamedTuple):
 
 def _open_folder(folder: Path, path: tuple[str, ...]) -> int:
     """A descriptor of a cgroup; no part of its path may be a symbolic link."""
-    held = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in path:
         try:
-            inner = os.open(part, _FOLDER_FLAGS, dir_fd=held)
+            inner = os.open(part, _FOLDER_FLAGS, dir_fd=folder_fd)
         finally:
-            # Not kept in `held`, even if this fails: another thread may get its number.
-            os.close(held)
-        held = inner
-    return held
+            # Not kept in `folder_fd`, even if this fails: another thread may get its number.
+            os.close(folder_fd)
+        folder_fd = inner
+    return folder_fd
 
 
 _MOST_OPEN = 16
@@ -93,17 +93,17 @@ class _Folders:
 
     def open(self, folder: Path, path: tuple[str, ...]) -> int:
         """A descriptor of a cgroup, valid until the next call; raises OSError as `_open_folder`."""
-        held = self._found.get((folder, path))
-        if held is None:
+        folder_fd = self._found.get((folder, path))
+        if folder_fd is None:
             if len(self._found) >= _MOST_OPEN:
                 os.close(self._found.pop(next(iter(self._found))))
             parent = self._found.get((folder, path[:-1]))
             if parent is None:
-                held = _open_folder(folder, path)
+                folder_fd = _open_folder(folder, path)
             else:
-                held = os.open(path[-1], _FOLDER_FLAGS, dir_fd=parent)
-            self._found[folder, path] = held
-        return held
+                folder_fd = os.open(path[-1], _FOLDER_FLAGS, dir_fd=parent)
+            self._found[folder, path] = folder_fd
+        return folder_fd
 
     def close(self) -> None:
         for descriptor in self._found.values():
@@ -191,35 +191,23 @@ class CgroupValues:
 
     cgroup: str
     """As the CRI gives it; see `cgroup_path` for the forms."""
-    values: Mapping[str, Value]
+    values: Mapping[str, Value] = field(default_factory=dict)
     """By version 1 name; -1 means unlimited."""
     present: Mapping[str, FileText] = field(default_factory=dict)
-    """What `CgroupWriter.look` has found just now: these files are not read again."""
+    """What `CgroupWriter.look` has read just now: these files are not read again."""
     raw: Mapping[str, str] = field(default_factory=dict)
     """The text to write for a value, byte for byte, in place of the value's own form."""
     weights: WeightFormula | None = None
     """How the other cgroups beside this one got their cpu.weight; None if that is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """One value on its way to one file."""
+class _Location(NamedTuple):
+    """The file that carries a parameter."""
 
-    key: Key
-    cgroup: str
-    given: Value
-    value: Value
     folder: Path
+    """The controller's mount."""
     version: int
     format: FileFormat
-    present: FileText | None = None
-    raw: str | None = None
-
-    def result(self, outcome: WriteOutcome, old: Value | None = None, error: str = "") -> WriteResult:
-        return WriteResult(self.cgroup, self.key.name, self.given, outcome, old, error)
-
-    def failed(self, error: OSError, old: Value | None = None) -> WriteResult:
-        return self.result(outcome_of(error), old, explain(error, self.key.name))
 
 
 @dataclass(slots=True)
@@ -228,12 +216,94 @@ class _Batch:
 
     folders: _Folders
     results: dict[Key | tuple[str, str], WriteResult] = field(default_factory=dict)
-    targets: dict[Key, _Target] = field(default_factory=dict)
+    wanted: dict[Key, tuple[CgroupValues, _Location]] = field(default_factory=dict)
     pending: list[dict[Key, Value]] = field(default_factory=list)
     current: dict[Key, Value | None] = field(default_factory=dict)
 
-    def folder(self, target: _Target) -> int:
-        return self.folders.open(target.folder, target.key.path)
+    def result(
+        self, key: Key, outcome: WriteOutcome, error: str = "", value: Value | None = None
+    ) -> WriteResult:
+        """The result of one value; with a value, of another one than the wanted one."""
+        wanted, _ = self.wanted[key]
+        given = wanted.values[key.name] if value is None else value
+        return WriteResult(wanted.cgroup, key.name, given, outcome, self.current.get(key), error)
+
+    def failed(self, key: Key, error: OSError) -> WriteResult:
+        return self.result(key, outcome_of(error), explain(error, key.name))
+
+    def compare(self, key: Key) -> None:
+        """Adds the result of a value that is there already or cannot be read; all others become pending."""
+        wanted, file = self.wanted[key]
+        present, raw, value = wanted.present.get(key.name), wanted.raw.get(key.name), _canonical(key, wanted)
+        old, is_same = None, False
+        try:
+            text = read_text(file.folder, key.path, file.format.file) if present is None else present.text
+            if raw is not None:
+                is_same = text.rstrip("\n") == raw.rstrip("\n")
+            old = file.format.decode(text)
+            if raw is None:
+                is_same = file.format.matches(value, text)
+        except OSError as error:
+            self.results[key] = self.failed(key, error)
+            return
+        except ValueError:
+            # Content that cannot be parsed is overwritten.
+            old = None
+        self.current[key] = old
+        if is_same:
+            self.results[key] = self.result(key, WriteOutcome.UNCHANGED)
+        else:
+            self.pending[-1][key] = value
+
+    def carry_out(self, step: Step) -> WriteResult:
+        key, (wanted, found) = step.key, self.wanted[step.key]
+        file, raw, text = found.format.file, wanted.raw.get(step.key.name), None
+        try:
+            folder = self.folders.open(found.folder, key.path)
+            if raw is not None and step.is_final:
+                text = raw.rstrip("\n")
+            elif found.format.compose is None:
+                text = found.format.encode(step.value)
+            else:
+                text = found.format.compose(step.value, _read(file, folder))
+            _write(file, folder, text)
+        except OSError as error:
+            if error.errno in _NOT_EMPTY and text == "" and PARAMETERS[key.name].is_list:
+                return self._inherit(key, error)
+            return self.failed(key, error)
+        except ValueError as error:
+            return self.result(key, WriteOutcome.FAILED, str(error))
+        return self.result(key, WriteOutcome.WRITTEN)
+
+    def _inherit(self, key: Key, refused: OSError) -> WriteResult:
+        """Gives a cgroup in place of an empty list what stands for it: all that its parent has.
+
+        Version 2 has an empty list in a new cgroup, and takes one back only while no process is in it or
+        below. A list may have more than the parent's, effective is what both have. That of the whole node
+        stays true when the parent's grows; a copy of the parent's would not.
+        Version 1 takes an empty list only while nothing below has another one, too, and none with more than
+        the parent's: a copy of that is all there is.
+        Source: Linux, kernel/cgroup/cpuset.c, validate_change and update_cpumask.
+        """
+        _, (folder, version, form) = self.wanted[key]
+        file = form.file
+        path, source = (key.path[:-1], file) if version == 1 else ((), f"{file}.effective")
+        try:
+            text = _read(source, self.folders.open(folder, path))
+        except OSError as error:
+            return self.failed(key, refused if error.errno == errno.ENOENT else error)
+        try:
+            value = form.decode(text)
+            if value == self.current[key]:
+                return self.result(key, WriteOutcome.UNCHANGED, value=value)
+            _write(file, self.folders.open(folder, key.path), form.encode(value))
+        except OSError as error:
+            return self.failed(key, error)
+        return self.result(key, WriteOutcome.WRITTEN, value=value)
+
+
+def _canonical(key: Key, wanted: CgroupValues) -> Value:
+    return PARAMETERS[key.name].canonical(wanted.values[key.name])
 
 
 class CgroupWriter:
@@ -242,7 +312,7 @@ class CgroupWriter:
     def __init__(self, root: Path = DEFAULT_ROOT) -> None:
         self._root = root
         self._mounts: dict[str, Mount] = {}
-        self._located: dict[str, tuple[Path, FileFormat] | str] = {}
+        self._located: dict[str, _Location | str] = {}
         self._open = _Open()
 
     @property
@@ -256,15 +326,14 @@ class CgroupWriter:
         return self._mounts
 
     def write(self, cgroup: str, values: Mapping[str, Value]) -> tuple[WriteResult, ...]:
-        """Writes values to one cgroup; see `write_levels`."""
         return self.write_levels([[CgroupValues(cgroup, values)]])
 
     @contextmanager
     def keeping_open(self) -> Iterator[_Folders]:
-        """Keeps each cgroup that this thread looks at or writes to open, for a batch of looks and writes.
+        """Keeps each cgroup that this thread reads or writes open, for a batch of reads and writes.
 
         A path of four parts costs five system calls to open and as many to close. A cgroup that is removed
-        and made again meanwhile counts as missing.
+        and made again meanwhile is taken for missing.
         """
         if self._open.folders is not None:
             yield self._open.folders
@@ -291,18 +360,18 @@ class CgroupWriter:
         for name in names:
             located = self._locate(name) if name in PARAMETERS else ""
             if not isinstance(located, str):
-                files.setdefault(located[0], {})[name] = located[1].file
+                files.setdefault(located.folder, {})[name] = located.format.file
         found: dict[str, FileText] = {}
         for folder, wanted in files.items():
             with _UnlessExhausted(), self.keeping_open() as folders:
-                held = folders.open(folder, path)
-                inode = os.fstat(held).st_ino
+                folder_fd = folders.open(folder, path)
+                inode = os.fstat(folder_fd).st_ino
                 read: dict[str, FileText] = {}
                 for name, file in wanted.items():
                     with _UnlessExhausted():
                         # cpu.max carries two parameters.
                         if file not in read:
-                            read[file] = FileText(file, _read(file, held), inode)
+                            read[file] = FileText(file, _read(file, folder_fd), inode)
                         found[name] = read[file]
         return found
 
@@ -316,8 +385,8 @@ class CgroupWriter:
         if isinstance(located, str):
             return ()
         with _UnlessExhausted(), self.keeping_open() as folders:
-            held = folders.open(located[0], path)
-            descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=held)
+            folder_fd = folders.open(located.folder, path)
+            descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder_fd)
             try:
                 with os.scandir(descriptor) as found:
                     return tuple(each.name for each in found if each.is_dir(follow_symlinks=False))
@@ -331,7 +400,7 @@ class CgroupWriter:
         if isinstance(located, str):
             return None
         try:
-            return located[1].decode(text)
+            return located.format.decode(text)
         except ValueError:
             return None
 
@@ -340,12 +409,12 @@ class CgroupWriter:
         located = self._locate(name)
         if isinstance(located, str) or check_value(name, value):
             return None
-        return located[1].encode(PARAMETERS[name].canonical(value))
+        return located.format.encode(PARAMETERS[name].canonical(value))
 
     def file_of(self, name: str) -> str | None:
         """The name of the file that carries a parameter; None where there is none."""
         located = self._locate(name) if name in PARAMETERS else ""
-        return None if isinstance(located, str) else located[1].file
+        return None if isinstance(located, str) else located.format.file
 
     def matches(self, name: str, value: Value, text: str) -> bool:
         """Whether a file with this content holds a value."""
@@ -353,7 +422,7 @@ class CgroupWriter:
         if isinstance(located, str) or check_value(name, value):
             return False
         try:
-            return located[1].matches(PARAMETERS[name].canonical(value), text)
+            return located.format.matches(PARAMETERS[name].canonical(value), text)
         except ValueError:
             return False
 
@@ -371,16 +440,18 @@ class CgroupWriter:
             for level in levels:
                 batch.pending.append({})
                 for wanted in level:
-                    for name, value in wanted.values.items():
-                        target = self._target(wanted, name, value)
-                        if isinstance(target, WriteResult):
-                            batch.results[wanted.cgroup, name] = target
+                    for name in wanted.values:
+                        found = self._file(wanted, name)
+                        if isinstance(found, WriteResult):
+                            batch.results[wanted.cgroup, name] = found
                         else:
-                            _compare(target, batch)
+                            key = Key(cgroup_path(wanted.cgroup), name)
+                            batch.wanted[key] = wanted, found
+                            batch.compare(key)
             loosened: dict[Key, Value] = {}
             for step in plan(batch.pending, batch.current):
                 rest()
-                result = _carry_out(step, batch)
+                result = batch.carry_out(step)
                 if step.is_final:
                     if result.outcome is WriteOutcome.FAILED and step.key in loosened:
                         result = replace(result, left=loosened[step.key])
@@ -401,9 +472,8 @@ class CgroupWriter:
         located = self._locate(name)
         if isinstance(located, str):
             return None
-        folder, file_format = located
         try:
-            return file_format.decode(read_text(folder, key.path, file_format.file))
+            return located.format.decode(read_text(located.folder, key.path, located.format.file))
         except ValueError:
             return None
         except OSError as error:
@@ -411,34 +481,23 @@ class CgroupWriter:
                 return None
             raise
 
-    def _target(self, wanted: CgroupValues, name: str, value: Value) -> _Target | WriteResult:
-        cgroup = wanted.cgroup
-        invalid = check_value(name, value)
-        if invalid:
-            return WriteResult(cgroup, name, value, WriteOutcome.INVALID, error=invalid)
+    def _file(self, wanted: CgroupValues, name: str) -> _Location | WriteResult:
+        """The file of a value, or why it is not written."""
+        value = wanted.values[name]
+        if invalid := check_value(name, value):
+            return WriteResult(wanted.cgroup, name, value, WriteOutcome.INVALID, error=invalid)
         try:
-            path = cgroup_path(cgroup)
+            cgroup_path(wanted.cgroup)
         except CgroupPathError as error:
-            return WriteResult(cgroup, name, value, WriteOutcome.REFUSED, error=str(error))
+            return WriteResult(wanted.cgroup, name, value, WriteOutcome.REFUSED, error=str(error))
         located = self._locate(name)
         if isinstance(located, str):
-            return WriteResult(cgroup, name, value, WriteOutcome.MISSING, error=located)
-        folder, file_format = located
-        if wanted.weights is not None and file_format is PARAMETERS[_SHARES].v2:
-            file_format = weight_v2(file_format.file, wanted.weights)
-        return _Target(
-            Key(path, name),
-            cgroup,
-            value,
-            PARAMETERS[name].canonical(value),
-            folder,
-            self.mounts[PARAMETERS[name].controller].version,
-            file_format,
-            wanted.present.get(name),
-            wanted.raw.get(name),
-        )
+            return WriteResult(wanted.cgroup, name, value, WriteOutcome.MISSING, error=located)
+        if wanted.weights is not None and located.format is PARAMETERS[_SHARES].v2:
+            return located._replace(format=weight_v2(located.format.file, wanted.weights))
+        return located
 
-    def _locate(self, name: str) -> tuple[Path, FileFormat] | str:
+    def _locate(self, name: str) -> _Location | str:
         """The folder and file that carry a parameter, or why there are none."""
         located = self._located.get(name)
         if located is None:
@@ -448,7 +507,7 @@ class CgroupWriter:
                 self._located[name] = located
         return located
 
-    def _find(self, name: str) -> tuple[Path, FileFormat] | str:
+    def _find(self, name: str) -> _Location | str:
         parameter = PARAMETERS[name]
         mount = self.mounts.get(parameter.controller)
         if mount is None:
@@ -456,82 +515,4 @@ class CgroupWriter:
         file_format = parameter.format_for(mount.version)
         if file_format is None:
             return f"cgroup version {mount.version} has no {name}"
-        return mount.folder, file_format
-
-
-def _compare(target: _Target, batch: _Batch) -> None:
-    """Settles a target that is there already or cannot be read, and leaves all others pending."""
-    key = target.key
-    old: Value | None = None
-    is_same = False
-    try:
-        if target.present is not None:
-            text = target.present.text
-        else:
-            text = read_text(target.folder, key.path, target.format.file)
-        if target.raw is not None:
-            is_same = text.rstrip("\n") == target.raw.rstrip("\n")
-        old = target.format.decode(text)
-        if target.raw is None:
-            is_same = target.format.matches(target.value, text)
-    except OSError as error:
-        batch.results[key] = target.failed(error)
-        return
-    except ValueError:
-        # Content that cannot be parsed is overwritten.
-        old = None
-    if is_same:
-        batch.results[key] = target.result(WriteOutcome.UNCHANGED, old)
-        return
-    batch.targets[key] = target
-    batch.pending[-1][key] = target.value
-    batch.current[key] = old
-
-
-def _inherit(target: _Target, old: Value | None, refused: OSError, batch: _Batch) -> WriteResult:
-    """Gives a cgroup in place of an empty list what stands for it: all that its parent has.
-
-    Version 2 has an empty list in a new cgroup, and takes one back only while no process is in it or below.
-    A list may have more than the parent's, what counts is what both have. That of the whole node stays true
-    when the parent's grows; a copy of the parent's would not.
-    Version 1 takes an empty list only while nothing below has another one, too, and none with more than the
-    parent's: a copy of that is all there is.
-    Source: Linux, kernel/cgroup/cpuset.c, validate_change and update_cpumask.
-    """
-    file = target.format.file
-    path, source = (target.key.path[:-1], file) if target.version == 1 else ((), f"{file}.effective")
-    try:
-        text = _read(source, batch.folders.open(target.folder, path))
-    except OSError as error:
-        return target.failed(refused if error.errno == errno.ENOENT else error, old)
-    try:
-        value = target.format.decode(text)
-        inherited = replace(target, given=value)
-        if value == old:
-            return inherited.result(WriteOutcome.UNCHANGED, old)
-        _write(file, batch.folder(target), target.format.encode(value))
-    except OSError as error:
-        return target.failed(error, old)
-    return inherited.result(WriteOutcome.WRITTEN, old)
-
-
-def _carry_out(step: Step, batch: _Batch) -> WriteResult:
-    target, old = batch.targets[step.key], batch.current[step.key]
-    file = target.format.file
-    text: str | None = None
-    try:
-        folder = batch.folder(target)
-        if target.raw is not None and step.is_final:
-            text = target.raw.rstrip("\n")
-        elif target.format.compose is None:
-            text = target.format.encode(step.value)
-        else:
-            text = target.format.compose(step.value, _read(file, folder))
-        _write(file, folder, text)
-    except OSError as error:
-        if error.errno in _NOT_EMPTY and text == "" and PARAMETERS[target.key.name].is_list:
-            return _inherit(target, old, error, batch)
-        return target.failed(error, old)
-    except ValueError as error:
-        return target.result(WriteOutcome.FAILED, old, str(error))
-    return target.result(WriteOutcome.WRITTEN, old)
+        return _Location(mount.folder, mount.version, file_format)

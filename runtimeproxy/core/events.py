@@ -13,11 +13,17 @@ from runtimeproxy.cgroups.writer import WriteOutcome
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import NO_ORIGIN, Origin, Subject, Written
 from runtimeproxy.hooks.changes import PodChange
-from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX, Field, FieldUpdate, plain_cgroup_values
+from runtimeproxy.hooks.fields import CGROUP, Field, FieldUpdate, plain_cgroup_values
 from runtimeproxy.hooks.policy import Hook
-from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.views import ContainerView, PodView
-from runtimeproxy.ledger.answers import by_parameter, claims_of, target_of, target_of_view, wanted_of
+from runtimeproxy.ledger.answers import (
+    by_parameter,
+    claimant_of_record,
+    claims_of,
+    target_of,
+    target_of_view,
+    wanted_of,
+)
 from runtimeproxy.ledger.books import Wanted, with_fitted_claims
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
 
     from runtimeproxy.cgroups.writer import WriteResult
     from runtimeproxy.hooks.chain import Chain
+    from runtimeproxy.hooks.claimants import Claimant
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.fields import MergedField
     from runtimeproxy.pods.store import PodStore
@@ -38,13 +45,29 @@ SCOPE_PREFIXES: Final = {"cri-o": "crio"}
 _ERRORS: Final = (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILED)
 
 
+class CgroupBooks(Protocol):
+    """What is wanted in cgroups. Reads and writes no file."""
+
+    def book(self, wanted: Wanted) -> object:
+        """Takes the answer of all policies for one cgroup."""
+
+    def is_managed(self, cgroup: str) -> bool:
+        """Whether values were written to this cgroup that are to stay there."""
+
+    def is_bounded(self, pod_cgroup: str) -> bool:
+        """Whether a bound of a pod, or above, applies to its containers."""
+
+    def note_requests(self, pod_cgroup: str, requested: Mapping[str, int | str]) -> None:
+        """Found in the pod's files, these values are the kubelet's own."""
+
+
 class CgroupLedger(Protocol):
-    """The books of cgroups, and the writer of their files; synchronous and thread safe."""
+    """The values of cgroups; thread safe. For worker threads, unless a method says otherwise."""
 
-    def book(self, wanted: Wanted) -> None:
-        """Takes the answer of all policies for one cgroup, and writes nothing; for the loop's thread."""
+    @property
+    def books(self) -> CgroupBooks: ...
 
-    def claim(self, wanted: Sequence[Wanted]) -> Sequence[WriteResult]:
+    def change(self, wanted: Sequence[Wanted]) -> Sequence[WriteResult]:
         """Takes the answers of all policies for some cgroups and writes what follows.
 
         Never raises for an error of the kernel.
@@ -53,18 +76,11 @@ class CgroupLedger(Protocol):
     def start(self, wanted: Wanted) -> Sequence[WriteResult]:
         """Writes the values of a cgroup that exists now: those of its book, or these if it has none."""
 
-    def is_managed(self, cgroup: str) -> bool:
-        """Whether values were written to this cgroup that are to stay there; for the event loop's thread."""
-
     def repair(self, cgroup: str) -> None:
         """Writes values again that another program has changed; never raises for an error of the kernel."""
 
     def on_resized(self, cgroup: str, written: Mapping[str, int | str] = ...) -> None:
         """The same after the kubelet has written to a pod's cgroup itself, and what, as far as known."""
-
-    @property
-    def is_v1(self) -> bool:
-        """Whether a container cannot be made in a pod's cgroup with lower limits: `needs_room` is asked."""
 
     def needs_room(self, pod_cgroup: str) -> bool:
         """Whether a pod's cgroup may have to be raised for a container; for the event loop's thread."""
@@ -72,17 +88,11 @@ class CgroupLedger(Protocol):
     def make_room(self, pod_cgroup: str, values: Mapping[str, int | str]) -> None:
         """Raises the limits of a pod's cgroup, if they are ours, to these of a container to be created."""
 
-    def is_bounded(self, pod_cgroup: str) -> bool:
-        """Whether a bound of a pod, or above, counts for its containers; for the event loop's thread."""
-
     def within_bounds(self, pod_cgroup: str, values: Mapping[str, int | str]) -> Mapping[str, int | str]:
-        """What such bounds change of a container's values; reads and writes no file."""
+        """What bounds change of a container's values; reads and writes no file."""
 
     def before_update(self, cgroup: str, quota_us: int) -> None:
         """Lowers the burst of a container whose quota the next update lowers to this."""
-
-    def note_requests(self, pod_cgroup: str, requested: Mapping[str, int | str]) -> None:
-        """Found in the pod's files, these values are the kubelet's own; for the event loop's thread."""
 
 
 class EventServices(Protocol):
@@ -95,7 +105,7 @@ class EventServices(Protocol):
     def store(self) -> PodStore: ...
 
     @property
-    def writer(self) -> CgroupLedger: ...
+    def ledger(self) -> CgroupLedger: ...
 
     @property
     def executor(self) -> Executor:
@@ -163,7 +173,7 @@ def pending_values(
 
 
 def write_before(
-    writer: CgroupLedger, decision: Decision, cgroup: str, *, is_deferred: bool = False
+    ledger: CgroupLedger, decision: Decision, cgroup: str, *, is_deferred: bool = False
 ) -> Mapping[str, Written]:
     """Writes the cgroup values of a decision, in a worker thread, but those that have to wait.
 
@@ -178,7 +188,7 @@ def write_before(
     if waits_for_cgroup(decision, target, is_deferred=is_deferred):
         return dict.fromkeys(values, Written(is_pending=True))
     if target:
-        return _written(writer.claim([wanted_of(decision, target_of_view(view, target))]))
+        return _written(ledger.change([wanted_of(decision, target_of_view(view, target))]))
     return dict.fromkeys(values, Written(skipped="the pod's cgroup is not known"))
 
 
@@ -187,7 +197,7 @@ async def write_decision(
 ) -> None:
     """Writes and audits the values of a pod's cgroup before the pod is created, once all else is decided."""
     run = asyncio.get_running_loop().run_in_executor
-    written = await run(services.executor, write_before, services.writer, decision, cgroup)
+    written = await run(services.executor, write_before, services.ledger, decision, cgroup)
     subject = Subject(decision.hook, decision.merged.start, time.time(), origin=origin)
     _audit_late_writes(services.chain, subject, decision.owners, written)
 
@@ -216,7 +226,7 @@ def wanted_of_container(
     claims = claims_of(fields, is_container=True, is_base_known=not record.recovered)
     claims = with_fitted_claims(claims, fitted)
     requested, booked = by_parameter(record.requested), by_parameter(record.booked)
-    return Wanted(target_of(pod, record, cgroup), claims, requested, booked, silent=silent)
+    return Wanted(target_of(pod, record, cgroup), claims, requested, booked, unanswered=silent)
 
 
 def book_container(
@@ -232,7 +242,7 @@ def book_container(
         return
     wanted = wanted_of_container(pod, record, cgroup, fields, fitted)
     if wanted.claims:
-        services.writer.book(wanted)
+        services.ledger.books.book(wanted)
 
 
 def on_started(
@@ -304,7 +314,7 @@ async def write_due(services: EventServices, due: DueWrites, origin: Origin = NO
     """Writes and audits cgroup values that have waited for an event."""
     run = asyncio.get_running_loop().run_in_executor
     view = due.make_view()
-    written = await run(services.executor, _write_due, services.writer, due, view)
+    written = await run(services.executor, _write_due, services.ledger, due, view)
     subject = Subject(due.hook, view, time.time(), origin=origin)
     _audit_late_writes(services.chain, subject, due.owners, written)
     if due.evaluation is not None:
@@ -312,7 +322,7 @@ async def write_due(services: EventServices, due: DueWrites, origin: Origin = NO
         services.catch_up((view.pod if isinstance(view, ContainerView) else view).id, due.evaluation)
 
 
-def _write_due(writer: CgroupLedger, due: DueWrites, view: PodView | ContainerView) -> Mapping[str, Written]:
+def _write_due(ledger: CgroupLedger, due: DueWrites, view: PodView | ContainerView) -> Mapping[str, Written]:
     if not due.cgroup:
         why = "the cgroup is not known"
         return {name: Written(new=str(value), skipped=why) for name, value in due.values.items()}
@@ -320,16 +330,15 @@ def _write_due(writer: CgroupLedger, due: DueWrites, view: PodView | ContainerVi
         claims = {
             name: (Claim(_owner_of(name, due.owners), Role.SET, value),) for name, value in due.values.items()
         }
-        return _written(writer.start(Wanted(target_of_view(view, due.cgroup), claims)))
+        return _written(ledger.start(Wanted(target_of_view(view, due.cgroup), claims)))
     if isinstance(view, PodView):
         # The kubelet may have written there before the call; that is the original then.
-        writer.on_resized(due.cgroup)
-    return _written(writer.claim([due.wanted]))
+        ledger.on_resized(due.cgroup)
+    return _written(ledger.change([due.wanted]))
 
 
-def _owner_of(name: str, owners: Mapping[str, str]) -> str:
-    owner = owners.get(str(Field(CGROUP, name)), "")
-    return f"{SERVER_PREFIX}{owner}" if owner.endswith(SUFFIX) else owner
+def _owner_of(name: str, owners: Mapping[str, str]) -> Claimant:
+    return claimant_of_record(owners.get(str(Field(CGROUP, name)), ""))
 
 
 def _written(results: Iterable[WriteResult]) -> Mapping[str, Written]:

@@ -51,7 +51,6 @@ class FileFormat:
 
 
 def number(file: str) -> FileFormat:
-    """A plain decimal number, -1 included."""
     return FileFormat(file, str, _number, lambda value, text: _number(text) == value)
 
 

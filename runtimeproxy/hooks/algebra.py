@@ -26,6 +26,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.fields.tables import FIELDS, LISTS, NEUTRAL
 from runtimeproxy.hooks.changes import CLEAR, Add, AtMost, Clear, Scale
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.units import (
     format_cpu_list,
@@ -39,8 +40,7 @@ Value: TypeAlias = int | str
 class Claim(NamedTuple):
     """One owner's wish for one field of one target."""
 
-    owner: str
-    """A policy's name, `server:NAME` of a hook server, or `plugin:NAME` of an owner with a lease."""
+    owner: Claimant
     role: Role
     value: int | float | str | Clear | None
     """The value or CLEAR of a set, the ratio of a scale, the amount of an add, the bound of an at_most. None:
@@ -91,13 +91,13 @@ class Resolved(NamedTuple):
     """Whether an at_most holds for the value, even one that is above it."""
 
     @property
-    def owner(self) -> str:
-        """The owners of the value, joined by `+`; empty without claims that count."""
-        return "+".join(dict.fromkeys(claim.owner for claim in self.used))
+    def owners(self) -> tuple[Claimant, ...]:
+        """The owners of the value; none without effective claims."""
+        return tuple(dict.fromkeys(claim.owner for claim in self.used))
 
 
 def claims_of(
-    owner: str, value: Value | Clear | Scale | Add | AtMost, *, priority: int = 0, reason: str = ""
+    owner: Claimant, value: Value | Clear | Scale | Add | AtMost, *, priority: int = 0, reason: str = ""
 ) -> tuple[Claim, ...]:
     """Return the claims behind the value that a policy gives for a field."""
     if isinstance(value, Scale):
@@ -168,7 +168,7 @@ def divided(value: int, ratio: float) -> int:
 
 def _rank(claim: Claim) -> tuple[int, str, str, str, str]:
     # Owner and value alone leave the order of two claims open that differ in what an audit shows.
-    return claim.priority, claim.owner, str(claim.value), str(claim.ceiling), claim.reason
+    return claim.priority, str(claim.owner), str(claim.value), str(claim.ceiling), claim.reason
 
 
 class _Run:

@@ -15,7 +15,8 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, overload
 
 from runtimeproxy.hooks.changes import CLEAR, DeviceSpec, MountSpec
-from runtimeproxy.hooks.fields import CGROUP, ENV, Field, FieldUpdate, Value, View, pod_of, policies_in
+from runtimeproxy.hooks.claimants import names_in
+from runtimeproxy.hooks.fields import CGROUP, ENV, Field, FieldUpdate, Value, View, pod_of
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import HOOKS_BEFORE, Hook, Mode
 from runtimeproxy.hooks.settings import ConflictRule
@@ -349,7 +350,7 @@ def with_written(
         value = by_field.get(entry.field) if entry.kind is AuditKind.CHANGED else None
         if value is None:
             updated.append(entry)
-        elif not value.is_unchanged and entry.policy in policies_in(owners.get(entry.field, entry.policy)):
+        elif not value.is_unchanged and entry.policy in names_in(owners.get(entry.field, entry.policy)):
             reason = value.failed or value.skipped or entry.reason
             updated.append(entry._replace(kind=value.kind(), old=entry.old or value.old, reason=reason))
     return tuple(updated)

@@ -35,6 +35,7 @@ from runtimeproxy.hooks.audit import (
     Written,
     with_written,
 )
+from runtimeproxy.hooks.claimants import names_in
 from runtimeproxy.hooks.counts import PolicyCounts
 from runtimeproxy.hooks.cpu_limit import CPU_LIMIT_S, CpuLimit, OverCpuLimitError
 from runtimeproxy.hooks.decision import (
@@ -52,7 +53,7 @@ from runtimeproxy.hooks.decision import (
     run_policy,
     unsettled,
 )
-from runtimeproxy.hooks.fields import CGROUP, Merged, View, plain_cgroup_values, pod_of, policies_in
+from runtimeproxy.hooks.fields import CGROUP, Merged, View, plain_cgroup_values, pod_of
 from runtimeproxy.hooks.loaded import (
     Cancellable,
     LoadedPolicy,
@@ -716,7 +717,7 @@ class ChainRun:
         strict = {policy.name for policy in self.chain.policies if policy.refuses_on_failure}
         for name, why in failed.items():
             owner = decision.owners.get(f"{CGROUP}[{name}]", "")
-            if not strict.isdisjoint(policies_in(owner)):
+            if not strict.isdisjoint(names_in(owner)):
                 text = f"{owner}: {name}: {why}"
                 return refuse(self.subject, decision.audit, Refusal(StatusCode.UNAVAILABLE, text, owner))
         return decision

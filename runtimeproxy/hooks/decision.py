@@ -17,6 +17,7 @@ from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.algebra import ClaimOutcome, Resolved, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditNote, DecisionAudit, Subject
 from runtimeproxy.hooks.changes import Change, PodChange
+from runtimeproxy.hooks.claimants import ClaimantKind, labels_of, texts_of
 from runtimeproxy.hooks.cpu_limit import OverCpuLimitError
 from runtimeproxy.hooks.fields import (
     CGROUP,
@@ -376,10 +377,11 @@ def make_decision(subject: Subject, progress: Progress) -> Decision:
     for changed_field, each in merged.fields.items():
         if each.resolved is not None:
             notes += _notes(changed_field, each.resolved)
-        if not each.owner:
+        if not each.owners:
             continue
-        owners[str(changed_field)] = each.owner
-        if each.is_remote and changed_field.group == CGROUP:
+        owners[str(changed_field)] = labels_of(each.owners)
+        is_servers = each.resolved is None and each.owners[0].kind is ClaimantKind.SERVER
+        if is_servers and changed_field.group == CGROUP:
             written_once.add(changed_field.key)
         value = fitted(merged.start, changed_field, each.value)
         if not is_same(changed_field, each.original, value):
@@ -401,10 +403,10 @@ def _notes(field: Field, resolved: Resolved) -> Iterator[AuditNote]:
         if claim.role is not Role.SET or outcome is not ClaimOutcome.LOST:
             reason = f"{claim.role} {claim.value}: {why}"
             new = "" if resolved.value is None else str(resolved.value)
-            yield AuditNote(AuditKind.VOID, claim.owner, reason, field=str(field), new=new)
+            yield AuditNote(AuditKind.VOID, str(claim.owner), reason, field=str(field), new=new)
     if resolved.problem:
-        new = str(resolved.value)
-        yield AuditNote(AuditKind.VOID, resolved.owner, resolved.problem, field=str(field), new=new)
+        owners, new = texts_of(resolved.owners), str(resolved.value)
+        yield AuditNote(AuditKind.VOID, owners, resolved.problem, field=str(field), new=new)
 
 
 def refuse(subject: Subject, entries: Iterable[AuditEntry], refusal: Refusal) -> Decision:

@@ -31,6 +31,7 @@ from runtimeproxy.hooks.changes import (
     ResourceChange,
     Scale,
 )
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, labels_of
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ClassView, ContainerView, PodView, Resources
@@ -54,8 +55,6 @@ SYSCTL: Final = "sysctl"
 NODE_CGROUP: Final = "cgroups"
 """Its keys are paths of files: the cgroup's path, a slash and the parameter."""
 
-SERVER_PREFIX: Final = "server:"
-"""Begins the owner of a hook server's claims; the server's name follows."""
 _CLAIMED: Final = frozenset({RESOURCES, UNIFIED, CGROUP, SYSCTL, NODE_CGROUP})
 """The groups whose values are claims, which hold as long as the pod or container runs."""
 _IDENTITY: Final = frozenset({LABELS, ANNOTATIONS, CGROUP_PARENT})
@@ -230,14 +229,12 @@ class MergedField(NamedTuple):
     """With all claims; the original one if none of them counts."""
     original: Value
     """Before any policy."""
-    owner: str
-    """The policy that gives the value, several joined by `+`; empty if no claim counts."""
+    owners: tuple[Claimant, ...] = ()
+    """Who gives the value; none if no claim is effective."""
     claims: tuple[Claim, ...] = ()
     """All that policies gave, in their order; empty for fields that count at creation only."""
     resolved: Resolved | None = None
     """How the value came about, if any claim does more than set it."""
-    is_remote: bool = False
-    """Whether the owner is a hook server."""
 
 
 _NO_FIELDS: Final[Mapping[Field, MergedField]] = MappingProxyType({})
@@ -265,7 +262,7 @@ class Merged(NamedTuple):
     @property
     def view(self) -> View:
         """With these changes, as hook servers see it; made anew each time."""
-        return self._view_of({key: each.value for key, each in self.fields.items() if each.owner})
+        return self._view_of({key: each.value for key, each in self.fields.items() if each.owners})
 
     @property
     def new_pod(self) -> PodView:
@@ -299,12 +296,12 @@ def merge(
     """
     accepted: dict[Field, MergedField] = {}
     updates: list[FieldUpdate] = []
-    claimant = f"{SERVER_PREFIX}{policy}" if is_remote else policy
+    claimant = Claimant(policy, ClaimantKind.SERVER if is_remote else ClaimantKind.POLICY)
     for key, value in change.items():
         before = merged.fields.get(key)
         if before is None:
             original = current_value(merged.start, key)
-            before = MergedField(original, original, "")
+            before = MergedField(original, original)
         claims = before.claims
         has_role = isinstance(value, _ROLES)
         if has_role:
@@ -315,11 +312,11 @@ def merge(
             after = _resolved(merged.start, key, before.original, claims, rule)
             rival = _rival(before, value)
         else:
-            rival = before.owner if before.value != value else ""
-            if before.owner and (not rival or rule is ConflictRule.EARLIER):
+            rival = labels_of(before.owners) if before.value != value else ""
+            if before.owners and (not rival or rule is ConflictRule.EARLIER):
                 after = before._replace(claims=claims)
             else:
-                after = MergedField(value, before.original, policy, claims, None, is_remote)
+                after = MergedField(value, before.original, (claimant,), claims)
         accepted[key] = after
         if rival:
             shown = after.value if has_role else value
@@ -363,7 +360,7 @@ def _resolved(
     elif isinstance(value, int | str):
         # Valid amounts may add up to one that is not.
         value = clamped(parameter, value)
-    return MergedField(value if resolved.used else original, original, resolved.owner, claims, resolved)
+    return MergedField(value if resolved.used else original, original, resolved.owners, claims, resolved)
 
 
 def fitted(start: View, field: Field, value: Value) -> Value:
@@ -376,11 +373,6 @@ def fitted(start: View, field: Field, value: Value) -> Value:
     if not start.pod.cgroup_parent.endswith(".slice"):
         return value
     return units.rounded_quota(value, start.requested.cpu_period_us or units.CPU_PERIOD_US)
-
-
-def policies_in(owner: str) -> tuple[str, ...]:
-    """Return the names of the policies and hook servers behind a value; see `MergedField.owner`."""
-    return tuple(each.removeprefix(SERVER_PREFIX) for each in owner.split("+"))
 
 
 def parameter_of(field: Field) -> str:
@@ -396,9 +388,9 @@ def _rival(before: MergedField, value: Value) -> str:
     if wanted is None or isinstance(wanted, _ROLES):
         return ""
     if before.resolved is None:
-        return before.owner if before.value != wanted else ""
+        return labels_of(before.owners) if before.value != wanted else ""
     used = before.resolved.used[:1]
-    return next((each.owner for each in used if each.role is Role.SET and each.value != wanted), "")
+    return next((str(each.owner) for each in used if each.role is Role.SET and each.value != wanted), "")
 
 
 def apply_fields(view: View, change: Fields) -> View:

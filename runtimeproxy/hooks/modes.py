@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from runtimeproxy.hooks.owners import PREFIX, Owner
+from runtimeproxy.hooks.claimants import ClaimantKind, parse_claimant
+from runtimeproxy.hooks.owners import Owner
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.selector import EVERY_POD, PodSelector, PodTraits
 from runtimeproxy.hooks.settings import PolicySettings
@@ -87,7 +88,7 @@ def needed(
     """The settings with which policies are loaded that an operator uses, whatever the configuration says."""
     found = dict(settings)
     for each in overrides:
-        if each.mode is not Mode.OFF and not each.policy.startswith(PREFIX):
+        if each.mode is not Mode.OFF and parse_claimant(each.policy).kind is not ClaimantKind.PLUGIN:
             found[each.policy] = replace(found.get(each.policy, PolicySettings()), enabled=True)
     return found
 
@@ -96,7 +97,8 @@ def with_owner_modes(owners: Mapping[str, Owner], overrides: Iterable[Override])
     """The owners of claims, in the modes that operators have set, the oldest first."""
     modes = {each.policy: each.mode for each in overrides}
     return {
-        name: owner._replace(mode=modes.get(owner.claimant, owner.mode)) for name, owner in owners.items()
+        name: owner._replace(mode=modes.get(str(owner.claimant), owner.mode))
+        for name, owner in owners.items()
     }
 
 

@@ -15,11 +15,10 @@ from runtimeproxy.fields.declaration import ALL_LEVELS, ROLES, Kind
 from runtimeproxy.fields.tables import NEUTRAL, PARAMETERS, check_value, unknown_parameter
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.units import MAX_INT64, UNLIMITED, parse_cpu_list, parse_integer
 from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES, MOST_VALUE, Level, Mode, Role
 
-PREFIX: Final = "plugin:"
-"""Begins the owner of such a claim in the ledger."""
 _LEVELS: Final = tuple(level for level in Level if level in ALL_LEVELS)
 
 
@@ -48,8 +47,8 @@ class Owner(NamedTuple):
     may_evict: bool = False
 
     @property
-    def claimant(self) -> str:
-        return PREFIX + self.name
+    def claimant(self) -> Claimant:
+        return Claimant(self.name, ClaimantKind.PLUGIN)
 
 
 class BuiltIn(NamedTuple):

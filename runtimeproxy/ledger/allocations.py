@@ -73,12 +73,9 @@ class NodeAllocations:
     """The allocations of a node. Used in the event loop's thread, which orders all events.
 
     Args:
-        rules: Those of the allocator.
-        file: Where the state is saved.
         node: Is given each new state.
         leave: Makes what runs leave some CPUs; returns whether all has left them.
         executor: One thread for the file.
-        clock: In seconds.
 
     Attributes:
         problem: Why the state is not saved; empty if it is.
@@ -115,7 +112,6 @@ class NodeAllocations:
 
     @property
     def unusable(self) -> str:
-        """Why the saved state could not be used; empty if it could."""
         return self._file.unusable
 
     @property
@@ -127,21 +123,18 @@ class NodeAllocations:
 
     @property
     def owners(self) -> int:
-        """How many pods own CPUs."""
         return len(self._allocations)
 
     @property
     def occupied(self) -> int:
-        """How many of them own CPUs that others have not left."""
         return len(self._occupied)
 
     @property
     def is_saved(self) -> bool:
-        """Whether the state is on disk, or there is nothing to save."""
         return not self._allocations if self._saved is None else self._allocations == self._saved
 
     async def load(self) -> None:
-        """Takes the saved state, which counts until the records are those of the runtime."""
+        """Takes the saved state, which applies until the records are those of the runtime."""
         run = asyncio.get_running_loop().run_in_executor
         found = await run(self._executor, self._file.load, from_document)
         if found is not None:
@@ -253,5 +246,4 @@ class NodeAllocations:
 
 
 def owns_cpus(annotations: Mapping[str, str]) -> bool:
-    """Whether the scheduler may have given a pod CPUs of its own."""
     return RESOURCE_STATUS in annotations

@@ -12,6 +12,7 @@ from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import AuditKind, shown
 from runtimeproxy.hooks.changes import CLEAR
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import (
     ANNOTATIONS,
@@ -20,12 +21,10 @@ from runtimeproxy.hooks.fields import (
     LABELS,
     NODE_CGROUP,
     RESOURCES,
-    SERVER_PREFIX,
     SYSCTL,
     UNIFIED,
     Field,
     MergedField,
-    policies_in,
 )
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.remote.registrations import SUFFIX
@@ -60,29 +59,28 @@ def wanted_of(
     *,
     is_base_known: bool = True,
 ) -> Wanted:
-    """What a decision on a pod, container or QoS class wants of its cgroup.
-
-    Args:
-        decision: Of all policies.
-        target: The cgroup.
-        requested: See `Wanted`.
-        booked: See `Wanted`.
-        is_base_known: See `claims_of`.
-    """
+    """Turns a decision on a pod, container or QoS class into claims on its cgroup."""
     is_container = target.level is Level.CONTAINER
     fields = decision.merged.fields
     claims = claims_of(fields, is_container=is_container, is_base_known=is_base_known)
     withheld = left_out(decision, is_container=is_container) if decision.audit else {}
     if not is_base_known:
         withheld |= _amounts(claims_of(fields, is_container=is_container), claims)
-    wanted = Wanted(target, claims, requested, booked, decision.written_once, decision.without_answer)
-    return wanted._replace(withheld=withheld) if withheld else wanted
+    return Wanted(
+        target,
+        claims,
+        requested,
+        booked,
+        once=decision.written_once,
+        unanswered=decision.without_answer,
+        withheld=withheld,
+    )
 
 
 def _amounts(
     asked: Mapping[str, tuple[Claim, ...]], claims: Mapping[str, tuple[Claim, ...]]
 ) -> dict[str, Withheld]:
-    """The claims that are left out as they count on a value of before, which is not known."""
+    """The claims that are left out as they are based on a previous value, which is not known."""
     found: dict[str, Withheld] = {}
     for name, each in asked.items():
         left = tuple(claim for claim in each if claim not in claims.get(name, ()))
@@ -101,8 +99,8 @@ def claims_of(
     Args:
         fields: Of the decision.
         is_container: Whether it is on a container.
-        is_base_known: Whether the values of before are the kubelet's. Of a pod or container that was found at
-            the runtime they may be ours, and amounts would count on them again with each loss of the records.
+        is_base_known: Whether the previous values are the kubelet's. Of a pod or container that was found at
+            the runtime they may be ours, and each loss of the records would apply amounts to them again.
     """
     claims: dict[str, tuple[Claim, ...]] = {}
     for field, each in fields.items():
@@ -114,7 +112,7 @@ def claims_of(
 
 
 def _without_amounts(claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
-    """The claims that count on no value of before."""
+    """The claims that are not based on a previous value."""
     if any(claim.role is Role.SET for claim in claims):
         return claims
     return tuple(claim for claim in claims if claim.role is Role.AT_MOST)
@@ -130,20 +128,19 @@ def _parameter(field: Field, *, is_container: bool) -> str:
 
 
 def wanted_of_node(decision: Decision) -> list[Wanted]:
-    """What a decision on the node wants of cgroups that are no pod's, such as those of host applications."""
+    """Turns a decision on the node into claims on cgroups such as those of host applications."""
     found: dict[str, dict[str, tuple[Claim, ...]]] = {}
     for field, each in decision.merged.fields.items():
         if field.group == NODE_CGROUP:
             cgroup, _, name = field.key.rpartition("/")
             found.setdefault(cgroup, {})[name] = each.claims
     return [
-        Wanted(CgroupTarget(Level.NODE, cgroup), claims, silent=decision.without_answer)
+        Wanted(CgroupTarget(Level.NODE, cgroup), claims, unanswered=decision.without_answer)
         for cgroup, claims in found.items()
     ]
 
 
 def sysctls_of(decision: Decision) -> dict[str, int | str]:
-    """The sysctls that a decision on the node wants, in the policies' order."""
     return {
         field.key: each.value
         for field, each in decision.merged.fields.items()
@@ -152,7 +149,7 @@ def sysctls_of(decision: Decision) -> dict[str, int | str]:
 
 
 def at_next_start(decision: Decision, record: PodRecord | ContainerRecord) -> dict[str, Withheld]:
-    """What a decision wants of something that runs and only its creation can give it, by field.
+    """Wanted values that only creation can give to something that runs already, by field.
 
     Records have the names of variables, mounts and devices that policies gave, and not their values: another
     value of one of these is not seen.
@@ -164,7 +161,7 @@ def at_next_start(decision: Decision, record: PodRecord | ContainerRecord) -> di
         if _parameter(field, is_container=is_container) or each.value is None:
             continue
         if not _has(record, field, each.value):
-            claims = each.claims or tuple(Claim(name, Role.SET, None) for name in policies_in(each.owner))
+            claims = each.claims or tuple(Claim(owner, Role.SET, None) for owner in each.owners)
             reason = f"it counts at the creation only: with the next {what}"
             value = shown(field, each.value) or "cleared"
             found[str(field)] = Withheld(claims, UnappliedCause.NEXT_START, reason, value)
@@ -187,7 +184,7 @@ def without_cgroup(decision: Decision, record: PodRecord | ContainerRecord) -> d
 
 
 def left_out(decision: Decision, *, is_container: bool) -> dict[str, Withheld]:
-    """What policies want of something that runs and kernel, node or runtime do not take, by field."""
+    """Wanted values of something that runs which kernel, node or runtime do not take, by field."""
     found: dict[str, Withheld] = {}
     for entry in decision.audit:
         if entry.kind is AuditKind.LEFT_OUT and entry.field and entry.mode is Mode.ENFORCE:
@@ -195,7 +192,7 @@ def left_out(decision: Decision, *, is_container: bool) -> dict[str, Withheld]:
             name = key if group == CGROUP else entry.field
             if is_container:
                 name = RESOURCE_PARAMETERS.get(entry.field.removeprefix(f"{RESOURCES}."), name)
-            claims = (Claim(entry.policy, Role.SET, None),)
+            claims = (Claim(Claimant(entry.policy), Role.SET, None),)
             found[name] = Withheld(claims, UnappliedCause.INVALID, entry.reason, entry.new or "cleared")
     return found
 
@@ -241,9 +238,13 @@ def owned_claims(record: ContainerRecord) -> dict[str, tuple[Claim, ...]]:
     for name, parameter in RESOURCE_PARAMETERS.items():
         owner, value = record.owners.get(f"{RESOURCES}.{name}"), getattr(record.booked, name)
         if owner is not None and value not in (None, getattr(record.requested, name)):
-            owner = f"{SERVER_PREFIX}{owner}" if owner.endswith(SUFFIX) else owner
-            claims[parameter] = (Claim(owner, Role.SET, value),)
+            claims[parameter] = (Claim(claimant_of_record(owner), Role.SET, value),)
     return claims
+
+
+def claimant_of_record(owner: str) -> Claimant:
+    """The owner of a field, as records of pods and containers name it: a hook server by its file."""
+    return Claimant(owner, ClaimantKind.SERVER if owner.endswith(SUFFIX) else ClaimantKind.POLICY)
 
 
 def class_cgroups(pods: Iterable[tuple[tuple[str, ...], KubeQoSClass]]) -> dict[KubeQoSClass, str]:

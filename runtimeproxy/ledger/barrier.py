@@ -36,7 +36,6 @@ class Barrier:
 
     Args:
         ledger: The books. Nothing is claimed of the modes' parameters before the first pass.
-        sysctls: Those that policies set.
         in_worker: Runs something in a worker thread; raises TimeoutError if it hangs.
         release: Gives values back, at a bounded rate.
 
@@ -52,6 +51,7 @@ class Barrier:
         release: Release,
     ) -> None:
         self._ledger = ledger
+        self._books = ledger.books
         self._sysctls = sysctls
         self._in_worker = in_worker
         self._release = release
@@ -61,18 +61,18 @@ class Barrier:
         # written that would tell.
         self._in_force: CpuMode | None = None
         self._failures = FailureLog()
-        ledger.closed = OF_MODES
+        ledger.books.blocked = OF_MODES
         self.problem = ""
 
     def on_taken_back(self) -> None:
         """Another process has decided meanwhile, and its mode may be another one."""
-        self._ledger.closed = OF_MODES
+        self._books.blocked = OF_MODES
         self._excluded, self._wanted, self._in_force = frozenset(), None, None
         self._sysctls.reload()
 
     def is_due(self, *, is_long: bool) -> bool:
         """Whether another pass may get further: values that were in the way are gone, or some time is."""
-        if self._excluded and not self._ledger.holders(names=self._excluded):
+        if self._excluded and not self._books.holders(names=self._excluded):
             self._excluded = frozenset()
             return True
         return is_long and bool(self.problem)
@@ -93,7 +93,7 @@ class Barrier:
             written = await self._in_worker(self._sysctls.written)
             found = plan(wanted if is_settled else {**written, **wanted}, written)
             is_change = found.is_change and found.mode is not before
-            self._ledger.closed = OF_MODES if is_change else self._ledger.closed | found.excluded
+            self._books.blocked = OF_MODES if is_change else self._books.blocked | found.excluded
             problem = await self._clear(found, roots)
             if problem:
                 known = {name: value for name, value in written.items() if name in SYSCTLS}
@@ -117,13 +117,13 @@ class Barrier:
     async def _clear(self, found: Switch, roots: Collection[str]) -> str:
         """Has the excluded parameters neutral everywhere; returns what is in the way."""
         self._excluded = frozenset()
-        holders = self._ledger.holders(names=found.excluded)
+        holders = self._books.holders(names=found.excluded)
         await self._release("a change of the CPU mode", holders, names=found.excluded)
-        if left := self._ledger.holders(names=found.excluded):
+        if left := self._books.holders(names=found.excluded):
             self._excluded = found.excluded
             return f"values of {len(left)} cgroups cannot be given back, such as those of {left[0]}"
         # What another agent of this node writes is its own business.
-        names = found.excluded - self._ledger.observed
+        names = found.excluded - self._books.observed
         differs = partial(self._sysctls.differs, found.sysctls, SYSCTLS)
         if not names or not await self._in_worker(differs):
             return ""
@@ -146,7 +146,7 @@ class Barrier:
             problem = f"{differs}, by another program"
         if not problem:
             self._in_force = found.mode
-            self._ledger.closed = found.excluded if found.mode is not CpuMode.OFF else frozenset()
+            self._books.blocked = found.excluded if found.mode is not CpuMode.OFF else frozenset()
         return problem
 
     def _tell(self, problem: str) -> None:

@@ -1,6 +1,6 @@
 """The books of a node in memory: what is wanted in which cgroup, by whom, and what was there before.
 
-Nothing here reads or writes a file; `runtimeproxy.ledger.ledger` does.
+Nothing here reads or writes a file.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from dataclasses import replace
 from threading import Lock
 from typing import Final, NamedTuple, TypeAlias
 
-from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path, path_or_none
+from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_id, cgroup_path, path_or_none, paths_of
 from runtimeproxy.fields.tables import LISTS
 from runtimeproxy.hooks.algebra import Role
+from runtimeproxy.hooks.claimants import Claimant
+from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger import books, unapplied
-from runtimeproxy.ledger.books import Formats, Leased, Value, Wanted
+from runtimeproxy.ledger.books import Formats, Value, Wanted
 from runtimeproxy.ledger.fields import CLASS_KUBELET, field_class
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.tree import QUOTA
@@ -37,174 +39,176 @@ runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
 Path: TypeAlias = tuple[str, ...]
 
 
-class Held(NamedTuple):
-    """A book, and since when it is here."""
+class Known(NamedTuple):
+    """A book, since when it is here, and whose cgroup it is of."""
 
     book: Book
     since_s: float
     target: CgroupTarget
 
 
-class BookStore:
+class Books:
     """The books of a node; safe for all threads.
 
-    Args:
-        formats: Of the files.
-        boot_id: Of this boot of the kernel.
-        clock: In seconds.
-
     Attributes:
-        now_s: The clock.
-        not_loaded: Policies that could not be loaded: what they wanted before still holds.
-        closed: Parameters that nothing new is claimed of: the kernel's mode that they need is another one.
+        rule: Whose value applies when two policies set one parameter.
+        observed: Parameters that another agent of this node writes: they are compared, and never written.
+        not_loaded: Policies that could not be loaded: what they wanted before still applies.
+        blocked: Parameters that nothing new is claimed of: the kernel's mode that they need is another one.
         on_change: Called in any thread with the id of each cgroup whose book has changed.
         pod_changes: Another number after each change of the book of a pod.
-        unapplied: What is wanted and not in force.
+        is_v1: Whether quotas are those of cgroup version 1. Known from the first batch on: before it, no pod
+            has a value of ours.
     """
 
     def __init__(self, formats: Formats, boot_id: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._formats = formats
+        self.formats = formats
         self._boot_id = boot_id
         self._lock = Lock()
-        self._held: dict[Path, Held] = {}
-        self._prune_at = MOST_UNCLAIMED
+        self._known: dict[Path, Known] = {}
         # By pod, its containers to whose quota something with a lease is added.
         self._adding: dict[Path, set[Path]] = {}
         self.now_s = clock
+        self.rule = ConflictRule.LATER
+        self.observed: frozenset[str] = frozenset()
         self.not_loaded: frozenset[str] = frozenset()
-        self.closed: frozenset[str] = frozenset()
+        self.blocked: frozenset[str] = frozenset()
         self.on_change: Callable[[str], None] | None = None
         self.pod_changes = 0
         self.unapplied = UnappliedValues()
+        self.is_v1 = False
 
     # --- queries -----------------------------------------------------------------------------------------
 
-    @property
-    def formats(self) -> Formats:
-        """Of the files of this node."""
-        return self._formats
-
     def __len__(self) -> int:
-        """Number of books."""
-        return len(self._held)
+        return len(self._known)
 
-    @property
-    def books(self) -> tuple[Book, ...]:
-        """All books."""
+    def __iter__(self) -> Iterator[Book]:
+        return iter([each.book for each in self._all()])
+
+    def _all(self) -> tuple[Known, ...]:
         with self._lock:
-            return tuple(held.book for held in self._held.values())
+            return tuple(self._known.values())
 
     @property
     def identities(self) -> tuple[str, ...]:
         """The ids of all books."""
         with self._lock:
-            return tuple(map(identity_of, self._held))
+            return tuple(map(cgroup_id, self._known))
+
+    def find(self, path: Path) -> Known | None:
+        return self._known.get(path)
 
     def above_pods(self) -> dict[str, Level]:
-        """The ids of the books of QoS classes and host applications, with their levels."""
-        with self._lock:
-            held = tuple(self._held.items())
-        return {identity_of(path): each.book.level for path, each in held if each.book.level < Level.POD}
+        return {book.id: book.level for book in self if book.level < Level.POD}
 
     def record(self, identity: str) -> Book | None:
         """The book of a cgroup; None if nothing is wanted there."""
-        held = self._find(identity)
-        return None if held is None else held.book
+        known = self._find(identity)
+        return None if known is None else known.book
 
     @property
     def value_count(self) -> int:
-        """How many values the files hold that were written here."""
-        with self._lock:
-            held = tuple(self._held.values())
-        return sum(entry.resolved is not None for each in held for entry in each.book.entries.values())
+        return sum(entry.resolved is not None for book in self for entry in book.entries.values())
 
     def target(self, cgroup: str) -> CgroupTarget | None:
         """Whose cgroup it is; None if nothing is wanted there."""
-        held = self._find(cgroup)
-        return None if held is None else held.target
+        known = self._find(cgroup)
+        return None if known is None else known.target
 
     def is_managed(self, cgroup: str) -> bool:
-        """Whether `repair` might write to this cgroup."""
-        held = self._find(cgroup)
-        if held is None:
-            return False
-        return any(not entry.is_once or entry.is_settling for entry in held.book.entries.values())
+        """Whether `Ledger.repair` might write to this cgroup."""
+        book = self.record(cgroup)
+        entries = () if book is None else book.entries.values()
+        return any(not entry.is_once or entry.is_settling for entry in entries)
 
-    def holders(self, *, owners: Collection[str] = (), names: Collection[str] = ()) -> tuple[str, ...]:
-        """The cgroups with claims of these owners, or with values of these parameters; upper ones first."""
+    def within(self, levels: Collection[Level], pod_cgroups: Collection[str] | None = None) -> list[Path]:
+        """The cgroups of some levels.
+
+        Args:
+            levels: Of the cgroups.
+            pod_cgroups: Of all running pods: the cgroups of others are left out; None for none.
+        """
+        live = None if pod_cgroups is None else paths_of(pod_cgroups)
         with self._lock:
-            held = tuple(self._held.items())
+            return [
+                path
+                for path, known in self._known.items()
+                if known.book.level in levels
+                and (live is None or known.book.level < Level.POD or not live.isdisjoint((path, path[:-1])))
+            ]
+
+    def fitted_below(self, path: Path, name: str) -> dict[Path, Level]:
+        """The cgroups below one that have an entry of a parameter."""
+        with self._lock:
+            return {
+                each: known.book.level
+                for each, known in self._known.items()
+                if len(each) > len(path) and each[: len(path)] == path and name in known.book.entries
+            }
+
+    def holders(self, *, owners: Collection[Claimant] = (), names: Collection[str] = ()) -> tuple[str, ...]:
+        """The cgroups with claims of these owners, or with values of these parameters; upper ones first."""
         found = [
-            (each.book.level, path)
-            for path, each in held
+            (book.level, cgroup_path(book.id), book.id)
+            for book in self
             if any(
                 (name in names and (entry.claims or _is_leftover(entry)))
                 or any(claim.owner in owners for claim in entry.claims)
-                for name, entry in each.book.entries.items()
+                for name, entry in book.entries.items()
             )
         ]
-        return tuple(identity_of(path) for _, path in sorted(found))
+        return tuple(identity for *_, identity in sorted(found))
 
-    def owners(self) -> set[str]:
-        """The owners of all claims."""
-        with self._lock:
-            held = tuple(self._held.values())
-        return {
-            claim.owner for each in held for entry in each.book.entries.values() for claim in entry.claims
-        }
+    def owners(self) -> set[Claimant]:
+        return {claim.owner for book in self for entry in book.entries.values() for claim in entry.claims}
 
     def resolved(self, cgroup: str) -> Mapping[str, Value]:
-        """What the files of a cgroup are to hold, by parameter, without what is observed only."""
-        held = self._find(cgroup)
-        if held is None:
-            return {}
+        """The resolved values of a cgroup, by parameter, without those that are observed only."""
+        book = self.record(cgroup)
         return {
             name: entry.resolved
-            for name, entry in held.book.entries.items()
+            for name, entry in (book.entries if book is not None else {}).items()
             if entry.resolved is not None and not entry.is_once
         }
 
     @property
     def has_leftovers(self) -> bool:
         """Whether there are values without a claim that could not be given back yet."""
-        with self._lock:
-            held = tuple(self._held.values())
-        return any(_is_leftover(entry) for each in held for entry in each.book.entries.values())
+        return any(_is_leftover(entry) for book in self for entry in book.entries.values())
 
     def users_of(self, cpus: Collection[int]) -> frozenset[tuple[Level, Path]]:
         """Levels and paths of cgroups that values of ours let run on some CPUs; for a container its pod's."""
-        with self._lock:
-            held = tuple(self._held.items())
         meets: dict[Value, bool] = {}
         found: set[tuple[Level, Path]] = set()
-        for path, each in held:
-            entry = each.book.entries.get(CPUS)
+        for book in self:
+            entry = book.entries.get(CPUS)
             if entry is None or not entry.resolved:
                 continue
             if entry.resolved not in meets:
                 meets[entry.resolved] = not parse_cpu_list(str(entry.resolved)).isdisjoint(cpus)
             if meets[entry.resolved]:
-                is_container = each.book.level is Level.CONTAINER
-                found.add((Level.POD, path[:-1]) if is_container else (each.book.level, path))
+                path, is_container = cgroup_path(book.id), book.level is Level.CONTAINER
+                found.add((Level.POD, path[:-1]) if is_container else (book.level, path))
         return frozenset(found)
 
     def bounds_above(self, path: Path) -> Iterator[tuple[Path, Level, Mapping[str, Value]]]:
         """The cgroups above one that bound its quota or its lists of CPUs and NUMA nodes, and to what."""
         for length in range(1, len(path)):
-            held = self._held.get(path[:length])
-            if held is not None:
-                entries = held.book.entries
+            known = self._known.get(path[:length])
+            if known is not None:
+                entries = known.book.entries
                 bounds = {name: books.bound_of(entries.get(name)) for name in BOUNDING}
                 found = {name: value for name, value in bounds.items() if value is not None}
                 if found:
-                    yield path[:length], held.book.level, found
+                    yield path[:length], known.book.level, found
 
     def is_bounded(self, pod_cgroup: str) -> bool:
-        """Whether a bound of a pod, or above, counts for its containers."""
+        """Whether a bound of a pod, or above, applies to its containers."""
         path = path_or_none(pod_cgroup) or ()
         for length in range(1, len(path) + 1):
-            held = self._held.get(path[:length])
-            entries = held.book.entries if held is not None else {}
+            known = self.find(path[:length])
+            entries = known.book.entries if known is not None else {}
             for name in BOUNDING:
                 entry = entries.get(name)
                 if entry is not None and any(claim.role is Role.AT_MOST for claim in entry.claims):
@@ -213,29 +217,37 @@ class BookStore:
 
     # --- claims ------------------------------------------------------------------------------------------
 
-    def book(self, wanted: Wanted) -> None:
-        """Takes the answer of all policies, and writes nothing: a message carries it, or `repair` follows.
+    def book(self, wanted: Wanted) -> tuple[Path, Book, Book]:
+        """Takes what is claimed of a cgroup, and writes nothing: a message carries it, or a write follows.
+
+        Returns:
+            The path, and the book before and after; the same one where nothing has changed.
 
         Raises:
             CgroupPathError: The cgroup's path is none.
         """
         path = cgroup_path(wanted.target.cgroup)
-        if (withheld := self._withheld(wanted)) or self.unapplied:
+        if not wanted.owner and ((withheld := self._withheld(wanted)) or self.unapplied):
             self.unapplied.note(
-                UnappliedStage.ASKED, wanted.target, identity_of(path), withheld, among=wanted.claims
+                UnappliedStage.ASKED, wanted.target, cgroup_id(path), withheld, among=wanted.claims
             )
         with self._lock:
-            # What is closed meanwhile is either not claimed, or found by `holders` afterwards.
-            wanted = self._taken(wanted)
-            held = self._held.get(path)
-            before = self._blank(path, wanted.target) if held is None else held.book
-            after = books.with_wanted(before, wanted)
-            after = books.with_values_of_message(after)
-            if not after.entries and held is None:
-                return
-            self._held[path] = Held(after, self.now_s(), wanted.target)
-        if held is None or after is not before:
-            self._report([path])
+            # What is blocked meanwhile is either not claimed, or found by `holders` afterwards.
+            wanted = self._as_accepted(wanted)
+            known = self._known.get(path)
+            before = self._blank(path, wanted.target) if known is None else known.book
+            after = books.with_claims(before, wanted)
+            if wanted.owner is None:
+                after = books.with_values_of_message(after)
+                if after is not before or known is not None:
+                    self._known[path] = Known(after, self.now_s(), wanted.target)
+            elif after is not before:
+                target = known.target if known is not None and known.target.name else wanted.target
+                self._known[path] = Known(after, self.now_s() if known is None else known.since_s, target)
+                self._note_adding(path, after)
+        if after is not before and not (wanted.owner and books.is_saved_alike(before, after)):
+            self.report([path])
+        return path, before, after
 
     def note_asked(self, wanted: Wanted, waiting: tuple[UnappliedCause, str] | None = None) -> None:
         """Notes what policies want of something that runs and does not get into the books.
@@ -248,11 +260,11 @@ class BookStore:
         if not found and waiting is None and not self.unapplied:
             return
         try:
-            identity = identity_of(cgroup_path(wanted.target.cgroup))
+            identity = cgroup_id(cgroup_path(wanted.target.cgroup))
         except CgroupPathError:
             return
-        held = self._find(wanted.target.cgroup)
-        entries = {} if held is None else held.book.entries
+        book = self.record(wanted.target.cgroup)
+        entries = {} if book is None else book.entries
         if waiting is not None:
             for name, claims in wanted.claims.items():
                 if claims and name not in found and entries.get(name, Entry()).claims != claims:
@@ -275,62 +287,31 @@ class BookStore:
             container_ids: Of the containers that have not ended.
             unknown: The ids of sandboxes and containers that run and whose cgroup is not known.
         """
-        live, boxes, ids = paths_of(pod_cgroups), frozenset(container_ids), frozenset(unknown)
+        live, containers, ids = paths_of(pod_cgroups), frozenset(container_ids), frozenset(unknown)
 
         def is_there(target: CgroupTarget, cgroup: str) -> bool:
             if target.level >= Level.POD and not cgroup.startswith("/"):
                 return cgroup in ids
             path = cgroup_path(cgroup) if cgroup else ()
-            return target.level < Level.POD or path in live or _is_of(path, live, boxes)
+            return target.level < Level.POD or path in live or _is_of(path, live, containers)
 
         self.unapplied.keep(is_there)
 
     def _withheld(self, wanted: Wanted) -> dict[str, Withheld]:
-        """What an answer wants and books do not take."""
+        """Wanted values of an answer that are not booked."""
         found = dict(wanted.withheld)
-        if not self.closed and wanted.target.level is not Level.QOS_CLASS:
+        if not self.blocked and wanted.target.level is not Level.QOS_CLASS:
             return found
         for name, claims in wanted.claims.items():
-            if claims and name in self.closed:
+            if claims and name in self.blocked:
                 found[name] = Withheld(claims, UnappliedCause.CPU_MODE, unapplied.OTHER_MODE)
             elif claims and field_class(wanted.target.level, name) is CLASS_KUBELET:
                 found[name] = Withheld(claims, UnappliedCause.KUBELET, unapplied.OF_KUBELET)
         return found
 
-    def book_leased(self, owner: str, leased: Leased) -> tuple[Path, Book, Book] | None:
-        """Takes the claims of an owner with a lease on one cgroup, and writes nothing.
-
-        Returns:
-            The path, and the book before and after; None where nothing has changed.
-
-        Raises:
-            CgroupPathError: The cgroup's path is none.
-        """
-        path = cgroup_path(leased.target.cgroup)
-        with self._lock:
-            held = self._held.get(path)
-            if self.closed:
-                claims = {name: each for name, each in leased.claims.items() if name not in self.closed}
-                leased = leased._replace(claims=claims)
-            before = self._blank(path, leased.target) if held is None else held.book
-            after = books.with_leased(before, owner, leased)
-            if after is before:
-                return None
-            target = leased.target if held is None or not held.target.name else held.target
-            self._held[path] = Held(after, self.now_s() if held is None else held.since_s, target)
-            self._note_adding(path, after)
-        if not books.is_saved_alike(before, after):
-            self._report([path])
-        return path, before, after
-
-    def leased(self) -> tuple[tuple[CgroupTarget, Book], ...]:
-        """The books with claims that have a lease, and whose they are."""
-        with self._lock:
-            held = tuple(self._held.values())
+    def leased(self) -> tuple[Known, ...]:
         return tuple(
-            (each.target, each.book)
-            for each in held
-            if any(entry.leases for entry in each.book.entries.values())
+            each for each in self._all() if any(entry.leases for entry in each.book.entries.values())
         )
 
     def _note_adding(self, path: Path, book: Book) -> None:
@@ -346,60 +327,99 @@ class BookStore:
         elif path[:-1] in self._adding:
             self._adding[path[:-1]].discard(path)
 
-    def _sums_of_adds(self, pod: Path) -> dict[str, int]:
-        """What is added to the quotas of a pod's containers, by owner; the pod gets the sum."""
-        sums: dict[str, int] = {}
+    def sums_of_adds(self, pod: Path) -> dict[Claimant, int] | None:
+        """The sum that each owner adds to the quotas of a pod's containers; None if none ever did."""
+        sums: dict[Claimant, int] = {}
         with self._lock:
-            children = [self._held[path].book for path in self._adding.get(pod, ()) if path in self._held]
+            if pod not in self._adding:
+                return None
+            children = [self._known[path].book for path in self._adding[pod] if path in self._known]
         for book in children:
             for owner, amount in books.amounts_added(book, QUOTA).items():
                 sums[owner] = sums.get(owner, 0) + amount
         return sums
 
     def forget_claims(
-        self, cgroups: Iterable[str], *, owners: Collection[str] = (), names: Collection[str] = ()
+        self, cgroups: Iterable[str], *, owners: Collection[Claimant] = (), names: Collection[str] = ()
     ) -> None:
         """Ends claims on some cgroups: those of these owners, and those on these parameters."""
         changed: list[Path] = []
         with self._lock:
             for path in paths_of(cgroups):
-                held = self._held.get(path)
-                book = None if held is None else books.without_claims(held.book, owners, names)
-                if held is not None and book is not None and book is not held.book:
-                    self._held[path] = held._replace(book=book)
+                known = self._known.get(path)
+                book = None if known is None else books.without_claims(known.book, owners, names)
+                if known is not None and book is not None and book is not known.book:
+                    self._known[path] = known._replace(book=book)
                     changed.append(path)
-        self._report(changed)
+        self.report(changed)
 
     def differs(self, wanted: Wanted) -> bool:
-        """Whether an answer claims something else than what is claimed now, or counts on other requests."""
-        held = self._find(wanted.target.cgroup)
-        if held is None:
+        """Whether an answer claims something else than what is claimed now, or is based on other requests."""
+        known = self._find(wanted.target.cgroup)
+        if known is None:
             return any(wanted.claims.values())
-        book = books.without_claims(held.book, {books.TREE})
-        before, after = book.entries, books.with_wanted(book, self._taken(wanted)).entries
+        book = books.without_claims(known.book, {books.TREE})
+        before, after = book.entries, books.with_claims(book, self._as_accepted(wanted)).entries
         if wanted.target.level is Level.CONTAINER:
             return after != before
         # What is requested of a pod is known to evaluations only.
         return any(entry.claims != before.get(name, Entry()).claims for name, entry in after.items())
 
     def note_requests(self, pod_cgroup: str, requested: Mapping[str, Value]) -> None:
-        """What a pod's containers ask for counts where the original of its file is not known.
+        """Takes what a pod's containers ask for, which applies where the original of its file is not known.
 
         Found in the file it is the kubelet's, and the original from then on.
         """
         with self._lock:
-            held = self._find(pod_cgroup)
-            if held is None:
+            known = self._find(pod_cgroup)
+            if known is None:
                 return
             entries = {
                 name: entry._replace(requested=requested.get(name, entry.requested))
-                for name, entry in held.book.entries.items()
+                for name, entry in known.book.entries.items()
             }
-            if entries == held.book.entries:
+            if entries == known.book.entries:
                 return
             path = cgroup_path(pod_cgroup)
-            self._held[path] = held._replace(book=replace(held.book, entries=entries))
-        self._report([path])
+            self._known[path] = known._replace(book=replace(known.book, entries=entries))
+        self.report([path])
+
+    # --- after reads and writes of files -----------------------------------------------------------------
+
+    def revise(self, path: Path, change: Callable[[Book], Book]) -> None:
+        """Changes a book, if it is there, and does not report it."""
+        with self._lock:
+            known = self._known.get(path)
+            if known is not None:
+                self._known[path] = known._replace(book=change(known.book))
+
+    def unclaimed(self, path: Path, level: Level = Level.POD) -> Known:
+        """A blank book."""
+        target = CgroupTarget(level, cgroup_id(path))
+        return Known(self._blank(path, target), self.now_s(), target)
+
+    def add(self, path: Path, level: Level) -> Known:
+        """The book of a cgroup; a blank one is added if there is none."""
+        with self._lock:
+            return self._known.setdefault(path, self.unclaimed(path, level))
+
+    def keep(self, path: Path, before: Known, after: Book) -> tuple[Book, bool, bool]:
+        """Takes a book as it was written.
+
+        Returns:
+            The book as it is now; whether it is still the one that was to be written; whether it is gone.
+        """
+        with self._lock:
+            now = self._known.get(path)
+            is_same = now is before
+            if now is not None and not is_same:
+                after = books.with_written(now.book, after)
+            is_gone = now is None or (is_same and not after.entries)
+            if now is not None and is_gone:
+                self._forget(path)
+            elif now is not None and after != now.book:
+                self._known[path] = now._replace(book=after)
+        return after, is_same or now is None, is_gone
 
     # --- checkpoint --------------------------------------------------------------------------------------
 
@@ -417,112 +437,123 @@ class BookStore:
             if path is None:
                 continue
             if book.boot_id != self._boot_id:
-                self._report([path])
+                self.report([path])
                 continue
             with self._lock:
-                held = self._held.get(path)
-                if held is None:
-                    loaded = Held(book, now_s, CgroupTarget(book.level, book.id))
-                elif outdated_s is not None and held.since_s <= outdated_s:
-                    loaded = held._replace(book=book, since_s=now_s)
+                known = self._known.get(path)
+                if known is None:
+                    loaded = Known(book, now_s, CgroupTarget(book.level, book.id))
+                elif outdated_s is not None and known.since_s <= outdated_s:
+                    loaded = known._replace(book=book, since_s=now_s)
                 else:
-                    loaded = held._replace(book=books.merged(book, held.book))
-                self._held[path] = loaded
+                    loaded = known._replace(book=books.merged(book, known.book))
+                self._known[path] = loaded
                 self._note_adding(path, loaded.book)
             if loaded.book != book:
-                self._report([path])
+                self.report([path])
 
-    def take_over(self, records: Iterable[tuple[CgroupRecord, Mapping[str, str]]]) -> None:
+    def take_over(self, records: Iterable[tuple[CgroupRecord, Mapping[str, Claimant]]]) -> None:
         """Adds what version 0.1 has written, by its checkpoint; each with the owners of its values."""
         found = []
         for record, owners in records:
             with suppress(CgroupPathError):
                 cgroup_path(record.id)
-                found.append(books.taken_over(record, owners, self._boot_id, self._formats))
+                found.append(books.taken_over(record, owners, self._boot_id, self.formats))
         self.load(found)
-        self._report([cgroup_path(book.id) for book in found])
+        self.report([cgroup_path(book.id) for book in found])
 
     def add_noted(self, noted: Iterable[Book]) -> None:
         """Adds what the journal says to the books; the checkpoint is read already."""
         for book in noted:
             path = cgroup_path(book.id)
             with self._lock:
-                held = self._held.get(path)
-                if held is None:
-                    self._held[path] = Held(book, self.now_s(), CgroupTarget(book.level, book.id))
+                known = self._known.get(path)
+                if known is None:
+                    known = Known(book, self.now_s(), CgroupTarget(book.level, book.id))
                 else:
-                    self._held[path] = held._replace(book=books.with_newer(held.book, book))
-                self._note_adding(path, self._held[path].book)
-            self._report([path])
+                    known = known._replace(book=books.with_newer(known.book, book))
+                self._known[path] = known
+                self._note_adding(path, known.book)
+            self.report([path])
 
     # --- cgroups that are gone ---------------------------------------------------------------------------
 
-    def prune(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> None:
-        """Forgets the cgroups of pods that are gone if there are many; cheap otherwise."""
-        if len(self._held) > self._prune_at:
-            self.forget_gone(pod_cgroups, container_ids)
-            self._prune_at = len(self._held) + MOST_UNCLAIMED
-
-    def forget_gone(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> None:
+    def forget_gone(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> list[Path]:
         """Forgets cgroups without a pod or container that have been so for long, or are too many.
 
         Args:
             pod_cgroups: Of all running pods.
             container_ids: All known containers.
+
+        Returns:
+            What was forgotten.
         """
-        live, boxes = paths_of(pod_cgroups), frozenset(container_ids)
+        live, containers = paths_of(pod_cgroups), frozenset(container_ids)
         with self._lock:
             unclaimed = [
-                path for path, held in self._held.items() if not _is_claimed(path, held, live, boxes)
+                path for path, known in self._known.items() if not _is_claimed(path, known, live, containers)
             ]
             too_many = max(0, len(unclaimed) - MOST_UNCLAIMED)
             until_s = self.now_s() - UNCLAIMED_S
             gone = [
                 path
                 for number, path in enumerate(unclaimed)
-                if number < too_many or self._held[path].since_s < until_s
+                if number < too_many or self._known[path].since_s < until_s
             ]
             for path in gone:
                 self._forget(path)
-        self._report(gone)
+        self.report(gone)
+        return gone
 
     # --- inside ------------------------------------------------------------------------------------------
 
-    def _taken(self, wanted: Wanted) -> Wanted:
-        """The answer as far as it counts now."""
+    def _as_accepted(self, wanted: Wanted) -> Wanted:
+        """The claims as far as they apply now."""
         if self.not_loaded:
-            wanted = wanted._replace(silent=wanted.silent | self.not_loaded)
-        if self.closed:
-            claims = {name: each for name, each in wanted.claims.items() if name not in self.closed}
-            wanted = wanted._replace(claims=claims, closed=self.closed)
+            wanted = wanted._replace(unanswered=wanted.unanswered | self.not_loaded)
+        if self.blocked:
+            claims = {name: each for name, each in wanted.claims.items() if name not in self.blocked}
+            wanted = wanted._replace(claims=claims, blocked=self.blocked)
         return wanted
 
-    def _find(self, cgroup: str) -> Held | None:
+    def add_missing(self, wanted: Wanted) -> Path | None:
+        """Takes claims on parameters that the book of a cgroup lacks; None if it has no book."""
+        path = path_or_none(wanted.target.cgroup)
+        with self._lock:
+            known = None if path is None else self._known.get(path)
+            if path is None or known is None:
+                return None
+            book = books.with_missing(known.book, self._as_accepted(wanted).claims)
+            self._known[path] = known._replace(book=book)
+        return path
+
+    def _find(self, cgroup: str) -> Known | None:
         path = path_or_none(cgroup)
-        return None if path is None else self._held.get(path)
+        return None if path is None else self.find(path)
 
     def _blank(self, path: Path, target: CgroupTarget) -> Book:
-        return Book(identity_of(path), target.level, boot_id=self._boot_id)
+        return Book(cgroup_id(path), target.level, boot_id=self._boot_id)
 
     def _forget(self, path: Path) -> None:
         """Forgets a book; with the lock held."""
-        del self._held[path]
+        del self._known[path]
         self._adding.pop(path, None)
         if path[:-1] in self._adding:
             self._adding[path[:-1]].discard(path)
 
-    def _report(self, paths: Iterable[Path]) -> None:
+    def report(self, paths: Iterable[Path]) -> None:
+        """Tells that books have changed."""
         for path in paths:
-            held = self._held.get(path)
-            if held is None or held.book.level is Level.POD:
+            known = self._known.get(path)
+            if known is None or known.book.level is Level.POD:
                 self.pod_changes += 1
             if self.on_change is not None:
-                self.on_change(identity_of(path))
+                self.on_change(cgroup_id(path))
 
 
-def _is_claimed(path: Path, held: Held, live: set[Path], container_ids: frozenset[str]) -> bool:
+def _is_claimed(path: Path, known: Known, live: set[Path], container_ids: frozenset[str]) -> bool:
     """Whether a cgroup is a pod's, or that of a container in one; names of scopes end with its id."""
-    if path in live or held.book.level in (Level.NODE, Level.QOS_CLASS):
+    if path in live or known.book.level in (Level.NODE, Level.QOS_CLASS):
         return True
     return _is_of(path, live, container_ids)
 
@@ -535,13 +566,3 @@ def _is_of(path: Path, live: set[Path], container_ids: frozenset[str]) -> bool:
 def _is_leftover(entry: Entry) -> bool:
     # What the runtime's specification still holds is in no file any more.
     return not entry.claims and entry.resolved is not None and entry.booked is None
-
-
-def identity_of(path: Path) -> str:
-    """The id of a cgroup's book."""
-    return "/" + "/".join(path)
-
-
-def paths_of(cgroups: Iterable[str]) -> set[Path]:
-    """The paths of cgroups, without those that are none."""
-    return {path for cgroup in cgroups if (path := path_or_none(cgroup)) is not None}

@@ -7,25 +7,25 @@ original: the raw text of the file before the first write.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import permutations
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.order import loosened
-from runtimeproxy.cgroups.writer import FileText
+from runtimeproxy.cgroups.writer import CgroupValues, FileText
 from runtimeproxy.fields.tables import NEUTRAL, V2_FILES, check_value, clamped
-from runtimeproxy.hooks.algebra import Claim, ClaimOutcome, Note, Resolved, Role, resolve
+from runtimeproxy.hooks.algebra import Claim, Resolved, Role, resolve
 from runtimeproxy.hooks.changes import Clear
-from runtimeproxy.hooks.fields import SERVER_PREFIX
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger.fields import CLASS_KUBELET, KUBELET_ON_PODS, Base, field_class
 from runtimeproxy.ledger.journal import Noted
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA
-from runtimeproxy.ledger.unapplied import Withheld
+from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA, Path
+from runtimeproxy.ledger.unapplied import UnappliedCause, Withheld
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, Original, as_saved, is_leased
 from runtimeproxy.units import UNLIMITED, rounded_quota
 
@@ -33,9 +33,9 @@ Value = int | str
 
 NO_VALUES: Final[Mapping[str, Any]] = MappingProxyType({})
 
-TREE: Final = "cgroup-tree"
+TREE: Final = Claimant("cgroup-tree")
 """The owner of values that no policy claims, but that values of other cgroups or files need."""
-RECOVERED: Final = "recovered"
+RECOVERED: Final = Claimant("recovered")
 """The owner of a value that is ours, until the next evaluation names the policy."""
 
 
@@ -48,8 +48,21 @@ class Formats(Protocol):
     def file_of(self, name: str) -> str | None: ...
 
 
+class MadeBelow(NamedTuple):
+    """A list of a cgroup that was made below a bound: on version 1 it begins with the list of that above."""
+
+    value: Value
+    """That it began with."""
+    original: str
+    """The content of its file without the bound."""
+
+
 class Wanted(NamedTuple):
-    """The whole answer of all policies for one target: what is not named in it any more is given back."""
+    """Claims on one cgroup.
+
+    Without an owner the whole answer of all policies: what is not named in it any more is given back. With an
+    owner all its claims on the named parameters: none end those that it had.
+    """
 
     target: CgroupTarget
     claims: Mapping[str, tuple[Claim, ...]]
@@ -59,18 +72,24 @@ class Wanted(NamedTuple):
     values whose original is not known."""
     booked: Mapping[str, Value] = {}
     """Of a container: what the runtime's specification holds."""
+    owner: Claimant | None = None
+    """Who claims with a lease; None for the answer of all policies."""
+    binds_descendants: bool = False
+    """Whether lists of CPUs of this owner bound every cgroup below, too."""
+    made_below: Mapping[str, MadeBelow] = {}
+    """By parameter, of a cgroup that was made below a bound; on version 1 only."""
     once: frozenset[str] = frozenset()
     """Parameters that are written once and then observed only."""
-    silent: frozenset[str] = frozenset()
+    unanswered: frozenset[str] = frozenset()
     """Owners without an answer this time, as an input is not known: what they wanted before still holds."""
-    closed: frozenset[str] = frozenset()
+    blocked: frozenset[str] = frozenset()
     """Parameters whose claims stay as they are."""
     withheld: Mapping[str, Withheld] = {}
-    """What is wanted beside the claims and cannot be booked now, by parameter or field of the message."""
+    """Wanted values beside the claims that cannot be claimed now, by parameter or field of the message."""
 
 
 class ValueChange(StrEnum):
-    """What has become of a value between two looks."""
+    """How a value has changed between two comparisons."""
 
     NONE = "none"
     RESET = "reset"
@@ -79,105 +98,88 @@ class ValueChange(StrEnum):
     """Another program has written a value of its own."""
 
 
-class BookPlan(NamedTuple):
-    """What to do with one cgroup."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(CgroupValues):
+    """The values to be written to one cgroup, and what they follow from."""
 
     book: Book
     """As it is when the values are written."""
-    values: Mapping[str, Value] = {}
-    """To be written, by parameter."""
-    raw: Mapping[str, str] = {}
-    """The texts of values that go back to their original."""
+    only_observed: Mapping[str, tuple[UnappliedCause, str]] = field(default_factory=dict)
+    """Parameters that are not written, with the reason."""
     noted: Noted | None = None
-    """What has to be on disk before."""
-    left: Mapping[str, str] = {}
+    """The line for the journal, which is on disk before."""
+    left: Mapping[str, str] = field(default_factory=dict)
     """Parameters that are left alone, with the reason."""
     given_back: frozenset[str] = frozenset()
     """Parameters that no longer hold a value of ours."""
-    used: Mapping[str, tuple[Claim, ...]] = {}
-    """The claims that count, by parameter; none for those that are given back."""
+    resolved: Mapping[str, Resolved] = field(default_factory=dict)
+    """The results of the claims, by parameter, before they are fitted to other values."""
+    used: Mapping[str, tuple[Claim, ...]] = field(default_factory=dict)
+    """The effective claims, by parameter; none for those that are given back."""
     bounded: frozenset[str] = frozenset()
     """Parameters with an at_most, whether their value is lower because of it or not."""
-    wanted: Mapping[str, Value] = {}
-    """What the claims come to, before it is fitted to other values; without what cannot be computed."""
-    lost: Mapping[str, tuple[Note, ...]] = {}
-    """The claims that set a value in place of which another one counts, by parameter."""
+
+    @property
+    def path(self) -> Path:
+        return tuple(filter(None, self.cgroup.split("/")))
+
+    @property
+    def level(self) -> Level:
+        return self.book.level
+
+    def wanted(self, name: str) -> Value | None:
+        """The result of the claims on a parameter; None if it cannot be computed."""
+        value = self.resolved[name].value if name in self.resolved else None
+        return value if isinstance(value, int | str) else None
 
 
-def with_wanted(book: Book, wanted: Wanted) -> Book:
-    """The book with the answer of all policies for its cgroup; those of servers and leased ones stay."""
-    entries: dict[str, Entry] = {}
-    for name in {**book.entries, **wanted.claims}:
-        if field_class(book.level, name) is CLASS_KUBELET:
-            continue
-        if name in wanted.closed:
-            if name in book.entries:
-                entries[name] = book.entries[name]
-            continue
-        before = book.entries.get(name, Entry())
-        claims = wanted.claims.get(name, ())
-        given = {claim.owner for claim in claims}
-        claims += tuple(
-            claim
-            for claim in before.claims
-            if claim.owner not in given
-            and (claim.owner.startswith(SERVER_PREFIX) or is_leased(claim) or claim.owner in wanted.silent)
-        )
-        is_once = name in wanted.once if name in wanted.claims else before.is_once
-        entry = Entry(
-            claims,
-            before.resolved,
-            wanted.requested.get(name),
-            wanted.booked.get(name),
-            is_once,
-            (is_once and name in wanted.claims and book.id.endswith(".slice")) or before.is_settling,
-        )
-        entries[name] = before if entry == before else entry
-    return book if entries == book.entries else replace(book, entries=entries)
+def with_claims(book: Book, wanted: Wanted) -> Book:
+    """The book with what is claimed now.
 
-
-class MadeBelow(NamedTuple):
-    """A list of a cgroup that was made below a bound: on version 1 it begins with the list of that above."""
-
-    value: Value
-    """That it began with."""
-    original: str
-    """What its file would hold without the bound."""
-
-
-class Leased(NamedTuple):
-    """What one owner with a lease claims in one cgroup now, as far as that may have changed."""
-
-    target: CgroupTarget
-    claims: Mapping[str, tuple[Claim, ...]]
-    """By parameter: all its claims on it; none end those that it had."""
-    requested: Mapping[str, Value] = {}
-    """As in `Wanted`, for parameters that nothing was claimed of before."""
-    booked: Mapping[str, Value] = {}
-    covers: bool = False
-    """Whether lists of CPUs bound every cgroup below, too."""
-    made_below: Mapping[str, MadeBelow] = {}
-    """By parameter, of a cgroup that was made below a bound; on version 1 only."""
-
-
-def with_leased(book: Book, owner: str, leased: Leased) -> Book:
-    """The book with other claims of an owner with a lease; those of all others stay."""
+    The answer of all policies leaves claims of hook servers, claims with a lease, and those of unanswered
+    owners; that of an owner leaves those of all others.
+    """
     entries, originals = dict(book.entries), dict(book.originals)
-    for name, claims in leased.claims.items():
-        before, made = entries.get(name), leased.made_below.get(name)
-        if before is None:
-            if claims:
-                entries[name] = Entry(claims, None, leased.requested.get(name), leased.booked.get(name))
-            elif made is not None:
-                entries[name] = Entry((), made.value)
-            if made is not None and book.level is Level.POD:
-                originals.setdefault(name, Original(made.original))
+    for name in wanted.claims if wanted.owner else {**book.entries, **wanted.claims}:
+        if name in wanted.blocked:
             continue
-        others = tuple(claim for claim in before.claims if claim.owner != owner)
-        after = (*others, *claims)
-        if after != before.claims:
-            entries[name] = before._replace(claims=after)
+        if field_class(book.level, name) is CLASS_KUBELET:
+            entries.pop(name, None)
+            continue
+        entry = entries.get(name, Entry())
+        if wanted.owner:
+            others = tuple(claim for claim in entry.claims if claim.owner != wanted.owner)
+            after = entry._replace(claims=(*others, *wanted.claims[name]))
+            if name not in entries:
+                made = wanted.made_below.get(name)
+                if after.claims:
+                    asked, booked = wanted.requested.get(name), wanted.booked.get(name)
+                    after = after._replace(requested=asked, booked=booked)
+                elif made is not None:
+                    after = after._replace(resolved=made.value)
+                if made is not None and book.level is Level.POD:
+                    originals.setdefault(name, Original(made.original))
+        else:
+            after = _answered(book, name, entry, wanted)
+        if after != entry:
+            entries[name] = after
     return book if entries == book.entries else replace(book, entries=entries, originals=originals)
+
+
+def _answered(book: Book, name: str, entry: Entry, wanted: Wanted) -> Entry:
+    """The entry of a parameter with the answer of all policies."""
+    claims = wanted.claims.get(name, ())
+    given = {claim.owner for claim in claims}
+    claims += tuple(
+        claim
+        for claim in entry.claims
+        if claim.owner not in given
+        and (claim.owner.kind is not ClaimantKind.POLICY or claim.owner.name in wanted.unanswered)
+    )
+    is_once = name in wanted.once if name in wanted.claims else entry.is_once
+    is_settling = (is_once and name in wanted.claims and book.id.endswith(".slice")) or entry.is_settling
+    requested, booked = wanted.requested.get(name), wanted.booked.get(name)
+    return Entry(claims, entry.resolved, requested, booked, is_once, is_settling)
 
 
 def with_requests(book: Book, requested: Mapping[str, Value], booked: Mapping[str, Value]) -> Book:
@@ -192,7 +194,7 @@ def with_requests(book: Book, requested: Mapping[str, Value], booked: Mapping[st
 
 
 def changed_leases(before: Book, after: Book) -> dict[str, tuple[tuple[str, str], ...]]:
-    """What the journal has to know of claims with a lease: those of parameters with others than before."""
+    """Owners and roles of claims with a lease, for the journal: of parameters where they have changed."""
     none = Entry()
     return {
         name: after.entries.get(name, none).leases
@@ -252,27 +254,27 @@ def _restored(
 
 
 def _difference(value: Value, base: object) -> int:
-    """What was added to a base; 0 where either is unlimited or no number."""
+    """The amount that was added to a base; 0 where either is unlimited or no number."""
     if not isinstance(value, int) or not isinstance(base, int) or UNLIMITED in (value, base):
         return 0
     return max(0, value - base)
 
 
 def _ratio(base: object, value: Value) -> float:
-    """What a base was divided by; 1 where that cannot be known."""
+    """The ratio by which a base was divided; 1 where that cannot be known."""
     if not isinstance(value, int) or not isinstance(base, int) or not 0 < value < base:
         return 1.0
     return base / value
 
 
-def amounts_added(book: Book, name: str) -> dict[str, int]:
-    """What claims with a lease add to a parameter of a container, by owner."""
+def amounts_added(book: Book, name: str) -> dict[Claimant, int]:
+    """The amounts that claims with a lease add to a parameter of a container, by owner."""
     entry = book.entries.get(name)
     if entry is None:
         return {}
     result = resolve(name, entry.requested, entry.claims)
     scaled = result.steps[1] if result.steps else None
-    found: dict[str, int] = {}
+    found: dict[Claimant, int] = {}
     for claim in result.used:
         if claim.role is Role.ADD and is_leased(claim) and isinstance(claim.value, int):
             most = claim.value
@@ -334,7 +336,7 @@ def with_newer(book: Book, noted: Book) -> Book:
     return replace(book, entries=entries, originals={**book.originals, **noted.originals})
 
 
-def without_claims(book: Book, owners: Collection[str] = (), names: Collection[str] = ()) -> Book:
+def without_claims(book: Book, owners: Collection[Claimant] = (), names: Collection[str] = ()) -> Book:
     """The book without the claims of these owners, and without those on these parameters."""
     entries = {
         name: entry._replace(
@@ -369,7 +371,7 @@ def still_valid(book: Book, present: Iterable[FileText], boot_id: str) -> Book:
 
 
 def bound_of(entry: Entry | None) -> Value | None:
-    """What a parameter bounds all cgroups below to; None for no bound."""
+    """The bound that a parameter sets for all cgroups below; None for no bound."""
     bounds = [each.value for each in entry.claims if each.role is Role.AT_MOST] if entry is not None else []
     if entry is None or not bounds:
         return None
@@ -380,7 +382,6 @@ def bound_of(entry: Entry | None) -> Value | None:
 
 
 def is_fitted(book: Book) -> bool:
-    """Whether a cgroup has values that only those of other cgroups ask for."""
     return any(claim.owner == TREE for entry in book.entries.values() for claim in entry.claims)
 
 
@@ -405,19 +406,18 @@ def plan(
     book: Book,
     present: Mapping[str, FileText],
     formats: Formats,
-    *,
-    only_observed: Collection[str] = (),
+    only_observed: Mapping[str, tuple[UnappliedCause, str]] = NO_VALUES,
     rule: ConflictRule = ConflictRule.LATER,
     fitted: Mapping[str, Value | None] = NO_VALUES,
-) -> BookPlan:
-    """What to write to a cgroup, and its book after that.
+) -> Plan:
+    """Plans the values of a cgroup, and its book after the write.
 
     Args:
         book: Of this cgroup; see `still_valid`.
         present: What its files hold; a parameter whose file cannot be read is missing.
         formats: Of its files.
-        only_observed: Parameters that nothing is written to, such as those of another agent.
-        rule: Whose value counts when two policies set one parameter.
+        only_observed: Parameters that nothing is written to, such as those of another agent, with the reason.
+        rule: Whose value applies when two policies set one parameter.
         fitted: Values in place of those that the claims come to; None: nothing is written.
     """
     results: dict[str, Resolved] = {}
@@ -470,18 +470,20 @@ def plan(
         before = {name: old for name in changed if (old := book.entries[name].resolved) is not None}
         noted = Noted(book.id, book.level, new, changed, before)
     used = {name: _used(result, fitted.get(name)) for name, result in results.items()}
-    bounded = frozenset(name for name, result in results.items() if result.is_bounded)
-    wanted = {name: result.value for name, result in results.items() if isinstance(result.value, int | str)}
-    lost = {name: notes for name, result in results.items() if (notes := tuple(_lost(result)))}
-    return BookPlan(after, values, raw, noted, left, given_back, used, bounded, wanted, lost)
-
-
-def _lost(result: Resolved) -> Iterator[Note]:
-    """The sets of other values that gave way."""
-    for note in result.notes:
-        claim = note.claim
-        if note.outcome is ClaimOutcome.LOST and claim.role is Role.SET and claim.value != result.value:
-            yield note
+    return Plan(
+        cgroup=book.id,
+        values=values,
+        present=present,
+        raw=raw,
+        book=after,
+        only_observed=only_observed,
+        noted=noted,
+        left=left,
+        given_back=given_back,
+        resolved=results,
+        used=used,
+        bounded=frozenset(name for name, result in results.items() if result.is_bounded),
+    )
 
 
 def _used(result: Resolved, fitted: Value | None) -> tuple[Claim, ...]:
@@ -516,7 +518,7 @@ def resolved(
     formats: Formats,
     rule: ConflictRule = ConflictRule.LATER,
 ) -> Resolved:
-    """What the claims on one parameter come to."""
+    """Resolves the claims on one parameter."""
     base: Value | None = None
     is_known = True
     counted_from = field_class(level, name).base
@@ -533,7 +535,7 @@ def resolved(
 def change_of(
     level: Level, name: str, entry: Entry, book: Book, found: FileText, formats: Formats
 ) -> ValueChange:
-    """What has become of a value that was written, by the present content of its file."""
+    """Compares a value that was written with the present content of its file."""
     if entry.resolved is None or formats.matches(name, entry.resolved, found.text):
         return ValueChange.NONE
     original = book.originals.get(found.file)
@@ -547,7 +549,7 @@ def change_of(
 
 
 def _reset_by_others(name: str, value: Value | None) -> Value | None:
-    """What systemd or the kernel make of a value by themselves; None for nothing."""
+    """The value that systemd or the kernel put in place of one by themselves; None if they do not."""
     if name == QUOTA and isinstance(value, int):
         # runc writes the quota to the file, and a rounded one to the unit, which systemd applies when it
         # reloads.
@@ -592,7 +594,6 @@ def with_requests_of_the_kubelet(
 
 
 def _is_ours(book: Book, names: Iterable[str], found: FileText, formats: Formats) -> bool:
-    """Whether a file has our values of these parameters."""
     return all(
         (value := book.entries[name].resolved) is not None and formats.matches(name, value, found.text)
         for name in names
@@ -607,7 +608,7 @@ def _joined_text(values: Mapping[str, Value], formats: Formats) -> str | None:
     return None if not texts or is_half or None in texts else " ".join(map(str, texts)) + "\n"
 
 
-def taken_over(record: CgroupRecord, owners: Mapping[str, str], boot_id: str, formats: Formats) -> Book:
+def taken_over(record: CgroupRecord, owners: Mapping[str, Claimant], boot_id: str, formats: Formats) -> Book:
     """The book of a cgroup that version 0.1 wrote to: its values are ours, and never an original.
 
     Args:
@@ -622,7 +623,7 @@ def taken_over(record: CgroupRecord, owners: Mapping[str, str], boot_id: str, fo
         owner = owners.get(name, RECOVERED)
         claim = Claim(owner, Role.SET, value.wanted)
         # What it no longer writes again belongs to policies that are gone, or to a hook server.
-        is_servers = owner.startswith(SERVER_PREFIX)
+        is_servers = owner.kind is ClaimantKind.SERVER
         claims = (claim,) if value.reapply or is_servers else ()
         entries[name] = Entry(claims, value.wanted, is_once=is_servers)
         file = formats.file_of(name)
@@ -680,7 +681,7 @@ def with_noted(
     for name, leases in noted.leases.items():
         entry = entries.get(name, Entry())
         others = tuple(claim for claim in entry.claims if not is_leased(claim))
-        claims = tuple(Claim(owner, Role(role), None) for owner, role in leases)
+        claims = tuple(Claim(parse_claimant(owner), Role(role), None) for owner, role in leases)
         entries[name] = entry._replace(claims=(*others, *claims))
     return replace(found, entries=entries, originals={**found.originals, **noted.originals})
 
@@ -717,9 +718,9 @@ def _give_back(
     if value is None:
         left[name] = UNKNOWN_ORIGINAL
         return None
-    is_box = book.level is Level.CONTAINER
+    is_container = book.level is Level.CONTAINER
     # Until the runtime's book has caught up, an update of another field would bring our value back.
-    stays = is_box and entry.booked is not None and entry.booked != value
+    stays = is_container and entry.booked is not None and entry.booked != value
     remaining = entry._replace(resolved=value) if stays else None
     if (text is not None and found.text.rstrip("\n") == text.rstrip("\n")) or (
         text is None and formats.matches(name, value, found.text)
@@ -730,7 +731,7 @@ def _give_back(
         _reset_by_others(name, entry.resolved),
         _between(book, name, entry.resolved, value),
     ]
-    if is_box:
+    if is_container:
         ours.append(entry.booked)
     is_ours = any(each is not None and formats.matches(name, each, found.text) for each in ours)
     # No program leaves a file without a value, but one that is killed while it writes to a plain file.
@@ -745,7 +746,7 @@ def _give_back(
 
 
 def _between(book: Book, name: str, ours: Value, value: Value) -> Value:
-    """What a process that was killed between two steps of giving a value back has left."""
+    """The value that a process leaves which is killed between the two steps of giving one back."""
     # While quota and period both change, the quota is unlimited.
     return UNLIMITED if name == QUOTA and PERIOD in book.entries else loosened(name, ours, value)
 
@@ -753,7 +754,7 @@ def _between(book: Book, name: str, ours: Value, value: Value) -> Value:
 def release_value(
     book: Book, name: str, entry: Entry, found: FileText, formats: Formats
 ) -> tuple[Value | None, str | None]:
-    """What a file without claims gets: the value, and its raw text if that is known.
+    """The value that goes back to a file without claims, and its raw text if that is known.
 
     (None, None) if neither is known.
     """

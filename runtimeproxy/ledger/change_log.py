@@ -5,17 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
-from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX, Field
+from runtimeproxy.hooks.claimants import labels_of
+from runtimeproxy.hooks.fields import CGROUP, Field
+from runtimeproxy.hooks.owners import Owner
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.ledger.books import TREE, ValueChange
+from runtimeproxy.ledger.claim_places import ClaimKey
 from runtimeproxy.ledger.target import EVALUATIONS, CgroupTarget
-from runtimeproxy.pods.records import Level
+from runtimeproxy.pods.records import Level, is_leased
 
 logger = logging.getLogger(__name__)
 
@@ -24,22 +28,28 @@ MOST_LINES: Final = 20
 their own; the others are summed up."""
 MOST_VALUES: Final = 20
 """Bound on the values that the text of a line names; its fields have all."""
+CLAIM_INTERVAL_S: Final = 60.0
+"""Between two audit entries about one value that a claim with a lease moves, or that cannot be written."""
+MOST_CLAIM_ENTRIES: Final = 120
+"""In `CLAIM_INTERVAL_S`: as many as the pods of a node."""
+MOST_REMEMBERED: Final = 20_000
+"""Values whose last entry is remembered; more than an owner's claims."""
 FAILURES: Final = (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILED)
 FITS: Final = "fits to the values of other cgroups or files"
 _GIVEN_BACK: Final = "given back"
 _KINDS: Final = {logging.INFO: AuditKind.CHANGED, logging.WARNING: AuditKind.FAILED}
 
 
-class Applied(NamedTuple):
-    """One value of a batch: where it belongs, how its write ended, and what it follows from."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied(WriteResult):
+    """The outcome of one value of a batch, with where it belongs and what it follows from."""
 
     target: CgroupTarget
-    result: WriteResult
     claims: tuple[Claim, ...] = ()
-    """Those that count; of a value that is given back those of before, as far as they are known."""
+    """The effective claims; for a value that is given back, its previous claims, as far as they are known."""
     is_given_back: bool = False
     change: ValueChange = ValueChange.NONE
-    """What other programs had made of the value that was written last."""
+    """Whether another program had changed the value that was written last."""
     is_held_up: bool = False
     """Whether it is a memory limit that cannot fall to the wanted value yet, as more is in use."""
 
@@ -66,11 +76,11 @@ class ChangeLog:
             applied: The values, unchanged ones too.
             about: More fields of the line.
         """
-        written = [each for each in applied if each.result.outcome is WriteOutcome.WRITTEN]
-        failed = [each for each in applied if each.result.outcome in FAILURES]
+        written = [each for each in applied if each.outcome is WriteOutcome.WRITTEN]
+        failed = [each for each in applied if each.outcome in FAILURES]
         self._add(logging.INFO, "changed values of %s: %s", written, about)
         self._add(logging.WARNING, "values of %s could not be changed: %s", failed, about)
-        return all(each.result.outcome is not WriteOutcome.FAILED for each in applied)
+        return all(each.outcome is not WriteOutcome.FAILED for each in applied)
 
     def close(self) -> None:
         """Logs a line, and makes audit entries, about all that had none of their own."""
@@ -98,7 +108,7 @@ class ChangeLog:
                     self._audit(entry)
         else:
             counts = self._unnamed.setdefault(level, Counter())
-            counts.update((each.result.name, _policy(each)) for each in applied)
+            counts.update((each.name, _policy(each)) for each in applied)
 
     def _audit_sums(self, level: int, pods: int, counts: Mapping[tuple[str, str], int]) -> None:
         if self._audit is None:
@@ -110,6 +120,108 @@ class ChangeLog:
             self._audit(entry._replace(field=field, target=f"{pods} more pods", reason=reason))
 
 
+class _Row(NamedTuple):
+    """The outcome of one value."""
+
+    target: CgroupTarget
+    field: str
+    kind: AuditKind
+    old: object
+    new: object
+    reason: str
+    ends: bool = False
+    """Whether no claim with a lease applies there any more."""
+
+
+class ClaimAudit:
+    """Audit entries about claims with a lease, whose values may move every second.
+
+    An entry is made when a claim takes effect, ends, or fails, and at most once a minute while it moves: then
+    it has the newest value. All claims together make at most `MOST_CLAIM_ENTRIES` in a minute; one more entry
+    says how many others there were. Used in the event loop's thread.
+    """
+
+    def __init__(self, sink: AuditSink, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sink = sink
+        self._now_s = clock
+        self._last: dict[tuple[str, str, str], tuple[float, AuditKind]] = {}
+        self._since_s = clock()
+        self._entries = 0
+        self._left_out = 0
+
+    def on_applied(self, owner: Owner, applied: Iterable[Applied]) -> None:
+        """Takes what was written for claims of an owner; unchanged values too."""
+        for each in applied:
+            row = _Row(each.target, each.name, AuditKind.FAILED, each.old, each.value, each.error)
+            if each.outcome is WriteOutcome.WRITTEN:
+                reasons = (claim.reason for claim in each.claims if is_leased(claim))
+                is_fitted = any(claim.owner == TREE for claim in each.claims)
+                ends = each.is_given_back or not (is_fitted or any(map(is_leased, each.claims)))
+                reason = "; ".join(filter(None, reasons)) or (FITS if is_fitted else "")
+                reason = "the claim has ended" if ends else reason
+                row = row._replace(kind=AuditKind.CHANGED, reason=reason, ends=ends)
+            elif each.outcome not in FAILURES:
+                continue
+            self._add(owner, row)
+
+    def on_dry_run(
+        self, owner: Owner, changes: Iterable[tuple[ClaimKey, CgroupTarget, Claim | None]]
+    ) -> None:
+        """Takes the claims of an owner in dry-run that have changed; None for one that has ended."""
+        for key, target, claim in changes:
+            if claim is not None:
+                value, kind = f"{claim.role} {claim.value}", AuditKind.WOULD_CHANGE
+                self._add(owner, _Row(target, key.field, kind, None, value, claim.reason))
+
+    def _add(self, owner: Owner, row: _Row) -> None:
+        now_s, key = self._now_s(), (owner.name, row.target.cgroup, row.field)
+        last = self._last.get(key)
+        if last is not None and not row.ends and last[1] is row.kind and now_s - last[0] < CLAIM_INTERVAL_S:
+            return
+        if row.ends:
+            self._last.pop(key, None)
+        else:
+            if len(self._last) >= MOST_REMEMBERED:
+                self._last.clear()
+            self._last[key] = now_s, row.kind
+        if now_s - self._since_s >= CLAIM_INTERVAL_S:
+            self._sum_up(owner)
+            self._since_s, self._entries = now_s, 0
+        self._entries += 1
+        if self._entries > MOST_CLAIM_ENTRIES:
+            self._left_out += 1
+            return
+        old, field = "" if row.old is None else str(row.old), str(Field(CGROUP, row.field))
+        entry = value_entry(row.target, row.kind, str(owner.claimant), time.time())
+        self._sink(entry._replace(field=field, old=old, new=str(row.new), reason=row.reason))
+
+    def _sum_up(self, owner: Owner) -> None:
+        if self._left_out:
+            node = CgroupTarget(Level.NODE, "")
+            entry = value_entry(node, AuditKind.CHANGED, str(owner.claimant), time.time())
+            self._sink(entry._replace(reason=f"claims have changed {self._left_out} more values"))
+            self._left_out = 0
+
+
+def value_entry(target: CgroupTarget, kind: AuditKind, policy: str, time_s: float) -> AuditEntry:
+    """The audit entry of a value of a pod or container, or of a cgroup that is no pod's.
+
+    Args:
+        target: Whose cgroup it is.
+        kind: Of the entry.
+        policy: Who wants the value.
+        time_s: Since the epoch: all entries with it are of one decision.
+    """
+    mode = Mode.DRY_RUN if kind is AuditKind.WOULD_CHANGE else Mode.ENFORCE
+    entry = AuditEntry(time_s, EVALUATIONS[target.level], kind, policy, mode, "", "", target.uid, "")
+    if target.level < Level.POD or not target.name:
+        cgroup = f"cgroup {target.cgroup}" if target.cgroup else "node"
+        return entry._replace(target=target.name or cgroup)
+    namespace, _, pod = _pod(target).partition("/")
+    container = _place(target) if target.level is Level.CONTAINER else ""
+    return entry._replace(pod_namespace=namespace, pod_name=pod, container=container)
+
+
 def audit_entries(
     kind: AuditKind, applied: Sequence[Applied], time_s: float, sandbox: str = ""
 ) -> Iterator[AuditEntry]:
@@ -118,33 +230,18 @@ def audit_entries(
     Args:
         kind: Whether they were written, or could not be.
         applied: The values, in any order; those of one cgroup follow each other in the entries.
-        time_s: Since the epoch: all entries with it are of one decision.
+        time_s: Since the epoch.
         sandbox: The id of the pod's sandbox; empty if it is not known.
     """
     for each in sorted(applied, key=lambda each: each.target.cgroup):
-        target, result = each.target, each.result
-        is_pods = target.level >= Level.POD and bool(target.name)
-        namespace, _, pod = _pod(target).partition("/") if is_pods else ("", "", "")
-        reason = _reason(each)
-        if kind is AuditKind.FAILED:
-            reason = result.error
-        yield AuditEntry(
-            time_s,
-            EVALUATIONS[target.level],
-            kind,
-            _policy(each),
-            Mode.ENFORCE,
-            namespace,
-            pod,
-            target.uid,
-            _place(target) if is_pods and target.level is Level.CONTAINER else "",
+        is_failed = kind is AuditKind.FAILED
+        yield value_entry(each.target, kind, _policy(each), time_s)._replace(
             sandbox_id=sandbox,
-            field=str(Field(CGROUP, result.name)),
-            old="" if result.old is None else str(result.old),
-            new=str(result.value),
-            reason=reason,
-            note=_GIVEN_BACK if each.is_given_back and kind is AuditKind.FAILED else "",
-            target="" if is_pods else f"cgroup {target.cgroup}",
+            field=str(Field(CGROUP, each.name)),
+            old="" if each.old is None else str(each.old),
+            new=str(each.value),
+            reason=each.error if is_failed else _reason(each),
+            note=_GIVEN_BACK if each.is_given_back and is_failed else "",
         )
 
 
@@ -191,8 +288,7 @@ def _place(target: CgroupTarget) -> str:
 
 
 def _policy(applied: Applied) -> str:
-    owners = dict.fromkeys(claim.owner.removeprefix(SERVER_PREFIX) for claim in applied.claims)
-    return "+".join(owners)
+    return labels_of(claim.owner for claim in applied.claims)
 
 
 def _reason(applied: Applied) -> str:
@@ -203,25 +299,23 @@ def _reason(applied: Applied) -> str:
 
 
 def _text(applied: Applied) -> str:
-    result = applied.result
     place = _place(applied.target)
-    name = f"{place} {result.name}" if place else result.name
+    name = f"{place} {applied.name}" if place else applied.name
     why = ", ".join(filter(None, (_policy(applied), _GIVEN_BACK if applied.is_given_back else "")))
-    if result.outcome in FAILURES:
-        why = f"{why}: {result.error}" if why else result.error
-    values = f"{'-' if result.old is None else result.old} -> {result.value}"
+    if applied.outcome in FAILURES:
+        why = f"{why}: {applied.error}" if why else applied.error
+    values = f"{'-' if applied.old is None else applied.old} -> {applied.value}"
     return f"{name} {values} ({why})" if why else f"{name} {values}"
 
 
 def _row(applied: Applied) -> dict[str, Any]:
-    result = applied.result
     row = {
         "container": _place(applied.target) if applied.target.level is Level.CONTAINER else "",
-        "cgroup": result.cgroup,
-        "field": result.name,
-        "from": "" if result.old is None else str(result.old),
-        "to": str(result.value),
+        "cgroup": applied.cgroup,
+        "field": applied.name,
+        "from": "" if applied.old is None else str(applied.old),
+        "to": str(applied.value),
         "policy": _policy(applied),
         "reason": _reason(applied),
     }
-    return {**row, "error": result.error} if result.error else row
+    return {**row, "error": applied.error} if applied.error else row

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX
-from runtimeproxy.hooks.remote.registrations import SUFFIX
+from runtimeproxy.hooks.fields import CGROUP
+from runtimeproxy.ledger.answers import claimant_of_record
 from runtimeproxy.pods.checkpoint.codec import Rank, RowChange, RowKind, Saved, rank_of
 from runtimeproxy.pods.records import Book, CgroupRecord, Record
 
 if TYPE_CHECKING:
+    from runtimeproxy.hooks.claimants import Claimant
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.pods.checkpoint.file import CheckpointFile
     from runtimeproxy.pods.recovery import Recovery
@@ -63,7 +64,7 @@ LONGEST_PAUSE_S: Final = 30.0
 """Longest pause between failed attempts: a disk is full for minutes, not for seconds."""
 
 LOOK_INTERVAL_S: Final = 10.0
-"""How often a file that is not written to is looked at: others may have removed, cut or overwritten it."""
+"""How often a file that is not written to is checked: others may have removed, cut or overwritten it."""
 
 LOG_INTERVAL_S: Final = 600.0
 """Interval between two log lines about a failure that goes on."""
@@ -90,8 +91,6 @@ class CheckpointSync:
     Used in the event loop's thread.
 
     Args:
-        folder: The state folder.
-        store: The records.
         cgroups: The books of cgroups.
         recovery: Compares the loaded records with the runtime.
         thread: One worker thread of its own: a disk may hang.
@@ -121,13 +120,13 @@ class CheckpointSync:
         sources = {
             RowKind.POD: store.pods.get,
             RowKind.CONTAINER: store.containers.get,
-            RowKind.BOOK: cgroups.record,
+            RowKind.BOOK: cgroups.books.record,
         }
         self._writer = CheckpointWriter(
             folder, thread, sources, self._all_ids, cgroups.note_saved, is_standby=is_standby
         )
         store.on_change = self._on_change
-        cgroups.on_change = partial(self._writer.note_from_thread, RowKind.BOOK)
+        cgroups.books.on_change = partial(self._writer.note_from_thread, RowKind.BOOK)
 
     @property
     def problem(self) -> str:
@@ -150,7 +149,6 @@ class CheckpointSync:
         return self._writer.lost
 
     async def load(self) -> None:
-        """Loads the checkpoint; after `LOAD_WAIT_S` that goes on in the background."""
         await self._wait_for_load(self._load(_Moment()))
 
     async def merge(self) -> None:
@@ -159,7 +157,7 @@ class CheckpointSync:
 
     async def flush(self) -> bool:
         """Saves all changes; returns whether they are on disk now."""
-        self._flushed = _Moment(self._store.event, self._cgroups.now_s())
+        self._flushed = _Moment(self._store.event, self._cgroups.books.now_s())
         return await self._writer.flush()
 
     async def take_back(self) -> None:
@@ -171,7 +169,6 @@ class CheckpointSync:
         await self._wait_for_load(self._merge(self._flushed))
 
     async def run(self) -> None:
-        """Saves changes until it is cancelled."""
         await self._writer.run()
 
     async def follow(self) -> None:
@@ -216,7 +213,7 @@ class CheckpointSync:
             if saved is not None:
                 self._merge_saved(saved, since, outdated)
         # What a process that was killed had not saved yet.
-        self._cgroups.add_noted(await self._writer.run_in_thread(self._cgroups.read_journal))
+        self._cgroups.books.add_noted(await self._writer.run_in_thread(self._cgroups.read_journal))
 
     def _load_late(self, outdated: _Moment, saved: Saved) -> None:
         with self._store.listing() as since:
@@ -225,8 +222,8 @@ class CheckpointSync:
 
     def _merge_saved(self, saved: Saved, since: int, outdated: _Moment) -> None:
         self._recovery.confirm(self._store.load(saved, since, outdated=outdated.event))
-        self._cgroups.take_over(with_owners(saved))
-        self._cgroups.load(saved.books, outdated_s=outdated.at_s)
+        self._cgroups.books.take_over(with_owners(saved))
+        self._cgroups.books.load(saved.books, outdated_s=outdated.at_s)
         books = len(saved.books) + len(saved.cgroups)
         found = {"pods": len(saved.pods), "containers": len(saved.containers), "cgroups": books}
         logger.info("checkpoint read", extra=found)
@@ -243,20 +240,18 @@ class CheckpointSync:
     def _all_ids(self) -> Iterator[tuple[RowKind, str]]:
         yield from ((RowKind.POD, pod.id) for pod in self._store.pods)
         yield from ((RowKind.CONTAINER, container.id) for container in self._store.containers)
-        yield from ((RowKind.BOOK, identity) for identity in self._cgroups.identities)
+        yield from ((RowKind.BOOK, identity) for identity in self._cgroups.books.identities)
 
 
-def with_owners(saved: Saved) -> Iterator[tuple[CgroupRecord, Mapping[str, str]]]:
+def with_owners(saved: Saved) -> Iterator[tuple[CgroupRecord, Mapping[str, Claimant]]]:
     """What version 0.1 has written, each cgroup with the owners of its values, by parameter.
 
     Its records of pods name them; a hook server is named by its file, and the name of a policy has no dot.
     """
-    known: dict[tuple[str, ...], dict[str, str]] = {}
+    known: dict[tuple[str, ...], dict[str, Claimant]] = {}
     for pod in saved.pods:
         owners = {
-            field.removeprefix(f"{CGROUP}[").removesuffix("]"): (
-                SERVER_PREFIX + owner if owner.endswith(SUFFIX) else owner
-            )
+            field.removeprefix(f"{CGROUP}[").removesuffix("]"): claimant_of_record(owner)
             for field, owner in pod.owners.items()
             if field.startswith(f"{CGROUP}[")
         }
@@ -271,7 +266,6 @@ class CheckpointWriter:
     """Keeps the checkpoint up to date. Used in the event loop's thread, but for `note_from_thread`.
 
     Args:
-        folder: The state folder.
         thread: One worker thread of its own: a disk may hang.
         sources: The record of an id, by kind; None if there is none any more.
         everything: The ids of all records.
@@ -410,7 +404,7 @@ class CheckpointWriter:
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     async def _wait_until_due(self) -> None:
-        """Waits until there is something to write, and looks at the file meanwhile."""
+        """Waits until there is something to write, and checks the file meanwhile."""
         while not self._due.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_INTERVAL_S):
@@ -498,7 +492,9 @@ class CheckpointWriter:
             replace(
                 saved,
                 pods=tuple(pod for pod in saved.pods if (RowKind.POD, pod.id) not in gone),
-                containers=tuple(box for box in saved.containers if (RowKind.CONTAINER, box.id) not in gone),
+                containers=tuple(
+                    each for each in saved.containers if (RowKind.CONTAINER, each.id) not in gone
+                ),
                 cgroups=tuple(cgroup for cgroup in saved.cgroups if (RowKind.BOOK, cgroup.id) not in gone),
                 books=tuple(book for book in saved.books if (RowKind.BOOK, book.id) not in gone),
             )
@@ -538,7 +534,6 @@ class CheckpointWriter:
             logger.warning("the records cannot be saved, and it is tried again: %s", error)
 
     async def run_in_thread(self, work: Callable[[], ResultT]) -> ResultT:
-        """Runs something in the worker thread of the disk."""
         return await self._loop.run_in_executor(self._thread, work)
 
     async def _in_thread(self, work: Callable[[CheckpointFile], ResultT]) -> ResultT:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from runtimeproxy.cgroups.paths import path_or_none
+from runtimeproxy.cgroups.paths import cgroup_id, path_or_none
 from runtimeproxy.ledger.answers import class_cgroups, target_of
-from runtimeproxy.ledger.book_store import identity_of
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ClaimKey(NamedTuple):
-    """What a claim is for: an owner has at most one of each."""
+    """The place of a claim: an owner has at most one claim per key."""
 
     level: ClaimLevel
     target: str
@@ -43,7 +42,6 @@ class ClaimPlaces:
     """Finds the cgroups of claims. Used in the event loop's thread.
 
     Args:
-        store: The records.
         cgroup_of: The cgroup of a container; empty if it is not known.
         host_cgroup: The cgroup of a host application by its name; empty if there is none.
     """
@@ -78,17 +76,17 @@ class ClaimPlaces:
         return ClaimPlace(CgroupTarget(Level.NODE, cgroup, key.target))
 
     def keys(self) -> dict[str, tuple[ClaimLevel, str]]:
-        """What the known cgroups are of, by the ids of their books."""
+        """Maps the id of each known cgroup to claim level and target."""
         found: dict[str, tuple[ClaimLevel, str]] = {}
         for pod in self._store.pods:
             if not pod.cgroup_parent or pod.state is Lifecycle.STOPPED:
                 continue
             cgroups = {pod.cgroup_parent: (ClaimLevel.POD, pod.uid)}
-            for box in self._store.containers.members(pod.id):
-                cgroups[self._cgroup_of(pod, box)] = (ClaimLevel.CONTAINER, box.id)
+            for container in self._store.containers.members(pod.id):
+                cgroups[self._cgroup_of(pod, container)] = (ClaimLevel.CONTAINER, container.id)
             for cgroup, each in cgroups.items():
                 if (path := path_or_none(cgroup)) is not None:
-                    found[identity_of(path)] = each
+                    found[cgroup_id(path)] = each
         for qos in KubeQoSClass:
             place = self._class(qos)
             if isinstance(place, ClaimPlace):
@@ -98,23 +96,28 @@ class ClaimPlaces:
     def records(self) -> dict[str, ContainerRecord]:
         """The containers by the ids of their cgroups' books."""
         found: dict[str, ContainerRecord] = {}
-        for box in self._store.containers:
-            pod = self._store.pods.get(box.pod_id)
-            if pod is None or box.recovered:
+        for container in self._store.containers:
+            pod = self._store.pods.get(container.pod_id)
+            if pod is None or container.recovered:
                 continue
-            if (path := path_or_none(self._cgroup_of(pod, box))) is not None:
-                found[identity_of(path)] = box
+            if (path := path_or_none(self._cgroup_of(pod, container))) is not None:
+                found[cgroup_id(path)] = container
         return found
 
     def _container(self, identity: str) -> ClaimPlace | str:
-        box = self._store.containers.get(identity)
-        pod = self._store.pods.get(box.pod_id) if box is not None else None
-        if box is None or pod is None or box.id != identity or box.state is Lifecycle.STOPPED:
+        container = self._store.containers.get(identity)
+        pod = self._store.pods.get(container.pod_id) if container is not None else None
+        if (
+            container is None
+            or pod is None
+            or container.id != identity
+            or container.state is Lifecycle.STOPPED
+        ):
             return f"no container with the id {identity[:64]} is known"
-        cgroup = self._cgroup_of(pod, box)
+        cgroup = self._cgroup_of(pod, container)
         if not cgroup:
             return f"the cgroup of container {identity[:64]} is not known"
-        return ClaimPlace(target_of(pod, box, cgroup), box)
+        return ClaimPlace(target_of(pod, container, cgroup), container)
 
     def _class(self, name: str) -> ClaimPlace | str:
         if name not in set(KubeQoSClass):

@@ -1,4 +1,4 @@
-"""What has happened to values since the start, counted, and the last failures; in any thread."""
+"""Counters of what has happened to values, and the last failures; for all threads."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ FAILED_WRITES: Final = frozenset({WriteOutcome.FAILED, WriteOutcome.INVALID, Wri
 
 
 class LedgerCounts:
-    """What has happened to values since the start.
-
-    Args:
-        writes: Of the executor.
-        above_usage: Of the executor.
+    """Counters of what has happened to values since the start.
 
     Attributes:
         writes: Values that were written or not, by parameter and outcome.

@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 GROUP_IDENTITY_SYSCTL: Final = "kernel.sched_group_identity_enabled"
 CORE_SCHED_SYSCTL: Final = "kernel.sched_core"
 SYSCTLS: Final = (GROUP_IDENTITY_SYSCTL, CORE_SCHED_SYSCTL)
-"""Those that make the mode. Source: policies spec 2.1 and 2.5, "sysctl"."""
+"""The sysctls of the modes. Source: policies spec 2.1 and 2.5, "sysctl"."""
 
 
 class CpuMode(StrEnum):
-    """What policies may use to tell pods apart."""
+    """The kernel's way to tell pods apart."""
 
     OFF = "off"
     GROUP_IDENTITY = "group identity"
@@ -31,7 +31,7 @@ OF_MODES: Final = frozenset({"cpu.bvt_warp_ns"})
 
 
 class Switch(NamedTuple):
-    """What leads to a mode."""
+    """The steps to a mode."""
 
     mode: CpuMode
     is_change: bool

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.pace import Pace, with_rests
-from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
+from runtimeproxy.cgroups.paths import cgroup_id, cgroup_path, path_or_none, paths_of
 from runtimeproxy.errors import RuntimeProxyError, described
 from runtimeproxy.hooks.audit import AuditSink
 from runtimeproxy.hooks.decision import Decision
@@ -29,7 +29,6 @@ from runtimeproxy.ledger.answers import (
     without_cgroup,
     without_lower_limit,
 )
-from runtimeproxy.ledger.book_store import identity_of, paths_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import Applied, ChangeLog
 from runtimeproxy.ledger.ledger import Ledger
@@ -91,7 +90,6 @@ class UnevaluatedPods:
         self._failures.report(f"pod {name}", cause, text, error=bug, pod=name, uid=pod.uid, sandbox=pod.id)
 
     def clear(self, pod: PodRecord) -> None:
-        """A pod could be evaluated and written."""
         self.reasons.pop(pod.id, None)
 
     def keep(self, pods: Iterable[PodRecord]) -> None:
@@ -104,8 +102,6 @@ class Evaluator:
     """Evaluates everything again on request. Used in the event loop's thread.
 
     Args:
-        store: The records.
-        ledger: The books.
         evaluate: Asks the policies.
         cgroup_of: The cgroup of a container; empty if it is not known.
         in_worker: Runs something in a worker thread.
@@ -114,11 +110,8 @@ class Evaluator:
         prepare: Before pods are asked about; None for nothing.
         finish: When all values are written; None for nothing.
         audit: Takes the audit entries of changed values; None for none.
-        clock: In seconds.
-        sleep: Waits for so many seconds.
 
     Attributes:
-        changes: Makes them.
         rounds: Number of evaluations of more than one pod that have begun.
         unevaluated: The pods that could not be evaluated.
         has_evaluated: Whether everything has been evaluated once, with an error or without. Before that the
@@ -142,6 +135,7 @@ class Evaluator:
     ) -> None:
         self._store = store
         self._ledger = ledger
+        self._books = ledger.books
         self._evaluate = evaluate
         self._cgroup_of = cgroup_of
         self._in_worker = in_worker
@@ -206,7 +200,7 @@ class Evaluator:
         for pod in running:
             await self._rest()
             found = await self._wanted(pod)
-            if found is not None and any(map(self._ledger.differs, found.wanted)):
+            if found is not None and any(map(self._books.differs, found.wanted)):
                 changed.append(found)
                 self._note(found.wanted, UnappliedCause.TURN, WAITS_FOR_TURN)
         if changed:
@@ -217,7 +211,7 @@ class Evaluator:
             change = partial(self._change, log)
             is_complete = await self.changes.make("a change", changed, change, of=len(running))
         if not is_complete:
-            self._ledger.unapplied.change_cause(
+            self._books.unapplied.change_cause(
                 UnappliedCause.TURN, UnappliedCause.CHANGE_ENDED, self.changes.problem
             )
         await self._make_others()
@@ -226,7 +220,7 @@ class Evaluator:
 
     async def _note_unknown(self) -> None:
         """Notes what policies want of what runs and cannot be written, as its cgroup is not known."""
-        unapplied = self._ledger.unapplied
+        unapplied = self._books.unapplied
         for pod in self._store.pods:
             is_known = _is_evaluated(pod)
             containers = tuple(
@@ -266,7 +260,7 @@ class Evaluator:
         if self._is_standby():
             return False
         self.rounds += 1
-        users = self._ledger.users_of(cpus)
+        users = self._books.users_of(cpus)
         pods = {path for level, path in users if level is Level.POD}
         is_done = True
         for identity in [pod.id for pod in self._store.pods]:
@@ -289,10 +283,7 @@ class Evaluator:
         return await self._write(pod, found.wanted, change, ChangeLog(self._audit))
 
     async def _up_to_date(self, found: _ChangedPod) -> _ChangedPod | None:
-        """What is wanted of a pod now, if something has changed meanwhile; None for nothing more.
-
-        Then it is gone, or cannot be evaluated any more.
-        """
+        """The wanted values of a pod after changes meanwhile; None if it is gone or cannot be evaluated."""
         is_old = found.request != self._requests
         while is_old or not self._is_current(found):
             await self._rest()
@@ -313,7 +304,7 @@ class Evaluator:
         found = await self._up_to_date(changed)
         if found is None:
             return None
-        if not any(map(self._ledger.differs, found.wanted)):
+        if not any(map(self._books.differs, found.wanted)):
             self._note(found.wanted)
             return None
         change = partial(with_rests, partial(self._ledger.change, found.wanted))
@@ -345,7 +336,7 @@ class Evaluator:
         return log.add(applied, sandbox=pod.id)
 
     async def _wanted(self, pod: PodRecord) -> _ChangedPod | None:
-        """What the policies want of a pod and its containers now; None if it cannot be evaluated."""
+        """Asks the policies about a pod and its containers; None if it cannot be evaluated."""
         try:
             cgroup_path(pod.cgroup_parent)
             found = await self._ask(pod)
@@ -376,12 +367,12 @@ class Evaluator:
             if cgroup:
                 target = target_of(pod, record, cgroup)
                 requested, booked = by_parameter(record.requested), by_parameter(record.booked)
-                if record.owners and self._ledger.record(cgroup) is None:
-                    self._ledger.book(Wanted(target, owned_claims(record), requested, booked))
+                if record.owners and self._books.record(cgroup) is None:
+                    self._books.book(Wanted(target, owned_claims(record), requested, booked))
                 is_known = not record.recovered
                 asked = wanted_of(each, target, requested, booked, is_base_known=is_known)
                 wanted.append(_with_withheld(asked, at_next_start(each, record)))
-        found = [self._ledger.record(each.target.cgroup) for each in wanted]
+        found = [self._books.record(each.target.cgroup) for each in wanted]
         if not self.changes.rates.lowers_memory:
             wanted = [without_lower_limit(*pair) for pair in zip(wanted, found, strict=True)]
         self._note(wanted)
@@ -390,15 +381,15 @@ class Evaluator:
     def _note(self, wanted: Sequence[Wanted], cause: UnappliedCause | None = None, reason: str = "") -> None:
         """Notes what is wanted and not booked; with a cause, why the rest of the answers is not either."""
         for each in wanted:
-            self._ledger.note_asked(each, None if cause is None else (cause, reason))
+            self._books.note_asked(each, None if cause is None else (cause, reason))
 
     def _is_current(self, changed: _ChangedPod) -> bool:
         """Whether no call has changed the pod since it was evaluated."""
         return (
             self._store.pods.get(changed.pod.id) is changed.pod
-            and all(self._store.containers.get(box.id) is box for box in changed.containers)
+            and all(self._store.containers.get(each.id) is each for each in changed.containers)
             and all(
-                self._ledger.record(wanted.target.cgroup) is book
+                self._books.record(wanted.target.cgroup) is book
                 for wanted, book in zip(changed.wanted, changed.books, strict=True)
             )
         )
@@ -414,16 +405,16 @@ class Evaluator:
         """
         if self._evaluate_others is None:
             return
-        answers, silent = await self._evaluate_others()
+        answers, unanswered = await self._evaluate_others()
         wanted = list(answers)
-        answered = set(map(identity_of, paths_of(each.target.cgroup for each in wanted)))
+        answered = set(map(cgroup_id, paths_of(each.target.cgroup for each in wanted)))
         wanted += [
-            Wanted(CgroupTarget(level, identity), {}, silent=silent)
-            for identity, level in self._ledger.above_pods().items()
+            Wanted(CgroupTarget(level, identity), {}, unanswered=unanswered)
+            for identity, level in self._books.above_pods().items()
             if identity not in answered
         ]
         self._note(wanted)
-        if any(map(self._ledger.differs, wanted)):
+        if any(map(self._books.differs, wanted)):
             ChangeLog(self._audit).add(await self._in_worker(partial(self._ledger.change, wanted)))
 
 

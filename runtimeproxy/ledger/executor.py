@@ -7,23 +7,21 @@ write of a value, the original text of its file is in the journal.
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
 
 from runtimeproxy.cgroups.paths import cgroup_path
-from runtimeproxy.cgroups.writer import CgroupValues, FileText, WriteOutcome, WriteResult
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.counts import Counts
-from runtimeproxy.ledger.books import BookPlan, Value
-from runtimeproxy.ledger.journal import Noted
+from runtimeproxy.ledger.books import Plan, Value
+from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA
-from runtimeproxy.ledger.unapplied import LIMIT, UnappliedCause
+from runtimeproxy.ledger.unapplied import LIMIT
 from runtimeproxy.pods.records import Level
 from runtimeproxy.units import UNLIMITED, WeightFormula
-
-logger = logging.getLogger(__name__)
 
 USAGE: Final = "memory.usage_in_bytes"
 MARGIN_PERCENT: Final = 110
@@ -32,47 +30,8 @@ where it cannot."""
 _CPU_MAX: Final = (QUOTA, PERIOD)
 
 
-class CgroupFileAccess(Protocol):
-    """Reads and writes the files of cgroups; see `CgroupWriter`."""
-
-    def keeping_open(self) -> AbstractContextManager[object]:
-        """Keeps cgroups open in this thread, for several looks and writes."""
-
-    def look(self, path: tuple[str, ...], names: Iterable[str]) -> dict[str, FileText]:
-        """Raises OSError where no file can be read at all."""
-
-    def children(self, path: tuple[str, ...], name: str) -> tuple[str, ...]:
-        """Raises OSError where no file can be read at all."""
-
-    def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]: ...
-    def decode(self, name: str, text: str) -> Value | None: ...
-    def encode(self, name: str, value: Value) -> str | None: ...
-    def matches(self, name: str, value: Value, text: str) -> bool: ...
-    def file_of(self, name: str) -> str | None: ...
-
-
-class Notes(Protocol):
-    """Puts on disk what is about to be written; see `Journal`."""
-
-    def note(self, noted: Noted) -> None: ...
-
-
-class Job(NamedTuple):
-    """One cgroup of a batch."""
-
-    path: tuple[str, ...]
-    plan: BookPlan
-    present: Mapping[str, FileText]
-    only_observed: Mapping[str, tuple[UnappliedCause, str]] = {}
-    """Parameters that are not written, with the reason."""
-
-
 class Executor:
     """Writes batches of plans; safe for all threads, if each cgroup is in one batch at a time.
-
-    Args:
-        files: Reads and writes.
-        notes: Keeps originals.
 
     Attributes:
         writes: How many values were written or not, by parameter and outcome.
@@ -80,45 +39,42 @@ class Executor:
         weights: How the cgroups of a level get their cpu.weight, as far as it is known.
     """
 
-    def __init__(self, files: CgroupFileAccess, notes: Notes) -> None:
+    def __init__(self, files: CgroupWriter, journal: Journal) -> None:
         self.files = files
-        self._notes = notes
+        self._journal = journal
         self.weights: dict[Level, WeightFormula] = {}
         self.writes: Counts[tuple[str, WriteOutcome]] = Counts()
         self.above_usage: Counts[Level] = Counts()
 
-    def write(self, jobs: Sequence[Job]) -> tuple[WriteResult, ...]:
+    def write(self, plans: Sequence[Plan]) -> tuple[WriteResult, ...]:
         """Writes all values of a batch; returns one result per value."""
         levels: defaultdict[tuple[int, int], list[CgroupValues]] = defaultdict(list)
-        for job in jobs:
-            if job.plan.noted is not None:
-                self._notes.note(job.plan.noted)
-            values = self._above_usage(job)
-            if values:
-                order = job.plan.book.level, len(job.path)
-                weights = self.weights.get(job.plan.book.level)
-                cgroup = CgroupValues(job.plan.book.id, values, job.present, job.plan.raw, weights)
-                levels[order].append(cgroup)
+        for plan in plans:
+            if plan.noted is not None:
+                self._journal.note(plan.noted)
+            if values := self._above_usage(plan):
+                written = replace(plan, values=values, weights=self.weights.get(plan.level))
+                levels[plan.level, len(plan.path)].append(written)
         if not levels:
             return ()
         results = self.files.write_levels([levels[order] for order in sorted(levels)])
         for result in results:
             self.writes.add((result.name, result.outcome))
         quotas = {each.cgroup for each in results if each.name in _CPU_MAX and is_written(each)}
-        for job in jobs:
-            if job.plan.book.id in quotas:
-                self._repair_burst(job)
+        for plan in plans:
+            if plan.cgroup in quotas:
+                self._repair_burst(plan)
         return results
 
-    def _repair_burst(self, job: Job) -> None:
+    def _repair_burst(self, plan: Plan) -> None:
         """Without commit 49217ea147df (2024) Linux divides the burst by 1,000 when cpu.max is written."""
-        wanted = job.plan.values.get(BURST)
+        wanted = plan.values.get(BURST)
         if wanted:
             found = None
             with suppress(OSError):
-                found = self.files.look(job.path, (BURST,)).get(BURST)
+                found = self.files.look(plan.path, (BURST,)).get(BURST)
             if found is not None and not self.files.matches(BURST, wanted, found.text):
-                self.files.write_levels([[CgroupValues(job.plan.book.id, {BURST: wanted})]])
+                self.files.write_levels([[CgroupValues(plan.cgroup, {BURST: wanted})]])
 
     def lower_burst(self, cgroup: str, quota_us: int) -> bool:
         """Lowers the burst of a cgroup whose quota is about to fall to this; returns whether it was higher.
@@ -134,33 +90,31 @@ class Executor:
             return True
         return False
 
-    def _above_usage(self, job: Job) -> Mapping[str, Value]:
+    def _above_usage(self, plan: Plan) -> Mapping[str, Value]:
         """The values of a plan, where a memory limit that falls leaves room for what is in use."""
-        values = job.plan.values
-        wanted, found = values.get(LIMIT), job.present.get(LIMIT)
+        values = plan.values
+        wanted, found = values.get(LIMIT), plan.present.get(LIMIT)
         if not isinstance(wanted, int) or wanted == UNLIMITED or found is None:
             return values
         present = self.files.decode(LIMIT, found.text)
         if not isinstance(present, int) or UNLIMITED != present <= wanted:
             return values
-        usage = job.present.get(USAGE)
+        usage = plan.present.get(USAGE)
         used = self.files.decode(USAGE, usage.text) if usage is not None else None
         if not isinstance(used, int):
             return values
         least = -(-used * MARGIN_PERCENT // 100)
         if wanted >= least:
             return values
-        self.above_usage.add(job.plan.book.level)
+        self.above_usage.add(plan.level)
         if present != UNLIMITED and least >= present:
             return {name: value for name, value in values.items() if name != LIMIT}
         return {**values, LIMIT: least}
 
 
 def is_written(result: WriteResult) -> bool:
-    """Whether a file was written."""
     return result.outcome is WriteOutcome.WRITTEN
 
 
 def is_there(result: WriteResult) -> bool:
-    """Whether a file holds a value now."""
     return result.outcome in (WriteOutcome.WRITTEN, WriteOutcome.UNCHANGED)

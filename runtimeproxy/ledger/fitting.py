@@ -8,8 +8,7 @@ from typing import Final, TypeAlias
 
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.fields.tables import LISTS
-from runtimeproxy.ledger.books import BookPlan, Formats, Value
-from runtimeproxy.ledger.executor import Job
+from runtimeproxy.ledger.books import Formats, Plan, Value
 from runtimeproxy.ledger.tree import (
     BURST,
     MEMORY_AT_LEAST_MIN,
@@ -24,7 +23,7 @@ from runtimeproxy.ledger.tree import (
 from runtimeproxy.pods.records import Level
 
 Changes: TypeAlias = Mapping[str, Value | None]
-"""What fitting has made of values, by parameter; None: nothing is to be written."""
+"""Fitted values, by parameter; None: nothing is to be written."""
 
 _BESIDE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -46,7 +45,6 @@ _FITTED: Final = frozenset({*_BESIDE, *LISTS})
 
 
 def cgroup_version(formats: Formats) -> int:
-    """The version of the controller that carries quotas."""
     return 2 if formats.file_of(QUOTA) == formats.file_of(PERIOD) else 1
 
 
@@ -56,53 +54,52 @@ def with_neighbours(names: Iterable[str]) -> set[str]:
     return given.union(*(_BESIDE[name] for name in given if name in _BESIDE))
 
 
-def parents_to_read(jobs: Iterable[Job], formats: Formats) -> Iterator[tuple[Path, set[str]]]:
+def parents_to_read(plans: Iterable[Plan], formats: Formats) -> Iterator[tuple[Path, set[str]]]:
     """The cgroups above, and the parameters there, that changed values have to fit to."""
     is_v1 = cgroup_version(formats) == 1
-    for job in jobs:
-        if is_v1 and job.plan.book.level is Level.QOS_CLASS:
+    for plan in plans:
+        if is_v1 and plan.level is Level.QOS_CLASS:
             # An empty list of a class is that of the cgroup above, which version 1 does not put there itself.
-            names = {name for name in LISTS if _changes(job, name, formats)}
+            names = {name for name in LISTS if _changes(plan, name, formats)}
             if names:
-                yield job.path[:-1], names
-        if is_v1 and job.plan.book.level is Level.POD:
+                yield plan.path[:-1], names
+        if is_v1 and plan.level is Level.POD:
             # What the pod had may be more than the cgroup above has now.
-            names = {name for name in LISTS if _gives_back(job.plan, name) and _changes(job, name, formats)}
+            names = {name for name in LISTS if _gives_back(plan, name) and _changes(plan, name, formats)}
             if names:
-                yield job.path[:-1], names
-        if job.plan.book.level is Level.CONTAINER:
-            names = {above for name in _ABOVE if _changes(job, name, formats) for above in _ABOVE[name]}
+                yield plan.path[:-1], names
+        if plan.level is Level.CONTAINER:
+            names = {above for name in _ABOVE if _changes(plan, name, formats) for above in _ABOVE[name]}
             if names:
-                yield job.path[:-1], names
+                yield plan.path[:-1], names
 
 
-def depends_on_children(job: Job, formats: Formats) -> bool:
+def depends_on_children(plan: Plan, formats: Formats) -> bool:
     """Whether a pod is about to get a quota or a list that its containers may not fit to."""
-    is_pod = job.plan.book.level is Level.POD
-    return is_pod and any(_changes(job, name, formats) for name in OF_CHILDREN)
+    return plan.level is Level.POD and any(_changes(plan, name, formats) for name in OF_CHILDREN)
 
 
-def _gives_back(plan: BookPlan, name: str) -> bool:
+def _gives_back(plan: Plan, name: str) -> bool:
     """Whether a value is written with the end of all claims on it."""
     entry = plan.book.entries.get(name)
     return name in plan.given_back or (entry is not None and not entry.claims)
 
 
-def _changes(job: Job, name: str, formats: Formats) -> bool:
-    values, present = job.plan.values, job.present
+def _changes(plan: Plan, name: str, formats: Formats) -> bool:
+    values, present = plan.values, plan.present
     if name not in values:
         return False
     return name not in present or not formats.matches(name, values[name], present[name].text)
 
 
-def fitted(jobs: Iterable[Job], formats: Formats) -> dict[Path, dict[str, Value | None]]:
-    """What fitting changes, by cgroup.
+def fitted(plans: Iterable[Plan], formats: Formats) -> dict[Path, dict[str, Value | None]]:
+    """Fits the values of a batch; returns those that change, by cgroup.
 
     Args:
-        jobs: Of a batch, with what the values have to fit to in `present`.
+        plans: Of a batch, with what the values have to fit to in `present`.
         formats: Of the node's files.
     """
-    values = {Key(job.path, name): value for job in jobs for name, value in _tree_values(job, formats)}
+    values = {Key(plan.path, name): value for plan in plans for name, value in _tree_values(plan, formats)}
     if not values:
         return {}
     rules = TreeRules(
@@ -117,15 +114,14 @@ def fitted(jobs: Iterable[Job], formats: Formats) -> dict[Path, dict[str, Value 
     return changes
 
 
-def _tree_values(job: Job, formats: Formats) -> Iterator[tuple[str, TreeValue]]:
-    plan = job.plan
-    for name in {*plan.values, *job.present} & _FITTED:
+def _tree_values(plan: Plan, formats: Formats) -> Iterator[tuple[str, TreeValue]]:
+    for name in {*plan.values, *plan.present} & _FITTED:
         if name in plan.values:
             is_claimed = name in plan.book.entries and bool(plan.book.entries[name].claims)
             bounded, gives_back = name in plan.bounded, _gives_back(plan, name)
             # The kernel may take an empty list that was there before.
             yield name, TreeValue(plan.values[name], is_claimed, bounded, name in plan.raw, gives_back)
         else:
-            value = formats.decode(name, job.present[name].text)
+            value = formats.decode(name, plan.present[name].text)
             if value is not None:
                 yield name, TreeValue(value, is_claimed=False)

@@ -22,7 +22,7 @@ Path: TypeAlias = tuple[str, ...]
 
 
 class Contest(NamedTuple):
-    """What is known of the foreign writer of one field."""
+    """The history of the foreign writer of one field."""
 
     overwrites_s: tuple[float, ...] = ()
     """When its last overwrites were found, since the field was last left to it."""
@@ -66,23 +66,17 @@ def overwritten(contest: Contest, now_s: float) -> Contest:
 
 
 def is_yielding(contest: Contest, now_s: float) -> bool:
-    """Return whether the field is left to the other program now."""
     return now_s < contest.until_s
 
 
 class ForeignWriters:
-    """The contests of all fields. Safe for all threads, if one field is looked at by one at a time.
-
-    Args:
-        clock: In seconds.
-    """
+    """The contests of all fields. Safe for all threads, if each field is used by one thread at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._contests: dict[tuple[Path, str], tuple[Contest, Value, Value]] = {}
 
     def __len__(self) -> int:
-        """Number of fields that others have overwritten."""
         return len(self._contests)
 
     def is_yielding(self, path: Path, name: str) -> bool:

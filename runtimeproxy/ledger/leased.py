@@ -26,10 +26,10 @@ from runtimeproxy.errors import UNLIKE_OURS, RuntimeProxyError, described
 from runtimeproxy.fields.tables import LISTS
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
-from runtimeproxy.hooks.owners import PREFIX, Owner, refusal
+from runtimeproxy.hooks.owners import Owner, refusal
 from runtimeproxy.ledger import leases
 from runtimeproxy.ledger.answers import by_parameter
-from runtimeproxy.ledger.books import Leased
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import FAILURES, Applied
 from runtimeproxy.ledger.claim_places import ClaimKey, ClaimPlaces
 from runtimeproxy.ledger.leases import Answer, Lease, Phase
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.5
-"""How often it is looked at which leases have ended."""
+"""How often it is checked which leases have ended."""
 PRUNE_S: Final = 10.0
 """How often claims on containers and pods that are gone are dropped."""
 PODS_IN_A_JOB: Final = 25
@@ -63,7 +63,7 @@ from there."""
 UNRENEWED_STEP_S: Final = 1.0
 """How often it is saved. A process counts each step as a whole one, so that each restart counts."""
 _BYTES_OF_A_CLAIM: Final = 64
-"""What a claim counts beside its texts."""
+"""Memory of a claim beside its texts."""
 
 
 class UnknownOwnerError(RuntimeProxyError):
@@ -135,28 +135,11 @@ class _Change(NamedTuple):
     before: _Applied | None = None
 
 
-@dataclass(slots=True)
-class _Cgroup:
-    """What changes in one cgroup."""
-
-    target: CgroupTarget
-    record: ContainerRecord | None = None
-    claims: dict[str, tuple[Claim, ...]] = field(default_factory=dict)
-    covers: bool = False
-
-    def leased(self) -> Leased:
-        if self.record is None:
-            return Leased(self.target, self.claims, covers=self.covers)
-        requested, booked = by_parameter(self.record.requested), by_parameter(self.record.booked)
-        return Leased(self.target, self.claims, requested, booked, self.covers)
-
-
 @dataclass(slots=True, eq=False)
 class OwnedClaims:
     """The claims of one owner.
 
     Attributes:
-        owner: as configured.
         lease: of its session.
         claims: those that were taken.
         problem: why they are not applied; empty if they are.
@@ -237,7 +220,7 @@ def _size_bytes(key: ClaimKey, claim: Claim) -> int:
 
 
 class Audit(Protocol):
-    """Takes what was written for claims; see `claim_audit`."""
+    """Takes what was written for claims; see `ClaimAudit`."""
 
     def on_applied(self, owner: Owner, applied: Iterable[Applied]) -> None: ...
     def on_dry_run(
@@ -258,18 +241,12 @@ class LeasedClaims:
     """The claims of all owners. Used in the event loop's thread.
 
     Args:
-        ledger: The books.
         places: Where claims count.
-        in_worker: See `InWorker`.
         is_idle: Whether nothing is to be written: the bypass is on, policies are not loaded, or another
             process decides.
-        audit: Takes what is written.
-        folder: The state folder.
-        boot_id: Of this boot.
         clock: CLOCK_MONOTONIC in seconds.
 
     Attributes:
-        owners: By name.
         ready: Set once the claims of the process before this one are known.
         unwritten: Parameters that another agent of this node writes: claims on them are not applied.
     """
@@ -286,6 +263,7 @@ class LeasedClaims:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
+        self._books = ledger.books
         self._places = places
         self._in_worker = in_worker
         self._is_idle = is_idle
@@ -303,7 +281,7 @@ class LeasedClaims:
         self.unwritten: Mapping[str, str] = {}
         self._pruned_s = clock()
         self._was_idle = True
-        self._closed = ledger.closed
+        self._blocked = ledger.books.blocked
 
     # --- requests ----------------------------------------------------------------------------------------
 
@@ -321,7 +299,7 @@ class LeasedClaims:
 
     def end_s(self, claim: Claim) -> float | None:
         """When a claim ends without another request, by the clock of leases; None for one without a lease."""
-        owned = self.owners.get(claim.owner.removeprefix(PREFIX)) if is_leased(claim) else None
+        owned = self.owners.get(claim.owner.name) if is_leased(claim) else None
         return None if owned is None else owned.end_s(claim.role)
 
     def dry_run(self, level: ClaimLevel, target: str) -> Iterator[tuple[OwnedClaims, ClaimKey, Claim]]:
@@ -347,10 +325,10 @@ class LeasedClaims:
                         )
 
     def _kept_from(self, owned: OwnedClaims, key: ClaimKey) -> tuple[UnappliedCause, str] | None:
-        """What keeps a claim out of the books; None for nothing."""
+        """Why a claim is not in the books; None if it is."""
         if key.field in self.unwritten:
             return UnappliedCause.KOORDLET, f"koordlet writes it: {self.unwritten[key.field]}"
-        if key.field in self._ledger.closed:
+        if key.field in self._books.blocked:
             return UnappliedCause.CPU_MODE, OTHER_MODE
         if key in owned.dirty and owned.problem:
             return UnappliedCause.NOT_COUNTING, owned.problem
@@ -469,7 +447,7 @@ class LeasedClaims:
         for start in range(0, len(groups), PODS_IN_A_JOB):
             some = groups[start : start + PODS_IN_A_JOB]
             try:
-                work = partial(_written, self._ledger, owned.owner.claimant, some)
+                work = partial(_written, self._ledger, some)
                 applied = await self._in_worker(partial(with_rests, work))
             except TimeoutError as error:
                 logger.warning("claims of %s could not be written: %s", owned.owner.name, error)
@@ -480,11 +458,11 @@ class LeasedClaims:
                 owned.note_problem(f"values could not be written: {error}", self.now_s())
                 break
             self._audit.on_applied(owned.owner, applied)
-            failed += [each.result for each in applied if each.result.outcome in FAILURES]
+            failed += [each for each in applied if each.outcome in FAILURES]
         return failed
 
     def _changes(self, owned: OwnedClaims, keys: Iterable[ClaimKey]) -> Iterator[tuple[ClaimKey, _Change]]:
-        """The claims that are not in the books as they should be; then they count as being there."""
+        """The claims that are not in the books as they should be; then they are taken for booked."""
         for key in keys:
             is_dirty = key in owned.dirty
             owned.dirty.discard(key)
@@ -508,17 +486,23 @@ class LeasedClaims:
 
     def _groups(
         self, owned: OwnedClaims, changes: Mapping[ClaimKey, _Change]
-    ) -> Iterator[tuple[Leased, ...]]:
+    ) -> Iterator[tuple[Wanted, ...]]:
         """The cgroups that have changed: those of a pod together, and with those below a class its bound."""
-        found: dict[tuple[str, ...], dict[str, _Cgroup]] = {}
+        found: dict[tuple[str, ...], dict[str, Wanted]] = {}
         bounding: list[tuple[str, ...]] = []
         for key, (target, record, _) in changes.items():
             path = cgroup_path(target.cgroup)
             group = found.setdefault(path[:-1] if target.level is Level.CONTAINER else path, {})
-            cgroup = group.setdefault(target.cgroup, _Cgroup(target, record))
-            cgroup.claims[key.field] = self._claims_on(owned, key)
+            wanted = group.get(target.cgroup)
+            if wanted is None:
+                wanted = Wanted(target, {}, owner=owned.owner.claimant)
+                if record is not None:
+                    asked, booked = by_parameter(record.requested), by_parameter(record.booked)
+                    wanted = wanted._replace(requested=asked, booked=booked)
+            claims = {**wanted.claims, key.field: self._claims_on(owned, key)}
+            group[target.cgroup] = wanted._replace(claims=claims)
             if key.level is ClaimLevel.QOS_CLASS and key.field in LISTS and key.role is Role.AT_MOST:
-                cgroup.covers = True
+                group[target.cgroup] = wanted._replace(claims=claims, binds_descendants=True)
                 bounding.append(path)
         for bound in bounding:
             below = [path for path in found if path != bound and path[: len(bound)] == bound]
@@ -526,14 +510,14 @@ class LeasedClaims:
                 found[bound] |= found.pop(path)
             self._add_own_below(owned, bound, found[bound])
         for group in found.values():
-            yield tuple(each.leased() for each in group.values())
+            yield tuple(group.values())
 
     def _claims_on(self, owned: OwnedClaims, key: ClaimKey) -> tuple[Claim, ...]:
         """All claims that the books are to have of an owner on one value."""
         keys = (key._replace(role=role) for role in Role)
         return tuple(owned.applied[each].claim for each in keys if each in owned.applied)
 
-    def _add_own_below(self, owned: OwnedClaims, bound: tuple[str, ...], group: dict[str, _Cgroup]) -> None:
+    def _add_own_below(self, owned: OwnedClaims, bound: tuple[str, ...], group: dict[str, Wanted]) -> None:
         """What the owner claims itself below a class is not covered by its claim on the class."""
         for key, applied in owned.applied.items():
             is_below = key.level in (ClaimLevel.POD, ClaimLevel.CONTAINER) and key.field in LISTS
@@ -541,7 +525,8 @@ class LeasedClaims:
                 path = cgroup_path(applied.target.cgroup)
                 if path[: len(bound)] == bound:
                     claims = {key.field: self._claims_on(owned, key)}
-                    group[applied.target.cgroup] = _Cgroup(applied.target, claims=claims)
+                    wanted = Wanted(applied.target, claims, owner=owned.owner.claimant)
+                    group[applied.target.cgroup] = wanted
 
     # --- time --------------------------------------------------------------------------------------------
 
@@ -551,8 +536,8 @@ class LeasedClaims:
             await asyncio.sleep(TICK_S)
             try:
                 await self.look()
-            except Exception:  # a bug costs this look, not the next one
-                logger.exception("leases of claims could not be looked at")
+            except Exception:  # a bug costs this check, not the next one
+                logger.exception("leases of claims could not be checked")
 
     async def look(self) -> None:
         """Does what is due now."""
@@ -561,9 +546,9 @@ class LeasedClaims:
         if self._is_idle() or not self.ready.is_set():
             self._was_idle = True
             return
-        if self._ledger.closed != self._closed:
+        if self._books.blocked != self._blocked:
             # Another CPU mode has taken claims out of the books, or takes them again.
-            changed, self._closed = self._ledger.closed ^ self._closed, self._ledger.closed
+            changed, self._blocked = self._books.blocked ^ self._blocked, self._books.blocked
             for owned in self.owners.values():
                 owned.dirty.update(key for key in owned.claims if key.field in changed)
         if self._was_idle:
@@ -653,7 +638,6 @@ class LeasedClaims:
 
     @property
     def unusable(self) -> str:
-        """Why what was saved of leases could not be used; empty if it could."""
         return "; ".join(filter(None, (self._unrenewed_file.unusable, self._handed_over_file.unusable)))
 
     async def load(self, *, is_successor: bool) -> None:
@@ -662,10 +646,10 @@ class LeasedClaims:
         handed_over: dict[str, Any] = await self._in_worker(self._read)
         self._unrenewed = await self._in_worker(self._read_unrenewed)
         known = self._places.keys()
-        for target, book in self._ledger.leased():
+        for book, _, target in self._books.leased():
             found = known.get(book.id)
             for key, claim in _claims_of(book, found):
-                name = claim.owner.partition(":")[2]
+                name = claim.owner.name
                 owned = self.owners.get(name)
                 if owned is None or refusal(owned.owner.rules, key.field, key.role, key.level):
                     # Nothing renews it.
@@ -704,7 +688,7 @@ class LeasedClaims:
         self._handed_over_file.save(document)
 
     def _read(self) -> dict[str, Any]:
-        """What a predecessor has handed over, by owner; the file is removed."""
+        """Reads the leases and claims of a predecessor, by owner; removes the file."""
         owners = self._handed_over_file.load(self._owners_of)
         with suppress(OSError):
             self._handed_over_file.path.unlink()
@@ -716,7 +700,6 @@ class LeasedClaims:
         return dict(document["owners"]) if is_present else {}
 
     def _read_unrenewed(self) -> dict[str, float]:
-        """What the process before this one has saved of claims that nothing renews."""
         return self._unrenewed_file.load(_durations_s) or {}
 
     def _take_document(self, owned: OwnedClaims, document: Mapping[str, Any]) -> None:
@@ -746,8 +729,8 @@ def _duration_s(value: object) -> float:
     return float(value)
 
 
-def _written(ledger: Ledger, claimant: str, groups: Iterable[Sequence[Leased]]) -> list[Applied]:
-    return [each for group in groups for each in ledger.change_leased(claimant, group)]
+def _written(ledger: Ledger, groups: Iterable[Sequence[Wanted]]) -> list[Applied]:
+    return [each for group in groups for each in ledger.change(group)]
 
 
 def _claims_of(book: Book, found: tuple[ClaimLevel, str] | None) -> Iterator[tuple[ClaimKey, Claim]]:

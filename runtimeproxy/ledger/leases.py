@@ -1,8 +1,8 @@
 """The lease of one owner's claims: which requests count, and when the claims end. Pure; times are given.
 
 A session sends requests with sequence numbers one after the other, and each renews the lease. A request that
-does not follow the last one may lack what others have said, so the whole set is asked for. One session counts
-at a time: a new one takes over, and the one before it is answered so.
+does not follow the last one may lack what others have said, so the whole set is asked for. One session is
+effective at a time: a new one takes over, and the one before it is answered so.
 """
 
 from __future__ import annotations
@@ -111,7 +111,6 @@ def unrenewed_s(lease: Lease, now_s: float) -> float | None:
 
 
 def is_due(lease: Lease, now_s: float) -> bool:
-    """Return whether the lease has ended, and nothing was done about it yet."""
     return lease.end_s is not None and not lease.has_lapsed and now_s >= lease.end_s
 
 
@@ -126,7 +125,6 @@ def lapsed(lease: Lease, *, has_released: bool) -> Lease:
 
 
 def is_hold_over(lease: Lease, now_s: float, hold_s: float) -> bool:
-    """Return whether claims that were held are to be released now."""
     return lease.end_s is not None and lease.has_lapsed and now_s >= lease.end_s + min(hold_s, MOST_HOLD_S)
 
 
@@ -150,7 +148,6 @@ def phase(lease: Lease) -> Phase:
 
 
 def as_document(lease: Lease) -> dict[str, Any]:
-    """Return a lease for the successor of an upgrade, whose clock is the same."""
     return lease._asdict()
 
 

@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 from threading import Lock, RLock
 from typing import Final
 
-from runtimeproxy.ledger.book_store import Path, identity_of
+from runtimeproxy.cgroups.paths import cgroup_id
+from runtimeproxy.ledger.tree import Path
 
 MOST_WAIT_S: Final = 5.0
 """How long a batch waits for another one that writes to the same cgroup. Lower than the kubelet's and the
@@ -19,7 +20,7 @@ class IsBusyError(Exception):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.why = f"another write to {identity_of(path)} has not ended"
+        self.why = f"another write to {cgroup_id(path)} has not ended"
 
 
 class PathLocks:

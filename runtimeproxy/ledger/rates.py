@@ -47,10 +47,6 @@ class Ongoing(NamedTuple):
 class Changes:
     """Makes changes of running pods. Used in the event loop's thread.
 
-    Args:
-        clock: In seconds.
-        sleep: Waits for so many seconds.
-
     Attributes:
         rates: How they are made.
         ongoing: The one that is being made; None for none.
@@ -69,7 +65,6 @@ class Changes:
 
     @property
     def problem(self) -> str:
-        """Why the last changes were not made to the end; empty if they were."""
         return "; ".join(self._problems.values())
 
     async def make(

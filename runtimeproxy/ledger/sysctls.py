@@ -36,7 +36,7 @@ _PATH: Final = ("sysctl",)
 
 
 class SysctlChange(NamedTuple):
-    """What has become of one sysctl."""
+    """The outcome of one sysctl."""
 
     name: str
     old: str
@@ -46,7 +46,7 @@ class SysctlChange(NamedTuple):
     originals, and nothing was written at all."""
 
 
-class _Held(NamedTuple):
+class _Ours(NamedTuple):
     original: str
     written: str
 
@@ -77,7 +77,7 @@ class Sysctls:
         self._file = StateFile(state_folder / SAVED_FILE, effect, boot_id=boot_id, is_synced=False)
         self._root = root
         self._lock = Lock()
-        self._held: dict[str, _Held] | None = None
+        self._ours: dict[str, _Ours] | None = None
         self._wanted: Mapping[str, int | str] = {}
         self._foreign_writers = ForeignWriters(clock)
         self._failures = FailureLog()
@@ -87,7 +87,6 @@ class Sysctls:
 
     @property
     def unusable(self) -> str:
-        """Why what was saved could not be used; empty if it could."""
         return self._file.unusable
 
     def apply(
@@ -104,13 +103,13 @@ class Sysctls:
         """
         changes: list[SysctlChange] = []
         try:
-            with self._alone() as held:
-                for name in [each for each in reversed(held) if each not in wanted]:
+            with self._alone() as ours:
+                for name in [each for each in reversed(ours) if each not in wanted]:
                     if releases is None or name in releases:
-                        changes += self._release(held, name)
+                        changes += self._release(ours, name)
                 for name, value in wanted.items():
-                    changes += self._set(held, name, str(value))
-                self._wanted = {**{name: each.written for name, each in held.items()}, **wanted}
+                    changes += self._set(ours, name, str(value))
+                self._wanted = {**{name: each.written for name, each in ours.items()}, **wanted}
                 for name in self.unapplied.keys() - self._wanted.keys():
                     del self.unapplied[name]
         except OSError as error:
@@ -121,22 +120,22 @@ class Sysctls:
         """Compare what is wanted with the kernel's values, and write it again; in a worker thread."""
         changes: list[SysctlChange] = []
         try:
-            with self._alone() as held:
+            with self._alone() as ours:
                 for name, value in self._wanted.items():
-                    changes += self._set(held, name, str(value), is_look=True)
+                    changes += self._set(ours, name, str(value), is_check=True)
         except OSError as error:
             changes.append(self._unreadable(error))
         return self._reported(changes)
 
     def reload(self) -> None:
         """Have the next use read the file again, which another process may have written meanwhile."""
-        self._held, self._wanted = None, {}
+        self._ours, self._wanted = None, {}
 
     def planned(self) -> tuple[SysctlChange, ...]:
         """Return what giving everything back would change, with the errors of what cannot be read."""
         try:
-            with self._alone() as held:
-                return self._planned_releases(held, held)
+            with self._alone() as ours:
+                return self._planned_releases(ours, ours)
         except OSError as error:
             return (self._unreadable(error),)
 
@@ -146,8 +145,8 @@ class Sysctls:
         Raises:
             OSError: it cannot be read just now.
         """
-        with self._alone() as held:
-            return {name: each.written for name, each in held.items()}
+        with self._alone() as ours:
+            return {name: each.written for name, each in ours.items()}
 
     def differs(self, wanted: Mapping[str, int | str], among: Collection[str]) -> str:
         """Return the first of these sysctls that the kernel has otherwise than is wanted; empty for none.
@@ -159,20 +158,20 @@ class Sysctls:
         Raises:
             OSError: one cannot be read just now.
         """
-        with self._alone() as held:
+        with self._alone() as ours:
             for name in among:
                 present = self._read(name)
                 if name in wanted:
                     is_other = present not in (None, str(wanted[name]))
                 else:
-                    is_other = bool(self._planned_releases(held, (name,)))
+                    is_other = bool(self._planned_releases(ours, (name,)))
                 if is_other:
                     return f"{name} is {present}"
         return ""
 
     @contextmanager
-    def _alone(self) -> Iterator[dict[str, _Held]]:
-        """Gives what is held to one thread at a time.
+    def _alone(self) -> Iterator[dict[str, _Ours]]:
+        """Gives what is ours to one thread at a time.
 
         Raises:
             OSError: it cannot be read, or another thread's write hangs.
@@ -184,8 +183,8 @@ class Sysctls:
         finally:
             self._lock.release()
 
-    def _planned_releases(self, held: Mapping[str, _Held], names: Iterable[str]) -> tuple[SysctlChange, ...]:
-        found = [(name, held[name], self._read(name)) for name in reversed(list(names)) if name in held]
+    def _planned_releases(self, ours: Mapping[str, _Ours], names: Iterable[str]) -> tuple[SysctlChange, ...]:
+        found = [(name, ours[name], self._read(name)) for name in reversed(list(names)) if name in ours]
         return tuple(
             SysctlChange(name, present, each.original)
             for name, each, present in found
@@ -197,9 +196,9 @@ class Sysctls:
         return SysctlChange(str(self._file.path), "", "", described(error))
 
     def _set(
-        self, held: dict[str, _Held], name: str, value: str, *, is_look: bool = False
+        self, ours: dict[str, _Ours], name: str, value: str, *, is_check: bool = False
     ) -> list[SysctlChange]:
-        changes = self._written(held, name, value, is_look=is_look)
+        changes = self._written(ours, name, value, is_check=is_check)
         error = next((each.error for each in changes if each.error), "")
         if error:
             self.unapplied[name] = Withheld((), UnappliedCause.REFUSED, error, value)
@@ -220,46 +219,48 @@ class Sysctls:
                 return Withheld((), UnappliedCause.FOREIGN, reason, value)
         return None
 
-    def _written(self, held: dict[str, _Held], name: str, value: str, *, is_look: bool) -> list[SysctlChange]:
+    def _written(
+        self, ours: dict[str, _Ours], name: str, value: str, *, is_check: bool
+    ) -> list[SysctlChange]:
         try:
             present = self._read(name)
         except OSError as error:
             return [SysctlChange(name, "", value, described(error))]
         if present is None:
             return []
-        before = held.get(name)
+        before = ours.get(name)
         # What another program has written since is no original.
-        mine = _Held(present if before is None else before.original, value)
-        if mine == before and (present == value or self._is_left(name, mine, present, is_look=is_look)):
+        mine = _Ours(present if before is None else before.original, value)
+        if mine == before and (present == value or self._is_left(name, mine, present, is_check=is_check)):
             return []
-        held[name] = mine
+        ours[name] = mine
         try:
             if mine != before:
-                self._save(held)
+                self._save(ours)
             if present != value:
                 self._path(name).write_text(value + "\n", encoding="ascii")
         except OSError as error:
             if before is None:
-                del held[name]
+                del ours[name]
             else:
-                held[name] = before
+                ours[name] = before
             return [SysctlChange(name, present, value, described(error))]
         return [SysctlChange(name, present, value)] if present != value else []
 
-    def _is_left(self, name: str, mine: _Held, present: str, *, is_look: bool) -> bool:
+    def _is_left(self, name: str, mine: _Ours, present: str, *, is_check: bool) -> bool:
         """Return whether another program's value is left to it; a reset to the original never is."""
         if present == mine.original:
             return False
         writers = self._foreign_writers
-        if is_look and not writers.is_yielding(_PATH, name):
+        if is_check and not writers.is_yielding(_PATH, name):
             if writers.on_overwrite(_PATH, name, mine.written, present):
                 return False
             text = "another program keeps writing the sysctl %s: %s, not %s, and it is left so for a time"
             logger.warning(text, name, present, mine.written)
         return writers.is_yielding(_PATH, name)
 
-    def _release(self, held: dict[str, _Held], name: str) -> list[SysctlChange]:
-        mine = held[name]
+    def _release(self, ours: dict[str, _Ours], name: str) -> list[SysctlChange]:
+        mine = ours[name]
         present = ""
         changes: list[SysctlChange] = []
         try:
@@ -269,10 +270,10 @@ class Sysctls:
                 changes.append(SysctlChange(name, present, mine.original))
         except OSError as error:
             return [SysctlChange(name, present, mine.original, described(error))]
-        del held[name]
+        del ours[name]
         self._foreign_writers.forget(_PATH, name)
         with suppress(OSError):  # it is compared with the kernel's value at the next start
-            self._save(held)
+            self._save(ours)
         return changes
 
     def _reported(self, changes: list[SysctlChange]) -> tuple[SysctlChange, ...]:
@@ -300,21 +301,21 @@ class Sysctls:
         except FileNotFoundError:
             return None
 
-    def _load(self) -> dict[str, _Held]:
-        """What is held. Raises OSError if it cannot be read, which is not the same as nothing."""
-        if self._held is None:
-            held = self._file.load(_parsed)
+    def _load(self) -> dict[str, _Ours]:
+        """What is ours. Raises OSError if it cannot be read, which is not the same as nothing."""
+        if self._ours is None:
+            ours = self._file.load(_parsed)
             if self._file.is_unreadable:
                 raise OSError(self._file.unusable)
-            self._held = held or {}
-        return self._held
+            self._ours = ours or {}
+        return self._ours
 
-    def _save(self, held: Mapping[str, _Held]) -> None:
-        self._file.save({"sysctls": {name: each._asdict() for name, each in held.items()}})
+    def _save(self, ours: Mapping[str, _Ours]) -> None:
+        self._file.save({"sysctls": {name: each._asdict() for name, each in ours.items()}})
 
 
-def _parsed(saved: Mapping[str, Any]) -> dict[str, _Held]:
+def _parsed(saved: Mapping[str, Any]) -> dict[str, _Ours]:
     return {
-        str(name): _Held(str(each["original"]), str(each["written"]))
+        str(name): _Ours(str(each["original"]), str(each["written"]))
         for name, each in saved["sysctls"].items()
     }

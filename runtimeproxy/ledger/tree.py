@@ -48,7 +48,7 @@ class TreeValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeRules:
-    """What fitting depends on."""
+    """Facts of the node that fitting depends on."""
 
     cgroup_version: int = 2
     rounds_quotas: bool = False
@@ -260,7 +260,6 @@ class _Tree:
         return sorted(found, key=lambda each: (len(each[0]), each[0]))
 
     def _parent(self, path: Path, name: str) -> Path | None:
-        """The nearest ancestor with a value of this name."""
         return next((each for each in _ancestors(path) if Key(each, name) in self._given), None)
 
     def _set(self, key: Key, value: Value, reason: str) -> None:

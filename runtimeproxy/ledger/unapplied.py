@@ -1,4 +1,4 @@
-"""What is wanted and not in force, and why: one list for `explain`, `audit`, `status`, metrics and the page.
+"""Wanted values that are not in force, and why: for `explain`, `audit`, `status`, metrics and the page.
 
 Whatever keeps a value from being applied says so here, with a cause and a reason: before it is booked (the
 evaluation of what runs), when it is written (the ledger), or of a sysctl.
@@ -13,13 +13,14 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant
 
 if TYPE_CHECKING:
     from runtimeproxy.ledger.target import CgroupTarget
 
 
 class UnappliedCause(StrEnum):
-    """What keeps a value from being applied."""
+    """Why a value is not applied."""
 
     LOWER_LIMIT = "lower-limit"
     """A memory limit of what runs is not lowered: `ledger.lower_memory_limits` is false."""
@@ -110,7 +111,6 @@ class Withheld(NamedTuple):
 
     @property
     def wanted(self) -> str:
-        """The wanted value, for people."""
         return self.text or ", ".join(dict.fromkeys(map(claim_text, self.claims)))
 
 
@@ -120,7 +120,7 @@ class UnappliedStage(StrEnum):
     ASKED = "asked"
     """Claims of policies that are not in the books."""
     BOOKED = "booked"
-    """What the books resolve to and the files do not hold."""
+    """Resolved values that the files do not hold."""
     LOST = "lost"
     """Claims in the books that others have replaced."""
 
@@ -133,7 +133,7 @@ class Unapplied(NamedTuple):
     """A cgroup parameter in its version 1 name, a field of the message, or `sysctl[NAME]`."""
     wanted: str
     """For people; never the value of an environment variable."""
-    owners: tuple[str, ...]
+    owners: tuple[Claimant, ...]
     cause: UnappliedCause
     reason: str
     since_s: float
@@ -145,7 +145,7 @@ _Place: TypeAlias = tuple[UnappliedStage, str]
 
 
 class UnappliedValues:
-    """What is wanted and not in force now. Safe for all threads.
+    """The wanted values that are not in force now. Safe for all threads.
 
     Args:
         clock: Seconds since the epoch.
@@ -158,7 +158,6 @@ class UnappliedValues:
         self._new: dict[tuple[_Place, str], Unapplied] = {}
 
     def __len__(self) -> int:
-        """Number of cgroups with such values, in each stage."""
         return len(self._values)
 
     def note(
@@ -176,7 +175,7 @@ class UnappliedValues:
             target: Whose cgroup it is.
             cgroup: Its path; the id of the sandbox or container if that is not known.
             found: What is not in force, by field.
-            among: The fields that were looked at; None for all.
+            among: The fields that were checked; None for all.
         """
         place = stage, cgroup
         if not found and place not in self._values:
@@ -239,7 +238,7 @@ class UnappliedValues:
             return tuple(each for known in places for each in known.values())
 
     def take_new(self) -> tuple[Unapplied, ...]:
-        """What is there since the last call, or has another cause since then."""
+        """Values that are new since the last call, or have another cause since then."""
         with self._lock:
             found, self._new = tuple(self._new.values()), {}
         return found

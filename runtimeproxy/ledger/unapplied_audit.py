@@ -8,27 +8,26 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
-from runtimeproxy.hooks.fields import CGROUP, SERVER_PREFIX, Field
-from runtimeproxy.hooks.policy import Hook, Mode
-from runtimeproxy.ledger.target import EVALUATIONS, CgroupTarget
+from runtimeproxy.hooks.claimants import labels_of
+from runtimeproxy.hooks.fields import CGROUP, Field
+from runtimeproxy.ledger.change_log import value_entry
+from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause
 from runtimeproxy.pods.records import Level
 
 INTERVAL_S: Final = 60.0
-"""Between two entries about one value and cause, which may come and go with each look."""
+"""Between two entries about one value and cause, which may come and go with each comparison."""
 MOST_ENTRIES: Final = 100
-"""About single values, of one look; the others are counted by cause."""
+"""About single values, at a time; the others are counted by cause."""
 MOST_TOLD: Final = 20_000
 """Values whose last entry is remembered."""
 
 
-class UnappliedAudit:
-    """Makes the entries.
+_PODS: Final = CgroupTarget(Level.POD, "")
 
-    Args:
-        sink: Takes them.
-        clock: Monotonic, in seconds.
-    """
+
+class UnappliedAudit:
+    """Makes the entries."""
 
     def __init__(self, sink: AuditSink, clock: Callable[[], float] = time.monotonic) -> None:
         self._sink = sink
@@ -54,36 +53,13 @@ class UnappliedAudit:
             self._sink(entry_of(each, time_s))
         for cause, count in more.items():
             reason = f"{count} values are wanted and not applied"
-            self._sink(
-                _entry(Hook.EVALUATE_POD, time_s, "")._replace(target="pods", reason=reason, note=cause)
-            )
+            entry = value_entry(_PODS, AuditKind.NOT_APPLIED, "", time_s)
+            self._sink(entry._replace(target="pods", reason=reason, note=cause))
 
 
 def entry_of(each: Unapplied, time_s: float) -> AuditEntry:
-    """The entry about one value.
-
-    Args:
-        each: The value.
-        time_s: Since the epoch.
-    """
-    target = each.target
-    owners = "+".join(owner.removeprefix(SERVER_PREFIX) for owner in each.owners)
-    is_pods = target.level >= Level.POD and bool(target.name)
-    namespace, _, rest = target.name.partition("/") if is_pods else ("", "", "")
-    pod, _, container = rest.partition("/")
+    """The entry about one value."""
     is_plain = "[" in each.field or each.field.startswith(("resources.", "cgroup_parent"))
-    return _entry(EVALUATIONS[target.level], time_s, owners)._replace(
-        pod_namespace=namespace,
-        pod_name=pod,
-        pod_uid=target.uid,
-        container=container,
-        field=each.field if is_plain else str(Field(CGROUP, each.field)),
-        new=each.wanted,
-        reason=each.reason,
-        note=each.cause,
-        target="" if is_pods else target.name or (f"cgroup {target.cgroup}" if target.cgroup else "node"),
-    )
-
-
-def _entry(hook: Hook, time_s: float, policy: str) -> AuditEntry:
-    return AuditEntry(time_s, hook, AuditKind.NOT_APPLIED, policy, Mode.ENFORCE, "", "", "", "")
+    entry = value_entry(each.target, AuditKind.NOT_APPLIED, labels_of(each.owners), time_s)
+    field = each.field if is_plain else str(Field(CGROUP, each.field))
+    return entry._replace(field=field, new=each.wanted, reason=each.reason, note=each.cause)

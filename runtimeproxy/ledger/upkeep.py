@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
 from runtimeproxy.fields.tables import FIELDS
-from runtimeproxy.hooks.fields import SERVER_PREFIX, SYSCTL
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
+from runtimeproxy.hooks.fields import SYSCTL
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ClassView, ResolvedPod
 from runtimeproxy.ledger.answers import class_cgroups, sysctls_of, wanted_of, wanted_of_node
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 TICK_S: Final = 1.0
-"""How often it is looked at what is due. Source: the shortest interval of the field table."""
+"""How often it is checked what is due. Source: the shortest interval of the field table."""
 WORK_S: Final = 30.0
 """How long the work of one thread is waited for. Reads and writes of cgroup files take microseconds, but a
 write of a memory limit reclaims first, and a kernel that hangs answers none."""
@@ -86,17 +87,12 @@ class Upkeep:
     """Keeps the values of running pods.
 
     Args:
-        store: The records.
-        ledger: The books.
-        chain: The policies in use.
         cgroup_of: The cgroup of a container; empty if it is not known.
-        executor: Worker threads.
         is_idle: Whether nothing is to be done: no policies are loaded, or another process decides.
         sysctls: Those that policies set; None leaves them alone.
         audit: Takes the audit entries of changed values; None for none.
 
     Attributes:
-        evaluator: Evaluates everything again.
         on_observed: Called with what claims with a lease are to leave to koordlet, and its feature gates.
     """
 
@@ -113,6 +109,7 @@ class Upkeep:
     ) -> None:
         self._store = store
         self._ledger = ledger
+        self._books = ledger.books
         self._sysctls = sysctls
         self._chain = chain
         self._cgroup_of = cgroup_of
@@ -140,7 +137,7 @@ class Upkeep:
         # Whether sysctls wait until some values are given back.
         self._owes_sysctls = False
         # Of hook servers, as the owners of claims; None as long as it is not known.
-        self._registered: frozenset[str] | None = None
+        self._registered: frozenset[Claimant] | None = None
         self._hung: set[asyncio.Future[Any]] = set()
         self._taken: frozenset[str] = frozenset()
         self._has_koordlet = False
@@ -156,9 +153,9 @@ class Upkeep:
 
     @property
     def summary(self) -> str:
-        """What keeps running pods from the values that are wanted; empty for nothing."""
+        """For the status line: why running pods lack wanted values; empty if they have all."""
         left = len(self._ledger.yielded())
-        gates = sorted({KOORDLETS[name] for name in self._ledger.observed})
+        gates = sorted({KOORDLETS[name] for name in self._books.observed})
         notes = (
             f"left to koordlet, by its feature gates: {', '.join(gates)}" if gates else "",
             self.problem,
@@ -173,7 +170,6 @@ class Upkeep:
 
     @property
     def mode_problem(self) -> str:
-        """What keeps the node from the wanted CPU mode; empty for nothing."""
         return self._barrier.problem if self._barrier is not None else ""
 
     @property
@@ -181,22 +177,26 @@ class Upkeep:
         return len(self._hung)
 
     def unapplied(self) -> tuple[Unapplied, ...]:
-        """What is wanted and not in force now, of what runs and of sysctls."""
-        values = self._ledger.unapplied
+        """The wanted values of pods, containers and sysctls that are not in force now."""
+        values = self._books.unapplied
         if self._sysctls is not None:
             found = {f"{SYSCTL}[{name}]": each for name, each in tuple(self._sysctls.unapplied.items())}
             values.note(UnappliedStage.BOOKED, CgroupTarget(Level.NODE, "", "node"), "", found)
         if values:
             pods = [pod.cgroup_parent for pod in self._store.pods if pod.state is Lifecycle.RUNNING]
-            boxes = (box.id for box in self._store.containers if box.state is not Lifecycle.STOPPED)
-            self._ledger.keep_unapplied(pods, boxes, unknown_cgroups(self._store))
+            containers = (
+                container.id
+                for container in self._store.containers
+                if container.state is not Lifecycle.STOPPED
+            )
+            self._books.keep_unapplied(pods, containers, unknown_cgroups(self._store))
         return values.values()
 
     def audit_unapplied(self) -> None:
         """Has the audit tell what is not in force since the last time."""
         self.unapplied()
         if self._unapplied_audit is not None:
-            self._unapplied_audit.add(self._ledger.unapplied.take_new())
+            self._unapplied_audit.add(self._books.unapplied.take_new())
 
     def configure(self, settings: UpkeepSettings) -> None:
         """Takes changed settings."""
@@ -210,7 +210,6 @@ class Upkeep:
         self._observe()
 
     async def run(self) -> None:
-        """Evaluates on request, until it is cancelled."""
         await self.evaluator.run()
 
     async def verify(self, among: Collection[Level] = tuple(VERIFY_S)) -> None:
@@ -236,7 +235,7 @@ class Upkeep:
                 await self.in_worker(partial(with_rests, partial(self._ledger.verify, levels, running)))
                 if self._sysctls is not None and Level.NODE in levels:
                     await self.in_worker(self._sysctls.verify)
-                if self._owes_sysctls and not self._ledger.has_leftovers:
+                if self._owes_sysctls and not self._books.has_leftovers:
                     self._owes_sysctls = False
                     self.evaluator.request("sysctls")
                 if Level.QOS_CLASS in levels and self._has_other_sums():
@@ -245,13 +244,13 @@ class Upkeep:
                     self.evaluator.request("the CPU mode")
             except TimeoutError as error:
                 logger.warning("cgroup values could not be compared: %s", error)
-            except Exception:  # a bug costs this look, not the next one
+            except Exception:  # a bug costs this comparison, not the next one
                 logger.exception("cgroup values could not be compared")
 
     def on_policies(self, not_loaded: Iterable[str]) -> None:
         """Other policies, or the same with other settings, are in use now."""
-        self._ledger.rule = self._chain().rule
-        self._ledger.not_loaded = frozenset(not_loaded)
+        self._books.rule = self._chain().rule
+        self._books.not_loaded = frozenset(not_loaded)
         self.evaluator.request("policies")
 
     def on_node_changed(self, node: Node, inputs: Collection[Input]) -> None:
@@ -298,9 +297,11 @@ class Upkeep:
         }
         await self.in_worker(partial(self._ledger.measure_weights, Level.POD, shares))
         shares = {
-            self._cgroup_of(pods[box.pod_id], box): box.requested.cpu_shares
-            for box in self._store.containers
-            if box.state is Lifecycle.RUNNING and box.pod_id in pods and box.requested.cpu_shares is not None
+            self._cgroup_of(pods[container.pod_id], container): container.requested.cpu_shares
+            for container in self._store.containers
+            if container.state is Lifecycle.RUNNING
+            and container.pod_id in pods
+            and container.requested.cpu_shares is not None
         }
         await self.in_worker(partial(self._ledger.measure_weights, Level.CONTAINER, shares))
         self.evaluator.request("records")
@@ -309,14 +310,14 @@ class Upkeep:
         """These hook servers are registered now; what others have answered is given back next."""
         self._has_koordlet = any(name.startswith(KOORDLET) for name in names)
         self._observe()
-        self._registered = frozenset(f"{SERVER_PREFIX}{name}" for name in names)
+        self._registered = frozenset(Claimant(name, ClaimantKind.SERVER) for name in names)
         if self._gone_servers():
             self.evaluator.request("hook servers")
 
-    def _gone_servers(self) -> set[str]:
+    def _gone_servers(self) -> set[Claimant]:
         if self._registered is None:
             return set()
-        return {each for each in self._ledger.owners() if each.startswith(SERVER_PREFIX)} - self._registered
+        return {each for each in self._books.owners() if each.kind is ClaimantKind.SERVER} - self._registered
 
     def _observe(self) -> None:
         known = KOORDLETS.keys() if self._has_koordlet else frozenset[str]()
@@ -324,7 +325,7 @@ class Upkeep:
         if (observed, taken) == self._koordlets:
             return
         self._koordlets = observed, taken
-        self._ledger.observed = frozenset(observed)
+        self._books.observed = frozenset(observed)
         claims = KOORDLETS_CLAIMS if self._has_koordlet else {}
         self.on_observed({name: gate for name, gate in claims.items() if name not in self._taken})
         if observed:
@@ -343,17 +344,15 @@ class Upkeep:
         return decision, [await chain.evaluate(recorded_container(record, view)) for record in containers]
 
     def _has_other_sums(self) -> bool:
-        """Whether values of pods have changed since the policies were asked about QoS classes."""
         return (
-            self._ledger.pod_changes != self._summed_changes
-            and Hook.EVALUATE_QOS_CLASS in self._chain().hooks
+            self._books.pod_changes != self._summed_changes and Hook.EVALUATE_QOS_CLASS in self._chain().hooks
         )
 
     async def _evaluate_others(self) -> tuple[Sequence[Wanted], frozenset[str]]:
         chain = self._chain()
         wanted: list[Wanted] = []
         if Hook.EVALUATE_QOS_CLASS in chain.hooks:
-            self._summed_changes = self._ledger.pod_changes
+            self._summed_changes = self._books.pod_changes
             pods = [pod for pod in self._store.pods if pod.state is not Lifecycle.STOPPED and pod.detailed]
             # Views of all pods take milliseconds.
             views = await self.in_worker(partial(with_rests, partial(_class_views, pods, self._ledger)))
@@ -366,30 +365,30 @@ class Upkeep:
         return (*wanted, *wanted_of_node(decision)), decision.without_answer | chain.unsettled
 
     async def _prepare(self) -> None:
-        """What comes before all values: those of hook servers that are gone, the CPU mode, the sysctls."""
+        """Releases values of hook servers that are gone, and sets the CPU mode and the sysctls."""
         gone = self._gone_servers()
-        holders = self._ledger.holders(owners=gone)
+        holders = self._books.holders(owners=gone)
         await self._release("the end of a hook server's values", holders, owners=gone)
         if self._barrier is None:
             return
         chain = self._chain()
         wanted: dict[str, int | str] = {}
-        held = chain.unsettled | self._ledger.not_loaded
+        unanswered = chain.unsettled | self._books.not_loaded
         if Hook.EVALUATE_NODE in chain.hooks:
             decision = await chain.evaluate(await self.in_worker(chain.node.snapshot))
-            wanted, held = sysctls_of(decision), held | decision.without_answer
+            wanted, unanswered = sysctls_of(decision), unanswered | decision.without_answer
         classes = class_cgroups(
             (path, kube_qos_class(pod.cgroup_parent))
             for pod in self._store.pods
             if (path := path_or_none(pod.cgroup_parent)) is not None
         )
         roots = [cgroup for qos, cgroup in classes.items() if qos is KubeQoSClass.GUARANTEED]
-        await self._barrier.pass_to(wanted, roots, is_settled=not held)
+        await self._barrier.pass_to(wanted, roots, is_settled=not unanswered)
 
     async def _finish(self) -> None:
         """Gives back the sysctls that no policy wants, after the values that were wanted with them."""
         if self._barrier is not None:
-            self._owes_sysctls = self._ledger.has_leftovers
+            self._owes_sysctls = self._books.has_leftovers
             if not self._owes_sysctls:
                 await self._barrier.give_back()
 
@@ -398,15 +397,15 @@ class Upkeep:
         change: str,
         cgroups: Iterable[str],
         *,
-        owners: Collection[str] = (),
+        owners: Collection[Claimant] = (),
         names: Collection[str] = (),
     ) -> None:
         """Ends claims, pod after pod."""
         pods: dict[str, list[str]] = {}
         for cgroup in cgroups:
-            book = self._ledger.record(cgroup)
-            is_box = book is not None and book.level is Level.CONTAINER
-            pods.setdefault(cgroup.rpartition("/")[0] if is_box else cgroup, []).append(cgroup)
+            book = self._books.record(cgroup)
+            is_container = book is not None and book.level is Level.CONTAINER
+            pods.setdefault(cgroup.rpartition("/")[0] if is_container else cgroup, []).append(cgroup)
 
         async def write(log: ChangeLog, group: Sequence[str]) -> bool:
             release = partial(self._ledger.release, group, owners=owners, names=names)
@@ -446,7 +445,7 @@ class Upkeep:
 
 
 def gates_of(names: Collection[str]) -> str:
-    """What koordlet writes, by its feature gates, for people."""
+    """The parameters that koordlet writes, by its feature gates, for people."""
     gates: dict[str, list[str]] = {}
     for name in sorted(names):
         gates.setdefault(KOORDLETS[name], []).append(name)
@@ -462,7 +461,7 @@ def _class_views(pods: Iterable[PodRecord], ledger: Ledger) -> dict[str, ClassVi
     for pod in pods:
         path = path_or_none(pod.cgroup_parent)
         if path is not None:
-            view = ResolvedPod(pod=recorded_pod(pod), cgroup=ledger.resolved(pod.cgroup_parent))
+            view = ResolvedPod(pod=recorded_pod(pod), cgroup=ledger.books.resolved(pod.cgroup_parent))
             found.append((path, view))
         rest()
     classes = class_cgroups((path, each.pod.kube_qos) for path, each in found)

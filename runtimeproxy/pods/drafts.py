@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS, UPDATABLE
 from runtimeproxy.hooks.changes import CLEAR, ResourceChange
-from runtimeproxy.hooks.fields import RESOURCES, UNIFIED, policies_in
+from runtimeproxy.hooks.claimants import names_in
+from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
 from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
@@ -62,7 +63,7 @@ def released_fields(
     """
     released: set[str] = set()
     for name, owner in record.owners.items():
-        still_holds = any(each in without_answer or each.endswith(SUFFIX) for each in policies_in(owner))
+        still_holds = any(each in without_answer or each.endswith(SUFFIX) for each in names_in(owner))
         if name.startswith(RESOURCES) and name not in wanted and not still_holds:
             released.add(name)
     if is_lower(requested.memory_limit_bytes, record.booked.memory_limit_bytes):

@@ -164,7 +164,6 @@ def _request(
 
 
 def runtime_name() -> CriRequest[str]:
-    """The runtime's own name."""
     return _request(
         "Version", api_pb2.VersionRequest(), api_pb2.VersionResponse, lambda found: found.runtime_name
     )

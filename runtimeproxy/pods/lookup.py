@@ -22,7 +22,6 @@ class Lookups:
 
     Args:
         store: Gets the records of ids, unless there was an event of the id meanwhile.
-        client: The runtime.
         timeout_s: Longest time for one look-up.
     """
 

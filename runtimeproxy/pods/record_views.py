@@ -17,7 +17,7 @@ from runtimeproxy.qos import QoSClass, kube_qos_class, priority_class, qos_class
 
 
 class PodSummary(NamedTuple):
-    """What selectors look at: for most pods no policy needs a whole view.
+    """The part of a pod that selectors read: for most pods no policy needs a whole view.
 
     Labels and annotations may be the request's own, for `get` and `in` only: subscription with a missing name
     would put it into the request. Views have copies.
@@ -36,7 +36,6 @@ def recorded_summary(record: PodRecord) -> PodSummary:
 
 
 def recorded_pod(record: PodRecord) -> PodView:
-    """A pod as recorded."""
     return PodView(
         id=record.id,
         name=record.name,

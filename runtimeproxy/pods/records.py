@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.algebra import Claim
-from runtimeproxy.hooks.owners import PREFIX
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.node.snapshot import LivePod
 from runtimeproxy.pods.resources import (
@@ -133,7 +133,7 @@ class CgroupRecord:
 
 
 class Level(IntEnum):
-    """What a cgroup is the cgroup of; parents first."""
+    """The kind of a cgroup; parents first."""
 
     NODE = 0
     QOS_CLASS = 1
@@ -159,7 +159,7 @@ class Entry(NamedTuple):
     """What the file is to hold; None as long as that is not known."""
     requested: int | str | None = None
     """Of a container: what the kubelet asked the runtime for; None for nothing, and for files that the CRI
-    does not have. Of a pod: what the requests of its containers come to, which counts where the original of
+    does not have. Of a pod: what the requests of its containers come to, which applies where the original of
     its file is not known; None if that is not known either."""
     booked: int | str | None = None
     """What the runtime's specification of the container holds; None for nothing."""
@@ -169,19 +169,17 @@ class Entry(NamedTuple):
     """Whether the next look writes such a value again, since systemd resets the slice that it was for."""
 
     @property
-    def owner(self) -> str:
-        """The owners of the claims, joined by `+`."""
-        return "+".join(dict.fromkeys(claim.owner for claim in self.claims))
+    def owners(self) -> tuple[Claimant, ...]:
+        return tuple(dict.fromkeys(claim.owner for claim in self.claims))
 
     @property
     def leases(self) -> tuple[tuple[str, str], ...]:
         """Owner and role of each claim with a lease: what is saved of these claims, whose values move."""
-        return tuple((claim.owner, claim.role.value) for claim in self.claims if is_leased(claim))
+        return tuple((str(claim.owner), claim.role.value) for claim in self.claims if is_leased(claim))
 
 
 def is_leased(claim: Claim) -> bool:
-    """Whether a claim ends with the lease of its owner."""
-    return claim.owner.startswith(PREFIX)
+    return claim.owner.kind is ClaimantKind.PLUGIN
 
 
 def as_saved(entry: Entry) -> Entry:
@@ -197,7 +195,7 @@ def as_saved(entry: Entry) -> Entry:
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """What is wanted in the files of a cgroup, and what they held before."""
+    """The claims and values of a cgroup, and what its files held before."""
 
     id: str
     """The cgroup's path below a controller's mount, with a slash in front."""

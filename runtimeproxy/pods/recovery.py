@@ -45,7 +45,6 @@ class Recovery:
 
     Args:
         store: Gets the records.
-        client: The runtime.
         settings: None means the defaults.
         on_compared: Awaited after each whole comparison of `run`.
 
@@ -92,7 +91,6 @@ class Recovery:
                 await self._rest(self._settings.interval_s)
 
     def compare_soon(self) -> None:
-        """Requests a comparison now, because calls may have passed unobserved."""
         self._requested.set()
 
     def confirm(self, containers: Iterable[str]) -> None:

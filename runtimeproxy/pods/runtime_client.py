@@ -84,7 +84,6 @@ class GrpcRuntimeClient:
     """A `RuntimeClient` over gRPC; nothing is loaded or connected before the first request.
 
     Args:
-        settings: The runtime.
         executor: Worker threads for imports and for long responses.
         failures: Logs that the runtime hangs or is away; None for no log.
     """

@@ -58,7 +58,6 @@ class RecordIndex(Generic[RecordT]):
 
     Args:
         store: Has the sequence numbers.
-        kind: The kind of the records.
         group_of: The group of a record, for `members`.
     """
 
@@ -89,7 +88,6 @@ class RecordIndex(Generic[RecordT]):
         return matches[0] if len(matches) == 1 else None
 
     def members(self, group: str) -> tuple[RecordT, ...]:
-        """The records of one group, oldest first."""
         return tuple(self._records[identity] for identity in self._groups.get(group, ()))
 
     def put(self, record: RecordT) -> None:

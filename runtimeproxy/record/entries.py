@@ -27,7 +27,8 @@ from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import (
 )
 from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
 from runtimeproxy.frontends.cri_proxy.interception import Outcome
-from runtimeproxy.hooks.fields import ANNOTATIONS, ENV, policies_in
+from runtimeproxy.hooks.claimants import labels_of
+from runtimeproxy.hooks.fields import ANNOTATIONS, ENV
 from runtimeproxy.pods.checkpoint.codec import RowKind
 from runtimeproxy.pods.checkpoint.codec import encode as encode_record
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
@@ -209,14 +210,14 @@ def decision_document(hook: Hook, decision: Decision) -> dict[str, Any]:
         return document | {"refusal": decision.refusal.text, "policy": decision.refusal.policy}
     fields: dict[str, Any] = {}
     for each, merged in decision.merged.fields.items():
-        if not merged.owner:
+        if not merged.owners:
             continue
         _, after, is_changed = before_and_after(each, merged, decision)
         if not is_changed and is_shown(each):
             continue
         if each.group in (ANNOTATIONS, ENV):
             after = shown_value(each, result_of(each, merged, decision)) or None
-        fields[str(each)] = {"value": after, "policy": "+".join(policies_in(merged.owner))}
+        fields[str(each)] = {"value": after, "policy": labels_of(merged.owners)}
     return document | {"fields": fields} if fields else document
 
 

@@ -23,7 +23,7 @@ from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, Cal
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
 from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
 from runtimeproxy.frontends.cri_proxy.interception import Outcome
-from runtimeproxy.hooks.fields import policies_in
+from runtimeproxy.hooks.claimants import names_in
 from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.settings import USUAL_RULES, ChainRules
 from runtimeproxy.node.snapshot import FixedNode, Node
@@ -134,7 +134,7 @@ class _Replayer:
             chain=self._offline.chain,
             store=store,
             lookups=Lookups(store, _NoRuntime()),
-            writer=_NoFiles(),
+            ledger=_NoFiles(),
             executor=self._executor,
             long_work=LongWork(self._executor),
             spawn=self._spawn,
@@ -253,7 +253,7 @@ class _Replayer:
         for place in dict.fromkeys((*was, *now)):
             _, hook, name = place
             old, new = was.get(place), now.get(place)
-            if old is not None and any(each.endswith(SUFFIX) for each in policies_in(old.policy)):
+            if old is not None and any(each.endswith(SUFFIX) for each in names_in(old.policy)):
                 self._result.server_fields += 1
             elif old is None or new is None or old.value != new.value:
                 old, new = old or _NOTHING_SET, new or _NOTHING_SET
@@ -329,12 +329,14 @@ class _NoRuntime:
 class _NoFiles:
     """In place of the books and files of cgroups."""
 
-    is_v1 = False
+    @property
+    def books(self) -> _NoFiles:
+        return self
 
     def book(self, wanted: Wanted) -> None:
         return
 
-    def claim(self, wanted: Sequence[Wanted]) -> Sequence[WriteResult]:
+    def change(self, wanted: Sequence[Wanted]) -> Sequence[WriteResult]:
         return ()
 
     def start(self, wanted: Wanted) -> Sequence[WriteResult]:

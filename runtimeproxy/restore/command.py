@@ -104,7 +104,7 @@ def table_row(line: Line) -> tuple[str, ...]:
 
 
 def states(ledger: Ledger, writer: CgroupWriter) -> tuple[CgroupState, ...]:
-    found = (ledger.record(identity) for identity in ledger.identities)
+    found = (ledger.books.record(identity) for identity in ledger.books.identities)
     return tuple(_state(book, writer) for book in found if book is not None)
 
 
@@ -226,8 +226,8 @@ async def _carry_out(
     written = restore_cgroups(writer, cgroups)
     lines += written
     copies = {cgroup.state.book.id: cgroup.copies for cgroup in cgroups}
-    for identity in ledger.identities:
-        book = ledger.record(identity)
+    for identity in ledger.books.identities:
+        book = ledger.books.record(identity)
         if book is not None:
             unrestored = (each for each in written if each.status is not Status.RESTORED)
             kept = {each.field for each in unrestored if each.target == identity}
@@ -315,7 +315,7 @@ def _everything(ledger: Ledger, writer: CgroupWriter, cgroup: str, name: str, on
     Version 2 leaves the pod's own file empty, and accepts any list in its containers'.
     """
     with suppress(CgroupPathError, OSError):
-        book = ledger.record(cgroup)
+        book = ledger.books.record(cgroup)
         original = book.originals.get(name) if book is not None else None
         if original is not None and original.text is not None:
             found = writer.decode(name, original.text)
@@ -338,7 +338,7 @@ def _within_above(ledger: Ledger, writer: CgroupWriter, cgroup: str, name: str, 
         return members
     for length in range(1, len(path)):
         above = "/" + "/".join(path[:length])
-        book = ledger.record(above)
+        book = ledger.books.record(above)
         found = writer.read(above, name) if book is None or name not in book.entries else None
         if found and (common := parse_cpu_list(members) & parse_cpu_list(str(found))):
             members = format_cpu_list(common)

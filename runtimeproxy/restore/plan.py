@@ -7,15 +7,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from runtimeproxy.cgroups.paths import cgroup_path
+from runtimeproxy.cgroups.paths import cgroup_id, cgroup_path
 from runtimeproxy.cgroups.writer import FileText
 from runtimeproxy.fields.tables import CRI_FIELDS, LISTS, RESOURCE_PARAMETERS, neutral_text, unified_text
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import fitting
-from runtimeproxy.ledger.books import CHANGED_SINCE, Formats
+from runtimeproxy.ledger.books import CHANGED_SINCE, Formats, Plan
 from runtimeproxy.ledger.books import plan as give_back
-from runtimeproxy.ledger.executor import Job
 from runtimeproxy.ledger.tree import Path
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.reconcile import reconciled
@@ -241,9 +240,10 @@ def _fitted_lists(
     states: Sequence[CgroupState], formats: Formats
 ) -> Mapping[Path, Mapping[str, Value | None]]:
     """The lists that are to be those of the cgroup above, or a part of it, by cgroup and parameter."""
-    nothing = give_back(Book("", Level.QOS_CLASS), {}, formats)
-    jobs = {
-        above: Job(above, nothing, state.above)
+    plans = {
+        above: Plan(
+            cgroup=cgroup_id(above), present=state.above, book=Book(cgroup_id(above), Level.QOS_CLASS)
+        )
         for state in states
         for above in (cgroup_path(state.book.id)[:-1],)
     }
@@ -252,9 +252,9 @@ def _fitted_lists(
         lists = {name: value for name, value in found.values.items() if name in LISTS}
         if lists:
             path = cgroup_path(state.book.id)
-            present = jobs[path].present if path in jobs else {}
-            jobs[path] = Job(path, found._replace(values=lists), present)
-    return fitting.fitted(jobs.values(), formats)
+            present = plans[path].present if path in plans else {}
+            plans[path] = replace(found, values=lists, present=present)
+    return fitting.fitted(plans.values(), formats)
 
 
 def _cgroup_plan(state: CgroupState, lists: Mapping[str, Value | None], formats: Formats) -> CgroupPlan:

@@ -34,8 +34,8 @@ from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.ledger.allocations import NodeAllocations, allocation_file
+from runtimeproxy.ledger.change_log import ClaimAudit
 from runtimeproxy.ledger.checkpoint import CheckpointSync
-from runtimeproxy.ledger.claim_audit import ClaimAudit
 from runtimeproxy.ledger.claim_places import ClaimPlaces
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.leased import LeasedClaims
@@ -210,7 +210,7 @@ class Engine:
             chain=self._chain(settings),
             store=self.store,
             lookups=Lookups(self.store, self.client),
-            writer=self.ledger,
+            ledger=self.ledger,
             executor=executor,
             long_work=LongWork(self._long_requests, give_back_memory),
             spawn=spawn,

@@ -295,7 +295,7 @@ class Evictor:
                 time.time(),
                 Hook.EVALUATE_POD,
                 kind,
-                owner.claimant,
+                str(owner.claimant),
                 Mode.DRY_RUN if result.outcome is PodEvictionOutcome.DRY_RUN else Mode.ENFORCE,
                 pod.namespace,
                 pod.name,

@@ -11,6 +11,7 @@ from runtimeproxy.frontends.cri_proxy.calls.messages import written_value
 from runtimeproxy.hooks.algebra import Claim, resolve
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, shown
 from runtimeproxy.hooks.changes import CLEAR, Clear
+from runtimeproxy.hooks.claimants import labels_of
 from runtimeproxy.hooks.decision import Decision, Unmet
 from runtimeproxy.hooks.fields import (
     CGROUP,
@@ -21,7 +22,6 @@ from runtimeproxy.hooks.fields import (
     Value,
     fitted,
     is_same,
-    policies_in,
 )
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook, Mode
@@ -143,7 +143,7 @@ class Description:
                 before=before,
                 after=after,
                 is_changed=is_changed,
-                owner="+".join(policies_in(merged.owner)) if merged.owner else "",
+                owner=labels_of(merged.owners),
                 depends_on=tuple(dict.fromkeys(depends)),
                 changes=tuple(changes),
             )
@@ -170,7 +170,7 @@ class Description:
         value = resolved.value
         if isinstance(value, int | str):
             value = clamped(field.key, value)
-        return merged._replace(value=value, owner=resolved.owner, resolved=resolved)
+        return merged._replace(value=value, owners=resolved.owners, resolved=resolved)
 
     def _depends(self, asked: Asked, field: Field, names: Iterable[str]) -> Iterator[str]:
         """The unknown inputs of these policies, and the variants in which they answer otherwise."""
@@ -203,21 +203,22 @@ class Description:
         for claim in merged.claims:
             note = notes.get(claim)
             yield PolicyChange(
-                policy=claim.owner,
+                policy=claim.owner.label,
                 role=claim.role,
                 wanted=_text(field, claim.value),
                 counts=_counts(claim, merged),
                 reason=claim.reason,
                 note=note.reason if note is not None else "",
-                provenance=self._provenance(claim.owner, asked),
+                provenance=self._provenance(claim.owner.name, asked),
             )
-        if not merged.claims and merged.owner:
-            entry = entries.get((merged.owner, str(field)))
+        if not merged.claims and merged.owners:
+            owner = labels_of(merged.owners)
+            entry = entries.get((owner, str(field)))
             yield PolicyChange(
-                policy=merged.owner,
+                policy=owner,
                 wanted=_text(field, merged.value),
                 reason=entry.reason if entry is not None else "",
-                provenance=self._provenance(merged.owner, asked),
+                provenance=self._provenance(owner, asked),
             )
 
     def _dry_run(self, asked: Asked, entry: AuditEntry) -> PolicyChange:
@@ -267,7 +268,10 @@ def _remarks(decision: Decision) -> Iterator[Remark]:
     for field, merged in decision.merged.fields.items():
         if merged.resolved is not None and merged.resolved.problem:
             yield Remark(
-                policy=merged.owner, kind=AuditKind.VOID, reason=merged.resolved.problem, field=str(field)
+                policy=labels_of(merged.owners),
+                kind=AuditKind.VOID,
+                reason=merged.resolved.problem,
+                field=str(field),
             )
 
 
@@ -276,7 +280,7 @@ def before_and_after(
 ) -> tuple[str | None, str | None, bool]:
     """The value before and after the policies, and whether these differ."""
     before, value = _text(field, merged.original), result_of(field, merged, decision)
-    if not merged.owner or is_same(field, merged.original, value):
+    if not merged.owners or is_same(field, merged.original, value):
         return before, before, False
     if field.group == RESOURCES and isinstance(value, int | str | Clear):
         value = written_value(field.key, value, update=False)
@@ -289,7 +293,7 @@ def before_and_after(
 def _counts(claim: Claim, merged: MergedField) -> bool:
     if merged.resolved is not None:
         return claim in merged.resolved.used
-    return claim.owner == merged.owner
+    return claim.owner in merged.owners
 
 
 def _text(field: Field, value: Value | float) -> str | None:
@@ -299,4 +303,4 @@ def _text(field: Field, value: Value | float) -> str | None:
 
 
 def result_of(field: Field, merged: MergedField, decision: Decision) -> Value:
-    return fitted(decision.merged.start, field, merged.value) if merged.owner else merged.original
+    return fitted(decision.merged.start, field, merged.value) if merged.owners else merged.original

@@ -16,6 +16,7 @@ from runtimeproxy.hooks.algebra import (
     resolve,
 )
 from runtimeproxy.hooks.changes import CLEAR, Add, AtMost, Clear, Scale
+from runtimeproxy.hooks.claimants import Claimant, labels_of
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.units import parse_cpu_list
 
@@ -24,23 +25,23 @@ CPUS = "cpuset.cpus"
 
 
 def put(owner: str, value: float | str | Clear, priority: int = 0) -> Claim:
-    return Claim(owner, Role.SET, value, priority)
+    return Claim(Claimant(owner), Role.SET, value, priority)
 
 
 def scale(owner: str, ratio: float, priority: int = 0) -> Claim:
-    return Claim(owner, Role.SCALE, ratio, priority)
+    return Claim(Claimant(owner), Role.SCALE, ratio, priority)
 
 
 def add(owner: str, amount: int, ceiling: int | None = None) -> Claim:
-    return Claim(owner, Role.ADD, amount, ceiling=ceiling)
+    return Claim(Claimant(owner), Role.ADD, amount, ceiling=ceiling)
 
 
 def at_most(owner: str, bound: Value, priority: int = 0) -> Claim:
-    return Claim(owner, Role.AT_MOST, bound, priority)
+    return Claim(Claimant(owner), Role.AT_MOST, bound, priority)
 
 
 def notes(resolved: Resolved) -> list[tuple[str, ClaimOutcome, str]]:
-    return [(note.claim.owner, note.outcome, note.reason) for note in resolved.notes]
+    return [(note.claim.owner.name, note.outcome, note.reason) for note in resolved.notes]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_a_list_of_cpus(base: str | None, claims: Sequence[Claim], expected: str
 def test_a_list_without_a_common_member_is_reported() -> None:
     resolved = resolve(CPUS, "0-3", [put("cpuset", "0-1"), at_most("suppress", "4-5")])
     text = "0-1 shares no member with 4-5 of suppress"
-    assert (resolved.value, resolved.problem, resolved.owner) == ("4-5", text, "suppress")
+    assert (resolved.value, resolved.problem, labels_of(resolved.owners)) == ("4-5", text, "suppress")
     assert notes(resolved) == [("cpuset", ClaimOutcome.LOST, text)]
     assert resolve(CPUS, "0-1", [at_most("suppress", "4-5")]).problem == text
     assert not resolve(CPUS, "0-4", [at_most("suppress", "4-5")]).problem
@@ -205,9 +206,9 @@ def test_claims_without_their_whole_effect(
 def test_the_owners_and_steps_of_a_value() -> None:
     claims = [at_most("s", 90_000), add("b", 50_000), scale("n", 1.2), put("r", 120_000)]
     resolved = resolve(QUOTA, -1, claims)
-    assert resolved.owner == "r+n+b+s"
+    assert labels_of(resolved.owners) == "r+n+b+s"
     assert resolved.steps == (120_000, 100_000, 150_000, 90_000)
-    assert resolve(QUOTA, -1, []).owner == ""
+    assert resolve(QUOTA, -1, []).owners == ()
 
 
 def test_the_earlier_policy_counts_if_the_operator_says_so() -> None:
@@ -258,9 +259,9 @@ def test_each_written_parameter_has_a_neutral_value_in_its_range() -> None:
 def test_the_claims_behind_a_policy_value(
     value: Value | Clear | Scale | Add | AtMost, expected: list[object]
 ) -> None:
-    claims = claims_of("p", value, priority=4, reason="why")
+    claims = claims_of(Claimant("p"), value, priority=4, reason="why")
     assert [(claim.role, claim.value, claim.ceiling) for claim in claims] == expected
-    assert {claim[:1] + claim[3:5] for claim in claims} == {("p", 4, "why")}
+    assert {claim[:1] + claim[3:5] for claim in claims} == {(Claimant("p"), 4, "why")}
 
 
 # --- properties ------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from runtimeproxy.hooks import (
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.claimants import Claimant, labels_of
 from runtimeproxy.hooks.decision import Decision, evaluate
 from runtimeproxy.hooks.fields import Field
 from runtimeproxy.hooks.loaded import LoadedPolicy
@@ -88,8 +89,8 @@ def test_what_policies_want_of_a_quota(values: list[Any], expected: int) -> None
     assert resources(decision) == ResourceChange(cpu_quota_us=expected)
     merged = decision.merged.fields[QUOTA]
     assert merged.value == expected
-    assert {claim.owner for claim in merged.claims} == {policy.name for policy in policies}
-    assert decision.owners == {"resources.cpu_quota_us": merged.owner}
+    assert {claim.owner.name for claim in merged.claims} == {policy.name for policy in policies}
+    assert decision.owners == {"resources.cpu_quota_us": labels_of(merged.owners)}
 
 
 @pytest.mark.parametrize(
@@ -113,9 +114,9 @@ def test_claims_keep_all_that_the_ledger_needs() -> None:
         wanting("a", 10, cpu_quota_us=Scale(1.25, 20_000)), wanting("b", cpu_quota_us=Add(1, 5))
     )
     assert decision.merged.fields[QUOTA].claims == (
-        Claim("a", Role.SET, 20_000, 10, "a's"),
-        Claim("a", Role.SCALE, 1.25, 10, "a's"),
-        Claim("b", Role.ADD, 1, 50, "b's", 5),
+        Claim(Claimant("a"), Role.SET, 20_000, 10, "a's"),
+        Claim(Claimant("a"), Role.SCALE, 1.25, 10, "a's"),
+        Claim(Claimant("b"), Role.ADD, 1, 50, "b's", 5),
     )
 
 

@@ -22,6 +22,7 @@ from runtimeproxy.hooks import (
     Resources,
 )
 from runtimeproxy.hooks.audit import Subject
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Decision, Progress, make_decision
 from runtimeproxy.hooks.fields import Field, Merged, current_value, merge
 from runtimeproxy.hooks.settings import ConflictRule
@@ -82,8 +83,8 @@ def test_the_same_value_twice_is_no_conflict_and_stays_with_the_first() -> None:
     second, updates = merge(first, "p1", {SHARES: 5})
     assert updates == ()
     (field,) = second.fields.values()
-    assert (field.owner, field.value) == ("p0", 5)
-    assert [claim.owner for claim in field.claims] == ["p0", "p1"]
+    assert (field.owners, field.value) == ((Claimant("p0"),), 5)
+    assert [claim.owner for claim in field.claims] == [Claimant("p0"), Claimant("p1")]
 
 
 def test_a_value_that_is_there_already_is_owned_but_not_changed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimeproxy.hooks.changes import CLEAR
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.hooks.owners import BUILT_IN, Owner, Rule, claim_of, parse_rule, refusal
 from runtimeproxy.qosmanager.manager import built_in_plugins
 from runtimeproxy.vocabulary import Level, Role
@@ -78,7 +79,7 @@ def test_what_the_suppression_may_claim(field: str, role: Role, level: Level, re
 )
 def test_values(field: str, role: Role, value: str | None, claimed: object) -> None:
     claim = claim_of(OWNER, field, role, value, None, "why")
-    assert claim[:5] == ("plugin:mine", role, claimed, 70, "why")
+    assert claim[:5] == (Claimant("mine", ClaimantKind.PLUGIN), role, claimed, 70, "why")
 
 
 def test_a_ceiling_and_a_reason() -> None:

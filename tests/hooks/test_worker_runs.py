@@ -10,6 +10,7 @@ import pytest
 from runtimeproxy.hooks import ContainerView, Hook
 from runtimeproxy.hooks.audit import Subject
 from runtimeproxy.hooks.chain import Chain, ChainRun
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Decision, FailureKind, Progress
 from runtimeproxy.hooks.fields import Merged
 from runtimeproxy.hooks.loaded import LoadedPolicy
@@ -72,7 +73,7 @@ def test_given_up_while_a_policy_runs_it_keeps_the_state_before_that_policy() ->
     runs.append(worker_run(*policies, apply=applied.append))
     runs[0].run()
     assert runs[0].index == 2
-    assert [each.owner for each in runs[0].progress.enforced.fields.values()] == ["a"]
+    assert [each.owners for each in runs[0].progress.enforced.fields.values()] == [(Claimant("a"),)]
     assert [(failure.policy.name, failure.kind) for failure in runs[0].failures] == [
         ("bad", FailureKind.FAILED)
     ]

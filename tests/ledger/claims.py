@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from runtimeproxy.cgroups.writer import WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import parse_claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import CGROUP, Field, Merged, MergedField
 from runtimeproxy.hooks.policy import Hook
@@ -23,13 +24,13 @@ def set_values(
 ) -> tuple[WriteResult, ...]:
     """Sets values of a pod's cgroup, in place of all others; those of `once` are a hook server's."""
     claims = {
-        name: (Claim("server:a.json" if name in once else "batch", Role.SET, value),)
+        name: (Claim(parse_claimant("server:a.json" if name in once else "batch"), Role.SET, value),)
         for name, value in values.items()
     }
-    return ledger.claim([Wanted(CgroupTarget(Level.POD, cgroup), claims, once=frozenset(once))])
+    return ledger.change([Wanted(CgroupTarget(Level.POD, cgroup), claims, once=frozenset(once))])
 
 
 def decision_of(claims: Claims, silent: frozenset[str] = frozenset()) -> Decision:
     """A decision with these claims on a cgroup."""
-    fields = {Field(CGROUP, name): MergedField(None, None, "", each) for name, each in claims.items()}
+    fields = {Field(CGROUP, name): MergedField(None, None, (), each) for name, each in claims.items()}
     return Decision(hook=Hook.EVALUATE_POD, merged=Merged(PodView(), fields), without_answer=silent)

@@ -21,6 +21,7 @@ import pytest
 from policies.group_identity import BVT, CORE_SCHED_SYSCTL, GROUP_IDENTITY_SYSCTL
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import SYSCTL, Field, Merged, MergedField
 from runtimeproxy.hooks.policy import Hook
@@ -114,11 +115,11 @@ class Switches(Sysctls):
             assert self._of.identities() == {"0"}
         return changes
 
-    def _set(self, held: dict[str, Any], name: str, value: str, *, is_look: bool = False) -> Any:
+    def _set(self, held: dict[str, Any], name: str, value: str, *, is_check: bool = False) -> Any:
         if name == self.read_only:
             return [SysctlChange(name, self._read(name) or "", value, "EROFS")]
         self._of.step()
-        changes = super()._set(held, name, value, is_look=is_look)
+        changes = super()._set(held, name, value, is_check=is_check)
         self._of.step()
         return changes
 
@@ -146,12 +147,12 @@ class Policies:
                 return decision_of({})
             # What is switched on comes first here: the mode is to bring its own order.
             wanted = dict(sorted(zip(NAMES, self.mode, strict=True), key=lambda each: each[1] == "0"))
-            fields = {Field(SYSCTL, name): MergedField(value, None, "", ()) for name, value in wanted.items()}
+            fields = {Field(SYSCTL, name): MergedField(value, None) for name, value in wanted.items()}
             return Decision(hook=Hook.EVALUATE_NODE, merged=Merged(PodView(), fields))
         value = -1 if isinstance(view, PodView | ContainerView) else 2
-        claims = {BVT: (Claim("group-identity", Role.SET, value),)} if self.mode is ON else {}
+        claims = {BVT: (Claim(Claimant("group-identity"), Role.SET, value),)} if self.mode is ON else {}
         if isinstance(view, PodView):
-            claims["cpu.cfs_quota_us"] = (Claim("batch-resource", Role.SET, self.quota_us),)
+            claims["cpu.cfs_quota_us"] = (Claim(Claimant("batch-resource"), Role.SET, self.quota_us),)
         return decision_of(claims)
 
 
@@ -169,7 +170,7 @@ class Daemon:
             self.store.containers.put(box)
         self.journal = Journal(folder / "state", "boot")
         self.ledger = Ledger(self.kernel, self.journal, "boot")
-        self.ledger.add_noted(self.ledger.read_journal())
+        self.ledger.books.add_noted(self.ledger.read_journal())
         self.sysctls = Switches(self.kernel, folder)
         self.upkeep = Upkeep(
             self.store,
@@ -274,8 +275,8 @@ async def test_a_cgroup_that_cannot_be_cleared_holds_the_switch_and_nothing_else
     quotas = [scene.files.read(each, "cpu.max").split()[0] for each in PODS]
     assert quotas == ["60000"] * 2
     # A call that was decided before.
-    claims = {BVT: (Claim("group-identity", Role.SET, -1),)}
-    scene.ledger.claim([Wanted(CgroupTarget(Level.POD, PODS[0]), claims)])
+    claims = {BVT: (Claim(Claimant("group-identity"), Role.SET, -1),)}
+    scene.ledger.change([Wanted(CgroupTarget(Level.POD, PODS[0]), claims)])
     scene.ledger.start(Wanted(CgroupTarget(Level.CONTAINER, f"{PODS[0]}/new"), claims))
     assert scene.files.read(PODS[0], BVT) == "0"
     scene.kernel.stuck = ""
@@ -348,7 +349,9 @@ async def test_values_of_other_policies_stay_without_a_mode(scene: Daemon) -> No
     scene.policies.mode = OFF
     scene.kernel.switch(ON)  # by an administrator
     await scene.evaluator.evaluate_all()
-    scene.ledger.claim([Wanted(CgroupTarget(Level.POD, PODS[0]), {BVT: (Claim("mine", Role.SET, 1),)})])
+    scene.ledger.change(
+        [Wanted(CgroupTarget(Level.POD, PODS[0]), {BVT: (Claim(Claimant("mine"), Role.SET, 1),)})]
+    )
     assert scene.files.read(PODS[0], BVT) == "1"
 
 
@@ -360,10 +363,10 @@ async def test_what_a_successor_that_has_ended_did_is_known(scene: Daemon, tmp_p
             policies = Policies()
             policies.mode = mode
             successor = Daemon(tmp_path, executor, policies)
-            successor.ledger.load(scene.ledger.books)
+            successor.ledger.books.load(scene.ledger.books)
             await successor.evaluator.evaluate_all()
             assert scene.kernel.switches() == mode
-            scene.ledger.load(successor.ledger.books)
+            scene.ledger.books.load(successor.ledger.books)
             successor.end()
         scene.upkeep.on_taken_back()
         scene.ledger.release(CGROUPS, names={BVT})
@@ -383,7 +386,7 @@ async def test_a_mode_without_sysctls_is_taken_once(
     apply, closed = scene.sysctls.apply, list[frozenset[str]]()
 
     def look(wanted: Mapping[str, int | str], **more: Any) -> tuple[SysctlChange, ...]:
-        closed.append(scene.ledger.closed)
+        closed.append(scene.ledger.books.blocked)
         return apply(wanted, **more)
 
     monkeypatch.setattr(scene.sysctls, "apply", look)
@@ -399,10 +402,10 @@ async def test_a_mode_without_sysctls_is_taken_once(
 async def test_while_a_policy_has_no_answer_the_mode_stays(scene: Daemon) -> None:
     await scene.evaluator.evaluate_all()
     scene.policies.mode = OFF
-    scene.ledger.not_loaded = frozenset({"group-identity"})
+    scene.ledger.books.not_loaded = frozenset({"group-identity"})
     await scene.evaluator.evaluate_all()
     assert (scene.kernel.switches(), scene.kernel.identities()) == (ON, {"-1", "2"})
-    scene.ledger.not_loaded = frozenset()
+    scene.ledger.books.not_loaded = frozenset()
     await scene.evaluator.evaluate_all()
     assert (scene.kernel.switches(), scene.kernel.identities()) == (OFF, {"0"})
 

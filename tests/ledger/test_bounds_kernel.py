@@ -12,7 +12,8 @@ import pytest
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome
 from runtimeproxy.hooks.algebra import Claim, Role
-from runtimeproxy.ledger.books import Leased, Wanted
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.target import CgroupTarget
@@ -21,7 +22,7 @@ from tests.lab import cgroup_v1
 from tests.lab.programs import need_controllers_of_v1
 
 QUOTA, CPUS = "cpu.cfs_quota_us", "cpuset.cpus"
-OWNER = "plugin:cpu-suppress"
+OWNER = Claimant("cpu-suppress", ClaimantKind.PLUGIN)
 ALL = f"0-{(os.cpu_count() or 1) - 1}"
 
 
@@ -59,16 +60,12 @@ class Node:
         """Bounds the class, or ends that; returns what could not be written."""
         claims = () if value is None else (Claim(OWNER, Role.AT_MOST, value),)
         target = CgroupTarget(Level.QOS_CLASS, self.qos, "QoS class BestEffort")
-        leased = Leased(target, {name: claims}, covers=name == CPUS)
-        applied = self.ledger.change_leased(OWNER, [leased])
-        return {
-            each.result.cgroup: each.result.error
-            for each in applied
-            if each.result.outcome is WriteOutcome.FAILED
-        }
+        wanted = Wanted(target, {name: claims}, owner=OWNER, binds_descendants=name == CPUS)
+        applied = self.ledger.change([wanted])
+        return {each.cgroup: each.error for each in applied if each.outcome is WriteOutcome.FAILED}
 
     def claim(self, cgroup: str, level: Level, quota_us: int) -> None:
-        claims = {QUOTA: (Claim("batch-resource", Role.SET, quota_us),)}
+        claims = {QUOTA: (Claim(Claimant("batch-resource"), Role.SET, quota_us),)}
         self.ledger.change([Wanted(CgroupTarget(level, cgroup), claims)])
 
 
@@ -95,9 +92,9 @@ def test_all_below_a_bound_are_unlimited_and_get_their_own_quotas_back(node: Nod
     assert [node.read(each) for each in below] == ["-1"] * 4
     assert node.bound(60_000) == {}
     node.ledger.verify(list(Level))
-    claims = {QUOTA: (Claim("batch-resource", Role.SET, 50_000),)}
-    assert not node.ledger.differs(Wanted(CgroupTarget(Level.POD, node.pod), claims))
-    assert not node.ledger.differs(Wanted(CgroupTarget(Level.POD, node.other), {}))
+    claims = {QUOTA: (Claim(Claimant("batch-resource"), Role.SET, 50_000),)}
+    assert not node.ledger.books.differs(Wanted(CgroupTarget(Level.POD, node.pod), claims))
+    assert not node.ledger.books.differs(Wanted(CgroupTarget(Level.POD, node.other), {}))
     assert [node.read(each) for each in (node.qos, *below)] == ["60000", "-1", "-1", "-1", "-1"]
     assert node.bound(None) == {}
     assert cgroup_v1.texts(node.qos) == before

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.cgroups.writer import CgroupWriter
+from runtimeproxy.hooks.claimants import parse_claimant, texts_of
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import checkpoint
 from runtimeproxy.ledger.books import Wanted
@@ -83,7 +84,7 @@ async def side(tmp_path: Path, files: CgroupFiles) -> AsyncIterator[Side]:
 
 def value_of(one: Side, name: str) -> int | str | None:
     """What the book wants, if there is one."""
-    return one.cgroups.resolved(ONE).get(name)
+    return one.cgroups.books.resolved(ONE).get(name)
 
 
 async def settled(one: Side) -> None:
@@ -100,7 +101,7 @@ async def test_everything_comes_back(tmp_path: Path, files: CgroupFiles) -> None
     async with side(tmp_path, files) as second:
         assert list(second.store.pods) == [PodRecord(id="pod")]
         assert list(second.store.containers) == [OWNED]
-        found = second.cgroups.record(ONE)
+        found = second.cgroups.books.record(ONE)
         assert found is not None
         assert found.entries["memory.limit_in_bytes"].resolved == 4096
         (original,) = found.originals.items()
@@ -208,7 +209,7 @@ async def test_a_row_that_is_gone_with_its_cgroup(tmp_path: Path, files: CgroupF
         first.cgroups.prune([])
         await settled(first)
     async with side(tmp_path, files) as second:
-        assert second.cgroups.identities == (ONE,)
+        assert second.cgroups.books.identities == (ONE,)
         assert second.sync.problem == ""
 
 
@@ -238,14 +239,14 @@ async def test_what_version_0_1_wrote_is_taken_over(tmp_path: Path, files: Cgrou
     (files.folder(ONE) / "cpu.max").write_text("50000 100000\n")
     leave_0_1(tmp_path / "state", PodRecord(id="pod", cgroup_parent=ONE, owners=owners), values=values)
     async with side(tmp_path, files) as first:
-        found = first.cgroups.record(ONE)
+        found = first.cgroups.books.record(ONE)
         assert found is not None
         assert found.originals == {
             "memory.max": Original("max"),
             "cpu.weight": Original("100"),
             "cpu.max": Original("max"),
         }
-        assert {name: (entry.owner, entry.is_once) for name, entry in found.entries.items()} == {
+        assert {name: (texts_of(entry.owners), entry.is_once) for name, entry in found.entries.items()} == {
             "memory.limit_in_bytes": ("batch-resource", False),
             "cpu.shares": ("server:koordlet.json", True),
             "cpu.cfs_quota_us": ("", False),
@@ -254,10 +255,13 @@ async def test_what_version_0_1_wrote_is_taken_over(tmp_path: Path, files: Cgrou
         assert files.read(ONE, "cpu.max").split()[0] == "max", "of a policy that is no longer there"
         await settled(first)
     async with side(tmp_path, files) as second:
-        found = second.cgroups.record(ONE)
+        found = second.cgroups.books.record(ONE)
         assert found is not None
         assert found.originals["memory.max"] == Original("max")
-        second.cgroups.forget_claims(second.cgroups.identities, owners={"batch", "server:koordlet.json"})
+        second.cgroups.books.forget_claims(
+            second.cgroups.books.identities,
+            owners={parse_claimant("batch"), parse_claimant("server:koordlet.json")},
+        )
         await asyncio.to_thread(second.cgroups.repair, ONE)
         assert (files.read(ONE, "memory.max"), files.read(ONE, "cpu.weight")) == ("max", "100")
     with closing(CheckpointFile(tmp_path / "state", read_only=True)) as file:
@@ -271,7 +275,7 @@ async def test_what_version_0_1_wrote_before_a_reboot_does_not_count(
     leave_0_1(tmp_path / "state", values={"memory.limit_in_bytes": ManagedValue(4096, -1)})
     monkeypatch.setattr(file_module, "boot_time_s", lambda: time.time() + 10)
     async with side(tmp_path, files) as first:
-        assert first.cgroups.record(ONE) is None
+        assert first.cgroups.books.record(ONE) is None
 
 
 async def test_books_of_before_a_reboot_do_not_count(tmp_path: Path, files: CgroupFiles) -> None:
@@ -279,7 +283,7 @@ async def test_books_of_before_a_reboot_do_not_count(tmp_path: Path, files: Cgro
     with closing(CheckpointFile(tmp_path / "state")) as file:
         file.write([RowChange(RowKind.BOOK, ONE, book)])
     async with side(tmp_path, files) as first:
-        assert first.cgroups.record(ONE) is None
+        assert first.cgroups.books.record(ONE) is None
         await settled(first)
     with closing(CheckpointFile(tmp_path / "state", read_only=True)) as file:
         assert file.load().books == ()
@@ -299,7 +303,7 @@ async def test_a_value_that_the_checkpoint_lacks_comes_from_the_journal(
         assert list((tmp_path / "state").glob("journal-*")) == []
         await asyncio.to_thread(first.cgroups.repair, ONE)
         assert files.read(ONE, "memory.max") == "4096"
-        await asyncio.to_thread(first.cgroups.claim, [Wanted(CgroupTarget(Level.POD, ONE), {})])
+        await asyncio.to_thread(first.cgroups.change, [Wanted(CgroupTarget(Level.POD, ONE), {})])
         assert files.read(ONE, "memory.max") == "max", "no policy wants it any more"
 
 
@@ -307,7 +311,7 @@ async def test_whether_a_value_stays_survives_a_restart(tmp_path: Path, files: C
     async with side(tmp_path, files) as first:
         await asyncio.to_thread(set_values, first.cgroups, ONE, {"cpu.shares": 512}, {"cpu.shares"})
     async with side(tmp_path, files) as second:
-        assert not second.cgroups.is_managed(ONE)
-        found = second.cgroups.record(ONE)
+        assert not second.cgroups.books.is_managed(ONE)
+        found = second.cgroups.books.record(ONE)
         assert found is not None
         assert found.entries["cpu.shares"].resolved == 512

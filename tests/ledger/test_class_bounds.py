@@ -10,8 +10,8 @@ import pytest
 
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText
 from runtimeproxy.hooks.algebra import Claim, Role
-from runtimeproxy.ledger.books import Value, Wanted, plan, with_wanted
-from runtimeproxy.ledger.executor import Job
+from runtimeproxy.hooks.claimants import Claimant
+from runtimeproxy.ledger.books import Plan, Value, Wanted, plan, with_claims
 from runtimeproxy.ledger.fitting import fitted
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.records import Book, Level
@@ -24,21 +24,23 @@ LEVELS = {CLASS: Level.QOS_CLASS, POD: Level.POD, BOX: Level.CONTAINER, NEW: Lev
 QUOTA, CPUS = "cpu.cfs_quota_us", "cpuset.cpus"
 
 
-def job(files: CgroupWriter, path: tuple[str, ...], name: str, claims: tuple[Claim, ...], text: str) -> Job:
+def planned(
+    files: CgroupWriter, path: tuple[str, ...], name: str, claims: tuple[Claim, ...], text: str
+) -> Plan:
     """One cgroup with these claims, and this text in its file; without a file it is about to be created."""
     level, cgroup = LEVELS[path], "/" + "/".join(path)
-    book = with_wanted(Book(cgroup, level), Wanted(CgroupTarget(level, cgroup), {name: claims}))
+    book = with_claims(Book(cgroup, level), Wanted(CgroupTarget(level, cgroup), {name: claims}))
     file = files.file_of(name)
     present = {name: FileText(file, text, 1)} if text and file is not None else {}
-    return Job(path, plan(book, present, files), present)
+    return plan(book, present, files)
 
 
 def most(value: Value) -> tuple[Claim, ...]:
-    return (Claim("cpu-suppress", Role.AT_MOST, value),)
+    return (Claim(Claimant("cpu-suppress"), Role.AT_MOST, value),)
 
 
 def sets(value: Value) -> tuple[Claim, ...]:
-    return (Claim("batch-resource", Role.SET, value),)
+    return (Claim(Claimant("batch-resource"), Role.SET, value),)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -92,7 +94,7 @@ def test_an_at_most_of_a_class(
 ) -> None:
     files = CgroupWriter(CgroupFiles(tmp_path, version=version).root)
     text = {QUOTA: "-1" if version == 1 else "max 100000", CPUS: "0-7"}[name]
-    jobs = [job(files, path, name, each, "" if path == NEW else text) for path, each in claims.items()]
-    changes = fitted(jobs, files)
-    values = {each.path: changes.get(each.path, {}).get(name, each.plan.values[name]) for each in jobs}
+    plans = [planned(files, path, name, each, "" if path == NEW else text) for path, each in claims.items()]
+    changes = fitted(plans, files)
+    values = {each.path: changes.get(each.path, {}).get(name, each.values[name]) for each in plans}
     assert values == expected

@@ -18,6 +18,7 @@ from runtimeproxy.cgroups.pace import PIECE_S, SHARE, Pace
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+from runtimeproxy.hooks.claimants import Claimant, parse_claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.views import Resources
@@ -161,7 +162,7 @@ async def running(scene: Scene) -> AsyncIterator[None]:
 
 
 def quota(value: int, owner: str = "batch") -> dict[str, tuple[Claim, ...]]:
-    return {"cpu.cfs_quota_us": (Claim(owner, Role.SET, value, reason=f"is {owner}"),)}
+    return {"cpu.cfs_quota_us": (Claim(parse_claimant(owner), Role.SET, value, reason=f"is {owner}"),)}
 
 
 async def test_running_pods_get_new_values_and_give_them_back(
@@ -204,7 +205,7 @@ async def test_running_pods_get_new_values_and_give_them_back(
     assert "main cpu.cfs_quota_us 40000 -> 100000 (batch, given back)" in caplog.text
     assert {each.reason for each in scene.audit[6:]} == {"given back"}
     assert scene.texts() == before
-    assert len(scene.ledger) == 0
+    assert len(scene.ledger.books) == 0
 
 
 @pytest.mark.parametrize("found_us", [100_000, 40_000, 70_000])
@@ -551,14 +552,14 @@ async def test_qos_classes_follow_their_pods(scene: Scene) -> None:
 async def test_memory_limits_fall_only_if_that_is_allowed(scene: Scene, *, lowers: bool) -> None:
     scene.add(1)
     scene.evaluator.changes.rates = ChangeRates(lowers_memory=lowers)
-    scene.box_claims = {"memory.limit_in_bytes": (Claim("batch", Role.SET, 4096),)}
+    scene.box_claims = {"memory.limit_in_bytes": (Claim(Claimant("batch"), Role.SET, 4096),)}
     await scene.evaluator.evaluate_all()
     found = scene.files.read(f"{CLASS}/pod0/box0", "memory.max")
     assert found == ("4096" if lowers else str(1 << 20))
 
 
 LIMIT = "memory.limit_in_bytes"
-OLD = (Claim("batch", Role.SET, 8192),)
+OLD = (Claim(Claimant("batch"), Role.SET, 8192),)
 
 
 @pytest.mark.parametrize(
@@ -576,7 +577,7 @@ OLD = (Claim("batch", Role.SET, 8192),)
 def test_without_lower_limit(
     value: int, entry: Entry | None, requested: int | None, expected: int | None
 ) -> None:
-    claims = {LIMIT: (Claim("batch", Role.SET, value),)}
+    claims = {LIMIT: (Claim(Claimant("batch"), Role.SET, value),)}
     asked = {} if requested is None else {LIMIT: requested}
     wanted = Wanted(CgroupTarget(Level.POD, "/a"), claims, asked)
     book = None if entry is None else Book("/a", Level.POD, {LIMIT: entry})
@@ -607,7 +608,7 @@ async def test_amounts_count_on_nothing_of_a_container_that_was_found_at_the_run
     box = scene.store.containers.get("box0")
     assert box is not None
     scene.store.containers.put(replace(box, recovered=True))
-    scale = Claim("normalization", Role.SCALE, 2.0)
+    scale = Claim(Claimant("normalization"), Role.SCALE, 2.0)
     scene.pod_claims = scene.box_claims = {"cpu.cfs_quota_us": (scale,)}
     await scene.evaluator.evaluate_all()
     assert (scene.quotas(), scene.quotas("box")) == (["100000"], ["100000"])
@@ -615,7 +616,11 @@ async def test_amounts_count_on_nothing_of_a_container_that_was_found_at_the_run
     scene.store.containers.put(replace(box, recovered=False))
     await scene.evaluator.evaluate_all()
     assert scene.quotas("box") == ["50000"]
-    both = (scale, Claim("batch", Role.SET, 60_000), Claim("suppress", Role.AT_MOST, 25_000))
+    both = (
+        scale,
+        Claim(Claimant("batch"), Role.SET, 60_000),
+        Claim(Claimant("suppress"), Role.AT_MOST, 25_000),
+    )
     scene.pod_claims = {"cpu.cfs_quota_us": both}
     await scene.evaluator.evaluate_all()
     assert scene.quotas() == ["25000"]
@@ -680,7 +685,7 @@ def test_pods_of_another_cgroup_driver_do_not_decide_where_classes_are() -> None
 
 
 def cpus(value: str) -> dict[str, tuple[Claim, ...]]:
-    return {"cpuset.cpus": (Claim("cpuset", Role.SET, value),)}
+    return {"cpuset.cpus": (Claim(Claimant("cpuset"), Role.SET, value),)}
 
 
 def cpus_of(scene: Scene) -> list[str]:
@@ -695,7 +700,7 @@ async def test_what_runs_leaves_some_cpus_at_once(scene: Scene) -> None:
     for number, value in enumerate(("0-3", "0-3", "4-7")):
         scene.box_claims = cpus(value)
         path = f"{CLASS}/pod{number}/box{number}"
-        scene.ledger.claim([Wanted(CgroupTarget(Level.CONTAINER, path), scene.box_claims)])
+        scene.ledger.change([Wanted(CgroupTarget(Level.CONTAINER, path), scene.box_claims)])
     scene.box_claims = cpus("0-1")
     scene.evaluator.request("the same")
     assert await scene.evaluator.leave(frozenset({2, 3}))

@@ -13,11 +13,12 @@ import pytest
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.owners import BUILT_IN, Owner, claim_of, parse_rule
 from runtimeproxy.hooks.views import Resources
-from runtimeproxy.ledger import claim_audit, leased
+from runtimeproxy.ledger import change_log, leased
 from runtimeproxy.ledger.books import Wanted
-from runtimeproxy.ledger.claim_audit import ClaimAudit
+from runtimeproxy.ledger.change_log import ClaimAudit
 from runtimeproxy.ledger.claim_places import ClaimKey, ClaimPlaces
 from runtimeproxy.ledger.foreign import OVERWRITES
 from runtimeproxy.ledger.journal import Journal
@@ -87,9 +88,9 @@ class Node:
         self.journal = Journal(self.folder / "state", "boot")
         self.journals.append(self.journal)
         self.ledger = Ledger(CgroupWriter(self.files.root), self.journal, "boot", lambda: self.now_s)
-        self.ledger.is_v1 = self.files.version == 1
+        self.ledger.books.is_v1 = self.files.version == 1
         self.reported: list[str] = []
-        self.ledger.on_change = self.reported.append
+        self.ledger.books.on_change = self.reported.append
         places = ClaimPlaces(self.store, lambda pod, box: f"{pod.cgroup_parent}/{box.id}", lambda name: "")
         self.leased = LeasedClaims(
             self.ledger,
@@ -109,7 +110,7 @@ class Node:
     def checkpoint(self) -> None:
         """Saves what was reported, as the daemon does."""
         for identity in self.reported:
-            book = self.ledger.record(identity)
+            book = self.ledger.books.record(identity)
             if book is None:
                 self.saved.pop(identity, None)
             else:
@@ -124,8 +125,8 @@ class Node:
         self.journal.close()
         self.start()
         books = [decode(RowKind.BOOK, identity, body) for identity, body in self.saved.items()]
-        self.ledger.load([each for each in books if isinstance(each, Book)])
-        self.ledger.add_noted(self.ledger.read_journal())
+        self.ledger.books.load([each for each in books if isinstance(each, Book)])
+        self.ledger.books.add_noted(self.ledger.read_journal())
         await self.leased.load(is_successor=is_successor)
 
     def read(self, cgroup: str, name: str = "cpu.max") -> str:
@@ -191,7 +192,7 @@ async def test_a_bound_of_a_class_is_written_moves_and_ends(node: Node) -> None:
     assert node.read(CLASS) == "30000"
     await node.leased.set(request("cpu-suppress", 3, ended=[suppress(2000)[0]]))
     assert node.read(CLASS) == "max"
-    assert node.ledger.record(CLASS) is None
+    assert node.ledger.books.record(CLASS) is None
 
 
 async def test_a_claim_on_a_pod_whose_cgroup_cannot_be_is_refused_alone(node: Node) -> None:
@@ -219,7 +220,7 @@ async def test_what_moves_is_not_saved_each_time(node: Node) -> None:
     for number in range(2, 6):
         await node.leased.set(request("cpu-suppress", number, [suppress(number * 10_000)]))
     assert node.reported == []
-    book = node.ledger.record(CLASS)
+    book = node.ledger.books.record(CLASS)
     assert book is not None
     assert encode(book) == body
     assert "50000" not in body
@@ -311,7 +312,7 @@ async def test_a_changed_scale_changes_the_sum(node: Node) -> None:
     node.files.apply(LS, _quota(40_000))
     await first(node, "cpu-burst", burst(60_000, 50_000))
     assert (node.read(LS_BOX), node.read(LS)) == ("50000", "50000")
-    scale = {QUOTA: (Claim("cpu-normalization", Role.SCALE, 2.0),)}
+    scale = {QUOTA: (Claim(Claimant("cpu-normalization"), Role.SCALE, 2.0),)}
     target = CgroupTarget(Level.CONTAINER, LS_BOX, "shop/u2/main", "u2")
     asked = {QUOTA: 40_000}
     await asyncio.to_thread(node.ledger.change, [Wanted(target, scale, asked, asked)])
@@ -322,7 +323,7 @@ async def test_policies_that_are_asked_again_keep_what_is_claimed(node: Node) ->
     node.files.apply(LS_BOX, _quota(40_000))
     await first(node, "cpu-burst", burst(20_000))
     wanted = Wanted(CgroupTarget(Level.CONTAINER, LS_BOX), {}, {QUOTA: 40_000}, {QUOTA: 40_000})
-    assert not node.ledger.differs(wanted)
+    assert not node.ledger.books.differs(wanted)
     await asyncio.to_thread(node.ledger.change, [wanted])
     assert node.read(LS_BOX) == "60000"
 
@@ -362,7 +363,7 @@ async def test_a_killed_daemon_goes_on_without_a_jump_and_gives_back(node: Node,
     )
     await node.pass_time(300.0)
     assert (node.read(CLASS), node.read(CLASS, CPUS)) == ("max", "")
-    assert node.ledger.books == ()
+    assert len(node.ledger.books) == 0
 
 
 async def crash_loop(node: Node, owner: str, served_s: float) -> float:
@@ -388,7 +389,7 @@ async def test_a_daemon_that_crashes_again_and_again_holds_no_dead_managers_clai
     assert node.read(CLASS) == "50000"
     assert await crash_loop(node, "cpu-suppress", served_s) <= 300.0 + 2 * served_s
     assert node.read(CLASS) == "max"
-    assert node.ledger.books == ()
+    assert len(node.ledger.books) == 0
     saved = node.folder / "state" / leased.UNRENEWED
     await node.leased.look()
     assert json.loads(saved.read_text()) == {}
@@ -625,7 +626,7 @@ async def test_the_audit_of_a_value_that_moves_is_bounded(
     await node.leased.set(request("cpu-suppress", 41, [suppress(3000)], is_whole=True))
     await node.leased.release("cpu-suppress")
     assert [each.new for each in node.audit] == ["50000", "3000", "-1"]
-    monkeypatch.setattr(claim_audit, "MOST_ENTRIES", 0)
+    monkeypatch.setattr(change_log, "MOST_CLAIM_ENTRIES", 0)
     await first(node, "cpu-burst", burst(20_000))
     assert len(node.audit) == 3
     node.now_s += 60.0

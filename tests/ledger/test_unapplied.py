@@ -13,6 +13,7 @@ import pytest
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject
+from runtimeproxy.hooks.claimants import Claimant, parse_claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import ANNOTATIONS, ENV, Field, Merged, MergedField
 from runtimeproxy.hooks.policy import Hook
@@ -42,37 +43,37 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 
 
 def a_set(value: int | str, owner: str = "batch", priority: int = 0) -> tuple[Claim, ...]:
-    return (Claim(owner, Role.SET, value, priority, reason="why"),)
+    return (Claim(parse_claimant(owner), Role.SET, value, priority, reason="why"),)
 
 
 def causes(scene: Scene) -> dict[tuple[str, str], UnappliedCause]:
     """By cgroup and field."""
-    found = scene.ledger.unapplied.values()
+    found = scene.ledger.books.unapplied.values()
     assert all(each.reason for each in found)
     return {(each.target.cgroup, each.field): each.cause for each in found}
 
 
 def only(scene: Scene) -> Unapplied:
-    (found,) = scene.ledger.unapplied.values()
+    (found,) = scene.ledger.books.unapplied.values()
     return found
 
 
 async def test_what_is_in_force_has_no_line(scene: Scene) -> None:
     scene.pod_claims = scene.box_claims = {QUOTA: a_set(50_000)}
     await scene.evaluator.evaluate_all()
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 async def test_a_lower_memory_limit_waits(scene: Scene) -> None:
     scene.pod_claims = scene.box_claims = {LIMIT: a_set(4096)}
     await scene.evaluator.evaluate_all()
     assert causes(scene) == dict.fromkeys([(POD, LIMIT), (BOX, LIMIT)], UnappliedCause.LOWER_LIMIT)
-    each = scene.ledger.unapplied.values(POD)[0]
-    assert (each.wanted, each.owners, each.target.name) == ("4096", ("batch",), "shop/web0")
+    each = scene.ledger.books.unapplied.values(POD)[0]
+    assert (each.wanted, each.owners, each.target.name) == ("4096", (Claimant("batch"),), "shop/web0")
     assert "ledger.lower_memory_limits" in each.reason
     scene.evaluator.changes.rates = ChangeRates(lowers_memory=True)
     await scene.evaluator.evaluate_all()
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 async def test_a_limit_that_is_no_longer_wanted_waits_no_more(scene: Scene) -> None:
@@ -80,7 +81,7 @@ async def test_a_limit_that_is_no_longer_wanted_waits_no_more(scene: Scene) -> N
     await scene.evaluator.evaluate_all()
     scene.box_claims = {}
     await scene.evaluator.evaluate_all()
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 async def test_a_limit_stays_above_what_is_in_use(scene: Scene) -> None:
@@ -92,7 +93,7 @@ async def test_a_limit_stays_above_what_is_in_use(scene: Scene) -> None:
     assert scene.files.read(BOX, "memory.max") == "11000"
     (scene.files.folder(BOX) / "memory.current").write_text("0\n")
     scene.ledger.verify([Level.CONTAINER])
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 async def test_the_kernel_refuses(scene: Scene) -> None:
@@ -106,7 +107,7 @@ async def test_the_kernel_refuses(scene: Scene) -> None:
     )
     scene.writer.refuses = lambda cgroup: False
     scene.ledger.verify([Level.POD])
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 async def test_the_cgroup_lacks_the_file(scene: Scene) -> None:
@@ -128,19 +129,19 @@ async def test_another_program_keeps_writing(scene: Scene) -> None:
 
 
 async def test_koordlet_writes_it(scene: Scene) -> None:
-    scene.ledger.observed = frozenset({"memory.high"})
+    scene.ledger.books.observed = frozenset({"memory.high"})
     scene.pod_claims = {"memory.high": a_set(4096)}
     await scene.evaluator.evaluate_all()
     assert only(scene).cause is UnappliedCause.KOORDLET
     (scene.files.folder(POD) / "memory.high").write_text("4096\n")
     scene.ledger.verify([Level.POD])
-    assert scene.ledger.unapplied.values() == (), "koordlet wants the same"
+    assert scene.ledger.books.unapplied.values() == (), "koordlet wants the same"
 
 
 async def test_a_hook_servers_value_is_written_once(scene: Scene) -> None:
     target = CgroupTarget(Level.POD, POD, "shop/web0")
     wanted = Wanted(target, {"cpu.shares": a_set(512, "server:a.json")}, once=frozenset({"cpu.shares"}))
-    scene.ledger.claim([wanted])
+    scene.ledger.change([wanted])
     (scene.files.folder(POD) / "cpu.weight").write_text("77\n")
     scene.ledger.verify([Level.POD])
     assert only(scene).cause is UnappliedCause.ONCE
@@ -150,24 +151,24 @@ async def test_another_owner_counts(scene: Scene) -> None:
     scene.pod_claims = {QUOTA: (*a_set(50_000, "low"), *a_set(70_000, "high", 50))}
     await scene.evaluator.evaluate_all()
     each = only(scene)
-    assert (each.cause, each.owners, each.wanted) == (UnappliedCause.CONFLICT, ("low",), "50000")
+    assert (each.cause, each.owners, each.wanted) == (UnappliedCause.CONFLICT, (Claimant("low"),), "50000")
     scene.pod_claims = {QUOTA: a_set(70_000, "high", 50)}
     await scene.evaluator.evaluate_all()
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 async def test_a_value_of_another_cpu_mode(scene: Scene) -> None:
-    scene.ledger.closed = frozenset({"cpu.idle"})
+    scene.ledger.books.blocked = frozenset({"cpu.idle"})
     scene.pod_claims = {"cpu.idle": a_set(1)}
     await scene.evaluator.evaluate_all()
     assert only(scene).cause is UnappliedCause.CPU_MODE
-    scene.ledger.closed = frozenset()
+    scene.ledger.books.blocked = frozenset()
     await scene.evaluator.evaluate_all()
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 def test_what_the_kubelet_writes_of_a_class(scene: Scene) -> None:
-    scene.ledger.claim([Wanted(CgroupTarget(Level.QOS_CLASS, CLASS), {"cpu.shares": a_set(512)})])
+    scene.ledger.change([Wanted(CgroupTarget(Level.QOS_CLASS, CLASS), {"cpu.shares": a_set(512)})])
     assert only(scene).cause is UnappliedCause.KUBELET
 
 
@@ -175,7 +176,7 @@ async def test_an_amount_on_a_request_that_is_not_known(scene: Scene) -> None:
     box = scene.store.containers.get("box0")
     assert box is not None
     scene.store.containers.put(replace(box, recovered=True))
-    scene.box_claims = {QUOTA: (Claim("normalization", Role.SCALE, 2.0),)}
+    scene.box_claims = {QUOTA: (Claim(Claimant("normalization"), Role.SCALE, 2.0),)}
     await scene.evaluator.evaluate_all()
     assert (only(scene).cause, only(scene).wanted) == (UnappliedCause.BASE_UNKNOWN, "divided by 2.0")
 
@@ -187,17 +188,17 @@ async def test_the_runtime_does_not_say_which_cgroup_a_pod_has(scene: Scene, mor
     before = scene.texts()
     scene.pod_claims = scene.box_claims = {QUOTA: a_set(50_000)}
     await scene.evaluator.evaluate_all()
-    found = {each.target.name: each for each in scene.ledger.unapplied.values()}
+    found = {each.target.name: each for each in scene.ledger.books.unapplied.values()}
     assert found.keys() == {"shop/web0", "shop/web0/main"}
     for each in found.values():
         assert (each.field, each.cause, each.wanted) == (QUOTA, UnappliedCause.CGROUP_UNKNOWN, "50000")
-        assert (each.owners, "the runtime's status" in each.reason) == (("batch",), True)
+        assert (each.owners, "the runtime's status" in each.reason) == ((Claimant("batch"),), True)
     assert scene.texts() == before
-    scene.ledger.keep_unapplied((), (), unknown_cgroups(scene.store))
-    assert len(scene.ledger.unapplied.values()) == 2
+    scene.ledger.books.keep_unapplied((), (), unknown_cgroups(scene.store))
+    assert len(scene.ledger.books.unapplied.values()) == 2
     scene.add(1)
-    scene.ledger.keep_unapplied((), (), unknown_cgroups(scene.store))
-    assert scene.ledger.unapplied.values() == ()
+    scene.ledger.books.keep_unapplied((), (), unknown_cgroups(scene.store))
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 async def test_the_runtime_does_not_say_what_was_asked_for_a_container(scene: Scene) -> None:
@@ -212,9 +213,9 @@ async def test_the_runtime_does_not_say_what_was_asked_for_a_container(scene: Sc
 
 def test_what_a_message_has_given_is_in_force_without_a_known_cgroup() -> None:
     fields = {
-        Field("resources", "cpu_quota_us"): MergedField(50_000, None, "batch", a_set(50_000)),
-        Field("resources", "cpu_shares"): MergedField(2, None, "batch", a_set(2)),
-        Field("cgroup", "cpu.idle"): MergedField(1, None, "batch", a_set(1)),
+        Field("resources", "cpu_quota_us"): MergedField(50_000, None, (Claimant("batch"),), a_set(50_000)),
+        Field("resources", "cpu_shares"): MergedField(2, None, (Claimant("batch"),), a_set(2)),
+        Field("cgroup", "cpu.idle"): MergedField(1, None, (Claimant("batch"),), a_set(1)),
     }
     decision = Decision(hook=Hook.EVALUATE_CONTAINER, merged=Merged(PodView(), fields))
     record = ContainerRecord(id="box", booked=Resources(cpu_quota_us=50_000, cpu_shares=512))
@@ -230,7 +231,7 @@ async def test_pods_wait_for_their_turn_until_the_change_ends(scene: Scene) -> N
     write = scene.ledger.change
 
     def change(wanted: object) -> object:
-        seen.extend(each.cause for each in scene.ledger.unapplied.values())
+        seen.extend(each.cause for each in scene.ledger.books.unapplied.values())
         return write(wanted)  # type: ignore[arg-type]
 
     scene.ledger.change = change  # type: ignore[method-assign, assignment]
@@ -240,7 +241,7 @@ async def test_pods_wait_for_their_turn_until_the_change_ends(scene: Scene) -> N
     assert set(found) == {UnappliedCause.REFUSED, UnappliedCause.CHANGE_ENDED}
     assert len(found) == 40
     (ended, *_) = [
-        each for each in scene.ledger.unapplied.values() if each.cause is UnappliedCause.CHANGE_ENDED
+        each for each in scene.ledger.books.unapplied.values() if each.cause is UnappliedCause.CHANGE_ENDED
     ]
     assert "pods failed" in ended.reason
 
@@ -271,16 +272,16 @@ async def test_files_that_cannot_be_read(scene: Scene, monkeypatch: pytest.Monke
     assert only(scene).cause is UnappliedCause.UNREADABLE
     assert "EMFILE" in only(scene).reason
     scene.ledger.verify([Level.POD])
-    assert scene.ledger.unapplied.values() == ()
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 @pytest.mark.parametrize("is_recovered", [False, True])
 def test_what_only_a_creation_can_give(*, is_recovered: bool) -> None:
     fields = {
-        Field(ENV, "GPU"): MergedField("0", None, "gpu-env"),
-        Field(ENV, "OLD"): MergedField("0", None, "gpu-env"),
-        Field(ANNOTATIONS, "same"): MergedField("yes", None, "marks"),
-        Field(ANNOTATIONS, "other"): MergedField("yes", None, "marks"),
+        Field(ENV, "GPU"): MergedField("0", None, (Claimant("gpu-env"),)),
+        Field(ENV, "OLD"): MergedField("0", None, (Claimant("gpu-env"),)),
+        Field(ANNOTATIONS, "same"): MergedField("yes", None, (Claimant("marks"),)),
+        Field(ANNOTATIONS, "other"): MergedField("yes", None, (Claimant("marks"),)),
     }
     decision = Decision(hook=Hook.EVALUATE_CONTAINER, merged=Merged(PodView(), fields))
     owners = {"env[OLD]": "gpu-env", "annotations[other]": "marks"}
@@ -292,7 +293,7 @@ def test_what_only_a_creation_can_give(*, is_recovered: bool) -> None:
         "env[GPU]": (UnappliedCause.NEXT_START, "<set>"),
         "annotations[other]": (UnappliedCause.NEXT_START, "yes"),
     }
-    assert found["env[GPU]"].claims[0].owner == "gpu-env"
+    assert found["env[GPU]"].claims[0].owner == Claimant("gpu-env")
     assert "next container" in found["env[GPU]"].reason
 
 
@@ -314,7 +315,7 @@ def test_what_the_node_does_not_take(field: str, name: str, *, is_container: boo
     assert {key: (each.cause, each.wanted, each.reason) for key, each in found.items()} == {
         name: (UnappliedCause.INVALID, "7", "not on this node")
     }
-    assert found[name].claims[0].owner == "mine"
+    assert found[name].claims[0].owner == Claimant("mine")
 
 
 @pytest.mark.parametrize(
@@ -352,12 +353,12 @@ def test_a_sysctl_that_another_program_keeps_writing(tmp_path: Path) -> None:
 async def test_what_has_ended_is_forgotten(scene: Scene) -> None:
     scene.pod_claims = scene.box_claims = {LIMIT: a_set(4096)}
     await scene.evaluator.evaluate_all()
-    scene.ledger.keep_unapplied([POD], ["box0"])
-    assert len(scene.ledger.unapplied.values()) == 2
-    scene.ledger.keep_unapplied([POD], [])
+    scene.ledger.books.keep_unapplied([POD], ["box0"])
+    assert len(scene.ledger.books.unapplied.values()) == 2
+    scene.ledger.books.keep_unapplied([POD], [])
     assert only(scene).target.cgroup == POD
-    scene.ledger.keep_unapplied([], [])
-    assert scene.ledger.unapplied.values() == ()
+    scene.ledger.books.keep_unapplied([], [])
+    assert scene.ledger.books.unapplied.values() == ()
 
 
 # --- the audit ---------------------------------------------------------------------------------------------
@@ -365,7 +366,7 @@ async def test_what_has_ended_is_forgotten(scene: Scene) -> None:
 
 def told(scene: Scene, audit: UnappliedAudit, entries: list[AuditEntry]) -> list[AuditEntry]:
     entries.clear()
-    audit.add(scene.ledger.unapplied.take_new())
+    audit.add(scene.ledger.books.unapplied.take_new())
     return list(entries)
 
 

@@ -16,6 +16,7 @@ import pytest
 from runtimeproxy.cgroups import pace, writer
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import ConflictRule
@@ -102,7 +103,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
 
 
 def quota(value: int, owner: str = "batch") -> dict[str, tuple[Claim, ...]]:
-    return {"cpu.cfs_quota_us": (Claim(owner, Role.SET, value),)}
+    return {"cpu.cfs_quota_us": (Claim(parse_claimant(owner), Role.SET, value),)}
 
 
 async def test_only_inputs_that_a_policy_declares_make_work(scene: Scene) -> None:
@@ -132,8 +133,8 @@ async def test_features_of_the_kernel_make_work_for_policies_that_use_them(scene
 async def test_other_policies_are_asked_at_once(scene: Scene) -> None:
     scene.upkeep.on_policies(["broken"])
     assert scene.is_requested
-    assert scene.ledger.not_loaded == {"broken"}
-    assert scene.ledger.rule is ConflictRule.EARLIER
+    assert scene.ledger.books.not_loaded == {"broken"}
+    assert scene.ledger.books.rule is ConflictRule.EARLIER
 
 
 async def test_what_a_policy_that_cannot_be_loaded_wanted_stays(scene: Scene) -> None:
@@ -152,7 +153,7 @@ async def test_what_a_policy_that_cannot_be_loaded_wanted_stays(scene: Scene) ->
 async def test_values_of_a_hook_server_that_is_gone_are_given_back(scene: Scene) -> None:
     for cgroup, level in ((POD, Level.POD), (BOX, Level.CONTAINER)):
         claims = quota(50_000, "server:a.json")
-        scene.ledger.claim([Wanted(CgroupTarget(level, cgroup), claims)])
+        scene.ledger.change([Wanted(CgroupTarget(level, cgroup), claims)])
     scene.upkeep.on_servers(["a.json", "b.json"])
     assert (scene.quota(), scene.quota(BOX)) == ("50000", "50000")
     scene.upkeep.on_servers(["b.json"])
@@ -165,7 +166,7 @@ async def test_values_of_a_hook_server_are_given_back_beside_calls(
 ) -> None:
     """It may have values of all pods."""
     rests: list[bool] = []
-    scene.ledger.claim([Wanted(CgroupTarget(Level.POD, POD), quota(50_000, "server:a.json"))])
+    scene.ledger.change([Wanted(CgroupTarget(Level.POD, POD), quota(50_000, "server:a.json"))])
     monkeypatch.setattr(writer, "rest", lambda: rests.append(pace._WORK.pace is not None))
     scene.upkeep.on_servers([])
     await scene.upkeep.evaluator.evaluate_all()
@@ -179,7 +180,7 @@ async def test_values_of_a_hook_server_are_given_back_at_a_rate_and_not_where_th
     pods = [f"/kubepods/besteffort/many{number}" for number in range(30)]
     for pod in pods:
         scene.files.make(pod)
-        scene.ledger.claim([Wanted(CgroupTarget(Level.POD, pod), quota(50_000, "server:a.json"))])
+        scene.ledger.change([Wanted(CgroupTarget(Level.POD, pod), quota(50_000, "server:a.json"))])
     write, refused = scene.writer.write_levels, [True]
 
     def refuses(levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:
@@ -201,7 +202,7 @@ async def test_values_of_a_hook_server_are_given_back_at_a_rate_and_not_where_th
     await scene.upkeep.evaluator.evaluate_all()
     ended = "the end of a hook server's values ended: 11 of 11 pods failed, 19 are left"
     assert scene.upkeep.summary == ended
-    assert scene.ledger.owners() == {"server:a.json"}
+    assert scene.ledger.books.owners() == {Claimant("a.json", ClaimantKind.SERVER)}
     refused[0], slept[:] = False, []
     await scene.upkeep.evaluator.evaluate_all()
     assert scene.upkeep.summary == ""
@@ -225,7 +226,7 @@ async def test_a_change_that_has_ended_is_no_problem_once_nothing_is_left_to_cha
 
 
 async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    burst = {"cpu.cfs_burst_us": (Claim("burst", Role.SET, 1000),)}
+    burst = {"cpu.cfs_burst_us": (Claim(Claimant("burst"), Role.SET, 1000),)}
     with caplog.at_level(logging.INFO):
         scene.upkeep.on_servers(["koordlet.json"])
     assert "koordlet is registered" in caplog.text
@@ -233,7 +234,7 @@ async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytes
     gates = "CPUBurst, CgroupReconcile, CoreSched, GroupIdentity, TCNetworkQoS"
     assert scene.upkeep.summary == f"left to koordlet, by its feature gates: {gates}"
     assert scene.is_requested
-    assert scene.ledger.claim([Wanted(CgroupTarget(Level.POD, POD), burst | quota(50_000))]) != ()
+    assert scene.ledger.change([Wanted(CgroupTarget(Level.POD, POD), burst | quota(50_000))]) != ()
     assert (scene.files.read(POD, "cpu.max.burst"), scene.quota()) == ("0", "50000")
     taken = SimpleNamespace(
         pods_per_s=1.0,
@@ -272,7 +273,7 @@ async def test_files_of_what_runs_are_compared(scene: Scene, monkeypatch: pytest
     gone = "/kubepods/besteffort/gone"
     scene.files.make(gone)
     for cgroup in (POD, gone):
-        scene.ledger.claim([Wanted(CgroupTarget(Level.POD, cgroup), quota(50_000))])
+        scene.ledger.change([Wanted(CgroupTarget(Level.POD, cgroup), quota(50_000))])
         (scene.files.folder(cgroup) / "cpu.max").write_text("max 100000\n")
     compared = asyncio.Event()
     loop, verify = asyncio.get_running_loop(), scene.ledger.verify
@@ -309,7 +310,7 @@ async def test_qos_classes_follow_values_of_pods_that_calls_have_claimed(
     await until(lambda: scene.ticks > ticks + 5)
     assert scene.policies.seen == [], "nothing has changed"
 
-    scene.ledger.claim([Wanted(CgroupTarget(Level.POD, POD), quota(50_000))])
+    scene.ledger.change([Wanted(CgroupTarget(Level.POD, POD), quota(50_000))])
     await until(lambda: len(scene.policies.seen) >= len(KubeQoSClass))
     ticks = scene.ticks
     await until(lambda: scene.ticks > ticks + 5)
@@ -329,7 +330,7 @@ async def test_what_keeps_values_from_pods_is_in_the_status(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert scene.upkeep.summary == ""
-    scene.ledger.claim([Wanted(CgroupTarget(Level.POD, POD), quota(50_000))])
+    scene.ledger.change([Wanted(CgroupTarget(Level.POD, POD), quota(50_000))])
     for _ in range(OVERWRITES):
         (scene.files.folder(POD) / "cpu.max").write_text("70000 100000\n")
         scene.ledger.verify([Level.POD])
@@ -399,7 +400,7 @@ async def test_no_more_threads_hang_than_calls_can_spare(
 
 
 async def test_records_that_are_those_of_the_runtime(scene: Scene) -> None:
-    scene.ledger.claim([Wanted(CgroupTarget(Level.POD, POD), quota(50_000))])
+    scene.ledger.change([Wanted(CgroupTarget(Level.POD, POD), quota(50_000))])
     await scene.upkeep.on_compared()
     assert scene.is_requested
-    assert scene.ledger.record(POD) is not None
+    assert scene.ledger.books.record(POD) is not None

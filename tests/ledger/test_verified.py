@@ -12,6 +12,7 @@ import pytest
 
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger import upkeep as module
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.foreign import FIRST_YIELD_S, OVERWRITES
@@ -29,7 +30,7 @@ CORE = "kernel.sched_core"
 
 
 def sets(quota_us: int) -> dict[str, tuple[Claim, ...]]:
-    return {"cpu.cfs_quota_us": (Claim("group-identity", Role.SET, quota_us),)}
+    return {"cpu.cfs_quota_us": (Claim(Claimant("group-identity"), Role.SET, quota_us),)}
 
 
 class Clock:
@@ -53,7 +54,7 @@ class Scene:
 
     def claim(self, level: Level, cgroup: str, quota_us: int | None) -> None:
         claims = {} if quota_us is None else sets(quota_us)
-        self.ledger.claim([Wanted(CgroupTarget(level, cgroup), claims)])
+        self.ledger.change([Wanted(CgroupTarget(level, cgroup), claims)])
 
     def overwrite(self, cgroup: str, quota_us: int) -> None:
         (self.files.folder(cgroup) / "cpu.max").write_text(f"{quota_us} 100000\n")

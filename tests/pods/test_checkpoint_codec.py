@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.changes import CLEAR
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import (
     BadRowError,
@@ -95,12 +96,20 @@ BOOK = Book(
     "/kubepods/podu1/box",
     Level.CONTAINER,
     {
-        "cpu.shares": Entry((Claim("batch", Role.SET, 512, 100, "BE"),), 512, 1024, 512),
+        "cpu.shares": Entry((Claim(Claimant("batch"), Role.SET, 512, 100, "BE"),), 512, 1024, 512),
         "cpu.cfs_quota_us": Entry(
-            (Claim("n", Role.SCALE, 1.5), Claim("b", Role.ADD, 5, ceiling=9), Claim("c", Role.SET, CLEAR)), -1
+            (
+                Claim(Claimant("n"), Role.SCALE, 1.5),
+                Claim(Claimant("b"), Role.ADD, 5, ceiling=9),
+                Claim(Claimant("c"), Role.SET, CLEAR),
+            ),
+            -1,
         ),
         "cpuset.cpus": Entry(
-            (Claim("server:x", Role.AT_MOST, "0-1"),), "0-1", is_once=True, is_settling=True
+            (Claim(Claimant("x", ClaimantKind.SERVER), Role.AT_MOST, "0-1"),),
+            "0-1",
+            is_once=True,
+            is_settling=True,
         ),
         "cpu.idle": Entry(),
     },

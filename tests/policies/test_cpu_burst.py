@@ -12,6 +12,7 @@ from policies.cpu_burst import MAX_BURST_US, CpuBurst, burst_us
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.hooks import ContainerView, PodView, Resources, Scale
 from runtimeproxy.hooks.algebra import claims_of, resolve
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Unmet, evaluate, unmet_for, unmet_on
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.ledger.tree import TreeRules, TreeValue, fit
@@ -89,7 +90,9 @@ def test_a_burst_is_never_above_the_quota(quotas_us: list[int], percent: int, ra
     levels = {("pod",): sum(quotas_us)} | {("pod", f"c{n}"): each for n, each in enumerate(quotas_us)}
     values = {}
     for path, quota_us in levels.items():
-        divided = resolve("cpu.cfs_quota_us", quota_us, claims_of("cpu-normalization", Scale(ratio))).value
+        divided = resolve(
+            "cpu.cfs_quota_us", quota_us, claims_of(Claimant("cpu-normalization"), Scale(ratio))
+        ).value
         assert isinstance(divided, int)
         values[Key(path, "cpu.cfs_quota_us")] = TreeValue(divided)
         values[Key(path, BURST)] = TreeValue(burst_us(quota_us, None, strategy))

@@ -12,6 +12,7 @@ from policies.annotations import RESOURCE_STATUS
 from policies.cpu_normalization import CpuNormalization, quota_scale, shares_cpus
 from runtimeproxy.hooks import ContainerView, PodView, Resources, Scale
 from runtimeproxy.hooks.algebra import claims_of, resolve
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.node.snapshot import Input, Node
 from runtimeproxy.qos import QoSClass
 
@@ -25,7 +26,9 @@ def node(ratio: float | None = 1.2) -> Node:
 
 def resolved(base: int, scale: Scale | None) -> object:
     """What the algebra makes of the quota that the kubelet asks for."""
-    return resolve(QUOTA, base, () if scale is None else claims_of("cpu-normalization", scale)).value
+    return resolve(
+        QUOTA, base, () if scale is None else claims_of(Claimant("cpu-normalization"), scale)
+    ).value
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,10 @@ def test_a_division_does_not_fight_with_a_burst() -> None:
     burst is added to the divided quota, and the kubelet's value stays the base of both."""
     from runtimeproxy.hooks import Add
 
-    claims = (*claims_of("cpu-normalization", Scale(2.0)), *claims_of("burst", Add(20_000, at_most=90_000)))
+    claims = (
+        *claims_of(Claimant("cpu-normalization"), Scale(2.0)),
+        *claims_of(Claimant("burst"), Add(20_000, at_most=90_000)),
+    )
     assert resolve(QUOTA, 100_000, claims).value == 70_000
     assert resolve(QUOTA, 100_000, tuple(reversed(claims))).value == 70_000
 

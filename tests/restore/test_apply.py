@@ -14,6 +14,7 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
@@ -296,7 +297,7 @@ def test_a_container_that_had_no_cpus_of_its_own_gets_every_cpu(writer: CgroupWr
         owners={"resources.cpuset_cpus": "cpuset"},
         state=Lifecycle.RUNNING,
     )
-    entries = {"cpuset.cpus": Entry((Claim("cpuset", Role.SET, "1"),), "1", booked="1")}
+    entries = {"cpuset.cpus": Entry((Claim(Claimant("cpuset"), Role.SET, "1"),), "1", booked="1")}
     writer.write(BOX, {"cpuset.cpus": "1"})
     saved = Saved(containers=(record,), books=(Book(BOX, Level.CONTAINER, entries, {}, read_boot_id()),))
     whole = {"cpuset.cpus": {"pod": "0-7"}}
@@ -389,7 +390,7 @@ def test_lists_on_version_1_are_those_of_the_cgroup_above(tmp_path: Path) -> Non
     files.make(BOX)
     files.write("/kubepods", "cpuset.cpus", "0-3")
     writer = CgroupWriter(files.root)
-    claims = {"cpuset.cpus": Entry((Claim("cpuset", Role.SET, "1"),), "1")}
+    claims = {"cpuset.cpus": Entry((Claim(Claimant("cpuset"), Role.SET, "1"),), "1")}
     for cgroup in (POD, BOX):
         files.write(cgroup, "cpuset.cpus", "1")
     original = {"cpuset.cpus": Original("0-7\n")}

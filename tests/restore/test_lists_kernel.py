@@ -12,7 +12,8 @@ import pytest
 
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.algebra import Claim, Role
-from runtimeproxy.ledger.books import Leased, Wanted
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
+from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.target import CgroupTarget
@@ -25,7 +26,7 @@ from tests.lab import cgroup_v1
 from tests.lab.programs import missing, need_controllers_of_v1
 
 CPUS = "cpuset.cpus"
-OWNER = "plugin:cpu-suppress"
+OWNER = Claimant("cpu-suppress", ClaimantKind.PLUGIN)
 ALL = f"0-{(os.cpu_count() or 1) - 1}"
 
 
@@ -56,17 +57,17 @@ class Node:
         """The books of a daemon that has started from a checkpoint."""
         boot_id = read_boot_id()
         ledger = Ledger(self._writer, Journal(self._state, boot_id), boot_id)
-        ledger.load(saved)
+        ledger.books.load(saved)
         ledger.measure_weights(Level.POD, {})
         return ledger
 
     def bound(self, ledger: Ledger, cpus: str) -> None:
         target = CgroupTarget(Level.QOS_CLASS, self.qos, "QoS class BestEffort")
         claims = {CPUS: (Claim(OWNER, Role.AT_MOST, cpus),)}
-        ledger.change_leased(OWNER, [Leased(target, claims, covers=True)])
+        ledger.change([Wanted(target, claims, owner=OWNER, binds_descendants=True)])
 
     def pin(self, ledger: Ledger, box: str, cpus: str) -> None:
-        claims = {CPUS: (Claim("cpuset", Role.SET, cpus),)}
+        claims = {CPUS: (Claim(Claimant("cpuset"), Role.SET, cpus),)}
         ledger.change([Wanted(CgroupTarget(Level.CONTAINER, box), claims)])
 
     def plan(self, saved: tuple[Book, ...]) -> RestorePlan:

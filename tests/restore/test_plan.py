@@ -10,6 +10,7 @@ import pytest
 
 from runtimeproxy.cgroups.writer import FileText
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifecycle, Original, PodRecord
@@ -51,7 +52,7 @@ def plan(saved: Saved, node: NodeState) -> RestorePlan:
 
 def state(wanted: Value, original: Value | None, current: Value | None, **more: Any) -> CgroupState:
     """A pod's cgroup with one value."""
-    entries = {"cpu.shares": Entry((Claim("policy", Role.SET, wanted),), wanted)}
+    entries = {"cpu.shares": Entry((Claim(Claimant("policy"), Role.SET, wanted),), wanted)}
     text = None if original is None else f"{original}\n"
     cgroup = more.pop("cgroup", "/kubepods/podu1")
     book = Book(cgroup, Level.POD, entries, {"cpu.shares": Original(text, 5)}, "boot")

@@ -11,6 +11,7 @@ import pytest
 from runtimeproxy.cgroups.mounts import find_mounts
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.qosmanager.plugins.cpu_burst import CpuBurstPlugin
 from runtimeproxy.qosmanager.plugins.cpu_suppress import CpuSuppress
 from runtimeproxy.qosmanager.samples.reader import PassReader
@@ -125,7 +126,7 @@ def test_burst_and_normalization_do_not_fight() -> None:
     node = burst_node(CpuBurstPlugin())
     node.add_pod(latency_sensitive("web", constant(1.5), 1_000, cpu_burst=AUTO))
     key = Key(node.cgroup("web", 0).path, QUOTA)
-    node.policies = {key: (Claim("cpu-normalization", Role.SCALE, 1.25),)}
+    node.policies = {key: (Claim(Claimant("cpu-normalization"), Role.SCALE, 1.25),)}
     node.watch("quota", lambda: int(node.value(QUOTA, "web", 0)))
     node.advance(60)
     quotas = node.series["quota"]
@@ -136,7 +137,7 @@ def test_burst_and_normalization_do_not_fight() -> None:
     node.advance(60)
     assert len(node.writes) == written
     # Twice as fast: half of the limit, at once, with its own ceiling.
-    node.policies = {key: (Claim("cpu-normalization", Role.SCALE, 2.0),)}
+    node.policies = {key: (Claim(Claimant("cpu-normalization"), Role.SCALE, 2.0),)}
     node.advance(1)
     assert node.series["quota"][-1] <= 150_000
 
@@ -147,7 +148,7 @@ def test_the_kernels_burst_stays_within_the_quota() -> None:
     node.add_pod(latency_sensitive("web", constant(1.5), 1_000, cpu_burst=AUTO))
     # What the policy `cpu-burst` claims.
     container, pod = node.cgroup("web", 0).path, node.cgroup("web").path
-    burst = Claim("cpu-burst", Role.SET, 1_000_000)
+    burst = Claim(Claimant("cpu-burst"), Role.SET, 1_000_000)
     node.policies = {Key(container, BURST): (burst,), Key(pod, BURST): (burst,)}
     for _ in range(30):
         node.advance(1)

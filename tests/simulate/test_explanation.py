@@ -62,7 +62,7 @@ def text_of(field: Field, name: str) -> str | None:
 def check_files(stand: Stand, target: api_pb2.ExplainedTarget) -> None:
     """Each file holds what is said of it, and what was resolved, or the explanation says why not."""
     files = stand.proxy.fake_runtime.state.cgroups.files
-    formats = stand.engine.ledger.formats
+    formats = stand.engine.ledger.books.formats
     assert files is not None
     for field in target.fields:
         if not field.file:

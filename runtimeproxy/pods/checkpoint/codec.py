@@ -14,7 +14,7 @@ from runtimeproxy.fields.declaration import Kind
 from runtimeproxy.fields.tables import CRI_FIELDS, saved_value
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.changes import CLEAR, Clear
-from runtimeproxy.hooks.owners import PREFIX
+from runtimeproxy.hooks.claimants import ClaimantKind, parse_claimant
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.records import (
     NO_CHANGES,
@@ -143,7 +143,7 @@ def _book_document(book: Book) -> dict[str, Any]:
         "originals": {file: list(original) for file, original in book.originals.items()},
         "entries": {
             name: [
-                [[*claim[:2], _claimed(claim.value), *claim[3:]] for claim in entry.claims],
+                [[str(claim.owner), claim.role, _claimed(claim.value), *claim[3:]] for claim in entry.claims],
                 *entry[1:],
             ]
             for name, entry in ((name, as_saved(each)) for name, each in book.entries.items())
@@ -152,7 +152,6 @@ def _book_document(book: Book) -> dict[str, Any]:
 
 
 def _claimed(value: object) -> object:
-    """A claim's value in JSON; null for CLEAR, and for a value that moves."""
     return None if isinstance(value, Clear) else value
 
 
@@ -245,10 +244,11 @@ def _entry(name: str, value: object) -> Entry:
 
 def _claim(value: object, value_of: Callable[[object], int | str]) -> Claim:
     owner, role, amount, priority, reason, ceiling = _checked(list, value)
-    if _text(owner).startswith(PREFIX):
-        return Claim(owner, Role(_text(role)), None, _integer(priority))
+    claimant = parse_claimant(_text(owner))
+    if claimant.kind is ClaimantKind.PLUGIN:
+        return Claim(claimant, Role(_text(role)), None, _integer(priority))
     return Claim(
-        owner,
+        claimant,
         Role(_text(role)),
         CLEAR if amount is None else amount if isinstance(amount, float) else value_of(amount),
         _integer(priority),

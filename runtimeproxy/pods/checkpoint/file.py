@@ -99,7 +99,6 @@ class CheckpointFile:
         recreates: Begins a new file when the old one was removed or is unusable; an unusable one is renamed.
 
     Attributes:
-        path: The file.
         set_aside: How many unusable files were set aside.
         aside: Where a file was put that could not be used; empty for none.
         lost: How often the file was removed or replaced while it was open here.
@@ -419,7 +418,6 @@ def _left_wal(connection: sqlite3.Connection) -> bool:
 
 
 def boot_time_s() -> float:
-    """When the kernel was started, by the clock of files."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -82,7 +82,7 @@ class AdminServicer:
             if not engine.has_policies:
                 await context.abort(StatusCode.UNAVAILABLE, "the policies are not loaded yet")
             names = sorted({each.name for each in engine.policies} | {each.name for each in engine.classes})
-            owners = [each.owner.claimant for each in engine.leased.owners.values()]
+            owners = [str(each.owner.claimant) for each in engine.leased.owners.values()]
             if request.policy not in (*names, *owners):
                 text = f"no policy is named {request.policy}; there are: {', '.join((*names, *owners))}"
                 await context.abort(StatusCode.NOT_FOUND, text)

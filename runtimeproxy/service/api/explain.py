@@ -179,7 +179,7 @@ class Explainer:
         qos = kube_qos_class(pod.cgroup_parent)
         classes = class_cgroups([(path, qos)])
         for cgroup in dict.fromkeys(classes[each] for each in classes if each is qos):
-            if engine.ledger.record(cgroup) is not None:
+            if engine.ledger.books.record(cgroup) is not None:
                 yield _Subject(Level.QOS_CLASS, cgroup, qos=qos)
 
     async def _look(self, subjects: Iterable[_Subject]) -> Mapping[str, FilesRead]:
@@ -188,7 +188,7 @@ class Explainer:
         wanted = {
             each.cgroup: tuple(book.entries)
             for each in subjects
-            if each.cgroup and (book := ledger.record(each.cgroup)) is not None and book.entries
+            if each.cgroup and (book := ledger.books.record(each.cgroup)) is not None and book.entries
         }
         if not wanted:
             return {}
@@ -211,7 +211,7 @@ class Explainer:
         strategies: list[api_pb2.StrategyField],
     ) -> api_pb2.ExplainedTarget:
         engine, record = self._engine, subject.record
-        book = engine.ledger.record(subject.cgroup) if subject.cgroup else None
+        book = engine.ledger.books.record(subject.cgroup) if subject.cgroup else None
         entries = () if decision is None else decision.audit
         fields: dict[str, api_pb2.ExplainedField] = {}
         if book is not None:
@@ -233,7 +233,7 @@ class Explainer:
             field = fields.setdefault(key.field, api_pb2.ExplainedField(name=key.field))
             field.claims.append(
                 api_pb2.ExplainedClaim(
-                    owner=claim.owner,
+                    owner=str(claim.owner),
                     role=ROLES[key.role],
                     value=claim_message(key, claim).value or None,
                     priority=claim.priority,
@@ -260,7 +260,7 @@ class Explainer:
 
     def _add_unapplied(self, subject: _Subject, fields: dict[str, api_pb2.ExplainedField]) -> None:
         """Adds what is wanted of the cgroup and not in force, with the reasons."""
-        unapplied, identity = self._engine.ledger.unapplied, _identity(subject.cgroup)
+        unapplied, identity = self._engine.ledger.books.unapplied, _identity(subject.cgroup)
         found = [*unapplied.values(subject.record.id)] if subject.record is not None else []
         if identity:
             found += unapplied.values(identity)
@@ -291,8 +291,8 @@ class Explainer:
         record: PodRecord | ContainerRecord | None,
     ) -> api_pb2.ExplainedField:
         ledger, found = self._engine.ledger, files.present.get(name)
-        formats = ledger.formats
-        result = books.resolved(book.level, name, entry, book.originals, found, formats, ledger.rule)
+        formats = ledger.books.formats
+        result = books.resolved(book.level, name, entry, book.originals, found, formats, ledger.books.rule)
         file = found.file if found is not None else formats.file_of(name) or ""
         original = book.originals.get(file)
         is_recovered = record is not None and record.recovered
@@ -319,7 +319,7 @@ class Explainer:
             or self._unapplied(book.id, name)
             or self._left(book.id, name)
             or (_difference(name, entry, result.value, found, record, formats) if not files.problem else ""),
-            is_observed_only=entry.is_once or name in ledger.observed,
+            is_observed_only=entry.is_once or name in ledger.books.observed,
         )
         for each in ledger.yielded():
             if each.name == name and "/" + "/".join(each.path) == book.id:
@@ -333,7 +333,7 @@ class Explainer:
 
     def _unapplied(self, cgroup: str, name: str) -> str:
         """Why a wanted value is not in force; empty if it is."""
-        found = (each for each in self._engine.ledger.unapplied.values(cgroup) if each.field == name)
+        found = (each for each in self._engine.ledger.books.unapplied.values(cgroup) if each.field == name)
         return next((each.reason for each in found if each.cause is not UnappliedCause.CONFLICT), "")
 
     def _left(self, cgroup: str, name: str) -> str:
@@ -353,7 +353,7 @@ class Explainer:
         }
         for field in fields:
             for claim in field.claims:
-                wanted = parts.get(claim.owner, frozenset())
+                wanted = parts.get(str(claim.owner), frozenset())
                 claim.strategies.extend(each for each in strategies if each.path.split(".")[0] in wanted)
 
 
@@ -408,7 +408,7 @@ def _claims(
         note = known.get(claim)
         effect = api_pb2.ExplainedClaim.EFFECT_USED if note is None else _EFFECTS[note.outcome]
         yield api_pb2.ExplainedClaim(
-            owner=claim.owner,
+            owner=str(claim.owner),
             role=ROLES[claim.role],
             value=shown(claim.value),
             priority=claim.priority,
@@ -483,7 +483,7 @@ def _answers(
         for entry in decision.audit:
             by_policy.setdefault(entry.policy, []).append(entry)
         for each in decision.merged.fields.values():
-            wanting.update((claim.owner, claim.reason) for claim in each.claims)
+            wanting.update((str(claim.owner), claim.reason) for claim in each.claims)
     hook = evaluation_of(view)
     for policy in engine.services.chain.policies:
         if hook in policy.methods or policy.remote_hooks:

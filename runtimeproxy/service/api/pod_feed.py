@@ -99,7 +99,7 @@ class PodFeed:
     def _begin(self) -> None:
         store, ledger = self._engine.store, self._engine.ledger
         self._on_record_before, store.on_change = store.on_change, self._on_record
-        self._on_book_before, ledger.on_change = ledger.on_change, self._on_book
+        self._on_book_before, ledger.books.on_change = ledger.books.on_change, self._on_book
         node = self._engine.node
         self._on_node_before, node.on_change = node.on_change, self._on_node
         self._on_live_before, node.on_pods_changed = node.on_pods_changed, self._on_live
@@ -120,7 +120,7 @@ class PodFeed:
 
     def _cease(self) -> None:
         self._engine.store.on_change = self._on_record_before
-        self._engine.ledger.on_change = self._on_book_before
+        self._engine.ledger.books.on_change = self._on_book_before
         self._engine.node.on_change = self._on_node_before
         self._engine.node.on_pods_changed = self._on_live_before
         if self._timer is not None:

@@ -12,6 +12,7 @@ from runtimeproxy.core.events import container_cgroup
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import resolve
+from runtimeproxy.hooks.claimants import texts_of
 from runtimeproxy.hooks.fields import CGROUP, RESOURCES
 from runtimeproxy.ledger.tree import QUOTA
 from runtimeproxy.node.derived import pod_cpus
@@ -263,7 +264,7 @@ def _container(engine: Engine, box: ContainerRecord, cgroup: str, amounts: PodAm
 
 def _scaled_quota_us(engine: Engine, box: ContainerRecord, cgroup: str) -> int | None:
     """The quota before adds and bounds; None if it is not known."""
-    book = engine.ledger.record(cgroup) if cgroup else None
+    book = engine.ledger.books.record(cgroup) if cgroup else None
     entry = book.entries.get(QUOTA) if book is not None else None
     if entry is None or not entry.claims:
         requested = box.requested.cpu_quota_us
@@ -274,12 +275,12 @@ def _scaled_quota_us(engine: Engine, box: ContainerRecord, cgroup: str) -> int |
 
 def _owned(engine: Engine, record: PodRecord | ContainerRecord, cgroup: str) -> Iterator[api_pb2.OwnedField]:
     """The fields with an owner: those of the cgroup as in the ledger, the others as in the last call."""
-    book = engine.ledger.record(cgroup) if cgroup else None
+    book = engine.ledger.books.record(cgroup) if cgroup else None
     entries = book.entries if book is not None else {}
     for name, entry in sorted(entries.items()):
         if entry.claims:
             value = shown(entry.resolved)
-            yield api_pb2.OwnedField(name=f"{CGROUP}[{name}]", owner=entry.owner, value=value)
+            yield api_pb2.OwnedField(name=f"{CGROUP}[{name}]", owner=texts_of(entry.owners), value=value)
     for name, owner in sorted(record.owners.items()):
         if parameter_of(name) not in entries:
             yield api_pb2.OwnedField(name=name, owner=owner)

@@ -17,9 +17,9 @@ from runtimeproxy.api_names import MODES
 from runtimeproxy.cgroups.writer import WriteOutcome
 from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.hooks.claimants import parse_claimant
 from runtimeproxy.hooks.decision import FailureKind, missing_features, unmet_on
 from runtimeproxy.hooks.fields import SYSCTL
-from runtimeproxy.hooks.owners import PREFIX
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.http2.server import EarlyEnd
 from runtimeproxy.ledger import unapplied as unapplied_values
@@ -254,7 +254,7 @@ def _disabled(engine: Engine, policy: type[Policy]) -> api_pb2.PolicyStatus:
 def owner_mode_of(engine: Engine, claimant: str) -> api_pb2.PolicyStatus:
     """The mode of an owner of claims, by its name in the ledger; `ClaimOwner` has all else."""
     overrides = overrides_of(engine, claimant)
-    mode = MODES[engine.leased.owned(claimant.removeprefix(PREFIX)).owner.mode]
+    mode = MODES[engine.leased.owned(parse_claimant(claimant).name).owner.mode]
     is_off = mode == api_pb2.MODE_OFF
     state = api_pb2.PolicyStatus.STATE_DISABLED if is_off else api_pb2.PolicyStatus.STATE_LOADED
     source = api_pb2.MODE_SOURCE_COMMAND if overrides else api_pb2.MODE_SOURCE_CONFIGURATION
@@ -462,8 +462,8 @@ def _ledger(sources: ApiSources) -> api_pb2.LedgerStatus:
     writes = counts.writes.read().items()
     return api_pb2.LedgerStatus(
         is_enabled=sources.settings().cgroups.enabled,
-        cgroups=len(ledger),
-        values=ledger.value_count,
+        cgroups=len(ledger.books),
+        values=ledger.books.value_count,
         yielded=[
             api_pb2.YieldedValue(
                 cgroup="/" + "/".join(each.path),
@@ -475,7 +475,7 @@ def _ledger(sources: ApiSources) -> api_pb2.LedgerStatus:
             )
             for each in ledger.yielded()
         ],
-        observed=sorted(ledger.observed),
+        observed=sorted(ledger.books.observed),
         counts=api_pb2.LedgerCounts(
             writes=sum(number for (_, outcome), number in writes if outcome is WriteOutcome.WRITTEN),
             failed_writes=sum(number for (_, outcome), number in writes if outcome in FAILED_WRITES),
@@ -539,7 +539,7 @@ def _unevaluated(engine: Engine) -> list[api_pb2.PodProblem]:
 
 
 def _target(ledger: Ledger, cgroup: str) -> str:
-    target = ledger.target(cgroup)
+    target = ledger.books.target(cgroup)
     return target.name if target is not None else ""
 
 

@@ -8,6 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.hooks.claimants import texts_of
 from runtimeproxy.hooks.modes import selector_of
 from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
@@ -49,7 +50,7 @@ def shown(value: object) -> str | None:
 
 def owners_of(claims: Iterable[Claim]) -> str:
     """The owners of some claims, joined by `+`."""
-    return "+".join(dict.fromkeys(claim.owner for claim in claims))
+    return texts_of(claim.owner for claim in claims)
 
 
 def pod_name(pod: PodRecord, container: ContainerRecord | None = None) -> str:

@@ -293,8 +293,8 @@ def _of_ledger(ledger: Ledger) -> Iterator[Sample]:
             yield Sample(name, number, (level_label(level),))
     yield Sample("ledger_recovered_cgroups_total", counts.recovered)
     yield Sample("ledger_yielded_values", len(ledger.yielded()))
-    yield Sample("ledger_observed_parameters", len(ledger.observed))
-    unapplied = Counter(each.cause for each in ledger.unapplied.values())
+    yield Sample("ledger_observed_parameters", len(ledger.books.observed))
+    unapplied = Counter(each.cause for each in ledger.books.unapplied.values())
     for cause, number in unapplied.items():
         yield Sample("ledger_unapplied_values", number, (cause,))
 
@@ -310,7 +310,7 @@ def of_books(books: Iterable[Book]) -> Iterator[Sample]:
         unknown += sum(original.text is None for original in book.originals.values())
         for entry in book.entries.values():
             for claim in entry.claims:
-                claims[level, claim.owner] += 1
+                claims[level, str(claim.owner)] += 1
     for level in map(level_label, Level):
         yield Sample("ledger_cgroups", cgroups[level], (level,))
     for labels, number in claims.items():

@@ -28,6 +28,7 @@ from runtimeproxy.cgroups.order import plan as ordered
 from runtimeproxy.config.settings import FEATURE_GATES
 from runtimeproxy.fields.formats import Value
 from runtimeproxy.hooks import algebra
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger.tree import TreeRules, TreeValue, fit
 from runtimeproxy.qos import QOS_CLASS_LABEL, KubeQoSClass, QoSClass, priority_class_with_default
 from runtimeproxy.qosmanager import plugin as manager
@@ -414,7 +415,7 @@ class SimulatedNode:
                 path = self._paths.get(each.target)
                 if path is not None:
                     role = algebra.Role(each.role.value)
-                    claim = algebra.Claim(run.plugin.name, role, each.value, ceiling=each.ceiling)
+                    claim = algebra.Claim(Claimant(run.plugin.name), role, each.value, ceiling=each.ceiling)
                     claims.setdefault(Key(path, each.field), []).append(claim)
                     if each.role is manager.Role.ADD:
                         # A pod gets the sum of its containers' amounts.

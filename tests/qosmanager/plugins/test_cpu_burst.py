@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.hooks import algebra
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.qos import PriorityClass, QoSClass
 from runtimeproxy.qosmanager.plugin import QUOTA, Claim, Decision, PluginContext, Role, Target
 from runtimeproxy.qosmanager.plugins.cpu_burst import (
@@ -243,7 +244,7 @@ def quotas(decision: Decision[BurstState], *pods: Pod) -> dict[str, int]:
     for pod in pods:
         for container in pod.containers:
             claims = [
-                algebra.Claim("cpu-burst", algebra.Role.ADD, each.value, ceiling=each.ceiling)
+                algebra.Claim(Claimant("cpu-burst"), algebra.Role.ADD, each.value, ceiling=each.ceiling)
                 for each in decision.claims
                 if (each.target.id, each.field) == (container.id, QUOTA)
             ]
@@ -314,8 +315,8 @@ def test_the_base_is_what_normalization_leaves() -> None:
     decision = decided(pod)
     (claim,) = decision.claims
     assert (claim.role, claim.value, claim.ceiling) == (Role.ADD, 20_000, 300_000)
-    scale = algebra.Claim("cpu-normalization", algebra.Role.SCALE, 2.0)
-    add = algebra.Claim("cpu-burst", algebra.Role.ADD, claim.value, ceiling=claim.ceiling)
+    scale = algebra.Claim(Claimant("cpu-normalization"), algebra.Role.SCALE, 2.0)
+    add = algebra.Claim(Claimant("cpu-burst"), algebra.Role.ADD, claim.value, ceiling=claim.ceiling)
     assert algebra.resolve(QUOTA, BASE_US, [scale, add]).value == 120_000
 
 

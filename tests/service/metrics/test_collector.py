@@ -10,6 +10,7 @@ from runtimeproxy.frontends.cri_proxy.interception import Outcome
 from runtimeproxy.hooks import Hook, Mode
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.counts import EntryKey, PolicyCounts
 from runtimeproxy.pods.records import Book, Entry, Level, Original
 from runtimeproxy.service.metrics.collector import Sample, families, of_books, of_policies, of_relay
@@ -105,7 +106,7 @@ def test_audit_entries_are_counted_by_what_an_operator_asks_for() -> None:
 
 
 def test_claims_are_counted_by_level_and_owner() -> None:
-    claims = (Claim("a", Role.SET, 1), Claim("b", Role.ADD, 1))
+    claims = (Claim(Claimant("a"), Role.SET, 1), Claim(Claimant("b"), Role.ADD, 1))
     books = [
         Book("/p1", Level.POD, {"cpu.shares": Entry(claims)}, {"cpu.weight": Original(None)}),
         Book("/p2", Level.POD, {"cpu.shares": Entry(claims[:1])}, {"cpu.weight": Original("1\n")}),

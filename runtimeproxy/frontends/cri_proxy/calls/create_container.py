@@ -89,10 +89,10 @@ class ContainerDraft:
 
     def fit(self, services: CallServices, pod_cgroup: str) -> bool:
         """Changes what bounds of the pod's cgroup and above do not allow; returns whether anything was."""
-        if not services.writer.is_bounded(pod_cgroup):
+        if not services.ledger.books.is_bounded(pod_cgroup):
             return False
         given = read_resources(self.config.linux.resources)
-        fitted = services.writer.within_bounds(pod_cgroup, by_parameter(given))
+        fitted = services.ledger.within_bounds(pod_cgroup, by_parameter(given))
         if not fitted:
             return False
         self._requested = self._requested or given
@@ -114,7 +114,7 @@ class ContainerDraft:
         requested = self._requested or read_resources(config.linux.resources)
         owners = self.owners
         if self.fitted:
-            owners = {**fitted_owners(self.fitted, TREE), **owners}
+            owners = {**fitted_owners(self.fitted, str(TREE)), **owners}
         self.make_record = partial(
             ContainerRecord,
             name=config.metadata.name,

@@ -356,18 +356,18 @@ def in_executor(work: Callable[..., None], *arguments: object) -> Work:
 
 def repair(services: CallServices, cgroup: str) -> Sequence[Work]:
     """Writes values of policies again that another program may have replaced, if there are any."""
-    writer = services.writer
-    return (in_executor(writer.repair, cgroup),) if cgroup and writer.is_managed(cgroup) else NO_WORK
+    ledger = services.ledger
+    return (in_executor(ledger.repair, cgroup),) if cgroup and ledger.books.is_managed(cgroup) else NO_WORK
 
 
 def make_room(
     services: CallServices, pod: PodRecord | None, values: Callable[[], Mapping[str, int | str]]
 ) -> Sequence[Work]:
     """Raises a pod's own limits before the runtime makes or starts a container with these values in it."""
-    parent, writer = pod.cgroup_parent if pod is not None else "", services.writer
-    if not (writer.is_v1 and writer.needs_room(parent)):
+    parent, ledger = pod.cgroup_parent if pod is not None else "", services.ledger
+    if not ledger.needs_room(parent):
         return NO_WORK
-    return (in_executor(writer.make_room, parent, values()),)
+    return (in_executor(ledger.make_room, parent, values()),)
 
 
 def take_cpus(kind: str, until_s: float, taking: Callable[[], Awaitable[None]]) -> Work:

@@ -376,7 +376,7 @@ class InterceptedCall:
         if not (isinstance(change, CgroupChange) and change.cgroup):
             return {}
         return write_before(
-            self._services.writer, decision, question.cgroup, is_deferred=question.is_deferred
+            self._services.ledger, decision, question.cgroup, is_deferred=question.is_deferred
         )
 
     def _has_writes(self, decision: Decision) -> bool:

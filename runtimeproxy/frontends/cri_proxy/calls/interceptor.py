@@ -149,14 +149,14 @@ class PendingUpdate(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class CallServices:
-    """What intercepted calls share. Used in the event loop's thread, but for `writer`.
+    """What intercepted calls share. Used in the event loop's thread, but for `ledger`.
 
     Attributes:
         settings: How calls are treated.
         chain: The policies; a call that is being decided keeps the chain that it began with.
         store: The records.
         lookups: Asks the runtime for single records.
-        writer: Writes cgroup values, in worker threads.
+        ledger: Writes cgroup values, in worker threads.
         executor: Worker threads for edits and cgroup files.
         long_work: Worker threads for long requests.
         spawn: Starts background tasks.
@@ -178,7 +178,7 @@ class CallServices:
     chain: Chain
     store: PodStore
     lookups: Lookups
-    writer: CgroupLedger
+    ledger: CgroupLedger
     executor: Executor
     long_work: LongWork
     spawn: Spawn

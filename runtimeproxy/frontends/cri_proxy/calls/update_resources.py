@@ -108,11 +108,11 @@ class UpdateContainerResources(ContainerCall):
 
     def preparations(self, until_s: float) -> Sequence[Work]:
         """Lowers the bursts before the quotas: none may be below the burst."""
-        record, pod, writer = self.record, self.pod, self.services.writer
+        record, pod, ledger = self.record, self.pod, self.services.ledger
         if record is None or pod is None or (self._sent.cpu_quota_us is None and not self._pending):
             return NO_WORK
         cgroup = "" if record.state is Lifecycle.CREATED else container_cgroup(self.services, pod, record)
-        is_managed = any(map(writer.is_managed, filter(None, (pod.cgroup_parent, cgroup))))
+        is_managed = any(map(ledger.books.is_managed, filter(None, (pod.cgroup_parent, cgroup))))
         if not is_managed and not self._pending:
             return NO_WORK
         members = self.services.store.containers.members(record.pod_id)
@@ -120,7 +120,7 @@ class UpdateContainerResources(ContainerCall):
         quotas_us = quotas_after_update(
             cgroup, pod.cgroup_parent, self._sent.cpu_quota_us, self._forwarded.cpu_quota_us, others
         )
-        return (in_executor(_lower_bursts, writer, quotas_us),) if quotas_us else NO_WORK
+        return (in_executor(_lower_bursts, ledger, quotas_us),) if quotas_us else NO_WORK
 
     def _expected(self) -> ContainerRecord | None:
         """The record as it is when the runtime has answered the updates that are on their way."""
@@ -163,10 +163,10 @@ class UpdateContainerResources(ContainerCall):
 
         The runtime writes all that its specification holds again, not only what the update carries.
         """
-        writer, given = self.services.writer, _given(self._request.linux)
-        if not writer.is_bounded(self._parent):
+        ledger, given = self.services.ledger, _given(self._request.linux)
+        if not ledger.books.is_bounded(self._parent):
             return False
-        fitted = writer.within_bounds(self._parent, by_parameter(overlay(self._booked, given)))
+        fitted = ledger.within_bounds(self._parent, by_parameter(overlay(self._booked, given)))
         if not fitted:
             return False
         self._fitted = {**self._fitted, **fitted}
@@ -220,9 +220,9 @@ class UpdateContainerResources(ContainerCall):
         services, pod = self.services, self.pod
         if pod is None or not is_resize(self._sent):
             return
-        if services.writer.is_managed(pod.cgroup_parent):
+        if services.ledger.books.is_managed(pod.cgroup_parent):
             members = services.store.containers.members(pod.id)
-            services.writer.note_requests(pod.cgroup_parent, pod_values(_running(members)))
+            services.ledger.books.note_requests(pod.cgroup_parent, pod_values(_running(members)))
 
     def _book(self, record: ContainerRecord) -> Sequence[Work]:
         """Has the files compared with what policies want now, if they want or wanted anything."""
@@ -233,7 +233,7 @@ class UpdateContainerResources(ContainerCall):
             self.book_later(pod, record, fields, self._fitted)
             return NO_WORK
         cgroup = container_cgroup(services, pod, record)
-        if not (cgroup and (fields or self._fitted or services.writer.is_managed(cgroup))):
+        if not (cgroup and (fields or self._fitted or services.ledger.books.is_managed(cgroup))):
             return NO_WORK
         wanted = wanted_of_container(pod, record, cgroup, fields, self._fitted, self._silent)
         hook = Hook.PRE_UPDATE_CONTAINER_RESOURCES
@@ -247,7 +247,7 @@ class UpdateContainerResources(ContainerCall):
         if self._annotations:
             # Many updates, each with others, would add up.
             annotations = bounded({**annotations, **self._annotations}) or annotations
-        owners = {**fitted_owners(self._fitted, TREE), **self._owners}
+        owners = {**fitted_owners(self._fitted, str(TREE)), **self._owners}
         return replace(
             record,
             requested=overlay(record.requested, self._sent),
@@ -347,10 +347,10 @@ class UpdatePodSandboxResources(PodCall):
     def _remember(self, updated: PodRecord) -> Sequence[Work]:
         self.services.store.pods.put(updated)
         cgroup, fields = updated.cgroup_parent, self._fields
-        if not (cgroup and fields is not None and (fields or self.services.writer.is_managed(cgroup))):
+        if not (cgroup and fields is not None and (fields or self.services.ledger.books.is_managed(cgroup))):
             return NO_WORK
         claims = claims_of(fields, is_container=False, is_base_known=not updated.recovered)
-        wanted = Wanted(target_of(updated), claims, silent=self._silent)
+        wanted = Wanted(target_of(updated), claims, unanswered=self._silent)
         hook, make_view = Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, partial(recorded_pod, updated)
         due = DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted, self._evaluation)
         return (self.write_later(due),)
@@ -391,15 +391,15 @@ def resized(
         cgroup: The pod's; empty if it is not known.
         written: What the kubelet has written there, by cgroup parameter, as far as the call says it.
     """
-    if not cgroup or not services.writer.is_managed(cgroup):
+    if not cgroup or not services.ledger.books.is_managed(cgroup):
         return NO_WORK
-    return (in_executor(services.writer.on_resized, cgroup, written),)
+    return (in_executor(services.ledger.on_resized, cgroup, written),)
 
 
-def _lower_bursts(writer: CgroupLedger, quotas_us: Mapping[str, int]) -> None:
+def _lower_bursts(ledger: CgroupLedger, quotas_us: Mapping[str, int]) -> None:
     """In a worker thread: before the quotas of these cgroups are lowered."""
     for cgroup, quota_us in quotas_us.items():
-        writer.before_update(cgroup, quota_us)
+        ledger.before_update(cgroup, quota_us)
 
 
 def _running(containers: Collection[ContainerRecord]) -> list[ContainerRecord]:

@@ -131,8 +131,8 @@ def _set_event() -> threading.Event:
 
 
 @dataclass
-class RecordedWriter:
-    """Keeps what was written, and fails as scripted."""
+class RecordedLedger:
+    """Keeps what was written, and fails as scripted; its own books."""
 
     written: list[tuple[str, dict[str, int | str]]] = field(default_factory=list)
     renewed: list[str] = field(default_factory=list)
@@ -147,10 +147,14 @@ class RecordedWriter:
     error: str = ""
     lets_renew: threading.Event = field(default_factory=_set_event)
 
+    @property
+    def books(self) -> RecordedLedger:
+        return self
+
     def book(self, wanted: Wanted) -> None:
         self.booked.append(wanted)
 
-    def claim(self, wanted: Sequence[Wanted]) -> tuple[WriteResult, ...]:
+    def change(self, wanted: Sequence[Wanted]) -> tuple[WriteResult, ...]:
         self.claimed.extend(wanted)
         return tuple(result for each in wanted for result in self._write(each))
 
@@ -183,8 +187,6 @@ class RecordedWriter:
     def on_resized(self, cgroup: str, written: Mapping[str, int | str] = MappingProxyType({})) -> None:
         self.resizes.append((cgroup, dict(written)))
         self.repair(cgroup)
-
-    is_v1 = True
 
     def needs_room(self, pod_cgroup: str) -> bool:
         return pod_cgroup == self.narrow
@@ -223,7 +225,7 @@ class Surroundings:
     def __init__(self, settings: CallSettings = PATIENT, lookup_timeout_s: float = 30.0) -> None:
         self.store = PodStore()
         self.runtime = ScriptedRuntime()
-        self.writer = RecordedWriter()
+        self.ledger = RecordedLedger()
         self.audit: list[AuditEntry] = []
         self.unsettled = 0
         self.skip_label: tuple[str, str] | None = None
@@ -237,7 +239,7 @@ class Surroundings:
             chain=Chain((), self.workers),
             store=self.store,
             lookups=Lookups(self.store, self.runtime, lookup_timeout_s),
-            writer=self.writer,
+            ledger=self.ledger,
             executor=self._executor,
             long_work=LongWork(self._executor),
             spawn=self._spawn,

@@ -199,14 +199,14 @@ async def test_a_call_cancelled_in_mid_decision_leaves_its_place(desk: Surroundi
 
 
 async def test_cgroup_values_that_the_kernel_refuses_do_not_stop_the_call(desk: Surroundings) -> None:
-    desk.writer.error = "EBUSY: no"
+    desk.ledger.error = "EBUSY: no"
     await desk.load(policy(pod=PodChange(labels={"a": "b"}, cgroup={"cpu.shares": 5})))
     call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=pod_sandbox_config()))
     assert (await call.sent(api_pb2.RunPodSandboxRequest)).config.labels["a"] == "b"
 
 
 async def test_unless_their_policy_must_not_fail(desk: Surroundings) -> None:
-    desk.writer.error = "EBUSY: no"
+    desk.ledger.error = "EBUSY: no"
     await desk.load(policy(pod=PodChange(cgroup={"cpu.shares": 5})), test=FAIL)
     call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=pod_sandbox_config()))
     await call.reply.done()

@@ -158,7 +158,7 @@ async def test_a_policy_changes_a_pod_and_its_containers_are_shown_the_changes(d
     sent = await run.sent(api_pb2.RunPodSandboxRequest)
     assert sent.config.labels["new"] == "1"
     assert sent.config.linux.cgroup_parent == "/other/podu1"
-    assert desk.writer.written == [("/other/podu1", {"cpu.shares": 10})]
+    assert desk.ledger.written == [("/other/podu1", {"cpu.shares": 10})]
     create = await desk.create(POD_ID, pod, container_config(pod=pod), CONTAINER_ID)
     created = await create.sent(api_pb2.CreateContainerRequest)
     assert created.sandbox_config.linux.cgroup_parent == "/other/podu1"
@@ -223,7 +223,7 @@ async def test_an_update_of_a_pod(desk: Surroundings) -> None:
     sent = await call.sent(api_pb2.UpdatePodSandboxResourcesRequest)
     assert sent.resources.cpu_quota == -1
     assert not sent.HasField("overhead")
-    assert desk.writer.written == [("/kubepods/besteffort/podu1", {"cpu.cfs_quota_us": -1})]
+    assert desk.ledger.written == [("/kubepods/besteffort/podu1", {"cpu.cfs_quota_us": -1})]
     assert [(entry.kind, entry.field) for entry in desk.audit] == [
         (AuditKind.CHANGED, "resources.cpu_quota_us"),
         (AuditKind.PENDING, "cgroup[cpu.cfs_quota_us]"),
@@ -242,13 +242,13 @@ async def test_an_update_of_a_pod_that_fails_was_made_by_the_kubelet_all_the_sam
     found = policy(pod=lambda pod: PodChange(cgroup={"cpu.shares": pod.resources.cpu_shares or 2}))
     await desk.load(found)
     await with_container(desk)
-    desk.writer.written.clear()
+    desk.ledger.written.clear()
     desk.runtime.pods[POD_ID] = PodRecord(id=POD_ID)
     request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
     request.resources.cpu_shares = 700
     call = desk.call("UpdatePodSandboxResources", request)
     await call.reply.done()
-    assert desk.writer.written == []
+    assert desk.ledger.written == []
     await call.ended(outcome)
     await desk.idle()
     record = desk.store.pods.get(POD_ID)
@@ -256,7 +256,7 @@ async def test_an_update_of_a_pod_that_fails_was_made_by_the_kubelet_all_the_sam
     is_failed = outcome is Outcome.FAILED
     assert (record.requested.cpu_shares == 700) is is_failed
     assert record.booked.cpu_shares is None
-    assert desk.writer.written == ([("/kubepods/besteffort/podu1", {"cpu.shares": 700})] if is_failed else [])
+    assert desk.ledger.written == ([("/kubepods/besteffort/podu1", {"cpu.shares": 700})] if is_failed else [])
 
 
 @pytest.mark.conformance(99)
@@ -285,9 +285,9 @@ async def test_a_restored_pod_is_a_pod_and_its_containers(desk: Surroundings) ->
     assert found.seen[1][1].pod.labels["restored"] == "1"
     record = record_of(desk)
     assert (record.state, record.booked.cpu_shares) == (Lifecycle.RUNNING, 2048)
-    assert desk.writer.written[0] == ("/kubepods/besteffort/podu1", {"cpu.shares": 3})
+    assert desk.ledger.written[0] == ("/kubepods/besteffort/podu1", {"cpu.shares": 3})
     values = {"memory.use_priority_oom": 0}
-    assert desk.writer.written[1:] == [(f"/kubepods/besteffort/podu1/{CONTAINER_ID}", values)]
+    assert desk.ledger.written[1:] == [(f"/kubepods/besteffort/podu1/{CONTAINER_ID}", values)]
     assert record.pending_cgroup == {}
 
 
@@ -365,7 +365,7 @@ async def test_a_dry_run_changes_nothing_that_the_runtime_sees(desk: Surrounding
     call = await desk.create(POD_ID, pod_sandbox_config(), container_config(), CONTAINER_ID)
     assert call.reply.forwarded == [None]
     assert record_of(desk).booked.cpu_shares == 2
-    assert not desk.writer.written
+    assert not desk.ledger.written
 
 
 def read_only(view: PodView) -> None:

@@ -35,7 +35,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Surroundings]:
     await with_container(made)
     await made.idle()
     files, journal = CgroupFiles(tmp_path / "cgroup", version=2), Journal(tmp_path / "state", "boot")
-    made.services.writer = Ledger(CgroupWriter(files.root), journal, "boot")
+    made.services.ledger = Ledger(CgroupWriter(files.root), journal, "boot")
     made.store.containers.put(replace(record_of(made), state=Lifecycle.RUNNING))
     await made.load(TEST)
     yield made

@@ -66,9 +66,9 @@ async def test_a_value_that_cannot_be_written_keeps_nobody_from_being_asked(desk
     found = policy(container=ContainerChange(cgroup={"memory.use_priority_oom": 1}), on_started=None)
     await desk.load(found)
     await with_settled_container(desk)
-    desk.writer.error = "EINVAL"
+    desk.ledger.error = "EINVAL"
     await done(desk, "StartContainer")
-    assert desk.writer.written == [(CGROUP, {"memory.use_priority_oom": 1})]
+    assert desk.ledger.written == [(CGROUP, {"memory.use_priority_oom": 1})]
     assert [hook for hook, _ in found.seen] == ["container", "on_started"]
 
 
@@ -77,9 +77,9 @@ async def test_values_of_a_container_wait_for_its_start(desk: Surroundings) -> N
     hooks = server({Hook.PRE_START_CONTAINER: CgroupChange(cgroup={"cpu.cfs_burst_us": 5})})
     await desk.load(found, hooks)
     await with_settled_container(desk)
-    assert not desk.writer.written
+    assert not desk.ledger.written
     await done(desk, "StartContainer")
-    assert desk.writer.written == [
+    assert desk.ledger.written == [
         (CGROUP, {"cpu.bvt_warp_ns": -1, "memory.high": 9, "cpu.cfs_burst_us": 5}),
     ]
     record = desk.store.containers.get(CONTAINER_ID)
@@ -94,7 +94,7 @@ async def test_waiting_values_are_audited_when_they_are_written(desk: Surroundin
     await desk.load(found, hooks)
     await with_settled_container(desk)
     assert {entry.kind for entry in desk.audit} == {AuditKind.PENDING}
-    desk.writer.error = error
+    desk.ledger.error = error
     await done(desk, "StartContainer")
     late = [entry for entry in desk.audit if entry.hook == "post_start_container"]
     assert {entry.field: entry.policy for entry in late} == {
@@ -127,7 +127,7 @@ async def test_waiting_values_whose_cgroup_stays_unknown_are_audited(desk: Surro
     await desk.run_pod(pod, POD_ID)
     await desk.create(POD_ID, pod, container_config(), CONTAINER_ID)
     await done(desk, "StartContainer")
-    assert not desk.writer.written
+    assert not desk.ledger.written
     assert [(entry.kind, entry.new) for entry in desk.audit] == [
         (AuditKind.PENDING, "1"),
         (AuditKind.LEFT_OUT, "1"),
@@ -139,7 +139,7 @@ async def test_waiting_values_are_written_without_any_hook_at_the_start(desk: Su
     await desk.load(policy(container=ContainerChange(cgroup={"memory.use_priority_oom": 1})))
     await with_settled_container(desk)
     await done(desk, "StartContainer")
-    assert desk.writer.written == [(CGROUP, {"memory.use_priority_oom": 1})]
+    assert desk.ledger.written == [(CGROUP, {"memory.use_priority_oom": 1})]
 
 
 async def test_systemd_scopes_carry_the_runtimes_prefix(desk: Surroundings) -> None:
@@ -150,7 +150,7 @@ async def test_systemd_scopes_carry_the_runtimes_prefix(desk: Surroundings) -> N
     )
     desk.services.runtime_name = "cri-o"
     await done(desk, "StartContainer")
-    assert desk.writer.written[0][0] == f"/kubepods.slice/kubepods-podu1.slice/crio-{CONTAINER_ID}.scope"
+    assert desk.ledger.written[0][0] == f"/kubepods.slice/kubepods-podu1.slice/crio-{CONTAINER_ID}.scope"
 
 
 async def test_a_failed_start_writes_nothing(desk: Surroundings) -> None:
@@ -160,7 +160,7 @@ async def test_a_failed_start_writes_nothing(desk: Surroundings) -> None:
     call = desk.call("StartContainer", request_for("StartContainer"))
     await call.ended(Outcome.FAILED)
     await desk.idle()
-    assert not desk.writer.written
+    assert not desk.ledger.written
     record = desk.store.containers.get(CONTAINER_ID)
     assert record is not None
     assert (record.state, record.pending_cgroup) == (Lifecycle.CREATED, {"memory.use_priority_oom": 1})
@@ -249,7 +249,7 @@ async def test_values_of_a_pod_go_to_the_pods_cgroup(desk: Surroundings) -> None
     await desk.load(policy(pod=PodChange(cgroup={"cpu.shares": 2})))
     await desk.run_pod(pod_sandbox_config(uid="u1", qos="BE"), POD_ID)
     await desk.idle()
-    assert desk.writer.written == [("/kubepods/besteffort/podu1", {"cpu.shares": 2})]
+    assert desk.ledger.written == [("/kubepods/besteffort/podu1", {"cpu.shares": 2})]
 
 
 async def test_a_pods_late_values_keep_what_silent_policies_and_hook_servers_want(desk: Surroundings) -> None:
@@ -264,11 +264,11 @@ async def test_a_pods_late_values_keep_what_silent_policies_and_hook_servers_wan
     await desk.load(scaling, failing, server(answers))
     await desk.run_pod(pod_sandbox_config(), POD_ID)
     await desk.idle()
-    early, late = desk.writer.claimed
+    early, late = desk.ledger.claimed
     assert late.claims.keys() == {"cpu.cfs_quota_us", "cpu.shares"}
     for wanted in (early, late):
         assert wanted.once == {"cpu.shares"}
-        assert wanted.silent == {"failing"}
+        assert wanted.unanswered == {"failing"}
 
 
 async def test_a_thousand_life_cycles_leave_nothing_behind(desk: Surroundings) -> None:
@@ -290,14 +290,14 @@ async def test_a_pod_that_is_too_small_gets_room_before_its_container(desk: Surr
     """Cgroup version 1 refuses a child with more than its parent."""
     await desk.load()
     config = pod_sandbox_config(uid="u1")
-    config.linux.cgroup_parent = desk.writer.narrow = "/kubepods/besteffort/podu1"
+    config.linux.cgroup_parent = desk.ledger.narrow = "/kubepods/besteffort/podu1"
     await desk.run_pod(config, POD_ID)
     container = container_config()
     container.linux.resources.cpu_quota = 50_000
     await desk.create(POD_ID, config, container, CONTAINER_ID)
     start = desk.call("StartContainer", api_pb2.StartContainerRequest(container_id=CONTAINER_ID))
     await start.succeeded(api_pb2.StartContainerResponse())
-    quotas = [(cgroup, values["cpu.cfs_quota_us"]) for cgroup, values in desk.writer.rooms]
+    quotas = [(cgroup, values["cpu.cfs_quota_us"]) for cgroup, values in desk.ledger.rooms]
     assert quotas == [(config.linux.cgroup_parent, 50_000)] * 2
 
 
@@ -311,7 +311,7 @@ class Rounds:
         self.rounds = 1
         self.pods: list[str] = []
         self.claimed: list[int] = []
-        self._writer = desk.writer
+        self._writer = desk.ledger
 
     async def evaluate_pod(self, identity: str) -> None:
         self.pods.append(identity)
@@ -358,5 +358,5 @@ async def test_an_update_that_was_decided_before_an_evaluation_does_not_undo_it(
     found.rounds += is_outdated
     await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
     await desk.idle()
-    assert [each.claims["cpuset.cpus"][0].value for each in desk.writer.claimed] == ["0-7"]
+    assert [each.claims["cpuset.cpus"][0].value for each in desk.ledger.claimed] == ["0-7"]
     assert (found.pods, found.claimed) == (([POD_ID], [1]) if is_outdated else ([], []))

@@ -34,14 +34,14 @@ async def test_they_are_looked_after_when_a_scope_was_started(
     config.linux.cgroup_parent = parent
     await desk.run_pod(config, POD_ID)
     await desk.idle()
-    assert desk.writer.renewed == renewed[:1]
+    assert desk.ledger.renewed == renewed[:1]
     await desk.create(POD_ID, config, container_config(), CONTAINER_ID)
     await desk.idle()
-    assert desk.writer.renewed == renewed[:1]
+    assert desk.ledger.renewed == renewed[:1]
     start = desk.call("StartContainer", api_pb2.StartContainerRequest(container_id=CONTAINER_ID))
     await start.succeeded(api_pb2.StartContainerResponse())
     await desk.idle()
-    assert desk.writer.renewed == renewed
+    assert desk.ledger.renewed == renewed
 
 
 KUBELET = "/kubepods/burstable/podu1"
@@ -75,7 +75,7 @@ async def test_they_are_looked_after_when_the_kubelet_has_resized_the_pod(
     else:
         await call.ended(outcome)
     await desk.idle()
-    assert set(desk.writer.renewed) == {KUBELET}
+    assert set(desk.ledger.renewed) == {KUBELET}
 
 
 async def test_they_are_looked_after_when_the_runtime_lacks_the_method(desk: Surroundings) -> None:
@@ -92,7 +92,7 @@ async def test_they_are_looked_after_when_the_runtime_lacks_the_method(desk: Sur
         call.handler.on_cancelled()
         await desk.idle()
     let_go.set()
-    assert desk.writer.renewed == [KUBELET, KUBELET]
+    assert desk.ledger.renewed == [KUBELET, KUBELET]
     record = desk.store.pods.get(POD_ID)
     assert record is not None
     assert record.requested.cpu_shares == 700
@@ -109,7 +109,7 @@ async def test_what_the_kubelet_has_written_is_what_its_call_says(desk: Surround
     await desk.call("UpdatePodSandboxResources", request).ended(Outcome.FAILED)
     await desk.idle()
     written = {"cpu.cfs_period_us": 100_000, "cpu.cfs_quota_us": 50_000}
-    assert desk.writer.resizes[0] == (KUBELET, written)
+    assert desk.ledger.resizes[0] == (KUBELET, written)
 
 
 async def test_they_are_looked_after_when_a_policy_refuses_the_call(desk: Surroundings) -> None:
@@ -127,7 +127,7 @@ async def test_they_are_looked_after_when_a_policy_refuses_the_call(desk: Surrou
     await call.reply.done()
     assert call.reply.refused
     await desk.idle()
-    assert desk.writer.renewed == [KUBELET]
+    assert desk.ledger.renewed == [KUBELET]
 
 
 async def test_the_next_call_of_the_pod_waits_for_that_and_the_answer_does_not(desk: Surroundings) -> None:
@@ -135,14 +135,14 @@ async def test_the_next_call_of_the_pod_waits_for_that_and_the_answer_does_not(d
     config = pod_sandbox_config(uid="u1")
     config.linux.cgroup_parent = KUBELET
     await desk.run_pod(config, POD_ID)
-    desk.writer.lets_renew.clear()
+    desk.ledger.lets_renew.clear()
     request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
     await desk.call("UpdatePodSandboxResources", request).ended(Outcome.FAILED)
     following = desk.call("UpdatePodSandboxResources", request)
     other = desk.call("StopContainer", api_pb2.StopContainerRequest(container_id=CONTAINER_ID))
     await other.reply.done()
     assert not following.reply.is_done
-    desk.writer.lets_renew.set()
+    desk.ledger.lets_renew.set()
     await following.reply.done()
 
 
@@ -152,4 +152,4 @@ async def test_a_pod_that_no_policy_wrote_to_is_left_alone(desk: Surroundings) -
     request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
     await desk.call("UpdatePodSandboxResources", request).ended(Outcome.FAILED)
     await desk.idle()
-    assert desk.writer.renewed == []
+    assert desk.ledger.renewed == []

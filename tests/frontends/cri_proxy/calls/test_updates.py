@@ -297,16 +297,16 @@ async def test_values_of_a_running_container_are_written_after_the_update(desk: 
     start = desk.call("StartContainer", api_pb2.StartContainerRequest(container_id=CONTAINER_ID))
     await start.succeeded(api_pb2.StartContainerResponse())
     await desk.idle()
-    desk.writer.written.clear()
+    desk.ledger.written.clear()
     call = desk.call("UpdateContainerResources", update(cpu_quota=5000))
     await call.reply.done()
     cgroup = f"/kubepods/besteffort/podu1/{CONTAINER_ID}"
     quotas = [("/kubepods/besteffort/podu1", 5000), (cgroup, 5000)]
-    assert desk.writer.quotas == quotas, "the bursts are lowered before the quotas, the kubelet's too"
-    assert desk.writer.written == []
+    assert desk.ledger.quotas == quotas, "the bursts are lowered before the quotas, the kubelet's too"
+    assert desk.ledger.written == []
     await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
     await desk.idle()
-    assert desk.writer.written == [(cgroup, {"cpu.cfs_burst_us": 1000})]
+    assert desk.ledger.written == [(cgroup, {"cpu.cfs_burst_us": 1000})]
 
 
 @pytest.mark.parametrize("answer", ["fails", "is-silent", "is-not-loaded"])
@@ -325,7 +325,7 @@ async def test_bursts_are_lowered_whatever_policies_say(desk: Surroundings, answ
     await call.reply.done()
     assert call.reply.forwarded == [None]
     cgroup = f"/kubepods/besteffort/podu1/{CONTAINER_ID}"
-    assert desk.writer.quotas == [("/kubepods/besteffort/podu1", 5000), (cgroup, 5000)]
+    assert desk.ledger.quotas == [("/kubepods/besteffort/podu1", 5000), (cgroup, 5000)]
 
 
 async def test_what_the_pod_asks_for_after_a_resize_is_noted(desk: Surroundings) -> None:
@@ -335,8 +335,8 @@ async def test_what_the_pod_asks_for_after_a_resize_is_noted(desk: Surroundings)
     for request, noted in ((update(cpuset_cpus="0-1"), 0), (update(cpu_quota=5000), 1)):
         call = desk.call("UpdateContainerResources", request)
         await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
-        assert len(desk.writer.noted) == noted
-    cgroup, values = desk.writer.noted[0]
+        assert len(desk.ledger.noted) == noted
+    cgroup, values = desk.ledger.noted[0]
     assert (cgroup, values["cpu.cfs_quota_us"]) == ("/kubepods/besteffort/podu1", 5000)
 
 
@@ -380,7 +380,7 @@ async def test_two_updates_under_way_are_both_recorded(desk: Surroundings) -> No
     applied = record_of(desk).booked
     assert (applied.cpu_quota_us, applied.cpu_shares) == (50_000, 512)
     await desk.idle()
-    assert desk.writer.renewed
+    assert desk.ledger.renewed
 
 
 @pytest.mark.parametrize("end", ["failed", "cancelled"])
