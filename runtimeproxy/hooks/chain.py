@@ -213,7 +213,11 @@ class Chain:
         hook are returned as soon as one matches, and each selector is matched again at its policy's turn.
         """
         policies = self._by_hook.get(hook, ())
-        if not policies or (self._skip_label is not None and self._is_skipped(*self._skip_label, pod)):
+        skip = self._skip_label
+        if not policies:
+            return ()
+        is_named = skip is not None and (skip[0] in pod.labels or skip[0] in pod.annotations)
+        if skip is not None and is_named and self._is_skipped(*skip, pod):
             return ()
         selectors = self._present().selectors if self._has_inputs else _NO_SELECTORS
         matching = [policy for policy in policies if selectors.get(id(policy), policy.selector).matches(pod)]

@@ -128,7 +128,8 @@ def usable(hook: Hook, change: Change, merged: Merged, node: NodeFacts = ANY_NOD
     if left_out:
         _without_dependents(fields, given.get("requires", {}), left_out)
     _without_contradictions(hook, fields, merged, left_out)
-    left_out.extend(LeftOut("", "", problem) for problem in given.get("problems", ()))
+    if "problems" in given:
+        left_out += [LeftOut("", "", problem) for problem in given["problems"]]
     return Usable(fields, tuple(left_out), notes)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from hpack import HPACKDecodingError, HPACKError
@@ -343,6 +344,7 @@ _ENDS: Final = {0} | {state for state, flags, _ in HUFFMAN_TABLE if flags & HUFF
 """States in which a string may end: the bits after its last symbol are padding."""
 
 
+@lru_cache(maxsize=256)  # a client has some few
 def timeout_s(value: bytes) -> float | None:
     """Returns a `grpc-timeout` in seconds; None when it is absent or malformed.
 

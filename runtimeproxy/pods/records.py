@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
@@ -17,10 +16,7 @@ from runtimeproxy.pods.resources import (
     NO_ENTRIES,
     NO_RESOURCES,
     OF_THE_KUBELET,
-    compact,
     kept_annotations,
-    memory_bytes,
-    read_by_policies,
 )
 
 NO_CHANGES: Final[Mapping[str, str | None]] = MappingProxyType({})
@@ -210,34 +206,6 @@ class Book:
     """By the name of the file, which may carry several parameters."""
     boot_id: str = ""
     """Of the kernel that all this is about: after a reboot nothing of it counts."""
-
-
-RecordT = TypeVar("RecordT", PodRecord, ContainerRecord)
-
-
-def record_bytes(record: PodRecord | ContainerRecord) -> int:
-    """The memory of the texts in a record that authors of pods and clients decide on."""
-    maps: list[Mapping[str, str | None]] = [record.labels, record.annotations, record.requested.unified]
-    if record.booked is not record.requested:
-        maps.append(record.booked.unified)
-    texts = [record.name]
-    if isinstance(record, PodRecord):
-        maps += record.label_changes, record.annotation_changes
-        texts += record.namespace, record.uid, record.cgroup_parent, record.runtime_handler
-    return sum(memory_bytes(each) for each in maps if each) + sum(map(sys.getsizeof, texts))
-
-
-def fitted(record: RecordT, room_bytes: int) -> RecordT:
-    """The record if there is room for it, else without annotations that no policy reads, else without any.
-
-    That may still be larger than the room: names and changes of policies stay.
-    """
-    if record_bytes(record) <= room_bytes:
-        return record
-    record = replace(record, annotations=compact(read_by_policies(record.annotations)), trimmed=True)
-    if record_bytes(record) <= room_bytes:
-        return record
-    return replace(record, labels=NO_ENTRIES, annotations=NO_ENTRIES)
 
 
 def with_live(record: PodRecord, live: LivePod) -> PodRecord:

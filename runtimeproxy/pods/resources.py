@@ -58,7 +58,7 @@ def read_resources(message: api_pb2.LinuxContainerResources) -> Resources:
     return Resources(
         **{name: value or None for name, value in zip(CRI_FIELDS, _SENT(message), strict=True)},
         hugepage_limits_bytes=tuple((page.page_size, page.limit) for page in pages) if pages else (),
-        unified=frozen(read_entries(message.unified)),
+        unified=frozen(read_entries(message.unified)) if message.unified else NO_ENTRIES,
     )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import attrgetter
-from typing import Final, Generic
+from typing import Final, Generic, TypeVar
 
 from runtimeproxy.pods.checkpoint.codec import RowKind, Saved
 from runtimeproxy.pods.reconcile import joined_container, joined_pod, newer_container, newer_pod
-from runtimeproxy.pods.records import ContainerRecord, PodRecord, RecordT, fitted, record_bytes
+from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.resources import NO_ENTRIES, compact, memory_bytes, read_by_policies
 
 FULL_ID_CHARS: Final = 64
 """An id of this length is never a prefix. Source: containerd and CRI-O, 32 random bytes in hex."""
@@ -20,6 +23,34 @@ MAX_BYTES: Final = 64 * 1024 * 1024
 
 _LARGEST_PART: Final = 8
 """No record takes more than one eighth of what is left, so that a few pods leave room for all others."""
+
+
+RecordT = TypeVar("RecordT", PodRecord, ContainerRecord)
+
+
+def record_bytes(record: PodRecord | ContainerRecord) -> int:
+    """The memory of the texts in a record that authors of pods and clients decide on."""
+    maps: list[Mapping[str, str | None]] = [record.labels, record.annotations, record.requested.unified]
+    if record.booked is not record.requested:
+        maps.append(record.booked.unified)
+    texts = [record.name]
+    if isinstance(record, PodRecord):
+        maps += record.label_changes, record.annotation_changes
+        texts += record.namespace, record.uid, record.cgroup_parent, record.runtime_handler
+    return sum(map(memory_bytes, filter(None, maps))) + sum(map(sys.getsizeof, texts))
+
+
+def fitted(record: RecordT, room_bytes: int) -> RecordT:
+    """The record if there is room for it, else without annotations that no policy reads, else without any.
+
+    That may still be larger than the room: names and changes of policies stay.
+    """
+    if record_bytes(record) <= room_bytes:
+        return record
+    record = replace(record, annotations=compact(read_by_policies(record.annotations)), trimmed=True)
+    if record_bytes(record) <= room_bytes:
+        return record
+    return replace(record, labels=NO_ENTRIES, annotations=NO_ENTRIES)
 
 
 class RecordIndex(Generic[RecordT]):

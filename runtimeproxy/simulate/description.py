@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from runtimeproxy.fields.tables import clamped
-from runtimeproxy.frontends.cri_proxy.calls.edit_request import written_value
+from runtimeproxy.frontends.cri_proxy.calls.messages import written_value
 from runtimeproxy.hooks.algebra import Claim, resolve
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, shown
 from runtimeproxy.hooks.changes import CLEAR, Clear

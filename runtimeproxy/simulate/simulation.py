@@ -15,9 +15,12 @@ from typing import Final, NamedTuple
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.frontends.cri_proxy.calls.create_container import ContainerDraft
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import Question
-from runtimeproxy.frontends.cri_proxy.calls.edit_request import edit_cgroup_parent
+from runtimeproxy.frontends.cri_proxy.calls.messages import (
+    edit_cgroup_parent,
+    requested_pod,
+    requested_summary,
+)
 from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import PodDraft
-from runtimeproxy.frontends.cri_proxy.calls.to_views import requested_pod, requested_summary
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import CGROUP_PARENT
 from runtimeproxy.hooks.loaded import LoadedPolicy

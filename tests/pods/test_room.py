@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from runtimeproxy.pods.checkpoint.codec import Saved
-from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord, fitted, record_bytes
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, memory_bytes
-from runtimeproxy.pods.store import PodStore
+from runtimeproxy.pods.store import PodStore, fitted, record_bytes
 
 MAX = 100_000
 OURS = {"koordinator.sh/cpuBurst": "{}", "scheduling.koordinator.sh/resource-status": "{}"}

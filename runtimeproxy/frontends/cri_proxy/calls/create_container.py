@@ -18,18 +18,16 @@ from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
     make_room,
     take_cpus,
 )
-from runtimeproxy.frontends.cri_proxy.calls.edit_request import (
+from runtimeproxy.frontends.cri_proxy.calls.messages import (
+    LastValues,
     edit_cgroup_parent,
     edit_container,
     edit_resources,
-)
-from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import PodDraft
-from runtimeproxy.frontends.cri_proxy.calls.to_views import (
-    LastValues,
     requested_container,
     requested_pod,
     requested_summary,
 )
+from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import PodDraft
 from runtimeproxy.hooks import CgroupChange, ContainerChange, ContainerView, Hook
 from runtimeproxy.hooks.fields import CGROUP_PARENT
 from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter

@@ -17,8 +17,7 @@ from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
     repair,
     take_cpus,
 )
-from runtimeproxy.frontends.cri_proxy.calls.edit_request import edit_pod
-from runtimeproxy.frontends.cri_proxy.calls.to_views import requested_pod, requested_summary
+from runtimeproxy.frontends.cri_proxy.calls.messages import edit_pod, requested_pod, requested_summary
 from runtimeproxy.hooks import Clear, Hook, PodChange
 from runtimeproxy.hooks.fields import plain_cgroup_values
 from runtimeproxy.ledger.answers import target_of, wanted_of

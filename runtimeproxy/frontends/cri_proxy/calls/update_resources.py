@@ -25,8 +25,8 @@ from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
     pod_question,
     repair,
 )
-from runtimeproxy.frontends.cri_proxy.calls.edit_request import edit_entries, edit_resources
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import PendingUpdate
+from runtimeproxy.frontends.cri_proxy.calls.messages import edit_entries, edit_resources
 from runtimeproxy.hooks import ContainerChange, Hook, PodChange, Resources
 from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter, claims_of, pod_values, target_of
 from runtimeproxy.ledger.books import TREE, Wanted

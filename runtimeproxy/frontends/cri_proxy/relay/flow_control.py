@@ -101,7 +101,9 @@ class FlowControl:
         self.debt_bytes -= paid_bytes
         if 0 < paid_bytes < increment_bytes:
             self._to_client.chunks.append(frames.window_update(0, increment_bytes - paid_bytes))
-        self.pump()
+        self._turn_bytes = 0
+        if self.waiting or self.blocked or self.wants_turn:
+            self.pump()
         return not paid_bytes
 
     def pump(self) -> None:

@@ -7,9 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.frontends.cri_proxy.calls.edit_request import edit_container as edit_container_sent
-from runtimeproxy.frontends.cri_proxy.calls.edit_request import edit_entries, edit_pod, edit_resources
-from runtimeproxy.frontends.cri_proxy.calls.to_views import requested_summary
+from runtimeproxy.frontends.cri_proxy.calls.messages import edit_container as edit_container_sent
+from runtimeproxy.frontends.cri_proxy.calls.messages import (
+    edit_entries,
+    edit_pod,
+    edit_resources,
+    requested_summary,
+)
 from runtimeproxy.hooks import (
     CLEAR,
     ContainerChange,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtimeproxy.frontends.cri_proxy.calls.edit_request import (
+from runtimeproxy.frontends.cri_proxy.calls.messages import (
     entry_edits,
     scalar_edits,
     written_value,

@@ -46,7 +46,7 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of functions that copied many entries in the loop's thread."""
     found: list[str] = []
     from cri_api import parsing
-    from runtimeproxy.frontends.cri_proxy.calls import run_pod_sandbox, to_views, update_resources
+    from runtimeproxy.frontends.cri_proxy.calls import messages, run_pod_sandbox, update_resources
     from runtimeproxy.pods import resources
 
     def watch(module: object, name: str) -> None:
@@ -59,7 +59,7 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(module, name, watched)
 
-    for module in (to_views, resources):
+    for module in (messages, resources):
         watch(module, "read_entries")
     from runtimeproxy.frontends.cri_proxy.calls import create_container
 
