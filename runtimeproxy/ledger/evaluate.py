@@ -121,6 +121,8 @@ class Evaluator:
         changes: Makes them.
         rounds: Number of evaluations of more than one pod that have begun.
         unevaluated: The pods that could not be evaluated.
+        by_file_since_s: What is created from then on gets its first values by file, in seconds since the
+            epoch; None where the message of its creation has them.
         has_evaluated: Whether everything has been evaluated once, with an error or without. Before that the
             books may be older than the files.
     """
@@ -159,6 +161,9 @@ class Evaluator:
         self.changes = Changes(clock, sleep)
         self.rounds = 0
         self.unevaluated = UnevaluatedPods()
+        self.by_file_since_s: float | None = None
+        # What has got its first values by file.
+        self._begun: set[str] = set()
         self.has_evaluated = False
 
     def request(self, reason: str) -> None:
@@ -202,6 +207,7 @@ class Evaluator:
         running = [pod for pod in self._store.pods if _is_evaluated(pod)]
         self.unevaluated.keep(running)
         await self._note_unknown()
+        self._begun &= {each.id for each in (*self._store.pods, *self._store.containers)}
         changed: list[_ChangedPod] = []
         for pod in running:
             await self._rest()
@@ -368,9 +374,10 @@ class Evaluator:
             if found.state is Lifecycle.RUNNING and found.detailed
         )
         decision, decisions = await self._evaluate(pod, containers)
-        requested, is_known = pod_values(containers), not pod.recovered
+        requested, is_known, sees = pod_values(containers), not pod.recovered, self.by_file_since_s is None
         asked = wanted_of(decision, target_of(pod), requested, is_base_known=is_known)
-        wanted = [_with_withheld(asked, at_next_start(decision, pod))]
+        wanted = [_with_withheld(asked, at_next_start(decision, pod, sees_creation=sees))]
+        are_new = [self._is_new(pod)]
         for record, each in zip(containers, decisions, strict=True):
             cgroup = self._cgroup_of(pod, record)
             if cgroup:
@@ -380,12 +387,24 @@ class Evaluator:
                     self._ledger.book(Wanted(target, owned_claims(record), requested, booked))
                 is_known = not record.recovered
                 asked = wanted_of(each, target, requested, booked, is_base_known=is_known)
-                wanted.append(_with_withheld(asked, at_next_start(each, record)))
+                wanted.append(_with_withheld(asked, at_next_start(each, record, sees_creation=sees)))
+                are_new.append(self._is_new(record))
         found = [self._ledger.record(each.target.cgroup) for each in wanted]
         if not self.changes.rates.lowers_memory:
-            wanted = [without_lower_limit(*pair) for pair in zip(wanted, found, strict=True)]
+            wanted = [
+                each if is_new else without_lower_limit(each, book)
+                for each, book, is_new in zip(wanted, found, are_new, strict=True)
+            ]
         self._note(wanted)
         return _ChangedPod(pod, containers, tuple(wanted), tuple(found), request)
+
+    def _is_new(self, record: PodRecord | ContainerRecord) -> bool:
+        """Whether something has its first values now, which a message did not carry."""
+        since_s = self.by_file_since_s
+        if since_s is None or record.created_s < since_s or record.id in self._begun:
+            return False
+        self._begun.add(record.id)
+        return True
 
     def _note(self, wanted: Sequence[Wanted], cause: UnappliedCause | None = None, reason: str = "") -> None:
         """Notes what is wanted and not booked; with a cause, why the rest of the answers is not either."""

@@ -61,6 +61,15 @@ class RunningPods(NamedTuple):
     containers_since: int
 
 
+class RuntimeEvent(NamedTuple):
+    """Something has happened to a sandbox or container."""
+
+    id: str
+    is_pod: bool
+    is_gone: bool
+    """Whether it was removed; it may be either then."""
+
+
 class InventorySource(Protocol):
     """Asks what runs, from time to time."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,6 +22,7 @@ from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 if TYPE_CHECKING:
     from runtimeproxy.pods.from_cri import CriRequest
+    from runtimeproxy.pods.inventory import RuntimeEvent
 
 
 logger = logging.getLogger(__name__)
@@ -162,6 +163,41 @@ class GrpcRuntimeClient:
         from runtimeproxy.pods.from_cri import stop_container
 
         await self._call("StopContainer", stop_container(identity, grace_s), timeout_s)
+
+    async def follow_events(self, on_event: Callable[[RuntimeEvent], None]) -> None:
+        """Calls back with each event, until the runtime ends the stream.
+
+        Raises:
+            RuntimeUnavailableError: It has none, or the stream broke.
+        """
+        await self._load()
+        from google.protobuf.message import DecodeError
+
+        from runtimeproxy.pods.from_cri import read_event
+
+        ended: asyncio.Future[bytes | RpcError] = asyncio.get_running_loop().create_future()
+
+        def on_end(outcome: bytes | RpcError) -> None:
+            if not ended.done():
+                ended.set_result(outcome)
+
+        def on_message(data: bytes) -> None:
+            call.credit(data)
+            try:
+                on_event(read_event(data))
+            except DecodeError as error:
+                on_end(RpcError(StatusCode.INTERNAL, f"an event does not parse: {error}"))
+
+        path = f"/{self._service}/GetContainerEvents"
+        call = self._client.call(request_block(path), b"", None, on_end, on_message)
+        self._calls.add(call)
+        try:
+            outcome = await ended
+        finally:
+            self._calls.discard(call)
+            call.cancel()
+        if isinstance(outcome, RpcError):
+            raise RuntimeUnavailableError(f"GetContainerEvents: {outcome}")
 
     async def close(self) -> None:
         """Ends the connection; calls under way fail."""

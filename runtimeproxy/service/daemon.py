@@ -22,6 +22,7 @@ from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
 from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
 from runtimeproxy.frontends.cri_proxy.handover.protocol import report_to_predecessor
 from runtimeproxy.frontends.cri_proxy.handover.upgrade import Serving
+from runtimeproxy.frontends.standalone.front_end import Standalone
 from runtimeproxy.logs import flush_failures
 from runtimeproxy.process import exact_timers, limit_arenas, wake_soon
 from runtimeproxy.sdnotify import Notifier, feed_watchdog, watchdog_interval_s
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.loading import PolicyLoader
     from runtimeproxy.listener import Listener
     from runtimeproxy.service.api.loading import Load
+    from runtimeproxy.service.front_end import FrontEnd
     from runtimeproxy.service.kubelet import KubeletSetting
     from runtimeproxy.service.parts import Parts
     from runtimeproxy.service.tracing.traces import Traces
@@ -146,10 +148,10 @@ class Daemon:
         environ = os.environ if environ is None else environ
         self._life = Lifetime()
         self._configuration = CurrentConfiguration(settings, reload, config_path)
-        self._front_end = CriProxy(settings, environ, self._compare_soon)
+        self._front_end = self._make_front_end(settings, environ)
         predecessor = self._front_end.predecessor
         self._bypass = Bypass(
-            self._front_end.interceptor,
+            self._front_end.switch,
             lambda: self._front_end.internal_errors,
             not settings.hooks.enabled,
             self._compare_soon,
@@ -187,7 +189,9 @@ class Daemon:
         if is_first and not await self._load_policies_first():
             return
         own_socket = self._servers.open() if settings.proxy.own_services else ""
-        front_end.open(settings.proxy, own_socket, self._serving)
+        if isinstance(front_end, Standalone):
+            await self._refuse_kubelets(settings.proxy.endpoint)
+        front_end.open(settings, own_socket, self._serving)
         try:
             self._tasks.spawn(self._start(), is_vital=True)
             await self._life.ended
@@ -203,6 +207,11 @@ class Daemon:
         self._life.finish(error)
 
     # Start
+
+    def _make_front_end(self, settings: Settings, environ: MutableMapping[str, str]) -> FrontEnd:
+        if settings.daemon.mode == "standalone":
+            return Standalone()
+        return CriProxy(settings, environ, self._compare_soon)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -330,7 +339,7 @@ class Daemon:
         await parts.load_policies(self._threads, self._tasks.spawn)
         if self._outputs.traces is not None:
             self._outputs.traces.start()
-        self._front_end.decide(self._outputs.traces)
+        self._front_end.decide(self._outputs.traces, self._tasks.spawn)
 
     def _begin(self, parts: Parts) -> None:
         """Starts the background work, and notifies the service manager."""
@@ -347,6 +356,7 @@ class Daemon:
             services,
             spawn,
             replaces=self._front_end.predecessor is not None,
+            public=self._front_end.listener.sock if isinstance(self._front_end, Standalone) else None,
         )
         if self._watchdog_s is not None:
             spawn(feed_watchdog(self._watchdog_s, address, self._notifier))
@@ -436,7 +446,7 @@ class Daemon:
 
     async def _hand_over(self) -> None:
         if self._front_end.is_open:
-            await self._front_end.upgrade.run(self._life.changing)
+            await self._front_end.hand_over(self._life.changing)
 
     async def _flush_state(self) -> None:
         if self.parts is not None:
@@ -459,20 +469,30 @@ class Daemon:
         address = front_end.listener.address
         await self._servers.close_admin()
         kubelets = None
-        if not front_end.retired.is_set():
+        if isinstance(front_end, CriProxy) and not front_end.retired.is_set():
             kubelets = self._find_kubelets(address, front_end.listener.path is None)
         front_end.listener.release()
-        await front_end.server.drain(proxy.drain_s)
+        await front_end.drain(proxy.drain_s)
         await self._tasks.cancel(CLOSING_S)
         await self._servers.stop()
         if self.parts is not None:
             await self.parts.close(self._threads)
         self._outputs.close()
-        await front_end.upgrade.send_drained()
+        await front_end.end()
         if kubelets is not None:
             await self._warn_of_kubelets(kubelets, address)
         self._threads.shutdown()
         logger.info("stopped")
+
+    async def _refuse_kubelets(self, endpoint: str) -> None:
+        """A kubelet whose runtime is this socket would have none."""
+        from runtimeproxy.service.kubelet import kubelet_settings
+
+        run = asyncio.get_running_loop().run_in_executor
+        for each in await run(self._threads.background, kubelet_settings, endpoint):
+            reason = f"a kubelet still uses the proxy's socket ({each.place}, {each.name})"
+            advice = each.advice(self._configuration.settings.proxy)
+            raise ConfigError("configuration", "daemon.mode", f"{reason}: {advice}")
 
     def _find_kubelets(self, address: str, is_passed: bool) -> asyncio.Future[list[KubeletSetting]]:
         """Looks, while calls end, for kubelets that lose their runtime.

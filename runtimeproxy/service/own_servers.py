@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
@@ -55,6 +56,7 @@ class OwnServers:
         spawn: Spawn,
         *,
         replaces: bool,
+        public: socket.socket | None = None,
     ) -> None:
         """Serves.
 
@@ -65,10 +67,12 @@ class OwnServers:
             services: What loads each service, by full name; the admin socket has all of them.
             spawn: Starts background tasks.
             replaces: Whether the admin socket may be another process's.
+            public: Where the server serves that is else behind the relay; None for the relay.
         """
-        if self._local is not None:
+        if self._local is not None or public is not None:
+            self._local = self._local or LocalServer()
             reads = {READ_SERVICE: services[READ_SERVICE]}
-            spawn(self._local.start(executor, probe, stopping, reads, self.budget))
+            spawn(self._local.start(executor, probe, stopping, reads, self.budget, public))
         if self.admin is None:
             return
         lock = asyncio.Lock()

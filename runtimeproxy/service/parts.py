@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runtimeproxy.core.core import Core
+from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
 from runtimeproxy.frontends.runtime_link import RuntimeLink
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
@@ -20,12 +21,12 @@ from runtimeproxy.service.qos_manager import QosManagerWatch, watch_of
 if TYPE_CHECKING:
     from runtimeproxy.background import ThreadPools
     from runtimeproxy.core.policies import Spawn
-    from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.loading import PolicyLoader
     from runtimeproxy.service.audit_file import AuditFile
     from runtimeproxy.service.bypass import Bypass
     from runtimeproxy.service.configuration import CurrentConfiguration
+    from runtimeproxy.service.front_end import FrontEnd
     from runtimeproxy.service.lifetime import Lifetime
     from runtimeproxy.service.own_servers import OwnServers
     from runtimeproxy.service.tracing.traces import Traces
@@ -55,13 +56,18 @@ class Parts:
     kubernetes: KubernetesLink | None
     pod_names: MisspelledNames
     qos_manager: QosManagerWatch
-    front_end: CriProxy
+    front_end: FrontEnd
     bypass: Bypass
     life: Lifetime
     configuration: CurrentConfiguration
     audit_file: AuditFile
     traces: Traces | None
     servers: OwnServers
+
+    @property
+    def proxy(self) -> CriProxy | None:
+        """The front end that relays calls; None if it is another one."""
+        return self.front_end if isinstance(self.front_end, CriProxy) else None
 
     @property
     def summary(self) -> str:
@@ -96,7 +102,7 @@ class Parts:
 
 def make_parts(
     configuration: CurrentConfiguration,
-    front_end: CriProxy,
+    front_end: FrontEnd,
     bypass: Bypass,
     life: Lifetime,
     audit_file: AuditFile,

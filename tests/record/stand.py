@@ -53,7 +53,9 @@ def recorded(proxy: KoordProxy) -> Iterator[Tape]:
     tape, daemon, loop = Tape(), proxy._daemon, proxy._loop
     assert daemon is not None
     assert loop is not None
-    services = daemon._front_end.services
+    assert daemon.parts is not None
+    assert daemon.parts.proxy is not None
+    services = daemon.parts.proxy.services
     assert services is not None
 
     async def record() -> None:

@@ -15,10 +15,11 @@ from runtimeproxy.frontends.cri_proxy.handover.predecessor import Predecessor
 from runtimeproxy.frontends.cri_proxy.handover.upgrade import TAKEN_OVER, Program, Serving, Upgrade, note
 from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
 from runtimeproxy.frontends.cri_proxy.wiring import check_handed_over, connection_options, listener_of
+from runtimeproxy.frontends.lock import lock_host, unlock_host
 
 if TYPE_CHECKING:
     from runtimeproxy.background import ThreadPools
-    from runtimeproxy.config.settings import ProxySettings, Settings
+    from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.core import Core
     from runtimeproxy.core.policies import Spawn
     from runtimeproxy.frontends.cri_proxy.calls.call_trace import TraceSink
@@ -39,6 +40,7 @@ class CriProxy:
         on_unseen: Called when calls have passed without records.
 
     Attributes:
+        mode: For the status.
         interceptor: Decides which calls are held; its `bypass` lets all pass.
         predecessor: The process before this one; None if this is no upgrade.
         is_open: Whether `open` has set the next three.
@@ -50,6 +52,7 @@ class CriProxy:
         retired: Set while a successor serves.
     """
 
+    mode = "proxy"
     listener: Listener
     server: RelayServer
     upgrade: Upgrade
@@ -62,9 +65,15 @@ class CriProxy:
         self.predecessor = Predecessor.of(environ)
         self.interceptor = CallInterceptor(CallSettings.of(settings), on_unseen)
         self.is_open = False
+        self._lock_fd = -1
         self.services: CallServices | None = None
         self.is_runtime_away = False
         self.retired = asyncio.Event()
+
+    @property
+    def switch(self) -> CallInterceptor:
+        """What the bypass sets."""
+        return self.interceptor
 
     @property
     def is_standby(self) -> bool:
@@ -86,17 +95,19 @@ class CriProxy:
         clients = "1 connection" if count == 1 else f"{count} connections"
         return "; ".join(filter(None, (trouble, bypass))), clients
 
-    def open(self, proxy: ProxySettings, own_socket: str, make_serving: MakeServing) -> None:
+    def open(self, settings: Settings, own_socket: str, make_serving: MakeServing) -> None:
         """Takes the socket, or the predecessor's.
 
         Args:
-            proxy: Sockets and bounds.
+            settings: Sockets and bounds.
             own_socket: Of the server that answers health and reflection; empty leaves them to the runtime.
             make_serving: Completes what is handed over.
 
         Raises:
             RuntimeProxyError: The socket cannot be used.
         """
+        self._lock_fd = lock_host(settings.daemon.lock, alone=False)
+        proxy = settings.proxy
         if self.predecessor is None:
             self.listener = listener_of(proxy, self._environ)
         else:
@@ -131,7 +142,7 @@ class CriProxy:
 
         self.services = call_services(core, client, settings, threads, spawn, lambda: self.is_standby)
 
-    def decide(self, traces: TraceSink | None) -> None:
+    def decide(self, traces: TraceSink | None, spawn: Spawn) -> None:
         """Intercepted calls are decided from now on, those that wait for it first."""
         assert self.services is not None  # noqa: S101 - joined before
         from runtimeproxy.frontends.cri_proxy.core_calls import open_call
@@ -153,3 +164,16 @@ class CriProxy:
         if self.predecessor is not None:
             self.predecessor.report_stopping()
         self.server.stop_accepting()
+
+    async def hand_over(self, changing: asyncio.Lock) -> None:
+        """Upgrades; the lock is held while this process and its successor both must stay as they are."""
+        await self.upgrade.run(changing)
+
+    async def drain(self, most_s: float) -> None:
+        """Lets intercepted calls end."""
+        await self.server.drain(most_s)
+
+    async def end(self) -> None:
+        """Reports to a successor that no call runs here any more and all records are written."""
+        await self.upgrade.send_drained()
+        unlock_host(self._lock_fd)

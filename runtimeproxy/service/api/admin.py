@@ -216,7 +216,10 @@ class AdminServicer:
         self, _request: api_pb2.RecordRequest, context: Context
     ) -> AsyncIterator[api_pb2.RecordResponse]:
         await self._check("", context)
-        services, policies = self._parts.front_end.services, self._parts.core.policies
+        policies, proxy = self._parts.core.policies, self._parts.proxy
+        if proxy is None:
+            await context.abort(StatusCode.FAILED_PRECONDITION, "in stand-alone mode there are no calls")
+        services = proxy.services
         if services is None or not policies.is_loaded:
             await context.abort(StatusCode.UNAVAILABLE, "the policies are not loaded yet; call again")
         if services.recorder is not None:

@@ -122,7 +122,7 @@ def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
         parts: The daemon's.
         look: What was read for it.
     """
-    core, front_end, settings = parts.core, parts.front_end, parts.configuration.settings
+    core, proxy, settings = parts.core, parts.proxy, parts.configuration.settings
     policies, node = core.policies, core.node
     servers = policies.servers
     store = core.store
@@ -137,12 +137,12 @@ def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
         ledger=_ledger(core.ledger, store, core.upkeep, core.leased, core.state, node.latest, settings),
         node=_node(node, policies.chain.policies, settings),
         last_reload=_reload(parts.configuration, policies.loaded.changed_code),
-        clients=_clients(front_end.server, parts.servers.budget),
-        calls=_calls(front_end),
-        upgrade=_upgrade(front_end),
+        clients=_clients(proxy.server, parts.servers.budget) if proxy is not None else None,
+        calls=_calls(proxy) if proxy is not None else None,
+        upgrade=_upgrade(proxy) if proxy is not None else None,
         audit_file=_audit_file(parts.audit_file),
         tracing=_tracing(parts.traces),
-        recording=_recording(front_end.services),
+        recording=_recording(proxy.services) if proxy is not None else None,
         kubernetes=_kubernetes(parts.kubernetes),
         claim_owners=_claim_owners(core.leased),
         evictions=_evictions(core.evictor),
@@ -417,6 +417,7 @@ def _daemon(parts: Parts, saved: SavedState, memory_bytes: int, *, is_loaded: bo
         lost_log_lines=dropped_lines(),
         memory_bytes=memory_bytes,
         boot_id=saved.boot_id,
+        mode=front_end.mode,
     )
 
 
@@ -432,15 +433,15 @@ def _breaker(bypass: Bypass) -> api_pb2.Breaker:
 
 
 def _runtime(parts: Parts, inventory: Inventory, response: bytes | None) -> api_pb2.Runtime:
-    proxy = parts.configuration.settings.proxy
+    settings, proxy = parts.configuration.settings.proxy, parts.proxy
     about = cri_pb2.VersionResponse.FromString(response) if response is not None else None
     return api_pb2.Runtime(
-        endpoint=proxy.runtime_endpoint,
-        image_endpoint=proxy.image_endpoint,
+        endpoint=settings.runtime_endpoint,
+        image_endpoint=settings.image_endpoint,
         name=inventory.runtime_name if about is None else about.runtime_name,
         version="" if about is None else about.runtime_version,
         answers=about is not None,
-        refused_calls=parts.front_end.server.counts.without_upstream,
+        refused_calls=proxy.server.counts.without_upstream if proxy is not None else 0,
         away_since=None if about is not None else timestamp(parts.runtime.away_since_s),
     )
 

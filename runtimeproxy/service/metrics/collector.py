@@ -134,13 +134,10 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 def samples(parts: Parts, received: Received) -> Iterator[Sample]:
     """All time series."""
-    core, front_end = parts.core, parts.front_end
+    core = parts.core
     yield from _of_process(parts)
-    yield from _of_calls(front_end)
-    yield from of_relay(front_end.server.counts)
-    yield Sample("connections", front_end.server.connection_count)
-    for peer, number in zip(("client", "upstream"), received, strict=True):
-        yield Sample("received_bytes_total", number, (peer,))
+    if (proxy := parts.proxy) is not None:
+        yield from _of_proxy(proxy, received)
     policies, audit, ledger = core.policies, core.audit, core.ledger
     yield from _of_loaded(policies, core.node)
     yield from of_policies(audit.counts)
@@ -185,14 +182,24 @@ def _of_process(parts: Parts) -> Iterator[Sample]:
         yield Sample("spans_total", traces.lost, ("lost",))
     if parts.kubernetes is not None and parts.kubernetes.source is not None:
         yield from _of_kubernetes(parts.kubernetes.source)
-    yield Sample("upgrades_failed_total", parts.front_end.upgrade.failures)
     for end in EarlyEnd:
         yield Sample("own_calls_ended_total", parts.servers.budget.early_ends[end], (end,))
     cause = bypass.cause
     for each in ("breaker", "operator", "configuration"):
         yield Sample("bypass", each == cause, (each,))
     yield Sample("breaker_openings_total", bypass.openings)
-    yield Sample("runtime_up", not parts.front_end.is_runtime_away)
+    if parts.proxy is None:
+        yield Sample("runtime_up", parts.runtime.away_since_s is None)
+
+
+def _of_proxy(proxy: CriProxy, received: Received) -> Iterator[Sample]:
+    yield from _of_calls(proxy)
+    yield from of_relay(proxy.server.counts)
+    yield Sample("connections", proxy.server.connection_count)
+    for peer, number in zip(("client", "upstream"), received, strict=True):
+        yield Sample("received_bytes_total", number, (peer,))
+    yield Sample("upgrades_failed_total", proxy.upgrade.failures)
+    yield Sample("runtime_up", not proxy.is_runtime_away)
 
 
 def _of_calls(proxy: CriProxy) -> Iterator[Sample]:

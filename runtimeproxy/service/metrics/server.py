@@ -235,7 +235,9 @@ async def serve_metrics(
     thread = BackgroundThreads(1, "metrics")
 
     async def read(accept: str) -> Exposition:
-        return await run(thread, exposition, parts, parts.front_end.server.received_bytes, accept)
+        proxy = parts.proxy
+        received = proxy.server.received_bytes if proxy is not None else (0, 0)
+        return await run(thread, exposition, parts, received, accept)
 
     page = await _page(load, executor, thread) if load is not None else None
     server = MetricsServer(address, read, page.respond if page is not None else None)
