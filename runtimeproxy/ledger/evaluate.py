@@ -392,14 +392,14 @@ class Evaluator:
         found = [self._ledger.record(each.target.cgroup) for each in wanted]
         if not self.changes.rates.lowers_memory:
             wanted = [
-                each if is_new else without_lower_limit(each, book)
+                each if is_new and book is None else without_lower_limit(each, book)
                 for each, book, is_new in zip(wanted, found, are_new, strict=True)
             ]
         self._note(wanted)
         return _ChangedPod(pod, containers, tuple(wanted), tuple(found), request)
 
     def _is_new(self, record: PodRecord | ContainerRecord) -> bool:
-        """Whether something has its first values now, which a message did not carry."""
+        """Whether something is evaluated for the first time, and no message has carried its values."""
         since_s = self.by_file_since_s
         if since_s is None or record.created_s < since_s or record.id in self._begun:
             return False

@@ -87,7 +87,7 @@ def test_a_container_gets_its_values_once_it_has_started(
     assert "UpdateContainerResources" not in asked
     status = status_of(daemon)
     assert (status.daemon.mode, status.runtime.answers) == ("standalone", True)
-    assert not any(status.HasField(name) for name in ("clients", "calls", "upgrade"))
+    assert not any(status.HasField(name) for name in ("calls", "upgrade"))
     assert not status.problems
     fields = {each.name: each for each in explain(daemon, made.config.metadata.uid).targets[-2].fields}
     assert fields["memory.limit_in_bytes"].claims[0].owner == "batch-resource"
@@ -99,10 +99,9 @@ def test_what_only_the_creation_can_carry_is_not_applicable(
     daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str
 ) -> None:
     daemon = daemons.prepare(standalone)
-    policy = policy_file(daemon, "labels.py")
-    policy.write_text(
-        "from runtimeproxy.hooks import ContainerChange, ContainerPolicy\n"
-        "class Labels(ContainerPolicy):\n"
+    policy_file(daemon, "gives_env").write_text(
+        "from runtimeproxy.hooks import ContainerChange, Policy\n"
+        "class Gives(Policy):\n"
         "    name = 'gives-env'\n"
         "    def container(self, container, node):\n"
         "        return ContainerChange(env={'GIVEN': 'secret'})\n"
@@ -149,7 +148,8 @@ def test_a_restart_goes_on_with_the_records(
     late = run_batch(kubelet, cgroup_files, "late").start()
     daemon.start()
     wait_until(lambda: cgroup_files.read(cgroup_of(late), "memory.max") != "max", "the late one's limit")
-    assert status_of(daemon).records.recovered_containers == 1
+    records = status_of(daemon).records
+    assert (records.containers, records.recovered_containers) == (2, 0)
 
 
 def test_two_front_ends_do_not_run_at_once(daemons: Daemons, lock: Path, standalone: str) -> None:

@@ -6,13 +6,16 @@ Used in the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtimeproxy.frontends.standalone.events import RuntimeEvents
 from runtimeproxy.pods.reconcile import reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.state.state_file import StateFile
 
 if TYPE_CHECKING:
     from runtimeproxy.core.policies import Spawn
@@ -20,8 +23,12 @@ if TYPE_CHECKING:
     from runtimeproxy.pods.inventory import Inventory, RuntimeEvent
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
 
+logger = logging.getLogger(__name__)
+
 RecordT = TypeVar("RecordT", PodRecord, ContainerRecord)
 
+FILE: Final = "standalone.json"
+"""In the state folder."""
 LIST_INTERVAL_S: Final = 10.0
 """How often lists are read of a runtime without events, beside changes of the cgroup tree."""
 CONFIRM_INTERVAL_S: Final = 60.0
@@ -36,13 +43,20 @@ class Follower:
         evaluator: Asks the policies, and writes what follows.
         client: The runtime.
         spawn: Starts background tasks.
+        since_s: When this mode began on this node, in seconds since the epoch: what is made from then on is
+            asked for by the kubelet alone, as nobody changes its messages.
 
     Attributes:
         events: Those of the runtime.
     """
 
     def __init__(
-        self, inventory: Inventory, evaluator: Evaluator, client: GrpcRuntimeClient, spawn: Spawn
+        self,
+        inventory: Inventory,
+        evaluator: Evaluator,
+        client: GrpcRuntimeClient,
+        spawn: Spawn,
+        since_s: float,
     ) -> None:
         self.events = RuntimeEvents(client, self.take, inventory.compare_soon)
         self._inventory = inventory
@@ -50,9 +64,7 @@ class Follower:
         self._evaluator = evaluator
         self._client = client
         self._spawn = spawn
-        # What is made from now on is asked for by the kubelet alone: nobody changes its messages.
-        self._since_s = time.time()
-        evaluator.by_file_since_s = self._since_s
+        self._since_s = evaluator.by_file_since_s = since_s
         inventory.on_complete.insert(0, self._mark_known)
 
     def start(self) -> None:
@@ -133,3 +145,21 @@ class Follower:
                 self._inventory.confirm_all()
             elif not self.events.is_followed:
                 self._inventory.compare_soon()
+
+
+def begun_s(folder: Path) -> float:
+    """When stand-alone mode began on this node, in seconds since the epoch; now, if that was never saved.
+
+    Args:
+        folder: The state folder.
+    """
+    file = StateFile(folder / FILE, "what runs already gets no lower memory limits", version=1)
+    found = file.load(lambda document: float(document["since_s"]))
+    if found is not None:
+        return found
+    now_s = time.time()
+    try:
+        file.save({"since_s": now_s})
+    except OSError as error:
+        logger.warning("%s cannot be saved: %s", file.path, error.strerror)
+    return now_s

@@ -93,10 +93,12 @@ class Standalone:
         self, core: Core, client: GrpcRuntimeClient, settings: Settings, threads: ThreadPools, spawn: Spawn
     ) -> None:
         """Gets the core, which is to be loaded by then."""
-        from runtimeproxy.frontends.standalone.follower import Follower
+        from runtimeproxy.frontends.standalone.follower import Follower, begun_s
 
+        run = asyncio.get_running_loop().run_in_executor
+        since_s = await run(threads.background, begun_s, Path(settings.state.dir))
         evaluator = core.upkeep.evaluator
-        follower = self._follower = Follower(core.inventory, evaluator, client, spawn)
+        follower = self._follower = Follower(core.inventory, evaluator, client, spawn, since_s)
         root = Path(settings.cgroups.root)
         self._tree = CgroupTree(root, follower.on_cgroups_changed, threads.make("cgroup-tree"))
 
