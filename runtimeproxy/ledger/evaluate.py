@@ -212,9 +212,13 @@ class Evaluator:
         for pod in running:
             await self._rest()
             found = await self._wanted(pod)
-            if found is not None and any(map(self._ledger.differs, found.wanted)):
+            if found is None:
+                continue
+            if any(map(self._ledger.differs, found.wanted)):
                 changed.append(found)
                 self._note(found.wanted, UnappliedCause.TURN, WAITS_FOR_TURN)
+            else:
+                self._begin(found)
         if changed:
             why = ", ".join(reasons)
             about = {"pods": len(changed), "of": len(running), "reasons": reasons}
@@ -292,7 +296,9 @@ class Evaluator:
         if found is None:
             return pod.id not in self.unevaluated.reasons
         change = partial(self._ledger.change, found.wanted)
-        return await self._write(pod, found.wanted, change, ChangeLog(self._audit))
+        is_written = await self._write(pod, found.wanted, change, ChangeLog(self._audit))
+        self._begin(found)
+        return is_written
 
     async def _up_to_date(self, found: _ChangedPod) -> _ChangedPod | None:
         """What is wanted of a pod now, if something has changed meanwhile; None for nothing more.
@@ -320,10 +326,13 @@ class Evaluator:
         if found is None:
             return None
         if not any(map(self._ledger.differs, found.wanted)):
+            self._begin(found)
             self._note(found.wanted)
             return None
         change = partial(with_rests, partial(self._ledger.change, found.wanted))
-        return await self._write(changed.pod, found.wanted, change, log)
+        is_written = await self._write(changed.pod, found.wanted, change, log)
+        self._begin(found)
+        return is_written
 
     async def _rest(self) -> None:
         """Leaves the CPU to others from time to time."""
@@ -401,10 +410,15 @@ class Evaluator:
     def _is_new(self, record: PodRecord | ContainerRecord) -> bool:
         """Whether something is evaluated for the first time, and no message has carried its values."""
         since_s = self.by_file_since_s
-        if since_s is None or record.created_s < since_s or record.id in self._begun:
-            return False
-        self._begun.add(record.id)
-        return True
+        return since_s is not None and record.created_s >= since_s and record.id not in self._begun
+
+    def _begin(self, changed: _ChangedPod) -> None:
+        """The first values of a pod and its containers are written, or there are none.
+
+        Not before: of two evaluations at once the second one finds the same as the first.
+        """
+        if self.by_file_since_s is not None:
+            self._begun.update((changed.pod.id, *(each.id for each in changed.containers)))
 
     def _note(self, wanted: Sequence[Wanted], cause: UnappliedCause | None = None, reason: str = "") -> None:
         """Notes what is wanted and not booked; with a cause, why the rest of the answers is not either."""
