@@ -2,7 +2,7 @@
 
 import sys
 
-from runtimeproxy.service import signals
+from runtimeproxy import signals
 
 signals.block()
 

@@ -128,3 +128,26 @@ def _run_job(future: Future[object], work: _Job) -> None:
         # The error has this frame. With the future in it both, and all that the work had, such as a request
         # of 12 MB, would live until the next garbage collection, often after free memory is given back.
         del future, work
+
+
+class ThreadPools:
+    """The threads of a process, in pools by what they do; all end with it.
+
+    Attributes:
+        background: For loading, long messages, lists and cgroup files.
+    """
+
+    def __init__(self, background: int) -> None:
+        self.background = BackgroundThreads(background, "background")
+        self._others: list[BackgroundThreads] = []
+
+    def make(self, name: str, size: int = 1) -> BackgroundThreads:
+        """Makes a pool for something that may hang, or must not wait for others."""
+        pool = BackgroundThreads(size, name)
+        self._others.append(pool)
+        return pool
+
+    def shutdown(self) -> None:
+        """Ends all threads after their current jobs; what waits is cancelled."""
+        for pool in (*self._others, self.background):
+            pool.shutdown(cancel_futures=True)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from runtimeproxy import __version__
+from runtimeproxy import __version__, signals
 from runtimeproxy.commands.arguments import (
     PROGRAM,
     Parser,
@@ -24,7 +24,6 @@ from runtimeproxy.commands.configuration import read_settings
 from runtimeproxy.commands.exit_codes import MEANINGS, CommandError, ExitCode
 from runtimeproxy.config.validation import CombinedConfigError, combined_message
 from runtimeproxy.errors import ConfigError, RuntimeProxyError
-from runtimeproxy.service import signals
 
 _SERVE: Final = "process:serve"
 """Without a command."""

@@ -1,19 +1,11 @@
-"""Numbers that metrics and status read: plain integers, so that counting costs next to nothing.
-
-What the relay counts: calls by method, the time they are held, connections, bytes. A passing call costs one
-addition; what can be derived is summed when it is read.
-"""
+"""Numbers that metrics and status read: plain integers, so that counting costs next to nothing."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from threading import Lock
-from types import MappingProxyType
 from typing import Final, Generic, TypeVar
-
-from runtimeproxy.frontends.cri_proxy.interception import Outcome
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
@@ -77,68 +69,3 @@ class Counts(Generic[KeyT]):
         """Returns a copy."""
         with self._lock:
             return dict(self._numbers)
-
-
-class MethodCounts:
-    """The calls of one method. Used in the loop's thread.
-
-    Attributes:
-        begun: calls whose headers were read, passing ones included.
-        succeeded: intercepted calls that the runtime answered with a message.
-        failed: intercepted calls that the runtime answered with an error.
-        unknown: intercepted calls that the runtime has got, and whose answer was not seen.
-        cancelled: intercepted calls that ended before the runtime had got them.
-        refused: calls that the proxy ended with an error itself, by status code.
-        held: how long intercepted calls were held, from the whole message to the decision, in seconds.
-    """
-
-    __slots__ = ("begun", "cancelled", "failed", "held", "refused", "succeeded", "unknown")
-
-    def __init__(self) -> None:
-        self.begun = self.succeeded = self.failed = self.unknown = self.cancelled = 0
-        self.refused: Counter[int] = Counter()
-        self.held = Histogram()
-
-    def count_end(self, outcome: Outcome) -> None:
-        if outcome is Outcome.SUCCEEDED:
-            self.succeeded += 1
-        elif outcome is Outcome.FAILED:
-            self.failed += 1
-        else:
-            self.unknown += 1
-
-
-class RelayCounts:
-    """All connections of one daemon since its start. Used in the loop's thread.
-
-    Args:
-        methods: the names of methods by `:path`; calls of other paths are counted together.
-
-    Attributes:
-        by_method: the counts of each name, and of `OTHER`.
-        accepted: connections.
-        refused: connections, by cause.
-        ended: connections that the proxy ended because of the client, the runtime or itself, by cause.
-        client_bytes: read from clients whose connections have ended; those of the others have their own.
-        runtime_bytes: the same of upstreams.
-        waits: how long connections waited for their upstream, in seconds, by its name.
-        upstream_failures: connections whose upstream stayed away, by its name.
-        without_upstream: calls that were refused because of that.
-        too_large: calls that were refused because of the size of their message.
-    """
-
-    def __init__(self, methods: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.by_method = {name: MethodCounts() for name in (*dict.fromkeys(methods.values()), OTHER)}
-        self._by_path = {path: self.by_method[name] for path, name in methods.items()}
-        self._others = self.by_method[OTHER]
-        self.accepted = 0
-        self.refused: Counter[str] = Counter()
-        self.ended: Counter[str] = Counter()
-        self.client_bytes = self.runtime_bytes = 0
-        self.waits: defaultdict[str, Histogram] = defaultdict(Histogram)
-        self.upstream_failures: Counter[str] = Counter()
-        self.without_upstream = self.too_large = 0
-
-    def of(self, path: str) -> MethodCounts:
-        """The counts for calls of a `:path`."""
-        return self._by_path.get(path, self._others)

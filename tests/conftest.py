@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +57,12 @@ def usual_turns() -> Iterator[None]:
     usual_s = sys.getswitchinterval()
     yield
     sys.setswitchinterval(usual_s)
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that every user can enter."""
+    folder = Path(tempfile.mkdtemp(prefix="relay-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)

@@ -46,7 +46,7 @@ def restore(arguments: Namespace) -> int:
     from runtimeproxy.commands.output import Page
     from runtimeproxy.restore.command import HEADERS, is_complete, restore, table_row
     from runtimeproxy.service.kubelet import kubelet_settings
-    from runtimeproxy.service.signals import is_served
+    from runtimeproxy.signals import is_served
 
     proxy = settings.proxy
     for each in () if is_served(proxy.endpoint) else kubelet_settings(proxy.endpoint):

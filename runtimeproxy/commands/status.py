@@ -110,10 +110,11 @@ def _unapplied_row(each: api_pb2.UnappliedValue) -> tuple[Cell | str, ...]:
 
 
 def _overview(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple[str, Words]]:
-    daemon, calls, clients = found.daemon, found.calls, found.clients
+    daemon = found.daemon
     state = _state(enum_name(api_pb2.Daemon.State, daemon.state))
+    mode = "" if daemon.mode in ("", "proxy") else f", mode {daemon.mode}"
     started = _when(daemon, "started_at", now, ", started ")
-    yield "daemon", (state, f": version {daemon.version}, process {daemon.pid}{started}")
+    yield "daemon", (state, f": version {daemon.version}, process {daemon.pid}{mode}{started}")
     if found.upgrade.has_predecessor:
         yield "drain", "calls still end in the process before this one"
     yield "bypass", bypass_words(found.bypass, now)
@@ -126,17 +127,23 @@ def _overview(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple
         error = found.upgrade.error
         result = Cell(error, BAD) if error else f"process {found.upgrade.successor_pid}"
         yield "upgrade", (_when(found.upgrade, "time", now), ": ", result)
-    decided = f"{calls.decided} decided, {calls.changed} changed, {calls.refused} refused"
-    yield "calls", f"{decided}, {calls.undecided} without a decision"
-    refused = f", {clients.refused} refused" if clients.refused else ""
-    in_progress = counted(clients.streams, "call")
-    yield "clients", f"{counted(clients.connections, 'connection')}{refused}, {in_progress} in progress"
+    if found.HasField("calls"):
+        yield from _calls_and_clients(found)
     evictions = found.evictions
     if evictions.evicted or evictions.failed or evictions.refused or evictions.dry_run:
         failed = Cell(f", {evictions.failed} failed" if evictions.failed else "", BAD)
         done = f"{counted(evictions.evicted, 'pod')} evicted, {evictions.refused} refused"
         yield "evicted", (f"{done}, {evictions.dry_run} in dry-run", failed)
     yield from _sinks(found, now)
+
+
+def _calls_and_clients(found: api_pb2.GetStatusResponse) -> Iterator[tuple[str, Words]]:
+    calls, clients = found.calls, found.clients
+    decided = f"{calls.decided} decided, {calls.changed} changed, {calls.refused} refused"
+    yield "calls", f"{decided}, {calls.undecided} without a decision"
+    refused = f", {clients.refused} refused" if clients.refused else ""
+    in_progress = counted(clients.streams, "call")
+    yield "clients", f"{counted(clients.connections, 'connection')}{refused}, {in_progress} in progress"
 
 
 def _sinks(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple[str, Words]]:

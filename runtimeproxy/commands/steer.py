@@ -16,7 +16,7 @@ from runtimeproxy.commands.values import utc_now
 from runtimeproxy.hooks.modes import selector_of as selected
 from runtimeproxy.labels import EVERY_LABEL, LabelSelector, namespace_problem
 from runtimeproxy.service.api.values import selector_message
-from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, signal_instance
+from runtimeproxy.signals import BYPASS_OFF, BYPASS_ON, signal_instance
 
 RESET: Final = "reset"
 """Takes back what commands have set."""

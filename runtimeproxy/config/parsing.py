@@ -10,7 +10,7 @@ MAX_SOCKET_PATH_BYTES: Final = 107
 """Longest path of a Unix socket. Source: unix(7): sun_path has 108 bytes with its NUL."""
 TEMPORARY_SUFFIX_BYTES: Final = 4
 """The proxy's own socket is bound under a temporary name (`.new` is appended), so its path must be that much
-shorter. Source: runtimeproxy.frontends.cri_proxy.relay.listener."""
+shorter. Source: runtimeproxy.listener."""
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _MAX_ID: Final = 2**32 - 2
 """Source: chown(2): ids have 32 bits, and -1 among them means to leave the owner as it is."""

@@ -29,6 +29,20 @@ class Within:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonSettings:
+    """`[daemon]`: how pods and containers come to the daemon."""
+
+    mode: Literal["proxy", "standalone"] = "proxy"
+    """`proxy`: between the kubelet and the runtime. `standalone`: beside them; the daemon follows what runs,
+    and writes values to files once a container has started. What only the message that creates a container
+    can carry (environment, mounts, devices, labels) is then not applied, hook servers are not asked, no call
+    is refused, and the socket of `proxy.endpoint` serves the daemon's own API only."""
+    lock: str = "/run/koord-runtimeproxy/front-end.lock"
+    """Lock by which two modes never run at once on a host; mount its folder into a container that runs the
+    daemon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProxySettings:
     """`[proxy]`: the sockets and the relay."""
 
@@ -369,6 +383,7 @@ class EvictionSettings:
 class Settings:
     """All settings of the daemon, and of `koord-qos-manager`."""
 
+    daemon: DaemonSettings = field(default_factory=DaemonSettings)
     proxy: ProxySettings = field(default_factory=ProxySettings)
     hooks: HooksSettings = field(default_factory=HooksSettings)
     policies: Mapping[str, PolicySettings] = field(default_factory=dict)
@@ -414,13 +429,14 @@ FEATURE_GATES: Final[Mapping[str, bool]] = {
 """Koordinator's feature gates of the plugins, and their defaults; those of what policies do here are not
 among them. Source: Koordinator pkg/features/koordlet_features.go (policies spec 3.0)."""
 
+_STARTED_WITH: Final = (
+    *("daemon", "proxy", "cgroups", "node", "slo"),
+    *("kubernetes", "state", "api", "metrics"),
+)
+
 _NEED_RESTART: Final = frozenset(
     (
-        *(
-            (group, key)
-            for group in ("proxy", "cgroups", "node", "slo", "kubernetes", "state", "api", "metrics")
-            for key in GROUPS[group].__annotations__
-        ),
+        *((group, key) for group in _STARTED_WITH for key in GROUPS[group].__annotations__),
         ("hooks", "worker_threads"),
         ("hooks", "server_config_dir"),
         ("tracing", "endpoint"),

@@ -90,6 +90,7 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     endpoint = _parsed(("tracing", "endpoint"), settings.tracing.endpoint, parse_collector, problems)
     tracing = settings.tracing if endpoint is None else replace(settings.tracing, endpoint=endpoint)
     problems += _proxy_problems(proxy)
+    problems += _daemon_problems(settings)
     problems += _folder_problems(settings)
     if settings.node.name and (reason := node_name_problem(settings.node.name)):
         problems.append((("node", "name"), reason))
@@ -266,8 +267,14 @@ def _proxy_problems(proxy: ProxySettings) -> Iterator[Problem]:
         yield ("proxy", "held_budget_bytes"), reason
 
 
+def _daemon_problems(settings: Settings) -> Iterator[Problem]:
+    if settings.daemon.mode == "standalone" and not settings.cgroups.enabled:
+        yield ("daemon", "mode"), "standalone writes cgroup files only, and cgroups.enabled is false"
+
+
 def _folder_problems(settings: Settings) -> Iterator[Problem]:
     for key, path in (
+        (("daemon", "lock"), settings.daemon.lock),
         (("hooks", "server_config_dir"), settings.hooks.server_config_dir),
         (("hooks", "policies_dir"), settings.hooks.policies_dir or "/"),
         (("cgroups", "root"), settings.cgroups.root),

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from runtimeproxy.cgroups.paths import CgroupPathError, container_path
 from runtimeproxy.cgroups.writer import WriteOutcome
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import NO_ORIGIN, Origin, Subject, Written
@@ -37,10 +36,8 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.claimants import Claimant
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.fields import MergedField
+    from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.store import PodStore
-
-SCOPE_PREFIXES: Final = {"cri-o": "crio"}
-"""Prefixes of containers' ids in cgroup names, by the runtime's name. Source: CRI-O internal/config/cgmgr."""
 
 _ERRORS: Final = (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILED)
 
@@ -112,8 +109,7 @@ class EventServices(Protocol):
         """Worker threads for cgroup files."""
 
     @property
-    def runtime_name(self) -> str:
-        """What the runtime calls itself; empty if that is not known."""
+    def inventory(self) -> Inventory: ...
 
     def catch_up(self, pod_id: str, evaluation: int) -> None:
         """Evaluates a sandbox if an evaluation of several pods has begun since policies decided on it."""
@@ -134,17 +130,6 @@ class DueWrites(NamedTuple):
     """The answer of all policies; None for a container that starts, whose book has it."""
     evaluation: int | None = None
     """How many evaluations had begun before policies gave that answer; None without one."""
-
-
-def container_cgroup(services: EventServices, pod: PodRecord | None, container: ContainerRecord) -> str:
-    """The cgroup of a container; empty if its path is not known."""
-    if pod is None or not pod.cgroup_parent:
-        return ""
-    prefix = SCOPE_PREFIXES.get(services.runtime_name, "")
-    try:
-        return "/" + "/".join(container_path(pod.cgroup_parent, container.id, prefix=prefix))
-    except CgroupPathError:
-        return ""
 
 
 # --- before ----------------------------------------------------------------------------------------------
@@ -237,7 +222,7 @@ def book_container(
     fitted: Mapping[str, int | str] = NO_ENTRIES,
 ) -> None:
     """Books what policies want of a container that was created."""
-    cgroup = container_cgroup(services, pod, record)
+    cgroup = services.inventory.cgroup_of(pod, record)
     if not cgroup:
         return
     wanted = wanted_of_container(pod, record, cgroup, fields, fitted)
@@ -270,7 +255,7 @@ def on_started(
     if not values:
         return None
     return due_at_start(
-        container_cgroup(services, pod, running), values, {**record.owners, **owners}, running, pod
+        services.inventory.cgroup_of(pod, running), values, {**record.owners, **owners}, running, pod
     )
 
 
@@ -300,7 +285,7 @@ def take_due_writes(services: EventServices) -> list[DueWrites]:
         if record.state is not Lifecycle.RUNNING or not record.pending_cgroup:
             continue
         pod = store.pods.get(record.pod_id)
-        cgroup = container_cgroup(services, pod, record)
+        cgroup = services.inventory.cgroup_of(pod, record)
         if cgroup:
             due.append(due_at_start(cgroup, record.pending_cgroup, record.owners, record, pod))
             store.containers.put(replace(record, pending_cgroup=NO_ENTRIES))

@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from runtimeproxy.config.settings import Settings
+from runtimeproxy.node.koordlet import Koordlet
 from runtimeproxy.node.snapshot import Node
-from runtimeproxy.service.koordlet import Koordlet
 from runtimeproxy.service.kubelet import KubeletSetting, RunningKubelet
 
 

@@ -35,6 +35,7 @@ from runtimeproxy.ledger.unapplied import (
     CGROUP_UNKNOWN,
     LIMIT,
     LOWER_LIMIT,
+    NOT_IN_MODE,
     NOT_RECORDED,
     UnappliedCause,
     Withheld,
@@ -148,8 +149,15 @@ def sysctls_of(decision: Decision) -> dict[str, int | str]:
     }
 
 
-def at_next_start(decision: Decision, record: PodRecord | ContainerRecord) -> dict[str, Withheld]:
+def at_next_start(
+    decision: Decision, record: PodRecord | ContainerRecord, *, sees_creation: bool = True
+) -> dict[str, Withheld]:
     """Wanted values that only creation can give to something that runs already, by field.
+
+    Args:
+        decision: The answer of the policies.
+        record: Of what runs.
+        sees_creation: Whether the next one gets it: the daemon's mode changes messages.
 
     Records have the names of variables, mounts and devices that policies gave, and not their values: another
     value of one of these is not seen.
@@ -162,9 +170,11 @@ def at_next_start(decision: Decision, record: PodRecord | ContainerRecord) -> di
             continue
         if not _has(record, field, each.value):
             claims = each.claims or tuple(Claim(owner, Role.SET, None) for owner in each.owners)
-            reason = f"it counts at the creation only: with the next {what}"
+            cause, reason = UnappliedCause.NEXT_START, f"it counts at the creation only: with the next {what}"
+            if not sees_creation:
+                cause, reason = UnappliedCause.NOT_IN_MODE, NOT_IN_MODE
             value = shown(field, each.value) or "cleared"
-            found[str(field)] = Withheld(claims, UnappliedCause.NEXT_START, reason, value)
+            found[str(field)] = Withheld(claims, cause, reason, value)
     return found
 
 

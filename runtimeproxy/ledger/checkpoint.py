@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.claimants import Claimant
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.pods.checkpoint.file import CheckpointFile
-    from runtimeproxy.pods.recovery import Recovery
-    from runtimeproxy.pods.store import PodStore
+    from runtimeproxy.pods.inventory import Inventory
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +91,6 @@ class CheckpointSync:
 
     Args:
         cgroups: The books of cgroups.
-        recovery: Compares the loaded records with the runtime.
         thread: One worker thread of its own: a disk may hang.
         is_standby: Whether the bypass is on, or another process decides on calls.
 
@@ -103,16 +101,15 @@ class CheckpointSync:
     def __init__(
         self,
         folder: Path,
-        store: PodStore,
+        inventory: Inventory,
         cgroups: Ledger,
-        recovery: Recovery,
         thread: Executor,
         is_standby: Callable[[], bool] = lambda: False,
     ) -> None:
         self._folder = folder
-        self._store = store
+        self._inventory = inventory
+        self._store = store = inventory.store
         self._cgroups = cgroups
-        self._recovery = recovery
         self._is_standby = is_standby
         self._loading: set[asyncio.Task[None]] = set()
         self._flushed = _Moment()
@@ -205,7 +202,7 @@ class CheckpointSync:
     async def _merge(self, outdated: _Moment) -> None:
         if await self._writer.flush():
             await self._load(outdated)
-            self._recovery.compare_soon()
+            self._inventory.compare_soon()
 
     async def _load(self, outdated: _Moment) -> None:
         with self._store.listing() as since:
@@ -218,10 +215,10 @@ class CheckpointSync:
     def _load_late(self, outdated: _Moment, saved: Saved) -> None:
         with self._store.listing() as since:
             self._merge_saved(saved, since, outdated)
-        self._recovery.compare_soon()
+        self._inventory.compare_soon()
 
     def _merge_saved(self, saved: Saved, since: int, outdated: _Moment) -> None:
-        self._recovery.confirm(self._store.load(saved, since, outdated=outdated.event))
+        self._inventory.load(saved, since, outdated=outdated.event)
         self._cgroups.books.take_over(with_owners(saved))
         self._cgroups.books.load(saved.books, outdated_s=outdated.at_s)
         books = len(saved.books) + len(saved.cgroups)

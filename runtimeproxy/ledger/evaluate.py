@@ -114,6 +114,8 @@ class Evaluator:
     Attributes:
         rounds: Number of evaluations of more than one pod that have begun.
         unevaluated: The pods that could not be evaluated.
+        by_file_since_s: What is created from then on gets its first values by file, in seconds since the
+            epoch; None where the message of its creation has them.
         has_evaluated: Whether everything has been evaluated once, with an error or without. Before that the
             books may be older than the files.
     """
@@ -153,6 +155,9 @@ class Evaluator:
         self.changes = Changes(clock, sleep)
         self.rounds = 0
         self.unevaluated = UnevaluatedPods()
+        self.by_file_since_s: float | None = None
+        # What has got its first values by file.
+        self._begun: set[str] = set()
         self.has_evaluated = False
 
     def request(self, reason: str) -> None:
@@ -196,13 +201,18 @@ class Evaluator:
         running = [pod for pod in self._store.pods if _is_evaluated(pod)]
         self.unevaluated.keep(running)
         await self._note_unknown()
+        self._begun &= {each.id for each in (*self._store.pods, *self._store.containers)}
         changed: list[_ChangedPod] = []
         for pod in running:
             await self._rest()
             found = await self._wanted(pod)
-            if found is not None and any(map(self._books.differs, found.wanted)):
+            if found is None:
+                continue
+            if any(map(self._books.differs, found.wanted)):
                 changed.append(found)
                 self._note(found.wanted, UnappliedCause.TURN, WAITS_FOR_TURN)
+            else:
+                self._begin(found)
         if changed:
             why = ", ".join(reasons)
             about = {"pods": len(changed), "of": len(running), "reasons": reasons}
@@ -280,7 +290,9 @@ class Evaluator:
         if found is None:
             return pod.id not in self.unevaluated.reasons
         change = partial(self._ledger.change, found.wanted)
-        return await self._write(pod, found.wanted, change, ChangeLog(self._audit))
+        is_written = await self._write(pod, found.wanted, change, ChangeLog(self._audit))
+        self._begin(found)
+        return is_written
 
     async def _up_to_date(self, found: _ChangedPod) -> _ChangedPod | None:
         """The wanted values of a pod after changes meanwhile; None if it is gone or cannot be evaluated."""
@@ -305,10 +317,13 @@ class Evaluator:
         if found is None:
             return None
         if not any(map(self._books.differs, found.wanted)):
+            self._begin(found)
             self._note(found.wanted)
             return None
         change = partial(with_rests, partial(self._ledger.change, found.wanted))
-        return await self._write(changed.pod, found.wanted, change, log)
+        is_written = await self._write(changed.pod, found.wanted, change, log)
+        self._begin(found)
+        return is_written
 
     async def _rest(self) -> None:
         """Leaves the CPU to others from time to time."""
@@ -359,9 +374,10 @@ class Evaluator:
             if found.state is Lifecycle.RUNNING and found.detailed
         )
         decision, decisions = await self._evaluate(pod, containers)
-        requested, is_known = pod_values(containers), not pod.recovered
+        requested, is_known, sees = pod_values(containers), not pod.recovered, self.by_file_since_s is None
         asked = wanted_of(decision, target_of(pod), requested, is_base_known=is_known)
-        wanted = [_with_withheld(asked, at_next_start(decision, pod))]
+        wanted = [_with_withheld(asked, at_next_start(decision, pod, sees_creation=sees))]
+        are_new = [self._is_new(pod)]
         for record, each in zip(containers, decisions, strict=True):
             cgroup = self._cgroup_of(pod, record)
             if cgroup:
@@ -371,12 +387,29 @@ class Evaluator:
                     self._books.book(Wanted(target, owned_claims(record), requested, booked))
                 is_known = not record.recovered
                 asked = wanted_of(each, target, requested, booked, is_base_known=is_known)
-                wanted.append(_with_withheld(asked, at_next_start(each, record)))
+                wanted.append(_with_withheld(asked, at_next_start(each, record, sees_creation=sees)))
+                are_new.append(self._is_new(record))
         found = [self._books.record(each.target.cgroup) for each in wanted]
         if not self.changes.rates.lowers_memory:
-            wanted = [without_lower_limit(*pair) for pair in zip(wanted, found, strict=True)]
+            wanted = [
+                each if is_new and book is None else without_lower_limit(each, book)
+                for each, book, is_new in zip(wanted, found, are_new, strict=True)
+            ]
         self._note(wanted)
         return _ChangedPod(pod, containers, tuple(wanted), tuple(found), request)
+
+    def _is_new(self, record: PodRecord | ContainerRecord) -> bool:
+        """Whether something is evaluated for the first time, and no message has carried its values."""
+        since_s = self.by_file_since_s
+        return since_s is not None and record.created_s >= since_s and record.id not in self._begun
+
+    def _begin(self, changed: _ChangedPod) -> None:
+        """The first values of a pod and its containers are written, or there are none.
+
+        Not before: of two evaluations at once the second one finds the same as the first.
+        """
+        if self.by_file_since_s is not None:
+            self._begun.update((changed.pod.id, *(each.id for each in changed.containers)))
 
     def _note(self, wanted: Sequence[Wanted], cause: UnappliedCause | None = None, reason: str = "") -> None:
         """Notes what is wanted and not booked; with a cause, why the rest of the answers is not either."""

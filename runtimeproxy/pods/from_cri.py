@@ -16,6 +16,7 @@ from cri_api.parsing import parse
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.documents.long_json import read_json
 from runtimeproxy.fields.tables import CRI_FIELDS
+from runtimeproxy.pods.inventory import RuntimeEvent
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import (
     bounded,
@@ -209,6 +210,17 @@ def container_status(identity: str, *, verbose: bool) -> CriRequest[tuple[Contai
         api_pb2.ContainerStatusResponse,
         lambda found: (seen_container(found), found.status.HasField("resources")),
     )
+
+
+def read_event(data: bytes) -> RuntimeEvent:
+    """An event of GetContainerEvents.
+
+    Raises:
+        google.protobuf.message.DecodeError: It does not parse.
+    """
+    event = api_pb2.ContainerEventResponse.FromString(data)
+    is_gone = event.container_event_type == api_pb2.CONTAINER_DELETED_EVENT
+    return RuntimeEvent(event.container_id, event.pod_sandbox_status.id == event.container_id, is_gone)
 
 
 def stop_container(identity: str, grace_s: int) -> bytes:

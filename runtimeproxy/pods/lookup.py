@@ -7,8 +7,8 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Final, TypeVar
 
+from runtimeproxy.pods.inventory import RuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
-from runtimeproxy.pods.runtime_client import RuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
 
 POD_UID_LABEL: Final = "io.kubernetes.pod.uid"

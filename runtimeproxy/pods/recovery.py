@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from runtimeproxy.pods.inventory import Inventory, RunningPods, RuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.reconcile import changed_values, reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
-from runtimeproxy.pods.runtime_client import RuntimeClient, RuntimeUnavailableError
-from runtimeproxy.pods.store import PodStore
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -41,31 +40,25 @@ class RecoverySettings:
 
 
 class Recovery:
-    """Fills the store from the runtime's lists, then from status calls for details that lists lack.
+    """An inventory by the runtime's lists, then by status calls for details that lists lack.
 
     Args:
-        store: Gets the records.
         settings: None means the defaults.
-        on_compared: Awaited after each whole comparison of `run`.
 
     Attributes:
-        recovered: Set once the first whole comparison, details included, is done.
+        inventory: See above.
     """
 
     def __init__(
-        self,
-        store: PodStore,
-        client: RuntimeClient,
-        settings: RecoverySettings | None = None,
-        on_compared: Callable[[], Awaitable[None]] | None = None,
+        self, inventory: Inventory, client: RuntimeClient, settings: RecoverySettings | None = None
     ) -> None:
-        self._store = store
+        self.inventory = inventory
+        self._store = inventory.store
         self._client = client
         self._settings = settings or RecoverySettings()
-        self._on_compared = on_compared
         self._unconfirmed: set[str] = set()
         self._requested = asyncio.Event()
-        self.recovered = asyncio.Event()
+        inventory.source = self
 
     async def run(self) -> None:
         """Recovers, and compares again at each interval, until it is cancelled.
@@ -77,9 +70,7 @@ class Recovery:
             self._requested.clear()
             try:
                 await self.compare()
-                self.recovered.set()
-                if self._on_compared is not None:
-                    await self._on_compared()
+                await self.inventory.complete()
                 await self._confirm_all()
             except RuntimeUnavailableError as error:
                 # The client has logged it, once per cause and interval.
@@ -103,22 +94,11 @@ class Recovery:
         Raises:
             RuntimeUnavailableError: The runtime did not answer; known records stay.
         """
-        with self._store.listing() as since:
+        with self._store.listing() as pods_since:
             pods = await self._client.list_pods()
-            _log_dropped(self._store.pods.merge(pods, since))
-        with self._store.listing() as since:
-            containers = await self._client.list_containers()
-            before = len(self._store.containers)
-            dropped = self._store.containers.merge(containers, since)
-            _log_dropped(dropped)
-            added = len(self._store.containers) - before + len(dropped)
-            if added:
-                LOG.info("the runtime has containers that the records lack", extra={"containers": added})
-            # The list shows a start whose response was lost.
-            for known in self._store.containers:
-                found = containers.get(known.id)
-                if found is not None and known.state is Lifecycle.CREATED is not found.state:
-                    self._store.containers.fill(replace(known, state=found.state), since)
+            with self._store.listing() as containers_since:
+                containers = await self._client.list_containers()
+                self.inventory.synchronize(RunningPods(pods, containers, pods_since, containers_since))
         pod_ids = [pod.id for pod in self._store.pods if _lacks_details(pod)]
         container_ids = [found.id for found in self._store.containers if _lacks_details(found)]
         await self._for_each(self._fill_pod, pod_ids)
@@ -232,11 +212,6 @@ class Recovery:
                 await self._requested.wait()
         except TimeoutError:
             return
-
-
-def _log_dropped(records: Iterable[PodRecord | ContainerRecord]) -> None:
-    for record in records:
-        LOG.debug("the runtime no longer has it", extra={"id": record.id})
 
 
 def _lacks_details(record: PodRecord | ContainerRecord) -> bool:

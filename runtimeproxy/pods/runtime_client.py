@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from runtimeproxy.errors import RuntimeProxyError, StatusCode
+from runtimeproxy.errors import StatusCode
 from runtimeproxy.http2.client import GrpcCall, GrpcClient, RpcError, request_block
 from runtimeproxy.logs import FailureLog
+from runtimeproxy.pods.inventory import RuntimeUnavailableError
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 if TYPE_CHECKING:
     from runtimeproxy.pods.from_cri import CriRequest
+    from runtimeproxy.pods.inventory import RuntimeEvent
 
 
 logger = logging.getLogger(__name__)
@@ -38,31 +40,6 @@ _NO_ANSWER: Final[Mapping[int, str]] = {
 """The meaning of the two codes without an answer of the runtime."""
 
 ResultT = TypeVar("ResultT")
-
-
-class RuntimeUnavailableError(RuntimeProxyError):
-    """The runtime did not answer: it is not there, too slow, or ended the call with an error."""
-
-
-class RuntimeClient(Protocol):
-    """Asks the runtime, on a connection of its own. All methods raise RuntimeUnavailableError."""
-
-    async def list_pods(self, labels: Mapping[str, str] | None = None) -> dict[str, PodRecord]:
-        """All sandboxes by id, or those with all of the given labels."""
-
-    async def list_containers(self, pod_id: str = "") -> dict[str, ContainerRecord]:
-        """All containers by id, or those of one sandbox."""
-
-    async def pod(self, identity: str) -> PodRecord | None:
-        """One sandbox with cgroup parent and resources; None if the runtime does not know it."""
-
-    async def container(self, identity: str, *, with_pod: bool = False) -> ContainerRecord | None:
-        """One container with its resources; None if the runtime does not know it.
-
-        Args:
-            identity: Its id or a unique prefix.
-            with_pod: Whether the sandbox's id is needed: that answer costs the runtime more.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +162,41 @@ class GrpcRuntimeClient:
         from runtimeproxy.pods.from_cri import stop_container
 
         await self._call("StopContainer", stop_container(identity, grace_s), timeout_s)
+
+    async def follow_events(self, on_event: Callable[[RuntimeEvent], None]) -> None:
+        """Calls back with each event, until the runtime ends the stream.
+
+        Raises:
+            RuntimeUnavailableError: It has none, or the stream broke.
+        """
+        await self._load()
+        from google.protobuf.message import DecodeError
+
+        from runtimeproxy.pods.from_cri import read_event
+
+        ended: asyncio.Future[bytes | RpcError] = asyncio.get_running_loop().create_future()
+
+        def on_end(outcome: bytes | RpcError) -> None:
+            if not ended.done():
+                ended.set_result(outcome)
+
+        def on_message(data: bytes) -> None:
+            call.credit(data)
+            try:
+                on_event(read_event(data))
+            except DecodeError as error:
+                on_end(RpcError(StatusCode.INTERNAL, f"an event does not parse: {error}"))
+
+        path = f"/{self._service}/GetContainerEvents"
+        call = self._client.call(request_block(path), b"", None, on_end, on_message)
+        self._calls.add(call)
+        try:
+            outcome = await ended
+        finally:
+            self._calls.discard(call)
+            call.cancel()
+        if isinstance(outcome, RpcError):
+            raise RuntimeUnavailableError(f"GetContainerEvents: {outcome}")
 
     async def close(self) -> None:
         """Ends the connection; calls under way fail."""

@@ -29,9 +29,9 @@ from runtimeproxy.hooks.settings import USUAL_RULES, ChainRules
 from runtimeproxy.node.snapshot import FixedNode, Node
 from runtimeproxy.offline import OfflineChain
 from runtimeproxy.pods.checkpoint.codec import BadRowError, RowKind, decode
+from runtimeproxy.pods.inventory import Inventory, RuntimeUnavailableError
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
-from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.record.entries import Recording, RecordingError, decision_document, message_type
 from runtimeproxy.record.values import BadValueError, with_fields
@@ -132,7 +132,7 @@ class _Replayer:
         self._services = CallServices(
             settings=CallSettings(),
             chain=self._offline.chain,
-            store=store,
+            inventory=Inventory(store),
             lookups=Lookups(store, _NoRuntime()),
             ledger=_NoFiles(),
             executor=self._executor,

@@ -26,8 +26,9 @@ from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.offline import Offline
 from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind, Saved
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
+from runtimeproxy.pods.inventory import RuntimeUnavailableError
 from runtimeproxy.pods.records import Book, ContainerRecord, Lifecycle
-from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient, RuntimeUnavailableError
+from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
 from runtimeproxy.restore.plan import (
     CgroupPlan,
     CgroupState,
@@ -43,7 +44,7 @@ from runtimeproxy.restore.plan import (
     unified_key,
     without_owners,
 )
-from runtimeproxy.service.signals import is_served
+from runtimeproxy.signals import is_served
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
 
 if TYPE_CHECKING:

@@ -7,10 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallInterceptor
+from typing import Final, NamedTuple, Protocol
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +48,25 @@ class BypassStatus(NamedTuple):
     """Within the window."""
 
 
+class BypassSwitch(Protocol):
+    """Decides only while its bypass is off."""
+
+    bypass: bool
+
+
+class _Choice(NamedTuple):
+    """How an operator has chosen."""
+
+    by: Cause = Cause.SIGNAL
+    reason: str = ""
+    """For people."""
+
+
 class Bypass:
     """Sets `interceptor.bypass`.
 
     Args:
-        interceptor: intercepts calls while its bypass is off.
+        interceptor: decides while its bypass is off.
         failures: returns how many errors there have been in the proxy's own code since the start.
         is_configured: whether the configuration asks for the bypass.
         on_end: called when calls are intercepted again, after calls that no record has seen.
@@ -70,7 +81,7 @@ class Bypass:
 
     def __init__(
         self,
-        interceptor: CallInterceptor,
+        interceptor: BypassSwitch,
         failures: Callable[[], int],
         is_configured: bool,
         on_end: Callable[[], None],
@@ -85,8 +96,7 @@ class Bypass:
         self._is_configured = is_configured
         self.chosen: bool | None = None
         self.openings = 0
-        self._chosen_by = Cause.SIGNAL
-        self._reason = ""
+        self._choice = _Choice()
         self._since_s: float | None = None
         self._reset_breaker()
         self.update()
@@ -107,13 +117,13 @@ class Bypass:
         if is_on and is_open:
             cause = Cause.BREAKER
         elif is_on:
-            cause = self._chosen_by if self.chosen else Cause.CONFIGURATION
+            cause = self._choice.by if self.chosen else Cause.CONFIGURATION
         until_s = self._wall_clock() + self._open_until_s - self._clock()
         return BypassStatus(
             is_on,
             cause,
             self._since_s if is_on else None,
-            self._reason if is_on else "",
+            self._choice.reason if is_on else "",
             until_s - COOL_DOWN_S if is_open else None,
             until_s if is_open else None,
             self._seen[-1][1] - self._seen[0][1] if self._seen else 0,
@@ -128,13 +138,13 @@ class Bypass:
             reason: for people.
         """
         self.chosen = is_on if is_on != self._is_configured else None
-        self._chosen_by, self._reason = by, reason
+        self._choice = _Choice(by, reason)
         self._apply(is_on)
 
     def configure(self, is_on: bool) -> None:
         """The configuration has changed; an earlier choice of an operator is forgotten."""
         self._is_configured = is_on
-        self.chosen, self._reason = None, ""
+        self.chosen, self._choice = None, _Choice()
         self._apply(is_on)
 
     def update(self) -> None:
@@ -150,7 +160,8 @@ class Bypass:
     def _apply(self, is_on: bool) -> None:
         if not is_on:
             self._reset_breaker()
-        about = {"bypass": is_on, "reason": self._reason} if self._reason else {"bypass": is_on}
+        reason = self._choice.reason
+        about = {"bypass": is_on, "reason": reason} if reason else {"bypass": is_on}
         logger.warning("bypass is %s", "on" if is_on else "off", extra=about)
         self.update()
 

@@ -11,46 +11,43 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy import __version__
-from runtimeproxy.background import BackgroundTasks, BackgroundThreads
+from runtimeproxy.background import BackgroundTasks, ThreadPools
 from runtimeproxy.config.parsing import parse_listen
-from runtimeproxy.config.settings import reloaded
 from runtimeproxy.config.validation import admin_socket
 from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
-from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallInterceptor, CallSettings
-from runtimeproxy.frontends.cri_proxy.handover.predecessor import Predecessor
+from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
 from runtimeproxy.frontends.cri_proxy.handover.protocol import report_to_predecessor
-from runtimeproxy.frontends.cri_proxy.handover.upgrade import TAKEN_OVER, Program, Serving, Upgrade, note
-from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
-from runtimeproxy.http2.server import Budget
-from runtimeproxy.logs import dropped_lines, flush_failures
+from runtimeproxy.frontends.cri_proxy.handover.upgrade import Serving
+from runtimeproxy.frontends.standalone.front_end import Standalone
+from runtimeproxy.logs import flush_failures
 from runtimeproxy.process import exact_timers, limit_arenas, wake_soon
 from runtimeproxy.sdnotify import Notifier, feed_watchdog, watchdog_interval_s
-from runtimeproxy.service.api.admin_socket import AdminSocket
 from runtimeproxy.service.api.loading import ADMIN_SERVICE, READ_SERVICE, loader
-from runtimeproxy.service.api.sources import ApiSources, Reloaded
 from runtimeproxy.service.audit_file import AuditFile
 from runtimeproxy.service.bypass import Bypass, Cause
-from runtimeproxy.service.local_server import LocalServer
+from runtimeproxy.service.configuration import CurrentConfiguration
+from runtimeproxy.service.lifetime import Lifetime
 from runtimeproxy.service.metrics.server import serve_metrics
-from runtimeproxy.service.metrics.sources import MetricSources, ServiceCounts
-from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, UPGRADE, is_served, unblock
-from runtimeproxy.service.wiring import check_handed_over, connection_options, listener_of, local_server
+from runtimeproxy.service.own_servers import OwnServers
+from runtimeproxy.signals import BYPASS_OFF, BYPASS_ON, UPGRADE, is_served, unblock
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from runtimeproxy.config.settings import Settings
-    from runtimeproxy.frontends.cri_proxy.calls.interceptor import OpenCall
-    from runtimeproxy.frontends.cri_proxy.relay.listener import Listener
+    from runtimeproxy.frontends.cri_proxy.handover.predecessor import Predecessor
+    from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.loading import PolicyLoader
+    from runtimeproxy.listener import Listener
     from runtimeproxy.service.api.loading import Load
-    from runtimeproxy.service.engine import Engine
+    from runtimeproxy.service.front_end import FrontEnd
     from runtimeproxy.service.kubelet import KubeletSetting
+    from runtimeproxy.service.parts import Parts
     from runtimeproxy.service.tracing.traces import Traces
 
 logger = logging.getLogger(__name__)
@@ -135,7 +132,7 @@ class Daemon:
         config_path: the configuration file, for the status; empty for none.
 
     Attributes:
-        ready: set when it serves and its policies are loaded.
+        parts: all that is there once it is loaded; None before.
     """
 
     def __init__(
@@ -148,46 +145,34 @@ class Daemon:
         sink: AuditSink | None = None,
         config_path: str = "",
     ) -> None:
-        # In another thread, as in tests, signals and the garbage collector belong to the host program.
-        self._owns_process = threading.current_thread() is threading.main_thread()
-        self.ready = asyncio.Event()
-        self._settings = settings
-        self._reload = reload
-        self._config_path = config_path
-        self._started_s = time.time()
-        self._last_reload: Reloaded | None = None
-        self._environ = os.environ if environ is None else environ
-        self._predecessor = Predecessor.of(self._environ)
-        self._program = Program.this(self._environ)
-        self._notifier = Notifier(self._environ.get("NOTIFY_SOCKET"))
-        # The service manager listens to a successor only once it is the main process.
-        self._notifier.is_muted = self._predecessor is not None
-        self._upgrade: Upgrade | None = None
-        self._local: LocalServer | None = None
-        path = admin_socket(settings)
-        self._admin = AdminSocket(path) if path else None
-        self._admin_server: LocalServer | None = None
-        self._own_budget = Budget()
-        self._server: RelayServer | None = None
-        self._counts = ServiceCounts(configured_s=time.time())
-        self._loader = loader
-        self._audit_file = AuditFile(settings.audit)
-        self._sinks: tuple[AuditSink, ...] = (self._audit_file,) if sink is None else (sink, self._audit_file)
-        self._traces = _traces(settings)
-        self._engine: Engine | None = None
-        self._interceptor = CallInterceptor(CallSettings.of(settings), self._compare_soon)
+        environ = os.environ if environ is None else environ
+        self._life = Lifetime()
+        self._configuration = CurrentConfiguration(settings, reload, config_path)
+        self._front_end = self._make_front_end(settings, environ)
+        predecessor = self._front_end.predecessor
         self._bypass = Bypass(
-            self._interceptor, self._internal_errors, not settings.hooks.enabled, self._compare_soon
+            self._front_end.switch,
+            lambda: self._front_end.internal_errors,
+            not settings.hooks.enabled,
+            self._compare_soon,
         )
-        if self._predecessor is not None and self._predecessor.bypass is not None:
-            self._bypass.choose(self._predecessor.bypass, Cause.PREDECESSOR)
-        self._executor = BackgroundThreads(BACKGROUND_THREADS, "background")
+        if predecessor is not None and predecessor.bypass is not None:
+            self._bypass.choose(predecessor.bypass, Cause.PREDECESSOR)
+        self._notifier = Notifier(environ.get("NOTIFY_SOCKET"))
+        # The service manager listens to a successor only once it is the main process.
+        self._notifier.is_muted = predecessor is not None
+        self._watchdog_s = watchdog_interval_s(environ)
+        self._threads = ThreadPools(BACKGROUND_THREADS)
         self._tasks = BackgroundTasks(self.finish)
-        self._spawn = self._tasks.spawn
-        self._changing = asyncio.Lock()
-        """Held by start, reload and upgrade: one at a time."""
-        self._stopping = asyncio.Event()
-        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._servers = OwnServers(admin_socket(settings))
+        self._outputs = _Outputs(AuditFile(settings.audit), _traces(settings), sink)
+        self._loader = loader
+        self.parts: Parts | None = None
+
+    @property
+    def ready(self) -> asyncio.Event:
+        """Set when it serves and its policies are loaded."""
+        return self._life.ready
 
     async def serve(self) -> None:
         """Serves first, loads everything else meanwhile, and drains when a signal ends it.
@@ -196,43 +181,22 @@ class Daemon:
             RuntimeProxyError: the socket cannot be used.
             PolicyLoadError: a policy cannot be loaded.
         """
-        proxy = self._settings.proxy
-        if self._owns_process:
+        settings, front_end = self._configuration.settings, self._front_end
+        if self._life.owns_process:
             self._handle_signals()
         # Before there is a socket, if a policy that cannot be loaded is to end the start.
-        is_first = self._settings.hooks.on_load_error == "stop" and self._predecessor is None
+        is_first = settings.hooks.on_load_error == "stop" and front_end.predecessor is None
         if is_first and not await self._load_policies_first():
             return
-        if self._predecessor is None:
-            listener = listener_of(proxy, self._environ)
-        else:
-            listener = self._predecessor.listener
-            check_handed_over(listener, proxy)
-        self._local = local_server(proxy)
-        options = connection_options(proxy, self._interceptor, self._local)
-        server = self._server = RelayServer(options, proxy.allowed_uids, proxy.max_connections_per_process)
-        serving = Serving(
-            listener=listener,
-            server=server,
-            notifier=self._notifier,
-            executor=self._executor,
-            flush=self._flush_state,
-            finish=self.finish,
-            resume=self._take_back_state,
-            start_s=proxy.upgrade_start_s,
-            drain_s=proxy.upgrade_drain_s,
-            bypass=lambda: self._bypass.chosen,
-        )
-        upgrade = self._upgrade = Upgrade(self._program, serving, self._predecessor)
+        own_socket = self._servers.open() if settings.proxy.own_services else ""
+        if isinstance(front_end, Standalone):
+            await self._refuse_kubelets(settings.proxy.endpoint)
+        front_end.open(settings, own_socket, self._serving)
         try:
-            if self._predecessor is None:
-                start = self._start_up(listener, server)
-            else:
-                start = self._take_over(self._predecessor, listener, server)
-            self._spawn(start, is_vital=True)
-            await self._end
+            self._tasks.spawn(self._start(), is_vital=True)
+            await self._life.ended
         finally:
-            await self._stop(listener, server, upgrade)
+            await self._stop()
 
     def finish(self, error: BaseException | None = None) -> None:
         """Ends the daemon, once; in the loop's thread.
@@ -240,14 +204,14 @@ class Daemon:
         Args:
             error: raised by `serve`; None for a graceful end.
         """
-        if self._end.done():
-            return
-        if error is None:
-            self._end.set_result(None)
-        else:
-            self._end.set_exception(error)
+        self._life.finish(error)
 
     # Start
+
+    def _make_front_end(self, settings: Settings, environ: MutableMapping[str, str]) -> FrontEnd:
+        if settings.daemon.mode == "standalone":
+            return Standalone()
+        return CriProxy(settings, environ, self._compare_soon)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -260,262 +224,211 @@ class Daemon:
         unblock()
 
     def _unless_over(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        if not self._end.done():
-            self._spawn(work())
+        if not self._life.ended.done():
+            self._tasks.spawn(work())
 
     async def _load_policies_first(self) -> bool:
         """Loads the policies; returns False if a signal has ended the daemon meanwhile."""
 
         async def load() -> None:
-            engine = await self._make_engine()
-            await engine.load_policies(self._settings)
+            parts = await self._make_parts()
+            await parts.load_policies(self._threads, self._tasks.spawn)
 
-        loading = self._spawn(load(), is_vital=True)
-        await asyncio.wait({loading, self._end}, return_when=asyncio.FIRST_COMPLETED)
+        loading = self._tasks.spawn(load(), is_vital=True)
+        await asyncio.wait({loading, self._life.ended}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done() and loading.exception() is None:
             return True
         await self._tasks.cancel(CLOSING_S)
-        if self._engine is not None:
-            await self._engine.close()
-        self._executor.shutdown(cancel_futures=True)
+        if self.parts is not None:
+            await self.parts.close(self._threads)
+        self._threads.shutdown()
         if loading.done():
-            await self._end
+            await self._life.ended
         return False
 
-    async def _make_engine(self) -> Engine:
+    def _serving(self, listener: Listener, server: RelayServer) -> Serving:
+        proxy = self._configuration.settings.proxy
+        return Serving(
+            listener=listener,
+            server=server,
+            notifier=self._notifier,
+            executor=self._threads.background,
+            flush=self._flush_state,
+            finish=self.finish,
+            resume=self._take_back_state,
+            start_s=proxy.upgrade_start_s,
+            drain_s=proxy.upgrade_drain_s,
+            bypass=lambda: self._bypass.chosen,
+        )
+
+    async def _make_parts(self) -> Parts:
         """Imports most of the code in a worker thread."""
-        if self._engine is None:
+        if self.parts is None:
             run = asyncio.get_running_loop().run_in_executor
-            await run(self._executor, importlib.import_module, "runtimeproxy.service.engine")
-            from runtimeproxy.service.engine import Engine
+            await run(self._threads.background, importlib.import_module, "runtimeproxy.service.parts")
+            from runtimeproxy.service.parts import make_parts
 
-            self._engine = Engine(
-                self._settings,
-                self._executor,
-                self._spawn,
-                self._is_standby,
+            outputs = self._outputs
+            self.parts = make_parts(
+                self._configuration,
+                self._front_end,
+                self._bypass,
+                self._life,
+                outputs.audit_file,
+                outputs.traces,
+                self._servers,
+                self._threads,
+                self._tasks.spawn,
                 self._loader,
-                self._sinks,
+                outputs.sinks,
             )
-        return self._engine
+        return self.parts
 
-    async def _start_up(self, listener: Listener, server: RelayServer) -> None:
-        """Accepts clients, then loads records and policies."""
-        await server.start(listener)
-        async with self._changing:
-            engine = await self._make_engine()
-            await engine.load_state()
-            engine.start()
-            loading = self._spawn(self._intercept(engine), is_vital=True)
+    async def _start(self) -> None:
+        """Accepts clients, then loads records and policies; a successor does so before it accepts."""
+        predecessor = self._front_end.predecessor
+        if predecessor is not None:
+            await self._take_over(predecessor)
+            return
+        await self._front_end.accept()
+        async with self._life.changing:
+            parts = await self._make_parts()
+            state = parts.core.state
+            await self._join(parts)
+            await state.load(is_successor=False)
+            parts.start(self._tasks.spawn)
+            loading = self._tasks.spawn(self._decide(parts), is_vital=True)
             await asyncio.wait({loading}, timeout=POLICIES_WAIT_S)
-        if not self._end.done():
-            self._begin(engine, listener)
+        if not self._life.ended.done():
+            self._begin(parts)
 
-    async def _take_over(self, predecessor: Predecessor, listener: Listener, server: RelayServer) -> None:
+    async def _take_over(self, predecessor: Predecessor) -> None:
         """Does everything that may fail, and only then serves in place of the predecessor."""
-        async with self._changing:
-            engine = await self._make_engine()
-            await engine.load_policies(self._settings)
+        async with self._life.changing:
+            parts = await self._make_parts()
+            state = parts.core.state
+            await self._join(parts)
+            await parts.load_policies(self._threads, self._tasks.spawn)
             await predecessor.report_loaded()
-            await engine.load_state(is_successor=True)
-            await self._intercept(engine)
-            engine.start()
-            await server.start(listener)
-            listener.own(note(TAKEN_OVER))
-            await predecessor.report_serving()
+            await state.load(is_successor=True)
+            await self._decide(parts)
+            parts.start(self._tasks.spawn)
+            await self._front_end.accept()
         self._notifier.is_muted = False
-        self._begin(engine, listener)
-        self._spawn(self._follow(predecessor, engine))
+        self._begin(parts)
+        self._tasks.spawn(self._follow(predecessor, parts))
 
-    async def _follow(self, predecessor: Predecessor, engine: Engine) -> None:
+    async def _follow(self, predecessor: Predecessor, parts: Parts) -> None:
         """Takes the records of the calls that end in the predecessor."""
         await predecessor.wait_until_drained()
-        await engine.merge_state()
+        state = parts.core.state
+        await state.checkpoint.merge()
         logger.info("upgrade: the process before this one has ended its calls")
 
-    async def _intercept(self, engine: Engine) -> None:
+    async def _join(self, parts: Parts) -> None:
+        await self._front_end.join(
+            parts.core,
+            parts.runtime.client,
+            self._configuration.settings,
+            self._threads,
+            self._tasks.spawn,
+        )
+
+    async def _decide(self, parts: Parts) -> None:
         """Loads the policies; intercepted calls are decided from now on, those that wait for it first."""
-        if not engine.has_policies:
-            await engine.load_policies(self._settings)
-        self._interceptor.start(self._open_call(engine))
+        await parts.load_policies(self._threads, self._tasks.spawn)
+        if self._outputs.traces is not None:
+            self._outputs.traces.start()
+        self._front_end.decide(self._outputs.traces, self._tasks.spawn)
 
-    def _open_call(self, engine: Engine) -> OpenCall:
-        """Makes the handlers of intercepted calls, traced ones if there is a collector."""
-        if self._traces is None:
-            return engine.open_call
-        from runtimeproxy.frontends.cri_proxy.calls.traced_call import open_traced
-
-        self._traces.start()
-        return partial(open_traced, self._traces, engine.services)
-
-    def _begin(self, engine: Engine, listener: Listener) -> None:
+    def _begin(self, parts: Parts) -> None:
         """Starts the background work, and notifies the service manager."""
+        spawn, executor = self._tasks.spawn, self._threads.background
+        address = self._front_end.listener.address
         exact_timers()
-        self._executor.submit(wake_soon, threading.get_native_id())
-        self._spawn(self._keep_status(engine))
-        apis = self._api(engine, listener)
-        if self._admin is not None:
-            self._spawn(self._publish_admin(engine, apis))
-        if self._local is not None:
-            api = {READ_SERVICE: apis[READ_SERVICE]}
-            budget = self._own_budget
-            self._spawn(
-                self._local.start(self._executor, engine.runtime_answers, self._stopping, api, budget)
-            )
-        if (interval_s := watchdog_interval_s(self._environ)) is not None:
-            self._spawn(feed_watchdog(interval_s, listener.address, self._notifier))
-        self._spawn(self._report_recovery(engine))
-        self._spawn(self._serve_metrics(engine, apis[READ_SERVICE]))
+        executor.submit(wake_soon, threading.get_native_id())
+        spawn(self._keep_status(parts))
+        services = _services(parts, executor)
+        self._servers.start(
+            executor,
+            parts.runtime.answers,
+            self._life.stopping,
+            services,
+            spawn,
+            replaces=self._front_end.predecessor is not None,
+            public=self._front_end.listener.sock if isinstance(self._front_end, Standalone) else None,
+        )
+        if self._watchdog_s is not None:
+            spawn(feed_watchdog(self._watchdog_s, address, self._notifier))
+        spawn(self._report_recovery(parts))
+        metrics = self._configuration.settings.metrics
+        if (listen := parse_listen(metrics.listen)) is not None:
+            page = services[READ_SERVICE] if metrics.page else None
+            spawn(serve_metrics(parts, listen, executor, self._life.stopping, page))
         self._notifier.ready(self._status())
-        self.ready.set()
-
-    async def _serve_metrics(self, engine: Engine, api: Load) -> None:
-        address = parse_listen(self._settings.metrics.listen)
-        if address is None or self._server is None or self._upgrade is None:
-            return
-        sources = MetricSources(
-            service=self._counts,
-            relay=self._server,
-            interceptor=self._interceptor,
-            bypass=self._bypass,
-            engine=engine,
-            upgrade=self._upgrade,
-            budget=self._server.budget,
-            own_budget=self._own_budget,
-            dropped_log_lines=dropped_lines,
-            audit_file=self._audit_file,
-            traces=self._traces,
-        )
-        page_api = api if self._settings.metrics.page else None
-        await serve_metrics(sources, address, self._executor, self._stopping, page_api)
-
-    def _api(self, engine: Engine, listener: Listener) -> dict[str, Load]:
-        """The services of the API; loaded at their first calls."""
-        assert self._server is not None  # noqa: S101 - it serves
-        assert self._upgrade is not None  # noqa: S101 - made with the server
-        predecessor = self._predecessor
-        sources = ApiSources(
-            engine=engine,
-            server=self._server,
-            own_budget=self._own_budget,
-            interceptor=self._interceptor,
-            bypass=self._bypass,
-            upgrade=self._upgrade,
-            audit_file=self._audit_file,
-            traces=self._traces,
-            settings=lambda: self._settings,
-            endpoint=listener.address,
-            started_s=self._started_s,
-            stopping=self._stopping,
-            config_path=self._config_path,
-            last_reload=lambda: self._last_reload,
-            has_predecessor=lambda: predecessor is not None and predecessor.is_draining,
-            admin=self._admin,
-            changing=self._changing,
-        )
-        module = "runtimeproxy.service.api.servicer"
-        executor = self._executor
-        return {
-            READ_SERVICE: loader(executor, module, lambda it: it.RuntimeProxyServicer(sources, executor)),
-            ADMIN_SERVICE: loader(
-                executor, "runtimeproxy.service.api.admin", lambda it: it.AdminServicer(sources, executor)
-            ),
-        }
-
-    async def _publish_admin(self, engine: Engine, apis: dict[str, Load]) -> None:
-        """Publishes the admin socket; its server is made at the first connection."""
-        admin, lock = self._admin, asyncio.Lock()
-        assert admin is not None  # noqa: S101 - the caller has looked
-
-        async def start() -> str:
-            async with lock:
-                if self._admin_server is None:
-                    server = LocalServer()
-                    await server.start(
-                        self._executor, engine.runtime_answers, self._stopping, apis, self._own_budget
-                    )
-                    self._admin_server = server
-                return self._admin_server.socket_path
-
-        admin.start = start
-        await admin.publish(replaces=self._predecessor is not None)
+        self._life.ready.set()
 
     # Service
 
-    async def _report_recovery(self, engine: Engine) -> None:
-        await engine.recovered.wait()
-        if self._owns_process:
+    async def _report_recovery(self, parts: Parts) -> None:
+        inventory = parts.core.inventory
+        await inventory.recovered.wait()
+        if self._life.owns_process:
             # These objects stay: the collector need not stop the loop to look at them again and again.
             gc.freeze()
             young, middle, _ = gc.get_threshold()
             gc.set_threshold(young, middle, OLD_COLLECTIONS)
         self._notifier.status(self._status())
-        logger.info("records recovered: %s", engine.summary)
+        logger.info("records recovered: %s", parts.summary)
 
-    async def _keep_status(self, engine: Engine) -> None:
+    async def _keep_status(self, parts: Parts) -> None:
         """Updates bypass and status, and logs suppressed repetitions."""
         last = ""
+        loop = asyncio.get_running_loop()
         while True:
             self._bypass.update()
-            engine.prune()
-            engine.end_modes()
+            parts.core.prune()
             flush_failures()
-            if self._server is not None:
-                self._counts.is_runtime_away = await self._server.is_runtime_away()
+            await self._front_end.update()
             status = self._status()
             if status != last:
                 self._notifier.status(status)
                 last = status
-            until_s = asyncio.get_running_loop().time() + STATUS_INTERVAL_S
+            until_s = loop.time() + STATUS_INTERVAL_S
             await asyncio.sleep(STATUS_INTERVAL_S)
-            self._counts.loop_lag.observe(max(0.0, asyncio.get_running_loop().time() - until_s))
+            self._life.loop_lag.observe(max(0.0, loop.time() - until_s))
 
     def _status(self) -> str:
         """One line for `systemctl status`."""
-        trouble = "the runtime is away" if self._counts.is_runtime_away else ""
-        count = self._server.connection_count if self._server is not None else 0
-        clients = "1 connection" if count == 1 else f"{count} connections"
-        bypass = "bypass is on" if self._interceptor.bypass else ""
-        summary = self._engine.summary if self._engine is not None else "loading"
-        return "; ".join(filter(None, (trouble, bypass, summary, clients)))
+        before, behind = self._front_end.summaries
+        return "; ".join(filter(None, (before, self.parts.summary if self.parts else "loading", behind)))
 
     def _choose_bypass(self, is_on: bool) -> None:
         self._bypass.choose(is_on)
-        if self.ready.is_set():
+        if self._life.ready.is_set():
             self._notifier.status(self._status())
 
-    def _internal_errors(self) -> int:
-        in_calls = self._engine.internal_errors if self._engine is not None else 0
-        return in_calls + (self._server.defect_count if self._server is not None else 0)
-
     def _compare_soon(self) -> None:
-        if self._engine is not None:
-            self._engine.compare_soon()
-
-    def _is_standby(self) -> bool:
-        """Whether this process decides on no calls: the bypass is on, or a successor serves."""
-        return self._interceptor.bypass or (self._upgrade is not None and self._upgrade.has_moved)
+        if self.parts is not None:
+            inventory = self.parts.core.inventory
+            inventory.confirm_all()
 
     # Reload and upgrade
 
     async def _reload_settings(self) -> None:
         """Reads the configuration again; on an error the old one stays."""
-        async with self._changing:
+        async with self._life.changing:
             self._notifier.reloading()
             try:
-                read = await asyncio.get_running_loop().run_in_executor(self._executor, self._reload)
-                settings, waiting = reloaded(self._settings, read)
-                if self._engine is not None:
-                    await self._engine.use(settings)
+                settings, waiting = await self._configuration.read(self._threads.background)
+                if self.parts is not None:
+                    await self.parts.core.use(settings)
             except RuntimeProxyError as error:
-                reason = "; ".join(str(error).splitlines())
-                self._counts.is_configured = False
+                reason = self._configuration.refuse(error)
                 logger.error("configuration not changed: %s", reason)  # noqa: TRY400  # the message says it all
-                self._last_reload = Reloaded(time.time(), reason)
             else:
                 self._use(settings)
-                self._counts.is_configured, self._counts.configured_s = True, time.time()
-                self._last_reload = Reloaded(time.time(), need_restart=tuple(waiting))
+                self._configuration.use(settings, waiting)
                 if waiting:
                     logger.warning("%s changed; restart to apply", ", ".join(waiting))
                 logger.info("configuration reloaded")
@@ -523,59 +436,63 @@ class Daemon:
                 self._notifier.ready(self._status())
 
     def _use(self, settings: Settings) -> None:
-        old, self._settings = self._settings, settings
-        if settings.hooks.enabled != old.hooks.enabled:
+        if settings.hooks.enabled != self._configuration.settings.hooks.enabled:
             self._bypass.configure(not settings.hooks.enabled)
-        self._audit_file.configure(settings.audit)
-        if self._traces is not None:
-            self._traces.configure(settings.tracing)
+        self._front_end.use(settings)
+        self._outputs.audit_file.configure(settings.audit)
+        if self._outputs.traces is not None:
+            self._outputs.traces.configure(settings.tracing)
         logging.getLogger().setLevel(settings.log.level.upper())
 
     async def _hand_over(self) -> None:
-        if self._upgrade is not None:
-            await self._upgrade.run(self._changing)
+        if self._front_end.is_open:
+            await self._front_end.hand_over(self._life.changing)
 
     async def _flush_state(self) -> None:
-        if self._engine is not None:
-            await self._engine.flush_state()
+        if self.parts is not None:
+            state = self.parts.core.state
+            await state.flush(self._threads.background)
 
     async def _take_back_state(self) -> None:
-        if self._engine is not None:
-            await self._engine.take_back_state()
-        if self._admin is not None:
-            # The successor's is there, or its remains.
-            await self._admin.publish(replaces=True)
+        if self.parts is not None:
+            await self.parts.core.take_back_state()
+        await self._servers.publish_again()
 
     # End
 
-    async def _stop(self, listener: Listener, server: RelayServer, upgrade: Upgrade) -> None:
+    async def _stop(self) -> None:
         """The listener is released first, so that a new instance can start while this one drains."""
-        self._stopping.set()
-        await upgrade.stop()
-        if self._predecessor is not None:
-            self._predecessor.report_stopping()
+        front_end, proxy = self._front_end, self._configuration.settings.proxy
+        self._life.stopping.set()
+        await front_end.stop_accepting()
         self._notifier.stopping("draining")
-        server.stop_accepting()
-        address = listener.address
-        if self._admin is not None:
-            await self._admin.stop()
-        kubelets = None if upgrade.has_moved else self._find_kubelets(address, listener.path is None)
-        listener.release()
-        await server.drain(self._settings.proxy.drain_s)
+        address = front_end.listener.address
+        await self._servers.close_admin()
+        kubelets = None
+        if isinstance(front_end, CriProxy) and not front_end.retired.is_set():
+            kubelets = self._find_kubelets(address, front_end.listener.path is None)
+        front_end.listener.release()
+        await front_end.drain(proxy.drain_s)
         await self._tasks.cancel(CLOSING_S)
-        for local in (self._local, self._admin_server):
-            if local is not None:
-                await local.stop()
-        if self._engine is not None:
-            await self._engine.close()
-        self._audit_file.close()
-        if self._traces is not None:
-            self._traces.close()
-        await upgrade.send_drained()
+        await self._servers.stop()
+        if self.parts is not None:
+            await self.parts.close(self._threads)
+        self._outputs.close()
+        await front_end.end()
         if kubelets is not None:
             await self._warn_of_kubelets(kubelets, address)
-        self._executor.shutdown(cancel_futures=True)
+        self._threads.shutdown()
         logger.info("stopped")
+
+    async def _refuse_kubelets(self, endpoint: str) -> None:
+        """A kubelet whose runtime is this socket would have none."""
+        from runtimeproxy.service.kubelet import kubelet_settings
+
+        run = asyncio.get_running_loop().run_in_executor
+        for each in await run(self._threads.background, kubelet_settings, endpoint):
+            reason = f"a kubelet still uses the proxy's socket ({each.place}, {each.name})"
+            advice = each.advice(self._configuration.settings.proxy)
+            raise ConfigError("configuration", "daemon.mode", f"{reason}: {advice}")
 
     def _find_kubelets(self, address: str, is_passed: bool) -> asyncio.Future[list[KubeletSetting]]:
         """Looks, while calls end, for kubelets that lose their runtime.
@@ -588,7 +505,7 @@ class Daemon:
 
             return [] if is_passed and is_enabled_unit() else kubelet_settings(address)
 
-        return asyncio.get_running_loop().run_in_executor(self._executor, find)
+        return asyncio.get_running_loop().run_in_executor(self._threads.background, find)
 
     async def _warn_of_kubelets(self, kubelets: asyncio.Future[list[KubeletSetting]], address: str) -> None:
         try:
@@ -600,9 +517,35 @@ class Daemon:
         if found and is_served(address):
             return  # another instance has been started meanwhile
         for each in found:
-            advice = each.advice(self._settings.proxy)
+            advice = each.advice(self._configuration.settings.proxy)
             extra = {"place": each.place, "key": each.name}
             logger.warning("a kubelet still uses the proxy's socket: %s", advice, extra=extra)
+
+
+class _Outputs:
+    """Where audit entries and spans go."""
+
+    def __init__(self, audit_file: AuditFile, traces: Traces | None, sink: AuditSink | None) -> None:
+        self.audit_file = audit_file
+        self.traces = traces
+        self.sinks: tuple[AuditSink, ...] = (audit_file,) if sink is None else (sink, audit_file)
+
+    def close(self) -> None:
+        """Writes the rest."""
+        self.audit_file.close()
+        if self.traces is not None:
+            self.traces.close()
+
+
+def _services(parts: Parts, executor: Executor) -> dict[str, Load]:
+    """The services of the API; loaded at their first calls."""
+    folder = "runtimeproxy.service.api"
+    return {
+        READ_SERVICE: loader(
+            executor, f"{folder}.servicer", lambda it: it.RuntimeProxyServicer(parts, executor)
+        ),
+        ADMIN_SERVICE: loader(executor, f"{folder}.admin", lambda it: it.AdminServicer(parts, executor)),
+    }
 
 
 def _traces(settings: Settings) -> Traces | None:

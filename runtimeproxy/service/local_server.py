@@ -46,7 +46,7 @@ class LocalServer:
         parent = parent or Path(tempfile.gettempdir())
         _remove_stale(parent)
         self._server: GrpcServer | None = None
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         # At once, so that no number of clients takes the descriptor.
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -69,6 +69,7 @@ class LocalServer:
         stopping: asyncio.Event,
         api: Mapping[str, Load] = MappingProxyType({}),
         budget: Budget | None = None,
+        public: socket.socket | None = None,
     ) -> None:
         """Loads protobuf in a thread, so that relaying goes on meanwhile, and serves.
 
@@ -78,18 +79,21 @@ class LocalServer:
             stopping: set when the daemon drains.
             api: what loads each service of the API, by full name.
             budget: of all such servers together; None for one of its own.
+            public: a socket on which it serves, too; None for none.
         """
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(executor, importlib.import_module, "runtimeproxy.service.local_services")
         from runtimeproxy.service.local_services import make_server
 
         self._server = server = make_server(probe, stopping, api, budget)
-        self._listener = await loop.create_unix_server(server.protocol, sock=self._socket)
+        self._listeners = [await loop.create_unix_server(server.protocol, sock=self._socket)]
+        if public is not None:
+            self._listeners.append(await loop.create_unix_server(server.protocol, sock=public))
 
     async def stop(self) -> None:
         """Ends the server and removes its directory; calls in progress are cut."""
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         if self._server is not None:
             await self._server.stop()
         self._socket.close()

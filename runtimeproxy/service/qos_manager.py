@@ -11,20 +11,28 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.config.validation import feature_gates
 from runtimeproxy.hooks.owners import BUILT_IN
 from runtimeproxy.ledger import leases
 from runtimeproxy.ledger.upkeep import KOORDLETS_CLAIMS
+from runtimeproxy.node.koordlet import koordlets
+from runtimeproxy.node.snapshot import Input, InputState
 from runtimeproxy.pods.record_views import recorded_pod
+from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.slo.dynamic import GATES, asked_plugins, is_gated_on
 from runtimeproxy.vocabulary import Mode, PluginReport
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from runtimeproxy.config.settings import Settings
+    from runtimeproxy.core.core import Core
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.pods.records import PodRecord
+    from runtimeproxy.service.configuration import CurrentConfiguration
     from runtimeproxy.slo.schema import CpuBurstPolicy
 
 logger = logging.getLogger(__name__)
@@ -158,6 +166,16 @@ def _missing_text(missing: Iterable[str], *, is_heard: bool) -> str:
     )
 
 
+class _Heard(NamedTuple):
+    """The last report."""
+
+    report: ManagerReport
+    at_s: float
+    """By the watch's clock."""
+    wall_s: float
+    """Since the epoch."""
+
+
 class QosManagerWatch:
     """Knows the last report, and looks from time to time whether something is missing.
 
@@ -169,8 +187,7 @@ class QosManagerWatch:
         clock: Monotonic, in seconds.
 
     Attributes:
-        report: The last one; None if there was none.
-        heard_s: When it came, since the epoch.
+        wanted: The plugins that were asked for at the last look.
         last: The last verdict, for other threads.
     """
 
@@ -187,27 +204,35 @@ class QosManagerWatch:
         self._leased = leased
         self._find_koordlet = find_koordlet
         self._now_s = clock
-        self._heard_s = -float("inf")
+        self._heard: _Heard | None = None
         self._missing_since_s: float | None = None
         self._has_koordlet = False
         self._looked_for_koordlet_s = -float("inf")
         self._told = ""
-        self.report: ManagerReport | None = None
-        self.heard_s: float | None = None
         self.wanted: frozenset[str] = frozenset()
         self.last = Verdict(State.NOT_WANTED)
 
     @property
     def is_heard(self) -> bool:
         """Whether the last report counts."""
-        return self._now_s() < self._heard_s + leases.LEASE_S
+        return self._heard is not None and self._now_s() < self._heard.at_s + leases.LEASE_S
+
+    @property
+    def report(self) -> ManagerReport | None:
+        """The last one; None if there was none."""
+        return None if self._heard is None else self._heard.report
+
+    @property
+    def heard_s(self) -> float | None:
+        """When it came, in seconds since the epoch."""
+        return None if self._heard is None else self._heard.wall_s
 
     def take(self, report: ManagerReport) -> None:
         """Takes a report."""
         if self.report is not None and self.report.pid != report.pid and self.is_heard:
             text = "two QoS managers report: process %d and process %d"
             logger.warning(text, self.report.pid, report.pid)
-        self.report, self.heard_s, self._heard_s = report, time.time(), self._now_s()
+        self._heard = _Heard(report, self._now_s(), time.time())
 
     def failing(self) -> tuple[PluginReport, ...]:
         """The wanted plugins of a manager that runs which cannot do their work."""
@@ -260,3 +285,41 @@ class QosManagerWatch:
         elif self._told:
             logger.info("nothing that strategies ask of a QoS manager is missing any more")
         self._told = found.note
+
+
+def watch_of(
+    core: Core, configuration: CurrentConfiguration, is_standby: Callable[[], bool], executor: Executor
+) -> QosManagerWatch:
+    """The watch of a daemon.
+
+    Args:
+        core: Has the strategies, the pods and the claims.
+        configuration: Which a manager reads, too.
+        is_standby: Whether another process decides.
+        executor: A thread.
+    """
+    node, store, claims, upkeep = core.node, core.store, core.leased, core.upkeep
+
+    def wanted() -> frozenset[str]:
+        if node.latest.state_of(Input.STRATEGIES) is InputState.UNKNOWN or is_standby():
+            return frozenset()
+        pods = (pod for pod in store.pods if pod.state is Lifecycle.RUNNING)
+        return wanted_plugins(configuration.settings, node.latest, pods)
+
+    def left(names: Collection[str], has_process: bool) -> Mapping[str, str]:
+        has_koordlet = has_process or upkeep.has_koordlet
+        return left_plugins(names, configuration.settings, has_koordlet=has_koordlet)
+
+    def leased() -> frozenset[str]:
+        return frozenset(
+            name
+            for name, owned in claims.owners.items()
+            if owned.claims and owned.phase is leases.Phase.LEASED
+        )
+
+    async def find_koordlet() -> bool:
+        """Whether a process of this node is a koordlet, which need not be registered as a hook server."""
+        run = asyncio.get_running_loop().run_in_executor
+        return await run(executor, lambda: any(True for _ in koordlets(Path("/proc"))))
+
+    return QosManagerWatch(wanted, left, leased, find_koordlet)

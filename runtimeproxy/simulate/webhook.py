@@ -29,9 +29,8 @@ from runtimeproxy.simulate.manifests import (
     Quantities,
     kube_qos,
 )
+from runtimeproxy.slo.names import EXTENDED_RESOURCE_SPEC
 
-EXTENDED_RESOURCE_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
-"""The containers' batch resources. Source: policies spec 1.2, 1.6.2."""
 _BATCH: Final = ("kubernetes.io/batch-cpu", "kubernetes.io/batch-memory")
 _NAMES: Final[Mapping[PriorityClass, Mapping[str, str]]] = {
     PriorityClass.BATCH: {"cpu": _BATCH[0], "memory": _BATCH[1]},

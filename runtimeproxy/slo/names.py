@@ -40,3 +40,5 @@ MAX_ANNOTATION_VALUES: Final = 512
 """About its QoS: many times as many as the largest schema has fields."""
 MAX_ANNOTATION_LENGTH: Final = 16 << 10
 """In characters: many times the longest useful annotation. It is read while a call of its pod waits."""
+EXTENDED_RESOURCE_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
+"""Annotation of a pod: its containers' batch and mid resources. Source: policies spec 1.2, 1.6.2."""

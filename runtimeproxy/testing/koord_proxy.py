@@ -18,6 +18,7 @@ from cri_api.runtime.v1 import api_pb2_grpc
 from runtimeproxy.config.settings import (
     ApiSettings,
     CgroupsSettings,
+    DaemonSettings,
     HooksSettings,
     NodeSettings,
     ProxySettings,
@@ -233,6 +234,7 @@ class KoordProxy:
                 kubelet_dir=str(folder.absolute() / "kubelet"),
             ),
             api=ApiSettings(admin_socket=""),
+            daemon=DaemonSettings(lock=str(folder.absolute() / "front-end.lock")),
             state=StateSettings(dir=str(folder.absolute() / f"{self.socket_path.stem}.state")),
         )
 

@@ -160,7 +160,7 @@ def test_what_is_audited_is_followed_until_the_end(daemon: ProxyProcess) -> None
 def test_the_daemon_does_not_load_what_only_commands_need() -> None:
     code = (
         "import sys\nfrom runtimeproxy.cli import main\nmain(['version'])\n"
-        "from runtimeproxy.service import daemon, engine, local_services\n"
+        "from runtimeproxy.service import daemon, local_services, parts\n"
         "print({'rich', 'shtab', 'runtimeproxy.doctor', 'runtimeproxy.commands.client'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,7 +16,7 @@ from runtimeproxy.config.parsing import (
 )
 from runtimeproxy.config.settings import ProxySettings
 from runtimeproxy.config.validation import CombinedConfigError, owner_ids
-from runtimeproxy.frontends.cri_proxy.relay.listener import SocketPathError, listen
+from runtimeproxy.listener import SocketPathError, listen
 from tests.config.reading import loaded
 
 

@@ -17,6 +17,7 @@ from tests.config.reading import PREFIX, load, loaded
 @pytest.mark.skipif(Path(DEFAULT_CONFIG_PATH).exists(), reason="this machine has a configuration of its own")
 def test_the_defaults() -> None:
     assert dataclasses.asdict(loaded()) == {
+        "daemon": {"mode": "proxy", "lock": "/run/koord-runtimeproxy/front-end.lock"},
         "proxy": {
             "endpoint": "/var/run/koord-runtimeproxy/runtimeproxy.sock",
             "runtime_endpoint": "/var/run/containerd/containerd.sock",

@@ -14,10 +14,10 @@ from typing import Self
 from runtimeproxy.frontends.cri_proxy.interception import CallHandler, CallHead, Interceptor, Outcome, Reply
 from runtimeproxy.frontends.cri_proxy.relay.budget import MemoryBudget
 from runtimeproxy.frontends.cri_proxy.relay.connection import ConnectionOptions
-from runtimeproxy.frontends.cri_proxy.relay.listener import listen
 from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
 from runtimeproxy.frontends.cri_proxy.relay.streams import RelayOptions
 from runtimeproxy.frontends.cri_proxy.relay.upstream import Upstream
+from runtimeproxy.listener import listen
 from tests.peers.bytes_client import WAIT_S
 
 

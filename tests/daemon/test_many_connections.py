@@ -40,7 +40,7 @@ sys.stdin.readline()
 
 ROOM: Final = 60
 LITTLE_ROOM: Final = f"""
-import runtimeproxy.service.daemon as daemon
+import runtimeproxy.frontends.cri_proxy.front_end as daemon
 from functools import partial
 daemon.RelayServer = partial(daemon.RelayServer, most_connections={ROOM})
 """

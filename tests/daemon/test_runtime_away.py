@@ -136,8 +136,8 @@ def test_the_status_tells_that_it_is_away(
 
 WATCHFUL = """\
 import runpy, sys
-import runtimeproxy.service.engine
-runtimeproxy.service.engine.RUNTIME_WATCH_INTERVAL_S = 0.05
+import runtimeproxy.frontends.runtime_link
+runtimeproxy.frontends.runtime_link.WATCH_INTERVAL_S = 0.05
 sys.argv = sys.argv[3:]
 runpy.run_module("runtimeproxy", run_name="__main__", alter_sys=False)
 """

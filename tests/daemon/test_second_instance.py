@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from runtimeproxy.frontends.cri_proxy.relay.listener import lock_path, read_lock
+from runtimeproxy.listener import lock_path, read_lock
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import flowing_events
 from tests.daemon.upgrading import Family

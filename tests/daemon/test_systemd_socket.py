@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.service.signals import BYPASS_ON, signal_instance
+from runtimeproxy.signals import BYPASS_ON, signal_instance
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.lab.cri_client import CriClient

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.config.settings import ProxySettings
-from runtimeproxy.service.signals import UPGRADE
+from runtimeproxy.signals import UPGRADE
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, flowing_events, pod, shares_of
 from tests.daemon.load import Load

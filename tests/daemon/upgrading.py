@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from runtimeproxy.frontends.cri_proxy.relay.listener import lock_path, read_lock
-from runtimeproxy.service.signals import UPGRADE
+from runtimeproxy.listener import lock_path, read_lock
+from runtimeproxy.signals import UPGRADE
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
 

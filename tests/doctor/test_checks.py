@@ -21,8 +21,8 @@ from runtimeproxy.doctor.facts import (
     RuntimeFacts,
     SocketState,
 )
+from runtimeproxy.node.koordlet import Koordlet
 from runtimeproxy.node.snapshot import Feature, KubeletFacts, Node
-from runtimeproxy.service.koordlet import Koordlet
 from runtimeproxy.service.kubelet import KubeletSetting, RunningKubelet
 
 SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"

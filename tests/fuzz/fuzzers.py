@@ -15,7 +15,7 @@ from typing import Final
 
 import grpc
 
-from runtimeproxy.service.signals import BYPASS_OFF
+from runtimeproxy.signals import BYPASS_OFF
 from tests.daemon.upgrading import Family
 from tests.fuzz.header_blocks import Difference, compare
 from tests.fuzz.node import Node, Variant

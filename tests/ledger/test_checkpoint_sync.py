@@ -26,6 +26,7 @@ from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.checkpoint import file as file_module
 from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind
 from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
+from runtimeproxy.pods.inventory import Inventory
 from runtimeproxy.pods.records import (
     Book,
     CgroupRecord,
@@ -74,7 +75,7 @@ async def side(tmp_path: Path, files: CgroupFiles) -> AsyncIterator[Side]:
         made = Side(
             store,
             cgroups,
-            CheckpointSync(tmp_path / "state", store, cgroups, Recovery(store, client), thread),
+            CheckpointSync(tmp_path / "state", Recovery(Inventory(store), client).inventory, cgroups, thread),
         )
         await made.sync.load()
         yield made

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.pods.inventory import Inventory
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.recovery import Recovery
@@ -40,7 +41,7 @@ async def test_a_pod_comes_back_with_cgroup_parent_and_resources(
         kubelet.runtime.UpdateContainerResources(update, timeout=CALL_TIMEOUT_S)
         client = GrpcRuntimeClient(ClientSettings(f"unix:{containerd.socket}"), executor)
         recovered, looked_up = PodStore(), PodStore()
-        await Recovery(recovered, client).compare()
+        await Recovery(Inventory(recovered), client).compare()
         await Lookups(looked_up, client, timeout_s=10).container(running.container_id()[:12])
         name = await client.runtime_name()
         await client.close()

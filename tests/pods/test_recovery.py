@@ -11,6 +11,7 @@ import pytest
 
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import Saved
+from runtimeproxy.pods.inventory import Inventory
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
@@ -26,7 +27,7 @@ async def running(recovery: Recovery) -> AsyncIterator[None]:
     task = asyncio.get_running_loop().create_task(recovery.run())
     try:
         async with asyncio.timeout(30):
-            await recovery.recovered.wait()
+            await recovery.inventory.recovered.wait()
         yield
     finally:
         task.cancel()
@@ -38,7 +39,7 @@ async def test_everything_comes_back_with_its_details(
 ) -> None:
     preload(fake_runtime.state, 5, 20)
     store = PodStore()
-    async with running(Recovery(store, client)):
+    async with running(Recovery(Inventory(store), client)):
         assert len(store.pods) == 5
         assert len(store.containers) == 20
     for container in store.containers:
@@ -57,7 +58,7 @@ async def test_what_has_stopped_costs_no_status_call(
     for sandbox_id in tuple(fake_runtime.state.sandboxes):
         fake_runtime.state.stop_sandbox(sandbox_id)
     store = PodStore()
-    async with running(Recovery(store, client)):
+    async with running(Recovery(Inventory(store), client)):
         assert {container.state for container in store.containers} == {Lifecycle.STOPPED}
     assert {call.method for call in fake_runtime.recorded} == {"ListPodSandbox", "ListContainers"}
 
@@ -68,7 +69,7 @@ async def test_a_runtime_that_comes_late_is_waited_for(
     preload(fake_runtime.state, 1, 1)
     fake_runtime.on("ListPodSandbox", error=CallError("UNAVAILABLE"), times=2)
     store = PodStore()
-    async with running(Recovery(store, client)):
+    async with running(Recovery(Inventory(store), client)):
         assert len(store.containers) == 1
 
 
@@ -79,7 +80,7 @@ async def test_a_runtime_that_goes_behind_its_lists_is_waited_for(
     for method in ("PodSandboxStatus", "ContainerStatus"):
         fake_runtime.on(method, error=CallError("UNAVAILABLE"), times=1)
     store = PodStore()
-    async with running(Recovery(store, client)):
+    async with running(Recovery(Inventory(store), client)):
         assert all(record.detailed for record in (*store.pods, *store.containers))
 
 
@@ -87,7 +88,7 @@ async def test_a_runtime_that_goes_while_saved_records_are_compared_is_waited_fo
     fake_runtime: FakeRuntime, client: GrpcRuntimeClient
 ) -> None:
     store, container_id = saved_store(fake_runtime.state, 2)
-    recovery = Recovery(store, client)
+    recovery = Recovery(Inventory(store), client)
     recovery.confirm([container_id])
     fake_runtime.on("ContainerStatus", error=CallError("UNAVAILABLE"), times=1)
     async with running(recovery), asyncio.timeout(30):
@@ -99,7 +100,7 @@ async def test_a_comparison_drops_what_is_gone_and_adds_what_is_new(
 ) -> None:
     preload(fake_runtime.state, 2, 2)
     store, changed = PodStore(), list[str]()
-    recovery = Recovery(store, client)
+    recovery = Recovery(Inventory(store), client)
     await recovery.compare()
     store.on_change = lambda kind, identity, is_event: changed.append(identity) if is_event else None
     gone, stays = tuple(fake_runtime.state.sandboxes)
@@ -116,7 +117,7 @@ async def test_a_comparison_asks_no_details_twice(
     fake_runtime: FakeRuntime, client: GrpcRuntimeClient
 ) -> None:
     preload(fake_runtime.state, 1, 2)
-    recovery = Recovery(PodStore(), client)
+    recovery = Recovery(Inventory(PodStore()), client)
     await recovery.compare()
     await recovery.compare()
     methods = [call.method for call in fake_runtime.recorded]
@@ -130,7 +131,7 @@ async def test_a_comparison_on_demand_does_not_wait_for_the_interval(
     told = asyncio.Event()
     preload(fake_runtime.state, 1, 1)
     store = PodStore()
-    recovery = Recovery(store, client, RecoverySettings(interval_s=3600))
+    recovery = Recovery(Inventory(store), client, RecoverySettings(interval_s=3600))
     async with running(recovery):
         store.on_change = lambda kind, identity, is_event: told.set()
         fake_runtime.state.remove_container(next(iter(fake_runtime.state.containers)))
@@ -164,7 +165,7 @@ async def test_saved_records_need_no_status_call_to_be_recovered(
 ) -> None:
     fake_runtime.on("ContainerStatus", hang=True)
     store, container_id = saved_store(fake_runtime.state, 2)
-    recovery = Recovery(store, client)
+    recovery = Recovery(Inventory(store), client)
     recovery.confirm([container_id])
     async with running(recovery):
         record = store.containers.get(container_id)
@@ -178,7 +179,7 @@ async def test_what_changed_meanwhile_is_found_in_the_background(
     caplog.set_level("INFO")
     store, container_id = saved_store(fake_runtime.state, 5000)
     (kept,) = fake_runtime.state.containers.values()
-    recovery, found = Recovery(store, client, QUICK), asyncio.Event()
+    recovery, found = Recovery(Inventory(store), client, QUICK), asyncio.Event()
     store.on_change = lambda kind, identity, seen: found.set()
     recovery.confirm([container_id, "gone"])
     async with running(recovery), asyncio.timeout(30):
@@ -206,7 +207,7 @@ async def test_a_call_during_the_question_has_it_asked_again(
 ) -> None:
     store, container_id = saved_store(fake_runtime.state, 5000)
     fake_runtime.on("ContainerStatus", hang=True, times=1)
-    recovery = Recovery(store, client, replace(QUICK, interval_s=3600))
+    recovery = Recovery(Inventory(store), client, replace(QUICK, interval_s=3600))
     recovery.confirm([container_id])
     async with running(recovery):
         await asyncio.to_thread(fake_runtime.recorded.wait, "ContainerStatus")
@@ -231,7 +232,7 @@ async def test_a_removal_during_the_list_is_not_undone(
     (container_id,) = fake_runtime.state.containers
     fake_runtime.on("ListContainers", hang=True, after=True, times=1)
     store = PodStore()
-    comparing = asyncio.get_running_loop().create_task(Recovery(store, client).compare())
+    comparing = asyncio.get_running_loop().create_task(Recovery(Inventory(store), client).compare())
     await asyncio.to_thread(fake_runtime.recorded.wait, "ListContainers")
     store.containers.remove(container_id)
     fake_runtime.release("ListContainers")
@@ -246,7 +247,7 @@ async def test_a_start_that_nobody_saw_shows_in_the_list(
     (container_id,) = fake_runtime.state.containers
     store = PodStore()
     store.containers.put(ContainerRecord(id=container_id, owners={"a": "b"}))
-    await Recovery(store, client).compare()
+    await Recovery(Inventory(store), client).compare()
     record = store.containers.get(container_id)
     assert record is not None
     assert (record.state, record.owners) == (Lifecycle.RUNNING, {"a": "b"})
@@ -264,7 +265,7 @@ async def test_a_checkpoint_that_is_read_while_details_are_asked_for_counts(
     store = PodStore()
     for method in ("PodSandboxStatus", "ContainerStatus"):
         fake_runtime.on(method, hang=True, after=True, times=1)
-    comparing = asyncio.get_running_loop().create_task(Recovery(store, client).compare())
+    comparing = asyncio.get_running_loop().create_task(Recovery(Inventory(store), client).compare())
     for method, taken in (
         ("PodSandboxStatus", Saved(pods=saved.pods)),
         ("ContainerStatus", Saved(containers=saved.containers)),
@@ -298,7 +299,7 @@ async def test_a_defect_that_one_record_shows_is_told_and_costs_no_other(
 
     monkeypatch.setattr(client, "container", container)
     store = PodStore()
-    async with running(Recovery(store, client)):
+    async with running(Recovery(Inventory(store), client)):
         assert {record.id for record in store.containers if not record.detailed} == {bad}
     (line,) = [each for each in caplog.records if "cannot be compared" in each.message]
     assert vars(line)["container_id"] == bad

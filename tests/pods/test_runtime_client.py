@@ -9,14 +9,9 @@ from pathlib import Path
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.pods.inventory import RuntimeUnavailableError
 from runtimeproxy.pods.records import Lifecycle
-from runtimeproxy.pods.runtime_client import (
-    PARSE_ON_LOOP_BYTES,
-    SERVICES,
-    ClientSettings,
-    GrpcRuntimeClient,
-    RuntimeUnavailableError,
-)
+from runtimeproxy.pods.runtime_client import PARSE_ON_LOOP_BYTES, SERVICES, ClientSettings, GrpcRuntimeClient
 from runtimeproxy.testing import CallError, FakeRuntime, preload
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 from tests.peers.aio import Peer, RawServer

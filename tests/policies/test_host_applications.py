@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from policies.host_applications import host_application_cgroup, host_application_values
+from policies.host_applications import host_application_values
 from runtimeproxy.qos import QoSClass
+from runtimeproxy.slo.host_applications import host_application_cgroup
 from runtimeproxy.slo.schema import CgroupBase, CgroupPath, HostApplication
 
 

@@ -147,3 +147,58 @@ def _files(root: Path, packages: tuple[str, ...]) -> Iterator[Path]:
 def _module_name(path: Path, root: Path) -> str:
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """The attributes of a class's objects: those that its methods set, and the fields of a dataclass."""
+    found = {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+        and each.value.id == "self"
+    }
+    fields = (each for each in node.body if isinstance(each, ast.AnnAssign))
+    for each in fields:
+        if isinstance(each.target, ast.Name) and "ClassVar" not in ast.unparse(each.annotation):
+            found.add(each.target.id)
+    return found
+
+
+def composing_objects(trees: dict[str, ast.Module]) -> dict[str, int]:
+    """How many attributes the objects of each class of the core, of the service, and of front ends have.
+
+    What a front end is made of, such as a connection of the relay, is not composed of the daemon's parts.
+    """
+    found: dict[str, int] = {}
+    for name, tree in trees.items():
+        package, _, rest = name.removeprefix(f"{PACKAGE}.").partition(".")
+        is_front_end = package == "frontends" and rest.count(".") <= 1
+        if package not in ("core", "service") and not is_front_end:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found[f"{name}.{node.name}"] = len(attributes(node))
+    return found
+
+
+def reaches(trees: dict[str, ast.Module]) -> list[str]:
+    """Where the service takes a part of a part of the core: `core.x.y`, also as `parts.core.x.y`."""
+    found: list[str] = []
+    for name, tree in trees.items():
+        if name.startswith(f"{PACKAGE}.service"):
+            found += (
+                f"{name}:{node.lineno} {ast.unparse(node)}"
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Attribute)
+                and _last_name(node.value.value) in ("core", "engine")
+            )
+    return found
+
+
+def _last_name(node: ast.expr) -> str:
+    """`core` of `core`, `self._core` and `parts.core`."""
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return name.lstrip("_")

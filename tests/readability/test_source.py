@@ -1,4 +1,4 @@
-"""The source has no circles of imports, and few class names that stand in more than one place."""
+"""The source has no circles of imports, each class name once but for a few, and small composed objects."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.readability.source import circles, parsed, repeated_class_names
+from tests.readability.source import (
+    attributes,
+    circles,
+    composing_objects,
+    parsed,
+    reaches,
+    repeated_class_names,
+)
 
 MANY_NAMES = 24
+MANY_ATTRIBUTES = 12
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +56,27 @@ def test_imports_for_types_make_circles_too() -> None:
     trees = {name: ast.parse(text) for name, text in texts.items()}
     assert circles(trees) == [("a", "b", "c")]
     assert repeated_class_names(trees) == {"B": ["b", "d"]}
+
+
+def test_no_object_is_composed_of_many_parts(trees: dict[str, ast.Module]) -> None:
+    found = composing_objects(trees)
+    assert {"runtimeproxy.core.core.Core", "runtimeproxy.service.daemon.Daemon"} <= found.keys()
+    assert {name: number for name, number in found.items() if number > MANY_ATTRIBUTES} == {}
+
+
+def test_the_service_does_not_reach_through_the_core(trees: dict[str, ast.Module]) -> None:
+    assert reaches(trees) == []
+
+
+def test_attributes_and_reaches_are_found() -> None:
+    text = (
+        "class A:\n    y: int = 0\n    z: ClassVar[int] = 0\n    def set(self):\n"
+        "        self.a, self.b.c = 1, 2\n        self.d: int = core.x.y\n"
+        "        return self._core.x, parts.core.x.z.more"
+    )
+    tree = ast.parse(text)
+    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
+    assert attributes(found) == {"y", "a", "d"}
+    trees = {"runtimeproxy.service.a": tree, "runtimeproxy.frontends.b.relay.c": tree}
+    assert composing_objects(trees) == {"runtimeproxy.service.a.A": 3}
+    assert [each.partition(" ")[2] for each in reaches(trees)] == ["core.x.y", "parts.core.x.z"]

@@ -53,9 +53,10 @@ def recorded(proxy: KoordProxy) -> Iterator[Tape]:
     tape, daemon, loop = Tape(), proxy._daemon, proxy._loop
     assert daemon is not None
     assert loop is not None
-    engine = daemon._engine
-    assert engine is not None
-    services = engine.services
+    assert daemon.parts is not None
+    assert daemon.parts.proxy is not None
+    services = daemon.parts.proxy.services
+    assert services is not None
 
     async def record() -> None:
         with ThreadPoolExecutor(1) as executor:

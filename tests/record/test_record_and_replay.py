@@ -161,8 +161,8 @@ class Run:
 
 def source_of(proxy: KoordProxy) -> NodeSources:
     assert proxy._daemon is not None
-    assert proxy._daemon._engine is not None
-    return proxy._daemon._engine.node
+    assert proxy._daemon.parts is not None
+    return proxy._daemon.parts.core.node
 
 
 def change_strategies(proxy: KoordProxy, objects: Path) -> None:

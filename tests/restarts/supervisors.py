@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from runtimeproxy.service.signals import UPGRADE
+from runtimeproxy.signals import UPGRADE
 from tests.daemon.test_systemd_socket import PASSES
 from tests.lab import procfs
 from tests.lab.deadline import wait_until

@@ -11,11 +11,11 @@ import pytest
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallInterceptor, CallSettings
 from runtimeproxy.frontends.cri_proxy.relay.budget import MemoryBudget
 from runtimeproxy.frontends.cri_proxy.relay.connection import ConnectionOptions
-from runtimeproxy.frontends.cri_proxy.relay.listener import listen
 from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
 from runtimeproxy.frontends.cri_proxy.relay.streams import RelayOptions
+from runtimeproxy.frontends.cri_proxy.wiring import Routes
+from runtimeproxy.listener import listen
 from runtimeproxy.sdnotify import Notifier, answers_ping, feed_watchdog
-from runtimeproxy.service.wiring import Routes
 from tests.peers.aio import until
 
 SHORT_S = 0.3

@@ -70,9 +70,9 @@ class Stand(NamedTuple):
     proxy: KoordProxy
 
     @property
-    def engine(self) -> Any:
+    def parts(self) -> Any:
         assert self.proxy._daemon is not None
-        return self.proxy._daemon._engine
+        return self.proxy._daemon.parts
 
 
 @pytest.fixture(scope="module")
@@ -184,12 +184,12 @@ def map_differences(group: str, sent: Any, got: Any) -> Differences:
 
 
 def check(stand: Stand, manifest: dict[str, Any], *, webhook: bool) -> None:
-    engine = stand.engine
-    node = engine.node.latest
+    core = stand.parts.core
+    node = core.node.latest
     assert node.state_of(Input.STRATEGIES) is InputState.KNOWN
     (calls,) = pod_calls(json.dumps(manifest).encode(), "pod.json", node, webhook=webhook)
     skip = ("runtimeproxy.koordinator.sh/skip-hookserver", "true")
-    (pod,) = simulate([calls], engine.policies, node, ChainRules(skip_label=skip)).pods
+    (pod,) = simulate([calls], core.policies.loaded.policies, node, ChainRules(skip_label=skip)).pods
     found, refusal = run(stand, calls)
     wanted = [(each.name, announced(each)) for each in pod.targets if not each.refusal]
     assert wanted == found

@@ -15,6 +15,7 @@ from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.fields.tables import CRI_FIELDS, LISTS, PARAMETERS, RESOURCE_PARAMETERS
 from runtimeproxy.service.api.explain import NOT_RECORDED, Explainer
+from runtimeproxy.service.api.pods import PodMessages
 from runtimeproxy.simulate.reading import pod_calls
 from tests.simulate.test_agreement import (
     Differences,
@@ -34,12 +35,14 @@ WAIT_S = 30.0
 
 def explained(stand: Stand, pod_id: str) -> api_pb2.ExplainResponse:
     """The explanation of a pod, when nothing is to be written any more."""
-    engine, loop = stand.engine, stand.proxy._loop
+    parts, loop = stand.parts, stand.proxy._loop
+    core = parts.core
+    messages = PodMessages(core.inventory, core.ledger, core.node)
     assert loop is not None
 
     async def explain() -> api_pb2.ExplainResponse:
-        assert await engine.services.order.wait_for_post_hooks(pod_id, loop.time() + WAIT_S)
-        return await Explainer(engine, executor).explain(pod_id, "")
+        assert await parts.front_end.services.order.wait_for_post_hooks(pod_id, loop.time() + WAIT_S)
+        return await Explainer(messages, core.policies, core.leased, executor).explain(pod_id, "")
 
     with ThreadPoolExecutor(1) as executor:
         return asyncio.run_coroutine_threadsafe(explain(), loop).result(WAIT_S)
@@ -62,7 +65,7 @@ def text_of(field: Field, name: str) -> str | None:
 def check_files(stand: Stand, target: api_pb2.ExplainedTarget) -> None:
     """Each file holds what is said of it, and what was resolved, or the explanation says why not."""
     files = stand.proxy.fake_runtime.state.cgroups.files
-    formats = stand.engine.ledger.books.formats
+    formats = stand.parts.core.ledger.books.formats
     assert files is not None
     for field in target.fields:
         if not field.file:
@@ -134,7 +137,7 @@ def check_container(
 
 def check(stand: Stand, manifest: dict[str, Any]) -> None:
     runtime, received = stand.proxy.runtime, stand.proxy.fake_runtime.recorded
-    (calls,) = pod_calls(json.dumps(manifest).encode(), "pod.json", stand.engine.node.latest)
+    (calls,) = pod_calls(json.dumps(manifest).encode(), "pod.json", stand.parts.core.node.latest)
     received.clear()
     # As the kubelet does, before the sandbox.
     files = stand.proxy.fake_runtime.state.cgroups.files

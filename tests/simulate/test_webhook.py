@@ -9,7 +9,8 @@ import pytest
 
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.simulate.manifests import ManifestPod, read_pods
-from runtimeproxy.simulate.webhook import EXTENDED_RESOURCE_SPEC, mutated
+from runtimeproxy.simulate.webhook import mutated
+from runtimeproxy.slo.names import EXTENDED_RESOURCE_SPEC
 
 CPU, MEMORY = "kubernetes.io/batch-cpu", "kubernetes.io/batch-memory"
 NATIVE = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"cpu": "1500m"}}

@@ -323,6 +323,7 @@ class Daemon(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     BOOT_ID_FIELD_NUMBER: _builtins.int
     ADMIN_PROBLEM_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     pid: _builtins.int
     state: Global___Daemon.State.ValueType
@@ -344,6 +345,8 @@ class Daemon(_message.Message):
     """The kernel's id of this boot."""
     admin_problem: _builtins.str
     """Why the admin socket does not serve; empty if it does, or is off."""
+    mode: _builtins.str
+    """`proxy`, or `standalone`: see `daemon.mode` of the configuration."""
     @_builtins.property
     def started_at(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -362,10 +365,11 @@ class Daemon(_message.Message):
         memory_bytes: _builtins.int = ...,
         boot_id: _builtins.str = ...,
         admin_problem: _builtins.str = ...,
+        mode: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["started_at", b"started_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_endpoint", b"admin_endpoint", "admin_problem", b"admin_problem", "boot_id", b"boot_id", "config_path", b"config_path", "endpoint", b"endpoint", "internal_errors", b"internal_errors", "lost_log_lines", b"lost_log_lines", "memory_bytes", b"memory_bytes", "pid", b"pid", "python", b"python", "started_at", b"started_at", "state", b"state", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admin_endpoint", b"admin_endpoint", "admin_problem", b"admin_problem", "boot_id", b"boot_id", "config_path", b"config_path", "endpoint", b"endpoint", "internal_errors", b"internal_errors", "lost_log_lines", b"lost_log_lines", "memory_bytes", b"memory_bytes", "mode", b"mode", "pid", b"pid", "python", b"python", "started_at", b"started_at", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.api_names import MODE_OF
+from runtimeproxy.core.eviction import MOST_GRACE_S
 from runtimeproxy.errors import PolicyLoadError, StatusCode
 from runtimeproxy.hooks.modes import MOST_OVERRIDES, Override, with_override, without
 from runtimeproxy.hooks.selector import EVERY_POD, selector_problems
@@ -31,7 +32,6 @@ from runtimeproxy.service.api.qos_manager import report_of
 from runtimeproxy.service.api.status import bypass_of, owner_mode_of, policies_of
 from runtimeproxy.service.api.values import duration, selector_from
 from runtimeproxy.service.bypass import Cause
-from runtimeproxy.service.eviction import MOST_GRACE_S
 from runtimeproxy.service.qos_manager import reports_s
 from runtimeproxy.vocabulary import MOST_EVICTION_REASON_BYTES
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from runtimeproxy.service.api.handlers import Context
-    from runtimeproxy.service.api.sources import ApiSources
+    from runtimeproxy.service.parts import Parts
 
 logger = logging.getLogger(__name__)
 
@@ -56,33 +56,35 @@ class AdminServicer:
     """Changes the bypass, and the modes of policies; records calls.
 
     Args:
-        sources: The daemon's parts.
+        parts: The daemon's.
         executor: A thread for long work.
     """
 
-    def __init__(self, sources: ApiSources, executor: Executor) -> None:
-        self._sources = sources
+    def __init__(self, parts: Parts, executor: Executor) -> None:
+        self._parts = parts
         self._executor = executor
 
     async def SetBypass(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.SetBypassRequest, context: Context
     ) -> api_pb2.SetBypassResponse:
         await self._check(request.reason, context)
-        self._sources.bypass.choose(request.is_on, Cause.COMMAND, request.reason)
-        return api_pb2.SetBypassResponse(bypass=bypass_of(self._sources))
+        self._parts.bypass.choose(request.is_on, Cause.COMMAND, request.reason)
+        return api_pb2.SetBypassResponse(bypass=bypass_of(self._parts.bypass))
 
     async def SetPolicyMode(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.SetPolicyModeRequest, context: Context
     ) -> api_pb2.SetPolicyModeResponse:
         await self._check(request.reason, context)
-        sources, engine = self._sources, self._sources.engine
-        async with sources.changing:
+        core = self._parts.core
+        policies, leased, node, store = core.policies, core.leased, core.node, core.store
+        async with self._parts.life.changing:
             # An upgrade may have held the lock.
             await self._check(request.reason, context)
-            if not engine.has_policies:
+            if not policies.is_loaded:
                 await context.abort(StatusCode.UNAVAILABLE, "the policies are not loaded yet")
-            names = sorted({each.name for each in engine.policies} | {each.name for each in engine.classes})
-            owners = [str(each.owner.claimant) for each in engine.leased.owners.values()]
+            found = policies.loaded
+            names = sorted({each.name for each in found.policies} | {each.name for each in found.classes})
+            owners = [str(each.owner.claimant) for each in leased.owners.values()]
             if request.policy not in (*names, *owners):
                 text = f"no policy is named {request.policy}; there are: {', '.join((*names, *owners))}"
                 await context.abort(StatusCode.NOT_FOUND, text)
@@ -90,11 +92,11 @@ class AdminServicer:
                 text = f"the mode of {request.policy} is for all that it claims, not for some pods"
                 await context.abort(StatusCode.INVALID_ARGUMENT, text)
             try:
-                overrides = changed(engine.overrides, request, time.time())
+                overrides = changed(policies.modes.present, request, time.time())
             except ValueError as error:
                 await context.abort(StatusCode.INVALID_ARGUMENT, str(error))
             try:
-                await engine.set_modes(overrides)
+                await policies.set_modes(overrides)
             except OSError as error:
                 text = f"the mode cannot be saved, and is not changed: {error.strerror}"
                 await context.abort(StatusCode.UNAVAILABLE, text)
@@ -107,9 +109,10 @@ class AdminServicer:
             mode = api_pb2.Mode.Name(request.mode).removeprefix("MODE_").lower().replace("_", "-")
             logger.warning("policy %s: mode %s was set by command", request.policy, mode, extra=about)
         if request.policy in owners:
-            return api_pb2.SetPolicyModeResponse(policy=owner_mode_of(engine, request.policy))
-        found = {each.name: each for each in policies_of(engine)}
-        return api_pb2.SetPolicyModeResponse(policy=found.get(request.policy))
+            return api_pb2.SetPolicyModeResponse(policy=owner_mode_of(leased, policies.modes, request.policy))
+        uids = {pod.uid for pod in store.pods}
+        states = {each.name: each for each in policies_of(policies, core.audit, node.latest, uids)}
+        return api_pb2.SetPolicyModeResponse(policy=states.get(request.policy))
 
     async def SetClaims(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.SetClaimsRequest, context: Context
@@ -165,7 +168,8 @@ class AdminServicer:
         self, request: api_pb2.EvictRequest, context: Context
     ) -> api_pb2.EvictResponse:
         await self._check("", context)
-        engine = self._sources.engine
+        core = self._parts.core
+        leased, evictor, inventory = core.leased, core.evictor, core.inventory
         grace_s = request.grace_period.seconds + request.grace_period.nanos / 1e9
         if not 0 <= grace_s <= MOST_GRACE_S:
             text = f"a grace period of {grace_s:g} s is not in 0 to {MOST_GRACE_S:g} s"
@@ -173,17 +177,17 @@ class AdminServicer:
         if len(request.reason.encode()) > MOST_EVICTION_REASON_BYTES:
             text = f"the reason has more than {MOST_EVICTION_REASON_BYTES} bytes"
             await context.abort(StatusCode.INVALID_ARGUMENT, text)
-        if not engine.recovered.is_set():
+        if not inventory.recovered.is_set():
             await context.abort(StatusCode.UNAVAILABLE, "the pods are not known yet; call again")
         try:
-            owner = engine.leased.owned(request.owner).owner
+            owner = leased.owned(request.owner).owner
         except UnknownOwnerError as error:
             await context.abort(StatusCode.NOT_FOUND, str(error))
-        pod = engine.evictor.find(request.pod_uid)
+        pod = evictor.find(request.pod_uid)
         if pod is None:
             text = f"no pod has the uid {request.pod_uid[:64]}"
             await context.abort(StatusCode.NOT_FOUND, text)
-        result = await engine.evictor.evict(
+        result = await evictor.evict(
             pod, owner, request.reason, is_dry_run=request.is_dry_run, grace_s=grace_s
         )
         return evict_response(result)
@@ -192,7 +196,7 @@ class AdminServicer:
         self, request: api_pb2.ReportQosManagerRequest, context: Context
     ) -> api_pb2.ReportQosManagerResponse:
         await self._check("", context)
-        self._sources.engine.qos_manager.take(report_of(request.report))
+        self._parts.qos_manager.take(report_of(request.report))
         return api_pb2.ReportQosManagerResponse(interval=duration(reports_s()))
 
     async def _in_worker(self, work: Callable[[], _ResultT]) -> _ResultT:
@@ -201,9 +205,9 @@ class AdminServicer:
     async def _leased(self, context: Context) -> LeasedClaims:
         """The claims; ends the call where there are none yet, or none at all."""
         await self._check("", context)
-        if not self._sources.settings().cgroups.enabled:
+        if not self._parts.configuration.settings.cgroups.enabled:
             await context.abort(StatusCode.FAILED_PRECONDITION, "cgroups.enabled is false")
-        leased = self._sources.engine.leased
+        leased = self._parts.core.leased
         if not leased.ready.is_set():
             await context.abort(StatusCode.UNAVAILABLE, "claims are not read yet; call again")
         return leased
@@ -212,12 +216,15 @@ class AdminServicer:
         self, _request: api_pb2.RecordRequest, context: Context
     ) -> AsyncIterator[api_pb2.RecordResponse]:
         await self._check("", context)
-        engine = self._sources.engine
-        if not engine.has_policies:
+        policies, proxy = self._parts.core.policies, self._parts.proxy
+        if proxy is None:
+            await context.abort(StatusCode.FAILED_PRECONDITION, "in stand-alone mode there are no calls")
+        services = proxy.services
+        if services is None or not policies.is_loaded:
             await context.abort(StatusCode.UNAVAILABLE, "the policies are not loaded yet; call again")
-        if engine.services.recorder is not None:
+        if services.recorder is not None:
             await context.abort(StatusCode.ALREADY_EXISTS, "another recording goes on; end it first")
-        recorder = Recorder(engine.services)
+        recorder = Recorder(services)
         ending = asyncio.ensure_future(self._end_with_process(recorder))
         try:
             # Closed at once when the client is gone: then calls are recorded no more.
@@ -233,7 +240,7 @@ class AdminServicer:
     async def _end_with_process(self, recorder: Recorder) -> None:
         waiting = [
             asyncio.ensure_future(each.wait())
-            for each in (self._sources.stopping, self._sources.upgrade.moved)
+            for each in (self._parts.life.stopping, self._parts.front_end.retired)
         ]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -247,7 +254,7 @@ class AdminServicer:
         if len(reason) > MOST_REASON:
             text = f"the reason has {len(reason)} characters, at most {MOST_REASON} are possible"
             await context.abort(StatusCode.INVALID_ARGUMENT, text)
-        if self._sources.stopping.is_set() or self._sources.upgrade.has_moved:
+        if self._parts.life.stopping.is_set() or self._parts.front_end.retired.is_set():
             await context.abort(StatusCode.UNAVAILABLE, _ENDS)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.api_names import LEVEL_OF, MODES, ROLE_OF, ROLES, TARGETS
+from runtimeproxy.core.eviction import EvictionMethod, PodEvictionOutcome, Result
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import Clear
 from runtimeproxy.hooks.owners import Owner, claim_of, refusal
@@ -25,7 +26,6 @@ from runtimeproxy.ledger.leased import (
 )
 from runtimeproxy.ledger.leases import LEASE_S, Answer, Phase
 from runtimeproxy.service.api.values import duration, timestamp
-from runtimeproxy.service.eviction import EvictionMethod, PodEvictionOutcome, Result
 from runtimeproxy.vocabulary import MOST_TARGET, Mode
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.api_names import MODES, ROLES
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
-from runtimeproxy.core.events import container_cgroup
 from runtimeproxy.fields.tables import LISTS
 from runtimeproxy.hooks.algebra import Claim, ClaimOutcome
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
@@ -32,7 +31,7 @@ from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifecycle, PodRecord
 from runtimeproxy.qos import kube_qos_class
 from runtimeproxy.service.api.claims import claim_message, wall_time
-from runtimeproxy.service.api.pods import find_containers, find_pod, parameter_of, pod_message
+from runtimeproxy.service.api.pods import find_containers, find_pod, parameter_of
 from runtimeproxy.service.api.strategies import strategy_fields
 from runtimeproxy.service.api.unapplied import unapplied_messages
 from runtimeproxy.service.api.values import shown, timestamp
@@ -41,6 +40,7 @@ from runtimeproxy.vocabulary import Level as ClaimLevel
 
 if TYPE_CHECKING:
     from runtimeproxy.cgroups.writer import FileText
+    from runtimeproxy.core.policies import PolicySet
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.views import Resources
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from runtimeproxy.ledger.claim_places import ClaimKey
     from runtimeproxy.ledger.leased import LeasedClaims, OwnedClaims
     from runtimeproxy.node.snapshot import Node
-    from runtimeproxy.service.engine import Engine
+    from runtimeproxy.service.api.pods import PodMessages
 
 LOOK_S: Final = 2.0
 """How long reading the files of one pod may take: it takes milliseconds."""
@@ -112,12 +112,21 @@ class Explainer:
     """Explains pods. Used in the event loop's thread.
 
     Args:
-        engine: Records, values and policies.
+        messages: Has records, values and the node.
+        policies: Those in use.
+        leased: Claims of owners outside of this process.
         executor: Threads for files.
     """
 
-    def __init__(self, engine: Engine, executor: Executor) -> None:
-        self._engine = engine
+    def __init__(
+        self, messages: PodMessages, policies: PolicySet, leased: LeasedClaims, executor: Executor
+    ) -> None:
+        self._messages = messages
+        self._inventory = messages.inventory
+        self._ledger = messages.ledger
+        self._node = messages.node
+        self._policies = policies
+        self._leased = leased
         self._executor = executor
         self._hung: set[asyncio.Future[Any]] = set()
         self._lock = asyncio.Lock()
@@ -134,10 +143,10 @@ class Explainer:
             return await self._explained(pod_text, container_text)
 
     async def _explained(self, pod_text: str, container_text: str) -> api_pb2.ExplainResponse:
-        engine = self._engine
-        pod = find_pod(engine.store, pod_text)
-        containers = find_containers(engine.store, pod, container_text)
-        node, view = engine.node.latest, recorded_pod(pod)
+        store = self._inventory.store
+        pod = find_pod(store, pod_text)
+        containers = find_containers(store, pod, container_text)
+        node, view = self._node.latest, recorded_pod(pod)
         subjects = list(self._subjects(pod, view, containers, only_containers=bool(container_text)))
         found = await self._look(subjects)
         strategy = node.strategy_for(view)
@@ -146,13 +155,13 @@ class Explainer:
         for subject in subjects:
             decision = None
             if subject.view is not None:
-                decision = await engine.services.chain.evaluate(subject.view, budget_s=EVALUATION_S)
+                decision = await self._policies.chain.evaluate(subject.view, budget_s=EVALUATION_S)
             files = found.get(subject.cgroup, FilesRead())
             targets.append(self._target(subject, files, decision, node, strategies))
-        label, names = engine.skip_label, names_of(pod, node)
+        label, names = self._policies.skip_label, names_of(pod, node)
         errors = (each for each in strategy.problems if not each.is_unknown_name)
         return api_pb2.ExplainResponse(
-            pod=pod_message(engine, pod),
+            pod=self._messages.of(pod),
             targets=targets,
             strategies=strategies,
             problems=map(str, (*errors, *names.misspelled)),
@@ -164,11 +173,10 @@ class Explainer:
     def _subjects(
         self, pod: PodRecord, view: PodView, containers: Iterable[ContainerRecord], *, only_containers: bool
     ) -> Iterator[_Subject]:
-        engine = self._engine
         if not only_containers:
             yield _Subject(Level.POD, pod.cgroup_parent, pod, view)
         for box in containers:
-            cgroup = container_cgroup(engine.services, pod, box)
+            cgroup = self._inventory.cgroup_of(pod, box)
             yield _Subject(Level.CONTAINER, cgroup, box, recorded_container(box, view))
         if only_containers or not pod.cgroup_parent:
             return
@@ -179,12 +187,12 @@ class Explainer:
         qos = kube_qos_class(pod.cgroup_parent)
         classes = class_cgroups([(path, qos)])
         for cgroup in dict.fromkeys(classes[each] for each in classes if each is qos):
-            if engine.ledger.books.record(cgroup) is not None:
+            if self._ledger.books.record(cgroup) is not None:
                 yield _Subject(Level.QOS_CLASS, cgroup, qos=qos)
 
     async def _look(self, subjects: Iterable[_Subject]) -> Mapping[str, FilesRead]:
         """Reads the files of all cgroups in a thread, for a bounded time."""
-        ledger = self._engine.ledger
+        ledger = self._ledger
         wanted = {
             each.cgroup: tuple(book.entries)
             for each in subjects
@@ -210,8 +218,8 @@ class Explainer:
         node: Node,
         strategies: list[api_pb2.StrategyField],
     ) -> api_pb2.ExplainedTarget:
-        engine, record = self._engine, subject.record
-        book = engine.ledger.books.record(subject.cgroup) if subject.cgroup else None
+        record = subject.record
+        book = self._ledger.books.record(subject.cgroup) if subject.cgroup else None
         entries = () if decision is None else decision.audit
         fields: dict[str, api_pb2.ExplainedField] = {}
         if book is not None:
@@ -242,31 +250,31 @@ class Explainer:
                     effect_reason=f"owner {owned.owner.name} is in dry-run",
                     ceiling=shown(claim.ceiling),
                     mode=api_pb2.MODE_DRY_RUN,
-                    lease_end=wall_time(owned.end_s(key.role), engine.leased.now_s()),
+                    lease_end=wall_time(owned.end_s(key.role), self._leased.now_s()),
                 )
             )
         self._add_unapplied(subject, fields)
         self._add_strategies(fields.values(), strategies)
         box = record if isinstance(record, ContainerRecord) else None
+        policies, view = self._policies.chain.policies, subject.view
+        answers = () if view is None else _answers(policies, view, node, decision)
         return api_pb2.ExplainedTarget(
             level=LEVELS[subject.level],
             cgroup=subject.cgroup,
             container=box.name if box is not None else "",
             container_id=box.id if box is not None else "",
             fields=fields.values(),
-            policies=() if subject.view is None else _answers(engine, subject.view, node, decision),
+            policies=answers,
             problem=files.problem,
         )
 
     def _add_unapplied(self, subject: _Subject, fields: dict[str, api_pb2.ExplainedField]) -> None:
         """Adds what is wanted of the cgroup and not in force, with the reasons."""
-        unapplied, identity = self._engine.ledger.books.unapplied, _identity(subject.cgroup)
+        unapplied, identity = self._ledger.books.unapplied, _identity(subject.cgroup)
         found = [*unapplied.values(subject.record.id)] if subject.record is not None else []
         if identity:
             found += unapplied.values(identity)
-            found += (
-                each for each in self._engine.leased.unapplied() if _identity(each.target.cgroup) == identity
-            )
+            found += (each for each in self._leased.unapplied() if _identity(each.target.cgroup) == identity)
         for each in found:
             name = parameter_of(each.field) or each.field
             field = fields.setdefault(name, api_pb2.ExplainedField(name=name))
@@ -277,10 +285,10 @@ class Explainer:
     def _dry_run_claims(self, subject: _Subject) -> Iterator[tuple[OwnedClaims, ClaimKey, Claim]]:
         """The claims with a lease on a cgroup that are not applied."""
         if isinstance(subject.record, ContainerRecord):
-            return self._engine.leased.dry_run(ClaimLevel.CONTAINER, subject.record.id)
+            return self._leased.dry_run(ClaimLevel.CONTAINER, subject.record.id)
         if isinstance(subject.record, PodRecord):
-            return self._engine.leased.dry_run(ClaimLevel.POD, subject.record.uid)
-        return self._engine.leased.dry_run(ClaimLevel.QOS_CLASS, subject.qos)
+            return self._leased.dry_run(ClaimLevel.POD, subject.record.uid)
+        return self._leased.dry_run(ClaimLevel.QOS_CLASS, subject.qos)
 
     def _field(
         self,
@@ -290,7 +298,7 @@ class Explainer:
         files: FilesRead,
         record: PodRecord | ContainerRecord | None,
     ) -> api_pb2.ExplainedField:
-        ledger, found = self._engine.ledger, files.present.get(name)
+        ledger, found = self._ledger, files.present.get(name)
         formats = ledger.books.formats
         result = books.resolved(book.level, name, entry, book.originals, found, formats, ledger.books.rule)
         file = found.file if found is not None else formats.file_of(name) or ""
@@ -307,7 +315,7 @@ class Explainer:
             file=file,
             requested=shown(entry.requested),
             is_request_unknown=is_recovered and book.level is Level.CONTAINER,
-            claims=_claims(entry, result.used, result.notes, self._engine.leased),
+            claims=_claims(entry, result.used, result.notes, self._leased),
             resolved=shown(result.value) if entry.claims else None,
             booked=shown(entry.booked),
             applied=shown(entry.resolved),
@@ -333,14 +341,12 @@ class Explainer:
 
     def _unapplied(self, cgroup: str, name: str) -> str:
         """Why a wanted value is not in force; empty if it is."""
-        found = (each for each in self._engine.ledger.books.unapplied.values(cgroup) if each.field == name)
+        found = (each for each in self._ledger.books.unapplied.values(cgroup) if each.field == name)
         return next((each.reason for each in found if each.cause is not UnappliedCause.CONFLICT), "")
 
     def _left(self, cgroup: str, name: str) -> str:
         """Why a value is left as it is that is no longer wanted; empty for nothing."""
-        found = (
-            each for each in self._engine.ledger.failures.left if (each.cgroup, each.name) == (cgroup, name)
-        )
+        found = (each for each in self._ledger.failures.left if (each.cgroup, each.name) == (cgroup, name))
         return next((each.error for each in found), "")
 
     def _add_strategies(
@@ -349,7 +355,7 @@ class Explainer:
         """Adds to each claim the fields of strategies that its policy answers by."""
         parts: dict[str, frozenset[str]] = {
             policy.name: getattr(policy.policy, "strategy_parts", frozenset())
-            for policy in self._engine.services.chain.policies
+            for policy in self._policies.chain.policies
         }
         for field in fields:
             for claim in field.claims:
@@ -474,7 +480,10 @@ def _resource(resources: Resources, name: str) -> str | None:
 
 
 def _answers(
-    engine: Engine, view: PodView | ContainerView, node: Node, decision: Decision | None
+    policies: Iterable[LoadedPolicy],
+    view: PodView | ContainerView,
+    node: Node,
+    decision: Decision | None,
 ) -> Iterator[api_pb2.PolicyAnswer]:
     """What each policy says to the pod or container."""
     by_policy: dict[str, list[AuditEntry]] = {}
@@ -485,7 +494,7 @@ def _answers(
         for each in decision.merged.fields.values():
             wanting.update((str(claim.owner), claim.reason) for claim in each.claims)
     hook = evaluation_of(view)
-    for policy in engine.services.chain.policies:
+    for policy in policies:
         if hook in policy.methods or policy.remote_hooks:
             yield _answer(policy, view, node, by_policy.get(policy.name, []), wanting.get(policy.name))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -19,13 +19,17 @@ from runtimeproxy.qos import KubeQoSClass, kube_qos_class
 from runtimeproxy.service.api.status import inputs_of
 from runtimeproxy.service.api.strategies import all_fields, strategy_fields
 from runtimeproxy.service.api.values import KOORDINATOR
+from runtimeproxy.slo.host_applications import host_application_cgroup
 from runtimeproxy.slo.schema import CgroupBase, HostApplication
 from runtimeproxy.units import format_cpu_list
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
+    from runtimeproxy.core.policies import PolicySet
+    from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.node.snapshot import Node, Pools
-    from runtimeproxy.service.engine import Engine
+    from runtimeproxy.node.sources import NodeSources
+    from runtimeproxy.pods.store import PodStore
 
 PREFIXES: Final = (
     "kubernetes.io/",
@@ -44,11 +48,15 @@ class NodeFeed:
     Used in the event loop's thread.
 
     Args:
-        engine: What is known of the node.
+        store: The records.
+        node: What is known of the node.
+        policies: They depend on that.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, store: PodStore, node: NodeSources, policies: PolicySet) -> None:
+        self._store = store
+        self._node = node
+        self._policies = policies
         # Of another process it is another one.
         self._generation = time.time_ns()
         self._made_of: tuple[object, ...] = ()
@@ -56,18 +64,17 @@ class NodeFeed:
 
     def response(self, known_generation: int, settings: Settings) -> api_pb2.GetNodeResponse:
         """See the proto."""
-        engine = self._engine
-        node = engine.node.latest
-        cgroups = _class_cgroups(engine)
-        names = {uid: name for uid, name in _pod_names(engine).items() if uid in _holders(node)}
-        made_of = (node, settings, engine.node.problems, engine.services.chain, names, cgroups)
+        node, chain = self._node.latest, self._policies.chain
+        cgroups = _class_cgroups(self._store)
+        names = {uid: name for uid, name in _pod_names(self._store).items() if uid in _holders(node)}
+        made_of = (node, settings, self._node.problems, chain, names, cgroups)
         # A snapshot has many parts, and is another object when one of them has changed.
         is_same = len(self._made_of) == len(made_of) and all(
             one is other or (index > 1 and one == other)
             for index, (one, other) in enumerate(zip(made_of, self._made_of, strict=True))
         )
         if not is_same:
-            response = node_of(engine, settings, names, cgroups)
+            response = node_of(self._node, chain.policies, settings, names, cgroups)
             self._made_of = made_of
             response.generation = self._generation
             if response != self._latest:
@@ -80,17 +87,22 @@ class NodeFeed:
 
 
 def node_of(
-    engine: Engine, settings: Settings, names: Mapping[str, str], cgroups: Mapping[KubeQoSClass, str]
+    sources: NodeSources,
+    policies: Iterable[LoadedPolicy],
+    settings: Settings,
+    names: Mapping[str, str],
+    cgroups: Mapping[KubeQoSClass, str],
 ) -> api_pb2.GetNodeResponse:
     """All that is known of the node.
 
     Args:
-        engine: Has it.
+        sources: Have it.
+        policies: Those in use.
         settings: Those in effect.
         names: Of the pods that have CPUs for themselves, by uid.
         cgroups: Of the QoS classes.
     """
-    node, root = engine.node.latest, settings.cgroups.root
+    node, root = sources.latest, settings.cgroups.root
     uname = os.uname()
     features = frozenset(map(str, node.features))
     is_known = node.state_of(Input.CGROUPS) is InputState.KNOWN
@@ -120,8 +132,8 @@ def node_of(
         capacity=node.capacity or {},
         allocatable=node.allocatable or {},
         strategies=strategy_fields(node.strategies, node.strategies.provenance),
-        inputs=inputs_of(engine, settings),
-        problems=engine.node.problems,
+        inputs=inputs_of(sources, policies, settings),
+        problems=sources.problems,
         kernel_version=uname.release,
         reserved=reserved,
         reserved_cpus=format_cpu_list(reserved_cpus),
@@ -137,8 +149,8 @@ def node_of(
     return response
 
 
-def _pod_names(engine: Engine) -> Mapping[str, str]:
-    return {pod.uid: f"{pod.namespace}/{pod.name}" for pod in engine.store.pods}
+def _pod_names(store: PodStore) -> Mapping[str, str]:
+    return {pod.uid: f"{pod.namespace}/{pod.name}" for pod in store.pods}
 
 
 def _holders(node: Node) -> set[str]:
@@ -147,9 +159,9 @@ def _holders(node: Node) -> set[str]:
     return {*node.allocations, *(uid for uid, _ in static)}
 
 
-def _class_cgroups(engine: Engine) -> dict[KubeQoSClass, str]:
+def _class_cgroups(store: PodStore) -> dict[KubeQoSClass, str]:
     """The cgroups of the QoS classes, by the pods that are known."""
-    parents = {pod.cgroup_parent for pod in engine.store.pods if pod.cgroup_parent}
+    parents = {pod.cgroup_parent for pod in store.pods if pod.cgroup_parent}
     found: list[tuple[tuple[str, ...], KubeQoSClass]] = []
     for parent in sorted(parents):
         with suppress(CgroupPathError):
@@ -158,8 +170,6 @@ def _class_cgroups(engine: Engine) -> dict[KubeQoSClass, str]:
 
 
 def _host_application(node: Node, application: HostApplication) -> api_pb2.HostApplication:
-    from policies.host_applications import host_application_cgroup
-
     cgroup = ""
     with suppress(ValueError):
         cgroup = host_application_cgroup(application, node.cgroup_driver)

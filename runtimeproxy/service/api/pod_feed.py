@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.checkpoint.codec import RowKind
-from runtimeproxy.service.api.pods import pod_message
 from runtimeproxy.service.api.watching import Watcher, Watchers
 
 if TYPE_CHECKING:
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.node.sources import OnChange, OnPodsChanged
-    from runtimeproxy.service.engine import Engine
+    from runtimeproxy.service.api.pods import PodMessages
 
 GATHER_S: Final = 0.1
 """How long changes are gathered: a pod that starts changes ten times in a moment."""
@@ -34,28 +34,58 @@ _OF_PODS: Final = frozenset({Input.STRATEGIES, Input.POD_REQUESTS, Input.PRIORIT
 """Inputs of the node that messages of pods depend on."""
 
 
+class _Callbacks(NamedTuple):
+    """Whom records, books and node called before somebody watched."""
+
+    on_record: Callable[[RowKind, str, bool], None] | None
+    on_book: Callable[[str], None] | None
+    on_node: OnChange | None
+    on_live: OnPodsChanged | None
+
+
+NOBODY: Final = _Callbacks(None, None, None, None)
+
+
+class _ChangedBooks:
+    """The cgroups whose books have changed; in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._changed: set[str] = set()
+
+    def add(self, cgroup: str) -> bool:
+        """Returns whether it is the first one since `take`."""
+        with self._lock:
+            is_first = not self._changed
+            self._changed.add(cgroup)
+        return is_first
+
+    def take(self) -> set[str]:
+        with self._lock:
+            changed, self._changed = self._changed, set()
+        return changed
+
+
 class PodFeed:
     """All watchers of pods.
 
     Args:
-        engine: Records and values.
+        messages: Makes them, of records and values.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, messages: PodMessages) -> None:
+        self._messages = messages
+        self._store = messages.inventory.store
+        self._loop = asyncio.get_running_loop()
         self.watchers: Watchers[api_pb2.WatchPodsResponse] = Watchers(self._begin, self._cease)
         self._known: dict[str, api_pb2.Pod] = {}
         self._filling = asyncio.Lock()
         self._is_filled = False
         self._pod_of: dict[str, str] = {}
         self._changed: dict[str, None] = {}
-        self._lock = Lock()
-        self._changed_books: set[str] = set()
+        self._changed_books = _ChangedBooks()
         self._timer: asyncio.TimerHandle | None = None
-        self._on_record_before: Callable[[RowKind, str, bool], None] | None = None
-        self._on_book_before: Callable[[str], None] | None = None
-        self._on_node_before: OnChange | None = None
-        self._on_live_before: OnPodsChanged | None = None
+        self._before = NOBODY
 
     async def watch(
         self, request: api_pb2.WatchPodsRequest
@@ -97,12 +127,10 @@ class PodFeed:
         ]
 
     def _begin(self) -> None:
-        store, ledger = self._engine.store, self._engine.ledger
-        self._on_record_before, store.on_change = store.on_change, self._on_record
-        self._on_book_before, ledger.books.on_change = ledger.books.on_change, self._on_book
-        node = self._engine.node
-        self._on_node_before, node.on_change = node.on_change, self._on_node
-        self._on_live_before, node.on_pods_changed = node.on_pods_changed, self._on_live
+        store, books, node = self._store, self._messages.ledger.books, self._messages.node
+        self._before = _Callbacks(store.on_change, books.on_change, node.on_change, node.on_pods_changed)
+        store.on_change, books.on_change = self._on_record, self._on_book
+        node.on_change, node.on_pods_changed = self._on_node, self._on_live
         self._pod_of = {box.id: box.pod_id for box in store.containers}
 
     async def _fill(self) -> None:
@@ -110,32 +138,29 @@ class PodFeed:
         async with self._filling:
             if self._is_filled:
                 return
-            for number, record in enumerate(self._engine.store.pods, 1):
+            for number, record in enumerate(self._store.pods, 1):
                 # What has changed meanwhile is made by `_send_changes`.
-                if record.id not in self._known and self._engine.store.pods.get(record.id) is record:
-                    self._known[record.id] = pod_message(self._engine, record)
+                if record.id not in self._known and self._store.pods.get(record.id) is record:
+                    self._known[record.id] = self._messages.of(record)
                 if number % IN_A_TURN == 0:
                     await asyncio.sleep(0)
             self._is_filled = True
 
     def _cease(self) -> None:
-        self._engine.store.on_change = self._on_record_before
-        self._engine.ledger.books.on_change = self._on_book_before
-        self._engine.node.on_change = self._on_node_before
-        self._engine.node.on_pods_changed = self._on_live_before
+        store, books, node = self._store, self._messages.ledger.books, self._messages.node
+        store.on_change, books.on_change, node.on_change, node.on_pods_changed = self._before
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._known, self._pod_of, self._changed = {}, {}, {}
         self._is_filled = False
-        with self._lock:
-            self._changed_books = set()
+        self._changed_books.take()
 
     def _on_record(self, kind: RowKind, identity: str, is_event: bool) -> None:
-        if self._on_record_before is not None:
-            self._on_record_before(kind, identity, is_event)
+        if self._before.on_record is not None:
+            self._before.on_record(kind, identity, is_event)
         if kind is RowKind.CONTAINER:
-            box = self._engine.store.containers.get(identity)
+            box = self._store.containers.get(identity)
             pod_id = self._pod_of.get(identity, "") if box is None else box.pod_id
             self._pod_of[identity] = pod_id
             identity = pod_id
@@ -143,27 +168,25 @@ class PodFeed:
 
     def _on_book(self, cgroup: str) -> None:
         """In any thread."""
-        if self._on_book_before is not None:
-            self._on_book_before(cgroup)
-        with self._lock:
-            is_first = not self._changed_books
-            self._changed_books.add(cgroup)
-        if is_first:
-            self._engine.in_loop(self._gather)
+        if self._before.on_book is not None:
+            self._before.on_book(cgroup)
+        if self._changed_books.add(cgroup):
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._gather)
 
     def _on_node(self, node: Node, inputs: frozenset[Input]) -> None:
-        if self._on_node_before is not None:
-            self._on_node_before(node, inputs)
+        if self._before.on_node is not None:
+            self._before.on_node(node, inputs)
         if not _OF_PODS.isdisjoint(inputs):
-            for pod in self._engine.store.pods:
+            for pod in self._store.pods:
                 self._note(pod.id)
 
     def _on_live(self, node: Node, uids: frozenset[str]) -> None:
         """The API server says something else of these pods."""
-        if self._on_live_before is not None:
-            self._on_live_before(node, uids)
+        if self._before.on_live is not None:
+            self._before.on_live(node, uids)
         for uid in uids:
-            for pod in self._engine.store.pods.members(uid):
+            for pod in self._store.pods.members(uid):
                 self._note(pod.id)
 
     def _note(self, pod_id: str) -> None:
@@ -190,7 +213,7 @@ class PodFeed:
         changed = list(self._changed)[:most]
         for identity in changed:
             del self._changed[identity]
-            record = self._engine.store.pods.get(identity)
+            record = self._store.pods.get(identity)
             before = self._known.get(identity)
             if record is None:
                 if before is not None:
@@ -199,7 +222,7 @@ class PodFeed:
                         self._pod_of.pop(box.id, None)
                     self.watchers.put(api_pb2.WatchPodsResponse(removed=before))
                 continue
-            now = pod_message(self._engine, record)
+            now = self._messages.of(record)
             self._known[identity] = now
             if before is None:
                 self.watchers.put(api_pb2.WatchPodsResponse(added=now))
@@ -207,13 +230,12 @@ class PodFeed:
                 self.watchers.put(api_pb2.WatchPodsResponse(changed=now))
 
     def _note_books(self) -> None:
-        with self._lock:
-            books, self._changed_books = self._changed_books, set()
+        books = self._changed_books.take()
         if not books:
             return
         paths = {cgroup_path(each) for each in books}
         parents = paths | {path[:-1] for path in paths}
-        for pod in self._engine.store.pods:
+        for pod in self._store.pods:
             try:
                 if pod.cgroup_parent and cgroup_path(pod.cgroup_parent) in parents:
                     self._changed[pod.id] = None

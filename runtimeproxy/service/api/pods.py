@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.core.events import container_cgroup
+from runtimeproxy.documents.reading import InputError, json_value, member
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import resolve
@@ -21,13 +20,23 @@ from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.qos import kube_qos_class, priority_class, qos_class
 from runtimeproxy.service.api.strategies import all_fields
 from runtimeproxy.service.api.values import KOORDINATOR, shown, timestamp
+from runtimeproxy.slo.names import EXTENDED_RESOURCE_SPEC, MAX_ANNOTATION_LENGTH
 from runtimeproxy.slo.strategies import PodStrategy
-from runtimeproxy.units import CPU_PERIOD_US, MIN_CPU_SHARES, SHARES_PER_CPU, UNLIMITED, format_cpu_list
+from runtimeproxy.units import (
+    CPU_PERIOD_US,
+    MIN_CPU_SHARES,
+    SHARES_PER_CPU,
+    UNLIMITED,
+    format_cpu_list,
+    quantity_bytes,
+)
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks.views import Resources
+    from runtimeproxy.ledger.ledger import Ledger
+    from runtimeproxy.node.sources import NodeSources
+    from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.store import PodStore
-    from runtimeproxy.service.engine import Engine
 
 MOST_CANDIDATES: Final = 10
 """Pods that an error names."""
@@ -107,51 +116,67 @@ def _age(pod: PodRecord) -> tuple[bool, int]:
     return pod.state is not Lifecycle.STOPPED, pod.attempt
 
 
-def pod_message(engine: Engine, pod: PodRecord) -> api_pb2.Pod:
-    """A pod with its containers."""
-    cgroup_of = partial(container_cgroup, engine.services, pod)
-    node, view = engine.node.latest, recorded_pod(pod)
-    requests, extended = node.requests_of(view), extended_amounts(pod.annotations)
-    containers = [
-        _container(
-            engine,
-            box,
-            cgroup_of(box),
-            amounts_of(box.requested, requests.get(box.name, {}), extended.get(box.name, NO_AMOUNTS)),
+class PodMessages:
+    """Makes messages of pods. Used in the event loop's thread.
+
+    Attributes:
+        inventory: The records.
+        ledger: The values.
+        node: The node.
+    """
+
+    def __init__(self, inventory: Inventory, ledger: Ledger, node: NodeSources) -> None:
+        self.inventory = inventory
+        self.ledger = ledger
+        self.node = node
+
+    def of(self, pod: PodRecord) -> api_pb2.Pod:
+        """A pod with its containers."""
+        ledger, inventory = self.ledger, self.inventory
+        node, view = self.node.latest, recorded_pod(pod)
+        requests, extended = node.requests_of(view), extended_amounts(pod.annotations)
+        containers = [
+            _container(
+                ledger,
+                box,
+                inventory.cgroup_of(pod, box),
+                amounts_of(box.requested, requests.get(box.name, {}), extended.get(box.name, NO_AMOUNTS)),
+            )
+            for box in inventory.store.containers.members(pod.id)
+        ]
+        fields = list(_owned(ledger, pod, pod.cgroup_parent))
+        owners = (field.owner for part in (fields, *(each.fields for each in containers)) for field in part)
+        # The node's allocations are kept only where shared pools are computed.
+        allocation = node.allocations.get(pod.uid) or pod_cpus(
+            pod.labels, pod.annotations, node.facts.last_cpu
         )
-        for box in engine.store.containers.members(pod.id)
-    ]
-    fields = list(_owned(engine, pod, pod.cgroup_parent))
-    owners = (field.owner for part in (fields, *(each.fields for each in containers)) for field in part)
-    # The node's allocations are kept only where shared pools are computed.
-    allocation = node.allocations.get(pod.uid) or pod_cpus(pod.labels, pod.annotations, node.facts.last_cpu)
-    strategy = node.strategy_for(view)
-    live = node.live_pods.get(pod.uid)
-    return api_pb2.Pod(
-        priority=live.priority if live is not None else None,
-        namespace=pod.namespace,
-        name=pod.name,
-        uid=pod.uid,
-        sandbox_id=pod.id,
-        attempt=pod.attempt,
-        state=_POD_STATES.get(pod.state, api_pb2.Pod.STATE_UNSPECIFIED),
-        qos_class=qos_class(pod.labels),
-        kube_qos_class=kube_qos_class(pod.cgroup_parent) if pod.cgroup_parent else "",
-        priority_class=priority_class(pod.labels),
-        runtime_handler=pod.runtime_handler,
-        cgroup_parent=pod.cgroup_parent,
-        containers=containers,
-        fields=fields,
-        policies=sorted({name for owner in owners for name in owner.split("+")}),
-        is_recovered=pod.recovered,
-        allocated_cpus=format_cpu_list(allocation.cpus) if allocation is not None else "",
-        created_at=timestamp(pod.created_s or None),
-        labels=_of_koordinator(pod.labels),
-        annotations=_of_koordinator(pod.annotations),
-        strategies=_strategy_fields(strategy),
-        requested=_resources(pod.requested),
-        overhead=_resources(pod.overhead),
-    )
+        strategy = node.strategy_for(view)
+        live = node.live_pods.get(pod.uid)
+        return api_pb2.Pod(
+            priority=live.priority if live is not None else None,
+            namespace=pod.namespace,
+            name=pod.name,
+            uid=pod.uid,
+            sandbox_id=pod.id,
+            attempt=pod.attempt,
+            state=_POD_STATES.get(pod.state, api_pb2.Pod.STATE_UNSPECIFIED),
+            qos_class=qos_class(pod.labels),
+            kube_qos_class=kube_qos_class(pod.cgroup_parent) if pod.cgroup_parent else "",
+            priority_class=priority_class(pod.labels),
+            runtime_handler=pod.runtime_handler,
+            cgroup_parent=pod.cgroup_parent,
+            containers=containers,
+            fields=fields,
+            policies=sorted({name for owner in owners for name in owner.split("+")}),
+            is_recovered=pod.recovered,
+            allocated_cpus=format_cpu_list(allocation.cpus) if allocation is not None else "",
+            created_at=timestamp(pod.created_s or None),
+            labels=_of_koordinator(pod.labels),
+            annotations=_of_koordinator(pod.annotations),
+            strategies=_strategy_fields(strategy),
+            requested=_resources(pod.requested),
+            overhead=_resources(pod.overhead),
+        )
 
 
 POD_PARTS: Final = ("cpu_burst", "eviction")
@@ -227,44 +252,59 @@ _EXTENDED: Final = ("kubernetes.io/batch-", "kubernetes.io/mid-")
 
 def extended_amounts(annotations: Mapping[str, str]) -> Mapping[str, PodAmounts]:
     """Batch and mid resources by container; what cannot be read is left out."""
-    from policies.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError, read
-
-    found: dict[str, PodAmounts] = {}
-    with suppress(AnnotationError):
-        place = read(annotations, EXTENDED_RESOURCE_SPEC)
-        entries = {} if place is None else place.member("containers").entries()
-        for name, entry in entries.items():
-            amounts: list[dict[str, int]] = [{}, {}]
-            for part, into in zip(("requests", "limits"), amounts, strict=True):
-                with suppress(AnnotationError):
-                    for resource, each in entry.member(part).entries().items():
-                        # A negative one would lower the sum over all pods, by which pods are evicted.
-                        if resource.startswith(_EXTENDED) and (amount := each.quantity()) >= 0:
-                            into[resource] = amount
-            found[name] = PodAmounts(*amounts)
-    return found
+    text = annotations.get(EXTENDED_RESOURCE_SPEC, "")
+    if not text or len(text) > MAX_ANNOTATION_LENGTH:
+        return {}
+    try:
+        specification = json_value(text)
+    except InputError:
+        return {}
+    return {
+        name: PodAmounts(*(dict(_amounts(_member(entry, part))) for part in ("requests", "limits")))
+        for name, entry in _member(specification, "containers").items()
+    }
 
 
-def _container(engine: Engine, box: ContainerRecord, cgroup: str, amounts: PodAmounts) -> api_pb2.Container:
+def _amounts(resources: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for name, value in resources.items():
+        if (
+            name.startswith(_EXTENDED)
+            and isinstance(value, str | int | float)
+            and not isinstance(value, bool)
+        ):
+            with suppress(ValueError):
+                amount = quantity_bytes(str(value).strip(" "))
+                # A negative one would lower the sum over all pods, by which pods are evicted.
+                if amount >= 0:
+                    yield name, amount
+
+
+def _member(value: object, name: str) -> Mapping[str, Any]:
+    """An object in an object; empty if either is none."""
+    found = member(value, name) if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _container(ledger: Ledger, box: ContainerRecord, cgroup: str, amounts: PodAmounts) -> api_pb2.Container:
     return api_pb2.Container(
         id=box.id,
         name=box.name,
         attempt=box.attempt,
         state=_CONTAINER_STATES[box.state],
-        fields=_owned(engine, box, cgroup),
+        fields=_owned(ledger, box, cgroup),
         is_recovered=box.recovered,
         cgroup=cgroup,
         created_at=timestamp(box.created_s or None),
         requested=_resources(box.requested),
         requests=amounts.requests,
         limits=amounts.limits,
-        scaled_cpu_quota_us=_scaled_quota_us(engine, box, cgroup),
+        scaled_cpu_quota_us=_scaled_quota_us(ledger, box, cgroup),
     )
 
 
-def _scaled_quota_us(engine: Engine, box: ContainerRecord, cgroup: str) -> int | None:
+def _scaled_quota_us(ledger: Ledger, box: ContainerRecord, cgroup: str) -> int | None:
     """The quota before adds and bounds; None if it is not known."""
-    book = engine.ledger.books.record(cgroup) if cgroup else None
+    book = ledger.books.record(cgroup) if cgroup else None
     entry = book.entries.get(QUOTA) if book is not None else None
     if entry is None or not entry.claims:
         requested = box.requested.cpu_quota_us
@@ -273,9 +313,9 @@ def _scaled_quota_us(engine: Engine, box: ContainerRecord, cgroup: str) -> int |
     return steps[1] if steps and isinstance(steps[1], int) else None
 
 
-def _owned(engine: Engine, record: PodRecord | ContainerRecord, cgroup: str) -> Iterator[api_pb2.OwnedField]:
+def _owned(ledger: Ledger, record: PodRecord | ContainerRecord, cgroup: str) -> Iterator[api_pb2.OwnedField]:
     """The fields with an owner: those of the cgroup as in the ledger, the others as in the last call."""
-    book = engine.ledger.books.record(cgroup) if cgroup else None
+    book = ledger.books.record(cgroup) if cgroup else None
     entries = book.entries if book is not None else {}
     for name, entry in sorted(entries.items()):
         if entry.claims:

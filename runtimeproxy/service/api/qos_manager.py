@@ -13,7 +13,7 @@ from runtimeproxy.service.qos_manager import MANAGER, ManagerReport, State
 from runtimeproxy.vocabulary import Mode, PluginReport
 
 if TYPE_CHECKING:
-    from runtimeproxy.service.engine import Engine
+    from runtimeproxy.service.qos_manager import QosManagerWatch
 
 MOST_PLUGINS: Final = 64
 MOST_TEXT: Final = 1_024
@@ -48,9 +48,8 @@ def _line(text: str) -> str:
     return "".join(each if each.isprintable() else " " for each in text[:MOST_TEXT])
 
 
-def qos_manager_status(engine: Engine) -> api_pb2.QosManagerStatus:
+def qos_manager_status(watch: QosManagerWatch) -> api_pb2.QosManagerStatus:
     """Whether one runs, and has to."""
-    watch = engine.qos_manager
     found, report = watch.look(), watch.report
     return api_pb2.QosManagerStatus(
         state=_STATES[found.state],

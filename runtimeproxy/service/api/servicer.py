@@ -13,7 +13,7 @@ from runtimeproxy.service.api.audit_feed import AuditFeed
 from runtimeproxy.service.api.explain import Explainer
 from runtimeproxy.service.api.node import NodeFeed
 from runtimeproxy.service.api.pod_feed import PodFeed
-from runtimeproxy.service.api.pods import AmbiguousPodError, UnknownPodError
+from runtimeproxy.service.api.pods import AmbiguousPodError, PodMessages, UnknownPodError
 from runtimeproxy.service.api.simulate import LongSimulationError, Simulator
 from runtimeproxy.service.api.status import StatusReading, read_memory, status_of
 from runtimeproxy.service.api.watching import SlowWatcherError, WatchEndedError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from cri_api.runtimeproxy.v1 import api_pb2
     from runtimeproxy.service.api.handlers import Context
-    from runtimeproxy.service.api.sources import ApiSources
+    from runtimeproxy.service.parts import Parts
 
 
 ResponseT = TypeVar("ResponseT")
@@ -33,29 +33,32 @@ class RuntimeProxyServicer:
     """Answers from what the daemon has at the moment.
 
     Args:
-        sources: The daemon's parts.
+        parts: The daemon's.
         executor: A thread for files.
 
     Attributes:
+        parts: See above.
         pods: All watchers of pods.
         node: What is known of the node.
     """
 
-    def __init__(self, sources: ApiSources, executor: Executor) -> None:
-        self.sources = sources
+    def __init__(self, parts: Parts, executor: Executor) -> None:
+        self.parts = parts
         self._executor = executor
-        self._explainer = Explainer(sources.engine, executor)
-        self._simulator = Simulator(sources.engine)
-        self.pods = PodFeed(sources.engine)
-        self.node = NodeFeed(sources.engine)
-        self._audit = AuditFeed(sources.engine.audit_ring, sources.engine.flush_audit)
+        core, audit = parts.core, parts.core.audit
+        messages = PodMessages(core.inventory, core.ledger, core.node)
+        self._explainer = Explainer(messages, core.policies, core.leased, executor)
+        self._simulator = Simulator(core.policies, core.node)
+        self.pods = PodFeed(messages)
+        self.node = NodeFeed(core.store, core.node, core.policies)
+        self._flush = audit.flush
+        self._audit = AuditFeed(audit.ring, audit.flush)
         # Watchers would keep a process whose successor serves, or that drains.
         self._ending = asyncio.get_running_loop().create_task(self._end_watches())
 
     async def _end_watches(self) -> None:
-        waiting = {
-            asyncio.ensure_future(each.wait()) for each in (self.sources.stopping, self.sources.upgrade.moved)
-        }
+        ends = (self.parts.life.stopping, self.parts.front_end.retired)
+        waiting = {asyncio.ensure_future(each.wait()) for each in ends}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -69,12 +72,12 @@ class RuntimeProxyServicer:
         self, _request: api_pb2.GetStatusRequest, _context: Context
     ) -> api_pb2.GetStatusResponse:
         run = asyncio.get_running_loop().run_in_executor
-        runtime = await self.sources.engine.runtime_version()
+        runtime = await self.parts.runtime.version()
         memory_bytes = await run(self._executor, read_memory)
-        misspelled = await run(self._executor, self.sources.engine.pod_names.find)
+        misspelled = await run(self._executor, self.parts.pod_names.find)
         # The last failures are those of the audit.
-        self.sources.engine.flush_audit()
-        status = status_of(self.sources, StatusReading(runtime, memory_bytes, misspelled))
+        self._flush()
+        status = status_of(self.parts, StatusReading(runtime, memory_bytes, misspelled))
         status.clients.watchers = self.watchers
         return status
 
@@ -86,7 +89,7 @@ class RuntimeProxyServicer:
     async def GetNode(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.GetNodeRequest, _context: Context
     ) -> api_pb2.GetNodeResponse:
-        return self.node.response(request.known_generation, self.sources.settings())
+        return self.node.response(request.known_generation, self.parts.configuration.settings)
 
     async def WatchPods(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.WatchPodsRequest, context: Context

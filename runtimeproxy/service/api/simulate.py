@@ -36,10 +36,11 @@ from runtimeproxy.simulate.simulation import simulate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from runtimeproxy.core.policies import PolicySet
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.settings import ConflictRule
     from runtimeproxy.node.snapshot import Node
-    from runtimeproxy.service.engine import Engine
+    from runtimeproxy.node.sources import NodeSources
     from runtimeproxy.simulate.kubelet import PodCalls
 
 MOST_CALLS: Final = 2_000
@@ -69,11 +70,13 @@ class Simulator:
     """Simulates one request after the other, in a thread of its own.
 
     Args:
-        engine: Policies and node.
+        policies: Those in use.
+        node: The node.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, policies: PolicySet, node: NodeSources) -> None:
+        self._policies = policies
+        self._node = node
         self._thread = BackgroundThreads(1, "simulate")
         self._lock = asyncio.Lock()
         self._requests = 0
@@ -97,14 +100,15 @@ class Simulator:
 
     async def _simulate(self, request: api_pb2.SimulateRequest) -> bytes:
         async with self._lock:
-            engine, is_left = self._engine, threading.Event()
+            policies, is_left = self._policies, threading.Event()
+            chain = policies.chain
             work = partial(
                 _outcome,
                 request,
-                chosen(engine.policies, engine.services.chain.policies, request),
-                engine.node.latest,
-                engine.services.chain.rule,
-                engine.skip_label,
+                chosen(policies.loaded.policies, chain.policies, request),
+                self._node.latest,
+                chain.rule,
+                policies.skip_label,
                 is_left,
             )
             running = asyncio.get_running_loop().run_in_executor(self._thread, with_rests, work)

@@ -15,6 +15,7 @@ from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy import __version__
 from runtimeproxy.api_names import MODES
 from runtimeproxy.cgroups.writer import WriteOutcome
+from runtimeproxy.core.eviction import PodEvictionOutcome
 from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.claimants import parse_claimant
@@ -35,21 +36,39 @@ from runtimeproxy.service.api.values import (
     selector_message,
     timestamp,
 )
-from runtimeproxy.service.bypass import MOST_FAILURES, Cause
-from runtimeproxy.service.eviction import PodEvictionOutcome
+from runtimeproxy.service.bypass import MOST_FAILURES, Bypass, Cause
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
+    from runtimeproxy.core.audit import AuditQueues
+    from runtimeproxy.core.eviction import Evictor
+    from runtimeproxy.core.modes import ModeOverrides
+    from runtimeproxy.core.policies import PolicySet
+    from runtimeproxy.core.state import SavedState
+    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
+    from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
+    from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
     from runtimeproxy.hooks.audit import AuditEntry
+    from runtimeproxy.hooks.counts import PolicyCounts
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.loading import LateLoad, LoadProblem
     from runtimeproxy.hooks.policy import Policy
     from runtimeproxy.hooks.remote.servers import Server
+    from runtimeproxy.http2.server import Budget
+    from runtimeproxy.ledger.evaluate import Evaluator
+    from runtimeproxy.ledger.leased import LeasedClaims
     from runtimeproxy.ledger.ledger import Ledger
+    from runtimeproxy.ledger.upkeep import Upkeep
     from runtimeproxy.node.snapshot import Node
-    from runtimeproxy.service.api.sources import ApiSources
-    from runtimeproxy.service.engine import Engine
+    from runtimeproxy.node.sources import NodeSources
+    from runtimeproxy.pods.inventory import Inventory
+    from runtimeproxy.pods.store import PodStore
+    from runtimeproxy.service.audit_file import AuditFile
+    from runtimeproxy.service.configuration import CurrentConfiguration
+    from runtimeproxy.service.kubernetes_link import KubernetesLink
+    from runtimeproxy.service.parts import Parts
     from runtimeproxy.service.pod_names import NamesByPod
+    from runtimeproxy.service.tracing.traces import Traces
 
 HANGS_S: Final = 5.0
 """A look at the node's inputs that takes longer than this hangs; one takes some milliseconds."""
@@ -96,53 +115,54 @@ def read_memory() -> int:
         return 0
 
 
-def status_of(sources: ApiSources, look: StatusReading) -> api_pb2.GetStatusResponse:
+def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
     """The whole status.
 
     Args:
-        sources: The daemon.
+        parts: The daemon's.
         look: What was read for it.
     """
-    engine = sources.engine
+    core, proxy, settings = parts.core, parts.proxy, parts.configuration.settings
+    policies, node = core.policies, core.node
+    servers = policies.servers
+    store = core.store
+    uids = {pod.uid for pod in store.pods}
     status = api_pb2.GetStatusResponse(
-        daemon=_daemon(sources, look.memory_bytes),
-        runtime=_runtime(sources, look.runtime),
-        policies=policies_of(engine),
-        hook_servers=[_hook_server(each) for each in engine.servers.servers.values()],
-        registration_problems=engine.servers.present_problems,
-        records=_records(engine, look.misspelled),
-        ledger=_ledger(sources),
-        node=_node(engine, sources.settings()),
-        last_reload=_reload(sources),
-        clients=_clients(sources),
-        calls=_calls(sources),
-        upgrade=_upgrade(sources),
-        audit_file=_audit_file(sources),
-        tracing=_tracing(sources),
-        recording=_recording(sources.engine),
-        kubernetes=_kubernetes(sources.engine),
-        claim_owners=_claim_owners(engine),
-        evictions=_evictions(engine),
-        qos_manager=qos_manager_status(engine),
+        daemon=_daemon(parts, core.state, look.memory_bytes, is_loaded=policies.is_loaded),
+        runtime=_runtime(parts, core.inventory, look.runtime),
+        policies=policies_of(policies, core.audit, node.latest, uids),
+        hook_servers=[_hook_server(each) for each in servers.servers.values()],
+        registration_problems=servers.present_problems,
+        records=_records(core.inventory, core.state, look.misspelled),
+        ledger=_ledger(core.ledger, store, core.upkeep, core.leased, core.state, node.latest, settings),
+        node=_node(node, policies.chain.policies, settings),
+        last_reload=_reload(parts.configuration, policies.loaded.changed_code),
+        clients=_clients(proxy.server, parts.servers.budget) if proxy is not None else None,
+        calls=_calls(proxy) if proxy is not None else None,
+        upgrade=_upgrade(proxy) if proxy is not None else None,
+        audit_file=_audit_file(parts.audit_file),
+        tracing=_tracing(parts.traces),
+        recording=_recording(proxy.services) if proxy is not None else None,
+        kubernetes=_kubernetes(parts.kubernetes),
+        claim_owners=_claim_owners(core.leased),
+        evictions=_evictions(core.evictor),
+        qos_manager=qos_manager_status(parts.qos_manager),
     )
-    status.bypass.CopyFrom(bypass_of(sources))
-    status.breaker.CopyFrom(_breaker(sources))
-    status.hook_servers.extend(
-        api_pb2.HookServer(name=name, is_unused=True) for name in engine.servers.unused
-    )
+    status.bypass.CopyFrom(bypass_of(parts.bypass))
+    status.breaker.CopyFrom(_breaker(parts.bypass))
+    status.hook_servers.extend(api_pb2.HookServer(name=name, is_unused=True) for name in servers.unused)
     status.notes.extend(notes_of_manager(status.qos_manager))
     status.problems.extend(problems_of(status))
     return status
 
 
-def _claim_owners(engine: Engine) -> list[api_pb2.ClaimOwner]:
-    leased = engine.leased
+def _claim_owners(leased: LeasedClaims) -> list[api_pb2.ClaimOwner]:
     return [owner_message(owned, leased.now_s()) for owned in leased.owners.values()]
 
 
-def _evictions(engine: Engine) -> api_pb2.EvictionStatus:
+def _evictions(evictor: Evictor) -> api_pb2.EvictionStatus:
     counts: Counter[PodEvictionOutcome] = Counter()
-    for (_, outcome), number in engine.evictor.counts.read().items():
+    for (_, outcome), number in evictor.counts.read().items():
         counts[outcome] += number
     return api_pb2.EvictionStatus(
         evicted=counts[PodEvictionOutcome.EVICTED],
@@ -158,14 +178,14 @@ def _evictions(engine: Engine) -> api_pb2.EvictionStatus:
                 outcome=EVICTIONS[each.result.outcome],
                 reason=each.result.reason,
             )
-            for each in reversed(engine.evictor.recent)
+            for each in reversed(evictor.recent)
         ],
-        problem=engine.evictor.problem,
+        problem=evictor.problem,
     )
 
 
-def bypass_of(sources: ApiSources) -> api_pb2.Bypass:
-    state = sources.bypass.status
+def bypass_of(bypass: Bypass) -> api_pb2.Bypass:
+    state = bypass.status
     is_breaker = state.cause is Cause.BREAKER
     return api_pb2.Bypass(
         is_on=state.is_on,
@@ -176,37 +196,40 @@ def bypass_of(sources: ApiSources) -> api_pb2.Bypass:
     )
 
 
-def policies_of(engine: Engine) -> list[api_pb2.PolicyStatus]:
+def policies_of(
+    policies: PolicySet, audit: AuditQueues, node: Node, uids: Set[str]
+) -> list[api_pb2.PolicyStatus]:
     """All policies that are loaded, cannot be, or were and still have a thread."""
-    node = engine.node.latest
-    problems = {each.name: each for each in engine.problems}
-    uids = {pod.uid for pod in engine.store.pods}
-    found = [_policy(engine, each, node, problems.pop(each.name, None), uids) for each in engine.policies]
-    loaded = {each.name for each in engine.policies} | problems.keys()
-    found += [_disabled(engine, each) for each in engine.classes if each.name not in loaded]
+    result = policies.loaded
+    problems = {each.name: each for each in result.problems}
+    found = [
+        _policy(policies, audit, each, node, problems.pop(each.name, None), uids) for each in result.policies
+    ]
+    loaded = {each.name for each in result.policies} | problems.keys()
+    found += [_disabled(policies, each) for each in result.classes if each.name not in loaded]
     failed = [
         api_pb2.PolicyStatus(name=each.name, state=api_pb2.PolicyStatus.STATE_FAILED, reason=each.text)
         for each in problems.values()
     ]
-    return _with_replaced(engine, [*found, *failed])
+    return _with_replaced(policies, [*found, *failed])
 
 
-def _with_replaced(engine: Engine, policies: Sequence[api_pb2.PolicyStatus]) -> list[api_pb2.PolicyStatus]:
+def _with_replaced(policies: PolicySet, found: Sequence[api_pb2.PolicyStatus]) -> list[api_pb2.PolicyStatus]:
     """The policies with the threads that load them, or hang in what a reload has replaced or removed."""
-    by_name = {each.name: each for each in policies}
-    present = {id(each.policy) for each in engine.policies}
-    for key, each in engine.workers.hanging.items():
+    by_name = {each.name: each for each in found}
+    present = {id(each.policy) for each in policies.loaded.policies}
+    for key, each in policies.workers.hanging.items():
         if key not in present:
             policy = by_name.setdefault(each.policy.name, _removed(each.policy))
             _add_replaced(policy, each.threads, each.since_s)
-    for late in engine.loader.late:
+    for late in policies.loader.late:
         policy = by_name.setdefault(late.name, _removed(late))
         if _is_not_replaced(policy):
             policy.hanging_threads += 1
         else:
             _add_replaced(policy, 1, late.since_s)
-    removed = by_name.keys() - {each.name for each in policies}
-    return [*policies, *(by_name[name] for name in sorted(removed))]
+    removed = by_name.keys() - {each.name for each in found}
+    return [*found, *(by_name[name] for name in sorted(removed))]
 
 
 def _add_replaced(policy: api_pb2.PolicyStatus, threads: int, since_s: float) -> None:
@@ -234,9 +257,9 @@ def _removed(policy: LoadedPolicy | LateLoad) -> api_pb2.PolicyStatus:
     )
 
 
-def _disabled(engine: Engine, policy: type[Policy]) -> api_pb2.PolicyStatus:
+def _disabled(policies: PolicySet, policy: type[Policy]) -> api_pb2.PolicyStatus:
     """A policy that the configuration disables, or that is so by default."""
-    is_configured = engine.configured(policy.name).enabled is False
+    is_configured = policies.configured(policy.name).enabled is False
     source = api_pb2.MODE_SOURCE_CONFIGURATION if is_configured else api_pb2.MODE_SOURCE_DEFAULT
     return api_pb2.PolicyStatus(
         name=policy.name,
@@ -247,14 +270,14 @@ def _disabled(engine: Engine, policy: type[Policy]) -> api_pb2.PolicyStatus:
         mode=api_pb2.MODE_OFF,
         mode_source=source,
         configured_mode=api_pb2.MODE_OFF,
-        overrides=overrides_of(engine, policy.name),
+        overrides=overrides_of(policies.modes, policy.name),
     )
 
 
-def owner_mode_of(engine: Engine, claimant: str) -> api_pb2.PolicyStatus:
+def owner_mode_of(leased: LeasedClaims, modes: ModeOverrides, claimant: str) -> api_pb2.PolicyStatus:
     """The mode of an owner of claims, by its name in the ledger; `ClaimOwner` has all else."""
-    overrides = overrides_of(engine, claimant)
-    mode = MODES[engine.leased.owned(parse_claimant(claimant).name).owner.mode]
+    overrides = overrides_of(modes, claimant)
+    mode = MODES[leased.owned(parse_claimant(claimant).name).owner.mode]
     is_off = mode == api_pb2.MODE_OFF
     state = api_pb2.PolicyStatus.STATE_DISABLED if is_off else api_pb2.PolicyStatus.STATE_LOADED
     source = api_pb2.MODE_SOURCE_COMMAND if overrides else api_pb2.MODE_SOURCE_CONFIGURATION
@@ -264,7 +287,7 @@ def owner_mode_of(engine: Engine, claimant: str) -> api_pb2.PolicyStatus:
     )
 
 
-def overrides_of(engine: Engine, policy: str) -> list[api_pb2.ModeOverride]:
+def overrides_of(modes: ModeOverrides, policy: str) -> list[api_pb2.ModeOverride]:
     """The modes that operators have set for a policy, oldest first."""
     return [
         api_pb2.ModeOverride(
@@ -274,23 +297,28 @@ def overrides_of(engine: Engine, policy: str) -> list[api_pb2.ModeOverride]:
             until=timestamp(each.until_s),
             reason=each.reason,
         )
-        for each in engine.overrides
+        for each in modes.present
         if each.policy == policy
     ]
 
 
 def _policy(
-    engine: Engine, policy: LoadedPolicy, node: Node, problem: LoadProblem | None, uids: Set[str]
+    policies: PolicySet,
+    audit: AuditQueues,
+    policy: LoadedPolicy,
+    node: Node,
+    problem: LoadProblem | None,
+    uids: Set[str],
 ) -> api_pb2.PolicyStatus:
-    ring, inputs = engine.audit_ring, (*policy.inputs, *policy.optional_inputs)
+    ring, inputs = audit.ring, (*policy.inputs, *policy.optional_inputs)
     unknown = [each for each in inputs if node.state_of(each) is InputState.UNKNOWN]
     state, reasons = api_pb2.PolicyStatus.STATE_LOADED, [] if problem is None else [str(problem)]
     if unmet := unmet_on(policy, node):
         state = api_pb2.PolicyStatus.STATE_OFF if unmet.is_off else api_pb2.PolicyStatus.STATE_PARTIAL
         reasons.append(str(unmet))
-    overrides = overrides_of(engine, policy.name)
-    configured = api_pb2.MODE_OFF if policy.name in engine.disabled else MODES[policy.mode]
-    is_default = policy.mode is Mode.ENFORCE and engine.configured(policy.name).enabled is None
+    overrides = overrides_of(policies.modes, policy.name)
+    configured = api_pb2.MODE_OFF if policy.name in policies.disabled else MODES[policy.mode]
+    is_default = policy.mode is Mode.ENFORCE and policies.configured(policy.name).enabled is None
     source = api_pb2.MODE_SOURCE_DEFAULT if is_default else api_pb2.MODE_SOURCE_CONFIGURATION
     mode, until = configured, None
     for each in overrides:
@@ -299,8 +327,8 @@ def _policy(
             until = each.until if each.HasField("until") else None
     if mode == api_pb2.MODE_OFF and all(each.mode == api_pb2.MODE_OFF for each in overrides):
         state = api_pb2.PolicyStatus.STATE_DISABLED
-    failures, entries = _counts(engine, policy.name)
-    hanging = engine.workers.hanging.get(id(policy.policy))
+    failures, entries = _counts(audit.counts, policy.name)
+    hanging = policies.workers.hanging.get(id(policy.policy))
     return api_pb2.PolicyStatus(
         name=policy.name,
         state=state,
@@ -317,7 +345,7 @@ def _policy(
         inputs=map(str, inputs),
         unknown_inputs=[str(each) for each in unknown if each not in _OF_PODS],
         missing_features=sorted(missing_features(policy.features | policy.optional_features, node)),
-        runs=_runs(engine, policy.name),
+        runs=_runs(audit.counts, policy.name),
         failures=api_pb2.FailureCounts(
             raised=failures[FailureKind.FAILED],
             invalid=failures[FailureKind.INVALID],
@@ -327,7 +355,7 @@ def _policy(
             left_out=entries[AuditKind.LEFT_OUT],
         ),
         last_failure=_failure(ring.last_failures.get(policy.name)),
-        last_left_out=_failure(engine.counts.left_out.last(policy.name, uids)),
+        last_left_out=_failure(audit.counts.left_out.last(policy.name, uids)),
         hanging_threads=hanging.threads if hanging is not None else 0,
         is_kept=problem is not None and problem.is_kept,
     )
@@ -337,19 +365,19 @@ _OF_PODS: Final = frozenset({Input.PRIORITY, Input.POD_REQUESTS})
 """Known or not for each pod."""
 
 
-def _runs(engine: Engine, policy: str) -> int:
-    durations = engine.counts.durations.items()
+def _runs(counts: PolicyCounts, policy: str) -> int:
+    durations = counts.durations.items()
     return sum(sum(each.counts) for (name, _), each in durations if name == policy)
 
 
-def _counts(engine: Engine, policy: str) -> tuple[Counter[str], Counter[AuditKind]]:
+def _counts(counts: PolicyCounts, policy: str) -> tuple[Counter[str], Counter[AuditKind]]:
     """The failures of a policy by kind, and its audit entries by kind."""
     failures: Counter[str] = Counter()
     entries: Counter[AuditKind] = Counter()
-    for (name, _, kind), number in engine.counts.failures.items():
+    for (name, _, kind), number in counts.failures.items():
         if name == policy:
             failures[kind] += number
-    for key, number in engine.counts.entries.items():
+    for key, number in counts.entries.items():
         if key.policy == policy:
             entries[key.kind] += number
     return failures, entries
@@ -368,32 +396,33 @@ def _failure(entry: AuditEntry | None) -> api_pb2.PolicyFailure | None:
     )
 
 
-def _daemon(sources: ApiSources, memory_bytes: int) -> api_pb2.Daemon:
-    engine, states = sources.engine, api_pb2.Daemon
-    state = states.STATE_SERVING if engine.has_policies else states.STATE_LOADING
-    if sources.stopping.is_set():
+def _daemon(parts: Parts, saved: SavedState, memory_bytes: int, *, is_loaded: bool) -> api_pb2.Daemon:
+    states, front_end, admin = api_pb2.Daemon, parts.front_end, parts.servers.admin
+    state = states.STATE_SERVING if is_loaded else states.STATE_LOADING
+    if parts.life.stopping.is_set():
         state = states.STATE_DRAINING
-    elif sources.upgrade.has_moved:
+    elif front_end.retired.is_set():
         state = states.STATE_RETIRED
     return api_pb2.Daemon(
         version=__version__,
         pid=os.getpid(),
-        started_at=timestamp(sources.started_s),
+        started_at=timestamp(parts.life.started_s),
         state=state,
         python=platform.python_version(),
-        endpoint=sources.endpoint,
-        admin_endpoint=sources.admin.path if sources.admin is not None else "",
-        admin_problem=sources.admin.problem if sources.admin is not None else "",
-        config_path=sources.config_path,
-        internal_errors=engine.internal_errors + sources.server.defect_count,
+        endpoint=front_end.listener.address,
+        admin_endpoint=admin.path if admin is not None else "",
+        admin_problem=admin.problem if admin is not None else "",
+        config_path=parts.configuration.path,
+        internal_errors=front_end.internal_errors,
         lost_log_lines=dropped_lines(),
         memory_bytes=memory_bytes,
-        boot_id=engine.boot_id,
+        boot_id=saved.boot_id,
+        mode=front_end.mode,
     )
 
 
-def _breaker(sources: ApiSources) -> api_pb2.Breaker:
-    state = sources.bypass.status
+def _breaker(bypass: Bypass) -> api_pb2.Breaker:
+    state = bypass.status
     return api_pb2.Breaker(
         is_open=state.opened_s is not None,
         opened_at=timestamp(state.opened_s),
@@ -403,17 +432,17 @@ def _breaker(sources: ApiSources) -> api_pb2.Breaker:
     )
 
 
-def _runtime(sources: ApiSources, response: bytes | None) -> api_pb2.Runtime:
-    proxy = sources.settings().proxy
+def _runtime(parts: Parts, inventory: Inventory, response: bytes | None) -> api_pb2.Runtime:
+    settings, proxy = parts.configuration.settings.proxy, parts.proxy
     about = cri_pb2.VersionResponse.FromString(response) if response is not None else None
     return api_pb2.Runtime(
-        endpoint=proxy.runtime_endpoint,
-        image_endpoint=proxy.image_endpoint,
-        name=sources.engine.services.runtime_name if about is None else about.runtime_name,
+        endpoint=settings.runtime_endpoint,
+        image_endpoint=settings.image_endpoint,
+        name=inventory.runtime_name if about is None else about.runtime_name,
         version="" if about is None else about.runtime_version,
         answers=about is not None,
-        refused_calls=sources.server.counts.without_upstream,
-        away_since=None if about is not None else timestamp(sources.engine.runtime_away_since_s),
+        refused_calls=proxy.server.counts.without_upstream if proxy is not None else 0,
+        away_since=None if about is not None else timestamp(parts.runtime.away_since_s),
     )
 
 
@@ -434,34 +463,42 @@ def _hook_server(server: Server) -> api_pb2.HookServer:
     )
 
 
-def _records(engine: Engine, misspelled: NamesByPod) -> api_pb2.Records:
+def _records(inventory: Inventory, saved: SavedState, misspelled: NamesByPod) -> api_pb2.Records:
+    store, checkpoint = inventory.store, saved.checkpoint
     names = (f"{pod}: {problem}" for pod, problems in misspelled.items() for problem in problems)
     return api_pb2.Records(
         misspelled_names=islice(names, MAX_NAMES),
         misspelled_pods=len(misspelled),
-        pods=len(engine.store.pods),
-        containers=len(engine.store.containers),
-        recovered_pods=sum(each.recovered for each in engine.store.pods),
-        recovered_containers=sum(each.recovered for each in engine.store.containers),
-        is_recovered=engine.recovery.recovered.is_set(),
-        checkpoint_problem=engine.checkpoint.problem,
-        checkpoint_set_aside=engine.checkpoint.aside,
-        unreadable_rows=engine.checkpoint.unreadable,
-        unusable_files=engine.unusable_files,
-        checkpoint_lost=engine.checkpoint.lost,
-        kept_bytes=engine.store.kept_bytes,
-        max_bytes=engine.store.max_bytes,
-        trimmed=engine.store.trimmed,
+        pods=len(store.pods),
+        containers=len(store.containers),
+        recovered_pods=sum(each.recovered for each in store.pods),
+        recovered_containers=sum(each.recovered for each in store.containers),
+        is_recovered=inventory.recovered.is_set(),
+        checkpoint_problem=checkpoint.problem,
+        checkpoint_set_aside=checkpoint.aside,
+        unreadable_rows=checkpoint.unreadable,
+        unusable_files=saved.unusable_files,
+        checkpoint_lost=checkpoint.lost,
+        kept_bytes=store.kept_bytes,
+        max_bytes=store.max_bytes,
+        trimmed=store.trimmed,
     )
 
 
-def _ledger(sources: ApiSources) -> api_pb2.LedgerStatus:
-    engine, ledger = sources.engine, sources.engine.ledger
-    counts, allocations, now_s = ledger.counts, engine.allocations, time.time()
-    unapplied = unapplied_of(engine)
+def _ledger(
+    ledger: Ledger,
+    store: PodStore,
+    upkeep: Upkeep,
+    leased: LeasedClaims,
+    saved: SavedState,
+    node: Node,
+    settings: Settings,
+) -> api_pb2.LedgerStatus:
+    counts, allocations, now_s = ledger.counts, saved.allocations, time.time()
+    unapplied = unapplied_of(upkeep, leased)
     writes = counts.writes.read().items()
     return api_pb2.LedgerStatus(
-        is_enabled=sources.settings().cgroups.enabled,
+        is_enabled=settings.cgroups.enabled,
         cgroups=len(ledger.books),
         values=ledger.books.value_count,
         yielded=[
@@ -486,7 +523,7 @@ def _ledger(sources: ApiSources) -> api_pb2.LedgerStatus:
             renewed=sum(counts.renewed.read().values()),
             recovered=counts.recovered,
             above_usage=sum(counts.above_usage.read().values()),
-            evaluations=engine.upkeep.evaluator.rounds,
+            evaluations=upkeep.evaluator.rounds,
         ),
         failed_writes=[
             api_pb2.FailedWrite(
@@ -509,30 +546,30 @@ def _ledger(sources: ApiSources) -> api_pb2.LedgerStatus:
             )
             for each in ledger.failures.left
         ],
-        journal_problem=engine.journal.problem,
-        change_problem=engine.upkeep.problem,
-        hanging_files=engine.upkeep.hung,
-        change=_change(engine),
-        allocated_pods=len(engine.node.latest.allocations),
+        journal_problem=saved.journal.problem,
+        change_problem=upkeep.problem,
+        hanging_files=upkeep.hung,
+        change=_change(upkeep.evaluator),
+        allocated_pods=len(node.allocations),
         allocation_problem=allocations.problem if allocations is not None else "",
         occupied_pods=allocations.occupied if allocations is not None else 0,
-        cpu_mode_problem=engine.upkeep.mode_problem,
-        sysctl_problems=engine.sysctls.problems if engine.sysctls is not None else (),
+        cpu_mode_problem=upkeep.mode_problem,
+        sysctl_problems=saved.sysctls.problems if saved.sysctls is not None else (),
         unknown_originals=sum(
             original.text is None for book in ledger.books for original in book.originals.values()
         ),
-        unevaluated=_unevaluated(engine),
-        unevaluated_pods=len(engine.upkeep.evaluator.unevaluated.reasons),
+        unevaluated=_unevaluated(store, upkeep.evaluator),
+        unevaluated_pods=len(upkeep.evaluator.unevaluated.reasons),
         unapplied=unapplied_messages(unapplied),
         unapplied_values=len(unapplied),
     )
 
 
-def _unevaluated(engine: Engine) -> list[api_pb2.PodProblem]:
-    reasons = engine.upkeep.evaluator.unevaluated.reasons
+def _unevaluated(store: PodStore, evaluator: Evaluator) -> list[api_pb2.PodProblem]:
+    reasons = evaluator.unevaluated.reasons
     found = [
         api_pb2.PodProblem(pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid, reason=reasons[pod.id])
-        for pod in engine.store.pods
+        for pod in store.pods
         if pod.id in reasons
     ]
     return sorted(found, key=lambda each: each.pod)[:MOST_UNEVALUATED]
@@ -543,8 +580,8 @@ def _target(ledger: Ledger, cgroup: str) -> str:
     return target.name if target is not None else ""
 
 
-def _change(engine: Engine) -> api_pb2.OngoingChange | None:
-    change = engine.upkeep.evaluator.changes.ongoing
+def _change(evaluator: Evaluator) -> api_pb2.OngoingChange | None:
+    change = evaluator.changes.ongoing
     if change is None:
         return None
     return api_pb2.OngoingChange(
@@ -552,12 +589,11 @@ def _change(engine: Engine) -> api_pb2.OngoingChange | None:
     )
 
 
-def _node(engine: Engine, settings: Settings) -> api_pb2.NodeStatus:
-    sources = engine.node
+def _node(sources: NodeSources, policies: Iterable[LoadedPolicy], settings: Settings) -> api_pb2.NodeStatus:
     began_s = sources.look_began_s
     is_hanging = began_s is not None and time.time() - began_s > HANGS_S
     return api_pb2.NodeStatus(
-        inputs=inputs_of(engine, settings),
+        inputs=inputs_of(sources, policies, settings),
         problems=sources.problems,
         notes=sources.notes,
         hangs_since=timestamp(began_s) if is_hanging else None,
@@ -573,10 +609,12 @@ def _reason(place: str, reason: str) -> str:
     return f"{place} {reason}" if place else reason
 
 
-def inputs_of(engine: Engine, settings: Settings) -> list[api_pb2.NodeInput]:
+def inputs_of(
+    sources: NodeSources, policies: Iterable[LoadedPolicy], settings: Settings
+) -> list[api_pb2.NodeInput]:
     """The inputs of the node, with their places and the policies that depend on each."""
-    node, places, used = engine.node.latest, _places(settings), dict[Input, list[str]]()
-    for policy in engine.services.chain.policies:
+    node, places, used = sources.latest, _places(settings), dict[Input, list[str]]()
+    for policy in policies:
         for each in (*policy.inputs, *policy.optional_inputs):
             used.setdefault(each, []).append(policy.name)
     return [
@@ -585,7 +623,7 @@ def inputs_of(engine: Engine, settings: Settings) -> list[api_pb2.NodeInput]:
             state=_INPUT_STATES[node.state_of(each)],
             generation=node.generations.get(each, 0),
             source=places.get(each, ""),
-            problems=_problems_in(places.get(each, ""), engine.node.problems),
+            problems=_problems_in(places.get(each, ""), sources.problems),
             policies=dict.fromkeys(used.get(each, ())),
         )
         for each in FIELDS
@@ -614,21 +652,20 @@ def _places(settings: Settings) -> dict[Input, str]:
     }
 
 
-def _reload(sources: ApiSources) -> api_pb2.Reload | None:
-    last = sources.last_reload()
-    if last is None and not sources.engine.changed_code:
+def _reload(configuration: CurrentConfiguration, changed_code: Sequence[str]) -> api_pb2.Reload | None:
+    last = configuration.last_reload
+    if last is None and not changed_code:
         return None
     return api_pb2.Reload(
         time=timestamp(last.time_s) if last is not None else None,
         has_failed=bool(last and last.error),
         error=last.error if last is not None else "",
         need_restart=last.need_restart if last is not None else (),
-        changed_code=sources.engine.changed_code,
+        changed_code=changed_code,
     )
 
 
-def _clients(sources: ApiSources) -> api_pb2.Clients:
-    server, own = sources.server, sources.own_budget
+def _clients(server: RelayServer, own: Budget) -> api_pb2.Clients:
     streams, intercepted = server.stream_counts
     is_short = own.was_short_s is not None and time.time() - own.was_short_s < SHORT_S
     return api_pb2.Clients(
@@ -645,18 +682,20 @@ def _clients(sources: ApiSources) -> api_pb2.Clients:
     )
 
 
-def _calls(sources: ApiSources) -> api_pb2.CallStatus:
-    methods, problems = sources.server.counts.by_method.values(), Counter[str]()
-    for (_, cause), number in sources.engine.services.problems.items():
-        problems[cause] += number
+def _calls(proxy: CriProxy) -> api_pb2.CallStatus:
+    counts, services, problems = proxy.server.counts, proxy.services, Counter[str]()
+    methods = counts.by_method.values()
+    if services is not None:
+        for (_, cause), number in services.problems.items():
+            problems[cause] += number
     refused = Counter[int]()
     for each in methods:
         refused.update(each.refused)
-    late = sum(sources.interceptor.late.values())
-    too_large = problems["too_large"] + sources.server.counts.too_large
+    late = sum(proxy.interceptor.late.values())
+    too_large = problems["too_large"] + counts.too_large
     return api_pb2.CallStatus(
         decided=sum(sum(each.held.counts) for each in methods),
-        changed=sources.engine.services.changed,
+        changed=services.changed if services is not None else 0,
         refused=refused.total(),
         unparsable=problems["unreadable"],
         too_large=too_large,
@@ -665,25 +704,24 @@ def _calls(sources: ApiSources) -> api_pb2.CallStatus:
     )
 
 
-def _upgrade(sources: ApiSources) -> api_pb2.UpgradeStatus:
-    last = sources.upgrade.last
+def _upgrade(proxy: CriProxy) -> api_pb2.UpgradeStatus:
+    upgrade, predecessor = proxy.upgrade, proxy.predecessor
+    last = upgrade.last
     return api_pb2.UpgradeStatus(
         time=timestamp(last[0]) if last is not None else None,
         error=last[1] if last is not None else "",
-        successor_pid=sources.upgrade.successor_pid,
-        has_predecessor=sources.has_predecessor(),
+        successor_pid=upgrade.successor_pid,
+        has_predecessor=predecessor is not None and predecessor.is_draining,
     )
 
 
-def _audit_file(sources: ApiSources) -> api_pb2.AuditFileStatus | None:
-    file = sources.audit_file
+def _audit_file(file: AuditFile) -> api_pb2.AuditFileStatus | None:
     if not file.path:
         return None
     return api_pb2.AuditFileStatus(path=file.path, written=file.written, lost=file.lost, problem=file.problem)
 
 
-def _tracing(sources: ApiSources) -> api_pb2.TracingStatus | None:
-    traces = sources.traces
+def _tracing(traces: Traces | None) -> api_pb2.TracingStatus | None:
     if traces is None:
         return None
     return api_pb2.TracingStatus(
@@ -691,15 +729,15 @@ def _tracing(sources: ApiSources) -> api_pb2.TracingStatus | None:
     )
 
 
-def _recording(engine: Engine) -> api_pb2.RecordingStatus | None:
-    recorder = engine.services.recorder
+def _recording(services: CallServices | None) -> api_pb2.RecordingStatus | None:
+    recorder = services.recorder if services is not None else None
     if recorder is None:
         return None
     return api_pb2.RecordingStatus(started_at=timestamp(recorder.started_s), calls=recorder.calls)
 
 
-def _kubernetes(engine: Engine) -> api_pb2.KubernetesStatus | None:
-    source = engine.kubernetes
+def _kubernetes(link: KubernetesLink | None) -> api_pb2.KubernetesStatus | None:
+    source = link.source if link is not None else None
     if source is None:
         return None
     return api_pb2.KubernetesStatus(

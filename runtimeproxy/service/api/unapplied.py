@@ -11,15 +11,16 @@ from runtimeproxy.ledger.unapplied import PROBLEMS, Unapplied
 from runtimeproxy.service.api.values import timestamp
 
 if TYPE_CHECKING:
-    from runtimeproxy.service.engine import Engine
+    from runtimeproxy.ledger.leased import LeasedClaims
+    from runtimeproxy.ledger.upkeep import Upkeep
 
 MOST_VALUES: Final = 100
 """In a status."""
 
 
-def unapplied_of(engine: Engine) -> list[Unapplied]:
+def unapplied_of(upkeep: Upkeep, leased: LeasedClaims) -> list[Unapplied]:
     """All that is wanted and not in force now; what is a problem comes first."""
-    found = itertools.chain(engine.upkeep.unapplied(), engine.leased.unapplied())
+    found = itertools.chain(upkeep.unapplied(), leased.unapplied())
     return sorted(found, key=_order)
 
 

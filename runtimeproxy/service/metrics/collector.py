@@ -26,6 +26,7 @@ from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.counts import OTHER
 from runtimeproxy.hooks.decision import unmet_on
 from runtimeproxy.http2.server import EarlyEnd
+from runtimeproxy.logs import dropped_lines
 from runtimeproxy.pods.records import Level
 from runtimeproxy.service.metrics.table import METRICS, PREFIX
 from runtimeproxy.service.qos_manager import State
@@ -34,15 +35,21 @@ from runtimeproxy.slo.dynamic import GATES
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from runtimeproxy.counts import RelayCounts
+    from runtimeproxy.core.eviction import Evictor
+    from runtimeproxy.core.policies import PolicySet
+    from runtimeproxy.core.state import SavedState
+    from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
+    from runtimeproxy.frontends.cri_proxy.relay.counts import RelayCounts
     from runtimeproxy.hooks.counts import PolicyCounts
     from runtimeproxy.hooks.remote.servers import HookServers
     from runtimeproxy.kubernetes.source import KubernetesSource
+    from runtimeproxy.ledger.leased import LeasedClaims
     from runtimeproxy.ledger.ledger import Ledger
+    from runtimeproxy.ledger.upkeep import Upkeep
     from runtimeproxy.node.sources import NodeSources
+    from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.records import Book
-    from runtimeproxy.service.engine import Engine
-    from runtimeproxy.service.metrics.sources import MetricSources
+    from runtimeproxy.service.parts import Parts
     from runtimeproxy.service.qos_manager import QosManagerWatch
 
 _ENTRIES: Final = {
@@ -74,16 +81,16 @@ class Exposition(NamedTuple):
     data: bytes
 
 
-def exposition(sources: MetricSources, received: Received, accept: str = "") -> Exposition:
+def exposition(parts: Parts, received: Received, accept: str = "") -> Exposition:
     """Reads everything, in a worker thread.
 
     Args:
-        sources: the parts of the daemon.
+        parts: the daemon's.
         received: bytes of all connections, which only the loop's thread can sum.
         accept: the request's header field, which chooses between Prometheus' text and OpenMetrics.
     """
     encode, content_type = choose_encoder(accept)
-    return Exposition(content_type, encode(_Registry(samples(sources, received))))
+    return Exposition(content_type, encode(_Registry(samples(parts, received))))
 
 
 class _Registry:
@@ -125,24 +132,25 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
     return list(zip((*bounds, "+Inf"), accumulate(list(histogram.counts)), strict=True))
 
 
-def samples(sources: MetricSources, received: Received) -> Iterator[Sample]:
+def samples(parts: Parts, received: Received) -> Iterator[Sample]:
     """All time series."""
-    engine = sources.engine
-    yield from _of_process(sources)
-    yield from _of_calls(sources)
-    yield from of_relay(sources.relay.counts)
-    yield Sample("connections", sources.relay.connection_count)
-    for peer, number in zip(("client", "upstream"), received, strict=True):
-        yield Sample("received_bytes_total", number, (peer,))
-    yield from _of_engine(engine)
-    yield from of_policies(engine.counts)
-    yield from _of_servers(engine.servers)
-    yield from _of_ledger(engine.ledger)
-    yield from of_books(engine.ledger.books)
-    yield from _of_upkeep(engine)
-    yield from _of_claims(engine)
-    yield from _of_records(engine)
-    yield from _of_node(engine.node)
+    core = parts.core
+    yield from _of_process(parts)
+    if (proxy := parts.proxy) is not None:
+        yield from _of_proxy(proxy, received)
+    policies, audit, ledger = core.policies, core.audit, core.ledger
+    yield from _of_loaded(policies, core.node)
+    yield from of_policies(audit.counts)
+    yield from _of_servers(policies.servers)
+    yield from _of_ledger(ledger)
+    yield from of_books(ledger.books)
+    yield from _of_upkeep(core.upkeep, core.state)
+    yield from _of_claims(core.leased)
+    yield from _of_qos_manager(parts.qos_manager)
+    yield from _of_evictions(core.evictor)
+    yield from _of_records(core.inventory, core.state)
+    yield Sample("misspelled_pods", len(parts.pod_names.find()))
+    yield from _of_node(core.node)
 
 
 def _of_kubernetes(source: KubernetesSource) -> Iterator[Sample]:
@@ -159,36 +167,47 @@ def _of_kubernetes(source: KubernetesSource) -> Iterator[Sample]:
             yield Sample("kubernetes_evictions_total", count, (outcome.value,))
 
 
-def _of_process(sources: MetricSources) -> Iterator[Sample]:
-    service = sources.service
+def _of_process(parts: Parts) -> Iterator[Sample]:
+    configuration, traces, bypass = parts.configuration, parts.traces, parts.bypass
     yield Sample("build_info", 1, (__version__, platform.python_version()))
-    yield Sample("config_reload_successful", service.is_configured)
-    yield Sample("config_last_success_timestamp_seconds", service.configured_s)
-    yield Sample("event_loop_lag_seconds", service.loop_lag)
-    yield Sample("internal_errors_total", sources.engine.internal_errors + sources.relay.defect_count)
-    yield Sample("log_lines_dropped_total", sources.dropped_log_lines())
-    yield Sample("audit_lines_total", sources.audit_file.written, ("written",))
-    yield Sample("audit_lines_total", sources.audit_file.lost, ("lost",))
-    if sources.traces is not None:
-        yield Sample("spans_total", sources.traces.sent, ("sent",))
-        yield Sample("spans_total", sources.traces.lost, ("lost",))
-    if sources.engine.kubernetes is not None:
-        yield from _of_kubernetes(sources.engine.kubernetes)
-    yield Sample("upgrades_failed_total", sources.upgrade.failures)
-    cause = sources.bypass.cause
+    yield Sample("config_reload_successful", configuration.is_read)
+    yield Sample("config_last_success_timestamp_seconds", configuration.read_s)
+    yield Sample("event_loop_lag_seconds", parts.life.loop_lag)
+    yield Sample("internal_errors_total", parts.front_end.internal_errors)
+    yield Sample("log_lines_dropped_total", dropped_lines())
+    yield Sample("audit_lines_total", parts.audit_file.written, ("written",))
+    yield Sample("audit_lines_total", parts.audit_file.lost, ("lost",))
+    if traces is not None:
+        yield Sample("spans_total", traces.sent, ("sent",))
+        yield Sample("spans_total", traces.lost, ("lost",))
+    if parts.kubernetes is not None and parts.kubernetes.source is not None:
+        yield from _of_kubernetes(parts.kubernetes.source)
+    for end in EarlyEnd:
+        yield Sample("own_calls_ended_total", parts.servers.budget.early_ends[end], (end,))
+    cause = bypass.cause
     for each in ("breaker", "operator", "configuration"):
         yield Sample("bypass", each == cause, (each,))
-    yield Sample("breaker_openings_total", sources.bypass.openings)
-    yield Sample("runtime_up", not service.is_runtime_away)
+    yield Sample("breaker_openings_total", bypass.openings)
+    if parts.proxy is None:
+        yield Sample("runtime_up", parts.runtime.away_since_s is None)
 
 
-def _of_calls(sources: MetricSources) -> Iterator[Sample]:
-    yield Sample("held_bytes", sources.budget.used_bytes)
-    yield Sample("held_budget_bytes", sources.budget.limit_bytes)
-    for end in EarlyEnd:
-        yield Sample("own_calls_ended_total", sources.own_budget.early_ends[end], (end,))
-    problems = Counter(dict(sources.engine.services.problems))
-    for kind, number in dict(sources.interceptor.late).items():
+def _of_proxy(proxy: CriProxy, received: Received) -> Iterator[Sample]:
+    yield from _of_calls(proxy)
+    yield from of_relay(proxy.server.counts)
+    yield Sample("connections", proxy.server.connection_count)
+    for peer, number in zip(("client", "upstream"), received, strict=True):
+        yield Sample("received_bytes_total", number, (peer,))
+    yield Sample("upgrades_failed_total", proxy.upgrade.failures)
+    yield Sample("runtime_up", not proxy.is_runtime_away)
+
+
+def _of_calls(proxy: CriProxy) -> Iterator[Sample]:
+    budget, services = proxy.server.budget, proxy.services
+    yield Sample("held_bytes", budget.used_bytes)
+    yield Sample("held_budget_bytes", budget.limit_bytes)
+    problems = Counter(dict(services.problems) if services is not None else {})
+    for kind, number in dict(proxy.interceptor.late).items():
         problems[kind, "not_loaded"] += number
     for (kind, cause), number in problems.items():
         yield Sample("call_problems_total", number, (kind, cause))
@@ -225,21 +244,21 @@ def of_relay(counts: RelayCounts) -> Iterator[Sample]:
         yield Sample("upstream_failures_total", counts.upstream_failures[upstream], (upstream,))
 
 
-def _of_engine(engine: Engine) -> Iterator[Sample]:
-    node = engine.node.latest
-    for policy in engine.policies:
+def _of_loaded(policies: PolicySet, sources: NodeSources) -> Iterator[Sample]:
+    node, loaded = sources.latest, policies.loaded
+    for policy in loaded.policies:
         unmet = unmet_on(policy, node)
         state = str(policy.mode) if unmet is None else "off" if unmet.is_off else "in_part"
         yield Sample("policy_state", 1, (policy.name, state))
-    for problem in engine.problems:
+    for problem in loaded.problems:
         if not problem.is_kept:
             yield Sample("policy_state", 1, (problem.name, "not_loaded"))
-    yield Sample("policies_with_new_code", len(engine.changed_code))
-    yield Sample("policy_threads", engine.workers.threads)
+    yield Sample("policies_with_new_code", len(loaded.changed_code))
+    yield Sample("policy_threads", policies.workers.threads)
     hung: Counter[str] = Counter()
-    for each in tuple(engine.workers.hanging.values()):
+    for each in tuple(policies.workers.hanging.values()):
         hung[each.policy.name] += each.threads
-    hung.update(each.name for each in engine.loader.late)
+    hung.update(each.name for each in policies.loader.late)
     for name, number in hung.items():
         yield Sample("policy_hung_threads", number, (name,))
 
@@ -322,15 +341,15 @@ def level_label(level: Level) -> str:
     return level.name.lower()
 
 
-def _of_upkeep(engine: Engine) -> Iterator[Sample]:
-    upkeep, allocations = engine.upkeep, engine.allocations
+def _of_upkeep(upkeep: Upkeep, saved: SavedState) -> Iterator[Sample]:
+    allocations, sysctls = saved.allocations, saved.sysctls
     yield Sample("ledger_evaluations_total", upkeep.evaluator.rounds)
     yield Sample("ledger_change_ended", bool(upkeep.evaluator.changes.problem))
     yield Sample("ledger_unevaluated_pods", len(upkeep.evaluator.unevaluated.reasons))
     yield Sample("cpu_mode_blocked", bool(upkeep.mode_problem))
     yield Sample("ledger_hung_files", upkeep.hung)
-    if engine.sysctls is not None:
-        for (name, is_written), number in engine.sysctls.writes.read().items():
+    if sysctls is not None:
+        for (name, is_written), number in sysctls.writes.read().items():
             # The path of the file in which they are saved is not used as a label.
             label = OTHER if "/" in name else name
             yield Sample("sysctl_writes_total", number, (label, "written" if is_written else "failed"))
@@ -340,8 +359,8 @@ def _of_upkeep(engine: Engine) -> Iterator[Sample]:
         yield Sample("cpu_owners_unsaved", not allocations.is_saved)
 
 
-def _of_claims(engine: Engine) -> Iterator[Sample]:
-    for name, owned in tuple(engine.leased.owners.items()):
+def _of_claims(leased: LeasedClaims) -> Iterator[Sample]:
+    for name, owned in tuple(leased.owners.items()):
         yield Sample("claims", len(owned.claims), (name,))
         yield Sample("claim_lease_state", 1, (name, owned.phase))
         yield Sample("claim_lapses_total", owned.lapses, (name,))
@@ -349,10 +368,12 @@ def _of_claims(engine: Engine) -> Iterator[Sample]:
             yield Sample("claim_requests_total", number, (name, answer))
         for cause, number in owned.refusals.read().items():
             yield Sample("claims_refused_total", number, (name, cause))
-    yield from _of_qos_manager(engine.qos_manager)
-    for labels, number in engine.evictor.counts.read().items():
+
+
+def _of_evictions(evictor: Evictor) -> Iterator[Sample]:
+    for labels, number in evictor.counts.read().items():
         yield Sample("evictions_total", number, labels)
-    yield Sample("evictions_unsaved", bool(engine.evictor.history.problem))
+    yield Sample("evictions_unsaved", bool(evictor.history.problem))
 
 
 def _of_qos_manager(watch: QosManagerWatch) -> Iterator[Sample]:
@@ -364,17 +385,17 @@ def _of_qos_manager(watch: QosManagerWatch) -> Iterator[Sample]:
         yield Sample("qos_plugin_failing", name in failing, (name,))
 
 
-def _of_records(engine: Engine) -> Iterator[Sample]:
-    yield Sample("records", len(engine.store.pods), ("pod",))
-    yield Sample("records", len(engine.store.containers), ("container",))
-    yield Sample("records_bytes", engine.store.kept_bytes)
-    yield Sample("records_trimmed", engine.store.trimmed)
-    yield Sample("misspelled_pods", len(engine.pod_names.find()))
-    yield Sample("records_recovered", engine.recovery.recovered.is_set())
-    yield Sample("checkpoint_unsaved", bool(engine.checkpoint.problem))
-    yield Sample("checkpoint_set_aside_total", engine.checkpoint.set_aside + engine.checkpoint.lost)
-    yield Sample("state_unusable", engine.checkpoint.unreadable + len(engine.unusable_files))
-    yield Sample("journal_unwritten", bool(engine.journal.problem))
+def _of_records(inventory: Inventory, saved: SavedState) -> Iterator[Sample]:
+    store, checkpoint = inventory.store, saved.checkpoint
+    yield Sample("records", len(store.pods), ("pod",))
+    yield Sample("records", len(store.containers), ("container",))
+    yield Sample("records_bytes", store.kept_bytes)
+    yield Sample("records_trimmed", store.trimmed)
+    yield Sample("records_recovered", inventory.recovered.is_set())
+    yield Sample("checkpoint_unsaved", bool(checkpoint.problem))
+    yield Sample("checkpoint_set_aside_total", checkpoint.set_aside + checkpoint.lost)
+    yield Sample("state_unusable", checkpoint.unreadable + len(saved.unusable_files))
+    yield Sample("journal_unwritten", bool(saved.journal.problem))
 
 
 def _of_node(node: NodeSources) -> Iterator[Sample]:

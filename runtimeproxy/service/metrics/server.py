@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from runtimeproxy.service.api.loading import Load
     from runtimeproxy.service.metrics.collector import Exposition
-    from runtimeproxy.service.metrics.sources import MetricSources
     from runtimeproxy.service.page.page import NodePage
+    from runtimeproxy.service.parts import Parts
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ class MetricsServer:
 
 
 async def serve_metrics(
-    sources: MetricSources,
+    parts: Parts,
     address: TcpAddress | str,
     executor: Executor,
     stopping: asyncio.Event,
@@ -222,7 +222,7 @@ async def serve_metrics(
     """Serves metrics until the daemon stops, but not while a successor does.
 
     Args:
-        sources: the parts of the daemon.
+        parts: the daemon's.
         address: see `MetricsServer`.
         executor: a thread that imports the library.
         stopping: set when the daemon is to end.
@@ -235,13 +235,15 @@ async def serve_metrics(
     thread = BackgroundThreads(1, "metrics")
 
     async def read(accept: str) -> Exposition:
-        return await run(thread, exposition, sources, sources.relay.received_bytes, accept)
+        proxy = parts.proxy
+        received = proxy.server.received_bytes if proxy is not None else (0, 0)
+        return await run(thread, exposition, parts, received, accept)
 
     page = await _page(load, executor, thread) if load is not None else None
     server = MetricsServer(address, read, page.respond if page is not None else None)
     try:
         while not stopping.is_set():
-            if sources.upgrade.has_moved:
+            if parts.front_end.retired.is_set():
                 server.close()
                 if page is not None:
                     page.close()

@@ -128,20 +128,21 @@ class NodePage:
         if loop.time() - self._read_s < FRESH_S and self._pods is not None:
             return
         servicer: RuntimeProxyServicer = await self._load()
-        sources = servicer.sources
+        parts = servicer.parts
+        audit = parts.core.audit
         if self._pods is None or self._pods.error is not None:
             self._pods = _PodWatch(servicer)
         pods = self._pods
         await pods.wait()
-        runtime = await sources.engine.runtime_version()
-        sources.engine.flush_audit()
-        entries = list(sources.engine.audit_ring.entries)[-ENTRIES:]
-        node = servicer.node.response(0, sources.settings())
+        runtime = await parts.runtime.version()
+        audit.flush()
+        entries = list(audit.ring.entries)[-ENTRIES:]
+        node = servicer.node.response(0, parts.configuration.settings)
         changed = pods.take()
         watchers = servicer.watchers
 
         def status() -> api_pb2.GetStatusResponse:
-            found = status_of(sources, StatusReading(runtime, read_memory(), sources.engine.pod_names.find()))
+            found = status_of(parts, StatusReading(runtime, read_memory(), parts.pod_names.find()))
             found.clients.watchers = watchers
             return found
 

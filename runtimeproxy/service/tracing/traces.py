@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, Protocol
 
+from runtimeproxy.counts import Counts
 from runtimeproxy.logs import FailureLog
 
 if TYPE_CHECKING:
@@ -74,24 +75,21 @@ class Traces:
         gather_s: float = GATHER_S,
     ) -> None:
         self._settings = settings
-        self._make_sender = make_sender
         self._gather_s = gather_s
         self._gathered: list[CallTrace] = []
         self._queue: SimpleQueue[list[CallTrace] | None] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._queued = 0
-        self._overflowed = 0
-        self._unsent = 0
+        self._queued: Counts[None] = Counts()
+        self._lost: Counts[None] = Counts()
         self._failures = FailureLog()
         self._sender: Sender | None = None
         self._is_closing = False
         self.sent = 0
         self.problem = ""
-        self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(make_sender,), name="traces", daemon=True)
 
     @property
     def lost(self) -> int:
-        return self._overflowed + self._unsent
+        return sum(self._lost.read().values())
 
     @property
     def endpoint(self) -> str:
@@ -110,8 +108,8 @@ class Traces:
 
     def take(self, trace: CallTrace) -> None:
         """Takes a call that has ended; never blocks."""
-        if self._queued + len(self._gathered) >= MOST_QUEUED:
-            self._overflowed += 1
+        if sum(self._queued.read().values()) + len(self._gathered) >= MOST_QUEUED:
+            self._lost.add(None)
             self.problem = f"spans came faster than {self.endpoint} takes them"
             return
         if not self._gathered:
@@ -131,14 +129,13 @@ class Traces:
     def _pass_on(self) -> None:
         traces, self._gathered = self._gathered, []
         if traces:
-            with self._lock:
-                self._queued += len(traces)
+            self._queued.add(None, len(traces))
             self._queue.put(traces)
 
-    def _run(self) -> None:
+    def _run(self, make_sender: MakeSender) -> None:
         """In the thread: sends until the end."""
         try:
-            self._sender = self._make_sender(self._settings.endpoint, self._failures)
+            self._sender = make_sender(self._settings.endpoint, self._failures)
         except Exception as error:  # noqa: BLE001 - a library that cannot be used costs the spans, not the daemon
             text = f"traces cannot be sent to {self.endpoint}: {error}"
             self._failures.report("traces", type(error).__name__, text, level=logging.ERROR, error=error)
@@ -156,7 +153,6 @@ class Traces:
             self.sent += len(traces)
             self.problem = ""
         else:
-            self._unsent += len(traces)
+            self._lost.add(None, len(traces))
             self.problem = self._failures.last or f"{self.endpoint} has not taken them"
-        with self._lock:
-            self._queued -= len(traces)
+        self._queued.add(None, -len(traces))

@@ -23,7 +23,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 CREATE = "/runtime.v1.RuntimeService/CreateContainer"
 CHECK = "/grpc.health.v1.Health/Check"
 SOON_SILENT = """
-import runtimeproxy.service.daemon as daemon
+import runtimeproxy.frontends.cri_proxy.front_end as daemon
 from dataclasses import replace
 made = daemon.connection_options
 daemon.connection_options = lambda *words: replace(made(*words), first_call_s=1.0)

@@ -10,7 +10,7 @@ import sys
 from contextlib import closing
 from typing import Final
 
-from runtimeproxy.service.signals import UPGRADE
+from runtimeproxy.signals import UPGRADE
 from tests.daemon.driving import batch_pod, flowing_events, pod
 from tests.daemon.failures.scene import Row, Scene
 from tests.daemon.kubelet import kubelet

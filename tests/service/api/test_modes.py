@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import grpc
 import pytest
 
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.core.modes import FILE, ModeOverrides
 from runtimeproxy.service.api.admin import changed
-from runtimeproxy.service.mode_file import FILE, ModeFile
 from tests.daemon.driving import BATCH_SHARES, batch_pod, shares_of
 from tests.daemon.test_reload import UNTOUCHED, reload
 from tests.lab.cri_client import CriClient
@@ -170,6 +171,9 @@ def test_requests_that_cannot_be_used(fields: dict[str, Any], text: str) -> None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', '{"version": 1, "overrides": [{}]}'])
-def test_a_file_that_cannot_be_used_does_not_count(tmp_path: Path, text: str) -> None:
+async def test_a_file_that_cannot_be_used_does_not_count(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
-    assert ModeFile(tmp_path).load() == ()
+    modes = ModeOverrides(tmp_path)
+    with ThreadPoolExecutor(1) as thread:
+        await modes.read(thread)
+    assert (modes.present, modes.is_read, bool(modes.unusable)) == ((), True, True)

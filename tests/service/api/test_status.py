@@ -348,7 +348,7 @@ def test_memory() -> None:
 
 def test_nothing_of_it_is_loaded_before_the_first_call() -> None:
     script = (
-        "import runtimeproxy.service.daemon, runtimeproxy.service.engine, sys; print(*sys.modules);"
+        "import runtimeproxy.service.daemon, runtimeproxy.service.parts, sys; print(*sys.modules);"
         "import runtimeproxy.service.local_services; print(*sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

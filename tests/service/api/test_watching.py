@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -197,6 +198,23 @@ def test_what_a_container_asks_for(
 def test_an_annotation_that_cannot_be_read(text: str) -> None:
     found = extended_amounts({"node.koordinator.sh/extended-resource-spec": text})
     assert all(each == ({}, {}) for each in found.values())
+
+
+def test_batch_and_mid_resources_of_an_annotation() -> None:
+    entry = {
+        "Requests": {"kubernetes.io/batch-cpu": "1k", "kubernetes.io/mid-memory": 2, "cpu": "9"},
+        "limits": {
+            "kubernetes.io/batch-cpu": -1,
+            "kubernetes.io/batch-memory": "x",
+            "kubernetes.io/mid-cpu": True,
+        },
+    }
+    text = json.dumps({"containers": {"main": entry, "none": None}})
+    found = extended_amounts({"node.koordinator.sh/extended-resource-spec": text})
+    assert found == {
+        "main": ({"kubernetes.io/batch-cpu": 1000, "kubernetes.io/mid-memory": 2}, {}),
+        "none": ({}, {}),
+    }
 
 
 def test_a_pod_has_the_cpus_that_the_scheduler_gave_it(own_api: Any, client: CriClient) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from prometheus_client.core import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from runtimeproxy.counts import Histogram, RelayCounts
+from runtimeproxy.counts import Histogram
 from runtimeproxy.frontends.cri_proxy.interception import Outcome
+from runtimeproxy.frontends.cri_proxy.relay.counts import RelayCounts
 from runtimeproxy.hooks import Hook, Mode
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import AuditKind

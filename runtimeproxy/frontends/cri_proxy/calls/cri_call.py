@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
-from runtimeproxy.core.events import DueWrites, book_container, container_cgroup, write_due
+from runtimeproxy.core.events import DueWrites, book_container, write_due
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import UnreadableMessageError
 from runtimeproxy.hooks import Hook, PodView, Resources
 from runtimeproxy.hooks.audit import NO_ORIGIN
@@ -325,7 +325,7 @@ def container_question(
 
     Without an update its values are those in force.
     """
-    cgroup = "" if record.state is Lifecycle.CREATED else container_cgroup(services, pod, record)
+    cgroup = "" if record.state is Lifecycle.CREATED else services.inventory.cgroup_of(pod, record)
 
     def make_view() -> ContainerView:
         view = PodView() if pod is None else recorded_pod(pod)

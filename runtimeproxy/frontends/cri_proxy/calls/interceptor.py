@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.policy import Hook
+    from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.lookup import Lookups
     from runtimeproxy.pods.store import PodStore
 
@@ -154,7 +155,7 @@ class CallServices:
     Attributes:
         settings: How calls are treated.
         chain: The policies; a call that is being decided keeps the chain that it began with.
-        store: The records.
+        inventory: The records.
         lookups: Asks the runtime for single records.
         ledger: Writes cgroup values, in worker threads.
         executor: Worker threads for edits and cgroup files.
@@ -165,7 +166,6 @@ class CallServices:
         evaluator: Of what runs; None if nothing is evaluated.
         allocations: The CPUs of pods; None where the pools of shared CPUs do not depend on them.
         recorder: Records calls; None, as mostly, if nothing is recorded.
-        runtime_name: What the runtime calls itself; empty if that is not known.
         pending_updates: Oldest first, by container.
         order: The order of calls.
         failures: Logs failures, each cause once per interval.
@@ -176,7 +176,7 @@ class CallServices:
 
     settings: CallSettings
     chain: Chain
-    store: PodStore
+    inventory: Inventory
     lookups: Lookups
     ledger: CgroupLedger
     executor: Executor
@@ -186,13 +186,16 @@ class CallServices:
     evaluator: PodEvaluator | None = None
     allocations: CpuAllocations | None = None
     recorder: CallRecorder | None = None
-    runtime_name: str = ""
     pending_updates: dict[str, list[PendingUpdate]] = field(default_factory=dict)
     order: CallOrder = field(default_factory=CallOrder)
     failures: FailureLog = field(default_factory=FailureLog)
     internal_errors: int = 0
     changed: int = 0
     problems: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @property
+    def store(self) -> PodStore:
+        return self.inventory.store
 
     @property
     def evaluation(self) -> int:

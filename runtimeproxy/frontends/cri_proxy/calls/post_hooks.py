@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
+from runtimeproxy.pods.inventory import RuntimeUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

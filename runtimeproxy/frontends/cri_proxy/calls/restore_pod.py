@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.core.events import (
-    container_cgroup,
     on_started,
     pending_values,
     write_decision,
@@ -113,7 +112,7 @@ class RestorePod(NewSandbox):
 
     def _started(self, record: ContainerRecord) -> Question:
         pod = recorded_pod(self._record) if self._record is not None else PodView()
-        cgroup = container_cgroup(self.services, self._record, record)
+        cgroup = self.services.inventory.cgroup_of(self._record, record)
         return Question(Hook.POST_START_CONTAINER, pod, partial(container_in_force, record, pod), cgroup)
 
     def _container(self, name: str, identity: str, pod_id: str) -> ContainerRecord:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.core.events import (
     DueWrites,
-    container_cgroup,
     pending_values,
     wanted_of_container,
 )
@@ -111,7 +110,7 @@ class UpdateContainerResources(ContainerCall):
         record, pod, ledger = self.record, self.pod, self.services.ledger
         if record is None or pod is None or (self._sent.cpu_quota_us is None and not self._pending):
             return NO_WORK
-        cgroup = "" if record.state is Lifecycle.CREATED else container_cgroup(self.services, pod, record)
+        cgroup = "" if record.state is Lifecycle.CREATED else self.services.inventory.cgroup_of(pod, record)
         is_managed = any(map(ledger.books.is_managed, filter(None, (pod.cgroup_parent, cgroup))))
         if not is_managed and not self._pending:
             return NO_WORK
@@ -232,7 +231,7 @@ class UpdateContainerResources(ContainerCall):
         if record.state is Lifecycle.CREATED:
             self.book_later(pod, record, fields, self._fitted)
             return NO_WORK
-        cgroup = container_cgroup(services, pod, record)
+        cgroup = services.inventory.cgroup_of(pod, record)
         if not (cgroup and (fields or self._fitted or services.ledger.books.is_managed(cgroup))):
             return NO_WORK
         wanted = wanted_of_container(pod, record, cgroup, fields, self._fitted, self._silent)

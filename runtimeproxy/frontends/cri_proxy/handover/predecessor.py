@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 from typing import Self
 
 from runtimeproxy.frontends.cri_proxy.handover.protocol import Channel, Inheritance, Message, PeerGoneError
-from runtimeproxy.frontends.cri_proxy.relay.listener import Listener
+from runtimeproxy.listener import Listener
 
 
 class Predecessor:

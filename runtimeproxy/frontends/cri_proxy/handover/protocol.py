@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Self
 
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.frontends.cri_proxy.relay.listener import Listener
+from runtimeproxy.listener import Listener
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

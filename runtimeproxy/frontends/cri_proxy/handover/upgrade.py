@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy import signals
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.frontends.cri_proxy.handover.protocol import (
     Channel,
@@ -30,13 +31,12 @@ from runtimeproxy.frontends.cri_proxy.handover.protocol import (
     UnexpectedMessageError,
     successor_environ,
 )
-from runtimeproxy.frontends.cri_proxy.relay.listener import lock_path, read_lock
-from runtimeproxy.service import signals
+from runtimeproxy.listener import lock_path, read_lock
 
 if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.handover.predecessor import Predecessor
-    from runtimeproxy.frontends.cri_proxy.relay.listener import Listener
     from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
+    from runtimeproxy.listener import Listener
     from runtimeproxy.sdnotify import Notifier
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,13 @@ class Upgrade:
         moved: set while a successor serves.
     """
 
-    def __init__(self, program: Program, serving: Serving, predecessor: Predecessor | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        serving: Serving,
+        predecessor: Predecessor | None = None,
+        moved: asyncio.Event | None = None,
+    ) -> None:
         self._program = program
         self._serving = serving
         self._predecessor = predecessor
@@ -113,7 +119,7 @@ class Upgrade:
         self._running: asyncio.Task[None] | None = None
         self.failures = 0
         self.last: tuple[float, str] | None = None
-        self.moved = asyncio.Event()
+        self.moved = moved or asyncio.Event()
 
     @property
     def has_moved(self) -> bool:

@@ -16,8 +16,8 @@ from runtimeproxy.http2.frames import MAX_WINDOW_BYTES, ErrorCode, PeerError, rs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtimeproxy.counts import MethodCounts
     from runtimeproxy.frontends.cri_proxy.interception import CallHandler, CallHead
+    from runtimeproxy.frontends.cri_proxy.relay.counts import MethodCounts
     from runtimeproxy.frontends.cri_proxy.relay.streams import Streams
 
 MAX_OBSERVED_BYTES: Final = 1024 * 1024

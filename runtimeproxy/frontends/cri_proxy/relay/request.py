@@ -39,7 +39,7 @@ from runtimeproxy.http2.frames import (
 from runtimeproxy.http2.header_fields import Fields, HeadReader, timeout_s
 
 if TYPE_CHECKING:
-    from runtimeproxy.counts import MethodCounts
+    from runtimeproxy.frontends.cri_proxy.relay.counts import MethodCounts
     from runtimeproxy.frontends.cri_proxy.relay.streams import Streams
     from runtimeproxy.frontends.cri_proxy.relay.upstream import Upstream
 

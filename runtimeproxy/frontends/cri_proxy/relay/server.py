@@ -14,14 +14,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from runtimeproxy.frontends.cri_proxy.relay.connection import Connection
-from runtimeproxy.frontends.cri_proxy.relay.listener import BACKLOG
 from runtimeproxy.frontends.cri_proxy.relay.upstream import unconnected_socket
+from runtimeproxy.listener import BACKLOG
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from runtimeproxy.frontends.cri_proxy.relay.connection import ConnectionOptions
-    from runtimeproxy.frontends.cri_proxy.relay.listener import Listener
+    from runtimeproxy.listener import Listener
 
 logger = logging.getLogger(__name__)
 

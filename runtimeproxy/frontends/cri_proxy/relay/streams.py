@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
-from runtimeproxy.counts import RelayCounts
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
 from runtimeproxy.frontends.cri_proxy.interception import DEFAULT_MAX_MESSAGE_BYTES
 from runtimeproxy.frontends.cri_proxy.relay.budget import ConnectionMemory
+from runtimeproxy.frontends.cri_proxy.relay.counts import RelayCounts
 from runtimeproxy.frontends.cri_proxy.relay.error_response import TableSizeUpdates, error_response
 from runtimeproxy.frontends.cri_proxy.relay.flow_control import FlowControl
 from runtimeproxy.frontends.cri_proxy.relay.output import Output

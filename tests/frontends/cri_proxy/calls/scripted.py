@@ -30,9 +30,9 @@ from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import Node
+from runtimeproxy.pods.inventory import Inventory, RuntimeUnavailableError
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
-from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 
@@ -237,7 +237,7 @@ class Surroundings:
         self.services = CallServices(
             settings=settings,
             chain=Chain((), self.workers),
-            store=self.store,
+            inventory=Inventory(self.store),
             lookups=Lookups(self.store, self.runtime, lookup_timeout_s),
             ledger=self.ledger,
             executor=self._executor,

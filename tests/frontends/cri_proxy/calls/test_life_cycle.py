@@ -148,7 +148,7 @@ async def test_systemd_scopes_carry_the_runtimes_prefix(desk: Surroundings) -> N
     desk.store.containers.put(
         ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID, pending_cgroup={"memory.use_priority_oom": 1})
     )
-    desk.services.runtime_name = "cri-o"
+    desk.services.inventory.runtime_name = "cri-o"
     await done(desk, "StartContainer")
     assert desk.ledger.written[0][0] == f"/kubepods.slice/kubepods-podu1.slice/crio-{CONTAINER_ID}.scope"
 

@@ -15,8 +15,8 @@ from runtimeproxy.frontends.cri_proxy.handover.upgrade import (
     note,
     request_upgrade,
 )
-from runtimeproxy.frontends.cri_proxy.relay.listener import listen, lock_path
-from runtimeproxy.service.signals import UPGRADE
+from runtimeproxy.listener import listen, lock_path
+from runtimeproxy.signals import UPGRADE
 
 OWN_PID = os.getpid()
 OTHER_PID = 4_194_305

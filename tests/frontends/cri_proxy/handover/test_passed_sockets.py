@@ -17,7 +17,7 @@ from tests.lab.programs import REPOSITORY
 TAKES_TWO = """\
 import os, socket, sys
 from runtimeproxy.config.settings import ProxySettings
-from runtimeproxy.service.wiring import listener_of
+from runtimeproxy.frontends.cri_proxy.wiring import listener_of
 made = [socket.socket(socket.AF_UNIX) for _ in sys.argv[1:]]
 for each, path in zip(made, sys.argv[1:]):
     each.bind(path)

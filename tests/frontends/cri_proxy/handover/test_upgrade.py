@@ -18,11 +18,11 @@ from runtimeproxy.frontends.cri_proxy.handover.protocol import Channel
 from runtimeproxy.frontends.cri_proxy.handover.upgrade import Program, Serving, Upgrade
 from runtimeproxy.frontends.cri_proxy.relay.budget import MemoryBudget
 from runtimeproxy.frontends.cri_proxy.relay.connection import ConnectionOptions
-from runtimeproxy.frontends.cri_proxy.relay.listener import Listener, listen, lock_path, read_lock
 from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
 from runtimeproxy.frontends.cri_proxy.relay.streams import RelayOptions
+from runtimeproxy.frontends.cri_proxy.wiring import Routes
+from runtimeproxy.listener import Listener, listen, lock_path, read_lock
 from runtimeproxy.sdnotify import Notifier, answers_ping
-from runtimeproxy.service.wiring import Routes
 from tests.peers.aio import until
 
 SUCCESSOR = """\

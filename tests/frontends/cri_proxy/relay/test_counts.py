@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtimeproxy.counts import OTHER, MethodCounts, RelayCounts
+from runtimeproxy.counts import OTHER
+from runtimeproxy.frontends.cri_proxy.relay.counts import MethodCounts, RelayCounts
 from tests.frontends.cri_proxy.relay.playbook import HELD, PASSING, Play, forward_as_it_came, opened
 from tests.peers.wire import Frame, data, message, reset, wire
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,15 +13,6 @@ from tests.event_loops import pytest_asyncio_loop_factories
 from tests.frontends.cri_proxy.relay.sockets.stage import Stage
 
 __all__ = ["pytest_asyncio_loop_factories"]
-
-
-@pytest.fixture
-def public_folder() -> Iterator[Path]:
-    """A folder that every user can enter."""
-    folder = Path(tempfile.mkdtemp(prefix="relay-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from runtimeproxy.frontends.cri_proxy.interception import Interceptor
 from runtimeproxy.frontends.cri_proxy.relay.budget import MemoryBudget
 from runtimeproxy.frontends.cri_proxy.relay.connection import ConnectionOptions
 from runtimeproxy.frontends.cri_proxy.relay.h2_relay import H2Relay
-from runtimeproxy.frontends.cri_proxy.relay.listener import Listener, listen
 from runtimeproxy.frontends.cri_proxy.relay.server import MANY_CONNECTIONS, MAX_CONNECTIONS, RelayServer
 from runtimeproxy.frontends.cri_proxy.relay.streams import RelayOptions
 from runtimeproxy.frontends.cri_proxy.relay.upstream import Upstream
+from runtimeproxy.listener import Listener, listen
 from tests.frontends.cri_proxy.relay.playbook import PASSING, Decide, ScriptedCall, ScriptedInterceptor
 from tests.peers.aio import WAIT_S, Peer, RawServer, soon, until
 from tests.peers.wire import SETTINGS_ACK, settings

@@ -14,14 +14,14 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from runtimeproxy.core.eviction_history import UNKNOWN_UID, Evicted, EvictionHistory
 from runtimeproxy.counts import Counts
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
 from runtimeproxy.hooks.owners import Owner
 from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.pods.inventory import RuntimeUnavailableError
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
-from runtimeproxy.pods.runtime_client import RuntimeUnavailableError
 from runtimeproxy.qos import NEVER_EVICTED, QoSClass, qos_class
-from runtimeproxy.service.eviction_history import UNKNOWN_UID, Evicted, EvictionHistory
 
 if TYPE_CHECKING:
     from runtimeproxy.pods.store import PodStore
@@ -147,7 +147,7 @@ def unknown_s(history: Iterable[Evicted], bounds: Bounds, now_s: float) -> float
     return max(0.0, max(ends_s, default=now_s) - now_s)
 
 
-class Runtime(Protocol):
+class ContainerStopper(Protocol):
     """Ends containers; see `GrpcRuntimeClient`."""
 
     async def stop_container(self, identity: str, grace_s: int, timeout_s: float) -> None: ...
@@ -178,7 +178,7 @@ class Evictor:
     def __init__(
         self,
         store: PodStore,
-        runtime: Runtime,
+        runtime: ContainerStopper,
         audit: AuditSink,
         bounds: Bounds,
         history: EvictionHistory,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.service import eviction_history
-from runtimeproxy.service.eviction import Bounds, unknown_s
-from runtimeproxy.service.eviction_history import FILE, MOST_AGE_S, UNKNOWN_UID, Evicted, EvictionHistory
+from runtimeproxy.core import eviction_history
+from runtimeproxy.core.eviction import Bounds, unknown_s
+from runtimeproxy.core.eviction_history import FILE, MOST_AGE_S, UNKNOWN_UID, Evicted, EvictionHistory
 
 
 @pytest.fixture

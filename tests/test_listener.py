@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.frontends.cri_proxy.relay.listener import (
+from runtimeproxy.listener import (
     MAX_SOCKET_PATH_BYTES,
     Listener,
     SocketInUseError,

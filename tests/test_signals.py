@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.frontends.cri_proxy.relay.listener import listen, lock_path
-from runtimeproxy.service.signals import BYPASS_OFF, BYPASS_ON, NoInstanceError, signal_instance
+from runtimeproxy.listener import listen, lock_path
+from runtimeproxy.signals import BYPASS_OFF, BYPASS_ON, NoInstanceError, signal_instance
 
 LISTENS = """\
 import signal, sys
-from runtimeproxy.frontends.cri_proxy.relay.listener import listen
+from runtimeproxy.listener import listen
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
 listener = listen(sys.argv[1])
 print("listens", flush=True)

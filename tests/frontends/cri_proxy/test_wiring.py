@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtimeproxy.service.wiring import Routes
+from runtimeproxy.frontends.cri_proxy.wiring import Routes
 
 RUNTIME = "/runtime.v1.RuntimeService/Version"
 IMAGE = "/runtime.v1.ImageService/ListImages"

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.config.parsing import is_same_socket, socket_mode_bits
 from runtimeproxy.config.validation import owner_ids
-from runtimeproxy.counts import RelayCounts
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.frontends.cri_proxy.calls.methods import NAMES
 from runtimeproxy.frontends.cri_proxy.relay.budget import MemoryBudget
 from runtimeproxy.frontends.cri_proxy.relay.connection import ConnectionOptions
-from runtimeproxy.frontends.cri_proxy.relay.listener import Listener, inherited, listen
+from runtimeproxy.frontends.cri_proxy.relay.counts import RelayCounts
 from runtimeproxy.frontends.cri_proxy.relay.streams import RelayOptions
 from runtimeproxy.frontends.cri_proxy.relay.upstream import Upstream, answers_calls
+from runtimeproxy.listener import Listener, inherited, listen
 from runtimeproxy.sdnotify import listen_sockets
-from runtimeproxy.service.local_server import LocalServer
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import ProxySettings
@@ -79,17 +78,6 @@ def _refuse_loop(proxy: ProxySettings, own_path: str) -> None:
             raise ConfigError("environment", f"proxy.{key}", reason)
 
 
-def local_server(proxy: ProxySettings) -> LocalServer | None:
-    """The server of health and reflection; None leaves them to the runtime."""
-    if not proxy.own_services:
-        return None
-    try:
-        return LocalServer()
-    except OSError as error:
-        logger.error("health and reflection are left to the runtime: %s", error)  # noqa: TRY400
-        return None
-
-
 class Routes:
     """The runtime, the image service if it lives elsewhere, or the daemon's own server.
 
@@ -117,19 +105,17 @@ class Routes:
 
 
 def connection_options(
-    proxy: ProxySettings, interceptor: Interceptor, local: LocalServer | None
+    proxy: ProxySettings, interceptor: Interceptor, own_socket: str = ""
 ) -> ConnectionOptions:
-    """What the relay's connections share.
+    """The options that the relay's connections share.
 
     Args:
         proxy: sockets and bounds.
         interceptor: decides which calls are intercepted.
-        local: answers health and reflection; None leaves them to the runtime.
+        own_socket: of the server that answers health and reflection; empty leaves them to the runtime.
     """
     routes = Routes(
-        runtime_socket=proxy.runtime_endpoint,
-        image_socket=proxy.image_endpoint,
-        own_socket=local.socket_path if local is not None else "",
+        runtime_socket=proxy.runtime_endpoint, image_socket=proxy.image_endpoint, own_socket=own_socket
     )
     budget = MemoryBudget(proxy.held_budget_bytes)
     relay = RelayOptions(routes, interceptor, budget, proxy.max_message_bytes, counts=RelayCounts(NAMES))

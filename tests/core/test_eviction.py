@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.core.eviction import Bounds, EvictionMethod, Evictor, PodEvictionOutcome, Result, refusal
+from runtimeproxy.core.eviction_history import FILE, UNKNOWN_UID, Evicted, EvictionHistory
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.owners import Owner
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.qos import QoSClass
-from runtimeproxy.service.eviction import Bounds, EvictionMethod, Evictor, PodEvictionOutcome, Result, refusal
-from runtimeproxy.service.eviction_history import FILE, UNKNOWN_UID, Evicted, EvictionHistory
 
 BOUNDS = Bounds(2, 60.0, 300.0)
 OWNER = Owner("memory-evict", may_evict=True)

@@ -59,7 +59,7 @@ def signal_instance(endpoint: str, number: int) -> int:
     Raises:
         NoInstanceError: no instance serves there, or it is another user's.
     """
-    from runtimeproxy.frontends.cri_proxy.relay.listener import lock_path, read_lock
+    from runtimeproxy.listener import lock_path, read_lock
 
     path = lock_path(endpoint)
     try:
@@ -81,7 +81,7 @@ def signal_instance(endpoint: str, number: int) -> int:
 
 def is_served(endpoint: str) -> bool:
     """Whether an instance holds the lock of a socket."""
-    from runtimeproxy.frontends.cri_proxy.relay.listener import lock_path
+    from runtimeproxy.listener import lock_path
 
     try:
         return _is_locked(lock_path(endpoint))

@@ -1,0 +1,298 @@
+"""Composes what decides about pods and containers, and what keeps the decisions.
+
+It imports most of the code, protobuf included, so the daemon imports it when it already serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
+from runtimeproxy.config.validation import owners_of, places_of
+from runtimeproxy.core.audit import AuditQueues
+from runtimeproxy.core.eviction import Bounds, ContainerStopper, Evictor
+from runtimeproxy.core.eviction_history import EvictionHistory
+from runtimeproxy.core.policies import PolicyEvent, PolicySet, Spawn
+from runtimeproxy.core.state import SavedState
+from runtimeproxy.hooks.allocator import SharePools
+from runtimeproxy.hooks.loading import PolicyLoader
+from runtimeproxy.hooks.modes import with_owner_modes
+from runtimeproxy.ledger.allocations import NodeAllocations, allocation_file
+from runtimeproxy.ledger.change_log import ClaimAudit
+from runtimeproxy.ledger.checkpoint import CheckpointSync
+from runtimeproxy.ledger.claim_places import ClaimPlaces
+from runtimeproxy.ledger.journal import Journal, read_boot_id
+from runtimeproxy.ledger.leased import LeasedClaims
+from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.ledger.sysctls import Sysctls
+from runtimeproxy.ledger.upkeep import Upkeep
+from runtimeproxy.node.sources import NodeSources
+from runtimeproxy.pods.inventory import Inventory
+from runtimeproxy.pods.records import Level
+from runtimeproxy.pods.store import PodStore
+from runtimeproxy.slo.host_applications import host_application_cgroup
+
+if TYPE_CHECKING:
+    from runtimeproxy.background import ThreadPools
+    from runtimeproxy.config.settings import Settings
+    from runtimeproxy.core.eviction import EvictByApi
+    from runtimeproxy.hooks.audit import AuditEntry, AuditSink
+    from runtimeproxy.node.api_server import ApiServerInputs
+
+
+class ApiServer(Protocol):
+    """The API server, where it is configured."""
+
+    @property
+    def inputs(self) -> ApiServerInputs:
+        """What it says of the node."""
+
+    @property
+    def evict(self) -> EvictByApi | None:
+        """Evicts a pod; None if that is off."""
+
+    def on_audit(self, entry: AuditEntry) -> None:
+        """Takes an entry that may become an Event."""
+
+
+class Core:
+    """Everything that decides. Used in the event loop's thread.
+
+    A front end tells it what is about to be created, was created, started, updated, or ended, and carries its
+    decisions.
+
+    Args:
+        settings: Those that do not change; `use` takes the rest.
+        threads: For cgroup files; makes others.
+        spawn: Starts background tasks.
+        is_standby: Whether the bypass is on or a successor serves: cgroups are left alone then.
+        runtime: Ends containers of pods that are evicted.
+        api_server: None without it.
+        loader: Finds and makes the policies; None for the usual one.
+        sinks: Get the audit entries, beside the log.
+
+    Attributes:
+        store: The records.
+        inventory: Keeps the records those of what runs.
+        node: The node.
+        audit: Where decisions are told.
+        policies: Those in use.
+        ledger: The values of cgroups.
+        upkeep: Keeps the values of what runs.
+        leased: Claims of owners outside of this process.
+        evictor: Evicts pods for them.
+        state: What survives this process.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        threads: ThreadPools,
+        spawn: Spawn,
+        is_standby: Callable[[], bool],
+        runtime: ContainerStopper,
+        api_server: ApiServer | None = None,
+        loader: PolicyLoader | None = None,
+        sinks: Sequence[AuditSink] = (),
+    ) -> None:
+        self._spawn = spawn
+        self._is_standby = is_standby
+        folder, boot_id, disk = Path(settings.state.dir), read_boot_id(), threads.make("checkpoint")
+        self.store = PodStore()
+        self.inventory = Inventory(self.store)
+        inputs = api_server.inputs if api_server is not None else None
+        self.node = NodeSources(places_of(settings), threads.make("node"), api_server=inputs)
+        self.audit = AuditQueues(sinks, (api_server.on_audit,) if api_server is not None else ())
+        self.policies = PolicySet(settings, loader or PolicyLoader(), self.node, self.audit, threads)
+        self.policies.on_event.append(self._on_policies)
+        journal = Journal(folder, boot_id)
+        writer = CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups()
+        self.ledger = Ledger(writer, journal, boot_id)
+        sysctls = Sysctls(folder, boot_id) if settings.cgroups.enabled else None
+        self.upkeep = Upkeep(
+            self.store,
+            self.ledger,
+            lambda: self.policies.chain,
+            self.inventory.cgroup_of,
+            threads.background,
+            self._is_idle,
+            sysctls,
+            self.audit.changes,
+        )
+        self.leased = LeasedClaims(
+            self.ledger,
+            ClaimPlaces(self.store, self.inventory.cgroup_of, self._host_cgroup),
+            self.upkeep.in_worker,
+            self._is_idle,
+            ClaimAudit(self.audit.claims),
+            folder,
+            boot_id,
+        )
+        history = EvictionHistory(folder, boot_id, disk)
+        self.evictor = Evictor(self.store, runtime, self.audit.claims, _bounds(settings), history)
+        if api_server is not None:
+            self.evictor.by_api = api_server.evict
+        allocations: NodeAllocations | None = None
+        if settings.node.shared_pools == "computed":
+            allocations = NodeAllocations(
+                SharePools(lambda: self.node.latest.facts.last_cpu),
+                allocation_file(folder, boot_id),
+                self.node,
+                self.upkeep.evaluator.leave,
+                disk,
+            )
+        self.state = SavedState(
+            CheckpointSync(folder, self.inventory, self.ledger, disk, is_standby),
+            journal,
+            allocations,
+            sysctls,
+            history,
+            self.leased,
+            self.policies.modes,
+            boot_id,
+        )
+        self.upkeep.configure(settings.ledger)
+        self._configure_owners()
+        self.upkeep.on_observed = self._on_observed
+        self.node.on_change = self.upkeep.on_node_changed
+        self.node.on_pods_changed = self.upkeep.on_pods_changed
+        self.inventory.on_complete.append(self._on_inventory)
+
+    @property
+    def summary(self) -> str:
+        """One line for `systemctl status`: policies, hook servers, records, values and the node."""
+        recovered = "" if self.inventory.recovered.is_set() else ", waiting for the runtime's lists"
+        recovered += ", which are not saved" if self.state.checkpoint.problem else ""
+        records = f"{len(self.store.pods)} pods, {len(self.store.containers)} containers"
+        more = "".join(f"; {each}" for each in self._summaries() if each)
+        return f"{self.policies.summary}; {records}{recovered}{more}"
+
+    def _summaries(self) -> Iterator[str]:
+        yield self.state.journal.problem
+        if (allocations := self.state.allocations) is not None:
+            yield allocations.summary
+            yield allocations.problem
+        yield self.upkeep.summary
+        yield self.node.summary
+
+    async def load_policies(self, settings: Settings) -> None:
+        """Loads the policies unless they are, and follows what they depend on from then on.
+
+        Raises:
+            PolicyLoadError: A policy cannot be loaded, and `on_load_error` is "stop".
+        """
+        if self.policies.is_loaded:
+            return
+        self._spawn(self.policies.servers.run())
+        self._spawn(self.node.run())
+        await self.policies.load(settings)
+
+    async def use(self, settings: Settings) -> None:
+        """Takes changed settings.
+
+        Raises:
+            PolicyLoadError: A policy cannot be loaded; the old settings stay.
+        """
+        await self.policies.load(settings)
+        self.upkeep.configure(settings.ledger)
+        self._configure_owners()
+        self._spawn(self.leased.sync_all())
+        self.evictor.bounds = _bounds(settings)
+        self.policies.servers.configure(settings.hooks.server_timeout_s)
+
+    async def take_back_state(self) -> None:
+        """Takes over from a successor that has failed; to be awaited before anything is decided."""
+        await self.state.take_back()
+        self.upkeep.on_taken_back()
+        self.inventory.confirm_all()
+
+    def start(self) -> None:
+        """Starts the background work; the front end sees to the inventory."""
+        checkpoint = self.state.checkpoint
+        self._spawn(checkpoint.run())
+        self._spawn(checkpoint.follow())
+        self._spawn(self.policies.run())
+        self._spawn(self.upkeep.run())
+        self._spawn(self.leased.run())
+        self._spawn(self.upkeep.verify((Level.NODE, Level.QOS_CLASS)))
+        self._spawn(self.upkeep.verify((Level.POD, Level.CONTAINER)))
+
+    def prune(self) -> None:
+        """Forgets cgroups of pods and containers that are gone; cheap, to be called about every second."""
+        parents = (pod.cgroup_parent for pod in self.store.pods)
+        self.ledger.prune(parents, (container.id for container in self.store.containers))
+        allocations = self.state.allocations
+        if allocations is not None and self.inventory.recovered.is_set() and not self._is_standby():
+            saving = allocations.follow(self.store.pods)
+            if saving is not None:
+                self._spawn(saving)
+
+    async def close(self) -> None:
+        """Tells and writes the rest."""
+        self.audit.close()
+        self.policies.workers.close()
+        await self.state.close()
+
+    def _is_idle(self) -> bool:
+        return not self.policies.is_loaded or self._is_standby()
+
+    async def _on_inventory(self) -> None:
+        # Of pods whose records are newer than what the API server said.
+        self.upkeep.revise(self.node.latest, self.node.latest.live_pods)
+        if not self._is_standby():
+            await self.upkeep.on_compared()
+
+    def _on_policies(self, event: PolicyEvent) -> None:
+        if event is PolicyEvent.MODES:
+            self._configure_owners()
+            if self.policies.is_loaded:
+                self._spawn(self.leased.sync_all())
+            return
+        if event is PolicyEvent.CHAIN:
+            self.upkeep.on_policies(problem.name for problem in self.policies.loaded.problems)
+        self.upkeep.on_servers([policy.name for policy in self.policies.servers.policies])
+
+    def _configure_owners(self) -> None:
+        owners = owners_of(self.policies.settings)
+        self.leased.configure(with_owner_modes(owners, self.policies.modes.present))
+
+    def _on_observed(self, fields: Mapping[str, str]) -> None:
+        """Koordlet is registered, or is not any more."""
+        if fields != self.leased.unwritten:
+            self.leased.unwritten = fields
+            self._spawn(self.leased.sync_all())
+
+    def _host_cgroup(self, name: str) -> str:
+        """The cgroup of a host application of the strategies; empty if there is none, or it is not known."""
+        node = self.node.latest
+        for each in node.strategies.host_applications:
+            if each.name == name:
+                with suppress(ValueError):
+                    return host_application_cgroup(each, node.cgroup_driver)
+        return ""
+
+
+def _bounds(settings: Settings) -> Bounds:
+    eviction = settings.eviction
+    return Bounds(eviction.most_pods, eviction.interval_s, eviction.same_pod_s)
+
+
+class NoCgroups(CgroupWriter):
+    """In place of the writer if `cgroups.enabled` is false."""
+
+    def look(self, path: tuple[str, ...], names: Iterable[str]) -> dict[str, FileText]:
+        """Finds nothing."""
+        return {}
+
+    def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:
+        """Writes nothing; each result has the reason."""
+        why = "cgroups.enabled is false"
+        return tuple(
+            WriteResult(each.cgroup, name, value, WriteOutcome.MISSING, error=why)
+            for level in levels
+            for each in level
+            for name, value in each.values.items()
+        )

@@ -1,0 +1,102 @@
+"""What survives this process: records and values, the CPUs of pods, sysctls, evictions, leases and modes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from runtimeproxy.ledger.checkpoint import CheckpointSync
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from runtimeproxy.core.eviction_history import EvictionHistory
+    from runtimeproxy.core.modes import ModeOverrides
+    from runtimeproxy.ledger.allocations import NodeAllocations
+    from runtimeproxy.ledger.journal import Journal
+    from runtimeproxy.ledger.leased import LeasedClaims
+    from runtimeproxy.ledger.sysctls import Sysctls
+
+logger = logging.getLogger(__name__)
+
+
+class SavedState:
+    """Reads and writes all of it. Used in the event loop's thread.
+
+    Args:
+        checkpoint: Records and values.
+        journal: Values that the checkpoint does not have yet.
+        allocations: The CPUs that pods have for themselves; None where pools are not computed.
+        sysctls: None where the daemon leaves them alone.
+        history: Evictions.
+        leased: Claims with a lease.
+        modes: Those of policies that operators have set.
+        boot_id: Of this boot of the kernel; empty if it is not known.
+    """
+
+    def __init__(
+        self,
+        checkpoint: CheckpointSync,
+        journal: Journal,
+        allocations: NodeAllocations | None,
+        sysctls: Sysctls | None,
+        history: EvictionHistory,
+        leased: LeasedClaims,
+        modes: ModeOverrides,
+        boot_id: str,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.journal = journal
+        self.allocations = allocations
+        self.sysctls = sysctls
+        self._history = history
+        self._leased = leased
+        self._modes = modes
+        self.boot_id = boot_id
+
+    @property
+    def unusable_files(self) -> list[str]:
+        """The files that could not be used at the start, each with the reason."""
+        of_values = (self.journal, self.sysctls, self.allocations, self._leased)
+        files = (*of_values, self._modes, self._history)
+        return [each.unusable for each in files if each is not None and each.unusable]
+
+    async def load(self, *, is_successor: bool) -> None:
+        """Reads it; to be awaited before anything is decided.
+
+        Args:
+            is_successor: Whether the process before this one has handed over its leases.
+        """
+        await self.checkpoint.load()
+        await self._load_others()
+        await self._leased.load(is_successor=is_successor)
+
+    async def take_back(self) -> None:
+        """Reads what a successor that has failed has written; to be awaited before anything is decided."""
+        await self.checkpoint.take_back()
+        await self._load_others()
+        await self._leased.reload()
+
+    async def _load_others(self) -> None:
+        if self.allocations is not None:
+            await self.allocations.load()
+        await self._history.load()
+
+    async def flush(self, executor: Executor) -> bool:
+        """Writes all changes of the records, and the leases; returns whether the records are on disk now.
+
+        Evictions are refused from now on, until `take_back`.
+        """
+        self._history.is_handed_over = True
+        try:
+            await asyncio.get_running_loop().run_in_executor(executor, self._leased.hand_over)
+        except OSError as error:
+            # The successor takes their values from the files.
+            logger.warning("leases cannot be handed over: %s", error.strerror)
+        return await self.checkpoint.flush()
+
+    async def close(self) -> None:
+        """Writes the rest."""
+        await self.checkpoint.close()
+        self.journal.close()

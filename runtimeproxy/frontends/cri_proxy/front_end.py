@@ -1,0 +1,179 @@
+"""The front end before the runtime: relays the kubelet's calls, and holds those that policies may change.
+
+Cheap to import: it relays before protobuf and the policies are loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable, MutableMapping
+from typing import TYPE_CHECKING
+
+from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallInterceptor, CallSettings
+from runtimeproxy.frontends.cri_proxy.handover.predecessor import Predecessor
+from runtimeproxy.frontends.cri_proxy.handover.upgrade import TAKEN_OVER, Program, Serving, Upgrade, note
+from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
+from runtimeproxy.frontends.cri_proxy.wiring import check_handed_over, connection_options, listener_of
+from runtimeproxy.frontends.lock import lock_host, unlock_host
+
+if TYPE_CHECKING:
+    from runtimeproxy.background import ThreadPools
+    from runtimeproxy.config.settings import Settings
+    from runtimeproxy.core.core import Core
+    from runtimeproxy.core.policies import Spawn
+    from runtimeproxy.frontends.cri_proxy.calls.call_trace import TraceSink
+    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
+    from runtimeproxy.listener import Listener
+    from runtimeproxy.pods.inventory import RuntimeClient
+
+MakeServing = Callable[["Listener", RelayServer], Serving]
+"""Completes what is handed over to a successor."""
+
+
+class CriProxy:
+    """One proxy, from its socket to the end of the last call. Used in the event loop's thread.
+
+    Args:
+        settings: At the start.
+        environ: The service manager's variables, and those of a predecessor.
+        on_unseen: Called when calls have passed without records.
+
+    Attributes:
+        mode: For the status.
+        interceptor: Decides which calls are held; its `bypass` lets all pass.
+        predecessor: The process before this one; None if this is no upgrade.
+        is_open: Whether `open` has set the next three.
+        listener: The socket that the kubelet uses.
+        server: Relays.
+        upgrade: Hands over to a successor.
+        services: What calls share; None before `join`.
+        is_runtime_away: Whether the runtime was lost and does not answer yet.
+        retired: Set while a successor serves.
+    """
+
+    mode = "proxy"
+    listener: Listener
+    server: RelayServer
+    upgrade: Upgrade
+
+    def __init__(
+        self, settings: Settings, environ: MutableMapping[str, str], on_unseen: Callable[[], None]
+    ) -> None:
+        self._environ = environ
+        self._program = Program.this(environ)
+        self.predecessor = Predecessor.of(environ)
+        self.interceptor = CallInterceptor(CallSettings.of(settings), on_unseen)
+        self.is_open = False
+        self._lock_fd = -1
+        self.services: CallServices | None = None
+        self.is_runtime_away = False
+        self.retired = asyncio.Event()
+
+    @property
+    def switch(self) -> CallInterceptor:
+        """What the bypass sets."""
+        return self.interceptor
+
+    @property
+    def is_standby(self) -> bool:
+        """Whether this process decides on no calls: the bypass is on, or a successor serves."""
+        return self.interceptor.bypass or self.retired.is_set()
+
+    @property
+    def internal_errors(self) -> int:
+        """How many errors there have been in the proxy's own code since the start."""
+        of_calls = self.services.internal_errors if self.services is not None else 0
+        return of_calls + (self.server.defect_count if self.is_open else 0)
+
+    @property
+    def summaries(self) -> tuple[str, str]:
+        """What goes before and behind all else in the line for `systemctl status`."""
+        bypass = "bypass is on" if self.interceptor.bypass else ""
+        trouble = "the runtime is away" if self.is_runtime_away else ""
+        count = self.server.connection_count if self.is_open else 0
+        clients = "1 connection" if count == 1 else f"{count} connections"
+        return "; ".join(filter(None, (trouble, bypass))), clients
+
+    def open(self, settings: Settings, own_socket: str, make_serving: MakeServing) -> None:
+        """Takes the socket, or the predecessor's.
+
+        Args:
+            settings: Sockets and bounds.
+            own_socket: Of the server that answers health and reflection; empty leaves them to the runtime.
+            make_serving: Completes what is handed over.
+
+        Raises:
+            RuntimeProxyError: The socket cannot be used.
+        """
+        self._lock_fd = lock_host(settings.daemon.lock, alone=False)
+        proxy = settings.proxy
+        if self.predecessor is None:
+            self.listener = listener_of(proxy, self._environ)
+        else:
+            self.listener = self.predecessor.listener
+            check_handed_over(self.listener, proxy)
+        options = connection_options(proxy, self.interceptor, own_socket)
+        self.server = RelayServer(options, proxy.allowed_uids, proxy.max_connections_per_process)
+        serving = make_serving(self.listener, self.server)
+        self.upgrade = Upgrade(self._program, serving, self.predecessor, self.retired)
+        self.is_open = True
+
+    async def accept(self) -> None:
+        """Serves, in place of the predecessor if there is one."""
+        await self.server.start(self.listener)
+        if self.predecessor is not None:
+            self.listener.own(note(TAKEN_OVER))
+            await self.predecessor.report_serving()
+
+    async def join(
+        self,
+        core: Core,
+        client: RuntimeClient,
+        settings: Settings,
+        threads: ThreadPools,
+        spawn: Spawn,
+    ) -> None:
+        """Joins calls to the core, which is to be loaded by then."""
+        run = asyncio.get_running_loop().run_in_executor
+        module = "runtimeproxy.frontends.cri_proxy.core_calls"
+        await run(threads.background, importlib.import_module, module)
+        from runtimeproxy.frontends.cri_proxy.core_calls import call_services
+
+        self.services = call_services(core, client, settings, threads, spawn, lambda: self.is_standby)
+
+    def decide(self, traces: TraceSink | None, spawn: Spawn) -> None:
+        """Intercepted calls are decided from now on, those that wait for it first."""
+        assert self.services is not None  # noqa: S101 - joined before
+        from runtimeproxy.frontends.cri_proxy.core_calls import open_call
+
+        self.interceptor.start(open_call(self.services, traces))
+
+    def use(self, settings: Settings) -> None:
+        """Takes changed settings."""
+        if self.services is not None:
+            self.services.settings = CallSettings.of(settings)
+
+    async def update(self) -> None:
+        """Looks at the runtime; to be called about every second."""
+        self.is_runtime_away = await self.server.is_runtime_away()
+
+    async def stop_accepting(self) -> None:
+        """Accepts no more clients; a successor that does not serve yet is given up."""
+        await self.upgrade.stop()
+        if self.predecessor is not None:
+            self.predecessor.report_stopping()
+        self.server.stop_accepting()
+
+    async def hand_over(self, changing: asyncio.Lock) -> None:
+        """Upgrades; the lock is held while this process and its successor both must stay as they are."""
+        await self.upgrade.run(changing)
+
+    async def drain(self, most_s: float) -> None:
+        """Lets intercepted calls end."""
+        await self.server.drain(most_s)
+
+    async def end(self) -> None:
+        """Reports to a successor that no call runs here any more and all records are written."""
+        await self.upgrade.send_drained()
+        unlock_host(self._lock_fd)

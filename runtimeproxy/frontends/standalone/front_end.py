@@ -1,0 +1,132 @@
+"""Stand-alone: no socket of the kubelet; it follows what runs, and writes values by file only.
+
+It never writes before runc: a pod is decided on once its sandbox is ready, a container once it has started.
+What only a message at the creation could carry is reported as not applicable in this mode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtimeproxy.config.parsing import socket_mode_bits
+from runtimeproxy.config.validation import owner_ids
+from runtimeproxy.frontends.lock import lock_host, unlock_host
+from runtimeproxy.frontends.standalone.cgroup_tree import CgroupTree
+from runtimeproxy.listener import listen
+
+if TYPE_CHECKING:
+    from runtimeproxy.background import ThreadPools
+    from runtimeproxy.config.settings import Settings
+    from runtimeproxy.core.core import Core
+    from runtimeproxy.core.policies import Spawn
+    from runtimeproxy.frontends.standalone.follower import Follower
+    from runtimeproxy.listener import Listener
+    from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
+
+logger = logging.getLogger(__name__)
+
+
+class Standalone:
+    """Used in the event loop's thread.
+
+    Attributes:
+        mode: For the status.
+        bypass: While it is set nothing is evaluated or written.
+        is_open: Whether `open` has set the next one.
+        listener: The socket of the API.
+        retired: Never set: no other process takes over.
+    """
+
+    mode = "standalone"
+    predecessor = None
+    internal_errors = 0
+    listener: Listener
+
+    def __init__(self) -> None:
+        self.bypass = False
+        self.is_open = False
+        self.retired = asyncio.Event()
+        self._follower: Follower | None = None
+        self._tree: CgroupTree | None = None
+        self._lock_fd = -1
+
+    @property
+    def switch(self) -> Standalone:
+        """What the bypass sets."""
+        return self
+
+    @property
+    def is_standby(self) -> bool:
+        return self.bypass
+
+    @property
+    def summaries(self) -> tuple[str, str]:
+        """What goes before and behind all else in the line for `systemctl status`."""
+        is_followed = self._follower is not None and self._follower.events.is_followed
+        source = "events of the runtime" if is_followed else "lists of the runtime"
+        if self._tree is not None and self._tree.problem:
+            source += f"; {self._tree.problem}"
+        return "; ".join(filter(None, ("stand-alone", "bypass is on" if self.bypass else ""))), source
+
+    def open(self, settings: Settings, own_socket: str, make_serving: object) -> None:
+        """Takes the lock of this host's front end, and the socket of the API.
+
+        Args:
+            settings: At the start.
+            own_socket: Not used: the API serves on this socket itself.
+            make_serving: Not used: there is nothing to hand over.
+
+        Raises:
+            RuntimeProxyError: Another front end runs, or the socket cannot be used.
+        """
+        self._lock_fd = lock_host(settings.daemon.lock, alone=True)
+        proxy = settings.proxy
+        uid, gid = owner_ids(proxy)
+        mode = socket_mode_bits(proxy.socket_mode)
+        self.listener = listen(proxy.endpoint, mode=mode, uid=uid, gid=gid)
+        self.is_open = True
+
+    async def join(
+        self, core: Core, client: GrpcRuntimeClient, settings: Settings, threads: ThreadPools, spawn: Spawn
+    ) -> None:
+        """Gets the core, which is to be loaded by then."""
+        from runtimeproxy.frontends.standalone.follower import Follower, begun_s
+
+        run = asyncio.get_running_loop().run_in_executor
+        since_s = await run(threads.background, begun_s, Path(settings.state.dir))
+        evaluator = core.upkeep.evaluator
+        follower = self._follower = Follower(core.inventory, evaluator, client, spawn, since_s)
+        root = Path(settings.cgroups.root)
+        self._tree = CgroupTree(root, follower.on_cgroups_changed, threads.make("cgroup-tree"))
+
+    async def accept(self) -> None:
+        """The API serves once everything is loaded."""
+
+    def decide(self, traces: object, spawn: Spawn) -> None:
+        """The policies are loaded: follows what runs from now on; there are no calls to trace."""
+        if self._follower is not None and self._tree is not None:
+            self._follower.start()
+            spawn(self._tree.run())
+
+    def use(self, settings: Settings) -> None:
+        """Nothing of changed settings is about this front end."""
+
+    async def update(self) -> None:
+        """Nothing changes from second to second."""
+
+    async def hand_over(self, changing: asyncio.Lock) -> None:
+        """There are no calls that a restart would cut."""
+        logger.warning("upgrade refused: in stand-alone mode a restart costs no call")
+
+    async def stop_accepting(self) -> None:
+        """The servers of the API close their sockets themselves."""
+
+    async def drain(self, most_s: float) -> None:
+        """There are no calls."""
+
+    async def end(self) -> None:
+        """Another front end may run now."""
+        unlock_host(self._lock_fd)

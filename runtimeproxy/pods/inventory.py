@@ -1,0 +1,155 @@
+"""The pods and containers that run on this node, whoever tells it: records only, no message of the CRI.
+
+There is one entry for each way to learn it: `Inventory.synchronize` for all that runs now, as the runtime's
+lists or NRI's Synchronize have it, and `Inventory.load` for the checkpoint, which is confirmed later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from runtimeproxy.cgroups.paths import CgroupPathError, container_path
+from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+
+if TYPE_CHECKING:
+    from runtimeproxy.pods.checkpoint.codec import Saved
+    from runtimeproxy.pods.store import PodStore
+
+logger = logging.getLogger(__name__)
+
+SCOPE_PREFIXES: Final = {"cri-o": "crio"}
+"""Prefixes of containers' ids in cgroup names, by the runtime's name. Source: CRI-O internal/config/cgmgr."""
+
+
+class RuntimeUnavailableError(RuntimeProxyError):
+    """The runtime did not answer: it is not there, too slow, or ended the call with an error."""
+
+
+class RuntimeClient(Protocol):
+    """Asks the runtime, on a connection of its own. All methods raise RuntimeUnavailableError."""
+
+    async def list_pods(self, labels: Mapping[str, str] | None = None) -> dict[str, PodRecord]:
+        """All sandboxes by id, or those with all of the given labels."""
+
+    async def list_containers(self, pod_id: str = "") -> dict[str, ContainerRecord]:
+        """All containers by id, or those of one sandbox."""
+
+    async def pod(self, identity: str) -> PodRecord | None:
+        """One sandbox with cgroup parent and resources; None if the runtime does not know it."""
+
+    async def container(self, identity: str, *, with_pod: bool = False) -> ContainerRecord | None:
+        """One container with its resources; None if the runtime does not know it.
+
+        Args:
+            identity: Its id or a unique prefix.
+            with_pod: Whether the sandbox's id is needed: that answer costs the runtime more.
+        """
+
+
+class RunningPods(NamedTuple):
+    """All pods and containers of the node, by id: what is not among them is gone."""
+
+    pods: Mapping[str, PodRecord]
+    containers: Mapping[str, ContainerRecord]
+    pods_since: int
+    """The store's sequence number when the pods were asked for; later events take precedence."""
+    containers_since: int
+
+
+class RuntimeEvent(NamedTuple):
+    """Something has happened to a sandbox or container."""
+
+    id: str
+    is_pod: bool
+    is_gone: bool
+    """Whether it was removed; it may be either then."""
+
+
+class InventorySource(Protocol):
+    """Asks what runs, from time to time."""
+
+    def compare_soon(self) -> None:
+        """Asks now: something may have passed unobserved."""
+
+    def confirm(self, containers: Iterable[str]) -> None:
+        """Has the values of these records compared with the runtime's after the next inventory."""
+
+
+class Inventory:
+    """Keeps the records those of what runs. Used in the event loop's thread.
+
+    Args:
+        store: The records.
+
+    Attributes:
+        store: See above.
+        recovered: Set once the records are those of what runs.
+        source: Asks for them; None where they come by themselves.
+        runtime_name: The runtime's own name; empty if that is not known.
+        on_complete: Awaited, in turn, after each whole inventory.
+    """
+
+    def __init__(self, store: PodStore) -> None:
+        self.store = store
+        self.recovered = asyncio.Event()
+        self.source: InventorySource | None = None
+        self.runtime_name = ""
+        self.on_complete: list[Callable[[], Awaitable[None]]] = []
+
+    def synchronize(self, running: RunningPods) -> None:
+        """Makes the records those of all that runs; `complete` follows once they have their details."""
+        containers = self.store.containers
+        _log_dropped(self.store.pods.merge(running.pods, running.pods_since))
+        before = len(containers)
+        dropped = containers.merge(running.containers, running.containers_since)
+        _log_dropped(dropped)
+        if added := len(containers) - before + len(dropped):
+            logger.info("the runtime has containers that the records lack", extra={"containers": added})
+        # The list shows a start whose response was lost.
+        for known in containers:
+            found = running.containers.get(known.id)
+            if found is not None and known.state is Lifecycle.CREATED is not found.state:
+                containers.fill(replace(known, state=found.state), running.containers_since)
+
+    async def complete(self) -> None:
+        """All records are there, with what is known of them."""
+        self.recovered.set()
+        for call in self.on_complete:
+            await call()
+
+    def load(self, saved: Saved, since: int, *, outdated: int = 0) -> None:
+        """Takes the records of a checkpoint, and has them confirmed; see `PodStore.load`."""
+        loaded = self.store.load(saved, since, outdated=outdated)
+        if self.source is not None:
+            self.source.confirm(loaded)
+
+    def compare_soon(self) -> None:
+        """Asks for an inventory now."""
+        if self.source is not None:
+            self.source.compare_soon()
+
+    def confirm_all(self) -> None:
+        """The same, and has the values of all containers compared: calls may have passed without records."""
+        if self.source is not None:
+            self.source.confirm(container.id for container in self.store.containers)
+            self.source.compare_soon()
+
+    def cgroup_of(self, pod: PodRecord | None, container: ContainerRecord) -> str:
+        """The cgroup of a container; empty if its path is not known."""
+        if pod is None or not pod.cgroup_parent:
+            return ""
+        prefix = SCOPE_PREFIXES.get(self.runtime_name, "")
+        try:
+            return "/" + "/".join(container_path(pod.cgroup_parent, container.id, prefix=prefix))
+        except CgroupPathError:
+            return ""
+
+
+def _log_dropped(records: Iterable[PodRecord | ContainerRecord]) -> None:
+    for record in records:
+        logger.debug("the runtime no longer has it", extra={"id": record.id})

@@ -1,0 +1,142 @@
+"""The parts of a daemon that has loaded everything: what its API, its metrics and its page show.
+
+It imports most of the code, protobuf included, so the daemon imports it when it already serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from runtimeproxy.core.core import Core
+from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
+from runtimeproxy.frontends.runtime_link import RuntimeLink
+from runtimeproxy.logs import FailureLog
+from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
+from runtimeproxy.service.kubernetes_link import KubernetesLink
+from runtimeproxy.service.pod_names import MisspelledNames
+from runtimeproxy.service.qos_manager import QosManagerWatch, watch_of
+
+if TYPE_CHECKING:
+    from runtimeproxy.background import ThreadPools
+    from runtimeproxy.core.policies import Spawn
+    from runtimeproxy.hooks.audit import AuditSink
+    from runtimeproxy.hooks.loading import PolicyLoader
+    from runtimeproxy.service.audit_file import AuditFile
+    from runtimeproxy.service.bypass import Bypass
+    from runtimeproxy.service.configuration import CurrentConfiguration
+    from runtimeproxy.service.front_end import FrontEnd
+    from runtimeproxy.service.lifetime import Lifetime
+    from runtimeproxy.service.own_servers import OwnServers
+    from runtimeproxy.service.tracing.traces import Traces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts. Used in the event loop's thread.
+
+    Attributes:
+        core: Decides.
+        runtime: The container runtime.
+        kubernetes: The API server; None without it.
+        pod_names: Names in records that are probably misspelled.
+        qos_manager: Whether one runs, and has to.
+        front_end: Where pods and containers come from.
+        bypass: On or off, and why.
+        life: Start and end of the process.
+        configuration: The settings in effect.
+        audit_file: The file of the audit, which may be off.
+        traces: Spans of calls; None without a collector.
+        servers: The daemon's own servers.
+    """
+
+    core: Core
+    runtime: RuntimeLink
+    kubernetes: KubernetesLink | None
+    pod_names: MisspelledNames
+    qos_manager: QosManagerWatch
+    front_end: FrontEnd
+    bypass: Bypass
+    life: Lifetime
+    configuration: CurrentConfiguration
+    audit_file: AuditFile
+    traces: Traces | None
+    servers: OwnServers
+
+    @property
+    def proxy(self) -> CriProxy | None:
+        """The front end that relays calls; None if it is another one."""
+        return self.front_end if isinstance(self.front_end, CriProxy) else None
+
+    @property
+    def summary(self) -> str:
+        """One line for `systemctl status`: policies, hook servers, records, values and the node."""
+        source = self.kubernetes.source if self.kubernetes is not None else None
+        more = source.summary if source is not None else ""
+        return f"{self.core.summary}; {more}" if more else self.core.summary
+
+    async def load_policies(self, threads: ThreadPools, spawn: Spawn) -> None:
+        """Loads the policies, unless they are.
+
+        Raises:
+            PolicyLoadError: One cannot be loaded, and `on_load_error` is "stop".
+        """
+        if self.kubernetes is not None and not self.kubernetes.is_started:
+            spawn(self.kubernetes.start(self.core.node, threads.background))
+        await self.core.load_policies(self.configuration.settings)
+
+    def start(self, spawn: Spawn) -> None:
+        """Starts the background work."""
+        self.core.start()
+        self.runtime.start(spawn)
+        spawn(self.qos_manager.run())
+
+    async def close(self, threads: ThreadPools) -> None:
+        """Tells and writes the rest, and closes connections."""
+        if self.kubernetes is not None:
+            await self.kubernetes.close(threads.background)
+        await self.runtime.client.close()
+        await self.core.close()
+
+
+def make_parts(
+    configuration: CurrentConfiguration,
+    front_end: FrontEnd,
+    bypass: Bypass,
+    life: Lifetime,
+    audit_file: AuditFile,
+    traces: Traces | None,
+    servers: OwnServers,
+    threads: ThreadPools,
+    spawn: Spawn,
+    loader: PolicyLoader | None,
+    sinks: Sequence[AuditSink],
+) -> Parts:
+    """Makes the core with all around it; nothing is read or started yet."""
+    settings = configuration.settings
+    kubernetes = KubernetesLink(settings) if settings.kubernetes.enabled else None
+    timeout_s = settings.proxy.runtime_call_timeout_s
+    target = f"unix:{settings.proxy.runtime_endpoint}"
+    times = ClientSettings(target, list_timeout_s=timeout_s, status_timeout_s=timeout_s)
+    client = GrpcRuntimeClient(times, threads.background, FailureLog())
+
+    def is_standby() -> bool:
+        return front_end.is_standby
+
+    core = Core(settings, threads, spawn, is_standby, client, kubernetes, loader, sinks)
+    store = core.store
+    return Parts(
+        core=core,
+        runtime=RuntimeLink(client, core.inventory, settings, threads.background),
+        kubernetes=kubernetes,
+        pod_names=MisspelledNames(store.pods, core.node),
+        qos_manager=watch_of(core, configuration, is_standby, threads.background),
+        front_end=front_end,
+        bypass=bypass,
+        life=life,
+        configuration=configuration,
+        audit_file=audit_file,
+        traces=traces,
+        servers=servers,
+    )

@@ -1,0 +1,177 @@
+"""Stand-alone mode: values by file for what the kubelet runs at the runtime itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_api.runtime.v1 import api_pb2 as cri
+from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.signals import UPGRADE
+from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
+from tests.daemon.conftest import Daemons
+from tests.daemon.driving import Pod, batch_pod, policy_file
+from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient, outcome_of
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyProcess
+
+
+@pytest.fixture
+def lock(socket_folder: Path) -> Path:
+    return socket_folder / "front-end.lock"
+
+
+@pytest.fixture
+def standalone(lock: Path) -> str:
+    """The configuration."""
+    return f'[daemon]\nmode = "standalone"\nlock = "{lock}"\n'
+
+
+@pytest.fixture
+def kubelet(runtime: FakeRuntime) -> Iterator[CriClient]:
+    """A client of the runtime itself."""
+    with CriClient(runtime.socket_path) as opened:
+        yield opened
+
+
+def status_of(daemon: ProxyProcess) -> api_pb2.GetStatusResponse:
+    with CriClient(daemon.socket) as client:
+        api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+        return api.GetStatus(api_pb2.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
+
+
+def explain(daemon: ProxyProcess, pod: str) -> api_pb2.ExplainResponse:
+    with CriClient(daemon.socket) as client:
+        api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+        return api.Explain(api_pb2.ExplainRequest(pod=pod), timeout=CALL_TIMEOUT_S)
+
+
+def run_batch(kubelet: CriClient, files: CgroupFiles, name: str = "batch") -> Pod:
+    """As the kubelet does: the pod's cgroup first."""
+    made = batch_pod(kubelet, name)
+    files.make(made.config.linux.cgroup_parent)
+    return made.run().create()
+
+
+def cgroup_of(made: Pod) -> str:
+    return f"{made.config.linux.cgroup_parent}/{made.container}"
+
+
+@pytest.mark.parametrize("has_events", [True, False])
+def test_a_container_gets_its_values_once_it_has_started(
+    daemons: Daemons,
+    runtime: FakeRuntime,
+    kubelet: CriClient,
+    cgroup_files: CgroupFiles,
+    standalone: str,
+    has_events: bool,
+) -> None:
+    if not has_events:
+        runtime.on("GetContainerEvents", error=CallError("UNIMPLEMENTED"))
+    daemon = daemons.start(standalone)
+    if has_events:
+        assert runtime.events.wait_for_subscribers(1, 30)
+    made = run_batch(kubelet, cgroup_files)
+    parent = made.config.linux.cgroup_parent
+    wait_until(lambda: cgroup_files.read(parent, "memory.max") != "max", "the pod's limit")
+    with pytest.raises(FileNotFoundError):
+        cgroup_files.read(cgroup_of(made), "cpu.weight")
+    made.start()
+    wait_until(lambda: cgroup_files.read(cgroup_of(made), "memory.max") != "max", "the container's limit")
+    # The runtime was asked for nothing but what runs.
+    asked = {call.method for call in runtime.recorded}
+    assert "UpdateContainerResources" not in asked
+    status = status_of(daemon)
+    assert (status.daemon.mode, status.runtime.answers) == ("standalone", True)
+    assert not any(status.HasField(name) for name in ("calls", "upgrade"))
+    assert not status.problems
+    fields = {each.name: each for each in explain(daemon, made.config.metadata.uid).targets[-2].fields}
+    assert fields["memory.limit_in_bytes"].claims[0].owner == "batch-resource"
+    made.remove()
+    wait_until(lambda: not status_of(daemon).records.pods, "no record")
+
+
+def test_what_only_the_creation_can_carry_is_not_applicable(
+    daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str
+) -> None:
+    daemon = daemons.prepare(standalone)
+    policy_file(daemon, "gives_env").write_text(
+        "from runtimeproxy.hooks import ContainerChange, Policy\n"
+        "class Gives(Policy):\n"
+        "    name = 'gives-env'\n"
+        "    def container(self, container, node):\n"
+        "        return ContainerChange(env={'GIVEN': 'secret'})\n"
+    )
+    daemon.start()
+    made = run_batch(kubelet, cgroup_files).start()
+
+    def found() -> list[api_pb2.UnappliedValue]:
+        return [each for each in status_of(daemon).ledger.unapplied if each.field == "env[GIVEN]"]
+
+    wait_until(lambda: len(found()) == 1, "the variable")
+    (value,) = found()
+    assert (value.cause, value.is_problem, "secret" in value.wanted) == ("not-in-mode", False, False)
+    explained = explain(daemon, made.config.metadata.uid)
+    reasons = {u.cause for each in explained.targets for field in each.fields for u in field.unapplied}
+    assert "not-in-mode" in reasons
+
+
+def test_the_bypass_and_restore(
+    daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str
+) -> None:
+    daemon = daemons.start(standalone)
+    made = run_batch(kubelet, cgroup_files).start()
+    wait_until(lambda: cgroup_files.read(cgroup_of(made), "memory.max") != "max", "the limit")
+    daemon.signal(signal.SIGUSR1)
+    wait_until(lambda: status_of(daemon).bypass.is_on, "the bypass")
+    other = run_batch(kubelet, cgroup_files, "other").start()
+    wait_until(lambda: status_of(daemon).records.containers == 2, "the other one's record")
+    assert cgroup_files.read(cgroup_of(other), "memory.max") == "max"
+    daemon.signal(signal.SIGUSR2)
+    wait_until(lambda: cgroup_files.read(cgroup_of(other), "memory.max") != "max", "the limit")
+    assert daemon.terminate() == 0
+    assert daemon.run("restore").returncode == 0
+    assert cgroup_files.read(cgroup_of(made), "memory.max") == "max"
+
+
+def test_a_restart_goes_on_with_the_records(
+    daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str
+) -> None:
+    daemon = daemons.start(standalone)
+    made = run_batch(kubelet, cgroup_files).start()
+    wait_until(lambda: cgroup_files.read(cgroup_of(made), "memory.max") != "max", "the limit")
+    daemon.terminate()
+    late = run_batch(kubelet, cgroup_files, "late").start()
+    daemon.start()
+    wait_until(lambda: cgroup_files.read(cgroup_of(late), "memory.max") != "max", "the late one's limit")
+    records = status_of(daemon).records
+    assert (records.containers, records.recovered_containers) == (2, 0)
+
+
+def test_two_front_ends_do_not_run_at_once(daemons: Daemons, lock: Path, standalone: str) -> None:
+    daemon = daemons.start(standalone)
+    proxy = daemons.prepare(f'[daemon]\nlock = "{lock}"\n')
+    other = daemons.prepare(standalone)
+    for each in (proxy, other):
+        each.spawn()
+        assert each.wait() == 1
+        assert "another front end" in str(each.log)
+    assert daemon.terminate() == 0
+    proxy.start()
+    other.spawn()
+    assert other.wait() == 1
+
+
+def test_the_socket_has_no_calls_of_the_kubelet(daemons: Daemons, standalone: str) -> None:
+    daemon = daemons.start(standalone)
+    with CriClient(daemon.socket) as client:
+        request = cri.VersionRequest()
+        assert (
+            outcome_of(lambda: client.runtime.Version(request, timeout=CALL_TIMEOUT_S))[0] == "UNIMPLEMENTED"
+        )
+    os.kill(daemon.pid, UPGRADE)
+    wait_until(lambda: "upgrade refused" in str(daemon.log), "the refusal")
