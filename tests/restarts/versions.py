@@ -1,14 +1,13 @@
 """Restarts that change the version: another installation of the program, and this one, in turn.
 
-Pods of all QoS classes run with strategies, claims and a hook server. No restart may change a value of theirs,
-and each version must explain the values as the other does.
+Pods of all QoS classes run with strategies, claims and a hook server. No restart may change a value of
+theirs, and each version must explain the values as the other does.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,8 +42,13 @@ from tests.restarts.supervisors import Kind, Supervisor, supervised
 KINDS: Final = (Kind.UPGRADE, Kind.SIGTERM, Kind.KILL)
 VARIABLE: Final = "KOORD_RUNTIMEPROXY_OTHER_VERSION"
 """Of the environment of tests: the virtual environment with the other version."""
-_SETTLED_S: Final = 8.0
-_RESERVED_BYTES: Final = 64 * 1024 * 1024
+_SETTLED_S: Final = 15.0
+_CORES: Final = 8
+_PERCENT: Final = 25
+_SUPPRESSED_QUOTA: Final = str(_CORES * _PERCENT * 1_000)
+_REQUEST_BYTES: Final = 64 * 1024 * 1024
+_HIGH_BYTES: Final = 512 * 1024 * 1024
+_BURST_US: Final = 30_000
 _CONFIG: Final = """
 [node]
 kubelet_dir = "{folder}/kubelet"
@@ -70,7 +74,7 @@ _STRATEGIES: Final[dict[str, object]] = {
             "cpuSuppressPolicy": "cfsQuota",
             # The floor, whatever the load of the machine.
             "cpuSuppressThresholdPercent": 1,
-            "cpuSuppressMinPercent": 25,
+            "cpuSuppressMinPercent": _PERCENT,
         }
     },
     "cpu-burst-config": {"clusterStrategy": {"policy": "auto", "cpuBurstPercent": 50}},
@@ -122,7 +126,10 @@ class CgroupWatch:
             for cgroup in cgroups
         }
         self._values = {
-            file: file.read_text() for folder in self._folders.values() for file in folder.iterdir() if file.is_file()
+            file: file.read_text()
+            for folder in self._folders.values()
+            for file in folder.iterdir()
+            if file.is_file()
         }
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._follow)
@@ -156,7 +163,7 @@ class CgroupWatch:
 
 
 class Claiming(plugin_pb2_grpc.QoSPluginServicer):
-    """A plugin of the QoS manager that claims the same all the time."""
+    """A plugin of the QoS manager that claims what it is told to."""
 
     def __init__(self) -> None:
         self.claims: list[api_pb2.Claim] = []
@@ -171,17 +178,28 @@ class Claiming(plugin_pb2_grpc.QoSPluginServicer):
 class VersionsNode:
     """A daemon and a manager of one version or the other; a supervisor that changes the version."""
 
-    def __init__(self, stand: Stand, daemon: Supervisor, manager: ManagerProcess, programs: Programs) -> None:
+    def __init__(
+        self,
+        stand: Stand,
+        kind: Kind,
+        daemon: Supervisor,
+        manager: ManagerProcess,
+        claiming: Claiming,
+        programs: Programs,
+    ) -> None:
         self.socket = daemon.socket
         self.pods: list[BusyPod] = []
         self.faults: list[str] = []
-        self._stand = stand
+        self._kind = kind
         self._daemon = daemon
         self._manager = manager
+        self._claiming = claiming
         self._programs = programs
+        self._cgroups = stand.folder / "cgroup"
         self._audit_file = stand.folder / "audit.jsonl"
         self._audited = 0
         self._said: dict[str, Any] = {}
+        self._known: set[str] = set()
 
     def fill(self, files: CgroupFiles) -> None:
         """Runs the pods."""
@@ -202,17 +220,26 @@ class VersionsNode:
         containers = [f"{parent}/{pod.container}" for parent, pod in zip(parents, self.pods, strict=True)]
         return ["kubepods", "kubepods/burstable", "kubepods/besteffort", *parents, *containers]
 
-    def settle(self, values: Mapping[str, str]) -> None:
-        """Waits until files of cgroups hold these values, and remembers what a new process says of all values."""
-        for path, value in values.items():
-            file = self._stand.folder / "cgroup" / path
-            wait_until(lambda: file.read_text().split()[:1] == [value], f"{value} in {path}", _SETTLED_S)  # noqa: B023
+    def claim(self, high_bytes: int) -> None:
+        """Has the plugin claim a bound of the first pod's memory, and waits until all claims are in force."""
+        be, ls, *_ = self.pods
+        self._claiming.claims = [
+            _claim("memory.high", "AT_MOST", high_bytes, pod_uid=be.config.metadata.uid),
+            _claim("cpu.cfs_burst_us", "SET", _BURST_US, container_id=ls.container),
+        ]
+        self._wait_for(be.config.linux.cgroup_parent, "memory.high", str(high_bytes))
+        self._wait_for(f"{ls.config.linux.cgroup_parent}/{ls.container}", "cpu.max.burst", str(_BURST_US))
+        self._wait_for("kubepods/besteffort", "cpu.max", _SUPPRESSED_QUOTA)
+
+    def settle(self) -> None:
+        """Restarts the version that runs, and remembers what it says of all values, and its complaints."""
         request = api_pb2.SetPolicyModeRequest(policy="gpu-env", mode=api_pb2.MODE_DRY_RUN)
         with CriClient(self._manager.folder / "admin" / "api.sock") as client:
             api_pb2_grpc.AdminStub(client.channel).SetPolicyMode(request, timeout=CALL_TIMEOUT_S)
         self._daemon.restart()
         self._restart_manager()
         self._said = self._answers()
+        self._known = set(map(_message, self._all_complaints()))
         self._audited = len(self._audit_file.read_text())
 
     def restart(self) -> Window:
@@ -225,21 +252,33 @@ class VersionsNode:
         return window
 
     def complaints(self) -> list[str]:
-        """The errors in the logs of all processes, and what is no record, such as a traceback."""
+        """What the logs of all processes have, and not those of a restart without a change of version."""
+        return [line for line in self._all_complaints() if _message(line) not in self._known]
+
+    def _all_complaints(self) -> list[str]:
         wrong = [line for line in self._manager.log if not line.startswith("{") or '"level":"error"' in line]
-        return [*self._daemon.complaints(), *(f"manager: {line}" for line in wrong)]
+        return [*self._daemon.complaints(), *wrong]
 
     def audit(self) -> list[str]:
         """What the audit file says of the pods since they were settled."""
-        text = self._audit_file.read_text()[self._audited:]
+        text = self._audit_file.read_text()[self._audited :]
         entries = map(json.loads, text.splitlines())
-        return [f"audit: {each['message']}" for each in entries if each.get("uid") in self._said["pods"]]
+        return [
+            f"audit: {each}" for each in entries if _is_change(each) and each.get("uid") in self._said["pods"]
+        ]
 
     def _restart_manager(self) -> None:
-        self._manager.terminate()
+        if self._kind is Kind.KILL:
+            self._manager.kill()
+        else:
+            self._manager.terminate()
         self._manager.forget_states()
         self._manager.start()
-        self._manager.wait_for_state("STATUS=", _SETTLED_S)
+        self._manager.wait_for_state("STATUS=cpu-suppress: ", _SETTLED_S)
+
+    def _wait_for(self, cgroup: str, name: str, value: str) -> None:
+        file = self._cgroups / cgroup.lstrip("/") / name
+        wait_until(lambda: file.read_text().split()[:1] == [value], f"{value} in {file}", _SETTLED_S)
 
     def _compare(self, version: str) -> None:
         """Waits until this version says the same of the values."""
@@ -272,6 +311,14 @@ class VersionsNode:
         }
 
 
+def _message(line: str) -> str:
+    return str(json.loads(line)["message"]) if line.startswith("{") else line
+
+
+def _is_change(entry: Mapping[str, Any]) -> bool:
+    return any(change["kind"] == "changed" for change in entry["changes"])
+
+
 def _lasting(value: Any) -> Any:
     """An answer without what is of the moment."""
     if isinstance(value, dict):
@@ -296,9 +343,9 @@ def _differences(found: Any, wanted: Any, path: str = "") -> Iterator[str]:
 class Programs:
     """A link to the virtual environment whose program is started; the first is the other version's."""
 
-    def __init__(self, link: Path, other: Path) -> None:
+    def __init__(self, link: Path, other: Path, this: Path) -> None:
         self._link = link
-        self._folders = {"the other version": other, "this version": Path(sys.prefix)}
+        self._folders = {"the other version": other, "this version": this}
         self._is_this = False
         link.symlink_to(other)
 
@@ -317,27 +364,34 @@ class Programs:
 
 
 def restarted_as_other(
-    stand: Stand, kind: Kind, restarts: int, clients: Sequence[Client], other: Path
+    stand: Stand, kind: Kind, restarts: int, clients: Sequence[Client], other: Path, this: Path
 ) -> VersionsReport:
     """Restarts daemon and manager under the load of all clients; each restart changes the version."""
     files = CgroupFiles(stand.folder / "cgroup", version=2)
-    with _versions_node(stand, kind, other, files) as node:
-        with CgroupWatch(files.root, node.cgroups()) as watch:
-            report = report_under_load(stand, node, kind, restarts, clients)
-        return VersionsReport(report, watch.files, watch.writes, [*node.faults, *watch.changes, *node.audit()])
+    programs = Programs(stand.folder / "program", other, this)
+    with (
+        _versions_node(stand, kind, programs, files) as node,
+        CgroupWatch(files.root, node.cgroups()) as watch,
+    ):
+        report = report_under_load(stand, node, kind, restarts, clients)
+        faults = [*node.faults, *watch.changes, *node.audit()]
+        node.claim(_HIGH_BYTES // 2)
+        wait_until(lambda: len(watch.changes) > 0, "the change of a claim", _SETTLED_S)
+        return VersionsReport(report, watch.files, watch.writes, faults)
 
 
 @contextmanager
-def _versions_node(stand: Stand, kind: Kind, other: Path, files: CgroupFiles) -> Iterator[VersionsNode]:
-    uids = [(f"uid-{name}", "main") for name in _PODS]
-    kubelet_files(stand.folder / "kubelet", {uid: {"memory": str(_RESERVED_BYTES)} for uid in uids})
+def _versions_node(
+    stand: Stand, kind: Kind, programs: Programs, files: CgroupFiles
+) -> Iterator[VersionsNode]:
+    requests = {(f"uid-{name}", "main"): {"memory": str(_REQUEST_BYTES)} for name in _PODS}
+    kubelet_files(stand.folder / "kubelet", requests)
     machine = Machine(stand.folder / "machine")
     for cgroup in ("/kubepods/burstable", "/kubepods/besteffort"):
         files.make(cgroup)
-    programs = Programs(stand.folder / "program", other)
     config = _CONFIG.format(folder=stand.folder, sysfs=machine.sysfs, node=NODE_NAME)
+    # Else the folder in which the tests run would come first, which has this version.
     environment = {**stand.environment, "PYTHONSAFEPATH": "1"}
-    """The folder in which the tests run has this version."""
     options = replace(
         stand.proxy_options(),
         config=config + strategy_policies(enabled=True),
@@ -350,25 +404,16 @@ def _versions_node(stand: Stand, kind: Kind, other: Path, files: CgroupFiles) ->
         daemon = stack.enter_context(supervised(kind, stand.folder, options))
         folder = stand.folder / kind
         objects = NodeObjects(folder / "node.d", NODE_NAME)
-        objects.node(capacity={"cpu": "8", "memory": "16Gi"})
+        objects.node(capacity={"cpu": str(_CORES), "memory": "16Gi"})
         objects.strategies(_STRATEGIES)
         server.register(folder / "hooks", "server.json", "PreRunPodSandbox", "PreCreateContainer")
-        manager = ManagerProcess(folder, folder / "config.toml", folder / "proxy.sock", environment, programs.python)
-        node = VersionsNode(stand, daemon, manager, programs)
+        endpoint = folder / "proxy.sock"
+        manager = ManagerProcess(folder, folder / "config.toml", endpoint, environment, programs.python)
+        node = VersionsNode(stand, kind, daemon, manager, claiming, programs)
         node.fill(files)
-        be, ls, *_ = node.pods
-        claiming.claims += (
-            _claim("memory.high", "AT_MOST", 512 << 20, pod_uid=be.config.metadata.uid),
-            _claim("cpu.cfs_burst_us", "SET", 30_000, container_id=ls.container),
-        )
         stack.enter_context(manager)
-        node.settle(
-            {
-                f"{be.config.linux.cgroup_parent}/memory.high".lstrip("/"): str(512 << 20),
-                f"{ls.config.linux.cgroup_parent}/{ls.container}/cpu.max.burst".lstrip("/"): "30000",
-                "kubepods/besteffort/cpu.max": "200000",
-            }
-        )
+        node.claim(_HIGH_BYTES)
+        node.settle()
         yield node
 
 
