@@ -41,7 +41,7 @@ from tests.restarts.supervisors import Kind, Supervisor, supervised
 
 KINDS: Final = (Kind.UPGRADE, Kind.SIGTERM, Kind.KILL)
 VARIABLE: Final = "KOORD_RUNTIMEPROXY_OTHER_VERSION"
-"""Of the environment of tests: the virtual environment with the other version."""
+"""Names the virtual environment with the other version for tests; without it they take this one, too."""
 _SETTLED_S: Final = 15.0
 _CORES: Final = 8
 _PERCENT: Final = 25
@@ -366,7 +366,10 @@ class Programs:
 def restarted_as_other(
     stand: Stand, kind: Kind, restarts: int, clients: Sequence[Client], other: Path, this: Path
 ) -> VersionsReport:
-    """Restarts daemon and manager under the load of all clients; each restart changes the version."""
+    """Restarts daemon and manager under the load of all clients; each restart changes the version.
+
+    `other` and `this` are virtual environments; `other` is the first one.
+    """
     files = CgroupFiles(stand.folder / "cgroup", version=2)
     programs = Programs(stand.folder / "program", other, this)
     with (
