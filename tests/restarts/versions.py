@@ -83,6 +83,8 @@ _STRATEGIES: Final[dict[str, object]] = {
     },
     "cpu-normalization-config": {"enable": True, "defaultRatio": 1.25},
 }
+_OF_GRPCIO: Final = "grpc._cython.cygrpc"
+"""In errors of versions whose server is grpcio's, if they end while the manager watches pods."""
 _RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
 _PODS: Final = {
     "be": ("BE", KubeletQos.BESTEFFORT, BATCH),
@@ -199,7 +201,6 @@ class VersionsNode:
         self._audit_file = stand.folder / "audit.jsonl"
         self._audited = 0
         self._said: dict[str, Any] = {}
-        self._known: set[str] = set()
 
     def fill(self, files: CgroupFiles) -> None:
         """Runs the pods."""
@@ -232,14 +233,13 @@ class VersionsNode:
         self._wait_for("kubepods/besteffort", "cpu.max", _SUPPRESSED_QUOTA)
 
     def settle(self) -> None:
-        """Restarts the version that runs, and remembers what it says of all values, and its complaints."""
+        """Restarts the version that runs, and remembers what it says of all values."""
         request = api_pb2.SetPolicyModeRequest(policy="gpu-env", mode=api_pb2.MODE_DRY_RUN)
         with CriClient(self._manager.folder / "admin" / "api.sock") as client:
             api_pb2_grpc.AdminStub(client.channel).SetPolicyMode(request, timeout=CALL_TIMEOUT_S)
         self._daemon.restart()
         self._restart_manager()
         self._said = self._answers()
-        self._known = set(map(_message, self._all_complaints()))
         self._audited = len(self._audit_file.read_text())
 
     def restart(self) -> Window:
@@ -252,12 +252,9 @@ class VersionsNode:
         return window
 
     def complaints(self) -> list[str]:
-        """What the logs of all processes have, and not those of a restart without a change of version."""
-        return [line for line in self._all_complaints() if _message(line) not in self._known]
-
-    def _all_complaints(self) -> list[str]:
+        """The errors in the logs of all processes, and what is no record, such as a traceback."""
         wrong = [line for line in self._manager.log if not line.startswith("{") or '"level":"error"' in line]
-        return [*self._daemon.complaints(), *wrong]
+        return [line for line in [*self._daemon.complaints(), *wrong] if _OF_GRPCIO not in line]
 
     def audit(self) -> list[str]:
         """What the audit file says of the pods since they were settled."""
@@ -309,10 +306,6 @@ class VersionsNode:
             "claims": {each.name: (each.mode, each.claims) for each in status.claim_owners},
             "problems": list(status.problems),
         }
-
-
-def _message(line: str) -> str:
-    return str(json.loads(line)["message"]) if line.startswith("{") else line
 
 
 def _is_change(entry: Mapping[str, Any]) -> bool:
