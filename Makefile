@@ -123,7 +123,7 @@ scenarios: $(INSTALLED)  ## draw what the QoS manager does to a simulated node, 
 restarts: $(INSTALLED)  ## restart proxy and QoS manager 50 times in each way and the runtime 20 times, under load; 10 minutes
 	$(BIN)/python -m tests.restarts
 
-upgrades: $(INSTALLED)  ## OLD=FOLDER: upgrade the version of another checkout to this one and back, under load; 6 minutes
+upgrades: $(INSTALLED)  ## OLD=FOLDER: upgrade the version of another checkout to this one and back, under load; 4 minutes
 	sh tests/restarts/install.sh $(OLD) .tools/versions/other
 	sh tests/restarts/install.sh . .tools/versions/this
 	$(BIN)/python -m tests.restarts --other $(CURDIR)/.tools/versions/other --this $(CURDIR)/.tools/versions/this --restarts 10
