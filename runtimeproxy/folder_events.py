@@ -171,7 +171,7 @@ class FolderWatch:
         await asyncio.sleep(self._settings.gather_s)
 
     def close_after(self, job: Future[Any] | None) -> None:
-        """Closes the watches once a thread that may still use them has ended its job."""
+        # A thread that has not ended its job may still use them.
         if job is not None:
             job.add_done_callback(lambda _: self._close())
 

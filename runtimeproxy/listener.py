@@ -58,7 +58,7 @@ class Listener:
         self.note(note)
 
     def note(self, text: str) -> None:
-        """Writes one line into the lock file, behind the owner's process id."""
+        # One line, behind the owner's process id.
         if self.is_owner and self.lock_fd >= 0:
             with contextlib.suppress(OSError):
                 _write_lock(self.lock_fd, text)
@@ -94,7 +94,7 @@ def inherited(sock: socket.socket) -> Listener:
 
 
 def lock_path(path: str) -> str:
-    """The file with the process id of the instance that serves."""
+    # It has the process id of the instance that serves.
     return f"{path}.lock"
 
 

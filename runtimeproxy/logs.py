@@ -230,12 +230,11 @@ class LogHandler(logging.Handler):
 
 
 def dropped_lines() -> int:
-    """How many lines the process's log has lost since the start."""
     return sum(each.dropped for each in logging.getLogger().handlers if isinstance(each, LogHandler))
 
 
 def flush_failures() -> None:
-    """Logs the repetitions that all failure logs have suppressed in intervals that are over."""
+    # The repetitions that all failure logs have suppressed in intervals that are over.
     for each in tuple(_FAILURE_LOGS):
         each.flush()
 

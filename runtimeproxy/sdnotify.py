@@ -45,25 +45,25 @@ class Notifier:
         return bool(self._address)
 
     def ready(self, status: str = "") -> bool:
-        """Reports that the daemon serves; also ends a reload."""
+        # Also ends a reload.
         return self.send(READY=1, STATUS=status)
 
     def status(self, text: str) -> bool:
-        """Sends one line for `systemctl status`."""
+        # One line for `systemctl status`.
         return self.send(STATUS=text)
 
     def watchdog(self) -> bool:
         return self.send(WATCHDOG=1)
 
     def reloading(self) -> bool:
-        """Reports that the configuration is read again; `ready` follows."""
+        # `ready` follows.
         return self.send(RELOADING=1, MONOTONIC_USEC=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
 
     def stopping(self, status: str = "") -> bool:
         return self.send(STOPPING=1, STATUS=status)
 
     def main_pid(self, pid: int) -> bool:
-        """Names the process that the service manager is to watch from now on."""
+        # The service manager watches this process from now on.
         return self.send(MAINPID=pid)
 
     def send(self, **fields: str | int) -> bool:

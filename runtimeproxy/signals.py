@@ -30,12 +30,12 @@ class NoInstanceError(RuntimeProxyError):
 
 
 def block() -> None:
-    """Makes the signals wait, also in processes that this one starts."""
+    # Also in processes that this one starts.
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAITING)
 
 
 def unblock() -> None:
-    """Delivers those that wait, and those to come at once."""
+    # Those that wait are delivered at once.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITING)
 
 

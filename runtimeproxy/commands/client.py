@@ -58,7 +58,6 @@ def endpoint_of(arguments: Namespace) -> str:
 
 @contextlib.contextmanager
 def reading(arguments: Namespace) -> Iterator[RuntimeProxyStub]:
-    """Connects to the service that reads."""
     with _connected(endpoint_of(arguments)) as client:
         from cri_api.runtimeproxy.v1 import api_pb2
 
@@ -67,7 +66,6 @@ def reading(arguments: Namespace) -> Iterator[RuntimeProxyStub]:
 
 @contextlib.contextmanager
 def writing(arguments: Namespace) -> Iterator[AdminStub]:
-    """Connects to the service that writes."""
     with _connected(admin_socket_of(arguments), _START_ADMIN) as client:
         from cri_api.runtimeproxy.v1 import api_pb2
 

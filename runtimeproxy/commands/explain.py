@@ -123,7 +123,7 @@ _TOLD: Final = (*_WRONG, api_pb2.PolicyAnswer.OUTCOME_OFF)
 
 
 def is_changed(field: api_pb2.ExplainedField) -> bool:
-    """Something wants, wrote or changed the value, or should have."""
+    # Something wants, wrote or changed the value, or should have.
     return bool(
         field.claims
         or field.problem

@@ -73,7 +73,6 @@ def replace_file(path: Path, data: bytes, *, is_synced: bool = True, mode: int =
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """The file's present stamp; None if there is none or it cannot be told."""
     try:
         return _stamp(path.stat())
     except OSError:

@@ -56,7 +56,7 @@ class InputError(RuntimeProxyError):
 
 @contextmanager
 def within(place: str) -> Iterator[None]:
-    """Errors of the block are about this place, or one within it; empty for no place of its own."""
+    # Errors of the block are about this place, or one within it; empty for no place of its own.
     try:
         yield
     except InputError as error:
@@ -465,7 +465,6 @@ def printable(text: Path | str) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What a JSON or YAML value is, for a reason."""
     match value:
         case None:
             return "null"

@@ -59,7 +59,7 @@ class SharePools:
 
 
 def gained_cpus(before: Allocations, after: Allocations) -> frozenset[int]:
-    """Return the CPUs that some pods must leave: they belong to a pod now, or more than they did."""
+    # The CPUs that some pods must leave: they belong to a pod now, or more than they did.
     return (_owned(after) - _owned(before)) | (_exclusive(after) - _exclusive(before))
 
 
@@ -91,7 +91,7 @@ def as_document(allocations: Allocations) -> dict[str, object]:
 
 
 def from_document(saved: Mapping[str, Any]) -> Allocations:
-    """Return a saved state; raises one of `UNLIKE_OURS` if it is none."""
+    # Raises one of `UNLIKE_OURS` if it is no saved state.
     return MappingProxyType(
         {
             str(uid): PodCpus(QoSClass(each["qos"]), parse_cpu_list(each["cpus"]))

@@ -189,7 +189,7 @@ class PolicyLoader:
         return [each.late for each in attempts if each.late is not None and not each.result.done()]
 
     def use(self, result: LoadResult) -> None:
-        """Remember the policies in use: a later load keeps those that it cannot load."""
+        # A later load keeps those that it cannot load.
         self._running = {policy.name: policy for policy in result.policies}
 
     def _find(self, sources: PolicySources, problems: list[LoadProblem]) -> tuple[type[Policy], ...]:

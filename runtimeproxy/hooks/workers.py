@@ -120,7 +120,6 @@ class Workers:
 
     @property
     def hung(self) -> int:
-        """How many threads hang in a task that was given up."""
         return len(self._stuck)
 
     def submit(self, task: Task) -> bool:
@@ -179,7 +178,7 @@ class Workers:
         os.eventfd_write(self._wake_fd, 1)
 
     def _work(self) -> None:
-        """In a worker thread: run tasks until the pool ends it."""
+        # In a worker thread, until the pool ends it.
         while True:
             os.eventfd_read(self._wake_fd)
             try:
@@ -331,7 +330,7 @@ class WorkerRun:
         self.owner.on_worker_dropped(self)
 
     def give_up(self) -> bool:
-        """Discard the run; False if its writes have begun."""
+        # False if its writes have begun.
         with self._lock:
             if self.stage in (Stage.WRITES, Stage.ENDED):
                 return False
@@ -339,13 +338,12 @@ class WorkerRun:
             return True
 
     def postpone(self, paused_s: float) -> None:
-        """Move all deadlines."""
         with self._lock:
             self.until_s += paused_s
             self._started_s += paused_s
 
     def is_overdue(self, now_s: float) -> bool:
-        """Return whether the run, or the policy that runs, takes too long; then the run is given up."""
+        # The run, or the policy that runs, takes too long; then the run is given up.
         with self._lock:
             if self.stage is Stage.ENDED:
                 return False
@@ -370,11 +368,11 @@ class WorkerTask:
     _timer: asyncio.TimerHandle | None = None
 
     def limit(self, left_s: float, reason: str) -> None:
-        """Wait no longer than that; the thread that does the work continues."""
+        # The thread that does the work continues.
         self._timer = asyncio.get_running_loop().call_later(left_s, self.end_without, reason)
 
     def run(self) -> None:
-        """In the worker thread."""
+        # In the worker thread.
         if self.on_result is not None:
             self._result = self.work()
 
@@ -393,7 +391,6 @@ class WorkerTask:
             self._timer.cancel()
 
     def end_without(self, reason: str) -> None:
-        """End without the work's result."""
         if self.on_result is not None:
             self._end(self.without(reason))
 

@@ -177,7 +177,7 @@ def _framed(request: bytes, *, is_compressed: bool) -> bytes:
 
 
 def _timeout(left_s: float) -> bytes:
-    """The field `grpc-timeout`, whose value has at most eight digits."""
+    # The value has at most eight digits.
     return literal(b"grpc-timeout", b"%dm" % min(max(int(left_s * 1000), 1), 99_999_999))
 
 
@@ -236,7 +236,7 @@ class GrpcCall(Stream):
         """What the stream's window is to be widened by; only where there are many messages."""
 
     def credit(self, message: bytes) -> None:
-        """A message of a stream is no longer held: the server may send more."""
+        # A message of a stream is no longer held: the server may send more.
         if not self.is_over:
             self._client.release(self, len(message))
             self.uncredited_bytes += PREFIX.size + len(message)
@@ -500,7 +500,7 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
             self._pump_stream(call)
 
     def credit(self, call: GrpcCall) -> None:
-        """Widens a stream's window by what is no longer held."""
+        # Widens a stream's window by what is no longer held.
         if call.uncredited_bytes >= _STREAM_WINDOW_BYTES // 2:
             self._write(frames.window_update(call.stream_id, call.uncredited_bytes))
             call.uncredited_bytes = 0
@@ -514,7 +514,7 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
         self._on_stream_ended()
 
     def on_late_call(self, begun_s: float) -> None:
-        """A call is late. If nothing has come since it began, the next calls need not have the same fate."""
+        # If nothing has come since the call began, the next calls need not have the same fate.
         if self._heard_s <= begun_s:
             self.retire()
 
@@ -526,7 +526,7 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
         self._close_unused()
 
     def abort(self) -> None:
-        """Closes the connection at once: TLS would wait for the server."""
+        # At once: TLS would wait for the server.
         if self._transport is not None:
             self._transport.abort()
 

@@ -315,12 +315,11 @@ class ServerCall(Stream):
             self._wake.set_result(None)
 
     def on_read(self) -> None:
-        """The client has room for more."""
+        # The client has room for more.
         if self._read is not None and not self._read.done():
             self._read.set_result(None)
 
     def end(self, code: StatusCode, text: str = "") -> None:
-        """Ends the call with a status, unless it has ended."""
         if not self.is_over:
             self._connection.finish(self, code, text)
             self.forget()
@@ -444,7 +443,7 @@ class _ServerConnection(connection.Http2Connection[ServerCall, _RequestHead]):
         self._pump_stream(call)
 
     def credit(self, call: ServerCall, least_bytes: int, wanted_bytes: int) -> None:
-        """Lets the client send so much, if it may send less than the least."""
+        # Lets the client send so much, if it may send less than the least.
         if call.credit_bytes < least_bytes and not call.has_all and not call.is_over:
             self._write(frames.window_update(call.stream_id, wanted_bytes - call.credit_bytes))
             call.credit_bytes = wanted_bytes

@@ -244,7 +244,7 @@ def _source(kind: Kind, name: str, **parts: Any) -> dict[str, Any]:  # noqa: ANN
 
 
 def _flattened(document: object) -> Iterator[object]:
-    """The objects of a document: it is one, or a list of some."""
+    # A document is one object, or a list of some.
     if isinstance(document, dict) and str(document.get("kind", "")).endswith("List"):
         items = document.get("items")
         yield from items if isinstance(items, list) else ()

@@ -123,7 +123,6 @@ def shown_value(field: Field, value: Value) -> str:
 
 
 def is_shown(field: Field) -> bool:
-    """Whether recordings have the values of this field, before and after."""
     return field.group != ENV and (field.group != ANNOTATIONS or keeps_annotation(field.key))
 
 

@@ -178,7 +178,6 @@ def _entries(folder: Path, end: str) -> Iterator[Path]:
 
 
 def _text(path: Path) -> str:
-    """The beginning of a file; empty if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         with os.fdopen(descriptor, "rb") as file:
@@ -192,7 +191,6 @@ def _without_comments(text: str) -> str:
 
 
 def is_endpoint(endpoint: str, socket_path: str) -> bool:
-    """Whether an endpoint, as a kubelet has it, is a socket."""
     try:
         return is_same_socket(parse_endpoint(endpoint), socket_path)
     except ValueError:

@@ -146,7 +146,7 @@ def node_of_files(folder: Path | None, name: str = "", labels: Mapping[str, str]
 
 
 def registered_servers(folder: Path) -> list[LoadedPolicy]:
-    """Returns the hook servers that are registered in a folder, to be named, not called."""
+    # To be named, not called.
     return [
         LoadedPolicy(
             name=printable(name),

@@ -49,7 +49,7 @@ def pod_calls(data: bytes, source: str, node: Node, *, webhook: bool = False) ->
 
 
 def _is_recorded(documents: Sequence[object]) -> bool:
-    """Whether these are requests: they have a configuration, and Kubernetes objects have a kind."""
+    # Requests have a configuration, and Kubernetes objects have a kind.
     return bool(documents) and all(
         isinstance(each, dict) and "kind" not in each and isinstance(each.get("config"), dict)
         for each in documents

@@ -134,7 +134,6 @@ class Prober:
         return bool(self._timers)
 
     def start(self) -> None:
-        """Begins, unless it has begun or is closed."""
         if not (self._timers or self._is_closed):
             for deadline_s in self._deadlines_s:
                 self._wait(deadline_s)
@@ -233,7 +232,7 @@ class HookServer:
 
     @property
     def openings(self) -> int:
-        """How often it was skipped because it failed."""
+        # How often the server was skipped because it failed.
         return self._breaker.openings
 
     @property
@@ -387,7 +386,7 @@ class HookServer:
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
-    """Calls a function in the loop's thread: at once, if this is that thread."""
+    # At once, if this is the loop's thread.
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -90,7 +90,7 @@ class RegistrationWatcher:
             self._watch.close_after(job)
 
     def _make_folder(self) -> None:
-        """In the executor's thread: makes the folder and its missing parents."""
+        # In the executor's thread.
         try:
             for path in [*reversed(self._folder.parents), self._folder]:
                 if not path.exists():

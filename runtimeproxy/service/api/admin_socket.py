@@ -127,7 +127,7 @@ class AdminSocket:
 
 
 def _unlink(path: Path, inode: int) -> None:
-    """Removes a socket unless another one has its name."""
+    # Another socket may have the name meanwhile.
     with contextlib.suppress(OSError):
         if path.stat().st_ino == inode:
             path.unlink()

@@ -111,5 +111,5 @@ class _Calls:
 
 
 def _bytes_of(response: Message | bytes) -> bytes:
-    """Long responses are serialized where they are made."""
+    # Long responses are serialized where they are made.
     return response if isinstance(response, bytes) else response.SerializeToString()

@@ -52,7 +52,7 @@ class LongWork:
         self._trim: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Number of connections with work that is not done."""
+        # Connections with work that is not done.
         return len(self._queue)
 
     async def run(self, connection: object, work: Callable[[Check], ResultT], size_bytes: int = 0) -> ResultT:

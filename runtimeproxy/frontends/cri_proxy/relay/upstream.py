@@ -61,7 +61,7 @@ class Upstream:
         self.needs_probe = False
 
     def on_lost(self) -> None:
-        """A connection to it has ended, or could not be made."""
+        # A connection to it has ended, or could not be made.
         self.needs_probe = self.probe is not None
 
     async def answers(self) -> bool:
@@ -114,7 +114,7 @@ class Dial:
         self._probing: asyncio.Task[None] | None = None
 
     def start(self, retry_s: float = _RETRY_FIRST_S) -> None:
-        """Tries to connect; `retry_s` later again, if the upstream is away."""
+        # Tries to connect; `retry_s` later again, if the upstream is away.
         if self._upstream.needs_probe:
             self._probing = self._loop.create_task(self._probe(retry_s), name="probe-upstream")
         else:
