@@ -23,11 +23,7 @@ _LIMITS: Final = {errno.EMFILE: "max_user_instances", errno.ENOSPC: "max_user_wa
 
 
 def open_inotify() -> INotify:
-    """Opens an inotify instance.
-
-    Raises:
-        OSError: There are too many, or the kernel has none.
-    """
+    """Opens an inotify instance. Raises OSError if there are too many, or the kernel has none."""
     import inotify_simple  # loads ctypes: only where folders are watched, and not in the loop's thread
 
     try:

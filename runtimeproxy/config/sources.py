@@ -91,11 +91,7 @@ class Reading:
     """Makes an error of a key and a reason, with the source that the key's value comes from."""
 
     def valid_settings(self) -> Settings:
-        """Returns the settings if all are valid.
-
-        Raises:
-            CombinedConfigError: every problem.
-        """
+        """Returns the settings if all are valid. Raises CombinedConfigError with every problem."""
         if self.errors:
             raise CombinedConfigError(self.errors)
         return self.settings

@@ -293,11 +293,7 @@ def json_value(
 
 
 def parse_json(data: bytes | str) -> Any:  # noqa: ANN401 - JSON
-    """The JSON value of a text, as `json_value`.
-
-    Raises:
-        InputError: It is empty or not JSON.
-    """
+    """The JSON value of a text, as `json_value`. Raises InputError if it is empty or not JSON."""
     text = data.decode("utf-8-sig", "surrogateescape") if isinstance(data, bytes) else data
     if not text.strip():
         raise InputError("is empty")
@@ -356,11 +352,7 @@ def _whole_number(text: str) -> int:
 
 
 def mapping_of(value: object) -> Mapping[str, Any]:
-    """The value as a mapping; None is an empty one.
-
-    Raises:
-        InputError: It is something else.
-    """
+    """The value as a mapping; None is an empty one. Raises InputError if it is something else."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -369,11 +361,7 @@ def mapping_of(value: object) -> Mapping[str, Any]:
 
 
 def list_of(value: object) -> list[Any]:
-    """The value as a list; None is an empty one.
-
-    Raises:
-        InputError: It is something else.
-    """
+    """The value as a list; None is an empty one. Raises InputError if it is something else."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -382,11 +370,7 @@ def list_of(value: object) -> list[Any]:
 
 
 def text_of(value: object) -> str:
-    """The value as a text; None is an empty one.
-
-    Raises:
-        InputError: It is something else.
-    """
+    """The value as a text; None is an empty one. Raises InputError if it is something else."""
     if value is None:
         return ""
     if not isinstance(value, str):

@@ -132,11 +132,7 @@ def is_enabled(policy: type[Policy], settings: PolicySettings) -> bool:
 
 
 def import_class(reference: str) -> object:
-    """Return the class that `module:Class` names.
-
-    Raises:
-        PolicyLoadError: it cannot be imported.
-    """
+    """Return the class that `module:Class` names. Raises PolicyLoadError if it cannot be imported."""
     module, _, attribute = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)

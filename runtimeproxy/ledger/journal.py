@@ -221,11 +221,7 @@ class Journal:
                 self._size, self._is_cut = 0, False
 
     def _parsed(self, line: str) -> Noted | None:
-        """A line of this boot; None for one of another boot.
-
-        Raises:
-            Exception: One of `UNLIKE_OURS`.
-        """
+        """A line of this boot; None for one of another boot. Raises one of `UNLIKE_OURS`."""
         boot_id, cgroup, level, originals, values, before, *more = json.loads(line)
         if boot_id != self._boot_id:
             return None

@@ -70,11 +70,7 @@ class PodCalls(NamedTuple):
 
 
 def calls_of(pod: ManifestPod, node: Node) -> PodCalls:
-    """Returns the requests for a pod on a node.
-
-    Raises:
-        InputError: The pod has no container.
-    """
+    """Returns the requests for a pod on a node. Raises InputError if the pod has no container."""
     if not any(each.kind is ContainerKind.REGULAR for each in pod.containers):
         raise InputError(f"{pod.source} has no container", "spec.containers")
     memory_bytes = (node.capacity or {}).get("memory")

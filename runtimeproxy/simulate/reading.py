@@ -65,11 +65,7 @@ def _recorded(document: Mapping[str, Any], source: str) -> PodCalls:
 def recorded_call(
     request: api_pb2.RunPodSandboxRequest | api_pb2.CreateContainerRequest, source: str
 ) -> PodCalls:
-    """Returns a request as the one for its pod.
-
-    Raises:
-        InputError: the pod or container has no name.
-    """
+    """Returns a request as the one for its pod. Raises InputError if the pod or container has no name."""
     kind = type(request).__name__
     if not request.config.metadata.name:
         raise InputError(f"is a {kind} without config.metadata.name")
