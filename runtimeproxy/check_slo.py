@@ -401,7 +401,6 @@ def _shown(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """The value as JSON has it, in Koordinator's words."""
     if isinstance(value, StrEnum):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -90,7 +90,6 @@ class FolderEvents:
         return None
 
     def close(self) -> None:
-        """Closes the inotify instance."""
         inotify, self._inotify, self._watch = self._inotify, None, None
         if inotify is not None:
             inotify.close()

@@ -143,7 +143,6 @@ class _AsyncMethod:
             answers.cancel()
 
     async def ask(self, request: Message, timeout_s: float | None) -> bytes:
-        """Waits for the one answer."""
         done: asyncio.Future[bytes | RpcError] = asyncio.get_running_loop().create_future()
         call = self._client.call(self._block, request.SerializeToString(), timeout_s, done.set_result)
         try:

@@ -147,7 +147,6 @@ def _answer_words(answer: api_pb2.PolicyAnswer) -> Words:
 
 
 def _values(field: api_pb2.ExplainedField) -> tuple[Cell, ...]:
-    """The cells of a field, in the order of the columns."""
     requested, resolved, applied, now = (
         getattr(field, name) if field.HasField(name) else "-"
         for name in ("requested", "resolved", "applied", "observed_value")

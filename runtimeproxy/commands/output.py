@@ -82,7 +82,6 @@ class Page:
         self._file.write("\n")
 
     def line(self, words: Words, *, indent: int = 0) -> None:
-        """Prints a paragraph, each line of it indented."""
         from rich.padding import Padding
 
         self._print(Padding(_text(words), (0, 0, 0, indent), expand=False))
@@ -106,7 +105,6 @@ class Page:
         self._print(Padding(grid, (0, 0, 0, indent), expand=False))
 
     def entries(self, found: Iterable[tuple[str | Cell, Words]], *, indent: int = 0) -> None:
-        """Prints paragraphs beside labels of one width."""
         rows = list(found)
         widest = max((len(_text(label)) for label, _ in rows), default=0)
         for label, words in rows:

@@ -53,7 +53,6 @@ class SharePools:
         return MappingProxyType({other: cpus for other, cpus in before.items() if other != uid})
 
     def rebuild(self, pods: Iterable[PodView]) -> Allocations:
-        """Return the state of all pods that are there."""
         found = ((pod.uid, pod_cpus(pod.labels, pod.annotations, self._last_cpu())) for pod in pods)
         return MappingProxyType({uid: cpus for uid, cpus in found if uid and cpus is not None})
 

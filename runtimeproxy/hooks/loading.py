@@ -324,7 +324,6 @@ def unknown_names(settings: Iterable[str], there: Sequence[str]) -> list[LoadPro
 
 
 def _built_in_references() -> tuple[str, ...]:
-    """Return the references of the proxy's own policies."""
     own = Path(__file__).parents[2] / BUILT_IN_PACKAGE
     spec = importlib.util.find_spec(BUILT_IN_PACKAGE)
     place = Path(spec.origin).parent if spec is not None and spec.origin else None
@@ -478,7 +477,6 @@ class _ImportedCode:
         self._files: dict[str, tuple[str, str]] = {}
 
     def note(self, reference: str, distribution: str) -> None:
-        """Note a policy's distribution and the loaded files of its package."""
         if distribution and distribution not in self._distributions:
             self._distributions[distribution] = _state_of(distribution)
         package = reference.partition(":")[0].partition(".")[0]

@@ -168,7 +168,6 @@ def request_block(path: str, server: Server = Server()) -> bytes:  # noqa: B008 
 
 
 def _framed(request: bytes, *, is_compressed: bool) -> bytes:
-    """The request's message with its prefix."""
     if is_compressed:
         import gzip
 
@@ -264,7 +263,6 @@ class GrpcCall(Stream):
                 logger.exception("callback of a finished call failed")
 
     def expire(self) -> None:
-        """The time is up."""
         connection = self.connection
         timeout_s = (self.deadline_s or 0.0) - self.begun_s
         self.end(LateError(StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s:g} s"))
@@ -385,7 +383,6 @@ class GrpcClient:
         call.held_bytes -= size_bytes
 
     def on_ended(self, call: GrpcCall) -> None:
-        """A call is over."""
         del self._calls[call]
         self._held_bytes -= call.held_bytes
         if call.connection is not None:
@@ -475,7 +472,6 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
         self._on_writable()
 
     def data_received(self, data: bytes) -> None:
-        """Reads frames."""
         self._heard_s = asyncio.get_running_loop().time()
         super().data_received(data)
 
@@ -664,7 +660,6 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
         self._on_stream_ended()
 
     def _on_lost(self, reason: str) -> None:
-        """Ends the calls: the connection is gone."""
         self._is_retired = True
         self._update_is_free()
         self._client.retire(self)

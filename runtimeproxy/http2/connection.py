@@ -431,7 +431,6 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT, HeadT]):
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "a frame on a stream that was never opened")
 
     def _credit(self, size_bytes: int) -> None:
-        """Gives the peer credit for the bytes that were read."""
         self._uncredited_bytes += size_bytes
         if self._uncredited_bytes >= CONNECTION_WINDOW_BYTES // 2:
             self._reply(frames.window_update(0, self._uncredited_bytes))

@@ -83,7 +83,6 @@ class PeerError(Exception):
 
 
 def frame(type_: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """Returns a whole frame."""
     size = len(payload)
     return FRAME_HEADER.pack(size >> 16, size & 0xFFFF, type_, flags, stream_id) + payload
 

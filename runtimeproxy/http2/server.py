@@ -142,7 +142,6 @@ class Budget:
         return True
 
     def release(self, call: ServerCall, size_bytes: int) -> None:
-        """Takes from what a call holds."""
         self.used_bytes -= size_bytes
         call.held_bytes -= size_bytes
 
@@ -296,7 +295,6 @@ class ServerCall(Stream):
             self._timers.append(loop.call_later(deadline_s, self.end, StatusCode.DEADLINE_EXCEEDED, text))
 
     def take(self, content: bytes, *, ends: bool) -> None:
-        """Takes what the client has sent."""
         self._input += content
         self.has_all = ends
         while not self.is_over and (self._size_bytes >= 0 or len(self._input) >= PREFIX.size):
@@ -449,7 +447,6 @@ class _ServerConnection(connection.Http2Connection[ServerCall, _RequestHead]):
             call.credit_bytes = wanted_bytes
 
     def finish(self, call: ServerCall, code: StatusCode, text: str) -> None:
-        """Ends a call's stream with a status."""
         del self._streams[call.stream_id]
         block = b"" if call.has_headers else _HEADERS
         block += literal(b"grpc-status", b"%d" % code)

@@ -95,7 +95,6 @@ class KubernetesSource:
         return f"API server: no {', '.join(away)}" if away else ""
 
     def start(self) -> None:
-        """Starts the threads."""
         for watch in self.watches:
             watch.start()
         if self.events is not None:

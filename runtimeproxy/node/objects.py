@@ -144,7 +144,6 @@ class Reader(NamedTuple):
         return [self.read_object(each) for document in documents for each in _flattened(document)]
 
     def read_object(self, document: object) -> Object | Rejected | Ignored:
-        """Reads one object."""
         if not isinstance(document, dict):
             return Ignored(f"{kind_of(document)} is not a Kubernetes object")
         name = document.get("kind")

@@ -186,7 +186,6 @@ class Reflection:
     def response(
         self, request: reflection_pb2.ServerReflectionRequest
     ) -> reflection_pb2.ServerReflectionResponse:
-        """The answer to one request."""
         response = self._found(request)
         response.valid_host = request.host
         response.original_request.CopyFrom(request)

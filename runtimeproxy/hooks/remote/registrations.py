@@ -212,7 +212,6 @@ class _File:
     is_watchable: bool = True
 
     def update(self, content: int | str, parsed: ParsedRegistration, now_s: float) -> None:
-        """Notes the present content."""
         if content != self.content:
             self.content, self.since_s = content, now_s
         self.parsed = parsed
@@ -241,7 +240,6 @@ class _File:
 
     @property
     def present_problems(self) -> tuple[str, ...]:
-        """The problems of the present content."""
         if self.parsed.registration is not None or self.good is None:
             return self.parsed.problems
         return tuple(

@@ -249,7 +249,6 @@ class HookServer:
         return self.registration.failure_policy is FailurePolicy.FAIL
 
     def as_policy(self) -> LoadedPolicy:
-        """The server as a policy of the chain."""
         registration = self.registration
         selector = PodSelector() if self.is_strict else _Reachable(breaker=self._breaker)
         policy = type("HookServerPolicy", (Policy,), {"name": registration.name, "selector": selector})
@@ -422,7 +421,6 @@ def _parsed(exchange: Exchange | None, outcome: bytes | RpcError, timeout_s: flo
 
 
 def _entry_count(change: CgroupChange) -> int:
-    """Number of map entries that a change sets."""
     resources = getattr(change, "resources", None)
     count = len(resources.unified) if resources is not None else 0
     return count + sum(len(getattr(change, name, ())) for name in ("labels", "annotations", "env"))

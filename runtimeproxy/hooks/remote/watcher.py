@@ -74,7 +74,6 @@ class RegistrationWatcher:
         self._watch.wake.set()
 
     async def run(self) -> None:
-        """Watches until it is cancelled."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._make_folder)
         job: Future[_Found] | None = None

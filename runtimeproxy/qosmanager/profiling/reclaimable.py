@@ -50,7 +50,6 @@ _LOW_CLASSES = (PriorityClass.BATCH, PriorityClass.FREE)
 
 
 def summed(amounts: Iterable[ResourceAmounts]) -> ResourceAmounts:
-    """The sum; of none it is nothing."""
     total = NOTHING
     for each in amounts:
         total = total.plus(each)

@@ -82,7 +82,6 @@ class _Calls:
         return f"{self._count} calls of {self._name} are under way already; call again"
 
     async def answer(self, call: ServerCall) -> None:
-        """Answers one call."""
         if refusal := self.refusal():
             # Others may have come while this one's request did.
             await call.abort(StatusCode.RESOURCE_EXHAUSTED, refusal)

@@ -90,7 +90,6 @@ class Watcher(Generic[ItemT]):
         self.needs_snapshot, self._full_since_s = False, None
 
     def take(self) -> list[ItemT]:
-        """All that is queued."""
         items = list(self._queue)
         self._queue.clear()
         return items

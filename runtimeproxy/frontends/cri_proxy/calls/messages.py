@@ -189,7 +189,6 @@ def _copied(entries: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def edit_pod(config: api_pb2.PodSandboxConfig, change: PodChange) -> bool:
-    """Changes the configuration of a sandbox to be created."""
     changed = edit_entries(config.labels, change.labels)
     changed |= edit_entries(config.annotations, change.annotations)
     changed |= edit_cgroup_parent(config, change.cgroup_parent)
@@ -257,7 +256,6 @@ def edit_resources(
 
 
 def edit_entries(entries: MutableMapping[str, str], changes: TextEntries) -> bool:
-    """Changes single entries of a map."""
     edits = entry_edits(changes, entries) if changes else {}
     _assign(entries, edits)
     return bool(edits)

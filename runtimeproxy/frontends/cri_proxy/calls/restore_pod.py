@@ -78,7 +78,6 @@ class RestorePod(NewSandbox):
         return (*works, partial(write_decision, decision=decision, cgroup=cgroup, origin=self.origin))
 
     def prepare(self) -> None:
-        """Prepares the records of the pod and its containers."""
         super().prepare()
         for draft in self._containers.values():
             draft.prepare()

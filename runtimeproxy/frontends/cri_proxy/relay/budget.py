@@ -142,7 +142,6 @@ class MemoryBudget:
             self._is_granting = False
 
     def _next(self) -> Reservation | None:
-        """The next reservation that there is room for."""
         is_full = False
         for each in self._growing:
             if self._fits(each):

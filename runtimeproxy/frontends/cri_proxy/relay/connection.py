@@ -515,7 +515,6 @@ class Connection:
             self._timer = self._loop.call_later(LINGER_S, self._client.abort)
 
     def abort(self) -> None:
-        """Ends the connection at once."""
         self._stop()
         if self._relay is not None:
             self._relay.on_lost()
