@@ -44,7 +44,6 @@ def cgroup_path(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=2_048)
 def path_or_none(text: str) -> tuple[str, ...] | None:
-    """As `cgroup_path`, but None where that raises CgroupPathError."""
     try:
         return cgroup_path(text)
     except CgroupPathError:
@@ -56,7 +55,6 @@ def paths_of(cgroups: Iterable[str]) -> set[tuple[str, ...]]:
 
 
 def cgroup_id(path: tuple[str, ...]) -> str:
-    """The id of a cgroup in records and results."""
     return "/" + "/".join(path)
 
 

@@ -82,7 +82,7 @@ class EvictionHistory:
 
     @property
     def unusable(self) -> str:
-        # Why what was saved could not be used; empty if it could.
+        # Empty if it could be used.
         return self._file.unusable
 
     async def load(self) -> None:

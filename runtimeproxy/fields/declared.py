@@ -62,7 +62,7 @@ def _list(name: str, kind: Kind, **others: Any) -> Declaration:  # noqa: ANN401
 
 
 def _memory(name: str, neutral: int) -> Declaration:
-    # Memory.min, memory.low, memory.high: mainline on version 2, Anolis kernels on version 1.
+    # memory.min, memory.low, memory.high: mainline on version 2, Anolis kernels on version 1.
     return Declaration(
         name=name,
         neutral=neutral,

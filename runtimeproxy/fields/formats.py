@@ -139,7 +139,6 @@ def cpu_list(file: str) -> FileFormat:
 
 
 def with_quota(period_us: Value, cpu_max: str) -> str:
-    # The text that sets the period in cpu.max and keeps its quota.
     return format_cpu_max(parse_cpu_max(cpu_max)[0], int(period_us))
 
 

@@ -89,12 +89,10 @@ class Decision:
 
     @property
     def view(self) -> View:
-        """As given, with the changes of all enforcing policies."""
         return self.merged.view
 
     @property
     def pod_change(self) -> PodChange | None:
-        """The change as one of a pod's message; None when there is none."""
         return self.change if isinstance(self.change, PodChange) else None
 
 

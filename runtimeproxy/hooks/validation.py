@@ -193,7 +193,7 @@ def _well_formed(change: Change, left_out: list[LeftOut]) -> dict[str, Any]:
 
 
 def _attributes(kind: type[Change]) -> tuple[tuple[str, tuple[type[Any], ...], Any, str], ...]:
-    """Return the attributes of a change with their shapes; those of a policy's own subclass do not count."""
+    # Those of a policy's own subclass do not count.
     return next(_ATTRIBUTES[each] for each in kind.__mro__ if each in _ATTRIBUTES)
 
 

@@ -496,7 +496,6 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
             self._pump_stream(call)
 
     def credit(self, call: GrpcCall) -> None:
-        # Widens a stream's window by what is no longer held.
         if call.uncredited_bytes >= _STREAM_WINDOW_BYTES // 2:
             self._write(frames.window_update(call.stream_id, call.uncredited_bytes))
             call.uncredited_bytes = 0

@@ -256,7 +256,7 @@ _PLAIN: Final = b"p"
 
 
 def decoded(value: bytes) -> bytes:
-    """The value of a field that was kept as it came; empty for a field that was not there."""
+    # Empty for a field that was not there.
     return decode_huffman(value[1:]) if value.startswith(_CODED) else value[1:]
 
 

@@ -313,7 +313,6 @@ class ServerCall(Stream):
             self._wake.set_result(None)
 
     def on_read(self) -> None:
-        # The client has room for more.
         if self._read is not None and not self._read.done():
             self._read.set_result(None)
 
@@ -441,7 +440,6 @@ class _ServerConnection(connection.Http2Connection[ServerCall, _RequestHead]):
         self._pump_stream(call)
 
     def credit(self, call: ServerCall, least_bytes: int, wanted_bytes: int) -> None:
-        # Lets the client send so much, if it may send less than the least.
         if call.credit_bytes < least_bytes and not call.has_all and not call.is_over:
             self._write(frames.window_update(call.stream_id, wanted_bytes - call.credit_bytes))
             call.credit_bytes = wanted_bytes

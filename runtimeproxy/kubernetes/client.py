@@ -108,7 +108,7 @@ class ApiResponse:
             yield piece
 
     def stop(self) -> None:
-        # Ends a read of another thread.
+        # Another thread may be reading.
         try:
             self._response.shutdown()
         except (OSError, ValueError, RuntimeError):  # it has just ended

@@ -113,7 +113,6 @@ class KubernetesSource:
         self._evictions.shutdown(cancel_futures=True)
 
     def on_audit(self, entry: AuditEntry) -> None:
-        # An audit sink.
         if self.events is not None:
             self.events.on_audit(entry)
 

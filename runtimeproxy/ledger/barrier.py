@@ -110,7 +110,7 @@ class Barrier:
         self._tell(problem)
 
     async def give_back(self) -> None:
-        """Gives back the other sysctls that no policy wants any more, unless one has not answered."""
+        # Not while a policy has not answered.
         if self._wanted is not None:
             await self._in_worker(partial(self._sysctls.apply, self._wanted))
 

@@ -746,7 +746,7 @@ def _give_back(
 
 
 def _between(book: Book, name: str, ours: Value, value: Value) -> Value:
-    """The value that a process leaves which is killed between the two steps of giving one back."""
+    # A process that is killed between the two steps of giving a value back leaves this one.
     # While quota and period both change, the quota is unlimited.
     return UNLIMITED if name == QUOTA and PERIOD in book.entries else loosened(name, ours, value)
 

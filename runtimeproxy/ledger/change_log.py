@@ -150,7 +150,7 @@ class ClaimAudit:
         self._left_out = 0
 
     def on_applied(self, owner: Owner, applied: Iterable[Applied]) -> None:
-        """Takes what was written for claims of an owner; unchanged values too."""
+        # Unchanged values too.
         for each in applied:
             row = _Row(each.target, each.name, AuditKind.FAILED, each.old, each.value, each.error)
             if each.outcome is WriteOutcome.WRITTEN:
@@ -167,7 +167,7 @@ class ClaimAudit:
     def on_dry_run(
         self, owner: Owner, changes: Iterable[tuple[ClaimKey, CgroupTarget, Claim | None]]
     ) -> None:
-        """Takes the claims of an owner in dry-run that have changed; None for one that has ended."""
+        # None for claims that have ended.
         for key, target, claim in changes:
             if claim is not None:
                 value, kind = f"{claim.role} {claim.value}", AuditKind.WOULD_CHANGE
@@ -272,7 +272,7 @@ def described(applied: Sequence[Applied]) -> tuple[str, str, dict[str, Any]]:
 
 
 def pod_fields(target: CgroupTarget) -> dict[str, str]:
-    """The fields of a log line that name the pod of a cgroup; none where that is not known."""
+    # None where the pod is not known.
     return {"pod": _pod(target), "uid": target.uid} if target.name else {}
 
 

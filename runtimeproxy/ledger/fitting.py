@@ -75,7 +75,7 @@ def parents_to_read(plans: Iterable[Plan], formats: Formats) -> Iterator[tuple[P
 
 
 def depends_on_children(plan: Plan, formats: Formats) -> bool:
-    """Whether a pod is about to get a quota or a list that its containers may not fit to."""
+    # Whether its containers may not fit to a new quota or list.
     return plan.level is Level.POD and any(_changes(plan, name, formats) for name in OF_CHILDREN)
 
 

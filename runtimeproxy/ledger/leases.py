@@ -129,12 +129,12 @@ def is_hold_over(lease: Lease, now_s: float, hold_s: float) -> bool:
 
 
 def released(lease: Lease) -> Lease:
-    """Return the lease of an owner whose claims have all ended after the hold; its session must send them."""
+    # All claims have ended after the hold; the session must send them again.
     return lease._replace(end_s=None, has_lapsed=False, is_restored=False, needs_whole=True)
 
 
 def ended(lease: Lease) -> Lease:
-    """Return the lease after an explicit release of everything: there is no session any more."""
+    # There is no session any more.
     return Lease(former=lease.former)
 
 

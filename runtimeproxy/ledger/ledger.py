@@ -184,7 +184,7 @@ class Ledger:
     # --- comparisons -------------------------------------------------------------------------------------
 
     def repair(self, cgroup: str) -> None:
-        """Compares the values of one cgroup after an event that is known to reset them, and writes again."""
+        # After an event that is known to reset values.
         if (path := path_or_none(cgroup)) is not None:
             self._settlement.compare(path)
 
@@ -265,12 +265,11 @@ class Ledger:
     # --- calls of the kubelet ----------------------------------------------------------------------------
 
     def on_resized(self, cgroup: str, written: Mapping[str, Value] = books.NO_VALUES) -> None:
-        """The kubelet has written to a pod's cgroup itself; see `Settlement.on_resized`."""
+        # The kubelet has written to the pod's cgroup itself.
         if (path := path_or_none(cgroup)) is not None:
             self._settlement.on_resized(path, written)
 
     def before_update(self, cgroup: str, quota_us: int) -> None:
-        """Lowers the burst of a container or pod whose quota falls to this next."""
         if (path := path_or_none(cgroup)) is not None:
             self._settlement.before_update(path, quota_us)
 
@@ -334,7 +333,7 @@ class Ledger:
     # --- cgroups that are gone ---------------------------------------------------------------------------
 
     def prune(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> None:
-        """Forgets the cgroups of pods that are gone if there are many; cheap otherwise."""
+        # Cheap unless there are many.
         if len(self.books) > self._prune_at:
             self.forget_gone(pod_cgroups, container_ids)
             self._prune_at = len(self.books) + book_store.MOST_UNCLAIMED

@@ -106,7 +106,7 @@ class Planner:
         self._lowered = lowered | {path: (most_us, now_s + LOWERED_S)}
 
     def end_lower_burst(self, path: Path, quota_us: int) -> None:
-        """The quota of a pod rises to this next."""
+        # The quota of the pod rises to this next.
         if self._lowered.get(path, (quota_us, 0.0))[0] < quota_us:
             self._lowered.pop(path, None)
 
@@ -167,7 +167,6 @@ class Planner:
         return {name: value for name, value in found.items() if value is not None}
 
     def _above(self, path: Path) -> Iterator[Plan]:
-        """The cgroups above one whose bounds its values have to fit to."""
         for above, level, bounds in self._store.bounds_above(path):
             identity = cgroup_id(above)
             yield Plan(cgroup=identity, values=bounds, book=Book(identity, level), bounded=frozenset(bounds))

@@ -322,7 +322,7 @@ class Settlement:
                 return
 
     def before_update(self, path: Path, quota_us: int) -> None:
-        """Lowers the burst of a container or pod whose quota falls to this next."""
+        # The quota of the container or pod falls to this next.
         with suppress(IsBusyError, OSError), self.locks.held([path]):
             self.planner.end_lower_burst(path, quota_us)
             if not self.executor.lower_burst(cgroup_id(path), quota_us):

@@ -128,11 +128,11 @@ class Sysctls:
         return self._reported(changes)
 
     def reload(self) -> None:
-        """Have the next use read the file again, which another process may have written meanwhile."""
+        # Another process may have written the file meanwhile.
         self._ours, self._wanted = None, {}
 
     def planned(self) -> tuple[SysctlChange, ...]:
-        """Return what giving everything back would change, with the errors of what cannot be read."""
+        # With the errors of what cannot be read.
         try:
             with self._alone() as ours:
                 return self._planned_releases(ours, ours)
@@ -192,7 +192,7 @@ class Sysctls:
         )
 
     def _unreadable(self, error: OSError) -> SysctlChange:
-        """What was saved is not known: nothing may be written, or our own values would become originals."""
+        # What was saved is not known: nothing may be written, or our own values would become originals.
         return SysctlChange(str(self._file.path), "", "", described(error))
 
     def _set(
@@ -295,7 +295,7 @@ class Sysctls:
         return self._root / name.replace(".", "/")
 
     def _read(self, name: str) -> str | None:
-        """The kernel's value; None if it has no such sysctl. Raises OSError for all other failures."""
+        # The kernel's value; None if it has no such sysctl. Raises OSError for all other failures.
         try:
             return self._path(name).read_text(encoding="ascii", errors="replace").rstrip("\n")
         except FileNotFoundError:

@@ -44,7 +44,7 @@ def not_written(
 
 
 def given_way(plan: Plan) -> Iterator[tuple[str, Withheld]]:
-    """The claims that set a value in place of which another owner's applies."""
+    # Another owner's claim applies in place of these.
     for name, result in plan.resolved.items():
         lost = [
             note

@@ -159,7 +159,7 @@ class NodeSources:
         return f"node: {', '.join(parts)}" if parts else ""
 
     async def restore(self) -> None:
-        # Takes the last good values of the process before this one, until the first pass.
+        # Until the first pass.
         if not self._is_restored:
             self._is_restored = True
             run = asyncio.get_running_loop().run_in_executor

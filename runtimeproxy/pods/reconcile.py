@@ -52,7 +52,7 @@ def changed_values(before: Resources, now: Resources) -> list[dict[str, str]]:
 
 
 def joined_container(saved: ContainerRecord, known: ContainerRecord) -> ContainerRecord:
-    """One record of a saved one and of a container in the store without an event."""
+    # One record of a saved one and of a container in the store without an event.
     return reconciled(saved, known) if known.recovered else newer_container(saved, known)
 
 

@@ -101,7 +101,7 @@ class RecordIndex(Generic[RecordT]):
             store.on_change(self._kind, record.id, True)
 
     def revise(self, record: RecordT) -> None:
-        """Replaces a record that is there with one that says more of it; that is no observed event."""
+        # A record that says more is no observed event.
         if record.id in self._records:
             self._set(record)
             if self._store.on_change is not None:
@@ -246,12 +246,10 @@ class PodStore:
 
     @property
     def room_bytes(self) -> int:
-        """How much the next record may have."""
         return (self.max_bytes - self.kept_bytes) // _LARGEST_PART
 
     @property
     def trimmed(self) -> int:
-        """How many records lack labels or annotations."""
         return sum(each.trimmed for each in self.pods) + sum(each.trimmed for each in self.containers)
 
     def load(self, saved: Saved, since: int, *, outdated: int = 0) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ class Encoder:
             yield _line("record", entry, is_long=len(text) > SHORT_CHARS)
 
     def lines(self, taken: Taken) -> Iterator[bytes]:
-        """Yields the lines of a call or response, after those of a node that has changed."""
+        # After the lines of a node that has changed.
         if isinstance(taken, CallTaken):
             try:
                 request = self._request(taken)
@@ -281,7 +281,7 @@ def open_recording(file: IO[bytes]) -> Recording:
 
 
 def _lines_of(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes | None]:
-    """Yields whole lines, and None in the end if the file ends within one."""
+    # None if the file ends within a line.
     while True:
         try:
             line = file.readline(MAX_LINE_BYTES)

@@ -285,7 +285,6 @@ def is_same(field: str, one: Value, other: Value) -> bool:
 
 
 def unified_key(field: str) -> str:
-    """The file of a field `unified[file]`."""
     return field.removeprefix(f"{UNIFIED}[").removesuffix("]")
 
 

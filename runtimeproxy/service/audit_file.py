@@ -85,7 +85,7 @@ class AuditFile:
 
     @property
     def problem(self) -> str:
-        # Why the last line was lost; empty if it was written.
+        # Empty if the last line was written.
         return self._overflow or self._writer.problem
 
     def __call__(self, entry: AuditEntry) -> None:

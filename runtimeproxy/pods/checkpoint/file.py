@@ -316,7 +316,7 @@ class CheckpointFile:
         return before not in (0, self._data_version)
 
     def _guarded(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
-        """Opens the file if necessary, and turns all failures into the two errors of this module."""
+        # All failures become the two errors of this module.
         try:
             if self._connection is None:
                 self._connection = self._open()

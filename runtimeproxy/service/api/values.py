@@ -44,12 +44,10 @@ def duration(time_s: float) -> Duration:
 
 
 def shown(value: object) -> str | None:
-    """A value as text; None for none, and for one that is taken away."""
     return str(value) if isinstance(value, int | float | str) else None
 
 
 def owners_of(claims: Iterable[Claim]) -> str:
-    """The owners of some claims, joined by `+`."""
     return texts_of(claim.owner for claim in claims)
 
 

@@ -101,7 +101,6 @@ class ContainerDraft:
         return True
 
     def keep_decision(self, decision: Decision | None) -> None:
-        """Keeps the decision for the record."""
         if decision is not None:
             self.owners = decision.owners
             if isinstance(decision.change, CgroupChange) and decision.change.cgroup:
@@ -185,7 +184,7 @@ class CreateContainer(CriCall):
         return (Question(Hook.PRE_CREATE_CONTAINER, pod, make_view, edit=self._edit, on_decided=on_decided),)
 
     def adjust(self) -> bool:
-        """Fits the resources to bounds above, which policies do not know."""
+        # Policies do not know the bounds above.
         return self._draft.fit(self.services, self._parent)
 
     def preparations(self, until_s: float) -> Sequence[Work]:

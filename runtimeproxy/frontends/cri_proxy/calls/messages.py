@@ -57,7 +57,7 @@ class LastValues(Mapping[str, bytes]):
         self._found: dict[str, bytes] | None = None
 
     def read(self) -> None:
-        """Makes the copy; from now on the request may change."""
+        # From now on the request may change.
         self._values()
 
     def __getitem__(self, name: str) -> bytes:
@@ -142,7 +142,6 @@ def requested_pod(
 
 
 def requested_container(config: api_pb2.ContainerConfig, pod: PodView, resources: Resources) -> ContainerView:
-    """A container as the request for its creation describes it; `resources` are the request's."""
     return ContainerView(
         name=config.metadata.name,
         attempt=config.metadata.attempt,

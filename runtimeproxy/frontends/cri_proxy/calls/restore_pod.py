@@ -105,7 +105,6 @@ class RestorePod(NewSandbox):
         return works
 
     def after(self) -> Sequence[Question]:
-        # The containers run.
         return [self._started(record) for record in self._restored]
 
     def _started(self, record: ContainerRecord) -> Question:

@@ -389,7 +389,7 @@ class Connection:
             self._after_write(relay)
 
     def _run(self, action: Callable[..., None], *args: object) -> None:
-        # Runs an action of the relay without received data; errors and output are handled the same.
+        # Errors and output are handled as for received data.
         if self._relay is not None:
             self._has_more = True
             self._receive(self._relay, lambda _: action(*args), b"")
@@ -430,7 +430,7 @@ class Connection:
             self._on_settled()
 
     def _catch_up(self, side: PeerTransport) -> None:
-        # Goes on with the rest of a read in the loop's next turn; nothing more is read meanwhile.
+        # Nothing more is read meanwhile.
         if side not in self._behind:
             self._behind.add(side)
             side.pause(Pause.BEHIND)
@@ -455,7 +455,7 @@ class Connection:
             self._report_writable(self._relay.on_runtime_writable, is_writable)
 
     def _report_writable(self, action: Callable[[bool], None], is_writable: bool) -> None:
-        # Reports "full" without writing: a transport calls back in the middle of a write.
+        # Without writing: a transport calls back in the middle of a write.
         if is_writable:
             self._run(action, True)
         else:

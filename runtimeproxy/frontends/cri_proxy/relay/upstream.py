@@ -114,7 +114,6 @@ class Dial:
         self._probing: asyncio.Task[None] | None = None
 
     def start(self, retry_s: float = _RETRY_FIRST_S) -> None:
-        # Tries to connect; `retry_s` later again, if the upstream is away.
         if self._upstream.needs_probe:
             self._probing = self._loop.create_task(self._probe(retry_s), name="probe-upstream")
         else:
