@@ -114,11 +114,7 @@ class _Stub:
 
 
 class _AsyncMethod:
-    """Calls of one method, in the loop's thread.
-
-    Attributes:
-        function: as the generated stub has it.
-    """
+    """Calls of one method, in the loop's thread. `function`: as the generated stub has it."""
 
     def __init__(self, client: GrpcClient, method: MethodDescriptor) -> None:
         self._client = client

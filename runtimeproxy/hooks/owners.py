@@ -74,11 +74,7 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = MappingProxyType(
 
 
 def parse_rule(text: str) -> Rule:
-    """Return the rule of a text.
-
-    Raises:
-        ValueError: it is none; says why.
-    """
+    """Return the rule of a text. Raises ValueError if it is none; says why."""
     field, _, rest = text.partition(" ")
     role, _, levels = rest.strip().partition(" ")
     if not role or not levels.split():

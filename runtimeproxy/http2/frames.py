@@ -71,11 +71,7 @@ class ErrorCode(IntEnum):
 
 
 class PeerError(Exception):
-    """A peer broke the protocol: its connection ends with this code.
-
-    Attributes:
-        code: the GOAWAY's error code.
-    """
+    """A peer broke the protocol: its connection ends with this code. `code`: the GOAWAY's error code."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         self.code = code

@@ -286,11 +286,7 @@ class LeasedClaims:
     # --- requests ----------------------------------------------------------------------------------------
 
     def owned(self, name: str) -> OwnedClaims:
-        """The claims of an owner.
-
-        Raises:
-            UnknownOwnerError: There is none of this name.
-        """
+        """The claims of an owner. Raises UnknownOwnerError if there is none of this name."""
         found = self.owners.get(name)
         if found is None:
             known = ", ".join(self.owners) or "none"

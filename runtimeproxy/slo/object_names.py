@@ -68,11 +68,7 @@ _KNOWN_BEGINNINGS: Final = ("scheduling.koordinator.sh/schedule-admission-",)
 
 
 class KnownNames:
-    """The names that one kind of object has.
-
-    Args:
-        by_domain: the names of each domain, separated by spaces.
-    """
+    """The names that one kind of object has. `by_domain`: the names of each domain, separated by spaces."""
 
     def __init__(self, by_domain: Mapping[str, str]) -> None:
         self.names = frozenset(

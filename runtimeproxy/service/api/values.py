@@ -70,11 +70,7 @@ def selector_message(selector: PodSelector) -> api_pb2.PodSelector:
 
 
 def selector_from(message: api_pb2.PodSelector) -> PodSelector:
-    """The pods that a message names.
-
-    Raises:
-        ValueError: An operator is not known.
-    """
+    """The pods that a message names. Raises ValueError if an operator is not known."""
     expressions = []
     for each in message.match_expressions:
         if each.operator not in {operator.value for operator in LabelOperator}:
