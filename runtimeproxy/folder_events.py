@@ -39,7 +39,6 @@ class FolderEvents:
 
     Args:
         folder: May come, go and be replaced.
-        open_inotify: Opens the inotify instance at the first `renew`.
     """
 
     def __init__(self, folder: Path, open_inotify: Callable[[], INotify] = open_inotify) -> None:
@@ -115,7 +114,6 @@ class FolderWatch:
     Args:
         name: Begins the lines of the log.
         folders: Come and go.
-        settings: Times.
 
     Attributes:
         wake: Ends the waiting; set by events, and whenever something else has changed.

@@ -101,11 +101,8 @@ def lock_path(path: str) -> str:
 def listen(path: str, *, mode: int = DEFAULT_SOCKET_MODE, uid: int = -1, gid: int = -1) -> Listener:
     """Binds a temporary name, then renames it: clients see a socket that already listens, or none.
 
-    Args:
-        path: where to publish the socket; its directory is made if it is missing.
-        mode: permissions of the socket.
-        uid: owner, -1 for this process's.
-        gid: group, -1 for this process's.
+    `path`: where to publish the socket; its directory is made if it is missing. `uid`: owner, -1 for this
+    process's. `gid`: group, -1 for this process's.
 
     Raises:
         SocketInUseError: a live process has it.

@@ -97,10 +97,7 @@ def watchdog_interval_s(environ: Mapping[str, str], pid: int | None = None) -> f
 async def feed_watchdog(interval_s: float, socket_path: str, notifier: Notifier) -> None:
     """Feeds the watchdog twice per interval while the daemon answers on its own socket; runs until cancelled.
 
-    Args:
-        interval_s: systemd kills the daemon after this time without a notification.
-        socket_path: the daemon's own socket.
-        notifier: sends the notification.
+    `interval_s`: systemd kills the daemon after this time without a notification.
     """
     pause_s = interval_s / 2
     while True:
@@ -144,10 +141,7 @@ def listen_sockets(
 
     They are non-blocking and closed on exec. The receiver closes them and never unlinks their paths.
 
-    Args:
-        environ: the environment to read.
-        first: the first passed file descriptor.
-        pid: this process; None for the real one.
+    `first`: the first passed file descriptor. `pid`: this process; None for the real one.
 
     Raises:
         ConfigError: the variables are invalid, or a descriptor is not a listening Unix stream socket with a

@@ -52,9 +52,7 @@ def blocked() -> Iterator[None]:
 def signal_instance(endpoint: str, number: int) -> int:
     """Sends a signal to the instance that serves on a socket; returns its process id.
 
-    Args:
-        endpoint: the path of the socket.
-        number: the signal.
+    `endpoint`: the path of the socket.
 
     Raises:
         NoInstanceError: no instance serves there, or it is another user's.

@@ -76,11 +76,9 @@ def expand_slice(name: str) -> tuple[str, ...]:
 def container_path(parent: str, container_id: str, *, prefix: str = "") -> tuple[str, ...]:
     """Path of a container's cgroup below its pod's.
 
-    Args:
-        parent: the pod's cgroup parent, as the CRI gives it.
-        container_id: the runtime's id of the container.
-        prefix: the runtime's scope prefix (`cri-containerd`, `crio`). With systemd slices it is needed
-            (empty counts as `cri-containerd`); with cgroupfs only CRI-O uses one.
+    `parent`: the pod's cgroup parent, as the CRI gives it. `prefix`: the runtime's scope prefix
+    (`cri-containerd`, `crio`). With systemd slices it is needed (empty counts as `cri-containerd`); with
+    cgroupfs only CRI-O uses one.
 
     Source: containerd internal/cri/server/helpers.go `getCgroupsPath`; CRI-O internal/config/cgmgr.
 

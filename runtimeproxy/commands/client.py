@@ -128,11 +128,7 @@ def _check_socket(path: str, advice: str) -> None:
 def explained(code: str, details: str, path: str, advice: str = _START) -> CommandError:
     """The error of a call, as a sentence that says what to do.
 
-    Args:
-        code: name of the gRPC status.
-        details: its message.
-        path: the socket.
-        advice: what to do if no daemon listens there.
+    `code`: name of the gRPC status. `advice`: what to do if no daemon listens there.
     """
     own, is_refusal = details.removeprefix(MESSAGE_PREFIX), details.startswith(MESSAGE_PREFIX)
     if code in _CODES:

@@ -89,11 +89,7 @@ class Page:
     def entry(self, label: str | Cell, words: Words, *, indent: int = 0, label_width: int = 0) -> None:
         """Prints a paragraph beside a label.
 
-        Args:
-            label: stands before the first line.
-            words: the paragraph.
-            indent: spaces before all lines.
-            label_width: columns of the label at least.
+        `indent`: spaces before all lines. `label_width`: columns of the label at least.
         """
         from rich.padding import Padding
         from rich.table import Table
@@ -169,12 +165,8 @@ _ROLES: Final = {"set": "{}", "scale": "divided by {}", "add": "{} more", "at_mo
 def claim_text(role: str, value: str | None, reason: str, sources: Iterable[str], effect: str = "") -> str:
     """Returns a claim for people.
 
-    Args:
-        role: as in the configuration.
-        value: None to clear the field.
-        reason: why it is wanted.
-        sources: the strategies behind it.
-        effect: why it has no effect, or less.
+    `value`: None to clear the field. `sources`: the strategies behind it. `effect`: why it has no effect, or
+    less.
     """
     value = "cleared" if value is None else _ROLES.get(role, "{}").format(value)
     text = f"{value}: {reason}" if reason else value
@@ -192,10 +184,8 @@ def _padded(cells: Sequence[Cell], widths: Sequence[int]) -> Words:
 def print_message(message: Message, form: str, *, is_stream: bool = False) -> None:
     """Prints a message for programs.
 
-    Args:
-        message: any message of protobuf.
-        form: `json` or `yaml`.
-        is_stream: whether more of them follow: JSON is one line then, and YAML a document.
+    `form`: `json` or `yaml`. `is_stream`: whether more of them follow: JSON is one line then, and YAML a
+    document.
     """
     from google.protobuf.json_format import MessageToDict
 

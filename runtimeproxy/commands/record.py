@@ -27,10 +27,6 @@ class Writer:
 
     Args:
         path: of a new file; compressed if it ends with `.gz`.
-        max_bytes: largest size.
-
-    Attributes:
-        entries: number of entries that were written.
 
     Raises:
         CommandError: The file is there, or cannot be made.

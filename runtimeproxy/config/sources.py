@@ -112,9 +112,7 @@ class _Layer:
 def read(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Reading:
     """Reads, checks and merges all settings, and goes on without the invalid ones.
 
-    Args:
-        arguments: the parsed command line; flags that were not given are absent or None.
-        environ: the environment.
+    `arguments`: the parsed command line; flags that were not given are absent or None.
     """
     path, is_named = config_path(arguments, environ)
     variables, wrong_variables = _environment_table(environ)

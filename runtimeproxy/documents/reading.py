@@ -264,10 +264,8 @@ def json_value(
 ) -> Any:  # noqa: ANN401 - JSON
     """The value of a JSON text as Go reads it: of a key that is there twice the last one counts.
 
-    Args:
-        text: As long as the caller allows.
-        on_repeated: Gets such a key of each object that has one.
-        takes_nan: Whether NaN and Infinity are numbers, for a reader that says of each which ones it takes.
+    `on_repeated`: gets such a key of each object that has one. `takes_nan`: whether NaN and Infinity are
+    numbers, for a reader that says of each which ones it takes.
 
     Raises:
         InputError: It is not JSON, which is what the reason says about it; the place is line and column.

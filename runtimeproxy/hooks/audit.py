@@ -199,12 +199,8 @@ class Subject:
     ) -> AuditEntry:
         """Return an entry about this call, and about one field of it if `update` is given.
 
-        Args:
-            kind: the kind of entry.
-            policy: the policy; its name is enough for one that enforces.
-            reason: the reason.
-            update: the field with its old and new value.
-            note: a remark on the new value.
+        `policy`: the policy; its name is enough for one that enforces. `update`: the field with its old and
+        new value.
         """
         namespace, pod, uid, container, sandbox_id, container_id, target, trace_id = (
             self._about or self._names()
@@ -339,10 +335,8 @@ def with_written(
     Entries of values that the files held already are left out, and so are those of values that another
     policy replaced: the entry about their conflict reports that.
 
-    Args:
-        entries: the decision's.
-        owners: the owning policy of each field.
-        written: by cgroup parameter; entries of others stay as they are.
+    `owners`: the owning policy of each field. `written`: by cgroup parameter; entries of others stay as they
+    are.
     """
     updated = []
     by_field = {str(Field(CGROUP, name)): value for name, value in written.items()}

@@ -100,7 +100,6 @@ class _OnNode:
     """Selectors and settled policies, derived from a node.
 
     Attributes:
-        node: The node.
         selectors: Of the policies whose selector is not their usual one, by `id`: a policy whose mode differs
             between pods has several entries.
         unsettled: See `Chain.unsettled`.
@@ -123,18 +122,14 @@ class Chain:
         sink: receives the audit entries.
         rule: whose value counts when two policies set one field.
         node: the node that policies see and changes have to suit.
-        failures: logs failures.
         skip_label: key and value of the label of pods that policies leave alone; None for none.
         counts: counts the runs; other chains may use the same ones.
         report_s: how long audit and counts of a decision wait, so that they do not delay the call's answer.
 
     Attributes:
-        counts: see above.
-        policies: in the order in which they run.
         cpu_limit: of quick policies in this thread.
         over_cpu_limit: how often it has interrupted each of them.
         hooks: those that any policy implements.
-        timer: that of the workers.
     """
 
     def __init__(

@@ -260,13 +260,8 @@ class PolicyLoader:
     ) -> _T:
         """Run third-party code with a time limit. Code that hangs is not run again until it has returned.
 
-        Args:
-            name: the policy's, as far as it is known.
-            key: names the work.
-            version: a late result is used only for the same version.
-            work: runs in a thread of its own; raises PolicyLoadError for any problem.
-            timeout_s: the time limit.
-            origin: begins the error's text.
+        `version`: a late result is used only for the same version. `work`: runs in a thread of its own;
+        raises PolicyLoadError for any problem. `origin`: begins the error's text.
         """
         attempt = self._attempts.get(key)
         is_new = attempt is None or (attempt.result.done() and attempt.version != version)

@@ -115,13 +115,8 @@ def claim_of(
 ) -> Claim:
     """Return the claim of a request.
 
-    Args:
-        owner: who makes it.
-        field: a parameter that it may claim in this role.
-        role: see `Role`.
-        value: as text; None in a set for the neutral value.
-        ceiling: of an add.
-        reason: for people.
+    `field`: a parameter that it may claim in this role. `value`: as text; None in a set for the neutral
+    value. `ceiling`: of an add.
 
     Raises:
         ValueError: the value, the ceiling or the reason cannot be used; says why.

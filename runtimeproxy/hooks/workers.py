@@ -82,11 +82,8 @@ class Workers:
     Args:
         size: how many threads work at the same time.
         spares: how many more may be started for threads that hang; None for as many as `size`.
-        switch_interval: the interpreter's.
 
     Attributes:
-        size: see above.
-        spares: see above.
         threads: how many threads there are, hung ones included.
         hanging: the policies in which threads hang, by the `id` of `LoadedPolicy.policy`, whichever chain had
             them run: one that a reload has replaced goes on computing. Worker threads look into it, too.
@@ -138,9 +135,7 @@ class Workers:
     def give_up(self, task: Task, policy: LoadedPolicy | None = None) -> None:
         """Count the thread that runs the task as lost until it returns.
 
-        Args:
-            task: the task.
-            policy: the policy that it hangs in; None if it is in none.
+        `policy`: the policy that it hangs in; None if it is in none.
         """
         self._stuck[task] = policy
         if policy is not None:
@@ -451,7 +446,6 @@ class RunTimer:
 
     Args:
         hung: the policies in which threads hang: a live collection.
-        switch_interval: the interpreter's.
 
     Attributes:
         runs: the runs in progress; the one that adds a run discards it.

@@ -75,7 +75,6 @@ class RpcError(RuntimeProxyError):
     """A call that failed; the type says how.
 
     Attributes:
-        code: the status code.
         text: why; of a server's own status in its words, at most `MAX_BLOCK_BYTES` long.
     """
 

@@ -108,11 +108,7 @@ class EarlyEnd(StrEnum):
 class Budget:
     """Bytes of all calls.
 
-    Args:
-        limit_bytes: how many there may be.
-
     Attributes:
-        used_bytes: how many there are.
         early_ends: how many calls were ended early.
         was_short_s: when a call was last ended because bytes were short, since the epoch; None for never.
     """
@@ -179,7 +175,6 @@ class ServerCall(Stream):
     """One call.
 
     Attributes:
-        path: of its method.
         held_bytes: what it takes of the budget.
         credit_bytes: how much the client may still send.
         has_all: whether the client has ended its side.

@@ -73,7 +73,6 @@ class NodeAllocations:
     """The allocations of a node. Used in the event loop's thread, which orders all events.
 
     Args:
-        node: Is given each new state.
         leave: Makes what runs leave some CPUs; returns whether all has left them.
         executor: One thread for the file.
 

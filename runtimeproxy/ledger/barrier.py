@@ -82,10 +82,8 @@ class Barrier:
     ) -> None:
         """Clears what the wanted mode excludes, reads that back, switches the sysctls, and sets the others.
 
-        Args:
-            wanted: The sysctls that policies want.
-            roots: The cgroups of all pods.
-            is_settled: Whether all policies have answered. If not, no sysctl is given back.
+        `roots`: the cgroups of all pods. `is_settled`: whether all policies have answered. If not, no sysctl
+        is given back.
         """
         before, self._in_force, self._wanted = self._in_force, None, None
         others = {name: value for name, value in wanted.items() if name not in SYSCTLS}

@@ -124,9 +124,7 @@ class Books:
     def within(self, levels: Collection[Level], pod_cgroups: Collection[str] | None = None) -> list[Path]:
         """The cgroups of some levels.
 
-        Args:
-            levels: Of the cgroups.
-            pod_cgroups: Of all running pods: the cgroups of others are left out; None for none.
+        `pod_cgroups`: of all running pods: the cgroups of others are left out; None for none.
         """
         live = None if pod_cgroups is None else paths_of(pod_cgroups)
         with self._lock:
@@ -251,9 +249,7 @@ class Books:
     def note_asked(self, wanted: Wanted, waiting: tuple[UnappliedCause, str] | None = None) -> None:
         """Notes what policies want of something that runs and does not get into the books.
 
-        Args:
-            wanted: Their answer.
-            waiting: Why the answer itself is not booked yet; None if it is, or is about to be.
+        `waiting`: why the answer itself is not booked yet; None if it is, or is about to be.
         """
         found = self._withheld(wanted)
         if not found and waiting is None and not self.unapplied:
@@ -425,10 +421,8 @@ class Books:
     def load(self, saved: Iterable[Book], *, outdated_s: float | None = None) -> None:
         """Adds the books of a checkpoint; what this process has claimed takes precedence.
 
-        Args:
-            saved: Books of the checkpoint.
-            outdated_s: Time from which on another process decided: what this process claimed before it does
-                not take precedence. None if there was no other process.
+        `outdated_s`: time from which on another process decided: what this process claimed before it does not
+        take precedence. None if there was no other process.
         """
         now_s = self.now_s()
         for book in saved:

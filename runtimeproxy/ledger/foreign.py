@@ -87,11 +87,7 @@ class ForeignWriters:
     def on_overwrite(self, path: Path, name: str, ours: Value, theirs: Value) -> bool:
         """Counts an overwrite that was found.
 
-        Args:
-            path: The cgroup.
-            name: The parameter.
-            ours: The resolved value.
-            theirs: What the file holds.
+        `ours`: the resolved value. `theirs`: what the file holds.
 
         Returns:
             Whether the ledger should write its value again.

@@ -140,8 +140,6 @@ class OwnedClaims:
     """The claims of one owner.
 
     Attributes:
-        lease: of its session.
-        claims: those that were taken.
         problem: why they are not applied; empty if they are.
         problem_s: since when, by the clock of leases.
         refused: claims that were refused, and not replaced since.

@@ -43,7 +43,6 @@ class Ledger:
 
     Attributes:
         books: What is wanted, by whom, and what was there before.
-        failures: The last failed writes, and what is left alone now.
     """
 
     def __init__(
@@ -191,9 +190,7 @@ class Ledger:
     def verify(self, levels: Collection[Level], pod_cgroups: Collection[str] | None = None) -> None:
         """Compares the values of all cgroups of some levels, and repairs them.
 
-        Args:
-            levels: Those to compare.
-            pod_cgroups: Of all running pods: the cgroups of others are left alone; None for all.
+        `pod_cgroups`: of all running pods: the cgroups of others are left alone; None for all.
         """
         for path in self.books.within(levels, pod_cgroups):
             self._settlement.compare(path, SettleCause.COMPARISON)
@@ -283,9 +280,7 @@ class Ledger:
 
         On cgroup version 1 the runtime could not create it otherwise; on version 2 nothing happens.
 
-        Args:
-            pod_cgroup: Of the pod.
-            values: Of the container, by parameter, as its message has them.
+        `values`: of the container, by parameter, as its message has them.
         """
         book, names = self.books.record(pod_cgroup), values.keys() & fitting.OF_CHILDREN
         if self.books.is_v1 and book is not None and not names.isdisjoint(book.entries):
@@ -299,9 +294,7 @@ class Ledger:
         On cgroup version 1 the runtime could not write the others. Version 2 takes any list of CPUs: those
         that the container may have are effective. Reads no file.
 
-        Args:
-            pod_cgroup: Of the pod.
-            values: Of the container, by parameter, as its message has them.
+        `values`: of the container, by parameter, as its message has them.
         """
         pod = path_or_none(pod_cgroup)
         return {} if pod is None else self._settlement.planner.within_bounds((*pod, NEW), values)
@@ -312,9 +305,7 @@ class Ledger:
         runc from 1.3.2 on, and the kubelets with its code, turn shares into other weights than before. Only
         weights of one formula share the CPU as they should.
 
-        Args:
-            level: Of the cgroups.
-            shares: Requested cpu.shares by cgroup, the newest last.
+        `shares`: requested cpu.shares by cgroup, the newest last.
         """
         for cgroup, requested in reversed(list(shares.items())):
             book = self.books.record(cgroup)

@@ -115,11 +115,8 @@ class Planner:
     ) -> list[Plan]:
         """Plans a batch; cgroups whose values have to fit to those of others join it.
 
-        Args:
-            batch: The cgroups.
-            new: Containers that are about to be created, which the values have to fit to.
-            cause: Why values are settled.
-            below: Cgroups with a quota below one whose bound begins.
+        `new`: containers that are about to be created, which the values have to fit to. `below`: cgroups with
+        a quota below one whose bound begins.
         """
         # A cgroup is opened with one system call below one that is open.
         sources = {path: self.read(path, batch[path], (), cause) for path in sorted(batch)}
@@ -154,9 +151,7 @@ class Planner:
     def within_bounds(self, path: Path, values: Mapping[str, Value]) -> Mapping[str, Value]:
         """Fits the values of a new container to bounds of cgroups above. Reads no file.
 
-        Args:
-            path: Of the container.
-            values: By parameter.
+        `values`: by parameter.
         """
         above = tuple(self._above(path))
         names = values.keys() & set(BOUNDING if self._store.is_v1 else (QUOTA,))

@@ -55,8 +55,6 @@ class Sysctls:
     """The sysctls of this node that policies have set. Safe for all threads.
 
     Args:
-        state_folder: of the daemon.
-        boot_id: of this boot.
         root: where the kernel shows sysctls.
         clock: in seconds.
 
@@ -151,9 +149,7 @@ class Sysctls:
     def differs(self, wanted: Mapping[str, int | str], among: Collection[str]) -> str:
         """Return the first of these sysctls that the kernel has otherwise than is wanted; empty for none.
 
-        Args:
-            wanted: by name. What was written and is not in it is wanted back as it was.
-            among: the names to compare.
+        `wanted`: by name. What was written and is not in it is wanted back as it was.
 
         Raises:
             OSError: one cannot be read just now.

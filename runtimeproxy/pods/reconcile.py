@@ -18,10 +18,6 @@ def reconciled(record: ContainerRecord, seen: ContainerRecord) -> ContainerRecor
     A value that differs from the booked one was set while the proxy was away, so it counts as the kubelet's
     request, and no policy owns the field any more. Only values that both records have are compared: runtimes
     report defaults that no request had, and leave out some requested values.
-
-    Args:
-        record: The saved record.
-        seen: The runtime's record of the same container.
     """
     found = _differences(record.booked, seen.booked)
     state = max(record.state, seen.state)

@@ -233,7 +233,6 @@ class Recording:
     """A recording that is being read.
 
     Attributes:
-        header: the first entry.
         is_cut_off: whether it ends within an entry, known when all entries are read: the recorder was killed.
     """
 

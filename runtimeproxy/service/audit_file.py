@@ -195,7 +195,6 @@ class _Writer:
     """The file; used in one thread.
 
     Attributes:
-        written: lines.
         lost: lines that could not be written.
         problem: why the last line was lost; empty if it was written.
     """

@@ -84,7 +84,6 @@ class RunningKubelet(NamedTuple):
     """A process.
 
     Attributes:
-        pid: its id.
         endpoint: the setting of its runtime's socket that counts; None if it has none, but the default.
         cgroup_driver: of its flag; empty without.
     """
@@ -95,12 +94,7 @@ class RunningKubelet(NamedTuple):
 
 
 def kubelet_settings(socket_path: str, root: Path = Path("/")) -> list[KubeletSetting]:
-    """The settings of kubelets that name a socket; files that cannot be read or parsed are left out.
-
-    Args:
-        socket_path: the proxy's socket.
-        root: where the node's files are.
-    """
+    """The settings of kubelets that name a socket; files that cannot be read or parsed are left out."""
     return [each for each in endpoint_settings(root) if is_endpoint(each.value, socket_path)]
 
 

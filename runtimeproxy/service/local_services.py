@@ -163,7 +163,6 @@ class Reflection:
 
     Args:
         api: full names of the services of the API.
-        failures: logs requests that cannot be read.
     """
 
     def __init__(self, api: Sequence[str], failures: FailureLog) -> None:

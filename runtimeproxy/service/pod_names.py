@@ -42,7 +42,6 @@ class MisspelledNames:
     """Finds the names of all pods that are probably misspelled; what has not changed is not read again.
 
     Args:
-        pods: the records.
         node: has the strategies, which read the annotations.
     """
 

@@ -25,11 +25,9 @@ MessageT = TypeVar("MessageT", api_pb2.RunPodSandboxRequest, api_pb2.CreateConta
 def pod_calls(data: bytes, source: str, node: Node, *, webhook: bool = False) -> list[PodCalls]:
     """Returns the requests for all pods of a text.
 
-    Args:
-        data: Kubernetes objects as YAML or JSON, or a RunPodSandboxRequest or CreateContainerRequest in JSON.
-        source: name of the text, for people.
-        node: where the pods run.
-        webhook: whether Koordinator's webhook changes the pods of manifests first.
+    `data`: Kubernetes objects as YAML or JSON, or a RunPodSandboxRequest or CreateContainerRequest in JSON.
+    `source`: name of the text, for people. `webhook`: whether Koordinator's webhook changes the pods of
+    manifests first.
 
     Raises:
         InputError: there is no pod in it, or it cannot be read.

@@ -205,7 +205,6 @@ class HookServer:
     """A registered hook server: its connection, its breaker and the policy that stands for it.
 
     Args:
-        registration: The content of its file.
         short_probe_s: Deadline of the probes that soon find a server that is back; for slow servers there are
             probes with the server's own timeout.
         probe_interval_s: Between two probes.

@@ -63,7 +63,6 @@ class HookServers:
     A changed registration makes a new server; an unchanged one keeps its connection and its breaker.
 
     Args:
-        folder: Where hook servers register.
         default_timeout_s: The time for one call of a server whose file has none.
         executor: A thread that reads the files and makes the servers; it may hang.
         on_change: Called after `policies` has changed, and before the old servers are closed.

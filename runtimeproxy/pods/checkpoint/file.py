@@ -139,9 +139,7 @@ class CheckpointFile:
     def write(self, changes: Iterable[RowChange], *, everything: bool = False) -> bool:
         """Writes changes, all or none.
 
-        Args:
-            changes: What to write.
-            everything: Whether the changes take the place of all that is in the file.
+        `everything`: whether the changes take the place of all that is in the file.
 
         Returns:
             Whether nothing was written because the file is a new one, and so everything has to be written.

@@ -30,11 +30,7 @@ _CHUNK_BYTES: Final = 64 * 1024
 class AdminSocket:
     """Used in the event loop's thread.
 
-    Args:
-        path: Where it is published.
-
     Attributes:
-        path: As given.
         start: Starts the server, if it has not been started, and returns the path of its socket.
         problem: Why it does not serve; empty if it does.
     """

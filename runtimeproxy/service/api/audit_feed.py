@@ -23,7 +23,6 @@ class AuditFeed:
     """All watchers of the audit.
 
     Args:
-        ring: The remembered entries.
         flush: Hands entries that wait on to the ring.
     """
 

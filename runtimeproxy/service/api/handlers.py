@@ -44,12 +44,8 @@ def methods(
 ) -> dict[str, ServedMethod]:
     """The methods of a service by path.
 
-    Args:
-        service: its full name.
-        names: those of its methods.
-        load: returns the servicer.
-        descriptor: returns that of the service, once the servicer is loaded.
-        failures: logs requests that cannot be read.
+    `service`: its full name. `descriptor`: returns that of the service, once the servicer is loaded.
+    `failures`: logs requests that cannot be read.
     """
     found = {}
     for name in names:

@@ -64,7 +64,6 @@ class CallTrace:
         waited_s: how long the call has waited already.
 
     Attributes:
-        path, parent: see above.
         began_ns: when its headers came, in nanoseconds since the epoch.
         began_s: the same by the monotonic clock, as the other times.
         message_s: when its whole message was there; None if it never was.

@@ -51,7 +51,6 @@ class ContainerDraft:
 
     Attributes:
         config: The request's; edited in place.
-        owners: The owner of each field that policies set.
         pending: The cgroup values that wait for the container's cgroup.
         fields: What policies want of its fields.
         fitted: The values that it has because of bounds above, by cgroup parameter.

@@ -110,12 +110,8 @@ def requested_pod(
     the start hold, and so does the cgroup parent: the sandbox lives there. Labels, annotations, resources and
     overhead are each taken from the record if the request has none.
 
-    Args:
-        config: The request's.
-        known: The record of the sandbox, if there is one.
-        summary: Of `requested_summary`.
-        handler: The runtime handler, if there is no record.
-        priority: The pod's `spec.priority`, if there is no record; None if it is not known.
+    `summary`: of `requested_summary`. `priority`: the pod's `spec.priority`, if there is no record; None if
+    it is not known.
     """
     about, linux = config.metadata, config.linux
     parent, overhead, resources = linux.cgroup_parent, NO_RESOURCES, NO_RESOURCES
@@ -235,13 +231,9 @@ def edit_resources(
 ) -> bool:
     """Changes resources; an absent message appears only if a value is set.
 
-    Args:
-        message: The resources in the request.
-        change: From policies.
-        sent: What the message gives now.
-        in_force: What the runtime has; such a value is not sent again unless the kubelet sends the field.
-            None if it is not known: every wanted value is sent.
-        update: Whether the message updates something that exists.
+    `sent`: what the message gives now. `in_force`: what the runtime has; such a value is not sent again
+    unless the kubelet sends the field. None if it is not known: every wanted value is sent. `update`: whether
+    the message updates something that exists.
     """
     scalars = scalar_edits(change, in_force, sent, update=update)
     for cri_field, value in scalars.items():
@@ -329,12 +321,8 @@ def scalar_edits(
 ) -> dict[str, int | str]:
     """The CRI fields to assign so that a change is made, and only those that really differ.
 
-    Args:
-        change: From policies.
-        in_force: What the runtime has; None where that is nothing or not known. A field that the kubelet does
-            not send and that has the wanted value already is not sent again.
-        sent: What the message gives now.
-        update: Whether the message updates something that exists.
+    `in_force`: what the runtime has; None where that is nothing or not known. A field that the kubelet does
+    not send and that has the wanted value already is not sent again.
     """
     edits: dict[str, int | str] = {}
     for name, field in CRI_FIELDS.items():
@@ -359,10 +347,7 @@ def entry_edits(
 ) -> dict[str, str | None]:
     """The map entries to set (or, with None, to take away), and only those that really differ.
 
-    Args:
-        changes: From policies.
-        present: What the message gives now.
-        in_force: What the runtime has; an entry that the message does not give is not sent again.
+    `in_force`: what the runtime has; an entry that the message does not give is not sent again.
     """
     known = in_force or {}
     edits: dict[str, str | None] = {}

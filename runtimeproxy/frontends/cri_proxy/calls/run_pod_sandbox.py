@@ -43,8 +43,6 @@ class PodDraft:
     """A sandbox that is about to be created: its configuration, the changes of policies, and its record.
 
     Args:
-        config: Of the request.
-        runtime_handler: Of the request.
         priority: The pod's `spec.priority`; None if it is not known.
     """
 

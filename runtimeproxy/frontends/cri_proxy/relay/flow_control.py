@@ -207,10 +207,7 @@ class FlowControl:
         The client's frame has used its window, which stands for the same part of the runtime's: of that there
         is neither debt nor credit.
 
-        Args:
-            stream: the message's.
-            content: the message.
-            frame_bytes: what the client's frame took of its window.
+        `frame_bytes`: what the client's frame took of its window.
 
         Returns:
             How much of that the client is still to get back; -1 if nothing was sent.

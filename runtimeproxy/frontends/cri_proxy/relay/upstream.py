@@ -36,8 +36,6 @@ class Upstream:
     So an upstream that was away is probed before clients are connected to it.
 
     Args:
-        name: for logs.
-        socket_path: its Unix socket.
         is_intercepted: whether calls to it may be intercepted: those to the runtime.
         probe: whether the upstream answers calls, within a bound of time and without raising; None for one
             that is back as soon as it accepts connections.
@@ -89,7 +87,6 @@ class Dial:
     """Connects at once, or tries again until the time is over; a Unix connect never blocks.
 
     Args:
-        upstream: where to connect to.
         wait_s: how long to wait for an upstream that is away.
         on_connected: takes the socket, possibly before `start` returns.
         on_failed: takes the last error, never before `start` returns.
