@@ -148,6 +148,6 @@ class ThreadPools:
         return pool
 
     def shutdown(self) -> None:
-        """Ends all threads after their current jobs; what waits is cancelled."""
+        # What waits is cancelled.
         for pool in (*self._others, self.background):
             pool.shutdown(cancel_futures=True)

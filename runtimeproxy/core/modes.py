@@ -37,7 +37,7 @@ class ModeOverrides:
 
     @property
     def unusable(self) -> str:
-        """Why the file could not be used; empty if it could."""
+        # Empty if the file could be used.
         return self._file.unusable
 
     async def read(self, thread: Executor) -> None:

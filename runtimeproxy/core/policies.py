@@ -111,12 +111,10 @@ class PolicySet:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the policies have been loaded once."""
         return self.loaded is not NOTHING_LOADED
 
     @property
     def skip_label(self) -> tuple[str, str] | None:
-        """Key and value of the label of pods that policies leave alone; None for none."""
         return self.settings.hooks.rules.skip_label
 
     @property
@@ -143,11 +141,10 @@ class PolicySet:
         return f"{text}, {self.servers.summary}" if self.servers.summary else text
 
     def configured(self, policy: str) -> PolicySettings:
-        """The configuration of a policy."""
         return self.settings.policies.get(policy, PolicySettings())
 
     async def run(self) -> None:
-        """Ends modes whose time is over, and uses code that was late, until it is cancelled."""
+        # Modes whose time is over end; code that was late is used.
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ENDING_S):
@@ -262,7 +259,7 @@ class PolicySet:
         )
 
     def _report(self) -> None:
-        """Has decisions of the present chain audited."""
+        # Decisions of the present chain.
         self.chain.flush()
 
     def _announce(self, event: PolicyEvent) -> None:

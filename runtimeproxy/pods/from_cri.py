@@ -63,7 +63,7 @@ def listed_pod(item: api_pb2.PodSandbox | api_pb2.PodSandboxStatus) -> PodRecord
 
 
 def listed_container(item: api_pb2.Container | api_pb2.ContainerStatus, pod_id: str) -> ContainerRecord:
-    """A container as a list has it: without resources."""
+    # A list has no resources.
     return ContainerRecord(
         id=item.id,
         # Those of all containers of a pod, and of many pods, are the same.
@@ -203,7 +203,7 @@ def pod_status(identity: str) -> CriRequest[PodRecord]:
 
 
 def container_status(identity: str, *, verbose: bool) -> CriRequest[tuple[ContainerRecord, bool]]:
-    """One container, and whether the status itself has the resources."""
+    # With whether the status itself has the resources.
     return _request(
         "ContainerStatus",
         api_pb2.ContainerStatusRequest(container_id=identity, verbose=verbose),

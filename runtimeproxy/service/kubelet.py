@@ -94,7 +94,7 @@ class RunningKubelet(NamedTuple):
 
 
 def kubelet_settings(socket_path: str, root: Path = Path("/")) -> list[KubeletSetting]:
-    """The settings of kubelets that name a socket; files that cannot be read or parsed are left out."""
+    # Files that cannot be read or parsed are left out.
     return [each for each in endpoint_settings(root) if is_endpoint(each.value, socket_path)]
 
 

@@ -124,7 +124,7 @@ class Simulator:
 
 
 def _outcome(*arguments: Any) -> bytes | RuntimeProxyError:  # noqa: ANN401 - those of `_simulated`
-    """The response, or the error without what its traceback would keep: all that has been read."""
+    # A new error: the traceback of the old one would keep all that has been read.
     try:
         return _simulated(*arguments)
     except InputError as error:
