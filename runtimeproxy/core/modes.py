@@ -48,11 +48,7 @@ class ModeOverrides:
         self.is_read = True
 
     async def save(self, overrides: tuple[Override, ...], thread: Executor) -> None:
-        """Replaces the modes, on disk first.
-
-        Raises:
-            OSError: They cannot be written; the old ones stay.
-        """
+        """Replaces the modes, on disk first. Raises OSError if they cannot be written; the old ones stay."""
         document = {"overrides": [as_json(each) for each in overrides]}
         await asyncio.get_running_loop().run_in_executor(thread, self._file.save, document)
         self.present = overrides

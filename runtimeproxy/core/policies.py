@@ -111,10 +111,12 @@ class PolicySet:
 
     @property
     def is_loaded(self) -> bool:
+        """Whether the policies have been loaded once."""
         return self.loaded is not NOTHING_LOADED
 
     @property
     def skip_label(self) -> tuple[str, str] | None:
+        """Key and value of the label of pods that policies leave alone; None for none."""
         return self.settings.hooks.rules.skip_label
 
     @property
@@ -141,10 +143,11 @@ class PolicySet:
         return f"{text}, {self.servers.summary}" if self.servers.summary else text
 
     def configured(self, policy: str) -> PolicySettings:
+        """The configuration of a policy."""
         return self.settings.policies.get(policy, PolicySettings())
 
     async def run(self) -> None:
-        # Modes whose time is over end; code that was late is used.
+        """Ends modes whose time is over, and uses code that was late, until it is cancelled."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ENDING_S):
@@ -259,7 +262,7 @@ class PolicySet:
         )
 
     def _report(self) -> None:
-        # Decisions of the present chain.
+        """Has decisions of the present chain audited."""
         self.chain.flush()
 
     def _announce(self, event: PolicyEvent) -> None:

@@ -105,11 +105,7 @@ def class_sums(pods: Iterable[tuple[KubeQoSClass, int]]) -> dict[KubeQoSClass, i
 
 
 class _Tree:
-    """The values while they are fitted.
-
-    Attributes:
-        notes: On the changed ones.
-    """
+    """The values while they are fitted. `notes`: on the changed ones."""
 
     def __init__(self, given: Mapping[Key, TreeValue], rules: TreeRules) -> None:
         self._given = given

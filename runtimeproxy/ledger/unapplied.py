@@ -148,11 +148,7 @@ _Place: TypeAlias = tuple[UnappliedStage, str]
 
 
 class UnappliedValues:
-    """The wanted values that are not in force now. Safe for all threads.
-
-    Args:
-        clock: Seconds since the epoch.
-    """
+    """The wanted values that are not in force now. Safe for all threads. `clock`: seconds since the epoch."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock

@@ -213,11 +213,7 @@ def container_status(identity: str, *, verbose: bool) -> CriRequest[tuple[Contai
 
 
 def read_event(data: bytes) -> RuntimeEvent:
-    """An event of GetContainerEvents.
-
-    Raises:
-        google.protobuf.message.DecodeError: It does not parse.
-    """
+    """An event of GetContainerEvents. Raises google.protobuf.message.DecodeError if it does not parse."""
     event = api_pb2.ContainerEventResponse.FromString(data)
     is_gone = event.container_event_type == api_pb2.CONTAINER_DELETED_EVENT
     return RuntimeEvent(event.container_id, event.pod_sandbox_status.id == event.container_id, is_gone)

@@ -67,11 +67,7 @@ class _ChangedBooks:
 
 
 class PodFeed:
-    """All watchers of pods.
-
-    Args:
-        messages: Makes them, of records and values.
-    """
+    """All watchers of pods. `messages`: makes them, of records and values."""
 
     def __init__(self, messages: PodMessages) -> None:
         self._messages = messages
