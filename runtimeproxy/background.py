@@ -74,11 +74,7 @@ class BackgroundThreads(Executor):
         self._is_closed = False
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """Has a thread call the function.
-
-        Raises:
-            RuntimeError: after `shutdown`.
-        """
+        """Has a thread call the function. Raises RuntimeError after `shutdown`."""
         future: Future[_T] = Future()
         with self._lock:
             if self._is_closed:
@@ -148,6 +144,6 @@ class ThreadPools:
         return pool
 
     def shutdown(self) -> None:
-        """Ends all threads after their current jobs; what waits is cancelled."""
+        # What waits is cancelled.
         for pool in (*self._others, self.background):
             pool.shutdown(cancel_futures=True)

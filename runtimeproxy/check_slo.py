@@ -242,7 +242,7 @@ def _read_files(names: Sequence[str]) -> _Input:
 
 
 def _take(each: Object | Rejected | Ignored, file: str, found: _Input, *, is_other: bool) -> None:
-    """Adds one object to `found`; `is_other`: its file holds nothing that is read."""
+    # `is_other`: its file holds nothing that is read.
     if isinstance(each, Rejected):
         found.problems.append(f"{file}: {each.kind}: {each.reason}")
     elif isinstance(each, Ignored):
@@ -401,7 +401,6 @@ def _shown(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """The value as JSON has it, in Koordinator's words."""
     if isinstance(value, StrEnum):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -66,6 +66,5 @@ class Counts(Generic[KeyT]):
             self._numbers[key] = self._numbers.get(key, 0) + number
 
     def read(self) -> dict[KeyT, int]:
-        """Returns a copy."""
         with self._lock:
             return dict(self._numbers)

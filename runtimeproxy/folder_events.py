@@ -23,11 +23,7 @@ _LIMITS: Final = {errno.EMFILE: "max_user_instances", errno.ENOSPC: "max_user_wa
 
 
 def open_inotify() -> INotify:
-    """Opens an inotify instance.
-
-    Raises:
-        OSError: There are too many, or the kernel has none.
-    """
+    """Opens an inotify instance. Raises OSError if there are too many, or the kernel has none."""
     import inotify_simple  # loads ctypes: only where folders are watched, and not in the loop's thread
 
     try:
@@ -43,7 +39,6 @@ class FolderEvents:
 
     Args:
         folder: May come, go and be replaced.
-        open_inotify: Opens the inotify instance at the first `renew`.
     """
 
     def __init__(self, folder: Path, open_inotify: Callable[[], INotify] = open_inotify) -> None:
@@ -94,7 +89,6 @@ class FolderEvents:
         return None
 
     def close(self) -> None:
-        """Closes the inotify instance."""
         inotify, self._inotify, self._watch = self._inotify, None, None
         if inotify is not None:
             inotify.close()
@@ -120,7 +114,6 @@ class FolderWatch:
     Args:
         name: Begins the lines of the log.
         folders: Come and go.
-        settings: Times.
 
     Attributes:
         wake: Ends the waiting; set by events, and whenever something else has changed.
@@ -171,7 +164,7 @@ class FolderWatch:
         await asyncio.sleep(self._settings.gather_s)
 
     def close_after(self, job: Future[Any] | None) -> None:
-        """Closes the watches once a thread that may still use them has ended its job."""
+        # A thread that has not ended its job may still use them.
         if job is not None:
             job.add_done_callback(lambda _: self._close())
 

@@ -123,7 +123,6 @@ class _Condition(NamedTuple):
 
     @property
     def has_values(self) -> bool:
-        """Whether it holds for labels of the values that it names."""
         return not self.refused and self.is_required is (self.allowed is not None)
 
     @property

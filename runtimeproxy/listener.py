@@ -58,7 +58,7 @@ class Listener:
         self.note(note)
 
     def note(self, text: str) -> None:
-        """Writes one line into the lock file, behind the owner's process id."""
+        # One line, behind the owner's process id.
         if self.is_owner and self.lock_fd >= 0:
             with contextlib.suppress(OSError):
                 _write_lock(self.lock_fd, text)
@@ -94,18 +94,15 @@ def inherited(sock: socket.socket) -> Listener:
 
 
 def lock_path(path: str) -> str:
-    """The file with the process id of the instance that serves."""
+    # It has the process id of the instance that serves.
     return f"{path}.lock"
 
 
 def listen(path: str, *, mode: int = DEFAULT_SOCKET_MODE, uid: int = -1, gid: int = -1) -> Listener:
     """Binds a temporary name, then renames it: clients see a socket that already listens, or none.
 
-    Args:
-        path: where to publish the socket; its directory is made if it is missing.
-        mode: permissions of the socket.
-        uid: owner, -1 for this process's.
-        gid: group, -1 for this process's.
+    `path`: where to publish the socket; its directory is made if it is missing. `uid`: owner, -1 for this
+    process's. `gid`: group, -1 for this process's.
 
     Raises:
         SocketInUseError: a live process has it.

@@ -72,10 +72,8 @@ logger = logging.getLogger(__name__)
 def configure(level: str = "info", format_name: Format = "auto", stream: TextIO | None = None) -> LogHandler:
     """Sends all logs of the process to a stream, through a new handler that replaces an earlier one.
 
-    Args:
-        level: name of the lowest level that is logged.
-        format_name: `auto` is text on a terminal and JSON elsewhere.
-        stream: where to write; None for standard error.
+    `format_name`: `auto` is text on a terminal and JSON elsewhere. `stream`: where to write; None for
+    standard error.
 
     Returns:
         The handler; `close` writes the queued lines, and is also called at the end of the process.
@@ -230,12 +228,11 @@ class LogHandler(logging.Handler):
 
 
 def dropped_lines() -> int:
-    """How many lines the process's log has lost since the start."""
     return sum(each.dropped for each in logging.getLogger().handlers if isinstance(each, LogHandler))
 
 
 def flush_failures() -> None:
-    """Logs the repetitions that all failure logs have suppressed in intervals that are over."""
+    # The repetitions that all failure logs have suppressed in intervals that are over.
     for each in tuple(_FAILURE_LOGS):
         each.flush()
 

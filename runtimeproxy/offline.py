@@ -132,7 +132,6 @@ class OfflineChain:
 
     Args:
         policies: in any order.
-        rules: of their chain.
         sink: receives the audit entries.
     """
 

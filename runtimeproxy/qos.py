@@ -92,10 +92,7 @@ def qos_class_with_default(
 
     This look-up chooses memory and resctrl classes. Source: policies spec 1.4.
 
-    Args:
-        labels: the pod's.
-        kube_qos: of the same pod.
-        guaranteed: the class of a Guaranteed pod without a label.
+    `guaranteed`: the class of a Guaranteed pod without a label.
     """
     return qos_class(labels) or _QOS_BY_KUBE_QOS.get(kube_qos, guaranteed)
 
@@ -117,9 +114,7 @@ def priority_class(labels: Mapping[str, str], priority: int | None = None) -> Pr
 
     An unknown label is NONE whatever the priority. Source: policies spec 1.5.
 
-    Args:
-        labels: the pod's.
-        priority: the pod's `spec.priority`; None where it is not known, as in the CRI.
+    `priority`: the pod's `spec.priority`; None where it is not known, as in the CRI.
     """
     label = labels.get(PRIORITY_CLASS_LABEL)
     if label is not None:
@@ -136,10 +131,7 @@ def priority_class_with_default(
 
     Source: policies spec 1.5: BE is batch, every other class prod.
 
-    Args:
-        labels: the pod's.
-        priority: as of `priority_class`.
-        kube_qos: of the same pod, for the QoS class of one without a label; None: it has no class then.
+    `kube_qos`: of the same pod, for the QoS class of one without a label; None: it has no class then.
     """
     named = priority_class(labels, priority)
     if named is not PriorityClass.NONE:

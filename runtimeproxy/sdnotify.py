@@ -45,25 +45,25 @@ class Notifier:
         return bool(self._address)
 
     def ready(self, status: str = "") -> bool:
-        """Reports that the daemon serves; also ends a reload."""
+        # Also ends a reload.
         return self.send(READY=1, STATUS=status)
 
     def status(self, text: str) -> bool:
-        """Sends one line for `systemctl status`."""
+        # One line for `systemctl status`.
         return self.send(STATUS=text)
 
     def watchdog(self) -> bool:
         return self.send(WATCHDOG=1)
 
     def reloading(self) -> bool:
-        """Reports that the configuration is read again; `ready` follows."""
+        # `ready` follows.
         return self.send(RELOADING=1, MONOTONIC_USEC=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
 
     def stopping(self, status: str = "") -> bool:
         return self.send(STOPPING=1, STATUS=status)
 
     def main_pid(self, pid: int) -> bool:
-        """Names the process that the service manager is to watch from now on."""
+        # The service manager watches this process from now on.
         return self.send(MAINPID=pid)
 
     def send(self, **fields: str | int) -> bool:
@@ -97,10 +97,7 @@ def watchdog_interval_s(environ: Mapping[str, str], pid: int | None = None) -> f
 async def feed_watchdog(interval_s: float, socket_path: str, notifier: Notifier) -> None:
     """Feeds the watchdog twice per interval while the daemon answers on its own socket; runs until cancelled.
 
-    Args:
-        interval_s: systemd kills the daemon after this time without a notification.
-        socket_path: the daemon's own socket.
-        notifier: sends the notification.
+    `interval_s`: systemd kills the daemon after this time without a notification.
     """
     pause_s = interval_s / 2
     while True:
@@ -144,10 +141,7 @@ def listen_sockets(
 
     They are non-blocking and closed on exec. The receiver closes them and never unlinks their paths.
 
-    Args:
-        environ: the environment to read.
-        first: the first passed file descriptor.
-        pid: this process; None for the real one.
+    `first`: the first passed file descriptor. `pid`: this process; None for the real one.
 
     Raises:
         ConfigError: the variables are invalid, or a descriptor is not a listening Unix stream socket with a

@@ -30,12 +30,12 @@ class NoInstanceError(RuntimeProxyError):
 
 
 def block() -> None:
-    """Makes the signals wait, also in processes that this one starts."""
+    # Also in processes that this one starts.
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAITING)
 
 
 def unblock() -> None:
-    """Delivers those that wait, and those to come at once."""
+    # Those that wait are delivered at once.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITING)
 
 
@@ -52,9 +52,7 @@ def blocked() -> Iterator[None]:
 def signal_instance(endpoint: str, number: int) -> int:
     """Sends a signal to the instance that serves on a socket; returns its process id.
 
-    Args:
-        endpoint: the path of the socket.
-        number: the signal.
+    `endpoint`: the path of the socket.
 
     Raises:
         NoInstanceError: no instance serves there, or it is another user's.

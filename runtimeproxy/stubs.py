@@ -114,11 +114,7 @@ class _Stub:
 
 
 class _AsyncMethod:
-    """Calls of one method, in the loop's thread.
-
-    Attributes:
-        function: as the generated stub has it.
-    """
+    """Calls of one method, in the loop's thread. `function`: as the generated stub has it."""
 
     def __init__(self, client: GrpcClient, method: MethodDescriptor) -> None:
         self._client = client
@@ -143,7 +139,6 @@ class _AsyncMethod:
             answers.cancel()
 
     async def ask(self, request: Message, timeout_s: float | None) -> bytes:
-        """Waits for the one answer."""
         done: asyncio.Future[bytes | RpcError] = asyncio.get_running_loop().create_future()
         call = self._client.call(self._block, request.SerializeToString(), timeout_s, done.set_result)
         try:

@@ -252,9 +252,7 @@ def parse_cpu_list(text: str, last: int | None = None) -> frozenset[int]:
     Source: Linux lib/bitmap.c, bitmap_parselist; Documentation/admin-guide/kernel-parameters.rst, CPU lists.
     Not taken from there: a second line, which the kernel ignores, is an error.
 
-    Args:
-        text: the list.
-        last: the number that `N` stands for; None if that is not known.
+    `last`: the number that `N` stands for; None if that is not known.
 
     Raises:
         ValueError: the text is not such a list, is longer than `longest_cpu_list`, or names a number above

@@ -44,7 +44,6 @@ def _folders(root: Path) -> list[Path]:
 
 
 def controllers_of(folder: Path) -> list[str]:
-    """The controllers of a version 2 cgroup; empty if there is none."""
     try:
         return (folder / "cgroup.controllers").read_text(encoding="ascii").split()
     except (OSError, ValueError):

@@ -45,7 +45,7 @@ class Step:
 
 
 def loosened(name: str, current: Value, wanted: Value) -> Value:
-    """The tightest value that allows both the current and the wanted one; `wanted` if no order is needed."""
+    # The tightest value that allows both; `wanted` if no order is needed.
     match PARAMETERS[name].direction:
         case Direction.LARGER:
             return max(current, wanted, key=_with_infinity)

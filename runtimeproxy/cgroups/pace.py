@@ -55,10 +55,7 @@ def with_rests(
 ) -> ResultT:
     """Does something in this thread that rests wherever it calls `rest`.
 
-    Args:
-        work: What to do.
-        clock: The time that this thread has worked, in seconds.
-        sleep: Waits for so many seconds.
+    `clock`: the time that this thread has worked, in seconds. `sleep`: waits for so many seconds.
     """
     _WORK.pace, _WORK.sleep = Pace(clock), sleep
     try:

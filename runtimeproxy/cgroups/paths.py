@@ -44,7 +44,6 @@ def cgroup_path(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=2_048)
 def path_or_none(text: str) -> tuple[str, ...] | None:
-    """As `cgroup_path`, but None where that raises CgroupPathError."""
     try:
         return cgroup_path(text)
     except CgroupPathError:
@@ -56,7 +55,6 @@ def paths_of(cgroups: Iterable[str]) -> set[tuple[str, ...]]:
 
 
 def cgroup_id(path: tuple[str, ...]) -> str:
-    """The id of a cgroup in records and results."""
     return "/" + "/".join(path)
 
 
@@ -78,11 +76,9 @@ def expand_slice(name: str) -> tuple[str, ...]:
 def container_path(parent: str, container_id: str, *, prefix: str = "") -> tuple[str, ...]:
     """Path of a container's cgroup below its pod's.
 
-    Args:
-        parent: the pod's cgroup parent, as the CRI gives it.
-        container_id: the runtime's id of the container.
-        prefix: the runtime's scope prefix (`cri-containerd`, `crio`). With systemd slices it is needed
-            (empty counts as `cri-containerd`); with cgroupfs only CRI-O uses one.
+    `parent`: the pod's cgroup parent, as the CRI gives it. `prefix`: the runtime's scope prefix
+    (`cri-containerd`, `crio`). With systemd slices it is needed (empty counts as `cri-containerd`); with
+    cgroupfs only CRI-O uses one.
 
     Source: containerd internal/cri/server/helpers.go `getCgroupsPath`; CRI-O internal/config/cgmgr.
 

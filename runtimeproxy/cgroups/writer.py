@@ -348,9 +348,7 @@ class CgroupWriter:
     def look(self, path: tuple[str, ...], names: Iterable[str]) -> dict[str, FileText]:
         """The contents of the files of one cgroup; those that cannot be read are left out.
 
-        Args:
-            path: the cgroup's, from `cgroup_path`.
-            names: parameters.
+        `path`: the cgroup's, from `cgroup_path`.
 
         Raises:
             OSError: this process, or the node, has no descriptor or memory left to read any file.

@@ -16,7 +16,6 @@ def _option(metavar: str, text: str, **more: object) -> Mapping[str, Any]:
 
 
 def _text(metavar: str, text: str, **more: object) -> Mapping[str, Any]:
-    """A text that goes into a message."""
     return _option(metavar, text, type=plain_text, **more)
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def check_config(arguments: Namespace) -> int:
-    """Prints every problem with the configuration."""
     reading = read_settings(arguments)
     path, is_named = config_path(arguments, os.environ)
     findings = check_on_node(reading, Offline(reading.settings))
@@ -36,7 +35,6 @@ def check_config(arguments: Namespace) -> int:
 
 
 def check_slo(arguments: Namespace) -> int:
-    """Shows what strategies say."""
     settings = load_settings(arguments)
     from runtimeproxy.check_slo import check
     from runtimeproxy.simulate.files import UnusableInputError

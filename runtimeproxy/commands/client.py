@@ -58,7 +58,6 @@ def endpoint_of(arguments: Namespace) -> str:
 
 @contextlib.contextmanager
 def reading(arguments: Namespace) -> Iterator[RuntimeProxyStub]:
-    """Connects to the service that reads."""
     with _connected(endpoint_of(arguments)) as client:
         from cri_api.runtimeproxy.v1 import api_pb2
 
@@ -67,7 +66,6 @@ def reading(arguments: Namespace) -> Iterator[RuntimeProxyStub]:
 
 @contextlib.contextmanager
 def writing(arguments: Namespace) -> Iterator[AdminStub]:
-    """Connects to the service that writes."""
     with _connected(admin_socket_of(arguments), _START_ADMIN) as client:
         from cri_api.runtimeproxy.v1 import api_pb2
 
@@ -130,11 +128,7 @@ def _check_socket(path: str, advice: str) -> None:
 def explained(code: str, details: str, path: str, advice: str = _START) -> CommandError:
     """The error of a call, as a sentence that says what to do.
 
-    Args:
-        code: name of the gRPC status.
-        details: its message.
-        path: the socket.
-        advice: what to do if no daemon listens there.
+    `code`: name of the gRPC status. `advice`: what to do if no daemon listens there.
     """
     own, is_refusal = details.removeprefix(MESSAGE_PREFIX), details.startswith(MESSAGE_PREFIX)
     if code in _CODES:

@@ -23,11 +23,7 @@ _DOCKER: Final = (
 
 
 def load_settings(arguments: Namespace) -> Settings:
-    """Reads flags, environment and file.
-
-    Raises:
-        CombinedConfigError: every problem.
-    """
+    # Raises CombinedConfigError with every problem.
     return read_settings(arguments).valid_settings()
 
 

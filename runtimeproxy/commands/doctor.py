@@ -62,7 +62,6 @@ def show_findings(findings: dict[str, list[Finding]], page: Page) -> None:
 
 
 def findings_as_json(findings: dict[str, list[Finding]]) -> list[dict[str, str]]:
-    """The findings in the order of the checks: `check`, `level`, `text` and `advice` of each."""
     return [
         {"check": name, "level": each.level.value, "text": each.text, "advice": each.advice}
         for name, found in findings.items()

@@ -123,7 +123,7 @@ _TOLD: Final = (*_WRONG, api_pb2.PolicyAnswer.OUTCOME_OFF)
 
 
 def is_changed(field: api_pb2.ExplainedField) -> bool:
-    """Something wants, wrote or changed the value, or should have."""
+    # Something wants, wrote or changed the value, or should have.
     return bool(
         field.claims
         or field.problem
@@ -147,7 +147,6 @@ def _answer_words(answer: api_pb2.PolicyAnswer) -> Words:
 
 
 def _values(field: api_pb2.ExplainedField) -> tuple[Cell, ...]:
-    """The cells of a field, in the order of the columns."""
     requested, resolved, applied, now = (
         getattr(field, name) if field.HasField(name) else "-"
         for name in ("requested", "resolved", "applied", "observed_value")

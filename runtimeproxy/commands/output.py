@@ -82,7 +82,6 @@ class Page:
         self._file.write("\n")
 
     def line(self, words: Words, *, indent: int = 0) -> None:
-        """Prints a paragraph, each line of it indented."""
         from rich.padding import Padding
 
         self._print(Padding(_text(words), (0, 0, 0, indent), expand=False))
@@ -90,11 +89,7 @@ class Page:
     def entry(self, label: str | Cell, words: Words, *, indent: int = 0, label_width: int = 0) -> None:
         """Prints a paragraph beside a label.
 
-        Args:
-            label: stands before the first line.
-            words: the paragraph.
-            indent: spaces before all lines.
-            label_width: columns of the label at least.
+        `indent`: spaces before all lines. `label_width`: columns of the label at least.
         """
         from rich.padding import Padding
         from rich.table import Table
@@ -106,7 +101,6 @@ class Page:
         self._print(Padding(grid, (0, 0, 0, indent), expand=False))
 
     def entries(self, found: Iterable[tuple[str | Cell, Words]], *, indent: int = 0) -> None:
-        """Prints paragraphs beside labels of one width."""
         rows = list(found)
         widest = max((len(_text(label)) for label, _ in rows), default=0)
         for label, words in rows:
@@ -171,12 +165,8 @@ _ROLES: Final = {"set": "{}", "scale": "divided by {}", "add": "{} more", "at_mo
 def claim_text(role: str, value: str | None, reason: str, sources: Iterable[str], effect: str = "") -> str:
     """Returns a claim for people.
 
-    Args:
-        role: as in the configuration.
-        value: None to clear the field.
-        reason: why it is wanted.
-        sources: the strategies behind it.
-        effect: why it has no effect, or less.
+    `value`: None to clear the field. `sources`: the strategies behind it. `effect`: why it has no effect, or
+    less.
     """
     value = "cleared" if value is None else _ROLES.get(role, "{}").format(value)
     text = f"{value}: {reason}" if reason else value
@@ -194,10 +184,8 @@ def _padded(cells: Sequence[Cell], widths: Sequence[int]) -> Words:
 def print_message(message: Message, form: str, *, is_stream: bool = False) -> None:
     """Prints a message for programs.
 
-    Args:
-        message: any message of protobuf.
-        form: `json` or `yaml`.
-        is_stream: whether more of them follow: JSON is one line then, and YAML a document.
+    `form`: `json` or `yaml`. `is_stream`: whether more of them follow: JSON is one line then, and YAML a
+    document.
     """
     from google.protobuf.json_format import MessageToDict
 

@@ -27,10 +27,6 @@ class Writer:
 
     Args:
         path: of a new file; compressed if it ends with `.gz`.
-        max_bytes: largest size.
-
-    Attributes:
-        entries: number of entries that were written.
 
     Raises:
         CommandError: The file is there, or cannot be made.
@@ -53,11 +49,7 @@ class Writer:
             self._file = self._stack.enter_context(gzip.GzipFile(fileobj=self._raw, mode="wb"))
 
     def write(self, lines: bytes) -> None:
-        """Writes whole lines.
-
-        Raises:
-            CommandError: The file would be too large, or cannot be written.
-        """
+        """Writes whole lines. Raises CommandError if the file would be too large, or cannot be written."""
         # Compressed, they are shorter.
         if self.size_bytes + len(lines) > self._max_bytes:
             raise CommandError(

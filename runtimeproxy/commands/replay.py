@@ -42,7 +42,7 @@ def replay(arguments: Namespace) -> int:
 
 
 def as_json(found: Replay) -> dict[str, Any]:
-    """Returns what JSON can hold; empty lists and texts are there, too."""
+    # Empty lists and texts are there, too.
     return {
         "calls": found.calls,
         "differingCalls": found.differing,

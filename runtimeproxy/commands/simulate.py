@@ -100,7 +100,6 @@ def _calls(name: str, node: Node, *, webhook: bool) -> list[PodCalls]:
 
 
 def show_simulation(found: Simulation, page: Page) -> None:
-    """Prints a section for each pod, with a table for its sandbox and for each container."""
     for number, pod in enumerate(found.pods):
         if number:
             page.gap()

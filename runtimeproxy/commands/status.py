@@ -172,7 +172,6 @@ def _sinks(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple[st
 
 
 def _when(message: Message, field: str, now: datetime, before: str = "") -> str:
-    """The time in a field of a message, behind a text; empty if it has none."""
     return f"{before}{shown_time(moment(getattr(message, field)), now)}" if message.HasField(field) else ""
 
 

@@ -117,11 +117,7 @@ def is_same_socket(one: str, other: str) -> bool:
 
 
 def socket_mode_bits(text: str) -> int:
-    """The permissions in `0660` or `660`.
-
-    Raises:
-        ValueError: the text is not such a number.
-    """
+    """The permissions in `0660` or `660`. Raises ValueError if the text is not such a number."""
     if not _MODE.fullmatch(text):
         raise ValueError(f"{text!r} is not an octal mode such as 0660")
     return int(text, 8)

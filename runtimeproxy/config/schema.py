@@ -83,7 +83,6 @@ def make(
 
 @cache
 def validator_of(hint: Any) -> SchemaValidator:  # noqa: ANN401 - types of all kinds
-    """Checks JSON against a type that settings may have."""
     validator: SchemaValidator = _core().SchemaValidator(schema_of(hint))
     return validator
 

@@ -446,7 +446,6 @@ _NEED_RESTART: Final = frozenset(
 
 
 def needs_restart(group: str, key: str) -> bool:
-    """Whether a change of the key takes effect only at the next start of the daemon, not at a reload."""
     return (group, key) in _NEED_RESTART
 
 

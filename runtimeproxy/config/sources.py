@@ -91,11 +91,7 @@ class Reading:
     """Makes an error of a key and a reason, with the source that the key's value comes from."""
 
     def valid_settings(self) -> Settings:
-        """Returns the settings if all are valid.
-
-        Raises:
-            CombinedConfigError: every problem.
-        """
+        """Returns the settings if all are valid. Raises CombinedConfigError with every problem."""
         if self.errors:
             raise CombinedConfigError(self.errors)
         return self.settings
@@ -116,9 +112,7 @@ class _Layer:
 def read(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Reading:
     """Reads, checks and merges all settings, and goes on without the invalid ones.
 
-    Args:
-        arguments: the parsed command line; flags that were not given are absent or None.
-        environ: the environment.
+    `arguments`: the parsed command line; flags that were not given are absent or None.
     """
     path, is_named = config_path(arguments, environ)
     variables, wrong_variables = _environment_table(environ)

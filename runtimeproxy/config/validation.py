@@ -114,7 +114,6 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
 def _parsed(
     key: tuple[str, ...], value: ValueT, parse: Callable[[ValueT], ParsedT], problems: list[Problem]
 ) -> ParsedT | None:
-    """Returns the parsed value; None, and a problem, if it cannot be used."""
     try:
         return parse(value)
     except ValueError as error:

@@ -260,7 +260,7 @@ class Core:
         self.leased.configure(with_owner_modes(owners, self.policies.modes.present))
 
     def _on_observed(self, fields: Mapping[str, str]) -> None:
-        """Koordlet is registered, or is not any more."""
+        # Koordlet is registered, or is not any more.
         if fields != self.leased.unwritten:
             self.leased.unwritten = fields
             self._spawn(self.leased.sync_all())
@@ -284,7 +284,6 @@ class NoCgroups(CgroupWriter):
     """In place of the writer if `cgroups.enabled` is false."""
 
     def look(self, path: tuple[str, ...], names: Iterable[str]) -> dict[str, FileText]:
-        """Finds nothing."""
         return {}
 
     def write_levels(self, levels: Sequence[Sequence[CgroupValues]]) -> tuple[WriteResult, ...]:

@@ -342,7 +342,6 @@ def _written(results: Iterable[WriteResult]) -> Mapping[str, Written]:
 def _audit_late_writes(
     chain: Chain, subject: Subject, owners: Mapping[str, str], written: Mapping[str, Written]
 ) -> None:
-    """Audits values that were pending when they were decided."""
     for name, result in written.items():
         if not result.is_unchanged:
             field = Field(CGROUP, name)

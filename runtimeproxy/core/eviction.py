@@ -112,12 +112,7 @@ def refusal(
 ) -> Result | None:
     """Return why a pod may not be evicted now; None if it may. Pure.
 
-    Args:
-        qos: its class by the label.
-        uid: of the pod.
-        history: the evictions of before, oldest first.
-        bounds: as configured.
-        now_s: by the clock of the history.
+    `history`: the evictions of before, oldest first. `now_s`: by the clock of the history.
     """
     if qos in NEVER_EVICTED:
         return Result(PodEvictionOutcome.REFUSED, f"pods of class {qos} are never evicted")
@@ -161,16 +156,11 @@ class Evictor:
     """Carries out evictions, one of a pod at a time.
 
     Args:
-        store: The records.
         runtime: Ends containers.
         audit: Takes an entry for each.
-        bounds: As configured.
-        history: The evictions of before.
 
     Attributes:
         by_api: Evicts by the API server; None: by the runtime.
-        bounds: As configured.
-        history: As given.
         counts: By owner and outcome.
         recent: The last ones, oldest first.
     """
@@ -211,12 +201,8 @@ class Evictor:
     ) -> Result:
         """Evicts a pod if that is allowed; the whole of it, also when the caller is cancelled.
 
-        Args:
-            pod: Any sandbox of it.
-            owner: Who wants it.
-            reason: For the audit.
-            is_dry_run: Whether everything is decided, and nothing done.
-            grace_s: How long containers may take to end.
+        `pod`: any sandbox of it. `is_dry_run`: whether everything is decided, and nothing done. `grace_s`:
+        how long containers may take to end.
         """
         result = self._refusal(pod, owner)
         if result is None and (is_dry_run or owner.mode is Mode.DRY_RUN):

@@ -82,7 +82,7 @@ class EvictionHistory:
 
     @property
     def unusable(self) -> str:
-        """Why what was saved could not be used; empty if it could."""
+        # Empty if it could be used.
         return self._file.unusable
 
     async def load(self) -> None:
@@ -105,7 +105,7 @@ class EvictionHistory:
         return evicted
 
     def remove(self, evicted: Evicted) -> None:
-        """An eviction was not carried out; `save` follows."""
+        # `save` follows.
         with suppress(ValueError):
             self.evictions.remove(evicted)
 

@@ -37,7 +37,7 @@ class ModeOverrides:
 
     @property
     def unusable(self) -> str:
-        """Why the file could not be used; empty if it could."""
+        # Empty if the file could be used.
         return self._file.unusable
 
     async def read(self, thread: Executor) -> None:
@@ -48,11 +48,7 @@ class ModeOverrides:
         self.is_read = True
 
     async def save(self, overrides: tuple[Override, ...], thread: Executor) -> None:
-        """Replaces the modes, on disk first.
-
-        Raises:
-            OSError: They cannot be written; the old ones stay.
-        """
+        """Replaces the modes, on disk first. Raises OSError if they cannot be written; the old ones stay."""
         document = {"overrides": [as_json(each) for each in overrides]}
         await asyncio.get_running_loop().run_in_executor(thread, self._file.save, document)
         self.present = overrides

@@ -53,11 +53,8 @@ def _too_large(max_bytes: int) -> str:
 def replace_file(path: Path, data: bytes, *, is_synced: bool = True, mode: int = 0o600) -> None:
     """Replaces a file as a whole; makes its folder if there is none.
 
-    Args:
-        path: Of the file.
-        data: Its new content.
-        is_synced: Whether it outlives a crash of the node; what counts until a reboot need not.
-        mode: Of a new file.
+    `is_synced`: whether it outlives a crash of the node; what counts until a reboot need not. `mode`: of a
+    new file.
 
     Raises:
         OSError: It cannot be written; the old one stays.
@@ -73,7 +70,6 @@ def replace_file(path: Path, data: bytes, *, is_synced: bool = True, mode: int =
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """The file's present stamp; None if there is none or it cannot be told."""
     try:
         return _stamp(path.stat())
     except OSError:

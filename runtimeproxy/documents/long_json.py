@@ -36,7 +36,6 @@ def read_json(text: str) -> object:
 
 
 def json_text(document: object, *, is_long: bool) -> str:
-    """A document as compact JSON."""
     if not is_long:
         return json.dumps(document, separators=(",", ":"))
     return "".join(json.JSONEncoder(separators=(",", ":")).iterencode(document))

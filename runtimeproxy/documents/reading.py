@@ -56,7 +56,7 @@ class InputError(RuntimeProxyError):
 
 @contextmanager
 def within(place: str) -> Iterator[None]:
-    """Errors of the block are about this place, or one within it; empty for no place of its own."""
+    # Errors of the block are about this place, or one within it; empty for no place of its own.
     try:
         yield
     except InputError as error:
@@ -264,10 +264,8 @@ def json_value(
 ) -> Any:  # noqa: ANN401 - JSON
     """The value of a JSON text as Go reads it: of a key that is there twice the last one counts.
 
-    Args:
-        text: As long as the caller allows.
-        on_repeated: Gets such a key of each object that has one.
-        takes_nan: Whether NaN and Infinity are numbers, for a reader that says of each which ones it takes.
+    `on_repeated`: gets such a key of each object that has one. `takes_nan`: whether NaN and Infinity are
+    numbers, for a reader that says of each which ones it takes.
 
     Raises:
         InputError: It is not JSON, which is what the reason says about it; the place is line and column.
@@ -293,11 +291,7 @@ def json_value(
 
 
 def parse_json(data: bytes | str) -> Any:  # noqa: ANN401 - JSON
-    """The JSON value of a text, as `json_value`.
-
-    Raises:
-        InputError: It is empty or not JSON.
-    """
+    """The JSON value of a text, as `json_value`. Raises InputError if it is empty or not JSON."""
     text = data.decode("utf-8-sig", "surrogateescape") if isinstance(data, bytes) else data
     if not text.strip():
         raise InputError("is empty")
@@ -356,11 +350,7 @@ def _whole_number(text: str) -> int:
 
 
 def mapping_of(value: object) -> Mapping[str, Any]:
-    """The value as a mapping; None is an empty one.
-
-    Raises:
-        InputError: It is something else.
-    """
+    """The value as a mapping; None is an empty one. Raises InputError if it is something else."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -369,11 +359,7 @@ def mapping_of(value: object) -> Mapping[str, Any]:
 
 
 def list_of(value: object) -> list[Any]:
-    """The value as a list; None is an empty one.
-
-    Raises:
-        InputError: It is something else.
-    """
+    """The value as a list; None is an empty one. Raises InputError if it is something else."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -382,11 +368,7 @@ def list_of(value: object) -> list[Any]:
 
 
 def text_of(value: object) -> str:
-    """The value as a text; None is an empty one.
-
-    Raises:
-        InputError: It is something else.
-    """
+    """The value as a text; None is an empty one. Raises InputError if it is something else."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -465,7 +447,6 @@ def printable(text: Path | str) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What a JSON or YAML value is, for a reason."""
     match value:
         case None:
             return "null"

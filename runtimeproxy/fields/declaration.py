@@ -112,7 +112,7 @@ class Declaration:
 
     @property
     def controller(self) -> str:
-        """The controller that carries it, with the same name in both versions."""
+        # Controllers have the same names in both versions.
         return self.name.partition(".")[0]
 
     @property
@@ -172,7 +172,7 @@ def _as_int(name: str, value: Value, *, unlimited: bool) -> int:
 
 
 def _are_one_weight(one: int, other: int) -> bool:
-    """Shares that were read back from version 2's weights may lie one weight lower."""
+    # Shares that were read back from version 2's weights may lie one weight lower.
     try:
         return abs(cpu_weight_from_shares(one) - cpu_weight_from_shares(other)) <= 1
     except ValueError:

@@ -41,12 +41,11 @@ _RECONCILE: Final = "CgroupReconcile"
 
 
 def _number(name: str, neutral: int, **others: Any) -> Declaration:  # noqa: ANN401 - a dataclass checks names
-    """A plain number with the same file in both versions."""
     return Declaration(name=name, neutral=neutral, **{"v1": number(name), "v2": number(name), **others})
 
 
 def _anolis(name: str, neutral: int, feature: str, **others: Any) -> Declaration:  # noqa: ANN401
-    """A number that only Anolis kernels (and, for memory.oom.group, mainline version 2) have."""
+    # A number that only Anolis kernels (and, for memory.oom.group, mainline version 2) have.
     return _number(name, neutral, feature=feature, koordlet=_RECONCILE, **others)
 
 
@@ -63,7 +62,7 @@ def _list(name: str, kind: Kind, **others: Any) -> Declaration:  # noqa: ANN401
 
 
 def _memory(name: str, neutral: int) -> Declaration:
-    """memory.min, memory.low, memory.high: mainline on version 2, Anolis kernels on version 1."""
+    # memory.min, memory.low, memory.high: mainline on version 2, Anolis kernels on version 1.
     return Declaration(
         name=name,
         neutral=neutral,

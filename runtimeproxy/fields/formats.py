@@ -55,7 +55,6 @@ def number(file: str) -> FileFormat:
 
 
 def number_or_max(file: str) -> FileFormat:
-    """A decimal number, or `max` for unlimited."""
     return FileFormat(
         file,
         lambda value: format_memory_max(int(value)),
@@ -65,12 +64,12 @@ def number_or_max(file: str) -> FileFormat:
 
 
 def text(file: str) -> FileFormat:
-    """One word, as it stands in the file."""
+    # One word, as it stands in the file.
     return FileFormat(file, str, str.strip, lambda value, content: content.strip() == value)
 
 
 def quota_v2(file: str) -> FileFormat:
-    """First field of cpu.max: only the quota is written, so that the kernel keeps the period."""
+    # First field of cpu.max: only the quota is written, so that the kernel keeps the period.
     return FileFormat(
         file,
         lambda value: format_cpu_max(int(value)),
@@ -80,7 +79,7 @@ def quota_v2(file: str) -> FileFormat:
 
 
 def period_v2(file: str) -> FileFormat:
-    """Second field of cpu.max, which cannot be written without the first."""
+    # Second field of cpu.max, which cannot be written without the first.
     return FileFormat(
         file,
         str,
@@ -111,7 +110,7 @@ def weight_v2(file: str, formula: WeightFormula = WeightFormula.LINEAR) -> FileF
 
 
 def memory_v1(file: str, unlimited: str = "-1") -> FileFormat:
-    """Bytes, which the kernel rounds down to pages; `unlimited` is how -1 is written."""
+    # Bytes, which the kernel rounds down to pages; `unlimited` is how -1 is written.
     return FileFormat(
         file,
         lambda value: unlimited if value == UNLIMITED else str(value),
@@ -121,7 +120,7 @@ def memory_v1(file: str, unlimited: str = "-1") -> FileFormat:
 
 
 def memory_v2(file: str) -> FileFormat:
-    """Bytes, which the kernel rounds down to pages, or `max`."""
+    # Bytes, which the kernel rounds down to pages, or `max`.
     return FileFormat(
         file,
         lambda value: format_memory_max(int(value)),
@@ -131,7 +130,6 @@ def memory_v2(file: str) -> FileFormat:
 
 
 def cpu_list(file: str) -> FileFormat:
-    """A list of CPUs or NUMA nodes, compared as a set."""
     return FileFormat(
         file,
         str,
@@ -141,7 +139,6 @@ def cpu_list(file: str) -> FileFormat:
 
 
 def with_quota(period_us: Value, cpu_max: str) -> str:
-    """The text that sets the period in cpu.max and keeps its quota."""
     return format_cpu_max(parse_cpu_max(cpu_max)[0], int(period_us))
 
 

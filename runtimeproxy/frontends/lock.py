@@ -47,6 +47,5 @@ def lock_host(path: str, *, alone: bool) -> int:
 
 
 def unlock_host(descriptor: int) -> None:
-    """Gives the lock back."""
     if descriptor >= 0:
         os.close(descriptor)

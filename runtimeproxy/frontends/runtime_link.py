@@ -62,7 +62,6 @@ class RuntimeLink:
         spawn(self._watch())
 
     async def answers(self) -> bool:
-        """Whether the runtime answers a Version call; for health probes."""
         return await self.version() is not None
 
     async def version(self, timeout_s: float = PROBE_TIMEOUT_S) -> bytes | None:
@@ -77,7 +76,7 @@ class RuntimeLink:
         return response
 
     async def _watch(self) -> None:
-        """Calls Version at an interval, so that a hanging runtime is logged even without client calls."""
+        # So a hanging runtime is logged even without client calls.
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             await self.version(self._timeout_s)

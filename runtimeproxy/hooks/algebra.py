@@ -92,7 +92,7 @@ class Resolved(NamedTuple):
 
     @property
     def owners(self) -> tuple[Claimant, ...]:
-        """The owners of the value; none without effective claims."""
+        # None without effective claims.
         return tuple(dict.fromkeys(claim.owner for claim in self.used))
 
 

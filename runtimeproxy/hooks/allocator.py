@@ -53,13 +53,12 @@ class SharePools:
         return MappingProxyType({other: cpus for other, cpus in before.items() if other != uid})
 
     def rebuild(self, pods: Iterable[PodView]) -> Allocations:
-        """Return the state of all pods that are there."""
         found = ((pod.uid, pod_cpus(pod.labels, pod.annotations, self._last_cpu())) for pod in pods)
         return MappingProxyType({uid: cpus for uid, cpus in found if uid and cpus is not None})
 
 
 def gained_cpus(before: Allocations, after: Allocations) -> frozenset[int]:
-    """Return the CPUs that some pods must leave: they belong to a pod now, or more than they did."""
+    # The CPUs that some pods must leave: they belong to a pod now, or more than they did.
     return (_owned(after) - _owned(before)) | (_exclusive(after) - _exclusive(before))
 
 
@@ -91,7 +90,7 @@ def as_document(allocations: Allocations) -> dict[str, object]:
 
 
 def from_document(saved: Mapping[str, Any]) -> Allocations:
-    """Return a saved state; raises one of `UNLIKE_OURS` if it is none."""
+    # Raises one of `UNLIKE_OURS` if it is no saved state.
     return MappingProxyType(
         {
             str(uid): PodCpus(QoSClass(each["qos"]), parse_cpu_list(each["cpus"]))

@@ -163,12 +163,12 @@ class Subject:
 
     @property
     def is_refusable(self) -> bool:
-        """Whether the runtime has not seen the call yet, so that it can still be refused."""
+        # The runtime has not seen the call yet, so that it can still be refused.
         return self.hook in HOOKS_BEFORE
 
     @property
     def is_creation(self) -> bool:
-        """Whether the pod or container does not exist yet: the only time when a policy can refuse it."""
+        # The pod or container does not exist yet: the only time when a policy can refuse it.
         return self.hook in (Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER)
 
     @property
@@ -199,12 +199,8 @@ class Subject:
     ) -> AuditEntry:
         """Return an entry about this call, and about one field of it if `update` is given.
 
-        Args:
-            kind: the kind of entry.
-            policy: the policy; its name is enough for one that enforces.
-            reason: the reason.
-            update: the field with its old and new value.
-            note: a remark on the new value.
+        `policy`: the policy; its name is enough for one that enforces. `update`: the field with its old and
+        new value.
         """
         namespace, pod, uid, container, sandbox_id, container_id, target, trace_id = (
             self._about or self._names()
@@ -303,7 +299,7 @@ def shown(field: Field, value: Value) -> str:
 
 
 def _short(text: str, length: int = _MAX_LENGTH) -> str:
-    """Cut a text; a hook server may answer with names and values of 4 MiB, which a reason may quote."""
+    # A hook server may answer with names and values of 4 MiB, which a reason may quote.
     return text if len(text) <= length else text[:length] + "..."
 
 
@@ -339,10 +335,8 @@ def with_written(
     Entries of values that the files held already are left out, and so are those of values that another
     policy replaced: the entry about their conflict reports that.
 
-    Args:
-        entries: the decision's.
-        owners: the owning policy of each field.
-        written: by cgroup parameter; entries of others stay as they are.
+    `owners`: the owning policy of each field. `written`: by cgroup parameter; entries of others stay as they
+    are.
     """
     updated = []
     by_field = {str(Field(CGROUP, name)): value for name, value in written.items()}
@@ -377,7 +371,6 @@ class AuditQueue:
         self._entries.append(entry)
 
     def flush(self) -> None:
-        """Hands on all that is gathered."""
         while self._entries:
             self._hand_on_decision()
 
@@ -441,13 +434,12 @@ class AuditLog:
         self._decisions.setdefault(key, []).append(entry)
 
     def flush(self) -> None:
-        """Logs all that is gathered."""
         while self._decisions:
             with suppress(Exception):  # a handler that raises must not keep the daemon from ending
                 self._log_next()
 
     def _write(self) -> None:
-        """Logs the gathered entries, some lines in each turn of the loop."""
+        # Some lines in each turn of the loop.
         try:
             for _ in range(min(len(self._decisions), LINES_A_TURN)):
                 self._log_next()

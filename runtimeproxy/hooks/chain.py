@@ -100,7 +100,6 @@ class _OnNode:
     """Selectors and settled policies, derived from a node.
 
     Attributes:
-        node: The node.
         selectors: Of the policies whose selector is not their usual one, by `id`: a policy whose mode differs
             between pods has several entries.
         unsettled: See `Chain.unsettled`.
@@ -123,18 +122,14 @@ class Chain:
         sink: receives the audit entries.
         rule: whose value counts when two policies set one field.
         node: the node that policies see and changes have to suit.
-        failures: logs failures.
         skip_label: key and value of the label of pods that policies leave alone; None for none.
         counts: counts the runs; other chains may use the same ones.
         report_s: how long audit and counts of a decision wait, so that they do not delay the call's answer.
 
     Attributes:
-        counts: see above.
-        policies: in the order in which they run.
         cpu_limit: of quick policies in this thread.
         over_cpu_limit: how often it has interrupted each of them.
         hooks: those that any policy implements.
-        timer: that of the workers.
     """
 
     def __init__(
@@ -191,12 +186,12 @@ class Chain:
         return {each.name: hanging[id(each.policy)].threads for each in self.policies if self.is_hung(each)}
 
     def is_hung(self, policy: LoadedPolicy) -> bool:
-        """Return whether a policy is skipped because a thread hangs in it; in any thread."""
+        # In any thread.
         return id(policy.policy) in self.workers.hanging
 
     @property
     def unsettled(self) -> frozenset[str]:
-        """The policies that may want more once all that they depend on is known of the node."""
+        # The policies that may want more once all that they depend on is known of the node.
         return self._present().unsettled if self._has_inputs else frozenset()
 
     def _present(self) -> _OnNode:
@@ -337,7 +332,6 @@ class Chain:
         self._reports.append((run, decision))
 
     def flush(self) -> None:
-        """Report the decisions that wait for it."""
         while self._reports:
             self._report(*self._reports.popleft())
 
@@ -664,7 +658,7 @@ class ChainRun:
     def _evaluate(
         self, policy: LoadedPolicy, progress: Progress, response: ReadResponse
     ) -> tuple[Progress, Failure | None]:
-        """Take the response, in a worker thread."""
+        # In a worker thread.
         return run_policy(policy, self.subject, self.chain.node.snapshot(), progress, response)
 
     def _on_evaluated(
@@ -745,7 +739,6 @@ def _is_small(view: View) -> bool:
 
 
 def _made_request(hook: RemoteHook, view: View) -> RemoteRequest | Exception:
-    """Return the request to another process, or the error that making it ended with."""
     try:
         return hook(view)
     except Exception as error:  # noqa: BLE001 - a failure of that policy, whatever it is

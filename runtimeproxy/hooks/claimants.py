@@ -31,7 +31,7 @@ class Claimant(NamedTuple):
 
     @property
     def label(self) -> str:
-        """How audit, log and records name it: a hook server by its name alone."""
+        # A hook server by its name alone.
         return self.name if self.kind is ClaimantKind.SERVER else str(self)
 
 
@@ -44,15 +44,13 @@ def parse_claimant(text: str) -> Claimant:
 
 
 def labels_of(claimants: Iterable[Claimant]) -> str:
-    """Return the labels of claimants, joined by `+`."""
     return "+".join(dict.fromkeys(each.label for each in claimants))
 
 
 def texts_of(claimants: Iterable[Claimant]) -> str:
-    """Return the texts of claimants for the API, joined by `+`."""
     return "+".join(dict.fromkeys(map(str, claimants)))
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """Return the names in a text of `labels_of` or `texts_of`."""
+    # In a text of `labels_of` or `texts_of`.
     return tuple(parse_claimant(each).name for each in text.split("+"))

@@ -39,11 +39,7 @@ class CpuLimit:
             signal.signal(signal.SIGPROF, _on_signal)
 
     def run(self, code: Callable[..., ResultT], *arguments: Any) -> ResultT:  # noqa: ANN401 - any function's
-        """Calls a function.
-
-        Raises:
-            OverCpuLimitError: it has used its CPU time.
-        """
+        """Calls a function. Raises OverCpuLimitError if it has used its CPU time."""
         global _until_s  # noqa: PLW0603 - a process has one main thread, and one such timer
         try:
             _until_s = time.thread_time() + self._limit_s

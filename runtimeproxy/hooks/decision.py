@@ -89,12 +89,10 @@ class Decision:
 
     @property
     def view(self) -> View:
-        """As given, with the changes of all enforcing policies."""
         return self.merged.view
 
     @property
     def pod_change(self) -> PodChange | None:
-        """The change as one of a pod's message; None when there is none."""
         return self.change if isinstance(self.change, PodChange) else None
 
 
@@ -198,12 +196,8 @@ def run_policy(  # noqa: C901 - all that may happen to one answer, in order
 ) -> tuple[Progress, Failure | None]:
     """Run one policy, check its change and merge it. Raises nothing that the policy raises.
 
-    Args:
-        policy: the policy.
-        subject: the call.
-        node: the node.
-        progress: as of before the policy.
-        response: the response of the policy's process, instead of a method in this process.
+    `progress`: as of before the policy. `response`: the response of the policy's process, instead of a method
+    in this process.
 
     Raises:
         OverCpuLimitError: by the `CpuLimit` below which this runs, if it does.

@@ -261,7 +261,7 @@ class Merged(NamedTuple):
 
     @property
     def view(self) -> View:
-        """With these changes, as hook servers see it; made anew each time."""
+        # Made anew each time: hook servers see these changes.
         return self._view_of({key: each.value for key, each in self.fields.items() if each.owners})
 
     @property
@@ -332,7 +332,7 @@ def merge(
 
 
 def _is_file(field: Field) -> bool:
-    """Whether a field is a file: taking its value away means writing the neutral one."""
+    # Taking the value of a file away means writing the neutral one.
     return field.group in (CGROUP, NODE_CGROUP)
 
 

@@ -104,12 +104,10 @@ class LoadedPolicy:
 
     @property
     def refuses_on_failure(self) -> bool:
-        """Whether a call is refused if the policy fails; never in dry-run."""
         return self.mode is Mode.ENFORCE and self.failure_policy is FailurePolicy.FAIL
 
 
 def overridden_methods(policy: type[Policy]) -> tuple[str, ...]:
-    """Return the methods that a policy class implements, in the order of the contract."""
     return tuple(name for name in METHOD_HOOKS if getattr(policy, name) is not getattr(Policy, name))
 
 

@@ -132,11 +132,7 @@ def is_enabled(policy: type[Policy], settings: PolicySettings) -> bool:
 
 
 def import_class(reference: str) -> object:
-    """Return the class that `module:Class` names.
-
-    Raises:
-        PolicyLoadError: it cannot be imported.
-    """
+    """Return the class that `module:Class` names. Raises PolicyLoadError if it cannot be imported."""
     module, _, attribute = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -189,7 +185,7 @@ class PolicyLoader:
         return [each.late for each in attempts if each.late is not None and not each.result.done()]
 
     def use(self, result: LoadResult) -> None:
-        """Remember the policies in use: a later load keeps those that it cannot load."""
+        # A later load keeps those that it cannot load.
         self._running = {policy.name: policy for policy in result.policies}
 
     def _find(self, sources: PolicySources, problems: list[LoadProblem]) -> tuple[type[Policy], ...]:
@@ -264,13 +260,8 @@ class PolicyLoader:
     ) -> _T:
         """Run third-party code with a time limit. Code that hangs is not run again until it has returned.
 
-        Args:
-            name: the policy's, as far as it is known.
-            key: names the work.
-            version: a late result is used only for the same version.
-            work: runs in a thread of its own; raises PolicyLoadError for any problem.
-            timeout_s: the time limit.
-            origin: begins the error's text.
+        `version`: a late result is used only for the same version. `work`: runs in a thread of its own;
+        raises PolicyLoadError for any problem. `origin`: begins the error's text.
         """
         attempt = self._attempts.get(key)
         is_new = attempt is None or (attempt.result.done() and attempt.version != version)
@@ -328,7 +319,6 @@ def unknown_names(settings: Iterable[str], there: Sequence[str]) -> list[LoadPro
 
 
 def _built_in_references() -> tuple[str, ...]:
-    """Return the references of the proxy's own policies."""
     own = Path(__file__).parents[2] / BUILT_IN_PACKAGE
     spec = importlib.util.find_spec(BUILT_IN_PACKAGE)
     place = Path(spec.origin).parent if spec is not None and spec.origin else None
@@ -482,7 +472,6 @@ class _ImportedCode:
         self._files: dict[str, tuple[str, str]] = {}
 
     def note(self, reference: str, distribution: str) -> None:
-        """Note a policy's distribution and the loaded files of its package."""
         if distribution and distribution not in self._distributions:
             self._distributions[distribution] = _state_of(distribution)
         package = reference.partition(":")[0].partition(".")[0]

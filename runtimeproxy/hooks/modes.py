@@ -63,14 +63,13 @@ class _Part(PodSelector):
 
 
 def with_override(overrides: Iterable[Override], new: Override) -> tuple[Override, ...]:
-    """The overrides with one more, which goes before all others of its policy."""
+    # The new one goes before all others of its policy.
     return (*without(overrides, new.policy, new.selector), new)
 
 
 def without(
     overrides: Iterable[Override], policy: str, selector: PodSelector | None = None
 ) -> tuple[Override, ...]:
-    """The overrides without those of a policy, or without the one for these pods."""
     return tuple(
         each
         for each in overrides

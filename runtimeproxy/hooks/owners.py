@@ -74,11 +74,7 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = MappingProxyType(
 
 
 def parse_rule(text: str) -> Rule:
-    """Return the rule of a text.
-
-    Raises:
-        ValueError: it is none; says why.
-    """
+    """Return the rule of a text. Raises ValueError if it is none; says why."""
     field, _, rest = text.partition(" ")
     role, _, levels = rest.strip().partition(" ")
     if not role or not levels.split():
@@ -119,13 +115,8 @@ def claim_of(
 ) -> Claim:
     """Return the claim of a request.
 
-    Args:
-        owner: who makes it.
-        field: a parameter that it may claim in this role.
-        role: see `Role`.
-        value: as text; None in a set for the neutral value.
-        ceiling: of an add.
-        reason: for people.
+    `field`: a parameter that it may claim in this role. `value`: as text; None in a set for the neutral
+    value. `ceiling`: of an add.
 
     Raises:
         ValueError: the value, the ceiling or the reason cannot be used; says why.

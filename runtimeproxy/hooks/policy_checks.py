@@ -153,7 +153,7 @@ def _is_well_typed(labels: LabelSelector) -> bool:
 
 
 def _public_callables(policy: type[Policy]) -> Iterator[tuple[str, object]]:
-    """Yield the public methods of the class and its bases below Policy; those of the contract in any form."""
+    # Of the class and its bases below Policy; those of the contract in any form.
     for base in policy.__mro__:
         if base in (Policy, object):
             continue

@@ -107,11 +107,7 @@ def problem_of(hook: Hook, answer: object) -> str | None:
 def usable(hook: Hook, change: Change, merged: Merged, node: NodeFacts = ANY_NODE) -> Usable:
     """Return the usable fields of a change, in the form that every reader accepts.
 
-    Args:
-        hook: the hook that returned it.
-        change: a change that is valid at this hook, see `problem_of`.
-        merged: the changes of the policies before.
-        node: the features of the node.
+    `change`: a change that is valid at this hook, see `problem_of`.
     """
     left_out: list[LeftOut] = []
     fields: dict[Field, Value] = {}
@@ -193,7 +189,7 @@ def _well_formed(change: Change, left_out: list[LeftOut]) -> dict[str, Any]:
 
 
 def _attributes(kind: type[Change]) -> tuple[tuple[str, tuple[type[Any], ...], Any, str], ...]:
-    """Return the attributes of a change with their shapes; those of a policy's own subclass do not count."""
+    # Those of a policy's own subclass do not count.
     return next(_ATTRIBUTES[each] for each in kind.__mro__ if each in _ATTRIBUTES)
 
 

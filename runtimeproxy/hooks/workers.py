@@ -82,11 +82,8 @@ class Workers:
     Args:
         size: how many threads work at the same time.
         spares: how many more may be started for threads that hang; None for as many as `size`.
-        switch_interval: the interpreter's.
 
     Attributes:
-        size: see above.
-        spares: see above.
         threads: how many threads there are, hung ones included.
         hanging: the policies in which threads hang, by the `id` of `LoadedPolicy.policy`, whichever chain had
             them run: one that a reload has replaced goes on computing. Worker threads look into it, too.
@@ -120,7 +117,6 @@ class Workers:
 
     @property
     def hung(self) -> int:
-        """How many threads hang in a task that was given up."""
         return len(self._stuck)
 
     def submit(self, task: Task) -> bool:
@@ -139,9 +135,7 @@ class Workers:
     def give_up(self, task: Task, policy: LoadedPolicy | None = None) -> None:
         """Count the thread that runs the task as lost until it returns.
 
-        Args:
-            task: the task.
-            policy: the policy that it hangs in; None if it is in none.
+        `policy`: the policy that it hangs in; None if it is in none.
         """
         self._stuck[task] = policy
         if policy is not None:
@@ -179,7 +173,7 @@ class Workers:
         os.eventfd_write(self._wake_fd, 1)
 
     def _work(self) -> None:
-        """In a worker thread: run tasks until the pool ends it."""
+        # In a worker thread, until the pool ends it.
         while True:
             os.eventfd_read(self._wake_fd)
             try:
@@ -331,7 +325,7 @@ class WorkerRun:
         self.owner.on_worker_dropped(self)
 
     def give_up(self) -> bool:
-        """Discard the run; False if its writes have begun."""
+        # False if its writes have begun.
         with self._lock:
             if self.stage in (Stage.WRITES, Stage.ENDED):
                 return False
@@ -339,13 +333,12 @@ class WorkerRun:
             return True
 
     def postpone(self, paused_s: float) -> None:
-        """Move all deadlines."""
         with self._lock:
             self.until_s += paused_s
             self._started_s += paused_s
 
     def is_overdue(self, now_s: float) -> bool:
-        """Return whether the run, or the policy that runs, takes too long; then the run is given up."""
+        # The run, or the policy that runs, takes too long; then the run is given up.
         with self._lock:
             if self.stage is Stage.ENDED:
                 return False
@@ -370,11 +363,11 @@ class WorkerTask:
     _timer: asyncio.TimerHandle | None = None
 
     def limit(self, left_s: float, reason: str) -> None:
-        """Wait no longer than that; the thread that does the work continues."""
+        # The thread that does the work continues.
         self._timer = asyncio.get_running_loop().call_later(left_s, self.end_without, reason)
 
     def run(self) -> None:
-        """In the worker thread."""
+        # In the worker thread.
         if self.on_result is not None:
             self._result = self.work()
 
@@ -393,7 +386,6 @@ class WorkerTask:
             self._timer.cancel()
 
     def end_without(self, reason: str) -> None:
-        """End without the work's result."""
         if self.on_result is not None:
             self._end(self.without(reason))
 
@@ -454,7 +446,6 @@ class RunTimer:
 
     Args:
         hung: the policies in which threads hang: a live collection.
-        switch_interval: the interpreter's.
 
     Attributes:
         runs: the runs in progress; the one that adds a run discards it.

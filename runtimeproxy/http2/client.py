@@ -75,7 +75,6 @@ class RpcError(RuntimeProxyError):
     """A call that failed; the type says how.
 
     Attributes:
-        code: the status code.
         text: why; of a server's own status in its words, at most `MAX_BLOCK_BYTES` long.
     """
 
@@ -168,7 +167,6 @@ def request_block(path: str, server: Server = Server()) -> bytes:  # noqa: B008 
 
 
 def _framed(request: bytes, *, is_compressed: bool) -> bytes:
-    """The request's message with its prefix."""
     if is_compressed:
         import gzip
 
@@ -177,7 +175,7 @@ def _framed(request: bytes, *, is_compressed: bool) -> bytes:
 
 
 def _timeout(left_s: float) -> bytes:
-    """The field `grpc-timeout`, whose value has at most eight digits."""
+    # The value has at most eight digits.
     return literal(b"grpc-timeout", b"%dm" % min(max(int(left_s * 1000), 1), 99_999_999))
 
 
@@ -236,7 +234,7 @@ class GrpcCall(Stream):
         """What the stream's window is to be widened by; only where there are many messages."""
 
     def credit(self, message: bytes) -> None:
-        """A message of a stream is no longer held: the server may send more."""
+        # A message of a stream is no longer held: the server may send more.
         if not self.is_over:
             self._client.release(self, len(message))
             self.uncredited_bytes += PREFIX.size + len(message)
@@ -264,7 +262,6 @@ class GrpcCall(Stream):
                 logger.exception("callback of a finished call failed")
 
     def expire(self) -> None:
-        """The time is up."""
         connection = self.connection
         timeout_s = (self.deadline_s or 0.0) - self.begun_s
         self.end(LateError(StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s:g} s"))
@@ -385,7 +382,6 @@ class GrpcClient:
         call.held_bytes -= size_bytes
 
     def on_ended(self, call: GrpcCall) -> None:
-        """A call is over."""
         del self._calls[call]
         self._held_bytes -= call.held_bytes
         if call.connection is not None:
@@ -475,7 +471,6 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
         self._on_writable()
 
     def data_received(self, data: bytes) -> None:
-        """Reads frames."""
         self._heard_s = asyncio.get_running_loop().time()
         super().data_received(data)
 
@@ -500,7 +495,6 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
             self._pump_stream(call)
 
     def credit(self, call: GrpcCall) -> None:
-        """Widens a stream's window by what is no longer held."""
         if call.uncredited_bytes >= _STREAM_WINDOW_BYTES // 2:
             self._write(frames.window_update(call.stream_id, call.uncredited_bytes))
             call.uncredited_bytes = 0
@@ -514,7 +508,7 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
         self._on_stream_ended()
 
     def on_late_call(self, begun_s: float) -> None:
-        """A call is late. If nothing has come since it began, the next calls need not have the same fate."""
+        # If nothing has come since the call began, the next calls need not have the same fate.
         if self._heard_s <= begun_s:
             self.retire()
 
@@ -526,7 +520,7 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
         self._close_unused()
 
     def abort(self) -> None:
-        """Closes the connection at once: TLS would wait for the server."""
+        # At once: TLS would wait for the server.
         if self._transport is not None:
             self._transport.abort()
 
@@ -664,7 +658,6 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
         self._on_stream_ended()
 
     def _on_lost(self, reason: str) -> None:
-        """Ends the calls: the connection is gone."""
         self._is_retired = True
         self._update_is_free()
         self._client.retire(self)

@@ -71,7 +71,7 @@ def integer(value: int, prefix_bits: int = 7, first: int = 0) -> bytes:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header field that goes into no table (RFC 7541, 6.2.2)."""
+    # Goes into no table (RFC 7541, 6.2.2).
     return b"\x00" + integer(len(name)) + name + integer(len(value)) + value
 
 
@@ -265,7 +265,7 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT, HeadT]):
         self._write(frame)
 
     def _close(self) -> None:
-        """Closes the connection once everything is written, or after a short time."""
+        # Once everything is written, or after a short time.
         if self._transport is not None and self._abort is None:
             self._transport.close()
             self._abort = asyncio.get_running_loop().call_later(_CLOSE_S, self._transport.abort)
@@ -298,7 +298,7 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT, HeadT]):
         self._rest = data[position:]
 
     def _yield(self, rest: bytes) -> None:
-        """Lets the loop do other work before the rest is read."""
+        # The loop does other work before the rest is read.
         if self._transport is not None:
             self._rest = rest
             self._transport.pause_reading()
@@ -431,7 +431,6 @@ class Http2Connection(asyncio.Protocol, ABC, Generic[StreamT, HeadT]):
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "a frame on a stream that was never opened")
 
     def _credit(self, size_bytes: int) -> None:
-        """Gives the peer credit for the bytes that were read."""
         self._uncredited_bytes += size_bytes
         if self._uncredited_bytes >= CONNECTION_WINDOW_BYTES // 2:
             self._reply(frames.window_update(0, self._uncredited_bytes))

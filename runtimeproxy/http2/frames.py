@@ -71,11 +71,7 @@ class ErrorCode(IntEnum):
 
 
 class PeerError(Exception):
-    """A peer broke the protocol: its connection ends with this code.
-
-    Attributes:
-        code: the GOAWAY's error code.
-    """
+    """A peer broke the protocol: its connection ends with this code. `code`: the GOAWAY's error code."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         self.code = code
@@ -83,33 +79,31 @@ class PeerError(Exception):
 
 
 def frame(type_: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """Returns a whole frame."""
     size = len(payload)
     return FRAME_HEADER.pack(size >> 16, size & 0xFFFF, type_, flags, stream_id) + payload
 
 
 def window_update(stream_id: int, increment_bytes: int) -> bytes:
-    """Returns a WINDOW_UPDATE (6.9); `increment_bytes` is 1 to 2^31-1."""
+    # Section 6.9; `increment_bytes` is 1 to 2^31-1.
     return _FOUR_BYTES.pack(0, 4, WINDOW_UPDATE, 0, stream_id, increment_bytes)
 
 
 def rst_stream(stream_id: int, code: int) -> bytes:
-    """Returns a RST_STREAM (6.4)."""
+    # Section 6.4.
     return _FOUR_BYTES.pack(0, 4, RST_STREAM, 0, stream_id, code)
 
 
 def goaway(last_stream_id: int, code: int, debug: bytes = b"") -> bytes:
-    """Returns a GOAWAY (6.8)."""
+    # Section 6.8.
     return frame(GOAWAY, 0, 0, struct.pack(">LL", last_stream_id, code) + debug)
 
 
 def ping(opaque: bytes) -> bytes:
-    """Returns a PING (6.7); `opaque` has 8 bytes."""
+    # Section 6.7; `opaque` has 8 bytes.
     return frame(PING, 0, 0, opaque)
 
 
 def ping_ack(opaque: bytes) -> bytes:
-    """Returns the answer to a PING."""
     return frame(PING, ACK, 0, opaque)
 
 

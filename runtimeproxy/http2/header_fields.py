@@ -93,9 +93,6 @@ class Fields:
 class FieldReader:
     """Follows the dynamic table of one sender.
 
-    Args:
-        fields: the fields whose values are read.
-
     Attributes:
         version: changes with every insertion and every size update, also one that ends where it began.
         table_bytes: how much the dynamic table may hold.
@@ -116,9 +113,7 @@ class FieldReader:
 
         A field that is not there is empty. One value more stands at the end, of all other fields.
 
-        Args:
-            block: the block.
-            max_table_bytes: the largest table that a size update may ask for.
+        `max_table_bytes`: the largest table that a size update may ask for.
 
         Raises:
             HPACKDecodingError: the block does not decode, and the table is lost.
@@ -207,7 +202,6 @@ class HeadReader(Generic[HeadT]):
     repeat themselves, so most blocks cost one dictionary look-up.
 
     Args:
-        fields: the fields whose values are read.
         make: makes the result of their values.
 
     Attributes:
@@ -224,10 +218,8 @@ class HeadReader(Generic[HeadT]):
     def decode(self, block: bytes, max_table_bytes: int) -> HeadT:
         """Returns the result of a whole header block.
 
-        Args:
-            block: all fragments of the block.
-            max_table_bytes: the largest table that the receiver may have allowed: it only bounds the
-                size updates inside blocks, which alone change the table's size.
+        `max_table_bytes`: the largest table that the receiver may have allowed: it only bounds the size
+        updates inside blocks, which alone change the table's size.
 
         Raises:
             PeerError: the block does not decode, and the connection's HPACK state is lost.
@@ -256,7 +248,7 @@ _PLAIN: Final = b"p"
 
 
 def decoded(value: bytes) -> bytes:
-    """The value of a field that was kept as it came; empty for a field that was not there."""
+    # Empty for a field that was not there.
     return decode_huffman(value[1:]) if value.startswith(_CODED) else value[1:]
 
 

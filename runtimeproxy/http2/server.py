@@ -108,11 +108,7 @@ class EarlyEnd(StrEnum):
 class Budget:
     """Bytes of all calls.
 
-    Args:
-        limit_bytes: how many there may be.
-
     Attributes:
-        used_bytes: how many there are.
         early_ends: how many calls were ended early.
         was_short_s: when a call was last ended because bytes were short, since the epoch; None for never.
     """
@@ -142,7 +138,6 @@ class Budget:
         return True
 
     def release(self, call: ServerCall, size_bytes: int) -> None:
-        """Takes from what a call holds."""
         self.used_bytes -= size_bytes
         call.held_bytes -= size_bytes
 
@@ -180,7 +175,6 @@ class ServerCall(Stream):
     """One call.
 
     Attributes:
-        path: of its method.
         held_bytes: what it takes of the budget.
         credit_bytes: how much the client may still send.
         has_all: whether the client has ended its side.
@@ -296,7 +290,6 @@ class ServerCall(Stream):
             self._timers.append(loop.call_later(deadline_s, self.end, StatusCode.DEADLINE_EXCEEDED, text))
 
     def take(self, content: bytes, *, ends: bool) -> None:
-        """Takes what the client has sent."""
         self._input += content
         self.has_all = ends
         while not self.is_over and (self._size_bytes >= 0 or len(self._input) >= PREFIX.size):
@@ -315,12 +308,10 @@ class ServerCall(Stream):
             self._wake.set_result(None)
 
     def on_read(self) -> None:
-        """The client has room for more."""
         if self._read is not None and not self._read.done():
             self._read.set_result(None)
 
     def end(self, code: StatusCode, text: str = "") -> None:
-        """Ends the call with a status, unless it has ended."""
         if not self.is_over:
             self._connection.finish(self, code, text)
             self.forget()
@@ -444,13 +435,11 @@ class _ServerConnection(connection.Http2Connection[ServerCall, _RequestHead]):
         self._pump_stream(call)
 
     def credit(self, call: ServerCall, least_bytes: int, wanted_bytes: int) -> None:
-        """Lets the client send so much, if it may send less than the least."""
         if call.credit_bytes < least_bytes and not call.has_all and not call.is_over:
             self._write(frames.window_update(call.stream_id, wanted_bytes - call.credit_bytes))
             call.credit_bytes = wanted_bytes
 
     def finish(self, call: ServerCall, code: StatusCode, text: str) -> None:
-        """Ends a call's stream with a status."""
         del self._streams[call.stream_id]
         block = b"" if call.has_headers else _HEADERS
         block += literal(b"grpc-status", b"%d" % code)

@@ -94,7 +94,7 @@ class ApiResponse:
         self._response.close()
 
     def pieces(self) -> Iterator[bytes]:
-        """The body as it arrives, in pieces of up to `PIECE_BYTES`. Raises ApiError."""
+        # Pieces have up to `PIECE_BYTES`. Raises ApiError.
         while True:
             try:
                 # Not `read`: that waits until it has all the bytes, and a watch has no end.
@@ -108,7 +108,7 @@ class ApiResponse:
             yield piece
 
     def stop(self) -> None:
-        """Ends a read of another thread."""
+        # Another thread may be reading.
         try:
             self._response.shutdown()
         except (OSError, ValueError, RuntimeError):  # it has just ended
@@ -207,7 +207,7 @@ class ApiClient:
         return response
 
     def _connections(self) -> tuple[urllib3.HTTPConnectionPool, Access]:
-        """The present connections; others after the files have changed."""
+        # Others after the files have changed.
         with self._lock:
             if self._is_closed:
                 raise ApiError("the client is closed")

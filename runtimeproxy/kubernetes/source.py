@@ -95,7 +95,6 @@ class KubernetesSource:
         return f"API server: no {', '.join(away)}" if away else ""
 
     def start(self) -> None:
-        """Starts the threads."""
         for watch in self.watches:
             watch.start()
         if self.events is not None:
@@ -114,7 +113,6 @@ class KubernetesSource:
         self._evictions.shutdown(cancel_futures=True)
 
     def on_audit(self, entry: AuditEntry) -> None:
-        """An audit sink."""
         if self.events is not None:
             self.events.on_audit(entry)
 

@@ -130,7 +130,6 @@ class Watch:
         self._stopping.set()
 
     def join(self, timeout_s: float) -> None:
-        """Waits for the end of the thread."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
 

@@ -73,7 +73,6 @@ class NodeAllocations:
     """The allocations of a node. Used in the event loop's thread, which orders all events.
 
     Args:
-        node: Is given each new state.
         leave: Makes what runs leave some CPUs; returns whether all has left them.
         executor: One thread for the file.
 
@@ -153,12 +152,12 @@ class NodeAllocations:
         await self._give(pod.uid, self._rules.admit(pod, self._allocations))
 
     async def create(self, container: ContainerView) -> None:
-        """Makes sure of a pod's CPUs before one of its containers is created; as `admit`."""
+        # As `admit`.
         # Another process may have admitted the pod, or it came while calls passed by.
         await self._give(container.pod.uid, self._rules.admit(container.pod, self._allocations))
 
     def settle(self, uid: str) -> None:
-        """The call that creates a pod's sandbox has ended; whether the pod is there is in the records."""
+        # Whether the pod is there is in the records.
         self._in_flight.pop(uid, None)
 
     def release(self, uid: str) -> None:
@@ -201,7 +200,7 @@ class NodeAllocations:
         return self._make_leave()
 
     async def _make_leave(self, uid: str | None = None) -> None:
-        """Makes others leave the CPUs of all pods, unless they have left those of this one meanwhile."""
+        # Nothing is done if others have left the CPUs of this pod meanwhile.
         async with self._leaving:
             asked = dict(self._occupied)
             # One round is for all pods that have come meanwhile.

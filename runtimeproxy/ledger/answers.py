@@ -253,7 +253,7 @@ def owned_claims(record: ContainerRecord) -> dict[str, tuple[Claim, ...]]:
 
 
 def claimant_of_record(owner: str) -> Claimant:
-    """The owner of a field, as records of pods and containers name it: a hook server by its file."""
+    # Records name a hook server by its file.
     return Claimant(owner, ClaimantKind.SERVER if owner.endswith(SUFFIX) else ClaimantKind.POLICY)
 
 

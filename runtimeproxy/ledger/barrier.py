@@ -82,10 +82,8 @@ class Barrier:
     ) -> None:
         """Clears what the wanted mode excludes, reads that back, switches the sysctls, and sets the others.
 
-        Args:
-            wanted: The sysctls that policies want.
-            roots: The cgroups of all pods.
-            is_settled: Whether all policies have answered. If not, no sysctl is given back.
+        `roots`: the cgroups of all pods. `is_settled`: whether all policies have answered. If not, no sysctl
+        is given back.
         """
         before, self._in_force, self._wanted = self._in_force, None, None
         others = {name: value for name, value in wanted.items() if name not in SYSCTLS}
@@ -110,7 +108,7 @@ class Barrier:
         self._tell(problem)
 
     async def give_back(self) -> None:
-        """Gives back the other sysctls that no policy wants any more, unless one has not answered."""
+        # Not while a policy has not answered.
         if self._wanted is not None:
             await self._in_worker(partial(self._sysctls.apply, self._wanted))
 

@@ -92,7 +92,6 @@ class Books:
 
     @property
     def identities(self) -> tuple[str, ...]:
-        """The ids of all books."""
         with self._lock:
             return tuple(map(cgroup_id, self._known))
 
@@ -125,9 +124,7 @@ class Books:
     def within(self, levels: Collection[Level], pod_cgroups: Collection[str] | None = None) -> list[Path]:
         """The cgroups of some levels.
 
-        Args:
-            levels: Of the cgroups.
-            pod_cgroups: Of all running pods: the cgroups of others are left out; None for none.
+        `pod_cgroups`: of all running pods: the cgroups of others are left out; None for none.
         """
         live = None if pod_cgroups is None else paths_of(pod_cgroups)
         with self._lock:
@@ -139,7 +136,7 @@ class Books:
             ]
 
     def fitted_below(self, path: Path, name: str) -> dict[Path, Level]:
-        """The cgroups below one that have an entry of a parameter."""
+        # The cgroups below one that have an entry of the parameter.
         with self._lock:
             return {
                 each: known.book.level
@@ -174,7 +171,7 @@ class Books:
 
     @property
     def has_leftovers(self) -> bool:
-        """Whether there are values without a claim that could not be given back yet."""
+        # Values without a claim that could not be given back yet.
         return any(_is_leftover(entry) for book in self for entry in book.entries.values())
 
     def users_of(self, cpus: Collection[int]) -> frozenset[tuple[Level, Path]]:
@@ -193,7 +190,7 @@ class Books:
         return frozenset(found)
 
     def bounds_above(self, path: Path) -> Iterator[tuple[Path, Level, Mapping[str, Value]]]:
-        """The cgroups above one that bound its quota or its lists of CPUs and NUMA nodes, and to what."""
+        # Those that bound its quota or its lists of CPUs and NUMA nodes.
         for length in range(1, len(path)):
             known = self._known.get(path[:length])
             if known is not None:
@@ -252,9 +249,7 @@ class Books:
     def note_asked(self, wanted: Wanted, waiting: tuple[UnappliedCause, str] | None = None) -> None:
         """Notes what policies want of something that runs and does not get into the books.
 
-        Args:
-            wanted: Their answer.
-            waiting: Why the answer itself is not booked yet; None if it is, or is about to be.
+        `waiting`: why the answer itself is not booked yet; None if it is, or is about to be.
         """
         found = self._withheld(wanted)
         if not found and waiting is None and not self.unapplied:
@@ -387,7 +382,7 @@ class Books:
     # --- after reads and writes of files -----------------------------------------------------------------
 
     def revise(self, path: Path, change: Callable[[Book], Book]) -> None:
-        """Changes a book, if it is there, and does not report it."""
+        # The change is not reported.
         with self._lock:
             known = self._known.get(path)
             if known is not None:
@@ -399,7 +394,7 @@ class Books:
         return Known(self._blank(path, target), self.now_s(), target)
 
     def add(self, path: Path, level: Level) -> Known:
-        """The book of a cgroup; a blank one is added if there is none."""
+        # A blank one if there is none.
         with self._lock:
             return self._known.setdefault(path, self.unclaimed(path, level))
 
@@ -426,10 +421,8 @@ class Books:
     def load(self, saved: Iterable[Book], *, outdated_s: float | None = None) -> None:
         """Adds the books of a checkpoint; what this process has claimed takes precedence.
 
-        Args:
-            saved: Books of the checkpoint.
-            outdated_s: Time from which on another process decided: what this process claimed before it does
-                not take precedence. None if there was no other process.
+        `outdated_s`: time from which on another process decided: what this process claimed before it does not
+        take precedence. None if there was no other process.
         """
         now_s = self.now_s()
         for book in saved:
@@ -463,7 +456,7 @@ class Books:
         self.report([cgroup_path(book.id) for book in found])
 
     def add_noted(self, noted: Iterable[Book]) -> None:
-        """Adds what the journal says to the books; the checkpoint is read already."""
+        # The checkpoint is read already.
         for book in noted:
             path = cgroup_path(book.id)
             with self._lock:
@@ -542,7 +535,6 @@ class Books:
             self._adding[path[:-1]].discard(path)
 
     def report(self, paths: Iterable[Path]) -> None:
-        """Tells that books have changed."""
         for path in paths:
             known = self._known.get(path)
             if known is None or known.book.level is Level.POD:
@@ -559,7 +551,7 @@ def _is_claimed(path: Path, known: Known, live: set[Path], container_ids: frozen
 
 
 def _is_of(path: Path, live: set[Path], container_ids: frozenset[str]) -> bool:
-    """Whether a cgroup is that of a container of a pod; names of scopes end with its id."""
+    # A cgroup is that of a container of a pod; names of scopes end with its id.
     return path[:-1] in live and path[-1].removesuffix(".scope").rpartition("-")[2] in container_ids
 
 

@@ -388,11 +388,8 @@ def is_fitted(book: Book) -> bool:
 def with_fitted(book: Book, given_back: Mapping[str, Value], fitted: Mapping[str, Value | None]) -> Book:
     """The book with claims on unclaimed values that have to fit to others.
 
-    Args:
-        book: Of the cgroup.
-        given_back: Values that are about to be given back. An empty list of CPUs is written in another form,
-            and nothing more.
-        fitted: What fitting has changed.
+    `given_back`: values that are about to be given back. An empty list of CPUs is written in another form,
+    and nothing more.
     """
     entries = dict(book.entries)
     for name, value in fitted.items():
@@ -568,13 +565,9 @@ def with_requests_of_the_kubelet(
 ) -> Book:
     """The book of a pod after the kubelet has written to its files itself.
 
-    Args:
-        book: Of the pod.
-        present: What its files hold.
-        formats: Of its files.
-        written: The values that the kubelet is known to have written. They are the new originals, even if a
-            file holds a value of ours again. For other files the present text is the new original, unless it
-            is a value of ours.
+    `present`: what its files hold. `written`: the values that the kubelet is known to have written. They are
+    the new originals, even if a file holds a value of ours again. For other files the present text is the new
+    original, unless it is a value of ours.
     """
     originals = dict(book.originals)
     for file, original in book.originals.items():
@@ -611,11 +604,7 @@ def _joined_text(values: Mapping[str, Value], formats: Formats) -> str | None:
 def taken_over(record: CgroupRecord, owners: Mapping[str, Claimant], boot_id: str, formats: Formats) -> Book:
     """The book of a cgroup that version 0.1 wrote to: its values are ours, and never an original.
 
-    Args:
-        record: From its checkpoint.
-        owners: The owner of each parameter, as far as it is known.
-        boot_id: Of this boot; the checkpoint is of this boot, too.
-        formats: Of the files.
+    `owners`: the owner of each parameter, as far as it is known.
     """
     entries: dict[str, Entry] = {}
     originals: dict[str, Original] = {}
@@ -746,7 +735,7 @@ def _give_back(
 
 
 def _between(book: Book, name: str, ours: Value, value: Value) -> Value:
-    """The value that a process leaves which is killed between the two steps of giving one back."""
+    # A process that is killed between the two steps of giving a value back leaves this one.
     # While quota and period both change, the quota is unlimited.
     return UNLIMITED if name == QUOTA and PERIOD in book.entries else loosened(name, ours, value)
 

@@ -72,9 +72,7 @@ class ChangeLog:
     def add(self, applied: Sequence[Applied], **about: str) -> bool:
         """Logs the changed values of a pod, or of cgroups that are no pod's; returns whether none failed.
 
-        Args:
-            applied: The values, unchanged ones too.
-            about: More fields of the line.
+        `applied`: the values, unchanged ones too.
         """
         written = [each for each in applied if each.outcome is WriteOutcome.WRITTEN]
         failed = [each for each in applied if each.outcome in FAILURES]
@@ -150,7 +148,7 @@ class ClaimAudit:
         self._left_out = 0
 
     def on_applied(self, owner: Owner, applied: Iterable[Applied]) -> None:
-        """Takes what was written for claims of an owner; unchanged values too."""
+        # Unchanged values too.
         for each in applied:
             row = _Row(each.target, each.name, AuditKind.FAILED, each.old, each.value, each.error)
             if each.outcome is WriteOutcome.WRITTEN:
@@ -167,7 +165,7 @@ class ClaimAudit:
     def on_dry_run(
         self, owner: Owner, changes: Iterable[tuple[ClaimKey, CgroupTarget, Claim | None]]
     ) -> None:
-        """Takes the claims of an owner in dry-run that have changed; None for one that has ended."""
+        # None for claims that have ended.
         for key, target, claim in changes:
             if claim is not None:
                 value, kind = f"{claim.role} {claim.value}", AuditKind.WOULD_CHANGE
@@ -206,11 +204,7 @@ class ClaimAudit:
 def value_entry(target: CgroupTarget, kind: AuditKind, policy: str, time_s: float) -> AuditEntry:
     """The audit entry of a value of a pod or container, or of a cgroup that is no pod's.
 
-    Args:
-        target: Whose cgroup it is.
-        kind: Of the entry.
-        policy: Who wants the value.
-        time_s: Since the epoch: all entries with it are of one decision.
+    `time_s`: since the epoch: all entries with it are of one decision.
     """
     mode = Mode.DRY_RUN if kind is AuditKind.WOULD_CHANGE else Mode.ENFORCE
     entry = AuditEntry(time_s, EVALUATIONS[target.level], kind, policy, mode, "", "", target.uid, "")
@@ -248,11 +242,7 @@ def audit_entries(
 def log_values(level: int, text: str, applied: Sequence[Applied], **about: str) -> None:
     """Logs one line about values of one pod, or of cgroups that are no pod's.
 
-    Args:
-        level: Of the line.
-        text: With places for whose values they are, and for the values.
-        applied: The values; at least one.
-        about: More fields of the line.
+    `text`: with places for whose values they are, and for the values. `applied`: the values; at least one.
     """
     if logger.isEnabledFor(level):
         whose, values, fields = described(applied)
@@ -272,7 +262,7 @@ def described(applied: Sequence[Applied]) -> tuple[str, str, dict[str, Any]]:
 
 
 def pod_fields(target: CgroupTarget) -> dict[str, str]:
-    """The fields of a log line that name the pod of a cgroup; none where that is not known."""
+    # None where the pod is not known.
     return {"pod": _pod(target), "uid": target.uid} if target.name else {}
 
 

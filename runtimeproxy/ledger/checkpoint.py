@@ -127,29 +127,28 @@ class CheckpointSync:
 
     @property
     def problem(self) -> str:
-        """Why the records cannot be saved just now; empty if they can."""
+        # Empty if the records can be saved just now.
         return self._writer.problem
 
     @property
     def aside(self) -> str:
-        """Where the last unusable file was set aside; empty if there was none."""
+        # Empty if no unusable file was set aside.
         return self._writer.aside
 
     @property
     def set_aside(self) -> int:
-        """How many unusable files were set aside."""
         return self._writer.set_aside
 
     @property
     def lost(self) -> int:
-        """How often the file was removed or replaced while it was open here."""
+        # Removed or replaced while it was open here.
         return self._writer.lost
 
     async def load(self) -> None:
         await self._wait_for_load(self._load(_Moment()))
 
     async def merge(self) -> None:
-        """Loads records that another process has saved meanwhile, except ids with events in this process."""
+        # Records of ids with events in this process take precedence.
         await self._merge(_Moment())
 
     async def flush(self) -> bool:
@@ -169,7 +168,7 @@ class CheckpointSync:
         await self._writer.run()
 
     async def follow(self) -> None:
-        """Loads the records that a predecessor still saves while it ends."""
+        # The predecessor still saves records while it ends.
         for _ in range(FOLLOW_LOOKS):
             await asyncio.sleep(FOLLOW_INTERVAL_S)
             if await self._writer.changed_by_others():
@@ -307,17 +306,16 @@ class CheckpointWriter:
 
     @property
     def aside(self) -> str:
-        """Where the last unusable file was set aside; empty if there was none."""
+        # Empty if no unusable file was set aside.
         return "" if self._file is None else self._file.aside
 
     @property
     def set_aside(self) -> int:
-        """How many unusable files were set aside."""
         return 0 if self._file is None else self._file.set_aside
 
     @property
     def lost(self) -> int:
-        """How often the file was removed or replaced while it was open here."""
+        # Removed or replaced while it was open here.
         return 0 if self._file is None else self._file.lost
 
     def note(self, kind: RowKind, identity: str, seen: bool) -> None:
@@ -379,7 +377,7 @@ class CheckpointWriter:
                 return None
 
     async def changed_by_others(self) -> bool:
-        """Whether another process has written to the file since `load`, or since the last call of this."""
+        # Another process has written to the file since `load`, or since the last call of this.
         async with self._writing:
             return await self._in_thread(lambda file: file.changed_by_others())
 
@@ -401,7 +399,7 @@ class CheckpointWriter:
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     async def _wait_until_due(self) -> None:
-        """Waits until there is something to write, and checks the file meanwhile."""
+        # The file is checked meanwhile.
         while not self._due.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_INTERVAL_S):
@@ -427,7 +425,7 @@ class CheckpointWriter:
         return True
 
     async def close(self, timeout_s: float) -> None:
-        """Writes the rest and closes the file; gives up after `timeout_s`, because a disk may hang."""
+        # A disk may hang.
         try:
             async with asyncio.timeout(timeout_s):
                 if not await self.flush():

@@ -73,12 +73,10 @@ class LedgerFailures:
 
     @property
     def left(self) -> tuple[WriteResult, ...]:
-        """The values that are left alone now."""
         with self._lock:
             return tuple(self._left.values())
 
     def add(self, results: Iterable[WriteResult]) -> None:
-        """Takes the results of a batch."""
         with self._lock:
             for result in results:
                 key = result.cgroup, result.name
@@ -90,7 +88,6 @@ class LedgerFailures:
                     self._left[key] = result
 
     def forget(self, cgroup: str) -> None:
-        """The cgroup is gone."""
         with self._lock:
             for key in [each for each in self._left if each[0] == cgroup]:
                 del self._left[key]

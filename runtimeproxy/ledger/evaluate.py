@@ -168,11 +168,10 @@ class Evaluator:
         self._requested.set()
 
     def request_others(self) -> None:
-        """Values of pods have changed: QoS classes have other sums."""
+        # Values of pods have changed: QoS classes have other sums.
         self._requested.set()
 
     async def run(self) -> None:
-        """Evaluates on request until it is cancelled."""
         while True:
             await self._requested.wait()
             self._requested.clear()
@@ -326,7 +325,6 @@ class Evaluator:
         return is_written
 
     async def _rest(self) -> None:
-        """Leaves the CPU to others from time to time."""
         if rest_s := self._pace.rest_s():
             await self._sleep(rest_s)
             self._pace.resume()
@@ -412,12 +410,12 @@ class Evaluator:
             self._begun.update((changed.pod.id, *(each.id for each in changed.containers)))
 
     def _note(self, wanted: Sequence[Wanted], cause: UnappliedCause | None = None, reason: str = "") -> None:
-        """Notes what is wanted and not booked; with a cause, why the rest of the answers is not either."""
+        # The cause is why the rest of the answers is not booked either.
         for each in wanted:
             self._books.note_asked(each, None if cause is None else (cause, reason))
 
     def _is_current(self, changed: _ChangedPod) -> bool:
-        """Whether no call has changed the pod since it was evaluated."""
+        # No call has changed the pod since it was evaluated.
         return (
             self._store.pods.get(changed.pod.id) is changed.pod
             and all(self._store.containers.get(each.id) is each for each in changed.containers)

@@ -79,9 +79,7 @@ _KUBELET_ON_CLASSES: Final = frozenset(
 def field_class(level: Level, parameter: str) -> FieldClass:
     """Return the class of a field.
 
-    Args:
-        level: whose cgroup it is.
-        parameter: a cgroup parameter by its version 1 name, or the name of another field.
+    `parameter`: a cgroup parameter by its version 1 name, or the name of another field.
     """
     if "." not in parameter:
         return _CREATION

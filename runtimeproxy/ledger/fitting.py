@@ -75,7 +75,7 @@ def parents_to_read(plans: Iterable[Plan], formats: Formats) -> Iterator[tuple[P
 
 
 def depends_on_children(plan: Plan, formats: Formats) -> bool:
-    """Whether a pod is about to get a quota or a list that its containers may not fit to."""
+    # Whether its containers may not fit to a new quota or list.
     return plan.level is Level.POD and any(_changes(plan, name, formats) for name in OF_CHILDREN)
 
 
@@ -95,9 +95,7 @@ def _changes(plan: Plan, name: str, formats: Formats) -> bool:
 def fitted(plans: Iterable[Plan], formats: Formats) -> dict[Path, dict[str, Value | None]]:
     """Fits the values of a batch; returns those that change, by cgroup.
 
-    Args:
-        plans: Of a batch, with what the values have to fit to in `present`.
-        formats: Of the node's files.
+    `plans`: of a batch, with what the values have to fit to in `present`.
     """
     values = {Key(plan.path, name): value for plan in plans for name, value in _tree_values(plan, formats)}
     if not values:

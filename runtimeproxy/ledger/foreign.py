@@ -87,11 +87,7 @@ class ForeignWriters:
     def on_overwrite(self, path: Path, name: str, ours: Value, theirs: Value) -> bool:
         """Counts an overwrite that was found.
 
-        Args:
-            path: The cgroup.
-            name: The parameter.
-            ours: The resolved value.
-            theirs: What the file holds.
+        `ours`: the resolved value. `theirs`: what the file holds.
 
         Returns:
             Whether the ledger should write its value again.
@@ -103,7 +99,7 @@ class ForeignWriters:
         return not is_yielding(contest, now_s)
 
     def forget(self, path: Path, name: str | None = None) -> None:
-        """Forgets a field, or all of a cgroup: it has no claims any more, or is gone."""
+        # A field has no claims any more, or the cgroup is gone.
         for key in [each for each in list(self._contests) if each[0] == path and name in (None, each[1])]:
             self._contests.pop(key, None)
 

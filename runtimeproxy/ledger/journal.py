@@ -155,7 +155,6 @@ class Journal:
                 self._unsaved[book.id] = {key: known[key] for key in unsaved if key in known}
 
     def note_saved(self, cgroup: str, book: Book | None) -> None:
-        """The checkpoint has a book now, or has deleted it."""
         with self._lock:
             unsaved = self._unsaved.get(cgroup)
             if unsaved is not None:
@@ -174,7 +173,6 @@ class Journal:
                 self.problem = ""
 
     def close(self) -> None:
-        """Closes this process's file; removes it if the checkpoint has all of it."""
         with self._lock:
             if self._descriptor < 0 or self._path is None:
                 return
@@ -221,11 +219,7 @@ class Journal:
                 self._size, self._is_cut = 0, False
 
     def _parsed(self, line: str) -> Noted | None:
-        """A line of this boot; None for one of another boot.
-
-        Raises:
-            Exception: One of `UNLIKE_OURS`.
-        """
+        """A line of this boot; None for one of another boot. Raises one of `UNLIKE_OURS`."""
         boot_id, cgroup, level, originals, values, before, *more = json.loads(line)
         if boot_id != self._boot_id:
             return None

@@ -140,8 +140,6 @@ class OwnedClaims:
     """The claims of one owner.
 
     Attributes:
-        lease: of its session.
-        claims: those that were taken.
         problem: why they are not applied; empty if they are.
         problem_s: since when, by the clock of leases.
         refused: claims that were refused, and not replaced since.
@@ -183,7 +181,7 @@ class OwnedClaims:
         return self.lease.end_s if hold_end_s is None else hold_end_s
 
     def note_problem(self, problem: str, now_s: float) -> None:
-        """Says why claims are not applied; empty if they are."""
+        # Empty if the claims are applied.
         if problem != self.problem:
             self.problem, self.problem_s = problem, now_s
 
@@ -286,11 +284,7 @@ class LeasedClaims:
     # --- requests ----------------------------------------------------------------------------------------
 
     def owned(self, name: str) -> OwnedClaims:
-        """The claims of an owner.
-
-        Raises:
-            UnknownOwnerError: There is none of this name.
-        """
+        """The claims of an owner. Raises UnknownOwnerError if there is none of this name."""
         found = self.owners.get(name)
         if found is None:
             known = ", ".join(self.owners) or "none"
@@ -303,7 +297,6 @@ class LeasedClaims:
         return None if owned is None else owned.end_s(claim.role)
 
     def dry_run(self, level: ClaimLevel, target: str) -> Iterator[tuple[OwnedClaims, ClaimKey, Claim]]:
-        """The claims on something that are not applied, as their owner is in dry-run."""
         for owned in self.owners.values():
             if owned.owner.mode is Mode.DRY_RUN:
                 for key, claim in owned.claims.items():
@@ -311,7 +304,7 @@ class LeasedClaims:
                         yield owned, key, claim
 
     def unapplied(self) -> Iterator[Unapplied]:
-        """The claims that are taken, and that are not in the books."""
+        # The claims that are taken and not in the books.
         for owned in tuple(self.owners.values()):
             if owned.owner.mode is not Mode.ENFORCE:
                 continue
@@ -462,7 +455,7 @@ class LeasedClaims:
         return failed
 
     def _changes(self, owned: OwnedClaims, keys: Iterable[ClaimKey]) -> Iterator[tuple[ClaimKey, _Change]]:
-        """The claims that are not in the books as they should be; then they are taken for booked."""
+        # Those that are not in the books as they should be; then they are taken for booked.
         for key in keys:
             is_dirty = key in owned.dirty
             owned.dirty.discard(key)
@@ -518,7 +511,7 @@ class LeasedClaims:
         return tuple(owned.applied[each].claim for each in keys if each in owned.applied)
 
     def _add_own_below(self, owned: OwnedClaims, bound: tuple[str, ...], group: dict[str, Wanted]) -> None:
-        """What the owner claims itself below a class is not covered by its claim on the class."""
+        # What the owner claims itself below a class is not covered by its claim on the class.
         for key, applied in owned.applied.items():
             is_below = key.level in (ClaimLevel.POD, ClaimLevel.CONTAINER) and key.field in LISTS
             if is_below and applied.target.cgroup not in group:
@@ -531,7 +524,7 @@ class LeasedClaims:
     # --- time --------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Ends leases and holds, and catches up after the bypass, until it is cancelled."""
+        # Ends leases and holds, and catches up after the bypass, until it is cancelled.
         while True:
             await asyncio.sleep(TICK_S)
             try:
@@ -586,7 +579,7 @@ class LeasedClaims:
             self._unrenewed = found
 
     async def sync_all(self) -> None:
-        """Brings the books to all claims, as after a change of what is applied at all."""
+        # Brings the books to all claims, as after a change of what is applied at all.
         for owned in tuple(self.owners.values()):
             async with owned.lock:
                 await self._sync(owned, [*owned.claims, *(owned.applied.keys() - owned.claims.keys())])

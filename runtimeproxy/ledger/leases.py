@@ -61,13 +61,8 @@ def on_request(
 ) -> tuple[Answer, Lease]:
     """Return what becomes of a request, and the lease after it.
 
-    Args:
-        lease: before it.
-        session: of the request.
-        sequence: of the request. The last one again is the same request again, whose response was lost: it
-            changes nothing more.
-        now_s: by the clock of leases.
-        is_whole: whether it has all claims of the owner.
+    `sequence`: of the request. The last one again is the same request again, whose response was lost: it
+    changes nothing more. `now_s`: by the clock of leases. `is_whole`: whether it has all claims of the owner.
     """
     if session in lease.former:
         return Answer.TAKEN_OVER, lease
@@ -117,9 +112,7 @@ def is_due(lease: Lease, now_s: float) -> bool:
 def lapsed(lease: Lease, *, has_released: bool) -> Lease:
     """Return the lease after its end was acted upon.
 
-    Args:
-        lease: before that.
-        has_released: whether a claim has ended. If all are held, the session may go on as if in time.
+    `has_released`: whether a claim has ended. If all are held, the session may go on as if in time.
     """
     return lease._replace(has_lapsed=True, needs_whole=lease.needs_whole or has_released)
 
@@ -129,12 +122,12 @@ def is_hold_over(lease: Lease, now_s: float, hold_s: float) -> bool:
 
 
 def released(lease: Lease) -> Lease:
-    """Return the lease of an owner whose claims have all ended after the hold; its session must send them."""
+    # All claims have ended after the hold; the session must send them again.
     return lease._replace(end_s=None, has_lapsed=False, is_restored=False, needs_whole=True)
 
 
 def ended(lease: Lease) -> Lease:
-    """Return the lease after an explicit release of everything: there is no session any more."""
+    # There is no session any more.
     return Lease(former=lease.former)
 
 

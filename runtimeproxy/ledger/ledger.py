@@ -43,7 +43,6 @@ class Ledger:
 
     Attributes:
         books: What is wanted, by whom, and what was there before.
-        failures: The last failed writes, and what is left alone now.
     """
 
     def __init__(
@@ -184,16 +183,14 @@ class Ledger:
     # --- comparisons -------------------------------------------------------------------------------------
 
     def repair(self, cgroup: str) -> None:
-        """Compares the values of one cgroup after an event that is known to reset them, and writes again."""
+        # After an event that is known to reset values.
         if (path := path_or_none(cgroup)) is not None:
             self._settlement.compare(path)
 
     def verify(self, levels: Collection[Level], pod_cgroups: Collection[str] | None = None) -> None:
         """Compares the values of all cgroups of some levels, and repairs them.
 
-        Args:
-            levels: Those to compare.
-            pod_cgroups: Of all running pods: the cgroups of others are left alone; None for all.
+        `pod_cgroups`: of all running pods: the cgroups of others are left alone; None for all.
         """
         for path in self.books.within(levels, pod_cgroups):
             self._settlement.compare(path, SettleCause.COMPARISON)
@@ -265,12 +262,11 @@ class Ledger:
     # --- calls of the kubelet ----------------------------------------------------------------------------
 
     def on_resized(self, cgroup: str, written: Mapping[str, Value] = books.NO_VALUES) -> None:
-        """The kubelet has written to a pod's cgroup itself; see `Settlement.on_resized`."""
+        # The kubelet has written to the pod's cgroup itself.
         if (path := path_or_none(cgroup)) is not None:
             self._settlement.on_resized(path, written)
 
     def before_update(self, cgroup: str, quota_us: int) -> None:
-        """Lowers the burst of a container or pod whose quota falls to this next."""
         if (path := path_or_none(cgroup)) is not None:
             self._settlement.before_update(path, quota_us)
 
@@ -284,9 +280,7 @@ class Ledger:
 
         On cgroup version 1 the runtime could not create it otherwise; on version 2 nothing happens.
 
-        Args:
-            pod_cgroup: Of the pod.
-            values: Of the container, by parameter, as its message has them.
+        `values`: of the container, by parameter, as its message has them.
         """
         book, names = self.books.record(pod_cgroup), values.keys() & fitting.OF_CHILDREN
         if self.books.is_v1 and book is not None and not names.isdisjoint(book.entries):
@@ -300,9 +294,7 @@ class Ledger:
         On cgroup version 1 the runtime could not write the others. Version 2 takes any list of CPUs: those
         that the container may have are effective. Reads no file.
 
-        Args:
-            pod_cgroup: Of the pod.
-            values: Of the container, by parameter, as its message has them.
+        `values`: of the container, by parameter, as its message has them.
         """
         pod = path_or_none(pod_cgroup)
         return {} if pod is None else self._settlement.planner.within_bounds((*pod, NEW), values)
@@ -313,9 +305,7 @@ class Ledger:
         runc from 1.3.2 on, and the kubelets with its code, turn shares into other weights than before. Only
         weights of one formula share the CPU as they should.
 
-        Args:
-            level: Of the cgroups.
-            shares: Requested cpu.shares by cgroup, the newest last.
+        `shares`: requested cpu.shares by cgroup, the newest last.
         """
         for cgroup, requested in reversed(list(shares.items())):
             book = self.books.record(cgroup)
@@ -334,7 +324,7 @@ class Ledger:
     # --- cgroups that are gone ---------------------------------------------------------------------------
 
     def prune(self, pod_cgroups: Iterable[str], container_ids: Iterable[str] = ()) -> None:
-        """Forgets the cgroups of pods that are gone if there are many; cheap otherwise."""
+        # Cheap unless there are many.
         if len(self.books) > self._prune_at:
             self.forget_gone(pod_cgroups, container_ids)
             self._prune_at = len(self.books) + book_store.MOST_UNCLAIMED

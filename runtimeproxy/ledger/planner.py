@@ -106,7 +106,7 @@ class Planner:
         self._lowered = lowered | {path: (most_us, now_s + LOWERED_S)}
 
     def end_lower_burst(self, path: Path, quota_us: int) -> None:
-        """The quota of a pod rises to this next."""
+        # The quota of the pod rises to this next.
         if self._lowered.get(path, (quota_us, 0.0))[0] < quota_us:
             self._lowered.pop(path, None)
 
@@ -115,11 +115,8 @@ class Planner:
     ) -> list[Plan]:
         """Plans a batch; cgroups whose values have to fit to those of others join it.
 
-        Args:
-            batch: The cgroups.
-            new: Containers that are about to be created, which the values have to fit to.
-            cause: Why values are settled.
-            below: Cgroups with a quota below one whose bound begins.
+        `new`: containers that are about to be created, which the values have to fit to. `below`: cgroups with
+        a quota below one whose bound begins.
         """
         # A cgroup is opened with one system call below one that is open.
         sources = {path: self.read(path, batch[path], (), cause) for path in sorted(batch)}
@@ -154,9 +151,7 @@ class Planner:
     def within_bounds(self, path: Path, values: Mapping[str, Value]) -> Mapping[str, Value]:
         """Fits the values of a new container to bounds of cgroups above. Reads no file.
 
-        Args:
-            path: Of the container.
-            values: By parameter.
+        `values`: by parameter.
         """
         above = tuple(self._above(path))
         names = values.keys() & set(BOUNDING if self._store.is_v1 else (QUOTA,))
@@ -167,7 +162,6 @@ class Planner:
         return {name: value for name, value in found.items() if value is not None}
 
     def _above(self, path: Path) -> Iterator[Plan]:
-        """The cgroups above one whose bounds its values have to fit to."""
         for above, level, bounds in self._store.bounds_above(path):
             identity = cgroup_id(above)
             yield Plan(cgroup=identity, values=bounds, book=Book(identity, level), bounded=frozenset(bounds))

@@ -72,12 +72,8 @@ class Changes:
     ) -> bool:
         """Writes the values of one pod after the other.
 
-        Args:
-            name: Of the change, for people.
-            pods: What is to be changed.
-            write: Writes the values of one; returns whether none of them has failed, and None for nothing to
-                write.
-            of: Number of running pods.
+        `write`: writes the values of one; returns whether none of them has failed, and None for nothing to
+        write. `of`: number of running pods.
 
         Returns:
             Whether it came to the end: not too many have failed.

@@ -44,7 +44,6 @@ class Settlement:
     """The one way from books to files. Safe for all threads.
 
     Attributes:
-        failures: The last failed writes, and what is left alone now.
         locks: Held while a cgroup is read and written, and its book is changed: otherwise a thread could take
             the value that another one has just written for the original.
     """
@@ -73,10 +72,7 @@ class Settlement:
     ) -> tuple[Applied, ...]:
         """Writes the values of some cgroups.
 
-        Args:
-            batch: The cgroups.
-            cause: Why.
-            new: Containers that are about to be created, which the values have to fit to.
+        `new`: containers that are about to be created, which the values have to fit to.
 
         Returns:
             One result per value; never raises for an error of the kernel, or a bug.
@@ -274,9 +270,7 @@ class Settlement:
     def on_resized(self, path: Path, written: Mapping[str, Value] = books.NO_VALUES) -> None:
         """The kubelet has written to a pod's cgroup itself: what is not ours there is the new original.
 
-        Args:
-            path: Of the pod.
-            written: The values that it is known to have written: ours may be in the files again.
+        `written`: the values that it is known to have written: ours may be in the files again.
         """
         with suppress(IsBusyError, OSError), self.locks.held([path]):
             known = self._store.find(path)
@@ -322,7 +316,7 @@ class Settlement:
                 return
 
     def before_update(self, path: Path, quota_us: int) -> None:
-        """Lowers the burst of a container or pod whose quota falls to this next."""
+        # The quota of the container or pod falls to this next.
         with suppress(IsBusyError, OSError), self.locks.held([path]):
             self.planner.end_lower_burst(path, quota_us)
             if not self.executor.lower_burst(cgroup_id(path), quota_us):

@@ -55,8 +55,6 @@ class Sysctls:
     """The sysctls of this node that policies have set. Safe for all threads.
 
     Args:
-        state_folder: of the daemon.
-        boot_id: of this boot.
         root: where the kernel shows sysctls.
         clock: in seconds.
 
@@ -128,11 +126,11 @@ class Sysctls:
         return self._reported(changes)
 
     def reload(self) -> None:
-        """Have the next use read the file again, which another process may have written meanwhile."""
+        # Another process may have written the file meanwhile.
         self._ours, self._wanted = None, {}
 
     def planned(self) -> tuple[SysctlChange, ...]:
-        """Return what giving everything back would change, with the errors of what cannot be read."""
+        # With the errors of what cannot be read.
         try:
             with self._alone() as ours:
                 return self._planned_releases(ours, ours)
@@ -151,9 +149,7 @@ class Sysctls:
     def differs(self, wanted: Mapping[str, int | str], among: Collection[str]) -> str:
         """Return the first of these sysctls that the kernel has otherwise than is wanted; empty for none.
 
-        Args:
-            wanted: by name. What was written and is not in it is wanted back as it was.
-            among: the names to compare.
+        `wanted`: by name. What was written and is not in it is wanted back as it was.
 
         Raises:
             OSError: one cannot be read just now.
@@ -192,7 +188,7 @@ class Sysctls:
         )
 
     def _unreadable(self, error: OSError) -> SysctlChange:
-        """What was saved is not known: nothing may be written, or our own values would become originals."""
+        # What was saved is not known: nothing may be written, or our own values would become originals.
         return SysctlChange(str(self._file.path), "", "", described(error))
 
     def _set(
@@ -295,7 +291,7 @@ class Sysctls:
         return self._root / name.replace(".", "/")
 
     def _read(self, name: str) -> str | None:
-        """The kernel's value; None if it has no such sysctl. Raises OSError for all other failures."""
+        # The kernel's value; None if it has no such sysctl. Raises OSError for all other failures.
         try:
             return self._path(name).read_text(encoding="ascii", errors="replace").rstrip("\n")
         except FileNotFoundError:

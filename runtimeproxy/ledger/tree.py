@@ -75,10 +75,8 @@ class Fitted(NamedTuple):
 def fit(values: Mapping[Key, TreeValue], rules: TreeRules) -> Fitted:
     """Return fitted values. Fitting them again changes nothing.
 
-    Args:
-        values: of any number of levels; the beginnings of a cgroup's path are its ancestors. A quota needs
-            its period beside it unless that is 100 ms, and a burst its quota unless that is unlimited.
-        rules: of the node.
+    `values`: of any number of levels; the beginnings of a cgroup's path are its ancestors. A quota needs its
+    period beside it unless that is 100 ms, and a burst its quota unless that is unlimited.
     """
     tree = _Tree(values, rules)
     for name in LISTS:
@@ -107,12 +105,7 @@ def class_sums(pods: Iterable[tuple[KubeQoSClass, int]]) -> dict[KubeQoSClass, i
 
 
 class _Tree:
-    """The values while they are fitted.
-
-    Attributes:
-        values: As fitted so far.
-        notes: On the changed ones.
-    """
+    """The values while they are fitted. `notes`: on the changed ones."""
 
     def __init__(self, given: Mapping[Key, TreeValue], rules: TreeRules) -> None:
         self._given = given

@@ -148,11 +148,7 @@ _Place: TypeAlias = tuple[UnappliedStage, str]
 
 
 class UnappliedValues:
-    """The wanted values that are not in force now. Safe for all threads.
-
-    Args:
-        clock: Seconds since the epoch.
-    """
+    """The wanted values that are not in force now. Safe for all threads. `clock`: seconds since the epoch."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -207,7 +203,6 @@ class UnappliedValues:
             self._new[place, field] = now
 
     def change_cause(self, old: UnappliedCause, new: UnappliedCause, reason: str) -> None:
-        """Says another cause of all that has one."""
         with self._lock:
             for place, known in self._values.items():
                 for field, each in known.items():
@@ -233,7 +228,6 @@ class UnappliedValues:
                 del self._new[key]
 
     def values(self, cgroup: str | None = None) -> tuple[Unapplied, ...]:
-        """All values, or those of one cgroup; a field of it may be there in several stages."""
         with self._lock:
             if cgroup is None:
                 return tuple(each for known in self._values.values() for each in known.values())

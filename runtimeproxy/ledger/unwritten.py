@@ -31,10 +31,7 @@ def not_written(
     What only has another form there, because it has to fit to the values of other cgroups and files, is in
     force.
 
-    Args:
-        plan: Of the cgroup.
-        done: The results of the batch, by cgroup and parameter.
-        formats: Of its files.
+    `done`: the results of the batch, by cgroup and parameter.
     """
     for name, used in plan.used.items():
         claims = tuple(claim for claim in used if claim.owner != TREE)
@@ -44,7 +41,7 @@ def not_written(
 
 
 def given_way(plan: Plan) -> Iterator[tuple[str, Withheld]]:
-    """The claims that set a value in place of which another owner's applies."""
+    # Another owner's claim applies in place of these.
     for name, result in plan.resolved.items():
         lost = [
             note

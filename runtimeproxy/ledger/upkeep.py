@@ -264,7 +264,7 @@ class Upkeep:
             self.evaluator.request(", ".join(changed))
 
     def on_pods_changed(self, node: Node, uids: Iterable[str]) -> None:
-        """The API server says something else of pods; those that do not run here yet make no work."""
+        # The API server says something else of pods; those that do not run here yet make no work.
         if self.revise(node, uids):
             self.evaluator.request("pods of the API server")
 
@@ -281,7 +281,7 @@ class Upkeep:
         return is_any
 
     def on_taken_back(self) -> None:
-        """Another process has decided meanwhile, and has ended."""
+        # Another process has decided meanwhile, and has ended.
         if self._barrier is not None:
             self._barrier.on_taken_back()
 
@@ -386,7 +386,7 @@ class Upkeep:
         await self._barrier.pass_to(wanted, roots, is_settled=not unanswered)
 
     async def _finish(self) -> None:
-        """Gives back the sysctls that no policy wants, after the values that were wanted with them."""
+        # After the values that were wanted with the sysctls.
         if self._barrier is not None:
             self._owes_sysctls = self._books.has_leftovers
             if not self._owes_sysctls:

@@ -356,7 +356,7 @@ def read_pod(document: object, node_name: str) -> LivePod | None:
 
 
 def _requests(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, int]]]:
-    """By container, those that run beside the others included, as the kubelet saves them."""
+    # By container, those that run beside the others included, as the kubelet saves them.
     for key in ("initContainers", "containers"):
         with within(key):
             for index, each in enumerate(list_of(spec.get(key))):

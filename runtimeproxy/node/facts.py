@@ -168,7 +168,6 @@ class NodeReader:
 
 
 def read_list(file: Path) -> frozenset[int] | None:
-    """The numbers in a file of CPUs or NUMA nodes; None if it cannot be read."""
     try:
         return parse_cpu_list(file.read_text(encoding="ascii"))
     except (OSError, ValueError):

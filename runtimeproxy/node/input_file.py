@@ -224,7 +224,7 @@ class WatchedFile(Generic[T]):
 
 
 def _is_swapped(path: Path) -> bool:
-    """Whether it is a file of a mounted ConfigMap. Source: Kubernetes pkg/volume/util/atomic_writer.go."""
+    # A file of a mounted ConfigMap. Source: Kubernetes pkg/volume/util/atomic_writer.go.
     try:
         return str(path.readlink()).startswith("..data/")
     except OSError:

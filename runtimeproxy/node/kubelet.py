@@ -243,7 +243,6 @@ class KubeletFolder:
         return self.config.is_unknown or self.cpu_manager.is_unknown
 
     def look(self, now_s: float, *, is_first: bool = False) -> None:
-        """Looks at all files, and reads those that have changed."""
         for file in self._files:
             file.look(now_s, is_first=is_first)
 

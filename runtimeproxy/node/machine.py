@@ -126,7 +126,6 @@ def _l3(cache: Path) -> int:
 
 
 def _text(path: Path) -> str:
-    """The beginning of a file, without spaces around it; empty if it cannot be read."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return file.read(_MAX_TEXT).strip()

@@ -312,7 +312,7 @@ def first_of(kind: type[_Kind], values: Iterable[object]) -> _Kind | None:
 
 
 def _parts_of(objects: Mapping[Kind, Object]) -> Iterator[tuple[tuple[Kind, str], object]]:
-    """The objects, and in place of the ConfigMap its keys."""
+    # In place of the ConfigMap its keys.
     for kind, each in objects.items():
         if isinstance(each.value, ConfigMapObject):
             yield from (((kind, key), text) for key, text in each.value.data.items())
@@ -330,7 +330,7 @@ def _unknown(files: list[WatchedFile[FileObjects]]) -> frozenset[Kind]:
 def _by_presence(
     files: list[WatchedFile[FileObjects]],
 ) -> Iterator[tuple[str, Mapping[Kind, Object], bool]]:
-    """Path, objects, and whether they are there: first those that are, then those that are gone."""
+    # First those that are there, then those that are gone.
     for is_present in (True, False):
         for file in files:
             if file.value is not None:

@@ -144,7 +144,6 @@ class Reader(NamedTuple):
         return [self.read_object(each) for document in documents for each in _flattened(document)]
 
     def read_object(self, document: object) -> Object | Rejected | Ignored:
-        """Reads one object."""
         if not isinstance(document, dict):
             return Ignored(f"{kind_of(document)} is not a Kubernetes object")
         name = document.get("kind")
@@ -244,7 +243,7 @@ def _source(kind: Kind, name: str, **parts: Any) -> dict[str, Any]:  # noqa: ANN
 
 
 def _flattened(document: object) -> Iterator[object]:
-    """The objects of a document: it is one, or a list of some."""
+    # A document is one object, or a list of some.
     if isinstance(document, dict) and str(document.get("kind", "")).endswith("List"):
         items = document.get("items")
         yield from items if isinstance(items, list) else ()

@@ -109,7 +109,7 @@ class NodeSources:
         return self._renewed()
 
     def _renewed(self) -> Node:
-        """Makes `latest` of the present inputs; in any thread."""
+        # In any thread.
         with self._lock:
             # First, because another thread may read the facts again just now.
             fresh_until_s = self._facts.fresh_until_s
@@ -137,7 +137,7 @@ class NodeSources:
 
     @property
     def polling_reason(self) -> str:
-        """Why the kernel reports no changes of files, which are polled then; empty if it does."""
+        # Why the kernel reports no changes of files, which are polled then; empty if it does.
         return self._watch.polling_reason
 
     @property
@@ -159,7 +159,7 @@ class NodeSources:
         return f"node: {', '.join(parts)}" if parts else ""
 
     async def restore(self) -> None:
-        """Takes the last good values of the process before this one, until the first pass."""
+        # Until the first pass.
         if not self._is_restored:
             self._is_restored = True
             run = asyncio.get_running_loop().run_in_executor
@@ -191,7 +191,6 @@ class NodeSources:
             self._watch.close_after(job)
 
     async def read(self) -> None:
-        """Waits until everything has been read; gives up after `FIRST_READ_S`."""
         try:
             async with asyncio.timeout(FIRST_READ_S):
                 await self.settled.wait()
@@ -199,7 +198,7 @@ class NodeSources:
             logger.warning("node: its inputs cannot be read in time: calls go on with what was known before")
 
     def allocate(self, allocations: Mapping[str, PodCpus]) -> None:
-        """Takes other allocations, and computes the pools at once."""
+        # Computes the pools at once.
         if allocations != self._allocations:
             self._allocations = allocations
             self._announce(frozenset())
@@ -213,7 +212,7 @@ class NodeSources:
         return look, no_events
 
     def _guarded(self, read: Callable[[], InputsReading]) -> InputsReading:
-        """Nothing that is read may end the watch, whatever it makes of the code."""
+        # Nothing that is read may end the watch, whatever it makes of the code.
         try:
             return read()
         except Exception as error:

@@ -33,11 +33,7 @@ def merged_owners(
 ) -> Mapping[str, str]:
     """The owner of each field after an update; fields that the kubelet sent and no policy set have none.
 
-    Args:
-        before: The owners before it.
-        sent: The resources from the kubelet.
-        decided: The owners of the fields that policies set now.
-        released: The fields that no policy sets any more.
+    `released`: the fields that no policy sets any more.
     """
     if not before and not decided:
         return NO_ENTRIES
@@ -55,11 +51,7 @@ def released_fields(
     What a hook server set still holds. A memory limit is not lowered in passing: if the container uses more,
     the kernel refuses it, and with it the whole update.
 
-    Args:
-        record: The container's.
-        requested: What the kubelet has asked for.
-        wanted: The fields that policies want now.
-        without_answer: The policies whose earlier values still hold.
+    `without_answer`: the policies whose earlier values still hold.
     """
     released: set[str] = set()
     for name, owner in record.owners.items():
@@ -128,12 +120,7 @@ def quotas_after_update(
 
 
 def has_taken(wanted: Resources, reported: Resources) -> bool:
-    """Whether a runtime reports the values of an update; those that it does not report are ignored.
-
-    Args:
-        wanted: The values of an update.
-        reported: The runtime's values after it.
-    """
+    """Whether a runtime reports the values of an update; those that it does not report are ignored."""
     pairs = [(name, getattr(wanted, name), getattr(reported, name)) for name in UPDATABLE]
     is_same = [CRI_FIELDS[name].is_same(*pair) for name, *pair in pairs if None not in pair]
     is_same += [

@@ -63,7 +63,7 @@ def listed_pod(item: api_pb2.PodSandbox | api_pb2.PodSandboxStatus) -> PodRecord
 
 
 def listed_container(item: api_pb2.Container | api_pb2.ContainerStatus, pod_id: str) -> ContainerRecord:
-    """A container as a list has it: without resources."""
+    # A list has no resources.
     return ContainerRecord(
         id=item.id,
         # Those of all containers of a pod, and of many pods, are the same.
@@ -203,7 +203,7 @@ def pod_status(identity: str) -> CriRequest[PodRecord]:
 
 
 def container_status(identity: str, *, verbose: bool) -> CriRequest[tuple[ContainerRecord, bool]]:
-    """One container, and whether the status itself has the resources."""
+    # With whether the status itself has the resources.
     return _request(
         "ContainerStatus",
         api_pb2.ContainerStatusRequest(container_id=identity, verbose=verbose),
@@ -213,11 +213,7 @@ def container_status(identity: str, *, verbose: bool) -> CriRequest[tuple[Contai
 
 
 def read_event(data: bytes) -> RuntimeEvent:
-    """An event of GetContainerEvents.
-
-    Raises:
-        google.protobuf.message.DecodeError: It does not parse.
-    """
+    """An event of GetContainerEvents. Raises google.protobuf.message.DecodeError if it does not parse."""
     event = api_pb2.ContainerEventResponse.FromString(data)
     is_gone = event.container_event_type == api_pb2.CONTAINER_DELETED_EVENT
     return RuntimeEvent(event.container_id, event.pod_sandbox_status.id == event.container_id, is_gone)

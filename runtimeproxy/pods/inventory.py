@@ -129,12 +129,11 @@ class Inventory:
             self.source.confirm(loaded)
 
     def compare_soon(self) -> None:
-        """Asks for an inventory now."""
         if self.source is not None:
             self.source.compare_soon()
 
     def confirm_all(self) -> None:
-        """The same, and has the values of all containers compared: calls may have passed without records."""
+        # Calls may have passed without records.
         if self.source is not None:
             self.source.confirm(container.id for container in self.store.containers)
             self.source.compare_soon()

@@ -18,10 +18,6 @@ def reconciled(record: ContainerRecord, seen: ContainerRecord) -> ContainerRecor
     A value that differs from the booked one was set while the proxy was away, so it counts as the kubelet's
     request, and no policy owns the field any more. Only values that both records have are compared: runtimes
     report defaults that no request had, and leave out some requested values.
-
-    Args:
-        record: The saved record.
-        seen: The runtime's record of the same container.
     """
     found = _differences(record.booked, seen.booked)
     state = max(record.state, seen.state)
@@ -52,7 +48,7 @@ def changed_values(before: Resources, now: Resources) -> list[dict[str, str]]:
 
 
 def joined_container(saved: ContainerRecord, known: ContainerRecord) -> ContainerRecord:
-    """One record of a saved one and of a container in the store without an event."""
+    # One record of a saved one and of a container in the store without an event.
     return reconciled(saved, known) if known.recovered else newer_container(saved, known)
 
 

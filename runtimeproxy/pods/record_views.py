@@ -75,7 +75,7 @@ def recorded_container(
 
 
 def container_in_force(record: ContainerRecord, pod: PodView) -> ContainerView:
-    """A container as recorded, with the values that the runtime has: hook servers see their own, too."""
+    # With the values that the runtime has: hook servers see their own, too.
     return replace(recorded_container(record, pod), current=record.booked)
 
 

@@ -174,7 +174,7 @@ class Entry(NamedTuple):
 
     @property
     def leases(self) -> tuple[tuple[str, str], ...]:
-        """Owner and role of each claim with a lease: what is saved of these claims, whose values move."""
+        # All that is saved of these claims, whose values move.
         return tuple((str(claim.owner), claim.role.value) for claim in self.claims if is_leased(claim))
 
 

@@ -85,7 +85,6 @@ class Recovery:
         self._requested.set()
 
     def confirm(self, containers: Iterable[str]) -> None:
-        """Has the values of saved records compared with the runtime's after the next comparison."""
         self._unconfirmed.update(containers)
 
     async def compare(self) -> None:
@@ -215,5 +214,5 @@ class Recovery:
 
 
 def _lacks_details(record: PodRecord | ContainerRecord) -> bool:
-    """Whether a status call is needed: not for stopped ones, which are about to be removed."""
+    # Stopped ones are about to be removed.
     return not record.detailed and record.state is not Lifecycle.STOPPED

@@ -63,12 +63,12 @@ def read_resources(message: api_pb2.LinuxContainerResources) -> Resources:
 
 
 def read_entries(entries: Mapping[str, str]) -> Mapping[str, str]:
-    """A copy of a message's map; for these maps it is the quickest one."""
+    # For a message's maps it is the quickest copy.
     return {key: entries[key] for key in entries} if entries else NO_ENTRIES
 
 
 def frozen(entries: Mapping[str, str]) -> Mapping[str, str]:
-    """Unshared entries as policies may be given them: in their threads, for longer than a call."""
+    # Policies have them in their threads, for longer than a call.
     return MappingProxyType(entries) if entries else NO_ENTRIES
 
 
@@ -173,7 +173,7 @@ def memory_bytes(entries: Mapping[str, str | None]) -> int:
 
 
 def read_by_policies(entries: Mapping[str, str]) -> Mapping[str, str]:
-    """The annotations that policies of this project, strategies and selectors can read."""
+    # The annotations that policies of this project, strategies and selectors can read.
     return {key: entries[key] for key in entries if _has_known_domain(key)}
 
 
@@ -190,7 +190,7 @@ def kept_annotations(entries: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def bounded(entries: Mapping[str, str]) -> Mapping[str, str]:
-    """Entries of the runtime's lists; none of an object with more than is kept."""
+    # None of an object with more than is kept.
     return entries if entries_bytes(entries) <= MAX_KEPT_BYTES else NO_ENTRIES
 
 

@@ -265,7 +265,6 @@ class GrpcRuntimeClient:
             logger.info("runtime %s: answers again", path, extra={"runtime": path})
 
     async def _load(self) -> None:
-        """Loads the CRI's messages, the first time, in a worker thread."""
         if not self._is_loaded:
             module = "runtimeproxy.pods.from_cri"
             await asyncio.get_running_loop().run_in_executor(self._executor, import_module, module)

@@ -57,7 +57,6 @@ class RecordIndex(Generic[RecordT]):
     """The records of one kind by id and by group, each with the sequence number of its last event.
 
     Args:
-        store: Has the sequence numbers.
         group_of: The group of a record, for `members`.
     """
 
@@ -101,7 +100,7 @@ class RecordIndex(Generic[RecordT]):
             store.on_change(self._kind, record.id, True)
 
     def revise(self, record: RecordT) -> None:
-        """Replaces a record that is there with one that says more of it; that is no observed event."""
+        # A record that says more is no observed event.
         if record.id in self._records:
             self._set(record)
             if self._store.on_change is not None:
@@ -138,11 +137,9 @@ class RecordIndex(Generic[RecordT]):
     ) -> bool:
         """Stores a record of the checkpoint, unless there was an event of its id in this process.
 
-        Args:
-            saved: The record.
-            since: The sequence number at the time when the checkpoint was read.
-            joined: Makes one record of the saved one and of that in the store.
-            outdated: The sequence number up to which events of this process do not count.
+        `since`: the sequence number at the time when the checkpoint was read. `joined`: makes one record of
+        the saved one and of that in the store. `outdated`: the sequence number up to which events of this
+        process do not count.
 
         Returns:
             Whether the store has changed.
@@ -246,22 +243,18 @@ class PodStore:
 
     @property
     def room_bytes(self) -> int:
-        """How much the next record may have."""
         return (self.max_bytes - self.kept_bytes) // _LARGEST_PART
 
     @property
     def trimmed(self) -> int:
-        """How many records lack labels or annotations."""
         return sum(each.trimmed for each in self.pods) + sum(each.trimmed for each in self.containers)
 
     def load(self, saved: Saved, since: int, *, outdated: int = 0) -> tuple[str, ...]:
         """Stores the records of a checkpoint, but for ids with an event in this process.
 
-        Args:
-            saved: The content of the checkpoint.
-            since: The sequence number at the time when it was read; see `listing`.
-            outdated: The sequence number from which on another process decided: earlier events of this one
-                do not count. 0 if there was no other process.
+        `since`: the sequence number at the time when it was read; see `listing`. `outdated`: the sequence
+        number from which on another process decided: earlier events of this one do not count. 0 if there was
+        no other process.
 
         Returns:
             The ids of the containers that were stored.
@@ -299,10 +292,8 @@ class PodStore:
 def untouched(identity: str, since: int, events: Mapping[str, int]) -> bool:
     """Whether there was no event of an id after sequence number `since`.
 
-    Args:
-        identity: A full id.
-        since: The sequence number at the time when the runtime was asked.
-        events: Sequence number of the last event of each id; a removal may be known under a prefix of the id.
+    `since`: the sequence number at the time when the runtime was asked. `events`: sequence number of the last
+    event of each id; a removal may be known under a prefix of the id.
     """
     if events.get(identity, 0) > since:
         return False
@@ -314,11 +305,9 @@ def plan_merge(
 ) -> tuple[set[str], set[str]]:
     """Compares a list of the runtime with the store; events after the request take precedence.
 
-    Args:
-        listed: The ids in the runtime's list.
-        known: The ids in the store, each with the sequence number of its last event.
-        tombstones: Removed ids (or unique prefixes of ids), each with the sequence number of the removal.
-        since: The sequence number at the time of the request.
+    `known`: the ids in the store, each with the sequence number of its last event. `tombstones`: removed ids
+    (or unique prefixes of ids), each with the sequence number of the removal. `since`: the sequence number at
+    the time of the request.
 
     Returns:
         The ids that the store lacks, and the ids that the runtime no longer has.

@@ -133,7 +133,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _import_asyncio_without_tls() -> None:
-    """All connections are Unix sockets: OpenSSL, which asyncio imports if it is there, would take 4 MiB."""
+    # All connections are Unix sockets: OpenSSL, which asyncio imports if it is there, would take 4 MiB.
     if "ssl" not in sys.modules:
         # With None an import fails. Source: Python's reference, the import system, the module cache.
         sys.modules["ssl"] = None  # type: ignore[assignment]

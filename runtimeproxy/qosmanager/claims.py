@@ -242,7 +242,6 @@ def _is_same(one: Claim | None, other: Claim) -> bool:
 
 
 def claim_text(claim: Claim) -> str:
-    """A claim for people."""
     target = f"{claim.target.level.replace('-', ' ')} {claim.target.id}".strip()
     sign = {Role.ADD: "+", Role.AT_MOST: "at most ", Role.SET: ""}[claim.role]
     return f"{claim.field} {sign}{claim.value} of {target}"

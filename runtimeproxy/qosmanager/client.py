@@ -139,7 +139,6 @@ class DaemonConnection:
             raise DaemonAwayError(self.lost.result()) from error
 
     def end(self, reason: str) -> None:
-        """Has the connection end."""
         if not self.lost.done():
             self.lost.set_result(reason)
 

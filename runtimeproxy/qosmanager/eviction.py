@@ -195,7 +195,7 @@ _RESOURCES: Final = {PriorityClass.BATCH: "kubernetes.io/batch-", PriorityClass.
 
 
 def resource_of(pod: Pod, name: str) -> str:
-    """Return the name by which a pod requests `cpu` or `memory`. Source: policies spec 1.5."""
+    # Source: policies spec 1.5.
     return f"{_RESOURCES.get(pod.priority_class, '')}{name}"
 
 

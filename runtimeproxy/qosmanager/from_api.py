@@ -215,7 +215,7 @@ def claim_message(claim: Claim) -> api_pb2.Claim:
 
 
 def claims_of(messages: Iterable[api_pb2.Claim]) -> Iterator[Claim]:
-    """The claims that the daemon has; those of roles and targets that are not known here are left out."""
+    # Claims of roles and targets that are not known here are left out.
     for message in messages:
         role = ROLE_OF.get(message.key.role)
         kind = message.key.target.WhichOneof("target")

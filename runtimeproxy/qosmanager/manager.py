@@ -253,7 +253,7 @@ class QosManager:
         self._started_s = time.time()
 
     async def serve(self) -> None:
-        """Runs until `finish`, and raises its error."""
+        # Until `finish`, whose error it raises.
         try:
             self._tasks.spawn(self._client.run(), is_vital=True)
             self._tasks.spawn(self._run_rounds(), is_vital=True)
@@ -485,7 +485,7 @@ class QosManager:
             await asyncio.sleep(1.0)
 
     def _notify(self) -> None:
-        """Sends a changed status, one line for `systemctl status`; again if the manager's queue is full."""
+        # One line for `systemctl status`; again if the manager's queue is full.
         # Each has READY=1, which also ends a reload, and is ignored otherwise.
         if (text := self._status_text()) != self._status and self._notifier.ready(text):
             self._status = text

@@ -71,7 +71,6 @@ def is_problem(status: api_pb2.QosManagerStatus) -> bool:
 
 
 def lines(status: api_pb2.QosManagerStatus, now: datetime) -> Iterator[str]:
-    """The status for people."""
     from cri_api.runtimeproxy.v1 import api_pb2
 
     state = api_pb2.QosManagerStatus.State.Name(status.state).removeprefix("STATE_")

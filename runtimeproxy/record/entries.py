@@ -136,7 +136,7 @@ class Encoder:
             yield _line("record", entry, is_long=len(text) > SHORT_CHARS)
 
     def lines(self, taken: Taken) -> Iterator[bytes]:
-        """Yields the lines of a call or response, after those of a node that has changed."""
+        # After the lines of a node that has changed.
         if isinstance(taken, CallTaken):
             try:
                 request = self._request(taken)
@@ -233,7 +233,6 @@ class Recording:
     """A recording that is being read.
 
     Attributes:
-        header: the first entry.
         is_cut_off: whether it ends within an entry, known when all entries are read: the recorder was killed.
     """
 
@@ -281,7 +280,7 @@ def open_recording(file: IO[bytes]) -> Recording:
 
 
 def _lines_of(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes | None]:
-    """Yields whole lines, and None in the end if the file ends within one."""
+    # None if the file ends within a line.
     while True:
         try:
             line = file.readline(MAX_LINE_BYTES)

@@ -125,7 +125,7 @@ class Recorder:
 
 
 def _encoded(encoder: Encoder, taken: Sequence[Taken]) -> bytes:
-    """In a worker thread."""
+    # In a worker thread.
     return b"".join(line for each in taken for line in encoder.lines(each))
 
 

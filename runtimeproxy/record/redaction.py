@@ -50,9 +50,7 @@ _SECRETS: Final = frozenset({"auth", "credential_spec", "password", "identity_to
 def redact(message: Message, key: bytes) -> None:
     """Takes secrets, and fields that are not known, out of a message.
 
-    Args:
-        message: any message of the CRI.
-        key: of the hashes, random; `KEY_BYTES` long.
+    `key`: of the hashes, random; `KEY_BYTES` long.
     """
     message.DiscardUnknownFields()
     _redact(message, key)
@@ -123,7 +121,6 @@ def shown_value(field: Field, value: Value) -> str:
 
 
 def is_shown(field: Field) -> bool:
-    """Whether recordings have the values of this field, before and after."""
     return field.group != ENV and (field.group != ANNOTATIONS or keeps_annotation(field.key))
 
 

@@ -50,11 +50,7 @@ CLASSES: Final[Mapping[str, type]] = {
 
 
 def encode(value: object) -> Any:  # noqa: ANN401 - a value of JSON
-    """Returns the value of JSON's types that stands for this one.
-
-    Raises:
-        TypeError: There is none.
-    """
+    """Returns the value of JSON's types that stands for this one. Raises TypeError if there is none."""
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -132,11 +128,7 @@ def changed_fields(node: Node, before: Node | None) -> dict[str, Any]:
 
 
 def with_fields(node: Node, changed: Mapping[str, Any]) -> Node:
-    """Returns a node with these fields; see `changed_fields`.
-
-    Raises:
-        BadValueError: One cannot be read.
-    """
+    """Returns a node with these fields; see `changed_fields`. Raises BadValueError if one cannot be read."""
     names = _fields(Node) or ()
     values = {name: decode(each) for name, each in changed.items() if name in names}
     try:

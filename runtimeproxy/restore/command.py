@@ -182,7 +182,6 @@ def restore_cgroups(writer: CgroupWriter, plans: Iterable[CgroupPlan]) -> tuple[
 
 
 def _read_checkpoint(folder: Path) -> tuple[Path, Saved]:
-    """The path and content of the checkpoint; without one the changes of policies are unknown."""
     with closing(CheckpointFile(folder, read_only=True)) as file:
         try:
             file.path.stat()

@@ -86,7 +86,6 @@ class ContainerPlan:
 
     Attributes:
         record: From the checkpoint, with the changes that other programs have made since.
-        values: To be sent to the runtime.
         lines: All values that policies own.
     """
 
@@ -100,7 +99,6 @@ class CgroupPlan:
     """The values to restore in the files of one cgroup.
 
     Attributes:
-        state: The cgroup.
         values: To be written.
         raw: The texts of values whose original is known.
         lines: All values that policies have written.
@@ -166,10 +164,8 @@ def without_owners(planned: ContainerPlan, restored: frozenset[str]) -> Containe
 def kept_book(book: Book, kept: Collection[str], copies: Mapping[str, Value]) -> Book | None:
     """The book of a cgroup once its files have their original values; None if there is nothing to keep.
 
-    Args:
-        book: As it was.
-        kept: Parameters that could not be restored: as they were.
-        copies: Lists that are what the cgroup above has: the next attempt gives more if that has grown.
+    `kept`: parameters that could not be restored: as they were. `copies`: lists that are what the cgroup
+    above has: the next attempt gives more if that has grown.
     """
     entries = {name: book.entries[name]._replace(claims=(), resolved=value) for name, value in copies.items()}
     entries |= {name: book.entries[name] for name in kept}
@@ -285,7 +281,6 @@ def is_same(field: str, one: Value, other: Value) -> bool:
 
 
 def unified_key(field: str) -> str:
-    """The file of a field `unified[file]`."""
     return field.removeprefix(f"{UNIFIED}[").removesuffix("]")
 
 

@@ -70,22 +70,22 @@ class AuditFile:
 
     @property
     def written(self) -> int:
-        """Lines in the file since the start."""
+        # Lines, since the start.
         return self._writer.written
 
     @property
     def lost(self) -> int:
-        """Lines that were lost since the start; of what did not fit into the queue, entries."""
+        # Lines that were lost since the start; of what did not fit into the queue, entries.
         return self._overflowed + self._writer.lost
 
     @property
     def path(self) -> str:
-        """The file; empty for none."""
+        # Empty for none.
         return self._settings.file
 
     @property
     def problem(self) -> str:
-        """Why the last line was lost; empty if it was written."""
+        # Empty if the last line was written.
         return self._overflow or self._writer.problem
 
     def __call__(self, entry: AuditEntry) -> None:
@@ -97,7 +97,7 @@ class AuditFile:
         self._gathered.append(entry)
 
     def configure(self, settings: AuditSettings) -> None:
-        """Takes changed settings, and opens the file again: another program may have renamed it."""
+        # Opens the file again: another program may have renamed it.
         if settings.file or self._settings.file:
             self._pass_on()
             self._settings = settings
@@ -147,7 +147,7 @@ class AuditFile:
 
 
 def lines(entries: Iterable[AuditEntry]) -> Iterator[bytes]:
-    """A line for each decision, in the order of its first entry."""
+    # A line for each decision, in the order of its first entry.
     for _, found in groupby(entries, lambda entry: (entry.time_s, entry.hook, _subject(entry))):
         yield _line(list(found))
 
@@ -195,7 +195,6 @@ class _Writer:
     """The file; used in one thread.
 
     Attributes:
-        written: lines.
         lost: lines that could not be written.
         problem: why the last line was lost; empty if it was written.
     """
@@ -223,7 +222,6 @@ class _Writer:
             self._descriptor = -1
 
     def write(self, line: bytes) -> None:
-        """Appends a line, after a rotation if it would not fit; counts it if that fails."""
         try:
             if self._descriptor < 0:
                 self._open()

@@ -50,7 +50,7 @@ class CurrentConfiguration:
 
     @property
     def is_read(self) -> bool:
-        """Whether the last reading succeeded."""
+        # The last reading succeeded.
         return self.last_reload is None or not self.last_reload.error
 
     async def read(self, executor: Executor) -> tuple[Settings, tuple[str, ...]]:

@@ -171,7 +171,7 @@ class Daemon:
 
     @property
     def ready(self) -> asyncio.Event:
-        """Set when it serves and its policies are loaded."""
+        # It serves, and its policies are loaded.
         return self._life.ready
 
     async def serve(self) -> None:
@@ -416,7 +416,7 @@ class Daemon:
     # Reload and upgrade
 
     async def _reload_settings(self) -> None:
-        """Reads the configuration again; on an error the old one stays."""
+        # On an error the old configuration stays.
         async with self._life.changing:
             self._notifier.reloading()
             try:

@@ -84,7 +84,6 @@ class RunningKubelet(NamedTuple):
     """A process.
 
     Attributes:
-        pid: its id.
         endpoint: the setting of its runtime's socket that counts; None if it has none, but the default.
         cgroup_driver: of its flag; empty without.
     """
@@ -95,12 +94,7 @@ class RunningKubelet(NamedTuple):
 
 
 def kubelet_settings(socket_path: str, root: Path = Path("/")) -> list[KubeletSetting]:
-    """The settings of kubelets that name a socket; files that cannot be read or parsed are left out.
-
-    Args:
-        socket_path: the proxy's socket.
-        root: where the node's files are.
-    """
+    # Files that cannot be read or parsed are left out.
     return [each for each in endpoint_settings(root) if is_endpoint(each.value, socket_path)]
 
 
@@ -178,7 +172,6 @@ def _entries(folder: Path, end: str) -> Iterator[Path]:
 
 
 def _text(path: Path) -> str:
-    """The beginning of a file; empty if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         with os.fdopen(descriptor, "rb") as file:
@@ -192,7 +185,6 @@ def _without_comments(text: str) -> str:
 
 
 def is_endpoint(endpoint: str, socket_path: str) -> bool:
-    """Whether an endpoint, as a kubelet has it, is a socket."""
     try:
         return is_same_socket(parse_endpoint(endpoint), socket_path)
     except ValueError:

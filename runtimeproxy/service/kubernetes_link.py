@@ -54,12 +54,11 @@ class KubernetesLink:
         self.source.start()
 
     async def close(self, executor: Executor) -> None:
-        """Ends its threads."""
         if self.source is not None:
             await asyncio.get_running_loop().run_in_executor(executor, self.source.close)
 
     def on_audit(self, entry: AuditEntry) -> None:
-        """Takes an audit entry that may become an Event."""
+        # The entry may become an Event.
         if self.source is not None:
             self.source.on_audit(entry)
 

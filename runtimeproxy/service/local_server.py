@@ -119,7 +119,7 @@ def _make_directory(parent: Path) -> tuple[Path, int]:
 
 
 def _remove_stale(parent: Path) -> None:
-    """Removes the directories of this user's instances that have ended."""
+    # Those of this user's instances that have ended.
     for directory in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             about = directory.lstat()

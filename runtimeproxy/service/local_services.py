@@ -163,7 +163,6 @@ class Reflection:
 
     Args:
         api: full names of the services of the API.
-        failures: logs requests that cannot be read.
     """
 
     def __init__(self, api: Sequence[str], failures: FailureLog) -> None:
@@ -186,7 +185,6 @@ class Reflection:
     def response(
         self, request: reflection_pb2.ServerReflectionRequest
     ) -> reflection_pb2.ServerReflectionResponse:
-        """The answer to one request."""
         response = self._found(request)
         response.valid_host = request.host
         response.original_request.CopyFrom(request)

@@ -89,17 +89,17 @@ class OwnServers:
         spawn(self.admin.publish(replaces=replaces))
 
     async def publish_again(self) -> None:
-        """A successor that has failed has the admin socket, or its remains are there."""
+        # A successor that has failed has the admin socket, or its remains are there.
         if self.admin is not None:
             await self.admin.publish(replaces=True)
 
     async def close_admin(self) -> None:
-        """Takes no more clients there, so that another process can."""
+        # Another process can take clients there then.
         if self.admin is not None:
             await self.admin.stop()
 
     async def stop(self) -> None:
-        """Ends the servers; calls in progress are cut."""
+        # Calls in progress are cut.
         for server in (self._local, self._admin_server):
             if server is not None:
                 await server.stop()

@@ -66,7 +66,7 @@ class Parts:
 
     @property
     def proxy(self) -> CriProxy | None:
-        """The front end that relays calls; None if it is another one."""
+        # None if another front end runs.
         return self.front_end if isinstance(self.front_end, CriProxy) else None
 
     @property

@@ -42,7 +42,6 @@ class MisspelledNames:
     """Finds the names of all pods that are probably misspelled; what has not changed is not read again.
 
     Args:
-        pods: the records.
         node: has the strategies, which read the annotations.
     """
 
@@ -52,7 +51,7 @@ class MisspelledNames:
         self._found: Mapping[str, tuple[PodRecord, Strategies, tuple[Problem, ...]]] = {}
 
     def find(self) -> NamesByPod:
-        """The names; in any thread but the loop's, which annotations that want to be slow would hold up."""
+        # In any thread but the loop's, which annotations that want to be slow would hold up.
         return with_rests(partial(self._find, self._node.latest))
 
     def _find(self, node: Node) -> NamesByPod:

@@ -46,7 +46,7 @@ KOORDLET_S: Final = 30.0
 
 
 def reports_s() -> float:
-    """How often a manager is to report: three times while one report counts."""
+    # Three times while one report counts.
     return leases.LEASE_S / 3
 
 
@@ -214,17 +214,15 @@ class QosManagerWatch:
 
     @property
     def is_heard(self) -> bool:
-        """Whether the last report counts."""
         return self._heard is not None and self._now_s() < self._heard.at_s + leases.LEASE_S
 
     @property
     def report(self) -> ManagerReport | None:
-        """The last one; None if there was none."""
         return None if self._heard is None else self._heard.report
 
     @property
     def heard_s(self) -> float | None:
-        """When it came, in seconds since the epoch."""
+        # In seconds since the epoch.
         return None if self._heard is None else self._heard.wall_s
 
     def take(self, report: ManagerReport) -> None:
@@ -260,7 +258,6 @@ class QosManagerWatch:
         return self.last
 
     async def run(self) -> None:
-        """Looks, and logs what changes, until it is cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             try:

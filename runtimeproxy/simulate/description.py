@@ -96,7 +96,7 @@ class Description:
         )
 
     def _off(self, asked: Asked) -> Iterator[tuple[str, tuple[Input, ...]]]:
-        """The policies that may be about the pod, and do not run while an input is not known."""
+        # Those that may be about the pod, and do not run while an input is not known.
         for policy in self.policies.values():
             if asked.hook not in policy.methods or not policy.selector.matches(asked.pod):
                 continue

@@ -34,11 +34,7 @@ class UnusableInputError(RuntimeProxyError):
 
 
 def content(path: Path) -> bytes:
-    """Reads a file.
-
-    Raises:
-        UnusableInputError: it cannot be read, or is too large.
-    """
+    """Reads a file. Raises UnusableInputError if it cannot be read, or is too large."""
     try:
         data, _ = read_file(path, MAX_FILE_BYTES)
     except (FileNotFoundError, InputError) as error:
@@ -93,11 +89,7 @@ def node_name(documents: Iterable[object]) -> str:
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, str]:
-    """Returns the pairs of `KEY=VALUE,...`.
-
-    Raises:
-        UnusableInputError: a text is not such a list.
-    """
+    """Returns the pairs of `KEY=VALUE,...`. Raises UnusableInputError if a text is not such a list."""
     found: dict[str, str] = {}
     for text in texts:
         for pair in _PAIR_SEPARATOR.split(text):
@@ -146,7 +138,7 @@ def node_of_files(folder: Path | None, name: str = "", labels: Mapping[str, str]
 
 
 def registered_servers(folder: Path) -> list[LoadedPolicy]:
-    """Returns the hook servers that are registered in a folder, to be named, not called."""
+    # To be named, not called.
     return [
         LoadedPolicy(
             name=printable(name),

@@ -70,11 +70,7 @@ class PodCalls(NamedTuple):
 
 
 def calls_of(pod: ManifestPod, node: Node) -> PodCalls:
-    """Returns the requests for a pod on a node.
-
-    Raises:
-        InputError: The pod has no container.
-    """
+    """Returns the requests for a pod on a node. Raises InputError if the pod has no container."""
     if not any(each.kind is ContainerKind.REGULAR for each in pod.containers):
         raise InputError(f"{pod.source} has no container", "spec.containers")
     memory_bytes = (node.capacity or {}).get("memory")
@@ -269,7 +265,7 @@ POD_ANNOTATIONS: Final[dict[str, str]] = {
 
 
 def pod_names(name: str, namespace: str, uid: str) -> dict[str, str]:
-    """Returns the labels that name a pod. Source: kubelet, kuberuntime newPodLabels."""
+    # Source: kubelet, kuberuntime newPodLabels.
     return {
         "io.kubernetes.pod.name": name,
         "io.kubernetes.pod.namespace": namespace,
@@ -278,7 +274,7 @@ def pod_names(name: str, namespace: str, uid: str) -> dict[str, str]:
 
 
 def container_annotations(attempt: int) -> dict[str, str]:
-    """Returns the annotations of a container. Source: kubelet, kuberuntime newContainerAnnotations."""
+    # Source: kubelet, kuberuntime newContainerAnnotations.
     return {
         "io.kubernetes.container.hash": "30b3d9a8",
         "io.kubernetes.container.restartCount": str(attempt),

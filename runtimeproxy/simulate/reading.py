@@ -25,11 +25,9 @@ MessageT = TypeVar("MessageT", api_pb2.RunPodSandboxRequest, api_pb2.CreateConta
 def pod_calls(data: bytes, source: str, node: Node, *, webhook: bool = False) -> list[PodCalls]:
     """Returns the requests for all pods of a text.
 
-    Args:
-        data: Kubernetes objects as YAML or JSON, or a RunPodSandboxRequest or CreateContainerRequest in JSON.
-        source: name of the text, for people.
-        node: where the pods run.
-        webhook: whether Koordinator's webhook changes the pods of manifests first.
+    `data`: Kubernetes objects as YAML or JSON, or a RunPodSandboxRequest or CreateContainerRequest in JSON.
+    `source`: name of the text, for people. `webhook`: whether Koordinator's webhook changes the pods of
+    manifests first.
 
     Raises:
         InputError: there is no pod in it, or it cannot be read.
@@ -49,7 +47,7 @@ def pod_calls(data: bytes, source: str, node: Node, *, webhook: bool = False) ->
 
 
 def _is_recorded(documents: Sequence[object]) -> bool:
-    """Whether these are requests: they have a configuration, and Kubernetes objects have a kind."""
+    # Requests have a configuration, and Kubernetes objects have a kind.
     return bool(documents) and all(
         isinstance(each, dict) and "kind" not in each and isinstance(each.get("config"), dict)
         for each in documents
@@ -65,11 +63,7 @@ def _recorded(document: Mapping[str, Any], source: str) -> PodCalls:
 def recorded_call(
     request: api_pb2.RunPodSandboxRequest | api_pb2.CreateContainerRequest, source: str
 ) -> PodCalls:
-    """Returns a request as the one for its pod.
-
-    Raises:
-        InputError: the pod or container has no name.
-    """
+    """Returns a request as the one for its pod. Raises InputError if the pod or container has no name."""
     kind = type(request).__name__
     if not request.config.metadata.name:
         raise InputError(f"is a {kind} without config.metadata.name")

@@ -122,7 +122,7 @@ class Simulation:
 
 
 def simulation_as_json(simulation: Simulation) -> dict[str, Any]:
-    """Returns what JSON can hold; empty lists and texts are there, too."""
+    # Empty lists and texts are there, too.
     return {"refused": simulation.is_refused, "pods": [_pod_as_json(each) for each in simulation.pods]}
 
 

@@ -50,12 +50,8 @@ def simulate(
     It runs the policies in threads of its own, in an event loop of its own: not for a thread in which one
     runs. Nothing is audited, written or remembered. Hook servers are not called.
 
-    Args:
-        calls: the requests.
-        policies: those of the daemon, hook servers included.
-        node: where the pods would run.
-        rules: of the chain.
-        before_each: called before each call; what it raises ends the simulation.
+    `policies`: those of the daemon, hook servers included. `node`: where the pods would run. `before_each`:
+    called before each call; what it raises ends the simulation.
     """
     simulator = _Simulator(tuple(policies), node, rules, before_each)
     return asyncio.run(simulator.run(tuple(calls)))

@@ -68,11 +68,7 @@ _KNOWN_BEGINNINGS: Final = ("scheduling.koordinator.sh/schedule-admission-",)
 
 
 class KnownNames:
-    """The names that one kind of object has.
-
-    Args:
-        by_domain: the names of each domain, separated by spaces.
-    """
+    """The names that one kind of object has. `by_domain`: the names of each domain, separated by spaces."""
 
     def __init__(self, by_domain: Mapping[str, str]) -> None:
         self.names = frozenset(
@@ -82,7 +78,6 @@ class KnownNames:
         self.guess = lru_cache(maxsize=256)(self._guess)
 
     def unknown(self, keys: Iterable[str]) -> Iterator[str]:
-        """The keys that are in Koordinator's domains and not known."""
         for key in keys:
             if _DOMAIN not in key or key in self.names or key.startswith(_KNOWN_BEGINNINGS):
                 continue
@@ -105,7 +100,6 @@ NODE_NAMES: Final = KnownNames(_OF_NODES)
 
 
 def name_problems(known: KnownNames, *keys: Iterable[str]) -> tuple[Problem, ...]:
-    """The labels and annotations in Koordinator's domains that are not known."""
     return tuple(map(partial(_problem, known), islice(known.unknown(chain(*keys)), MAX_NAMES)))
 
 

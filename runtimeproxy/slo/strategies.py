@@ -477,7 +477,6 @@ def _part(rule: PodRule | None, part: str) -> Overlay:
 
 
 def _is_overridden(rule: PodRule | None, of_rule: Overlay) -> bool:
-    """Whether a pod strategy replaces the annotation about the same part of QoS."""
     return rule is not None and rule.is_override and bool(of_rule)
 
 

@@ -29,7 +29,6 @@ class StateFile:
     """Reads and writes one object. Used in one worker thread at a time.
 
     Args:
-        path: Of the file.
         effect: What follows if the file cannot be used, for `unusable`.
         version: What its member `version` says; None: it has none.
         boot_id: What its member `boot_id` says if it is of this boot, and counts at all; None: it has none.

@@ -72,12 +72,11 @@ class CriProxy:
 
     @property
     def switch(self) -> CallInterceptor:
-        """What the bypass sets."""
         return self.interceptor
 
     @property
     def is_standby(self) -> bool:
-        """Whether this process decides on no calls: the bypass is on, or a successor serves."""
+        # The bypass is on, or a successor serves.
         return self.interceptor.bypass or self.retired.is_set()
 
     @property
@@ -150,12 +149,11 @@ class CriProxy:
         self.interceptor.start(open_call(self.services, traces))
 
     def use(self, settings: Settings) -> None:
-        """Takes changed settings."""
         if self.services is not None:
             self.services.settings = CallSettings.of(settings)
 
     async def update(self) -> None:
-        """Looks at the runtime; to be called about every second."""
+        # About every second.
         self.is_runtime_away = await self.server.is_runtime_away()
 
     async def stop_accepting(self) -> None:
@@ -166,11 +164,10 @@ class CriProxy:
         self.server.stop_accepting()
 
     async def hand_over(self, changing: asyncio.Lock) -> None:
-        """Upgrades; the lock is held while this process and its successor both must stay as they are."""
+        # The lock is held while this process and its successor both must stay as they are.
         await self.upgrade.run(changing)
 
     async def drain(self, most_s: float) -> None:
-        """Lets intercepted calls end."""
         await self.server.drain(most_s)
 
     async def end(self) -> None:

@@ -33,9 +33,7 @@ IMAGE_PREFIXES: Final = ("/runtime.v1.ImageService/", "/runtime.v1alpha2.ImageSe
 def listener_of(proxy: ProxySettings, environ: Mapping[str, str]) -> Listener:
     """Takes the socket that systemd passed, or makes one.
 
-    Args:
-        proxy: where the socket is made if systemd passed none.
-        environ: the service manager's variables.
+    `proxy`: where the socket is made if systemd passed none.
 
     Raises:
         ConfigError: the passed descriptor is not a listening Unix socket, or is the runtime's own socket.

@@ -118,5 +118,5 @@ def kubelet_folders(folder: Path, levels: int = MOST_LEVELS, *, is_inside: bool 
 
 
 def is_pod(name: str) -> bool:
-    """Whether a folder's name is that of a pod: `podUID`, or a slice `...-podUID.slice`."""
+    # `podUID`, or a slice `...-podUID.slice`.
     return name.startswith("pod") or "-pod" in name

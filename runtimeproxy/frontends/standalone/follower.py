@@ -73,7 +73,6 @@ class Follower:
         self._spawn(self._compare())
 
     def on_cgroups_changed(self) -> None:
-        """A cgroup has come or gone."""
         if not self.events.is_followed:
             self._inventory.compare_soon()
 
@@ -122,7 +121,6 @@ class Follower:
         return record.pod_id
 
     def _seen(self, record: RecordT) -> RecordT:
-        """The record of something whose creation was seen, or not."""
         return replace(record, recovered=record.created_s < self._since_s)
 
     async def _mark_known(self) -> None:

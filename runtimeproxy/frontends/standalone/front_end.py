@@ -55,7 +55,6 @@ class Standalone:
 
     @property
     def switch(self) -> Standalone:
-        """What the bypass sets."""
         return self
 
     @property
@@ -106,7 +105,7 @@ class Standalone:
         """The API serves once everything is loaded."""
 
     def decide(self, traces: object, spawn: Spawn) -> None:
-        """The policies are loaded: follows what runs from now on; there are no calls to trace."""
+        # There are no calls to trace.
         if self._follower is not None and self._tree is not None:
             self._follower.start()
             spawn(self._tree.run())
@@ -118,7 +117,7 @@ class Standalone:
         """Nothing changes from second to second."""
 
     async def hand_over(self, changing: asyncio.Lock) -> None:
-        """There are no calls that a restart would cut."""
+        # There are no calls that a restart would cut.
         logger.warning("upgrade refused: in stand-alone mode a restart costs no call")
 
     async def stop_accepting(self) -> None:
@@ -128,5 +127,5 @@ class Standalone:
         """There are no calls."""
 
     async def end(self) -> None:
-        """Another front end may run now."""
+        # Another front end may run now.
         unlock_host(self._lock_fd)

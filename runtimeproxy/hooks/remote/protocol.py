@@ -73,7 +73,7 @@ class Exchange:
 
 
 def pod_request(pod: PodView) -> api_pb2.PodSandboxHookRequest:
-    """The request of a hook of the pod; resources without a value are absent."""
+    # Resources without a value are absent.
     return _message(
         api_pb2.PodSandboxHookRequest,
         {"labels": pod.labels, "annotations": pod.annotations},
@@ -111,7 +111,7 @@ def container_request(container: ContainerView) -> api_pb2.ContainerResourceHook
 
 
 def resources_message(resources: Resources) -> api_pb2.LinuxContainerResources:
-    """Resources as a message; fields without a value are 0 or empty."""
+    # Fields without a value are 0 or empty.
     return api_pb2.LinuxContainerResources(
         **{cri_name: value for cri_name, name, _ in _FIELDS if (value := getattr(resources, name))},
         hugepage_limits=[
@@ -276,7 +276,7 @@ def _resource_change(
 
 
 def _changed_entries(shown: Mapping[str, str], answered: Mapping[str, str]) -> dict[str, str]:
-    """The new and changed entries; the protocol cannot express a removal."""
+    # The protocol cannot express a removal.
     # For messages' maps it is the quickest way.
     return {key: answered[key] for key in answered if shown.get(key) != answered[key]}
 

@@ -139,10 +139,7 @@ def parse_registration(name: str, data: bytes, default_timeout_s: float) -> Pars
     A file is bad if it is not a JSON object, has no usable endpoint, or a value of the wrong type. Unknown
     keys, hook names and values are problems that leave the rest of the file in effect.
 
-    Args:
-        name: The file's name.
-        data: Its content; any bytes.
-        default_timeout_s: The time for one call if the file has none.
+    `data`: its content; any bytes. `default_timeout_s`: the time for one call if the file has none.
     """
     problems: list[str] = []
     try:
@@ -212,7 +209,6 @@ class _File:
     is_watchable: bool = True
 
     def update(self, content: int | str, parsed: ParsedRegistration, now_s: float) -> None:
-        """Notes the present content."""
         if content != self.content:
             self.content, self.since_s = content, now_s
         self.parsed = parsed
@@ -241,7 +237,6 @@ class _File:
 
     @property
     def present_problems(self) -> tuple[str, ...]:
-        """The problems of the present content."""
         if self.parsed.registration is not None or self.good is None:
             return self.parsed.problems
         return tuple(
@@ -253,7 +248,6 @@ class Registrations:
     """The registration files of one folder. Used by one thread at a time.
 
     Args:
-        folder: Has the files.
         clock: Seconds that only grow.
         grace_s: See `GRACE_S`.
     """

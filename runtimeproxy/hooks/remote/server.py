@@ -134,7 +134,6 @@ class Prober:
         return bool(self._timers)
 
     def start(self) -> None:
-        """Begins, unless it has begun or is closed."""
         if not (self._timers or self._is_closed):
             for deadline_s in self._deadlines_s:
                 self._wait(deadline_s)
@@ -206,7 +205,6 @@ class HookServer:
     """A registered hook server: its connection, its breaker and the policy that stands for it.
 
     Args:
-        registration: The content of its file.
         short_probe_s: Deadline of the probes that soon find a server that is back; for slow servers there are
             probes with the server's own timeout.
         probe_interval_s: Between two probes.
@@ -233,7 +231,7 @@ class HookServer:
 
     @property
     def openings(self) -> int:
-        """How often it was skipped because it failed."""
+        # How often the server was skipped because it failed.
         return self._breaker.openings
 
     @property
@@ -250,7 +248,6 @@ class HookServer:
         return self.registration.failure_policy is FailurePolicy.FAIL
 
     def as_policy(self) -> LoadedPolicy:
-        """The server as a policy of the chain."""
         registration = self.registration
         selector = PodSelector() if self.is_strict else _Reachable(breaker=self._breaker)
         policy = type("HookServerPolicy", (Policy,), {"name": registration.name, "selector": selector})
@@ -387,7 +384,7 @@ class HookServer:
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
-    """Calls a function in the loop's thread: at once, if this is that thread."""
+    # At once, if this is the loop's thread.
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -423,7 +420,6 @@ def _parsed(exchange: Exchange | None, outcome: bytes | RpcError, timeout_s: flo
 
 
 def _entry_count(change: CgroupChange) -> int:
-    """Number of map entries that a change sets."""
     resources = getattr(change, "resources", None)
     count = len(resources.unified) if resources is not None else 0
     return count + sum(len(getattr(change, name, ())) for name in ("labels", "annotations", "env"))

@@ -63,7 +63,6 @@ class HookServers:
     A changed registration makes a new server; an unchanged one keeps its connection and its breaker.
 
     Args:
-        folder: Where hook servers register.
         default_timeout_s: The time for one call of a server whose file has none.
         executor: A thread that reads the files and makes the servers; it may hang.
         on_change: Called after `policies` has changed, and before the old servers are closed.
@@ -112,7 +111,7 @@ class HookServers:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The names of those that are registered beyond `MAX_SERVERS`."""
+        # Registered beyond `MAX_SERVERS`.
         return tuple(self._unused)
 
     @property
@@ -121,14 +120,13 @@ class HookServers:
 
     @property
     def problems(self) -> int:
-        """How many problems of registrations were found since the start."""
+        # Of registrations, since the start.
         return self._watcher.problems
 
     def configure(self, default_timeout_s: float) -> None:
         self._watcher.configure(default_timeout_s)
 
     async def run(self) -> None:
-        """Follows the registrations until it is cancelled, then closes all servers."""
         try:
             await self._watcher.run()
         finally:
@@ -137,7 +135,6 @@ class HookServers:
                 each.server.close()
 
     async def read(self) -> None:
-        """Waits until the present registrations have been read; gives up after `FIRST_READ_S`."""
         try:
             async with asyncio.timeout(FIRST_READ_S):
                 await self._watcher.settled.wait()

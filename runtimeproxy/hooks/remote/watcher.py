@@ -74,7 +74,6 @@ class RegistrationWatcher:
         self._watch.wake.set()
 
     async def run(self) -> None:
-        """Watches until it is cancelled."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._executor, self._make_folder)
         job: Future[_Found] | None = None
@@ -90,7 +89,7 @@ class RegistrationWatcher:
             self._watch.close_after(job)
 
     def _make_folder(self) -> None:
-        """In the executor's thread: makes the folder and its missing parents."""
+        # In the executor's thread.
         try:
             for path in [*reversed(self._folder.parents), self._folder]:
                 if not path.exists():

@@ -167,11 +167,7 @@ def _plain(value: object) -> object:
 
 
 def decode(kind: RowKind, identity: str, body: object) -> Record:
-    """The record of a row.
-
-    Raises:
-        BadRowError: The body is not the JSON of such a record.
-    """
+    # Raises BadRowError if the body is not the JSON of such a record.
     try:
         document = _object(read_json(_text(body)))
         if kind is RowKind.CGROUP:

@@ -139,9 +139,7 @@ class CheckpointFile:
     def write(self, changes: Iterable[RowChange], *, everything: bool = False) -> bool:
         """Writes changes, all or none.
 
-        Args:
-            changes: What to write.
-            everything: Whether the changes take the place of all that is in the file.
+        `everything`: whether the changes take the place of all that is in the file.
 
         Returns:
             Whether nothing was written because the file is a new one, and so everything has to be written.
@@ -316,7 +314,7 @@ class CheckpointFile:
         return before not in (0, self._data_version)
 
     def _guarded(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
-        """Opens the file if necessary, and turns all failures into the two errors of this module."""
+        # All failures become the two errors of this module.
         try:
             if self._connection is None:
                 self._connection = self._open()

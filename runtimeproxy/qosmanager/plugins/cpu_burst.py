@@ -226,7 +226,7 @@ def planned(
 
 
 def _reductions(bursts: Iterable[Burst], excess_cores: float) -> Iterator[tuple[str, int]]:
-    """Takes back from the lowest priority first, and of one priority from the one that has most."""
+    # From the lowest priority first, and of one priority from the one that has most.
     for each in sorted(bursts, key=lambda one: (one.priority, -one.share, one.id)):
         if excess_cores <= 0:
             return

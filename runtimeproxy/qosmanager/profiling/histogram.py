@@ -67,7 +67,6 @@ class UsageHistogram:
         return max(self._weights) < _LEAST_WEIGHT
 
     def add(self, value: float, wall_s: float) -> None:
-        """Adds a sample."""
         half_lives = (wall_s - self._reference_s) / self.buckets.half_life_s
         if half_lives > _MOST_HALF_LIVES or (half_lives != 0 and self.is_empty):
             self._refer_to(wall_s)

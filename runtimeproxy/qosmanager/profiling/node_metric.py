@@ -76,7 +76,6 @@ class Profile:
 
 
 def node_metric(profile: Profile) -> dict[str, Any]:
-    """The NodeMetric of a node."""
     info = {
         "nodeUsage": _resources(profile.usage),
         "systemUsage": _resources(profile.system_usage),

@@ -57,7 +57,7 @@ class Model:
         self.updated_s = wall_s
 
     def follow_clock(self, wall_s: float) -> None:
-        """If the clock was set back, the last sample is of now: else those of a time to come never fade."""
+        # If the clock was set back, the last sample is of now: else those of a time to come never fade.
         if (back_s := wall_s - self.updated_s) < 0:
             self.cpu.shift(back_s)
             self.memory.shift(back_s)

@@ -50,7 +50,6 @@ _LOW_CLASSES = (PriorityClass.BATCH, PriorityClass.FREE)
 
 
 def summed(amounts: Iterable[ResourceAmounts]) -> ResourceAmounts:
-    """The sum; of none it is nothing."""
     total = NOTHING
     for each in amounts:
         total = total.plus(each)
@@ -116,7 +115,6 @@ def high_priority_requested(pods: Iterable[PodUse]) -> ResourceAmounts:
 
 
 def high_priority_max(pods: Iterable[PodUse]) -> ResourceAmounts:
-    """The larger one of request and usage of pods of high priority; without samples the request."""
     # The formula leaves pods without samples out; they would be given away until their first sample.
     return summed(pod.request.at_least(pod.usage or NOTHING) for pod in pods if pod.is_high_priority)
 

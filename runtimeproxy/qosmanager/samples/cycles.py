@@ -130,7 +130,6 @@ class CycleCounters:
         return found
 
     def close(self) -> None:
-        """Ends the counting."""
         for descriptors in self._events.values():
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -151,7 +151,7 @@ class SourceFiles:
             file.close()
 
     def close(self) -> None:
-        """Closes the descriptors; where a thread hangs in a read, as soon as it returns."""
+        # A thread that hangs in a read closes them as soon as it returns.
         if not self.is_stuck:
             self.close_files()
 
@@ -182,7 +182,6 @@ class _Pass:
         return True
 
     def abandon(self, count: int) -> bool:
-        """Leaves the thread behind if it has not got beyond `count` readings."""
         with self.lock:
             if len(self.readings) > count or self.done.is_set():
                 return False

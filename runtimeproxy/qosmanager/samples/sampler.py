@@ -180,7 +180,7 @@ class Sampler:
         return summarize(values)
 
     def last(self, cgroup: str, metric: Metric, length_s: float) -> float | None:
-        """The last sample, unless it is older than `length_s` seconds; much faster than a window."""
+        # Much faster than a window.
         with self._lock:
             found = self._find(cgroup, metric)
             return None if found is None else found[0].last_after(self._reader.clock() - length_s, found[1])
@@ -196,7 +196,7 @@ class Sampler:
         return {node: window for node, window in windows.items() if window is not None}
 
     def losses(self) -> Mapping[Loss, tuple[int, str]]:
-        """Since the start, how many samples were lost by reason, and the path of the last one."""
+        # Since the start, by reason; with the path of the last one.
         with self._lock:
             return MappingProxyType(
                 {loss: (count, self._last_losses[loss]) for loss, count in self._losses.items()}

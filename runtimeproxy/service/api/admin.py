@@ -261,11 +261,7 @@ class AdminServicer:
 def changed(
     overrides: tuple[Override, ...], request: api_pb2.SetPolicyModeRequest, now_s: float
 ) -> tuple[Override, ...]:
-    """The modes after a request.
-
-    Raises:
-        ValueError: It cannot be used; says why.
-    """
+    """The modes after a request. Raises ValueError if it cannot be used; says why."""
     selector = selector_from(request.selector) if request.HasField("selector") else EVERY_POD
     for place, reason in selector_problems(selector.namespaces or (), selector.labels):
         raise ValueError(f"selector: {'.'.join(place)}: {reason}")

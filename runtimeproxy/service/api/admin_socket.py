@@ -30,11 +30,7 @@ _CHUNK_BYTES: Final = 64 * 1024
 class AdminSocket:
     """Used in the event loop's thread.
 
-    Args:
-        path: Where it is published.
-
     Attributes:
-        path: As given.
         start: Starts the server, if it has not been started, and returns the path of its socket.
         problem: Why it does not serve; empty if it does.
     """
@@ -127,7 +123,7 @@ class AdminSocket:
 
 
 def _unlink(path: Path, inode: int) -> None:
-    """Removes a socket unless another one has its name."""
+    # Another socket may have the name meanwhile.
     with contextlib.suppress(OSError):
         if path.stat().st_ino == inode:
             path.unlink()

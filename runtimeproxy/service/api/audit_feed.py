@@ -20,12 +20,7 @@ IN_A_MESSAGE: Final = 100
 
 
 class AuditFeed:
-    """All watchers of the audit.
-
-    Args:
-        ring: The remembered entries.
-        flush: Hands entries that wait on to the ring.
-    """
+    """All watchers of the audit. `flush`: hands entries that wait on to the ring."""
 
     def __init__(self, ring: AuditRing, flush: Callable[[], None]) -> None:
         self._ring = ring

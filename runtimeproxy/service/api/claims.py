@@ -179,7 +179,6 @@ def owner_message(owned: OwnedClaims, now_s: float) -> api_pb2.ClaimOwner:
 
 
 def owned_messages(owners: Iterable[OwnedClaims], now_s: float) -> list[api_pb2.OwnedClaims]:
-    """Owners with their claims."""
     return [
         api_pb2.OwnedClaims(
             owner=owner_message(owned, now_s),
@@ -207,7 +206,6 @@ def claim_message(key: ClaimKey, claim: Claim) -> api_pb2.Claim:
 
 
 def evict_response(result: Result) -> api_pb2.EvictResponse:
-    """See the proto."""
     return api_pb2.EvictResponse(
         outcome=EVICTIONS[result.outcome],
         reason=result.reason,
@@ -221,5 +219,5 @@ def evict_response(result: Result) -> api_pb2.EvictResponse:
 
 
 def wall_time(at_s: float | None, now_s: float) -> Timestamp | None:
-    """A moment of the clock of leases as a time of the day; None for none."""
+    # `at_s`: by the clock of leases.
     return None if at_s is None else timestamp(time.time() + at_s - now_s)

@@ -364,7 +364,6 @@ class Explainer:
 
 
 def _identity(cgroup: str) -> str:
-    """The path of a cgroup; empty if that is not known."""
     try:
         return "/" + "/".join(cgroup_path(cgroup)) if cgroup else ""
     except CgroupPathError:

@@ -44,12 +44,8 @@ def methods(
 ) -> dict[str, ServedMethod]:
     """The methods of a service by path.
 
-    Args:
-        service: its full name.
-        names: those of its methods.
-        load: returns the servicer.
-        descriptor: returns that of the service, once the servicer is loaded.
-        failures: logs requests that cannot be read.
+    `service`: its full name. `descriptor`: returns that of the service, once the servicer is loaded.
+    `failures`: logs requests that cannot be read.
     """
     found = {}
     for name in names:
@@ -82,7 +78,6 @@ class _Calls:
         return f"{self._count} calls of {self._name} are under way already; call again"
 
     async def answer(self, call: ServerCall) -> None:
-        """Answers one call."""
         if refusal := self.refusal():
             # Others may have come while this one's request did.
             await call.abort(StatusCode.RESOURCE_EXHAUSTED, refusal)
@@ -111,5 +106,5 @@ class _Calls:
 
 
 def _bytes_of(response: Message | bytes) -> bytes:
-    """Long responses are serialized where they are made."""
+    # Long responses are serialized where they are made.
     return response if isinstance(response, bytes) else response.SerializeToString()

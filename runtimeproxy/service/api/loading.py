@@ -40,10 +40,7 @@ Load = Callable[[], Awaitable[Any]]
 def loader(executor: Executor, module: str, make: Callable[[Any], Any]) -> Load:
     """Returns what imports a module in a worker thread and makes a servicer of it, once.
 
-    Args:
-        executor: The thread.
-        module: Its full name.
-        make: Gets the module.
+    `module`: its full name. `make`: gets the module.
     """
     made: list[Any] = []
     lock = asyncio.Lock()

@@ -208,7 +208,7 @@ def reserved_of(node: Node) -> tuple[dict[str, int], frozenset[int]]:
 
 
 def shown_texts(texts: Mapping[str, str]) -> Mapping[str, str]:
-    """Labels or annotations that count for something here: others may be long, or no one's business."""
+    # Others may be long, or no one's business.
     return {key: text for key, text in texts.items() if key.startswith(PREFIXES) or f"{KOORDINATOR}/" in key}
 
 

@@ -67,11 +67,7 @@ class _ChangedBooks:
 
 
 class PodFeed:
-    """All watchers of pods.
-
-    Args:
-        messages: Makes them, of records and values.
-    """
+    """All watchers of pods. `messages`: makes them, of records and values."""
 
     def __init__(self, messages: PodMessages) -> None:
         self._messages = messages
@@ -134,7 +130,7 @@ class PodFeed:
         self._pod_of = {box.id: box.pod_id for box in store.containers}
 
     async def _fill(self) -> None:
-        """Makes the messages of all pods, some of them in each turn of the loop: calls go on meanwhile."""
+        # Some messages in each turn of the loop: calls go on meanwhile.
         async with self._filling:
             if self._is_filled:
                 return

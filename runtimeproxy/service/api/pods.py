@@ -112,7 +112,7 @@ def _by_prefix(store: PodStore, text: str) -> list[PodRecord]:
 
 
 def _age(pod: PodRecord) -> tuple[bool, int]:
-    """Sorts the newest sandbox of a pod last, and one that runs behind all that do not."""
+    # Sorts the newest sandbox of a pod last, and one that runs behind all that do not.
     return pod.state is not Lifecycle.STOPPED, pod.attempt
 
 
@@ -200,7 +200,6 @@ def _strategy_fields(strategy: PodStrategy) -> tuple[api_pb2.StrategyField, ...]
 
 
 def _of_koordinator(texts: Mapping[str, str]) -> dict[str, str]:
-    """The labels or annotations of Koordinator's domains."""
     return {
         key: text for key, text in texts.items() if f".{key.partition('/')[0]}".endswith(f".{KOORDINATOR}")
     }

@@ -83,6 +83,5 @@ def problems_of_manager(status: api_pb2.QosManagerStatus) -> Iterator[str]:
 
 
 def notes_of_manager(status: api_pb2.QosManagerStatus) -> Iterator[str]:
-    """What an operator may want to know."""
     if status.note and status.state != api_pb2.QosManagerStatus.STATE_MISSING:
         yield status.note

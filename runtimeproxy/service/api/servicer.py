@@ -83,7 +83,6 @@ class RuntimeProxyServicer:
 
     @property
     def watchers(self) -> int:
-        """The number of clients that watch pods or the audit."""
         return len(self.pods.watchers) + len(self._audit.watchers)
 
     async def GetNode(  # noqa: N802  # the method's name in the service
@@ -129,7 +128,7 @@ class RuntimeProxyServicer:
 async def _watched(
     responses: AsyncGenerator[ResponseT, None], context: Context
 ) -> AsyncGenerator[ResponseT, None]:
-    """The responses of a feed; its errors end the call with a status."""
+    # The feed's errors end the call with a status.
     try:
         # Closed at once when the client is gone, so that nothing is gathered for it.
         async with aclosing(responses):

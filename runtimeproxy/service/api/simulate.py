@@ -124,7 +124,7 @@ class Simulator:
 
 
 def _outcome(*arguments: Any) -> bytes | RuntimeProxyError:  # noqa: ANN401 - those of `_simulated`
-    """The response, or the error without what its traceback would keep: all that has been read."""
+    # A new error: the traceback of the old one would keep all that has been read.
     try:
         return _simulated(*arguments)
     except InputError as error:
@@ -171,11 +171,7 @@ def _serialized(pod: PodSimulation) -> bytes:
 def chosen(
     loaded: Iterable[LoadedPolicy], in_use: Iterable[LoadedPolicy], request: api_pb2.SimulateRequest
 ) -> tuple[LoadedPolicy, ...]:
-    """The policies to simulate.
-
-    Raises:
-        InputError: No policy has the given name.
-    """
+    """The policies to simulate. Raises InputError if no policy has the given name."""
     policies = tuple(in_use)
     if request.enforce_all:
         servers = (each for each in policies if each.remote_hooks)

@@ -107,7 +107,7 @@ class StatusReading(NamedTuple):
 
 
 def read_memory() -> int:
-    """The resident memory of this process; 0 if it cannot be read. Source: proc_pid_statm(5)."""
+    # Source: proc_pid_statm(5).
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - no object for a path is needed
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -243,7 +243,7 @@ def _add_replaced(policy: api_pb2.PolicyStatus, threads: int, since_s: float) ->
 
 
 def _is_not_replaced(policy: api_pb2.PolicyStatus) -> bool:
-    """Whether a thread that loads the policy is the reason why its present version is not in use."""
+    # A thread that loads the policy is why its present version is not in use.
     return policy.is_kept or policy.state == api_pb2.PolicyStatus.STATE_FAILED
 
 
@@ -288,7 +288,6 @@ def owner_mode_of(leased: LeasedClaims, modes: ModeOverrides, claimant: str) -> 
 
 
 def overrides_of(modes: ModeOverrides, policy: str) -> list[api_pb2.ModeOverride]:
-    """The modes that operators have set for a policy, oldest first."""
     return [
         api_pb2.ModeOverride(
             mode=MODES[each.mode],

@@ -68,7 +68,6 @@ def provenance_message(provenance: Provenance) -> api_pb2.Provenance:
 
 
 def as_json(value: object) -> str:
-    """A value of a strategy as JSON."""
     return json.dumps(value, default=_plain, sort_keys=True)
 
 

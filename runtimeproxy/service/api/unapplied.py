@@ -29,7 +29,6 @@ def _order(each: Unapplied) -> tuple[bool, str, str, str]:
 
 
 def unapplied_messages(found: Iterable[Unapplied], most: int = MOST_VALUES) -> list[api_pb2.UnappliedValue]:
-    """The first ones as messages."""
     return [
         api_pb2.UnappliedValue(
             target=each.target.name,

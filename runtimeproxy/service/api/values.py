@@ -44,12 +44,10 @@ def duration(time_s: float) -> Duration:
 
 
 def shown(value: object) -> str | None:
-    """A value as text; None for none, and for one that is taken away."""
     return str(value) if isinstance(value, int | float | str) else None
 
 
 def owners_of(claims: Iterable[Claim]) -> str:
-    """The owners of some claims, joined by `+`."""
     return texts_of(claim.owner for claim in claims)
 
 
@@ -72,11 +70,7 @@ def selector_message(selector: PodSelector) -> api_pb2.PodSelector:
 
 
 def selector_from(message: api_pb2.PodSelector) -> PodSelector:
-    """The pods that a message names.
-
-    Raises:
-        ValueError: An operator is not known.
-    """
+    """The pods that a message names. Raises ValueError if an operator is not known."""
     expressions = []
     for each in message.match_expressions:
         if each.operator not in {operator.value for operator in LabelOperator}:

@@ -86,11 +86,10 @@ class Watcher(Generic[ItemT]):
             raise self._error
 
     def take_snapshot(self) -> None:
-        """What is added from now on is no part of the snapshot that is sent now."""
+        # What is added from now on is no part of the snapshot that is sent now.
         self.needs_snapshot, self._full_since_s = False, None
 
     def take(self) -> list[ItemT]:
-        """All that is queued."""
         items = list(self._queue)
         self._queue.clear()
         return items

@@ -243,7 +243,7 @@ class _Parts:
         self._put("status", _encoded(status))
 
     def put_node(self, node: api_pb2.GetNodeResponse) -> None:
-        """Takes the node; one that has not changed is the same object."""
+        # A node that has not changed is the same object.
         if node is not self._node:
             self._node = node
             self._put("node", _encoded(node, "plugin_strategies", "labels", "annotations"))

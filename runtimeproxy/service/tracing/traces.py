@@ -99,11 +99,10 @@ class Traces:
         self._thread.start()
 
     def configure(self, settings: TracingSettings) -> None:
-        """Takes a changed ratio; another endpoint needs a new process."""
+        # Another endpoint needs a new process.
         self._settings = settings
 
     def samples(self) -> bool:
-        """Whether to trace a call of a client that does not trace."""
         return random.random() < self._settings.ratio  # noqa: S311 - no secret
 
     def take(self, trace: CallTrace) -> None:

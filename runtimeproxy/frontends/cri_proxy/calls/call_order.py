@@ -58,7 +58,6 @@ class CallOrder(KeyedQueue):
         return len(self._queues) + len(self._post_hooks)
 
     def is_idle(self, turn_key: str, pod_key: str) -> bool:
-        """Whether a call with these keys would not have to wait."""
         return turn_key not in self._queues and pod_key not in self._post_hooks
 
     def block(self, pod_keys: tuple[str, ...], post_hooks: asyncio.Future[None]) -> None:

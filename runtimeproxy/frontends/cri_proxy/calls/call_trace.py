@@ -64,7 +64,6 @@ class CallTrace:
         waited_s: how long the call has waited already.
 
     Attributes:
-        path, parent: see above.
         began_ns: when its headers came, in nanoseconds since the epoch.
         began_s: the same by the monotonic clock, as the other times.
         message_s: when its whole message was there; None if it never was.
@@ -119,14 +118,13 @@ class CallTrace:
 
     @property
     def origin(self) -> Origin:
-        """Of the call's decisions; not kept, as it leads back here."""
+        # Not kept, as it leads back here.
         return Origin(BY_PATH[self.path].kind, self._trace_id, self)
 
     def _trace_id(self) -> str:
         return "" if self.parent is None else self.parent.trace_id
 
     def name(self, call: CriCall) -> None:
-        """Takes names and ids from a request that was parsed, or from records."""
         if isinstance(call, NewSandbox):
             self._name_pod(cast("_PodRequest", call.request).config.metadata)
         elif isinstance(call, CreateContainer):

@@ -51,7 +51,6 @@ class ContainerDraft:
 
     Attributes:
         config: The request's; edited in place.
-        owners: The owner of each field that policies set.
         pending: The cgroup values that wait for the container's cgroup.
         fields: What policies want of its fields.
         fitted: The values that it has because of bounds above, by cgroup parameter.
@@ -101,7 +100,6 @@ class ContainerDraft:
         return True
 
     def keep_decision(self, decision: Decision | None) -> None:
-        """Keeps the decision for the record."""
         if decision is not None:
             self.owners = decision.owners
             if isinstance(decision.change, CgroupChange) and decision.change.cgroup:
@@ -185,7 +183,7 @@ class CreateContainer(CriCall):
         return (Question(Hook.PRE_CREATE_CONTAINER, pod, make_view, edit=self._edit, on_decided=on_decided),)
 
     def adjust(self) -> bool:
-        """Fits the resources to bounds above, which policies do not know."""
+        # Policies do not know the bounds above.
         return self._draft.fit(self.services, self._parent)
 
     def preparations(self, until_s: float) -> Sequence[Work]:

@@ -244,12 +244,11 @@ class CriCall(ABC):
         fields: Mapping[Field, MergedField],
         fitted: Mapping[str, int | str] = NO_ENTRIES,
     ) -> None:
-        """Books what policies want of a new container, in the loop's next turn: the answer goes first."""
+        # In the loop's next turn: the answer goes first.
         if pod is not None and (fields or fitted):
             asyncio.get_running_loop().call_soon(book_container, self.services, pod, record, fields, fitted)
 
     def write_later(self, due: DueWrites) -> Work:
-        """Cgroup values that are due after the answer."""
         return partial(write_due, due=due, origin=self.origin)
 
 
@@ -262,7 +261,6 @@ class ContainerCall(CriCall):
 
     @property
     def record(self) -> ContainerRecord | None:
-        """The container's present record."""
         return self.services.store.containers.get(self.container_id)
 
     @property
@@ -289,7 +287,6 @@ class ContainerCall(CriCall):
             await lookups.pod(record.pod_id)
 
     def question(self, hook: Hook, record: ContainerRecord, updated: Resources | None = None) -> Question:
-        """A question about the container; `updated` are the resources that an update asks for."""
         return container_question(self.services, hook, record, self.pod, updated)
 
 
@@ -302,7 +299,6 @@ class PodCall(CriCall):
 
     @property
     def record(self) -> PodRecord | None:
-        """The sandbox's present record."""
         return self.services.store.pods.get(self.pod_id)
 
     def find_records(self) -> bool:

@@ -93,7 +93,7 @@ class RemoveContainer(ContainerCall):
         self._is_gone = False
 
     async def fetch_records(self) -> None:
-        """The runtime knows nothing of a removed container."""
+        # The runtime knows nothing of a removed container.
         if not self._is_gone:
             await super().fetch_records()
 
@@ -126,7 +126,7 @@ class RemovePodSandbox(PodCall):
         self._is_gone = False
 
     async def fetch_records(self) -> None:
-        """The runtime knows nothing of a removed sandbox."""
+        # The runtime knows nothing of a removed sandbox.
         if not self._is_gone:
             await super().fetch_records()
 
@@ -143,7 +143,7 @@ class RemovePodSandbox(PodCall):
         return NO_WORK
 
     def after(self) -> Sequence[Question]:
-        """Containers that have gone with the sandbox."""
+        # The containers that have gone with the sandbox.
         return self._removed
 
     async def confirm(self) -> Sequence[Work] | None:

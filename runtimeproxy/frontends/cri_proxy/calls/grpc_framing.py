@@ -90,7 +90,6 @@ class Decompressor:
 
     @property
     def is_done(self) -> bool:
-        """Whether the whole message is decompressed."""
         return not self.is_compressed or (self._member is None and self._read_bytes == len(self._data))
 
     def take(self) -> bytearray | memoryview:
@@ -162,5 +161,5 @@ def open_response(frame: bytes) -> bytes:
 
 
 def frame_message(body: bytes) -> bytes:
-    """A frame with an uncompressed message; legal with any `grpc-encoding`, for each frame has its flag."""
+    # Legal with any `grpc-encoding`, for each frame has its flag.
     return b"\0" + len(body).to_bytes(4) + body

@@ -267,7 +267,7 @@ class InterceptedCall:
             self._in_task(self._wait_and_begin, call)
 
     def _enter(self) -> None:
-        """From now on the next calls with this key wait for their turn."""
+        # From now on the next calls with this key wait for their turn.
         if self._turn is None:
             self._turn = self._services.order.enter(self._turn_key)
 
@@ -440,7 +440,6 @@ class InterceptedCall:
             self._end_decision()
 
     def _edited_frame(self, call: CriCall) -> bytes | None:
-        """The frame to forward; None for the request as it came."""
         return frame_message(call.request.SerializeToString()) if self._is_changed else None
 
     # --- the answer ----------------------------------------------------------------------------------------
@@ -460,7 +459,7 @@ class InterceptedCall:
         self._end_decision()
 
     def _prepare(self) -> None:
-        """Makes the record of a short request while the runtime works."""
+        # While the runtime works.
         try:
             if self._call is not None:
                 self._call.prepare()

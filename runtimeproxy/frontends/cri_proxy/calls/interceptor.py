@@ -199,7 +199,7 @@ class CallServices:
 
     @property
     def evaluation(self) -> int:
-        """How many evaluations of more than one pod have begun."""
+        # Evaluations of more than one pod.
         return self.evaluator.rounds if self.evaluator is not None else 0
 
     def catch_up(self, pod_id: str, evaluation: int) -> None:
@@ -236,11 +236,9 @@ class CallInterceptor:
         self.waiting: dict[_WaitingCall, None] = {}
 
     def intercepts(self, path: str) -> bool:
-        """Whether calls of this `:path` are intercepted."""
         return path in BY_PATH and not self.bypass
 
     def open(self, head: CallHead, reply: Reply) -> CallHandler:
-        """The handler of an intercepted call."""
         return (
             self._open_call(head, reply) if self._open_call is not None else _WaitingCall(self, head, reply)
         )
@@ -288,7 +286,7 @@ class _WaitingCall:
             self._handler.on_cancelled()
 
     def on_response(self, outcome: Outcome, data: bytes) -> None:
-        """Reports a call that was forwarded without a handler, and so without a record."""
+        # A call that was forwarded without a handler has no record.
         if self._handler is not None:
             self._handler.on_response(outcome, data)
         elif outcome is not Outcome.FAILED and self._interceptor.on_unseen is not None:

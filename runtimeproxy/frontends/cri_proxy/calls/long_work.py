@@ -40,7 +40,6 @@ class LongWork:
     """Worker threads for long requests. Used in the event loop's thread.
 
     Args:
-        executor: The threads.
         give_back: Gives free memory back to the kernel; called in one of the threads.
     """
 
@@ -52,7 +51,7 @@ class LongWork:
         self._trim: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Number of connections with work that is not done."""
+        # Connections with work that is not done.
         return len(self._queue)
 
     async def run(self, connection: object, work: Callable[[Check], ResultT], size_bytes: int = 0) -> ResultT:
@@ -61,10 +60,8 @@ class LongWork:
         If the caller is cancelled, the work is not begun or ends at its next check. The connection's next
         work begins when the thread is back.
 
-        Args:
-            connection: The one that the work is for.
-            work: The function; it calls its argument between slices.
-            size_bytes: About how much memory it takes.
+        `work`: the function; it calls its argument between slices. `size_bytes`: about how much memory it
+        takes.
         """
         turn = self._queue.enter(connection)
         is_over = False

@@ -57,7 +57,7 @@ class LastValues(Mapping[str, bytes]):
         self._found: dict[str, bytes] | None = None
 
     def read(self) -> None:
-        """Makes the copy; from now on the request may change."""
+        # From now on the request may change.
         self._values()
 
     def __getitem__(self, name: str) -> bytes:
@@ -110,12 +110,8 @@ def requested_pod(
     the start hold, and so does the cgroup parent: the sandbox lives there. Labels, annotations, resources and
     overhead are each taken from the record if the request has none.
 
-    Args:
-        config: The request's.
-        known: The record of the sandbox, if there is one.
-        summary: Of `requested_summary`.
-        handler: The runtime handler, if there is no record.
-        priority: The pod's `spec.priority`, if there is no record; None if it is not known.
+    `summary`: of `requested_summary`. `priority`: the pod's `spec.priority`, if there is no record; None if
+    it is not known.
     """
     about, linux = config.metadata, config.linux
     parent, overhead, resources = linux.cgroup_parent, NO_RESOURCES, NO_RESOURCES
@@ -142,7 +138,6 @@ def requested_pod(
 
 
 def requested_container(config: api_pb2.ContainerConfig, pod: PodView, resources: Resources) -> ContainerView:
-    """A container as the request for its creation describes it; `resources` are the request's."""
     return ContainerView(
         name=config.metadata.name,
         attempt=config.metadata.attempt,
@@ -189,7 +184,6 @@ def _copied(entries: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def edit_pod(config: api_pb2.PodSandboxConfig, change: PodChange) -> bool:
-    """Changes the configuration of a sandbox to be created."""
     changed = edit_entries(config.labels, change.labels)
     changed |= edit_entries(config.annotations, change.annotations)
     changed |= edit_cgroup_parent(config, change.cgroup_parent)
@@ -237,13 +231,9 @@ def edit_resources(
 ) -> bool:
     """Changes resources; an absent message appears only if a value is set.
 
-    Args:
-        message: The resources in the request.
-        change: From policies.
-        sent: What the message gives now.
-        in_force: What the runtime has; such a value is not sent again unless the kubelet sends the field.
-            None if it is not known: every wanted value is sent.
-        update: Whether the message updates something that exists.
+    `sent`: what the message gives now. `in_force`: what the runtime has; such a value is not sent again
+    unless the kubelet sends the field. None if it is not known: every wanted value is sent. `update`: whether
+    the message updates something that exists.
     """
     scalars = scalar_edits(change, in_force, sent, update=update)
     for cri_field, value in scalars.items():
@@ -257,7 +247,6 @@ def edit_resources(
 
 
 def edit_entries(entries: MutableMapping[str, str], changes: TextEntries) -> bool:
-    """Changes single entries of a map."""
     edits = entry_edits(changes, entries) if changes else {}
     _assign(entries, edits)
     return bool(edits)
@@ -332,12 +321,8 @@ def scalar_edits(
 ) -> dict[str, int | str]:
     """The CRI fields to assign so that a change is made, and only those that really differ.
 
-    Args:
-        change: From policies.
-        in_force: What the runtime has; None where that is nothing or not known. A field that the kubelet does
-            not send and that has the wanted value already is not sent again.
-        sent: What the message gives now.
-        update: Whether the message updates something that exists.
+    `in_force`: what the runtime has; None where that is nothing or not known. A field that the kubelet does
+    not send and that has the wanted value already is not sent again.
     """
     edits: dict[str, int | str] = {}
     for name, field in CRI_FIELDS.items():
@@ -362,10 +347,7 @@ def entry_edits(
 ) -> dict[str, str | None]:
     """The map entries to set (or, with None, to take away), and only those that really differ.
 
-    Args:
-        changes: From policies.
-        present: What the message gives now.
-        in_force: What the runtime has; an entry that the message does not give is not sent again.
+    `in_force`: what the runtime has; an entry that the message does not give is not sent again.
     """
     known = in_force or {}
     edits: dict[str, str | None] = {}

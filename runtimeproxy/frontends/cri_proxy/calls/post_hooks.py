@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def start_post_hooks(services: CallServices, method: Method, call: CriCall, works: Sequence[Work]) -> None:
-    """Starts due work and the post hooks of a call; the next calls of its pod wait for them."""
+    # The next calls of the pod wait for them.
     if works or _may_have_policies(services, method, call):
         work = partial(_run_post_hooks, services, method, call, works)
         services.order.block(call.pod_keys, services.spawn(_guarded(services, method, work)))
@@ -37,7 +37,7 @@ def start_works(services: CallServices, method: Method, call: CriCall, works: Se
 
 
 async def settle(services: CallServices, method: Method, call: CriCall) -> None:
-    """Asks the runtime for the outcome of a call; after a success its post hooks run."""
+    # After a success the post hooks of the call run.
     await _guarded(services, method, partial(_settle, services, method, call))
 
 

@@ -67,7 +67,6 @@ class RestorePod(NewSandbox):
                 question.pod = cast("PodView", decision.view)
 
     def _pod_view(self) -> PodView:
-        """The pod with the changes of policies."""
         return cast("PodView", self._decision.view) if self._decision is not None else self._draft.view()
 
     def preparations(self, until_s: float) -> Sequence[Work]:
@@ -79,7 +78,6 @@ class RestorePod(NewSandbox):
         return (*works, partial(write_decision, decision=decision, cgroup=cgroup, origin=self.origin))
 
     def prepare(self) -> None:
-        """Prepares the records of the pod and its containers."""
         super().prepare()
         for draft in self._containers.values():
             draft.prepare()
@@ -107,7 +105,6 @@ class RestorePod(NewSandbox):
         return works
 
     def after(self) -> Sequence[Question]:
-        """The containers run."""
         return [self._started(record) for record in self._restored]
 
     def _started(self, record: ContainerRecord) -> Question:

@@ -43,8 +43,6 @@ class PodDraft:
     """A sandbox that is about to be created: its configuration, the changes of policies, and its record.
 
     Args:
-        config: Of the request.
-        runtime_handler: Of the request.
         priority: The pod's `spec.priority`; None if it is not known.
     """
 
@@ -76,7 +74,6 @@ class PodDraft:
         )
 
     def keep_decision(self, decision: Decision | None) -> None:
-        """Keeps the decision for the record."""
         if decision is not None:
             self._change = decision.pod_change or self._change
             self._owners = decision.owners
@@ -124,7 +121,7 @@ class PodDraft:
         return make(id=identity, created_s=time.time())
 
     def release(self) -> None:
-        """Drops the parts of the configuration that are not needed once the record is prepared."""
+        # The other parts are not needed once the record is prepared.
         self.config = api_pb2.PodSandboxConfig(metadata=self.config.metadata)
 
     def _edit(self, change: Change) -> bool:
@@ -165,11 +162,10 @@ class NewSandbox(CriCall):
 
     @property
     def pod_keys(self) -> tuple[str, ...]:
-        """The uid, and the sandbox's id once there is one."""
+        # The uid, and the sandbox's id once there is one.
         return (self.turn_key, self._record.id) if self._record is not None else (self.turn_key,)
 
     def prepare(self) -> None:
-        """Prepares the pod's record."""
         self._draft.prepare()
 
     def release(self) -> None:
@@ -201,7 +197,7 @@ class RunPodSandbox(NewSandbox):
     request_type = api_pb2.RunPodSandboxRequest
 
     def before(self) -> Sequence[Question]:
-        """May change labels, annotations, cgroup parent and resources."""
+        # May change labels, annotations, cgroup parent and resources.
         return (self._draft.question(),)
 
     def on_success(self, response: bytes) -> Sequence[Work]:

@@ -45,7 +45,7 @@ class StartContainer(ContainerCall):
             self._owners = decision.owners
 
     def preparations(self, until_s: float) -> Sequence[Work]:
-        """Room for the values of the runtime's specification."""
+        # Room for the values of the runtime's specification.
         return make_room(self.services, self.pod, self._booked)
 
     def _booked(self) -> Mapping[str, int | str]:

@@ -71,14 +71,7 @@ class _TracedHandler:
 
 
 def open_traced(sink: TraceSink, services: CallServices, head: CallHead, reply: Reply) -> CallHandler:
-    """The handler of an intercepted call, which is traced if the client records it, or by chance.
-
-    Args:
-        sink: takes the notes.
-        services: see `InterceptedCall`.
-        head: the request headers.
-        reply: takes the decision.
-    """
+    """The handler of an intercepted call, which is traced if the client records it, or by chance."""
     parent = parse_traceparent(head.traceparent)
     if not (sink.samples() if parent is None else parent.is_sampled):
         return InterceptedCall(services, head, reply)

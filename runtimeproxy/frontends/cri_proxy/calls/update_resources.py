@@ -186,12 +186,12 @@ class UpdateContainerResources(ContainerCall):
             all_pending[self._update_key] = left
 
     def prepare(self) -> None:
-        """Makes the record that is valid afterwards unless the present one changes meanwhile."""
+        # It is valid afterwards unless the present record changes meanwhile.
         if self._before is not None:
             self._prepared = self._before, self._updated(self._before)
 
     def release(self) -> None:
-        """Drops the request: all that is needed of it is read."""
+        # All that is needed of it is read.
         self.request = self._request = api_pb2.UpdateContainerResourcesRequest()
 
     def repairs(self) -> Sequence[Work]:
@@ -396,7 +396,7 @@ def resized(
 
 
 def _lower_bursts(ledger: CgroupLedger, quotas_us: Mapping[str, int]) -> None:
-    """In a worker thread: before the quotas of these cgroups are lowered."""
+    # In a worker thread: before the quotas of these cgroups are lowered.
     for cgroup, quota_us in quotas_us.items():
         ledger.before_update(cgroup, quota_us)
 

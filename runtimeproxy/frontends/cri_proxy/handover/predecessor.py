@@ -42,7 +42,7 @@ class Predecessor:
         await self._exchange(Message.LOADED, Message.GO)
 
     async def report_serving(self) -> None:
-        """Reports that this process accepts clients; waits until the service manager knows it."""
+        # Until the service manager knows the new main process.
         await self._exchange(Message.SERVING, Message.MAIN)
 
     async def wait_until_drained(self) -> None:
@@ -55,7 +55,7 @@ class Predecessor:
         await self._channel.close()
 
     def report_stopping(self) -> None:
-        """Reports that this process was asked to end, so that the predecessor does not serve again."""
+        # So the predecessor does not serve again.
         self._channel.send(Message.STOPPING)
 
     async def _exchange(self, sent: Message, expected: Message) -> None:

@@ -150,7 +150,7 @@ class Channel:
         self._streams = await asyncio.open_unix_connection(sock=self._sock, limit=LINE_LIMIT_BYTES)
 
     def send(self, message: Message) -> None:
-        """Sends a message; the other process may be gone."""
+        # The other process may be gone.
         if self._streams is not None and not self._streams[1].is_closing():
             self._streams[1].write(f"{message}\n".encode())
 

@@ -127,7 +127,7 @@ class Upgrade:
 
     @property
     def successor_pid(self) -> int:
-        """The process that serves now; 0 if it is this one."""
+        # 0 if this process serves.
         return self._successor.pid if self._successor is not None and self.has_moved else 0
 
     async def run(self, changing: asyncio.Lock) -> None:
@@ -163,7 +163,6 @@ class Upgrade:
             self._successor = None
 
     async def send_drained(self) -> None:
-        """Reports that no call runs here any more and all records are written."""
         if self._successor is not None:
             self._successor.channel.send(Message.DRAINED)
             await self._successor.channel.close()
@@ -266,7 +265,7 @@ class Upgrade:
 
 
 def note(text: str) -> str:
-    """A line for the lock file that differs from all earlier ones, so that a reader notices it."""
+    # Differs from all earlier lines, so that a reader notices it.
     return f"{time.time_ns()} {text}"
 
 
@@ -369,7 +368,7 @@ class Successor:
         self.forget_errors()
 
     def forget_errors(self) -> None:
-        """Closes the file for the successor's errors: it is gone, or has come up."""
+        # The successor is gone, or has come up.
         if self._errors_fd >= 0:
             os.close(self._errors_fd)
             self._errors_fd = -1

@@ -103,7 +103,6 @@ class MemoryBudget:
                 each.is_old = True
 
     def _enqueue(self, reservation: Reservation, *, is_whole: bool) -> None:
-        """Queues a reservation that asks for more."""
         if is_whole or reservation.granted_bytes:
             self._growing.setdefault(reservation)
         elif reservation not in reservation.memory.waiting:
@@ -143,7 +142,6 @@ class MemoryBudget:
             self._is_granting = False
 
     def _next(self) -> Reservation | None:
-        """The next reservation that there is room for."""
         is_full = False
         for each in self._growing:
             if self._fits(each):
@@ -244,7 +242,7 @@ class ConnectionMemory:
 
     @property
     def is_full(self) -> bool:
-        """Whether messages that are incomplete or waiting hold more than they may."""
+        # Messages that are incomplete or waiting hold more than they may.
         return self.unreserved_bytes - self.whole_bytes > self.budget.unreserved_room_bytes
 
 

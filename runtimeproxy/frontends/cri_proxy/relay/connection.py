@@ -126,7 +126,6 @@ class PeerTransport(asyncio.BaseProtocol):
                 self.transport.pause_reading()
 
     def resume(self, why: Pause) -> None:
-        """Reads again, if there is no other reason not to."""
         if self.paused & why:
             self.paused &= ~why
             if not self.paused and self.transport is not None:
@@ -158,7 +157,7 @@ class PeerTransport(asyncio.BaseProtocol):
             self.transport.pause_reading()
 
     def eof_received(self) -> None:
-        """The transport closes itself then, as soon as all is written, which may be never."""
+        # The transport closes itself then, as soon as all is written, which may be never.
         self._on_eof()
 
     def pause_writing(self) -> None:
@@ -250,7 +249,7 @@ class Connection:
         return self._client
 
     def _on_no_call(self) -> None:
-        """A client that has something to say may be saying it just now: it gets a GOAWAY first."""
+        # A client that has something to say may be saying it just now: it gets a GOAWAY first.
         if not self.is_draining:
             self._options.relay.counts.ended["no_call"] += 1
             self.drain(self.close)
@@ -390,7 +389,7 @@ class Connection:
             self._after_write(relay)
 
     def _run(self, action: Callable[..., None], *args: object) -> None:
-        """Runs an action of the relay without received data; errors and output are handled the same."""
+        # Errors and output are handled as for received data.
         if self._relay is not None:
             self._has_more = True
             self._receive(self._relay, lambda _: action(*args), b"")
@@ -431,7 +430,7 @@ class Connection:
             self._on_settled()
 
     def _catch_up(self, side: PeerTransport) -> None:
-        """Goes on with the rest of a read in the loop's next turn; nothing more is read meanwhile."""
+        # Nothing more is read meanwhile.
         if side not in self._behind:
             self._behind.add(side)
             side.pause(Pause.BEHIND)
@@ -456,7 +455,7 @@ class Connection:
             self._report_writable(self._relay.on_runtime_writable, is_writable)
 
     def _report_writable(self, action: Callable[[bool], None], is_writable: bool) -> None:
-        """Reports "full" without writing: a transport calls back in the middle of a write."""
+        # Without writing: a transport calls back in the middle of a write.
         if is_writable:
             self._run(action, True)
         else:
@@ -516,7 +515,6 @@ class Connection:
             self._timer = self._loop.call_later(LINGER_S, self._client.abort)
 
     def abort(self) -> None:
-        """Ends the connection at once."""
         self._stop()
         if self._relay is not None:
             self._relay.on_lost()
@@ -559,7 +557,7 @@ class Connection:
         self._on_settled()
 
     def _on_client_eof(self) -> None:
-        """The client sends no more: its transport closes once all is written, at the latest after 1 s."""
+        # The client sends no more: its transport closes once all is written, at the latest after 1 s.
         if self._relay is not None and not self._is_closed:
             self._relay.on_lost()
             self.close()

@@ -74,5 +74,4 @@ class RelayCounts:
         self.without_upstream = self.too_large = 0
 
     def of(self, path: str) -> MethodCounts:
-        """The counts for calls of a `:path`."""
         return self._by_path.get(path, self._others)

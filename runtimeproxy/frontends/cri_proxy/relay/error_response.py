@@ -62,12 +62,8 @@ def error_response(
 ) -> bytes:
     """Returns the HEADERS frame that ends a stream with a gRPC status and no message.
 
-    Args:
-        stream_id: the stream to end.
-        code: the gRPC status code.
-        text: the status message.
-        table_updates: dynamic table sizes to signal first, where updates are due (RFC 7541, 4.2).
-        is_trailers: whether response headers have passed on this stream already.
+    `table_updates`: dynamic table sizes to signal first, where updates are due (RFC 7541, 4.2).
+    `is_trailers`: whether response headers have passed on this stream already.
     """
     block = b"".join(integer(size, 5, 0x20) for size in table_updates)
     if not is_trailers:

@@ -133,7 +133,7 @@ class FlowControl:
         self.pump_waiting()
 
     def after_passing(self, action: Callable[[], None]) -> None:
-        """Calls `action` once the client's DATA that waits now is sent; at once when none waits."""
+        # At once when none of the client's DATA waits.
         if any(isinstance(item, _PassingData) for item in self.waiting):
             self._check_room()
             self.waiting.append(_Deferred(action))
@@ -145,7 +145,6 @@ class FlowControl:
             raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many frames wait for the connection's window")
 
     def has_waiting(self, stream_id: int) -> bool:
-        """Whether DATA of a passing stream waits."""
         return any(isinstance(item, _PassingData) and item.stream_id == stream_id for item in self.waiting)
 
     def drop(self, stream_id: int) -> int:
@@ -163,7 +162,7 @@ class FlowControl:
         return dropped_bytes
 
     def pump_waiting(self) -> None:
-        """Sends waiting DATA, as far as the window allows; empty DATA needs none."""
+        # Empty DATA needs no window.
         while self.waiting:
             # Taken out first: the end of a message makes room for others, which may get here as well.
             item = self.waiting.popleft()
@@ -198,7 +197,6 @@ class FlowControl:
     # --- the relay's own DATA ----------------------------------------------------------------------------
 
     def send(self, stream: SendingStream) -> None:
-        """Sends a message as far as windows and transport allow now, the beginning or what is left of it."""
         if stream.is_sending and not stream.is_queued and (self.waiting or self._needs_credit(stream)):
             stream.is_queued = True
             self.waiting.append(stream)
@@ -209,10 +207,7 @@ class FlowControl:
         The client's frame has used its window, which stands for the same part of the runtime's: of that there
         is neither debt nor credit.
 
-        Args:
-            stream: the message's.
-            content: the message.
-            frame_bytes: what the client's frame took of its window.
+        `frame_bytes`: what the client's frame took of its window.
 
         Returns:
             How much of that the client is still to get back; -1 if nothing was sent.

@@ -64,7 +64,6 @@ class DiscardedStream:
         return False
 
     def on_client_headers(self) -> bool:
-        """Returns whether the connection can go on."""
         return True
 
     def on_runtime_headers(self, is_last: bool) -> None:
@@ -176,7 +175,6 @@ class InterceptedStream:
         return self._has_passed
 
     def on_message(self) -> None:
-        """The message is there, and its memory."""
         if self._handler is not None:
             self._stage = _Stage.DECIDING
             self._held_since_s = time.monotonic()
@@ -185,7 +183,7 @@ class InterceptedStream:
             self._handler.on_message(content)
 
     def on_late(self) -> None:
-        """The message does not come while others wait for its memory."""
+        # The message does not come while others wait for its memory.
         if self._stage is _Stage.RECEIVING:
             reason = "the request did not come while others wait for its memory"
             self._relay.guard(self._turn_away, reason)
@@ -225,7 +223,6 @@ class InterceptedStream:
         relay.guard(flow.send, self)
 
     def reserve(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
-        """Charges the memory that the handler holds beside the message."""
         if self._stage in (_Stage.DECIDING, _Stage.SENDING):
             self._body.reserve_extra(size_bytes, on_granted)
 
@@ -242,7 +239,7 @@ class InterceptedStream:
         self._body.close()
 
     def refuse(self, code: int, text: str) -> None:
-        """Ends the call; the runtime has seen its headers but no message, and so has run nothing."""
+        # The runtime has seen the headers but no message, and so has run nothing.
         if self._stage is _Stage.DECIDING:
             self._counts.held.observe(time.monotonic() - self._held_since_s)
             self._relay.guard(self._refuse, code, text)
@@ -319,7 +316,7 @@ class InterceptedStream:
         return True
 
     def on_not_processed(self) -> None:
-        """The client learns it by the same GOAWAY."""
+        # The client learns it by the same GOAWAY.
         if self._stage is _Stage.SENT:
             self._end(Outcome.FAILED)
         else:
@@ -339,11 +336,10 @@ class InterceptedStream:
         return True
 
     def on_client_headers(self) -> bool:
-        """Returns whether the connection can go on."""
         return False  # trailers of a client cannot be relayed around a message that is held back
 
     def on_connection_lost(self) -> None:
-        """A message that was sent may have taken effect."""
+        # A message that was sent may have taken effect.
         if self._stage is _Stage.SENT:
             self._end(Outcome.UNKNOWN)
         else:
@@ -563,7 +559,7 @@ class RequestBody:
         return reservation.is_granted
 
     def _on_granted(self) -> None:
-        """The budget has room for this message, which another call's end may have made."""
+        # Another call's end may have made the room.
         self._relay.guard(self._go_on)
 
     def _go_on(self) -> None:
@@ -621,18 +617,16 @@ class RequestBody:
     # --- stream credit -----------------------------------------------------------------------------------
 
     def grant_rest(self) -> None:
-        """Gives stream credit for the bytes so far that got none, so that the client can finish."""
+        # So that the client can finish.
         self._grant(self.flow_bytes - self.granted_bytes)
 
     def on_runtime_settings(self) -> None:
-        """The stream's window may have changed."""
         if self._is_receiving and not self._expected_bytes:
             self.grant_up_to(PREFIX_BYTES - len(self.content))
         else:
             self._top_up()
 
     def _top_up(self) -> None:
-        """Tops the client's stream window up to the rest of the message, if that is reserved."""
         if self._is_receiving and (self._reservation is None or self._reservation.is_granted):
             rest_bytes = self._expected_bytes - len(self.content)
             self.grant_up_to(rest_bytes if rest_bytes > 0 else SURPLUS_BYTES)

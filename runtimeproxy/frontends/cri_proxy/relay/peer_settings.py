@@ -62,11 +62,7 @@ class PeerSettings:
         return self._pending[-1] if self._pending else self._acked
 
     def announce(self, payload: bytes) -> None:
-        """The peer sent SETTINGS.
-
-        Raises:
-            PeerError: too many are not acknowledged.
-        """
+        """The peer sent SETTINGS. Raises PeerError if too many are not acknowledged."""
         if len(self._pending) >= MAX_UNACKNOWLEDGED:
             raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "too many SETTINGS without an answer")
         self._pending.append(self.announced.updated(payload))

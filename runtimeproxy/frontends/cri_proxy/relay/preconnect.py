@@ -86,7 +86,6 @@ class EarlyBytes:
         self._memory.used_bytes += size_bytes
 
     def on_data_follows(self, stream_id: int) -> None:
-        """The next chunk is one DATA frame of this stream."""
         self._data.setdefault(stream_id, []).append(len(self._to_runtime.chunks))
 
     def drop(self, stream_id: int) -> int:

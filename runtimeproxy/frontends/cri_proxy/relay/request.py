@@ -211,7 +211,6 @@ class RequestDirection(Direction):
             self._relay.early.add(len(chunk))
 
     def _handle(self, type_: int, flags: int, stream_id: int, raw: bytes) -> None:
-        """Handles a frame that does not, or not always, pass as it is."""
         if self._block is not None or type_ == CONTINUATION:
             self._continue_block(type_, flags, stream_id, raw)
         elif type_ == DATA:

@@ -171,7 +171,6 @@ class RelayServer:
         logger.info("serving on %s", listener.address, extra={"runtime": runtime})
 
     def accept(self) -> None:
-        """Accepts clients, also those that have waited in the backlog."""
         if self._listening is not None:
             self._is_accepting = True
             # asyncio's own servers close the socket when they stop, and lose clients that they just accepted.

@@ -138,7 +138,7 @@ class Streams:
 
     @property
     def has_intercepted_calls(self) -> bool:
-        """A graceful stop waits for them."""
+        # A graceful stop waits for them.
         return any(stream.is_pending for stream in self.special_streams.values())
 
     @property
@@ -152,7 +152,7 @@ class Streams:
 
     @property
     def is_disowned(self) -> bool:
-        """Whether a GOAWAY sent before there was an upstream has disowned all calls."""
+        # A GOAWAY sent before there was an upstream has disowned all calls.
         return self.goaway_id == 0 and not self.to_runtime.is_open
 
     # --- events of the transports --------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class Streams:
         self.to_client.send(frames.ping(self.drain_ping))
 
     def finish_drain(self) -> None:
-        """The client knows of the drain, or had its time: no more streams are taken."""
+        # The client knows of the drain, or had its time: no more streams are taken.
         if self.goaway_id is None:
             self.stop_taking_streams()
 
@@ -242,7 +242,7 @@ class Streams:
         self.to_client.send(lambda: self.goaway(last_id, ErrorCode.NO_ERROR))
 
     def give_up_ping(self) -> None:
-        """The client does not answer the PING: the drain waits for its open streams only."""
+        # The client does not answer the PING: the drain waits for its open streams only.
         self.drain_ping = b""
 
     # --- shared by both directions -------------------------------------------------------------------------

@@ -36,8 +36,6 @@ class Upstream:
     So an upstream that was away is probed before clients are connected to it.
 
     Args:
-        name: for logs.
-        socket_path: its Unix socket.
         is_intercepted: whether calls to it may be intercepted: those to the runtime.
         probe: whether the upstream answers calls, within a bound of time and without raising; None for one
             that is back as soon as it accepts connections.
@@ -61,7 +59,7 @@ class Upstream:
         self.needs_probe = False
 
     def on_lost(self) -> None:
-        """A connection to it has ended, or could not be made."""
+        # A connection to it has ended, or could not be made.
         self.needs_probe = self.probe is not None
 
     async def answers(self) -> bool:
@@ -89,7 +87,6 @@ class Dial:
     """Connects at once, or tries again until the time is over; a Unix connect never blocks.
 
     Args:
-        upstream: where to connect to.
         wait_s: how long to wait for an upstream that is away.
         on_connected: takes the socket, possibly before `start` returns.
         on_failed: takes the last error, never before `start` returns.
@@ -114,7 +111,6 @@ class Dial:
         self._probing: asyncio.Task[None] | None = None
 
     def start(self, retry_s: float = _RETRY_FIRST_S) -> None:
-        """Tries to connect; `retry_s` later again, if the upstream is away."""
         if self._upstream.needs_probe:
             self._probing = self._loop.create_task(self._probe(retry_s), name="probe-upstream")
         else:
