@@ -15,6 +15,7 @@ from runtimeproxy.signals import UPGRADE
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import Pod, batch_pod, policy_file
+from tests.daemon.kubelet import kubelet as running_kubelet
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient, outcome_of
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
@@ -175,3 +176,38 @@ def test_the_socket_has_no_calls_of_the_kubelet(daemons: Daemons, standalone: st
         )
     os.kill(daemon.pid, UPGRADE)
     wait_until(lambda: "upgrade refused" in str(daemon.log), "the refusal")
+
+
+def test_a_kubelet_of_this_socket_would_have_no_runtime(
+    daemons: Daemons, standalone: str, tmp_path: Path
+) -> None:
+    daemon = daemons.prepare(standalone)
+    with running_kubelet(tmp_path, f"--container-runtime-endpoint=unix://{daemon.socket}"):
+        daemon.spawn()
+        assert daemon.wait() == 2
+    assert "a kubelet still uses" in str(daemon.log)
+    assert not daemon.socket.exists()
+
+
+def test_a_bound_of_a_qos_manager_is_written(
+    daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str
+) -> None:
+    daemon = daemons.start(standalone)
+    made = run_batch(kubelet, cgroup_files).start()
+    wait_until(lambda: cgroup_files.read(cgroup_of(made), "cpu.max").split()[0] == "50000", "the quota")
+    key = api_pb2.ClaimKey(
+        target=api_pb2.ClaimTarget(qos_class="BestEffort"),
+        field="cpu.cfs_quota_us",
+        role=api_pb2.ExplainedClaim.ROLE_AT_MOST,
+    )
+    claim = api_pb2.Claim(key=key, value="20000")
+    request = api_pb2.SetClaimsRequest(
+        owner="cpu-suppress", session="one", sequence=1, is_whole=True, claims=[claim]
+    )
+    with CriClient(daemon.socket.parent / "admin" / "api.sock") as client:
+        admin = api_pb2_grpc.AdminStub(client.channel)
+        answer = admin.SetClaims(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
+    assert answer.outcome == api_pb2.SetClaimsResponse.OUTCOME_TAKEN
+    assert not answer.refused
+    assert cgroup_files.read("/kubepods/besteffort", "cpu.max").split()[0] == "20000"
+    assert cgroup_files.read(cgroup_of(made), "cpu.max").split()[0] == "max"
