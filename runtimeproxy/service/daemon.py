@@ -210,7 +210,7 @@ class Daemon:
 
     def _make_front_end(self, settings: Settings, environ: MutableMapping[str, str]) -> FrontEnd:
         if settings.daemon.mode == "standalone":
-            return Standalone()
+            return Standalone(environ)
         return CriProxy(settings, environ, self._compare_soon)
 
     def _handle_signals(self) -> None:

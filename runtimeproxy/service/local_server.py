@@ -88,7 +88,7 @@ class LocalServer:
         self._server = server = make_server(probe, stopping, api, budget)
         self._listeners = [await loop.create_unix_server(server.protocol, sock=self._socket)]
         if public is not None:
-            self._listeners.append(await loop.create_unix_server(server.protocol, sock=public))
+            self._listeners.append(await loop.create_unix_server(server.protocol, sock=public.dup()))
 
     async def stop(self) -> None:
         """Ends the server and removes its directory; calls in progress are cut."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +17,13 @@ from runtimeproxy.signals import UPGRADE
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import Pod, batch_pod, policy_file
+from tests.daemon.kubelet import kubelet as running_kubelet
+from tests.daemon.test_systemd_socket import PASSES, passed
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient, outcome_of
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
+
+__all__ = ["passed"]
 
 
 @pytest.fixture
@@ -166,6 +172,7 @@ def test_two_front_ends_do_not_run_at_once(daemons: Daemons, lock: Path, standal
     assert other.wait() == 1
 
 
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_the_socket_has_no_calls_of_the_kubelet(daemons: Daemons, standalone: str) -> None:
     daemon = daemons.start(standalone)
     with CriClient(daemon.socket) as client:
@@ -175,3 +182,55 @@ def test_the_socket_has_no_calls_of_the_kubelet(daemons: Daemons, standalone: st
         )
     os.kill(daemon.pid, UPGRADE)
     wait_until(lambda: "upgrade refused" in str(daemon.log), "the refusal")
+    assert daemon.terminate() == 0
+    assert {each["level"] for each in daemon.log_records} <= {"info", "warning"}
+
+
+def test_a_kubelet_of_this_socket_would_have_no_runtime(
+    daemons: Daemons, standalone: str, tmp_path: Path
+) -> None:
+    daemon = daemons.prepare(standalone)
+    with running_kubelet(tmp_path, f"--container-runtime-endpoint=unix://{daemon.socket}"):
+        daemon.spawn()
+        assert daemon.wait() == 2
+    assert "a kubelet still uses" in str(daemon.log)
+    assert not daemon.socket.exists()
+
+
+def test_a_bound_of_a_qos_manager_is_written(
+    daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str
+) -> None:
+    daemon = daemons.start(standalone)
+    made = run_batch(kubelet, cgroup_files).start()
+    wait_until(lambda: cgroup_files.read(cgroup_of(made), "cpu.max").split()[0] == "50000", "the quota")
+    key = api_pb2.ClaimKey(
+        target=api_pb2.ClaimTarget(qos_class="BestEffort"),
+        field="cpu.cfs_quota_us",
+        role=api_pb2.ExplainedClaim.ROLE_AT_MOST,
+    )
+    claim = api_pb2.Claim(key=key, value="20000")
+    request = api_pb2.SetClaimsRequest(
+        owner="cpu-suppress", session="one", sequence=1, is_whole=True, claims=[claim]
+    )
+    with CriClient(daemon.socket.parent / "admin" / "api.sock") as client:
+        admin = api_pb2_grpc.AdminStub(client.channel)
+        answer = admin.SetClaims(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
+    assert answer.outcome == api_pb2.SetClaimsResponse.OUTCOME_TAKEN
+    assert not answer.refused
+    assert cgroup_files.read("/kubepods/besteffort", "cpu.max").split()[0] == "20000"
+    assert cgroup_files.read(cgroup_of(made), "cpu.max").split()[0] == "max"
+
+
+def test_a_socket_from_systemd_serves_the_api(
+    daemons: Daemons, passed: socket.socket, standalone: str
+) -> None:
+    descriptor = passed.fileno()
+    wrapper = (sys.executable, "-c", PASSES, str(descriptor))
+    daemon = daemons.prepare(standalone, wrapper=wrapper, inherited=(descriptor,))
+    daemon.start()
+    with CriClient(Path(passed.getsockname())) as client:
+        api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+        status = api.GetStatus(api_pb2.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
+    assert (status.daemon.mode, status.daemon.endpoint) == ("standalone", passed.getsockname())
+    assert daemon.terminate() == 0
+    assert Path(passed.getsockname()).exists()

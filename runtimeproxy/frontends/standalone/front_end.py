@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,12 @@ from runtimeproxy.config.parsing import socket_mode_bits
 from runtimeproxy.config.validation import owner_ids
 from runtimeproxy.frontends.lock import lock_host, unlock_host
 from runtimeproxy.frontends.standalone.cgroup_tree import CgroupTree
-from runtimeproxy.listener import listen
+from runtimeproxy.listener import inherited, listen
+from runtimeproxy.sdnotify import listen_sockets
 
 if TYPE_CHECKING:
     from runtimeproxy.background import ThreadPools
-    from runtimeproxy.config.settings import Settings
+    from runtimeproxy.config.settings import ProxySettings, Settings
     from runtimeproxy.core.core import Core
     from runtimeproxy.core.policies import Spawn
     from runtimeproxy.frontends.standalone.follower import Follower
@@ -45,7 +47,8 @@ class Standalone:
     internal_errors = 0
     listener: Listener
 
-    def __init__(self) -> None:
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
         self.bypass = False
         self.is_open = False
         self.retired = asyncio.Event()
@@ -82,10 +85,10 @@ class Standalone:
             RuntimeProxyError: Another front end runs, or the socket cannot be used.
         """
         self._lock_fd = lock_host(settings.daemon.lock, alone=True)
-        proxy = settings.proxy
-        uid, gid = owner_ids(proxy)
-        mode = socket_mode_bits(proxy.socket_mode)
-        self.listener = listen(proxy.endpoint, mode=mode, uid=uid, gid=gid)
+        passed = listen_sockets(self._environ)
+        self.listener = inherited(passed[0]) if passed else _listener(settings.proxy)
+        for surplus in passed[1:]:
+            surplus.close()
         self.is_open = True
 
     async def join(
@@ -129,3 +132,8 @@ class Standalone:
     async def end(self) -> None:
         # Another front end may run now.
         unlock_host(self._lock_fd)
+
+
+def _listener(proxy: ProxySettings) -> Listener:
+    uid, gid = owner_ids(proxy)
+    return listen(proxy.endpoint, mode=socket_mode_bits(proxy.socket_mode), uid=uid, gid=gid)
