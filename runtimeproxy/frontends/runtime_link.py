@@ -30,13 +30,10 @@ class RuntimeLink:
     """Keeps the inventory that of the runtime's lists. Used in the event loop's thread.
 
     Args:
-        client: The runtime.
         inventory: Gets the lists.
         settings: Intervals and times.
-        executor: A thread.
 
     Attributes:
-        client: See above.
         away_since_s: Since when the runtime does not answer, in seconds since the epoch; None if it does, as
             far as known.
     """
