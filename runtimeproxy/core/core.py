@@ -225,7 +225,6 @@ class Core:
                 self._spawn(saving)
 
     async def close(self) -> None:
-        """Tells and writes the rest."""
         self.audit.close()
         self.policies.workers.close()
         await self.state.close()

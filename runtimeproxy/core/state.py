@@ -95,6 +95,5 @@ class SavedState:
         return await self.checkpoint.flush()
 
     async def close(self) -> None:
-        """Writes the rest."""
         await self.checkpoint.close()
         self.journal.close()

@@ -52,7 +52,6 @@ class RuntimeLink:
         inventory.on_complete.insert(0, self._read_name)
 
     def start(self, spawn: Spawn) -> None:
-        """Starts asking."""
         # The lists take much memory, and are read once in minutes.
         self._inventory.on_complete.append(self._give_back_memory)
         spawn(self._recovery.run())

@@ -80,7 +80,6 @@ class UnevaluatedPods:
         self._failures = FailureLog(output=logger)
 
     def report(self, pod: PodRecord, error: Exception) -> None:
-        """A pod cannot be evaluated."""
         # What is no error of the input is one of the code.
         bug = None if isinstance(error, RuntimeProxyError) else error
         reason = str(error) if bug is None else described(bug)

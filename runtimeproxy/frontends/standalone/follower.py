@@ -62,7 +62,6 @@ class Follower:
         inventory.on_complete.insert(0, self._mark_known)
 
     def start(self) -> None:
-        """Starts to follow."""
         self._spawn(self.events.run())
         self._spawn(self._compare())
 

@@ -263,7 +263,6 @@ class ContainerCall(CriCall):
 
     @property
     def pod(self) -> PodRecord | None:
-        """Its sandbox's present record."""
         record = self.record
         return self.services.store.pods.get(record.pod_id) if record is not None else None
 

@@ -69,7 +69,6 @@ class CallSettings:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """The part of the daemon's settings that is about calls."""
         hooks = settings.hooks
         return cls(
             budget_s=hooks.budget_s,
@@ -274,7 +273,6 @@ class _WaitingCall:
         self._timer = loop.call_later(wait_s, self._give_up)
 
     def on_cancelled(self) -> None:
-        """Ends the wait."""
         self._stop_waiting()
         if self._handler is not None:
             self._handler.on_cancelled()
