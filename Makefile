@@ -28,7 +28,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 	--no-emit-find-links --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-python wheel sdist deb image sbom lint format bench readability scenarios restarts fuzz tools e2e e2e-api e2e-node e2e-versions \
+.PHONY: help run test test-slow test-python wheel sdist deb image sbom lint format bench readability scenarios restarts upgrades fuzz tools e2e e2e-api e2e-node e2e-versions \
 	proto lock clean command-files session screenshot effect
 
 help:  ## list the targets
@@ -122,6 +122,11 @@ scenarios: $(INSTALLED)  ## draw what the QoS manager does to a simulated node, 
 
 restarts: $(INSTALLED)  ## restart proxy and QoS manager 50 times in each way and the runtime 20 times, under load; 10 minutes
 	$(BIN)/python -m tests.restarts
+
+upgrades: $(INSTALLED)  ## OLD=FOLDER: upgrade the version of another checkout to this one and back, under load; 4 minutes
+	sh tests/restarts/install.sh $(OLD) .tools/versions/other
+	sh tests/restarts/install.sh . .tools/versions/this
+	$(BIN)/python -m tests.restarts --other $(CURDIR)/.tools/versions/other --this $(CURDIR)/.tools/versions/this --restarts 10
 
 fuzz: $(INSTALLED)  ## hostile clients, runtimes and hook servers; minutes, or a night with SESSIONS=1000000
 	$(BIN)/python -m tests.fuzz --sessions $(SESSIONS) $(if $(SEED),--seed $(SEED)) $(FUZZERS)

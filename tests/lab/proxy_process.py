@@ -277,20 +277,28 @@ class ManagerProcess(ServiceProcess):
         config: the configuration file.
         endpoint: the daemon's socket, beside which the admin socket is.
         environment: more variables.
+        python: the interpreter.
     """
 
     def __init__(
-        self, folder: Path, config: Path, endpoint: Path, environment: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        config: Path,
+        endpoint: Path,
+        environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
         super().__init__(folder / "manager.log", folder / "manager-notify.sock")
+        self.folder = folder
         self._config = config
         self._endpoint = endpoint
         self._environment = environment or {}
+        self._python = python
 
     def command(self) -> list[str]:
         """Its command line."""
         flags = ("--config", str(self._config), "--koord-runtimeproxy-endpoint", str(self._endpoint))
-        return [sys.executable, "-m", "runtimeproxy.qosmanager", *flags, "--log-format", "json"]
+        return [self._python, "-m", "runtimeproxy.qosmanager", *flags, "--log-format", "json"]
 
     def environment(self) -> dict[str, str]:
         """The environment that it is started with."""

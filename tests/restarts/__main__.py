@@ -7,10 +7,11 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.bench.stands import containerd_is_there
 from tests.lab.programs import tools_folder
-from tests.restarts import managed, table, verdicts
+from tests.restarts import managed, table, verdicts, versions
 from tests.restarts.load import Client, clients
 from tests.restarts.managed import ManagedKind
 from tests.restarts.proxy_restarts import restarted
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}; {runtime};"
     )
     print(f"clients: {', '.join(client.name for client in used)}; load average {load}", flush=True)
+    if chosen.other:
+        return _end(_change_version(versions.KINDS, chosen.restarts, used, chosen.other, chosen.this))
     kinds = chosen.kind or [*Kind, *ManagedKind, _RUNTIME]
     proxies = [Kind(kind) for kind in kinds if kind in list(Kind)]
     faults = _restart_proxy(runtime, proxies, chosen.restarts, used)
@@ -38,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     faults += _restart_beside_manager(beside, chosen.restarts, used)
     if _RUNTIME in kinds:
         faults += _restart_runtime(runtime, chosen.runtime_restarts, used)
+    return _end(faults)
+
+
+def _end(faults: Sequence[str]) -> int:
     print("\n".join(faults or ["all as it must be"]))
     return 1 if faults else 0
 
@@ -68,6 +75,20 @@ def _restart_beside_manager(kinds: Sequence[ManagedKind], restarts: int, used: S
     return faults
 
 
+def _change_version(
+    kinds: Sequence[Kind], restarts: int, used: Sequence[Client], other: Path, this: Path
+) -> list[str]:
+    """Before the fake runtime, whose cgroups are plain files."""
+    faults: list[str] = []
+    for kind in kinds:
+        print(f"\n{kind}, to {this}, back to {other}, and so on", flush=True)
+        with stand("fake") as running:
+            report = versions.restarted_as_other(running, kind, restarts, used, other, this)
+        print("\n".join(table.versions_lines(report)), flush=True)
+        faults += verdicts.versions_faults(report)
+    return faults
+
+
 def _restart_runtime(runtime: RuntimeName, restarts: int, used: Sequence[Client]) -> list[str]:
     print("\nruntime: the runtime behind the proxy ends and starts again", flush=True)
     with stand(runtime) as running:
@@ -84,6 +105,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runtime-restarts", type=int, default=20, help="of the runtime (20)")
     parser.add_argument(
         "--runtime", choices=("containerd", "fake"), default=_runtime(), help="(what is there)"
+    )
+    parser.add_argument(
+        "--other",
+        type=Path,
+        help="virtual environment with another version: each restart changes the version",
+    )
+    parser.add_argument(
+        "--this", type=Path, default=Path(sys.prefix), help="that with the version to change to (this one)"
     )
     return parser
 

@@ -126,7 +126,8 @@ def _wrongly_recorded(stand: Stand, created: Sequence[Created]) -> list[str]:
     """Containers that reached the runtime with other values or twice, or not though the caller has them."""
     if stand.recorded is None:
         return []
-    requests: list[api_pb2.CreateContainerRequest] = [call.message for call in stand.recorded()]
+    all_requests: list[api_pb2.CreateContainerRequest] = [call.message for call in stand.recorded()]
+    requests = [each for each in all_requests if NAME_LABEL in each.config.labels]
     counts = Counter(request.config.labels[NAME_LABEL] for request in requests)
     wrong = [
         f"{request.config.labels[NAME_LABEL]}: {request.config.linux.resources.cpu_shares} shares sent"

@@ -9,6 +9,7 @@ from tests.restarts import figures
 from tests.restarts.managed import ManagedReport
 from tests.restarts.proxy_restarts import Report, Seen
 from tests.restarts.runtime_restarts import SeenBeyond
+from tests.restarts.versions import VersionsReport
 
 _SEEN = ("client", "restarts", "calls", "in restarts", "failed", "most in one", "outage s", "longest")
 _MOST_VALUES = 10
@@ -32,6 +33,12 @@ def managed_lines(managed: ManagedReport) -> list[str]:
     if managed.ended_s is not None:
         lines.append(f"without the manager the claim ended after {managed.ended_s:.1f} s")
     return lines
+
+
+def versions_lines(versions: VersionsReport) -> list[str]:
+    """A table of one kind of restarts that change the version, and how many files were watched."""
+    watched = f"{versions.files} files of cgroups, written {versions.writes} times"
+    return [*proxy_lines(versions.report), watched]
 
 
 def runtime_lines(all_seen: Sequence[SeenBeyond]) -> list[str]:

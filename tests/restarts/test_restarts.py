@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.lab.programs import containerd_program
-from tests.restarts import table
+from tests.restarts import table, versions
 from tests.restarts.load import C_CORE, clients
 from tests.restarts.managed import ManagedKind, restarted_beside_manager
 from tests.restarts.proxy_restarts import restarted
 from tests.restarts.runtime_restarts import runtime_restarted
 from tests.restarts.stands import Stand, stand
 from tests.restarts.supervisors import Kind
-from tests.restarts.verdicts import managed_faults, proxy_faults, runtime_faults
+from tests.restarts.verdicts import managed_faults, proxy_faults, runtime_faults, versions_faults
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 RESTARTS = 5
 RUNTIME_RESTARTS = 3
 MANAGED_RESTARTS = 3
+VERSION_CHANGES = 2
 
 
 @pytest.fixture
@@ -52,6 +56,16 @@ def test_restarts_beside_the_manager(kind: ManagedKind, fake: Stand) -> None:
     print("\n".join(table.managed_lines(report)))
 
     assert managed_faults(report) == []
+
+
+@pytest.mark.parametrize("kind", versions.KINDS)
+def test_restarts_that_change_the_version(kind: Kind, fake: Stand) -> None:
+    this = Path(sys.prefix)
+    other = Path(os.environ.get(versions.VARIABLE, this))
+    report = versions.restarted_as_other(fake, kind, VERSION_CHANGES, [C_CORE], other, this)
+    print("\n".join(table.versions_lines(report)))
+
+    assert versions_faults(report) == []
 
 
 def test_restarts_of_the_runtime(fake: Stand) -> None:

@@ -10,6 +10,7 @@ from tests.restarts.orders import Workers
 from tests.restarts.proxy_restarts import Report, Seen
 from tests.restarts.runtime_restarts import SeenBeyond
 from tests.restarts.supervisors import Kind
+from tests.restarts.versions import VersionsReport
 
 FAULTLESS = frozenset({Kind.UPGRADE, Kind.SIGTERM, ManagedKind.MANAGER, ManagedKind.STRATEGIES})
 """Kinds of restarts that no call may notice."""
@@ -45,6 +46,14 @@ def _proxy_faults(report: Report) -> Iterator[str]:
 def managed_faults(managed: ManagedReport) -> list[str]:
     """What is wrong with kills or strategies beside a QoS manager."""
     return [*proxy_faults(managed.report), *(f"{managed.report.kind}: {fault}" for fault in managed.faults)]
+
+
+def versions_faults(versions: VersionsReport) -> list[str]:
+    """What is wrong with restarts that change the version."""
+    return [
+        *proxy_faults(versions.report),
+        *(f"{versions.report.kind}: {fault}" for fault in versions.faults),
+    ]
 
 
 def runtime_faults(all_seen: Sequence[SeenBeyond]) -> list[str]:
