@@ -61,7 +61,6 @@ class BackgroundThreads(Executor):
 
     Args:
         size: most threads; they are started as they are needed.
-        name: begins the threads' names.
     """
 
     def __init__(self, size: int, name: str) -> None:

@@ -39,7 +39,6 @@ class Histogram:
 
     Attributes:
         counts: how many values are in each range, one more than there are bounds.
-        total: the sum of all values.
     """
 
     __slots__ = ("bounds", "counts", "total")

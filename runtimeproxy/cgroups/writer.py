@@ -169,7 +169,6 @@ class _UnlessExhausted:
 
 
 def outcome_of(error: OSError) -> WriteOutcome:
-    """The outcome of an error of the kernel."""
     if error.errno in _GONE:
         return WriteOutcome.MISSING
     return WriteOutcome.REFUSED if error.errno in _LINKED else WriteOutcome.FAILED
@@ -480,7 +479,6 @@ class CgroupWriter:
             raise
 
     def _file(self, wanted: CgroupValues, name: str) -> _Location | WriteResult:
-        """The file of a value, or why it is not written."""
         value = wanted.values[name]
         if invalid := check_value(name, value):
             return WriteResult(wanted.cgroup, name, value, WriteOutcome.INVALID, error=invalid)

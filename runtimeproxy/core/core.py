@@ -67,20 +67,14 @@ class Core:
     Args:
         settings: Those that do not change; `use` takes the rest.
         threads: For cgroup files; makes others.
-        spawn: Starts background tasks.
         is_standby: Whether the bypass is on or a successor serves: cgroups are left alone then.
-        runtime: Ends containers of pods that are evicted.
         api_server: None without it.
         loader: Finds and makes the policies; None for the usual one.
         sinks: Get the audit entries, beside the log.
 
     Attributes:
-        store: The records.
         inventory: Keeps the records those of what runs.
-        node: The node.
         audit: Where decisions are told.
-        policies: Those in use.
-        ledger: The values of cgroups.
         upkeep: Keeps the values of what runs.
         leased: Claims of owners outside of this process.
         evictor: Evicts pods for them.
@@ -231,7 +225,6 @@ class Core:
                 self._spawn(saving)
 
     async def close(self) -> None:
-        """Tells and writes the rest."""
         self.audit.close()
         self.policies.workers.close()
         await self.state.close()

@@ -156,7 +156,6 @@ class Evictor:
     """Carries out evictions, one of a pod at a time.
 
     Args:
-        runtime: Ends containers.
         audit: Takes an entry for each.
 
     Attributes:

@@ -21,9 +21,6 @@ VERSION: Final = 1
 class ModeOverrides:
     """Used in the event loop's thread.
 
-    Args:
-        state_folder: Where the file is.
-
     Attributes:
         present: Those in effect, oldest first.
         is_read: Whether the file has been read.

@@ -59,14 +59,10 @@ class PolicySet:
 
     Args:
         settings: Which policies are loaded; `load` takes others.
-        loader: Finds and makes them.
-        node: The node that they see.
-        audit: Takes what they decide.
         threads: Makes one for registrations of hook servers, which may hang.
 
     Attributes:
         settings: Those in effect.
-        loader: See above.
         loaded: The policies of this process, and what could not be loaded.
         servers: The hook servers; they run after the policies of this process.
         chain: All in use, in their modes; a call that is being decided keeps the one that it began with.

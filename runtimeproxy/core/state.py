@@ -29,8 +29,6 @@ class SavedState:
         journal: Values that the checkpoint does not have yet.
         allocations: The CPUs that pods have for themselves; None where pools are not computed.
         sysctls: None where the daemon leaves them alone.
-        history: Evictions.
-        leased: Claims with a lease.
         modes: Those of policies that operators have set.
         boot_id: Of this boot of the kernel; empty if it is not known.
     """
@@ -97,6 +95,5 @@ class SavedState:
         return await self.checkpoint.flush()
 
     async def close(self) -> None:
-        """Writes the rest."""
         await self.checkpoint.close()
         self.journal.close()

@@ -22,10 +22,6 @@ def lock_host(path: str, *, alone: bool) -> int:
     Proxies share it: the lock of their socket keeps a second one out, and one that takes over runs beside its
     predecessor. All other front ends want to be alone.
 
-    Args:
-        path: The lock's file.
-        alone: Whether no other process may have it.
-
     Raises:
         OtherFrontEndError: Another front end has it, or it cannot be taken by one that has to be alone.
     """

@@ -30,13 +30,10 @@ class RuntimeLink:
     """Keeps the inventory that of the runtime's lists. Used in the event loop's thread.
 
     Args:
-        client: The runtime.
         inventory: Gets the lists.
         settings: Intervals and times.
-        executor: A thread.
 
     Attributes:
-        client: See above.
         away_since_s: Since when the runtime does not answer, in seconds since the epoch; None if it does, as
             far as known.
     """
@@ -55,7 +52,6 @@ class RuntimeLink:
         inventory.on_complete.insert(0, self._read_name)
 
     def start(self, spawn: Spawn) -> None:
-        """Starts asking."""
         # The lists take much memory, and are read once in minutes.
         self._inventory.on_complete.append(self._give_back_memory)
         spawn(self._recovery.run())

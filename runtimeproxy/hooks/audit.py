@@ -410,7 +410,6 @@ class AuditRing:
         self.followers: dict[object, Callable[[AuditEntry], None]] = {}
 
     def __call__(self, entry: AuditEntry) -> None:
-        """Takes an entry."""
         self.entries.append(entry)
         if entry.kind in _FAILURES:
             self.last_failures[entry.policy] = entry

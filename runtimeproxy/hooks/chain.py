@@ -118,8 +118,6 @@ class Chain:
 
     Args:
         policies: any order; they run by (priority, name).
-        workers: threads for the policies of this process.
-        sink: receives the audit entries.
         rule: whose value counts when two policies set one field.
         node: the node that policies see and changes have to suit.
         skip_label: key and value of the label of pods that policies leave alone; None for none.

@@ -36,7 +36,6 @@ class Claimant(NamedTuple):
 
 
 def parse_claimant(text: str) -> Claimant:
-    """Return the claimant of a text."""
     for kind in (ClaimantKind.SERVER, ClaimantKind.PLUGIN):
         if text.startswith(f"{kind}:"):
             return Claimant(text.partition(":")[2], kind)

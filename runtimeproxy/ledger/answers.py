@@ -97,11 +97,8 @@ def claims_of(
 
     The resources of a container are values of its cgroup; those of a sandbox are not those of its pod.
 
-    Args:
-        fields: Of the decision.
-        is_container: Whether it is on a container.
-        is_base_known: Whether the previous values are the kubelet's. Of a pod or container that was found at
-            the runtime they may be ours, and each loss of the records would apply amounts to them again.
+    `is_base_known`: whether the previous values are the kubelet's. Of a pod or container that was found at
+    the runtime they may be ours, and each loss of the records would apply amounts to them again.
     """
     claims: dict[str, tuple[Claim, ...]] = {}
     for field, each in fields.items():
@@ -154,10 +151,7 @@ def at_next_start(
 ) -> dict[str, Withheld]:
     """Wanted values that only creation can give to something that runs already, by field.
 
-    Args:
-        decision: The answer of the policies.
-        record: Of what runs.
-        sees_creation: Whether the next one gets it: the daemon's mode changes messages.
+    `sees_creation`: whether the next one gets it: the daemon's mode changes messages.
 
     Records have the names of variables, mounts and devices that policies gave, and not their values: another
     value of one of these is not seen.

@@ -293,7 +293,6 @@ class Books:
         self.unapplied.keep(is_there)
 
     def _withheld(self, wanted: Wanted) -> dict[str, Withheld]:
-        """Wanted values of an answer that are not booked."""
         found = dict(wanted.withheld)
         if not self.blocked and wanted.target.level is not Level.QOS_CLASS:
             return found
@@ -389,7 +388,6 @@ class Books:
                 self._known[path] = known._replace(book=change(known.book))
 
     def unclaimed(self, path: Path, level: Level = Level.POD) -> Known:
-        """A blank book."""
         target = CgroupTarget(level, cgroup_id(path))
         return Known(self._blank(path, target), self.now_s(), target)
 

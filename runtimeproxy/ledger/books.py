@@ -515,7 +515,6 @@ def resolved(
     formats: Formats,
     rule: ConflictRule = ConflictRule.LATER,
 ) -> Resolved:
-    """Resolves the claims on one parameter."""
     base: Value | None = None
     is_known = True
     counted_from = field_class(level, name).base

@@ -90,7 +90,6 @@ class CheckpointSync:
     Used in the event loop's thread.
 
     Args:
-        cgroups: The books of cgroups.
         thread: One worker thread of its own: a disk may hang.
         is_standby: Whether the bypass is on, or another process decides on calls.
 
@@ -264,7 +263,6 @@ class CheckpointWriter:
     Args:
         thread: One worker thread of its own: a disk may hang.
         sources: The record of an id, by kind; None if there is none any more.
-        everything: The ids of all records.
         on_saved: Called in the worker thread with the id of each book that is on disk, and the book.
         is_standby: Whether another process looks after the file.
 
@@ -321,10 +319,7 @@ class CheckpointWriter:
     def note(self, kind: RowKind, identity: str, seen: bool) -> None:
         """Notes a changed id.
 
-        Args:
-            kind: The kind of its record.
-            identity: The id.
-            seen: Whether a call of the kubelet is the cause; a report of the runtime never overrides that.
+        `seen`: whether a call of the kubelet is the cause; a report of the runtime never overrides that.
         """
         key = kind, identity
         self._noted[key] = seen or self._noted.get(key, False)

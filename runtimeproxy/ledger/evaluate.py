@@ -80,7 +80,6 @@ class UnevaluatedPods:
         self._failures = FailureLog(output=logger)
 
     def report(self, pod: PodRecord, error: Exception) -> None:
-        """A pod cannot be evaluated."""
         # What is no error of the input is one of the code.
         bug = None if isinstance(error, RuntimeProxyError) else error
         reason = str(error) if bug is None else described(bug)
@@ -102,7 +101,6 @@ class Evaluator:
     """Evaluates everything again on request. Used in the event loop's thread.
 
     Args:
-        evaluate: Asks the policies.
         cgroup_of: The cgroup of a container; empty if it is not known.
         in_worker: Runs something in a worker thread.
         is_standby: Whether this process leaves the cgroups alone.
@@ -112,7 +110,6 @@ class Evaluator:
         audit: Takes the audit entries of changed values; None for none.
 
     Attributes:
-        rounds: Number of evaluations of more than one pod that have begun.
         unevaluated: The pods that could not be evaluated.
         by_file_since_s: What is created from then on gets its first values by file, in seconds since the
             epoch; None where the message of its creation has them.

@@ -132,7 +132,6 @@ def ended(lease: Lease) -> Lease:
 
 
 def phase(lease: Lease) -> Phase:
-    """Return the state of a lease."""
     if lease.end_s is None:
         return Phase.NONE
     if lease.has_lapsed:

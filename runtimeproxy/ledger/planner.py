@@ -94,7 +94,6 @@ class Planner:
         self.refused_bounds: set[Path] = set()
 
     def forget(self, path: Path) -> None:
-        """The book of a cgroup is gone."""
         self.foreign.forget(path)
         self.repaired.pop(path, None)
         self.refused_bounds.discard(path)
@@ -301,7 +300,6 @@ class Planner:
                     yield (*path, child, container), Level.CONTAINER
 
     def _has_quota(self, path: Path) -> bool:
-        """Whether a cgroup below a bound has a quota now."""
         text = self._files.look(path, (QUOTA,)).get(QUOTA)
         return text is not None and self._files.decode(QUOTA, text.text) != UNLIMITED
 

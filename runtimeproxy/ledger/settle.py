@@ -176,7 +176,6 @@ class Settlement:
         before: Mapping[str, Entry],
         done: Mapping[tuple[str, str], WriteResult],
     ) -> Iterator[tuple[tuple[str, str], Applied]]:
-        """The values of one cgroup of a batch, by cgroup and parameter."""
         target, book = known.target, known.book
         for name, value in plan.values.items():
             key = plan.cgroup, name
@@ -228,7 +227,6 @@ class Settlement:
         return is_wanted
 
     def forget(self, path: Path) -> None:
-        """The book of a cgroup is gone."""
         self.planner.forget(path)
         self.failures.forget(cgroup_id(path))
 

@@ -58,7 +58,6 @@ class UnappliedAudit:
 
 
 def entry_of(each: Unapplied, time_s: float) -> AuditEntry:
-    """The entry about one value."""
     is_plain = "[" in each.field or each.field.startswith(("resources.", "cgroup_parent"))
     entry = value_entry(each.target, AuditKind.NOT_APPLIED, labels_of(each.owners), time_s)
     field = each.field if is_plain else str(Field(CGROUP, each.field))

@@ -199,7 +199,6 @@ class Upkeep:
             self._unapplied_audit.add(self._books.unapplied.take_new())
 
     def configure(self, settings: UpkeepSettings) -> None:
-        """Takes changed settings."""
         self.evaluator.changes.rates = ChangeRates(
             pods_per_s=settings.pods_per_s,
             large_percent=settings.large_change_percent,
@@ -400,7 +399,6 @@ class Upkeep:
         owners: Collection[Claimant] = (),
         names: Collection[str] = (),
     ) -> None:
-        """Ends claims, pod after pod."""
         pods: dict[str, list[str]] = {}
         for cgroup in cgroups:
             book = self._books.record(cgroup)

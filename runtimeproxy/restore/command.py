@@ -97,7 +97,6 @@ def is_complete(lines: Iterable[Line]) -> bool:
 
 
 def table_row(line: Line) -> tuple[str, ...]:
-    """The cells below `HEADERS`."""
     # A runtime's reason may have several lines.
     reason = " ".join(line.reason.split())
     old, new = ("-" if value is None or value == "" else str(value) for value in (line.old, line.new))

@@ -87,7 +87,6 @@ class Parts:
         await self.core.load_policies(self.configuration.settings)
 
     def start(self, spawn: Spawn) -> None:
-        """Starts the background work."""
         self.core.start()
         self.runtime.start(spawn)
         spawn(self.qos_manager.run())

@@ -226,7 +226,6 @@ class QosManagerWatch:
         return None if self._heard is None else self._heard.wall_s
 
     def take(self, report: ManagerReport) -> None:
-        """Takes a report."""
         if self.report is not None and self.report.pid != report.pid and self.is_heard:
             text = "two QoS managers report: process %d and process %d"
             logger.warning(text, self.report.pid, report.pid)

@@ -36,13 +36,8 @@ def call_services(
 ) -> CallServices:
     """Joins intercepted calls to the core.
 
-    Args:
-        core: Decides.
-        client: Asked for single records.
-        settings: How calls are treated.
-        threads: For edits and cgroup files; makes those for long requests.
-        spawn: Starts background tasks.
-        is_standby: Whether another process decides, or nobody.
+    `threads`: for edits and cgroup files; makes those for long requests. `is_standby`: whether another
+    process decides, or nobody.
     """
     policies, inventory = core.policies, core.inventory
     services = CallServices(

@@ -35,17 +35,14 @@ class CriProxy:
     """One proxy, from its socket to the end of the last call. Used in the event loop's thread.
 
     Args:
-        settings: At the start.
         environ: The service manager's variables, and those of a predecessor.
         on_unseen: Called when calls have passed without records.
 
     Attributes:
-        mode: For the status.
         interceptor: Decides which calls are held; its `bypass` lets all pass.
         predecessor: The process before this one; None if this is no upgrade.
         is_open: Whether `open` has set the next three.
         listener: The socket that the kubelet uses.
-        server: Relays.
         upgrade: Hands over to a successor.
         services: What calls share; None before `join`.
         is_runtime_away: Whether the runtime was lost and does not answer yet.
@@ -97,10 +94,8 @@ class CriProxy:
     def open(self, settings: Settings, own_socket: str, make_serving: MakeServing) -> None:
         """Takes the socket, or the predecessor's.
 
-        Args:
-            settings: Sockets and bounds.
-            own_socket: Of the server that answers health and reflection; empty leaves them to the runtime.
-            make_serving: Completes what is handed over.
+        `own_socket`: of the server that answers health and reflection; empty leaves them to the runtime.
+        `make_serving`: completes what is handed over.
 
         Raises:
             RuntimeProxyError: The socket cannot be used.

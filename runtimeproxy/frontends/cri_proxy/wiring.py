@@ -107,10 +107,7 @@ def connection_options(
 ) -> ConnectionOptions:
     """The options that the relay's connections share.
 
-    Args:
-        proxy: sockets and bounds.
-        interceptor: decides which calls are intercepted.
-        own_socket: of the server that answers health and reflection; empty leaves them to the runtime.
+    `own_socket`: of the server that answers health and reflection; empty leaves them to the runtime.
     """
     routes = Routes(
         runtime_socket=proxy.runtime_endpoint, image_socket=proxy.image_endpoint, own_socket=own_socket

@@ -34,7 +34,6 @@ class CgroupTree:
     """Watches the folders of QoS classes and pods.
 
     Args:
-        root: Where cgroups are mounted.
         on_change: Called when a folder has come or gone.
         executor: A thread that reads folders.
 

@@ -32,13 +32,11 @@ class RuntimeEvents:
     """Takes the events of the runtime, in order.
 
     Args:
-        client: The runtime.
         take: Takes one; an error costs this event only.
         compare_soon: Has the lists read: events may have been missed.
 
     Attributes:
         is_followed: Whether the runtime sends events now.
-        taken: How many events were taken.
     """
 
     def __init__(

@@ -39,15 +39,9 @@ class Follower:
     """Takes events and lists.
 
     Args:
-        inventory: The records.
         evaluator: Asks the policies, and writes what follows.
-        client: The runtime.
-        spawn: Starts background tasks.
         since_s: When this mode began on this node, in seconds since the epoch: what is made from then on is
             asked for by the kubelet alone, as nobody changes its messages.
-
-    Attributes:
-        events: Those of the runtime.
     """
 
     def __init__(
@@ -68,7 +62,6 @@ class Follower:
         inventory.on_complete.insert(0, self._mark_known)
 
     def start(self) -> None:
-        """Starts to follow."""
         self._spawn(self.events.run())
         self._spawn(self._compare())
 
@@ -146,11 +139,7 @@ class Follower:
 
 
 def begun_s(folder: Path) -> float:
-    """When stand-alone mode began on this node, in seconds since the epoch; now, if that was never saved.
-
-    Args:
-        folder: The state folder.
-    """
+    """When stand-alone mode began on this node, in seconds since the epoch; now, if that was never saved."""
     file = StateFile(folder / FILE, "what runs already gets no lower memory limits", version=1)
     found = file.load(lambda document: float(document["since_s"]))
     if found is not None:

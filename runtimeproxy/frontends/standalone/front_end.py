@@ -35,7 +35,6 @@ class Standalone:
     """Used in the event loop's thread.
 
     Attributes:
-        mode: For the status.
         bypass: While it is set nothing is evaluated or written.
         is_open: Whether `open` has set the next one.
         listener: The socket of the API.
@@ -76,10 +75,8 @@ class Standalone:
     def open(self, settings: Settings, own_socket: str, make_serving: object) -> None:
         """Takes the lock of this host's front end, and the socket of the API.
 
-        Args:
-            settings: At the start.
-            own_socket: Not used: the API serves on this socket itself.
-            make_serving: Not used: there is nothing to hand over.
+        `own_socket`: not used: the API serves on this socket itself. `make_serving`: not used: there is
+        nothing to hand over.
 
         Raises:
             RuntimeProxyError: Another front end runs, or the socket cannot be used.

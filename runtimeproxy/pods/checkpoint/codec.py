@@ -107,7 +107,6 @@ def rank_of(record: Record) -> Rank:
 
 
 def encode(record: Record) -> str:
-    """A record as JSON."""
     if isinstance(record, CgroupRecord):
         values = {name: [each.wanted, each.original, each.reapply] for name, each in record.values.items()}
         return json_text(values, is_long=False)

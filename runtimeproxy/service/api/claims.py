@@ -126,7 +126,6 @@ def key_of(message: api_pb2.ClaimKey) -> ClaimKey | str:
 
 
 def response_of(response: ClaimsResponse) -> api_pb2.SetClaimsResponse:
-    """See the proto."""
     message = api_pb2.SetClaimsResponse(
         outcome=OUTCOMES[response.answer],
         refused=[
@@ -193,7 +192,6 @@ def _by_key(item: tuple[ClaimKey, Claim]) -> ClaimKey:
 
 
 def claim_message(key: ClaimKey, claim: Claim) -> api_pb2.Claim:
-    """A claim as a request would have it."""
     target = api_pb2.ClaimTarget(**{TARGETS[key.level]: key.target})
     message = api_pb2.Claim(
         key=api_pb2.ClaimKey(target=target, field=key.field, role=ROLES[key.role]),

@@ -63,7 +63,6 @@ class NodeFeed:
         self._latest = api_pb2.GetNodeResponse()
 
     def response(self, known_generation: int, settings: Settings) -> api_pb2.GetNodeResponse:
-        """See the proto."""
         node, chain = self._node.latest, self._policies.chain
         cgroups = _class_cgroups(self._store)
         names = {uid: name for uid, name in _pod_names(self._store).items() if uid in _holders(node)}
@@ -154,7 +153,6 @@ def _pod_names(store: PodStore) -> Mapping[str, str]:
 
 
 def _holders(node: Node) -> set[str]:
-    """The uids of the pods that have CPUs for themselves."""
     static = node.kubelet.static_cpus if node.kubelet is not None else {}
     return {*node.allocations, *(uid for uid, _ in static)}
 

@@ -133,7 +133,6 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 
 def samples(parts: Parts, received: Received) -> Iterator[Sample]:
-    """All time series."""
     core = parts.core
     yield from _of_process(parts)
     if (proxy := parts.proxy) is not None:

@@ -111,7 +111,6 @@ class NodePage:
         return HttpResponse("200 OK", "application/json", self._parts.unknown_to(request.query), _FIELDS)
 
     def close(self) -> None:
-        """Follows nothing any more."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None

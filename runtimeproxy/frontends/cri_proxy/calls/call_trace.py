@@ -60,7 +60,6 @@ class CallTrace:
     Args:
         path: `/package.Service/Method`.
         parent: the client's span; None if it does not trace.
-        sink: takes the notes.
         waited_s: how long the call has waited already.
 
     Attributes:
@@ -72,10 +71,8 @@ class CallTrace:
         is_changed: whether the message was edited.
         outcome: `succeeded`, `failed` (in the runtime), `unknown`, or one of the constants above.
         code: of a refusal.
-        reason: of a refusal.
         namespace, pod, uid, container: names; empty if not known, or of a pod's call.
         sandbox_id, container_id: ids; empty if not known.
-        decisions: those before the response, in their order.
     """
 
     __slots__ = (

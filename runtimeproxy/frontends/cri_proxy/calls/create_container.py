@@ -52,7 +52,6 @@ class ContainerDraft:
     Attributes:
         config: The request's; edited in place.
         pending: The cgroup values that wait for the container's cgroup.
-        fields: What policies want of its fields.
         fitted: The values that it has because of bounds above, by cgroup parameter.
         make_record: Makes the record from id, sandbox id and state; None until `prepare`.
     """

@@ -58,7 +58,6 @@ class Question:
     """One hook of a call: its input for policies, and the target of their decision.
 
     Attributes:
-        hook: The hook point.
         pod: What selectors look at.
         make_view: Makes the view for policies; called only when a policy is to run, in any thread, without
             access to the store.
@@ -129,7 +128,6 @@ class CriCall(ABC):
     `Question.edit` and `Question.make_view`. They are called in the order in which they stand here.
 
     Attributes:
-        request_type: Of the request.
         request: The request; edited in place.
         turn_key: Calls with the same key are decided in the order of arrival. Set by `find_records`.
         pod_key: The pod whose post hooks this call waits for; empty if unknown. Set by `find_records`.
@@ -265,7 +263,6 @@ class ContainerCall(CriCall):
 
     @property
     def pod(self) -> PodRecord | None:
-        """Its sandbox's present record."""
         record = self.record
         return self.services.store.pods.get(record.pod_id) if record is not None else None
 

@@ -380,7 +380,6 @@ class InterceptedCall:
         )
 
     def _has_writes(self, decision: Decision) -> bool:
-        """Whether `_apply` writes files."""
         question, change = self._question, decision.change
         if question is None or not (isinstance(change, CgroupChange) and change.cgroup):
             return False
@@ -526,7 +525,6 @@ class InterceptedCall:
     # --- the end -------------------------------------------------------------------------------------------
 
     def on_cancelled(self) -> None:
-        """Stops all work for the call."""
         call, self._call = self._call, None
         if call is not None:
             call.on_end()

@@ -69,7 +69,6 @@ class CallSettings:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """The part of the daemon's settings that is about calls."""
         hooks = settings.hooks
         return cls(
             budget_s=hooks.budget_s,
@@ -153,22 +152,16 @@ class CallServices:
     """What intercepted calls share. Used in the event loop's thread, but for `ledger`.
 
     Attributes:
-        settings: How calls are treated.
         chain: The policies; a call that is being decided keeps the chain that it began with.
-        inventory: The records.
         lookups: Asks the runtime for single records.
         ledger: Writes cgroup values, in worker threads.
-        executor: Worker threads for edits and cgroup files.
         long_work: Worker threads for long requests.
-        spawn: Starts background tasks.
         on_unsettled: Called when neither the response nor the runtime shows the outcome of a call; the
             records should be compared with the runtime then.
         evaluator: Of what runs; None if nothing is evaluated.
         allocations: The CPUs of pods; None where the pools of shared CPUs do not depend on them.
         recorder: Records calls; None, as mostly, if nothing is recorded.
         pending_updates: Oldest first, by container.
-        order: The order of calls.
-        failures: Logs failures, each cause once per interval.
         internal_errors: How many errors there have been in the proxy's own code.
         changed: How many calls were forwarded with a changed request.
         problems: How many calls went on without what they should have had, by kind of call and cause.
@@ -280,7 +273,6 @@ class _WaitingCall:
         self._timer = loop.call_later(wait_s, self._give_up)
 
     def on_cancelled(self) -> None:
-        """Ends the wait."""
         self._stop_waiting()
         if self._handler is not None:
             self._handler.on_cancelled()

@@ -64,7 +64,6 @@ class PodDraft:
         return requested_pod(self.config, None, summary, self.runtime_handler, self._priority)
 
     def question(self) -> Question:
-        """The question before it is created."""
         summary = requested_summary(self.config, None)
         make_view = partial(requested_pod, self.config, None, summary, self.runtime_handler, self._priority)
         parent = self.config.linux.cgroup_parent

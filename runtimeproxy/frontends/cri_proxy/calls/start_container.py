@@ -52,7 +52,6 @@ class StartContainer(ContainerCall):
         return by_parameter(self.record.booked) if self.record is not None else NO_ENTRIES
 
     def on_success(self, response: bytes) -> Sequence[Work]:
-        """The container runs."""
         services, record, pod = self.services, self.record, self.pod
         if record is None:
             return ()
@@ -68,6 +67,5 @@ class StartContainer(ContainerCall):
         return () if record is None else (self.question(Hook.POST_START_CONTAINER, record),)
 
     async def confirm(self) -> Sequence[Work] | None:
-        """Whether the container runs."""
         found = await self.services.lookups.confirm_container(self.container_id)
         return self.on_success(b"") if found is not None and found.state is Lifecycle.RUNNING else None

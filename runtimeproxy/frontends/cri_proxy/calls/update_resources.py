@@ -385,10 +385,8 @@ def resized(
 
     Source: kubelet 1.33, in-place resize.
 
-    Args:
-        services: Of all calls.
-        cgroup: The pod's; empty if it is not known.
-        written: What the kubelet has written there, by cgroup parameter, as far as the call says it.
+    `cgroup`: the pod's; empty if it is not known. `written`: what the kubelet has written there, by cgroup
+    parameter, as far as the call says it.
     """
     if not cgroup or not services.ledger.books.is_managed(cgroup):
         return NO_WORK

@@ -15,7 +15,6 @@ class Predecessor:
     Attributes:
         listener: its listening socket, not owned until `report_serving`.
         bypass: the operator's choice there, see `Bypass.chosen`.
-        is_draining: whether calls still run there.
     """
 
     def __init__(self, channel: Channel, listener: Listener, *, bypass: bool | None = None) -> None:

@@ -55,8 +55,6 @@ class Inheritance:
     """File descriptors that a successor is given, with the data that belong to them.
 
     Attributes:
-        control_fd: one end of the socket pair.
-        listening_fd: the listening socket.
         lock_fd: the open lock file; -1 for none.
         path: where the socket is published; None for a socket from systemd.
         inode: of that name.
@@ -113,10 +111,7 @@ def successor_environ(
 ) -> dict[str, str]:
     """The environment of a successor: this process's, without the variables meant for this process alone.
 
-    Args:
-        environ: this process's environment.
-        inheritance: given to the successor.
-        errors_fd: where it writes why it does not come up; -1 for nowhere.
+    `errors_fd`: where it writes why it does not come up; -1 for nowhere.
     """
     result = {name: value for name, value in environ.items() if name not in _FROM_SERVICE_MANAGER}
     if result.get("WATCHDOG_PID") == str(os.getpid()):

@@ -67,9 +67,6 @@ class Serving:
     """The parts of this process that an upgrade hands over or uses.
 
     Attributes:
-        listener: the listening socket.
-        server: accepts on it.
-        notifier: to the service manager.
         executor: threads for starting and waiting.
         flush: writes the records.
         finish: ends this process.
@@ -100,7 +97,6 @@ class Upgrade:
 
     Attributes:
         has_moved: whether a successor serves now.
-        failures: how many upgrades have failed.
         last: when the last attempt ended, in seconds since the epoch, and why it failed; None for none.
         moved: set while a successor serves.
     """
@@ -280,7 +276,6 @@ class Program:
     Attributes:
         command: interpreter and arguments. Names, not open files: the files that are there now are started.
         folder: where relative names begin.
-        environ: the environment at the start.
     """
 
     command: tuple[str, ...]

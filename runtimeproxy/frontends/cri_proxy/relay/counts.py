@@ -50,7 +50,6 @@ class RelayCounts:
 
     Attributes:
         by_method: the counts of each name, and of `OTHER`.
-        accepted: connections.
         refused: connections, by cause.
         ended: connections that the proxy ended because of the client, the runtime or itself, by cause.
         client_bytes: read from clients whose connections have ended; those of the others have their own.

@@ -397,7 +397,6 @@ class RequestBody:
     connection alone, all others to the budget.
 
     Args:
-        relay: the connection.
         stream: gets `on_message` when the message is there and its memory reserved, possibly within `take`,
             or `on_late` when it does not come while others wait for its memory.
 
@@ -451,10 +450,7 @@ class RequestBody:
     def take(self, content: bytes, flow_bytes: int, is_last: bool) -> str | None:
         """Takes the content of one DATA frame; returns why the call is to be refused, None if it goes on.
 
-        Args:
-            content: the frame's payload without padding.
-            flow_bytes: its size in the windows, padding included.
-            is_last: whether it ends the message.
+        `flow_bytes`: its size in the windows, padding included. `is_last`: whether it ends the message.
 
         Raises:
             PeerError: the client sent more than it may.

@@ -107,7 +107,6 @@ class _OpenBlock:
     size_bytes: int = 0
 
     def add(self, raw: bytes, fragment: bytes) -> None:
-        """Takes its next frame."""
         self.size_bytes += len(raw)
         if self.size_bytes > MAX_BLOCK_BYTES:
             raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, "header block without end")

@@ -96,14 +96,12 @@ class RelayServer:
     """All connections of one listening socket.
 
     Args:
-        options: what the connections share.
         allowed_uids: users besides root and this process's own that may connect.
         many_per_process: with so many connections a process gets no more when there is hardly any room left.
             This process itself, whose watchdog connects here, is admitted however many others are connected.
         most_connections: how many there may be, if there are descriptors for them.
 
     Attributes:
-        counts: of all connections.
         budget: for the messages of intercepted calls.
         defect_count: how many errors there have been in the relay's own code.
     """

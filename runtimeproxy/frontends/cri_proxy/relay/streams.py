@@ -93,8 +93,6 @@ class Streams:
     A `PeerError` out of any call means `fail` and the end.
 
     Attributes:
-        to_client: bytes for the client.
-        to_runtime: bytes for the runtime.
         flow: DATA to the runtime and its connection window.
         memory: of the messages of intercepted calls.
         early: bytes that wait for the upstream.

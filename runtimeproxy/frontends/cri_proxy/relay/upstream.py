@@ -87,7 +87,6 @@ class Dial:
     """Connects at once, or tries again until the time is over; a Unix connect never blocks.
 
     Args:
-        wait_s: how long to wait for an upstream that is away.
         on_connected: takes the socket, possibly before `start` returns.
         on_failed: takes the last error, never before `start` returns.
         sock: a socket to connect with, so that no file descriptor is needed; None makes one.
