@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -14,14 +15,14 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.core.eviction_history import EvictionHistory
+from runtimeproxy.core.modes import ModeOverrides
 from runtimeproxy.hooks.allocator import as_document, from_document
 from runtimeproxy.ledger.allocations import allocation_file
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.pods.checkpoint.codec import RowKind, decode, encode
 from runtimeproxy.qosmanager.profiling.prediction import Models
-from runtimeproxy.service.eviction_history import EvictionHistory
-from runtimeproxy.service.mode_file import ModeFile
 from runtimeproxy.state.state_file import StateFile
 
 EARLIER = Path(__file__).parent / "earlier"
@@ -45,8 +46,13 @@ def _allocations(folder: Path) -> None:
 
 
 def _modes(folder: Path) -> None:
-    file = ModeFile(folder)
-    file.save(file.load())
+    async def read_and_save() -> None:
+        modes = ModeOverrides(folder)
+        with ThreadPoolExecutor(1) as thread:
+            await modes.read(thread)
+            await modes.save(modes.present, thread)
+
+    asyncio.run(read_and_save())
 
 
 def _prediction(folder: Path) -> None:

@@ -31,14 +31,14 @@ daemon.connection_options = lambda *words: replace(made(*words), first_call_s=1.
 """A client that makes no call has 1 s instead of 60 s."""
 LITTLE_FOR_OWN = """
 from functools import partial
-import runtimeproxy.service.daemon as daemon
-daemon.Budget = partial(daemon.Budget, 1 << 20)
+import runtimeproxy.service.own_servers as servers
+servers.Budget = partial(servers.Budget, 1 << 20)
 """
 """All calls of own services have 1 MiB together, which is enough for 64 without a request."""
 LITTLE_FOR_RECORDS = """
 from functools import partial
-import runtimeproxy.service.engine as engine
-engine.PodStore = partial(engine.PodStore, 100_000)
+import runtimeproxy.core.core as core
+core.PodStore = partial(core.PodStore, 100_000)
 """
 """Labels and annotations of all pods have 100,000 bytes together."""
 LITTLE_ROOM = """

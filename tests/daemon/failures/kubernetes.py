@@ -24,7 +24,7 @@ NODE_SLOS = "/apis/slo.koordinator.sh/v1alpha1/nodeslos"
 QUICK = """
 import runtimeproxy.kubernetes.source as source
 pace = source.USUAL_PACE._replace(first_delay_s=0.05, healthy_s=0.0, missing_s=0.0)
-source.KubernetesSource.__init__.__defaults__ = (pace, source.USUAL_TIMEOUTS)
+source.KubernetesSource.__init__.__defaults__ = (pace,)
 """
 
 

@@ -216,7 +216,17 @@ def successor_is_killed(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def another_mode_runs(scene: Scene) -> ProxyProcess:
+    lock = scene.folder / "front-end.lock"
+    scene.start(f'[daemon]\nmode = "standalone"\nlock = "{lock}"\n')
+    daemon = scene.prepare(f'[daemon]\nlock = "{lock}"\n')
+    daemon.spawn()
+    assert daemon.wait() == 1
+    return daemon
+
+
 ROWS: Final = {
+    "another mode of the daemon runs on this host (`daemon.lock`)": Row(another_mode_runs, None),
     "it is killed while it writes": Row(killed_while_it_writes, lambda s: s.ledger.counts.recovered > 0),
     "it is killed;": Row(killed, lambda s: s.records.is_recovered),
     "the checkpoint is damaged": Row(checkpoint_is_damaged, lambda s: bool(s.records.checkpoint_set_aside)),
