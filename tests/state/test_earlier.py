@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.core.eviction_history import EvictionHistory
 from runtimeproxy.hooks.allocator import as_document, from_document
+from runtimeproxy.hooks.modes import as_json, from_json
 from runtimeproxy.ledger.allocations import allocation_file
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.pods.checkpoint.codec import RowKind, decode, encode
 from runtimeproxy.qosmanager.profiling.prediction import Models
-from runtimeproxy.service.eviction_history import EvictionHistory
-from runtimeproxy.service.mode_file import ModeFile
 from runtimeproxy.state.state_file import StateFile
 
 EARLIER = Path(__file__).parent / "earlier"
@@ -45,8 +45,10 @@ def _allocations(folder: Path) -> None:
 
 
 def _modes(folder: Path) -> None:
-    file = ModeFile(folder)
-    file.save(file.load())
+    file = StateFile(folder / "modes.json", "", version=1)
+    found = file.load(lambda saved: [from_json(each) for each in saved["overrides"]])
+    assert found is not None, file.unusable
+    file.save({"overrides": [as_json(each) for each in found]})
 
 
 def _prediction(folder: Path) -> None:
