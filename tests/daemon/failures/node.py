@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from cri_api.runtimeproxy.v1.api_pb2 import GetStatusResponse, NodeInput
+from runtimeproxy.node.inputs import name_of_node
 from tests.daemon.driving import pod
 from tests.daemon.failures.scene import Row, Scene, has_node_problem, state_of
 from tests.lab.cri_client import CriClient
 from tests.lab.proxy_process import ProxyProcess
-from tests.node.objects_of import BURST, config_map, write
+from tests.node.objects_of import BURST, config_map, node_object, write
 
 SHORT_GRACE = "import runtimeproxy.node.input_file as file; file.GRACE_S = 3.0"
 NO_INOTIFY = """
@@ -81,6 +82,15 @@ def name_of_a_pod_is_misspelled(scene: Scene) -> ProxyProcess:
         pod(client, "other").run()
         found = scene.wait_for(daemon, "misspelled_pods")
     assert found.of("misspelled_pods") == 1
+    return daemon
+
+
+def name_at_the_node_is_misspelled(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    daemon.objects_folder.mkdir(exist_ok=True)
+    names = {"node.koordinator.sh/reservatoin": "{}", "node.koordinator.sh/newer": "{}"}
+    write(daemon.objects_folder / "node.yaml", node_object(name_of_node(""), annotations=names))
+    scene.wait_for(daemon, "node_problems")
     return daemon
 
 
@@ -176,6 +186,14 @@ ROWS: Final = {
         lambda s: (
             misspelled_names(s) == ["did you mean koordinator.sh/cpuBurst?", "did you mean cpuBurstPercent?"]
             and sum(each.startswith("Pod ") for each in s.problems) == 2
+        ),
+    ),
+    "a label or annotation of the Node": Row(
+        name_at_the_node_is_misspelled,
+        lambda s: (
+            [each.reason.rpartition("; ")[2] for each in s.node.strategy_problems]
+            == ["did you mean node.koordinator.sh/reservation?"]
+            and any("node.koordinator.sh/newer" in each for each in s.node.notes)
         ),
     ),
     "a file is cut off": Row(object_file_is_cut, has_node_problem),
