@@ -325,6 +325,24 @@ def test_the_log_of_an_earlier_version_goes_with_the_last_process_that_has_it_op
         assert loaded(folder) == file.load() == ALL
 
 
+def test_a_predecessor_may_write_while_the_file_is_opened_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(leave_with_wal(folder)) as predecessor, closing(CheckpointFile(folder)) as file:
+        file.load()
+        close = file.close
+
+        def be_overtaken() -> None:
+            close()
+            predecessor.execute("DELETE FROM records WHERE id = 'box'")
+
+        monkeypatch.setattr(file, "close", be_overtaken)
+        file.write([change(POD)])
+        monkeypatch.undo()
+        assert file.changed_by_others()
+        assert file.load().containers == ()
+
+
 def test_a_write_that_was_cut_short_is_taken_back_for_who_only_reads(folder: Path, tmp_path: Path) -> None:
     with closing(CheckpointFile(folder)) as file:
         file.write(everything())

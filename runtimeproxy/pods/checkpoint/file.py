@@ -218,9 +218,9 @@ class CheckpointFile:
                 connection.close()
 
     def _close_for_now(self) -> None:
-        """Closes the file; `changed_by_others` still tells of what they have changed."""
-        with suppress(CheckpointError):
-            self._is_changed_by_others |= self._guarded(self._note_data_version)
+        """Closes the file, for the next use to open it again."""
+        # A new connection does not see that others have written before it was there.
+        self._is_changed_by_others = True
         self.close()
 
     def _examine(self, *, is_cut: bool) -> None:
