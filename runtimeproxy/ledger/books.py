@@ -21,7 +21,7 @@ from runtimeproxy.hooks.algebra import Claim, Resolved, Role, resolve
 from runtimeproxy.hooks.changes import Clear
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.hooks.settings import ConflictRule
-from runtimeproxy.ledger.fields import CLASS_KUBELET, KUBELET_ON_PODS, Base, field_class
+from runtimeproxy.ledger.fields import KUBELET_ON_PODS, Base, base_of, is_of_kubelet
 from runtimeproxy.ledger.journal import Noted
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA, Path
@@ -143,7 +143,7 @@ def with_claims(book: Book, wanted: Wanted) -> Book:
     for name in wanted.claims if wanted.owner else {**book.entries, **wanted.claims}:
         if name in wanted.blocked:
             continue
-        if field_class(book.level, name) is CLASS_KUBELET:
+        if is_of_kubelet(book.level, name):
             entries.pop(name, None)
             continue
         entry = entries.get(name, Entry())
@@ -517,10 +517,9 @@ def resolved(
 ) -> Resolved:
     base: Value | None = None
     is_known = True
-    counted_from = field_class(level, name).base
     if level is Level.CONTAINER:
         base = entry.requested
-    elif counted_from is Base.ORIGINAL:
+    elif base_of(level, name) is Base.ORIGINAL:
         original = originals.get(found.file) if found is not None else None
         text = original.text if original is not None else None
         base = formats.decode(name, text) if text is not None else entry.requested
@@ -750,7 +749,7 @@ def release_value(
     original = book.originals.get(found.file)
     text = original.text if original is not None else None
     value = formats.decode(name, text) if text is not None else None
-    base = field_class(book.level, name).base
+    base = base_of(book.level, name)
     if book.level is Level.CONTAINER:
         # The original was that of the request at its time. A journal tells the one and not the other.
         asked = entry.requested
