@@ -8,7 +8,7 @@ from typing import Final
 
 from runtimeproxy.fields.tables import FIELDS
 from runtimeproxy.pods.records import Level
-from runtimeproxy.vocabulary import Level as ClaimLevel
+from runtimeproxy.vocabulary import ClaimLevel
 
 
 class Base(StrEnum):

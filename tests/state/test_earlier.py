@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runtimeproxy.service.eviction_history import EvictionHistory
+from runtimeproxy.service.mode_file import ModeFile
 
 from runtimeproxy.hooks.allocator import as_document, from_document
 from runtimeproxy.ledger.allocations import allocation_file
@@ -20,8 +22,6 @@ from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.pods.checkpoint.codec import RowKind, decode, encode
 from runtimeproxy.qosmanager.profiling.prediction import Models
-from runtimeproxy.service.eviction_history import EvictionHistory
-from runtimeproxy.service.mode_file import ModeFile
 from runtimeproxy.state.state_file import StateFile
 
 EARLIER = Path(__file__).parent / "earlier"
