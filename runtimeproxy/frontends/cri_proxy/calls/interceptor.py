@@ -59,7 +59,7 @@ class CallSettings:
         max_message_bytes: Longest request, decompressed.
     """
 
-    budget_s: float = 2.0
+    budget_s: float
     end_wait_s: float = 1.0
     on_unreadable: FailurePolicy = FailurePolicy.IGNORE
     on_failure: FailurePolicy = FailurePolicy.IGNORE
