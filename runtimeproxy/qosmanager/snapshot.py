@@ -19,12 +19,11 @@ from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurstStrategy, Po
 from runtimeproxy.slo.schema import PodEviction as PodEviction
 from runtimeproxy.vocabulary import ClaimLevel
 
-Level: TypeAlias = ClaimLevel
-"""The name of `ClaimLevel` for plugins."""
-
 if TYPE_CHECKING:
     from cri_api.runtimeproxy.v1 import api_pb2
 
+Level: TypeAlias = ClaimLevel
+"""Plugins know it by this name."""
 NODE_CGROUP: Final = "/"
 """Stands for the node in samples."""
 LOOK_BACK_S: Final = 3.0
