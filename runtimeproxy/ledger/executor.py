@@ -67,7 +67,7 @@ class Executor:
         return results
 
     def write_values(self, cgroup: str, values: Mapping[str, Value]) -> tuple[WriteResult, ...]:
-        """Writes values of one cgroup that follow from no plan, and are neither counted nor in the journal."""
+        """Writes values of one cgroup that follow from no plan; neither counted nor in the journal."""
         return self.files.write_levels([[CgroupValues(cgroup, values)]])
 
     def _repair_burst(self, plan: Plan) -> None:
