@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.vocabulary import Level, Mode, PluginReport, Role
+from runtimeproxy.vocabulary import ClaimLevel, Mode, PluginReport, Role
 
 ROLES: Final = {role: api_pb2.ExplainedClaim.Role.Value(f"ROLE_{role.name}") for role in Role}
 ROLE_OF: Final = {number: role for role, number in ROLES.items()}
 MODES: Final = {mode: api_pb2.Mode.Value(f"MODE_{mode.name}") for mode in Mode}
 MODE_OF: Final = {number: mode for mode, number in MODES.items()}
 TARGETS: Final = {
-    Level.CONTAINER: "container_id",
-    Level.POD: "pod_uid",
-    Level.QOS_CLASS: "qos_class",
-    Level.HOST_APPLICATION: "host_application",
+    ClaimLevel.CONTAINER: "container_id",
+    ClaimLevel.POD: "pod_uid",
+    ClaimLevel.QOS_CLASS: "qos_class",
+    ClaimLevel.HOST_APPLICATION: "host_application",
 }
 LEVEL_OF: Final = {field: level for level, field in TARGETS.items()}
 

@@ -25,7 +25,7 @@ class Role(StrEnum):
     """Bounds the value; makes an unlimited one finite."""
 
 
-class Level(StrEnum):
+class ClaimLevel(StrEnum):
     """The kind of cgroup that a claim with a lease, or a sample, is of."""
 
     CONTAINER = "container"

@@ -57,7 +57,7 @@ def loosened(name: str, current: Value, wanted: Value) -> Value:
             return wanted
 
 
-def plan(levels: Sequence[Mapping[Key, Value]], current: Mapping[Key, Value | None]) -> list[Step]:
+def write_steps(levels: Sequence[Mapping[Key, Value]], current: Mapping[Key, Value | None]) -> list[Step]:
     """The writes that lead from the current to the wanted values.
 
     Args:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, Mount, find_mounts
-from runtimeproxy.cgroups.order import Key, Step, plan
+from runtimeproxy.cgroups.order import Key, Step, write_steps
 from runtimeproxy.cgroups.pace import rest
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.fields.formats import FileFormat, Value, weight_v2
@@ -446,7 +446,7 @@ class CgroupWriter:
                             batch.wanted[key] = wanted, found
                             batch.compare(key)
             loosened: dict[Key, Value] = {}
-            for step in plan(batch.pending, batch.current):
+            for step in write_steps(batch.pending, batch.current):
                 rest()
                 result = batch.carry_out(step)
                 if step.is_final:

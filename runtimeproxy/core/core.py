@@ -135,7 +135,7 @@ class Core:
                 SharePools(lambda: self.node.latest.facts.last_cpu),
                 allocation_file(folder, boot_id),
                 self.node,
-                self.upkeep.evaluator.leave,
+                self.upkeep.evaluator.move_off,
                 disk,
             )
         self.state = SavedState(

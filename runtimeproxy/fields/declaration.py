@@ -9,7 +9,7 @@ from typing import Final
 
 from runtimeproxy.fields.formats import FileFormat, Value
 from runtimeproxy.units import MAX_INT64, UNLIMITED, cpu_weight_from_shares, parse_cpu_list
-from runtimeproxy.vocabulary import Level, Role
+from runtimeproxy.vocabulary import ClaimLevel, Role
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -44,7 +44,7 @@ class Rounding(Enum):
     """Shares become weights on version 2, and may come back as those of the next weight."""
 
 
-ALL_LEVELS: Final = frozenset(Level) - {Level.NODE}
+ALL_LEVELS: Final = frozenset(ClaimLevel) - {ClaimLevel.NODE}
 ROLES: Final = {
     Kind.NUMBER: frozenset(Role),
     Kind.CPUS: frozenset({Role.SET, Role.AT_MOST}),
@@ -78,7 +78,7 @@ class Declaration:
 
     only_set: bool = False
     """Whether a policy's change of the message may set it and nothing else."""
-    levels: frozenset[Level] = ALL_LEVELS
+    levels: frozenset[ClaimLevel] = ALL_LEVELS
     """Where an owner with a lease may claim it."""
 
     v1: FileFormat | None = None
@@ -101,7 +101,7 @@ class Declaration:
     unlimited_is_absent: bool = False
     """Whether "no limit" of a new container is an absent number: CRI-O refuses -1 there."""
 
-    kubelet: frozenset[Level] = frozenset()
+    kubelet: frozenset[ClaimLevel] = frozenset()
     """Where the kubelet writes the file itself, without the runtime."""
     koordlet: str = ""
     """Koordlet's feature gate for writing the file from time to time."""

@@ -34,9 +34,9 @@ from runtimeproxy.units import (
     SHARES_PER_CPU,
     UNLIMITED,
 )
-from runtimeproxy.vocabulary import Level
+from runtimeproxy.vocabulary import ClaimLevel
 
-_ON_PODS: Final = frozenset({Level.POD})
+_ON_PODS: Final = frozenset({ClaimLevel.POD})
 _RECONCILE: Final = "CgroupReconcile"
 
 
@@ -88,7 +88,7 @@ DECLARED: tuple[Declaration, ...] = (
         "cpu.idle",
         0,
         maximum=1,
-        levels=frozenset({Level.HOST_APPLICATION}),
+        levels=frozenset({ClaimLevel.HOST_APPLICATION}),
         direction=Direction.SMALLER,
         koordlet="CoreSched",
         feature="idle",
@@ -101,10 +101,10 @@ DECLARED: tuple[Declaration, ...] = (
         maximum=MAX_CPU_SHARES,
         clamps=True,
         rounding=Rounding.WEIGHTS,
-        levels=ALL_LEVELS - {Level.QOS_CLASS},
+        levels=ALL_LEVELS - {ClaimLevel.QOS_CLASS},
         v2=formats.weight_v2("cpu.weight"),
         **_in_cri("cpu_shares", "cpu_shares", "cpu", "shares"),
-        kubelet=frozenset({Level.POD, Level.QOS_CLASS}),
+        kubelet=frozenset({ClaimLevel.POD, ClaimLevel.QOS_CLASS}),
     ),
     # A small quota means "the minimum", a huge one "no limit in practice".
     _number(

@@ -17,9 +17,9 @@ from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.units import MAX_INT64, UNLIMITED, parse_cpu_list, parse_integer
-from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES, MOST_VALUE, Level, Mode, Role
+from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES, MOST_VALUE, ClaimLevel, Mode, Role
 
-_LEVELS: Final = tuple(level for level in Level if level in ALL_LEVELS)
+_LEVELS: Final = tuple(level for level in ClaimLevel if level in ALL_LEVELS)
 
 
 class Rule(NamedTuple):
@@ -27,7 +27,7 @@ class Rule(NamedTuple):
 
     field: str
     role: Role
-    levels: frozenset[Level]
+    levels: frozenset[ClaimLevel]
 
 
 class Owner(NamedTuple):
@@ -88,7 +88,7 @@ def parse_rule(text: str) -> Rule:
     unknown = [each for each in levels.split() if each not in _LEVELS]
     if unknown:
         raise ValueError(f"{unknown[0]!r} is not a level: {', '.join(_LEVELS)}")
-    found = frozenset(map(Level, levels.split()))
+    found = frozenset(map(ClaimLevel, levels.split()))
     if never := sorted(found - PARAMETERS[field].levels):
         raise ValueError(f"{field} of a {never[0]} belongs to the kubelet")
     if role not in ROLES[kind := PARAMETERS[field].kind]:
@@ -96,7 +96,7 @@ def parse_rule(text: str) -> Rule:
     return Rule(field, Role(role), found)
 
 
-def refusal(rules: Iterable[Rule], field: str, role: Role, level: Level) -> str:
+def refusal(rules: Iterable[Rule], field: str, role: Role, level: ClaimLevel) -> str:
     """Return why an owner may not make a claim; empty if it may."""
     of_field = [rule for rule in rules if rule.field == field]
     of_role = [rule for rule in of_field if rule.role is role]

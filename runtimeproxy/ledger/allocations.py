@@ -73,7 +73,7 @@ class NodeAllocations:
     """The allocations of a node. Used in the event loop's thread, which orders all events.
 
     Args:
-        leave: Makes what runs leave some CPUs; returns whether all has left them.
+        move_off: Moves what runs off some CPUs; returns whether all has left them.
         executor: One thread for the file.
 
     Attributes:
@@ -85,14 +85,14 @@ class NodeAllocations:
         rules: SharePools,
         file: StateFile,
         node: NodePlace,
-        leave: Callable[[frozenset[int]], Awaitable[bool]],
+        move_off: Callable[[frozenset[int]], Awaitable[bool]],
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rules = rules
         self._file = file
         self._node = node
-        self._leave = leave
+        self._move_off = move_off
         self._executor = executor
         self._now_s = clock
         self._allocations = NO_ALLOCATIONS
@@ -204,7 +204,7 @@ class NodeAllocations:
         async with self._leaving:
             asked = dict(self._occupied)
             # One round is for all pods that have come meanwhile.
-            if asked and uid in (None, *asked) and await self._leave(NO_CPUS.union(*asked.values())):
+            if asked and uid in (None, *asked) and await self._move_off(NO_CPUS.union(*asked.values())):
                 for owner, cpus in asked.items():
                     if self._occupied.get(owner) == cpus:
                         del self._occupied[owner]

@@ -19,7 +19,7 @@ from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger import books, unapplied
 from runtimeproxy.ledger.books import Formats, Value, Wanted
-from runtimeproxy.ledger.fields import CLASS_KUBELET, field_class
+from runtimeproxy.ledger.fields import is_of_kubelet
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.tree import QUOTA
 from runtimeproxy.ledger.unapplied import UnappliedCause, UnappliedStage, UnappliedValues, Withheld
@@ -299,7 +299,7 @@ class Books:
         for name, claims in wanted.claims.items():
             if claims and name in self.blocked:
                 found[name] = Withheld(claims, UnappliedCause.CPU_MODE, unapplied.OTHER_MODE)
-            elif claims and field_class(wanted.target.level, name) is CLASS_KUBELET:
+            elif claims and is_of_kubelet(wanted.target.level, name):
                 found[name] = Withheld(claims, UnappliedCause.KUBELET, unapplied.OF_KUBELET)
         return found
 

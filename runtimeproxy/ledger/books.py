@@ -21,7 +21,7 @@ from runtimeproxy.hooks.algebra import Claim, Resolved, Role, resolve
 from runtimeproxy.hooks.changes import Clear
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.hooks.settings import ConflictRule
-from runtimeproxy.ledger.fields import CLASS_KUBELET, KUBELET_ON_PODS, Base, field_class
+from runtimeproxy.ledger.fields import KUBELET_ON_PODS, Base, base_of, is_of_kubelet
 from runtimeproxy.ledger.journal import Noted
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA, Path
@@ -143,7 +143,7 @@ def with_claims(book: Book, wanted: Wanted) -> Book:
     for name in wanted.claims if wanted.owner else {**book.entries, **wanted.claims}:
         if name in wanted.blocked:
             continue
-        if field_class(book.level, name) is CLASS_KUBELET:
+        if is_of_kubelet(book.level, name):
             entries.pop(name, None)
             continue
         entry = entries.get(name, Entry())
@@ -399,7 +399,7 @@ def with_fitted(book: Book, given_back: Mapping[str, Value], fitted: Mapping[str
     return replace(book, entries=entries)
 
 
-def plan(
+def plan_values(
     book: Book,
     present: Mapping[str, FileText],
     formats: Formats,
@@ -417,42 +417,84 @@ def plan(
         rule: Whose value applies when two policies set one parameter.
         fitted: Values in place of those that the claims come to; None: nothing is written.
     """
-    results: dict[str, Resolved] = {}
-    entries: dict[str, Entry] = {}
-    originals = dict(book.originals)
+    new = _new_originals(book, present, formats)
+    originals = {**book.originals, **new}
+    results = {
+        name: resolved(book.level, name, entry, originals, present.get(name), formats, rule)
+        for name, entry in book.entries.items()
+        if entry.claims
+    }
+    planned = {
+        name: _claimed_value(name, entry, results[name], fitted, is_observed=name in only_observed)
+        if name in results
+        else _given_back_value(book, name, present.get(name), formats, fitted)
+        for name, entry in book.entries.items()
+    }
+    entries = {name: each.entry for name, each in planned.items() if each.entry is not None}
+    values = {name: each.value for name, each in planned.items() if each.value is not None}
+    return Plan(
+        cgroup=book.id,
+        values=values,
+        present=present,
+        raw={name: each.raw for name, each in planned.items() if each.raw is not None},
+        book=replace(book, entries=entries, originals=_needed(originals, entries, present, book)),
+        only_observed=only_observed,
+        noted=_line_of_journal(book, new, entries, values),
+        left={name: each.left for name, each in planned.items() if each.left},
+        given_back=frozenset(book.entries.keys() - entries.keys()),
+        resolved=results,
+        used={name: _used(result, fitted.get(name)) for name, result in results.items()},
+        bounded=frozenset(name for name, result in results.items() if result.is_bounded),
+    )
+
+
+class _PlannedValue(NamedTuple):
+    """The part of a plan that is about one parameter."""
+
+    entry: Entry | None
+    """As it is after the write; None if nothing remains."""
+    value: Value | None = None
+    """To be written; None for nothing."""
+    raw: str | None = None
+    """The raw text of the value, if that is known."""
+    left: str = ""
+    """Why the file is left alone; empty if it is not."""
+
+
+def _claimed_value(
+    name: str, entry: Entry, result: Resolved, fitted: Mapping[str, Value | None], *, is_observed: bool
+) -> _PlannedValue:
+    """The plan for a parameter with claims. `is_observed`: nothing is written to it."""
+    value = fitted[name] if name in fitted else _in_range(name, result)
+    problem = _problem(name, value)
+    if problem or not isinstance(value, int | str):
+        return _PlannedValue(None if entry.resolved is None else entry, left=problem)
+    is_done = entry.is_once and not entry.is_settling and entry.resolved == value
+    if is_observed or is_done:
+        return _PlannedValue(entry)
+    # Its first write does not count: the slice is reset after that.
+    is_settling = entry.is_settling and entry.resolved != value
+    return _PlannedValue(entry._replace(resolved=value, is_settling=is_settling), value)
+
+
+def _new_originals(book: Book, present: Mapping[str, FileText], formats: Formats) -> Mapping[str, Original]:
+    """The originals of files that are about to get their first value of ours."""
     new: dict[str, Original] = {}
-    values: dict[str, Value] = {}
-    raw: dict[str, str] = {}
-    left: dict[str, str] = {}
     for name, entry in book.entries.items():
         found = present.get(name)
-        if not entry.claims:
-            remaining = _give_back(book, name, entry, found, formats, values, raw, left, fitted)
-            if remaining is not None:
-                entries[name] = remaining
+        if not entry.claims or found is None:
             continue
-        if found is not None and found.file not in originals:
+        if found.file not in book.originals and found.file not in new:
             original = _original(book.level, name, entry, found, formats)
             if original is not None:
-                originals[found.file] = new[found.file] = original
-        result = results[name] = resolved(book.level, name, entry, originals, found, formats, rule)
-        value = fitted[name] if name in fitted else _in_range(name, result)
-        problem = _problem(name, value)
-        if problem or not isinstance(value, int | str):
-            left[name] = problem
-            if entry.resolved is not None:
-                entries[name] = entry
-            continue
-        is_done = entry.is_once and not entry.is_settling and entry.resolved == value
-        if name in only_observed or is_done:
-            entries[name] = entry
-            continue
-        # Its first write does not count: the slice is reset after that.
-        is_settling = entry.is_settling and entry.resolved != value
-        entries[name] = entry._replace(resolved=value, is_settling=is_settling)
-        values[name] = value
-    after = replace(book, entries=entries, originals=_needed(originals, entries, present, book))
-    given_back = frozenset(book.entries.keys() - entries.keys())
+                new[found.file] = original
+    return new
+
+
+def _line_of_journal(
+    book: Book, new: Mapping[str, Original], entries: Mapping[str, Entry], values: Mapping[str, Value]
+) -> Noted | None:
+    """The journal's line on new originals and changed values; None without any."""
     changed = {
         name: value
         for name, value in values.items()
@@ -462,25 +504,10 @@ def plan(
         # The kernel may hold another list in place of an empty one, which is always known for a reset.
         if value != ""
     }
-    noted = None
-    if new or changed:
-        before = {name: old for name in changed if (old := book.entries[name].resolved) is not None}
-        noted = Noted(book.id, book.level, new, changed, before)
-    used = {name: _used(result, fitted.get(name)) for name, result in results.items()}
-    return Plan(
-        cgroup=book.id,
-        values=values,
-        present=present,
-        raw=raw,
-        book=after,
-        only_observed=only_observed,
-        noted=noted,
-        left=left,
-        given_back=given_back,
-        resolved=results,
-        used=used,
-        bounded=frozenset(name for name, result in results.items() if result.is_bounded),
-    )
+    if not new and not changed:
+        return None
+    before = {name: old for name in changed if (old := book.entries[name].resolved) is not None}
+    return Noted(book.id, book.level, new, changed, before)
 
 
 def _used(result: Resolved, fitted: Value | None) -> tuple[Claim, ...]:
@@ -517,10 +544,9 @@ def resolved(
 ) -> Resolved:
     base: Value | None = None
     is_known = True
-    counted_from = field_class(level, name).base
     if level is Level.CONTAINER:
         base = entry.requested
-    elif counted_from is Base.ORIGINAL:
+    elif base_of(level, name) is Base.ORIGINAL:
         original = originals.get(found.file) if found is not None else None
         text = original.text if original is not None else None
         base = formats.decode(name, text) if text is not None else entry.requested
@@ -686,51 +712,42 @@ def _original(level: Level, name: str, entry: Entry, found: FileText, formats: F
     return Original(found.text, found.inode)
 
 
-def _give_back(
+def _given_back_value(
     book: Book,
     name: str,
-    entry: Entry,
     found: FileText | None,
     formats: Formats,
-    values: dict[str, Value],
-    raw: dict[str, str],
-    left: dict[str, str],
     fitted: Mapping[str, Value | None],
-) -> Entry | None:
-    """Plans to give a value without claims back; returns the entry that remains, if any."""
+) -> _PlannedValue:
+    """The plan for a parameter without claims."""
+    entry = book.entries[name]
     if found is None or entry.resolved is None:
-        return None
-    value, text = release_value(book, name, entry, found, formats)
-    if name in fitted:
-        value, text = fitted[name], None
+        return _PlannedValue(None)
+    value, text = (fitted[name], None) if name in fitted else release_value(book, name, entry, found, formats)
     if value is None:
-        left[name] = UNKNOWN_ORIGINAL
-        return None
-    is_container = book.level is Level.CONTAINER
+        return _PlannedValue(None, left=UNKNOWN_ORIGINAL)
     # Until the runtime's book has caught up, an update of another field would bring our value back.
-    stays = is_container and entry.booked is not None and entry.booked != value
+    stays = book.level is Level.CONTAINER and entry.booked is not None and entry.booked != value
     remaining = entry._replace(resolved=value) if stays else None
-    if (text is not None and found.text.rstrip("\n") == text.rstrip("\n")) or (
-        text is None and formats.matches(name, value, found.text)
-    ):
-        return remaining
-    ours = [
-        entry.resolved,
-        _reset_by_others(name, entry.resolved),
-        _between(book, name, entry.resolved, value),
-    ]
-    if is_container:
-        ours.append(entry.booked)
-    is_ours = any(each is not None and formats.matches(name, each, found.text) for each in ours)
+    is_same = formats.matches(name, value, found.text)
+    if is_same if text is None else found.text.rstrip("\n") == text.rstrip("\n"):
+        return _PlannedValue(remaining)
     # No program leaves a file without a value, but one that is killed while it writes to a plain file.
-    if not is_ours and formats.decode(name, found.text) is not None:
-        if text is None or not formats.matches(name, value, found.text):
-            left[name] = CHANGED_SINCE
-        return remaining
-    values[name] = value
-    if text is not None:
-        raw[name] = text
-    return remaining
+    is_empty = formats.decode(name, found.text) is None
+    if is_empty or _holds_ours(book, name, entry.resolved, value, found, formats):
+        return _PlannedValue(remaining, value, text)
+    return _PlannedValue(remaining, left="" if is_same else CHANGED_SINCE)
+
+
+def _holds_ours(book: Book, name: str, ours: Value, value: Value, found: FileText, formats: Formats) -> bool:
+    """Whether a file holds a value of ours, or what others or half of a write have made of it.
+
+    `value`: that is to be given back.
+    """
+    known = [ours, _reset_by_others(name, ours), _between(book, name, ours, value)]
+    if book.level is Level.CONTAINER:
+        known.append(book.entries[name].booked)
+    return any(each is not None and formats.matches(name, each, found.text) for each in known)
 
 
 def _between(book: Book, name: str, ours: Value, value: Value) -> Value:
@@ -750,7 +767,7 @@ def release_value(
     original = book.originals.get(found.file)
     text = original.text if original is not None else None
     value = formats.decode(name, text) if text is not None else None
-    base = field_class(book.level, name).base
+    base = base_of(book.level, name)
     if book.level is Level.CONTAINER:
         # The original was that of the request at its time. A journal tells the one and not the other.
         asked = entry.requested

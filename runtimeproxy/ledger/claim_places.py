@@ -13,8 +13,7 @@ from runtimeproxy.ledger.answers import class_cgroups, target_of
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
-from runtimeproxy.vocabulary import Level as ClaimLevel
-from runtimeproxy.vocabulary import Role
+from runtimeproxy.vocabulary import ClaimLevel, Role
 
 if TYPE_CHECKING:
     from runtimeproxy.pods.store import PodStore

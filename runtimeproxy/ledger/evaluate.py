@@ -153,8 +153,8 @@ class Evaluator:
         self.rounds = 0
         self.unevaluated = UnevaluatedPods()
         self.by_file_since_s: float | None = None
-        # What has got its first values by file.
-        self._begun: set[str] = set()
+        # Ids of pods and containers that have their first values, by file.
+        self._with_first_values: set[str] = set()
         self.has_evaluated = False
 
     def request(self, reason: str) -> None:
@@ -197,7 +197,7 @@ class Evaluator:
         running = [pod for pod in self._store.pods if _is_evaluated(pod)]
         self.unevaluated.keep(running)
         await self._note_unknown()
-        self._begun &= {each.id for each in (*self._store.pods, *self._store.containers)}
+        self._with_first_values &= {each.id for each in (*self._store.pods, *self._store.containers)}
         changed: list[_ChangedPod] = []
         for pod in running:
             await self._rest()
@@ -208,7 +208,7 @@ class Evaluator:
                 changed.append(found)
                 self._note(found.wanted, UnappliedCause.TURN, WAITS_FOR_TURN)
             else:
-                self._begin(found)
+                self._note_first_values(found)
         if changed:
             why = ", ".join(reasons)
             about = {"pods": len(changed), "of": len(running), "reasons": reasons}
@@ -249,19 +249,18 @@ class Evaluator:
                 unapplied.note(UnappliedStage.ASKED, target_of(pod, box), box.id, without_cgroup(each, box))
 
     async def evaluate_pod(self, identity: str) -> None:
-        """Evaluates a pod of which the last evaluation of everything has not seen all."""
+        """Evaluates a pod that may have changed since everything was evaluated."""
         pod = self._store.pods.get(identity)
         if pod is not None and _is_evaluated(pod) and not self._is_standby():
             await self._evaluate_now(pod)
 
-    async def leave(self, cpus: frozenset[int]) -> bool:
-        """Evaluates at once, at no bounded rate, what values of ours let run on some CPUs.
+    async def move_off(self, cpus: frozenset[int]) -> bool:
+        """Evaluates the pods and classes that our values let run on CPUs which now belong to one pod.
 
-        Args:
-            cpus: They belong to a pod now.
+        This happens at once: the rate of changes does not apply.
 
         Returns:
-            Whether all values that follow are written.
+            Whether all new values are written.
         """
         if self._is_standby():
             return False
@@ -287,7 +286,7 @@ class Evaluator:
             return pod.id not in self.unevaluated.reasons
         change = partial(self._ledger.change, found.wanted)
         is_written = await self._write(pod, found.wanted, change, ChangeLog(self._audit))
-        self._begin(found)
+        self._note_first_values(found)
         return is_written
 
     async def _up_to_date(self, found: _ChangedPod) -> _ChangedPod | None:
@@ -313,12 +312,12 @@ class Evaluator:
         if found is None:
             return None
         if not any(map(self._books.differs, found.wanted)):
-            self._begin(found)
+            self._note_first_values(found)
             self._note(found.wanted)
             return None
         change = partial(with_rests, partial(self._ledger.change, found.wanted))
         is_written = await self._write(changed.pod, found.wanted, change, log)
-        self._begin(found)
+        self._note_first_values(found)
         return is_written
 
     async def _rest(self) -> None:
@@ -396,15 +395,17 @@ class Evaluator:
     def _is_new(self, record: PodRecord | ContainerRecord) -> bool:
         """Whether something is evaluated for the first time, and no message has carried its values."""
         since_s = self.by_file_since_s
-        return since_s is not None and record.created_s >= since_s and record.id not in self._begun
+        return (
+            since_s is not None and record.created_s >= since_s and record.id not in self._with_first_values
+        )
 
-    def _begin(self, changed: _ChangedPod) -> None:
-        """The first values of a pod and its containers are written, or there are none.
+    def _note_first_values(self, changed: _ChangedPod) -> None:
+        """Notes that a pod and its containers have their first values, or that there are none to write.
 
-        Not before: of two evaluations at once the second one finds the same as the first.
+        Called after the write: a second evaluation meanwhile must still find them new.
         """
         if self.by_file_since_s is not None:
-            self._begun.update((changed.pod.id, *(each.id for each in changed.containers)))
+            self._with_first_values.update((changed.pod.id, *(each.id for each in changed.containers)))
 
     def _note(self, wanted: Sequence[Wanted], cause: UnappliedCause | None = None, reason: str = "") -> None:
         # The cause is why the rest of the answers is not booked either.

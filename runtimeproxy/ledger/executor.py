@@ -2,7 +2,7 @@
 
 Values are compared before they are written, parents are loosened before their children and children
 tightened before their parents, and what cannot be written in one cgroup stops no other. Before the first
-write of a value, the original text of its file is in the journal.
+write of a plan's value, the original text of its file is in the journal.
 """
 
 from __future__ import annotations
@@ -66,6 +66,10 @@ class Executor:
                 self._repair_burst(plan)
         return results
 
+    def write_values(self, cgroup: str, values: Mapping[str, Value]) -> tuple[WriteResult, ...]:
+        """Writes values of one cgroup that follow from no plan; neither counted nor in the journal."""
+        return self.files.write_levels([[CgroupValues(cgroup, values)]])
+
     def _repair_burst(self, plan: Plan) -> None:
         """Without commit 49217ea147df (2024) Linux divides the burst by 1,000 when cpu.max is written."""
         wanted = plan.values.get(BURST)
@@ -74,7 +78,7 @@ class Executor:
             with suppress(OSError):
                 found = self.files.look(plan.path, (BURST,)).get(BURST)
             if found is not None and not self.files.matches(BURST, wanted, found.text):
-                self.files.write_levels([[CgroupValues(plan.cgroup, {BURST: wanted})]])
+                self.write_values(plan.cgroup, {BURST: wanted})
 
     def lower_burst(self, cgroup: str, quota_us: int) -> bool:
         """Lowers the burst of a cgroup whose quota is about to fall to this; returns whether it was higher.
@@ -86,7 +90,7 @@ class Executor:
         found = self.files.look(path, (BURST,)).get(BURST)
         burst_us = self.files.decode(BURST, found.text) if found is not None else None
         if quota_us != UNLIMITED and isinstance(burst_us, int) and burst_us > quota_us:
-            self.files.write_levels([[CgroupValues(cgroup, {BURST: quota_us})]])
+            self.write_values(cgroup, {BURST: quota_us})
             return True
         return False
 

@@ -1,14 +1,14 @@
-"""The classes of fields: what a value is counted from, how it is applied, and how often it is compared."""
+"""What the values of fields are counted from, and how often they are compared."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
-from runtimeproxy.fields.tables import FIELDS, RESOURCE_PARAMETERS
+from runtimeproxy.fields.tables import FIELDS
 from runtimeproxy.pods.records import Level
-from runtimeproxy.vocabulary import Level as ClaimLevel
+from runtimeproxy.vocabulary import ClaimLevel
 
 
 class Base(StrEnum):
@@ -22,28 +22,7 @@ class Base(StrEnum):
     NEUTRAL = "neutral"
     """The value without any effect. What the kubelet gives a container in `unified` takes its place."""
     NONE = "none"
-    """Nothing: it applies at the creation only, or is not ours."""
-
-
-class Application(StrEnum):
-    """How a value is applied."""
-
-    MESSAGE = "message"
-    """In the message that creates the container. A running one is changed by file, and the runtime's
-    specification with the kubelet's next update."""
-    FILE = "file"
-    CREATION = "creation"
-    """In the message that creates the container; the next container has another value."""
-    NEVER = "never"
-
-
-class FieldClass(NamedTuple):
-    """Fields that are treated alike."""
-
-    base: Base
-    application: Application
-    verify_s: float | None
-    """How often it is compared with the file; None for never."""
+    """Nothing: it applies at the creation only, has no file there, or is not ours."""
 
 
 VERIFY_S: Final[Mapping[Level, float]] = {
@@ -57,18 +36,6 @@ VERIFY_S: Final[Mapping[Level, float]] = {
 }
 """How often the cgroups of a level are compared."""
 
-CLASS_KUBELET: Final = FieldClass(Base.NONE, Application.NEVER, None)
-"""A file of a QoS class that the kubelet writes."""
-_CREATION: Final = FieldClass(Base.NONE, Application.CREATION, None)
-"""Environment, mounts, devices, labels, annotations, the cgroup parent, and CRI scalars without a file."""
-_IN_MESSAGES: Final = FieldClass(Base.REQUESTED, Application.MESSAGE, VERIFY_S[Level.CONTAINER])
-_FILES: Final = {
-    level: FieldClass(
-        Base.ORIGINAL if level in (Level.POD, Level.NODE) else Base.NEUTRAL, Application.FILE, verify_s
-    )
-    for level, verify_s in VERIFY_S.items()
-}
-
 KUBELET_ON_PODS: Final = frozenset(name for name, each in FIELDS.items() if ClaimLevel.POD in each.kubelet)
 """What the kubelet writes to a pod's cgroup."""
 _KUBELET_ON_CLASSES: Final = frozenset(
@@ -76,15 +43,21 @@ _KUBELET_ON_CLASSES: Final = frozenset(
 )
 
 
-def field_class(level: Level, parameter: str) -> FieldClass:
-    """Return the class of a field.
+def is_of_kubelet(level: Level, parameter: str) -> bool:
+    """Whether this is a file of a QoS class that the kubelet writes: nothing of ours goes there."""
+    return level is Level.QOS_CLASS and parameter in _KUBELET_ON_CLASSES
+
+
+def base_of(level: Level, parameter: str) -> Base:
+    """Return the base of a field.
 
     `parameter`: a cgroup parameter by its version 1 name, or the name of another field.
     """
-    if "." not in parameter:
-        return _CREATION
-    if level is Level.CONTAINER and parameter in RESOURCE_PARAMETERS.values():
-        return _IN_MESSAGES
-    if level is Level.QOS_CLASS and parameter in _KUBELET_ON_CLASSES:
-        return CLASS_KUBELET
-    return _FILES[level]
+    declared = FIELDS.get(parameter)
+    if declared is None or declared.creation_only or is_of_kubelet(level, parameter):
+        return Base.NONE
+    if level is Level.CONTAINER and declared.resource:
+        return Base.REQUESTED
+    if not declared.is_parameter:
+        return Base.NONE
+    return Base.ORIGINAL if level in (Level.POD, Level.NODE) else Base.NEUTRAL

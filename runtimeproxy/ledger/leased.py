@@ -39,8 +39,7 @@ from runtimeproxy.ledger.unapplied import OTHER_MODE, Unapplied, UnappliedCause,
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, is_leased
 from runtimeproxy.state.state_file import StateFile
-from runtimeproxy.vocabulary import Level as ClaimLevel
-from runtimeproxy.vocabulary import Mode, Role
+from runtimeproxy.vocabulary import ClaimLevel, Mode, Role
 
 if TYPE_CHECKING:
     from runtimeproxy.ledger.ledger import Ledger

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_id, cgroup_path, path_or_none, paths_of
-from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, explain
+from runtimeproxy.cgroups.writer import CgroupWriter, FileText, WriteOutcome, explain
 from runtimeproxy.fields.tables import LISTS, NEUTRAL
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.claimants import Claimant
@@ -243,7 +243,7 @@ class Ledger:
                 values = {name: NEUTRAL[name] for name in self._not_neutral(path, names)}
                 if not values:
                     return []
-                results = self._files.write_levels([[CgroupValues(identity, values)]])
+                results = self._settlement.executor.write_values(identity, values)
                 errors = {each.name: f" ({each.error})" for each in results if each.error}
                 return [
                     f"{name} of {identity} is {text}{errors.get(name, '')}"

@@ -211,9 +211,9 @@ class Planner:
     def _plan(self, source: _Source, fitted: fitting.Changes = books.NO_VALUES) -> Plan:
         book, rule = source.book, self._store.rule
         if fitted:
-            plain = books.plan(book, source.present, self._files, source.only_observed, rule)
+            plain = books.plan_values(book, source.present, self._files, source.only_observed, rule)
             book = books.with_fitted(book, plain.values, fitted)
-        return books.plan(book, source.present, self._files, source.only_observed, rule, fitted)
+        return books.plan_values(book, source.present, self._files, source.only_observed, rule, fitted)
 
     def _written_by_others(
         self, path: Path, known: Known, book: Book, present: Mapping[str, FileText], cause: SettleCause

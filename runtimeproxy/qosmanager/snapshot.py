@@ -11,17 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from runtimeproxy.qos import DEFAULT_PRIORITIES, KubeQoSClass, PriorityClass, QoSClass
 from runtimeproxy.slo.dynamic import asked_plugins
 from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurstStrategy, PodCpuBurst, Threshold
 from runtimeproxy.slo.schema import PodEviction as PodEviction
-from runtimeproxy.vocabulary import Level as Level
+from runtimeproxy.vocabulary import ClaimLevel
 
 if TYPE_CHECKING:
     from cri_api.runtimeproxy.v1 import api_pb2
 
+Level: TypeAlias = ClaimLevel
+"""Plugins know it by this name."""
 NODE_CGROUP: Final = "/"
 """Stands for the node in samples."""
 LOOK_BACK_S: Final = 3.0

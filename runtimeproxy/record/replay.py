@@ -130,7 +130,7 @@ class _Replayer:
         self._node = Node()
         store = PodStore()
         self._services = CallServices(
-            settings=CallSettings(),
+            settings=CallSettings(budget_s=rules.budget_s),
             chain=self._offline.chain,
             inventory=Inventory(store),
             lookups=Lookups(store, _NoRuntime()),

@@ -13,8 +13,7 @@ from runtimeproxy.fields.tables import CRI_FIELDS, LISTS, RESOURCE_PARAMETERS, n
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import fitting
-from runtimeproxy.ledger.books import CHANGED_SINCE, Formats, Plan
-from runtimeproxy.ledger.books import plan as give_back
+from runtimeproxy.ledger.books import CHANGED_SINCE, Formats, Plan, plan_values
 from runtimeproxy.ledger.tree import Path
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.reconcile import reconciled
@@ -244,7 +243,7 @@ def _fitted_lists(
         for above in (cgroup_path(state.book.id)[:-1],)
     }
     for state in states:
-        found = give_back(state.book, state.present, formats)
+        found = plan_values(state.book, state.present, formats)
         lists = {name: value for name, value in found.values.items() if name in LISTS}
         if lists:
             path = cgroup_path(state.book.id)
@@ -255,7 +254,7 @@ def _fitted_lists(
 
 def _cgroup_plan(state: CgroupState, lists: Mapping[str, Value | None], formats: Formats) -> CgroupPlan:
     book, lines = state.book, list[Line]()
-    found = give_back(book, state.present, formats, fitted=lists)
+    found = plan_values(book, state.present, formats, fitted=lists)
     for name in book.entries:
         text = state.present[name].text if name in state.present else ""
         line = Line(book.id, name, formats.decode(name, text), found.values.get(name))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtimeproxy.cgroups.order import Key, Step, loosened, plan
+from runtimeproxy.cgroups.order import Key, Step, loosened, write_steps
 from runtimeproxy.fields.formats import Value
 from runtimeproxy.units import parse_cpu_list
 
@@ -13,7 +13,7 @@ PATHS = [("kubepods",), ("kubepods", "pod1"), ("kubepods", "pod1", "container1")
 
 def one(name: str, now: Value | None, wanted: Value) -> list[tuple[Value, bool]]:
     key = Key(PATHS[1], name)
-    return [(step.value, step.is_final) for step in plan([{key: wanted}], {key: now})]
+    return [(step.value, step.is_final) for step in write_steps([{key: wanted}], {key: now})]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_steps_of_one_value(
 
 
 def order(now: Mapping[Key, Value | None], *levels: Mapping[Key, Value]) -> list[tuple[str, Value]]:
-    return [(step.key.path[-1], step.value) for step in plan(levels, now)]
+    return [(step.key.path[-1], step.value) for step in write_steps(levels, now)]
 
 
 def test_a_raise_goes_to_parents_first_and_a_reduction_to_children_first() -> None:
@@ -64,8 +64,8 @@ def test_a_raise_goes_to_parents_first_and_a_reduction_to_children_first() -> No
 
 def test_burst_follows_a_raised_quota_and_precedes_a_lowered_one() -> None:
     quota, burst = Key(PATHS[1], "cpu.cfs_quota_us"), Key(PATHS[1], "cpu.cfs_burst_us")
-    raised = plan([{burst: 2000, quota: 2000}], {burst: 1000, quota: 1000})
-    lowered = plan([{burst: 1000, quota: 1000}], {burst: 2000, quota: 2000})
+    raised = write_steps([{burst: 2000, quota: 2000}], {burst: 1000, quota: 1000})
+    lowered = write_steps([{burst: 1000, quota: 1000}], {burst: 2000, quota: 2000})
     assert [step.key for step in raised] == [quota, burst]
     assert [step.key for step in lowered] == [burst, quota]
 
@@ -74,7 +74,7 @@ def test_a_quota_is_unlimited_while_its_period_changes() -> None:
     period, quota, burst = (Key(PATHS[1], f"cpu.cfs_{name}_us") for name in ("period", "quota", "burst"))
     now: dict[Key, Value | None] = {period: 100_000, quota: 100_000, burst: 50_000}
     for wanted_us in (20_000, 200_000):
-        steps = plan([{period: wanted_us, quota: wanted_us, burst: 10_000}], now)
+        steps = write_steps([{period: wanted_us, quota: wanted_us, burst: 10_000}], now)
         written = [(step.key, step.value) for step in steps]
         assert written[0] == (quota, -1)
         assert set(written[1:-1]) == {(period, wanted_us), (burst, 10_000)}
@@ -93,8 +93,8 @@ def test_a_smaller_period_is_looser() -> None:
 
 def test_a_weight_is_written_while_the_group_is_not_idle() -> None:
     idle, shares = Key(PATHS[1], "cpu.idle"), Key(PATHS[1], "cpu.shares")
-    woken = plan([{shares: 2, idle: 0}], {shares: 3, idle: 1})
-    put_to_sleep = plan([{shares: 2, idle: 1}], {shares: 3, idle: 0})
+    woken = write_steps([{shares: 2, idle: 0}], {shares: 3, idle: 1})
+    put_to_sleep = write_steps([{shares: 2, idle: 1}], {shares: 3, idle: 0})
     assert [step.key for step in woken] == [idle, shares]
     assert [step.key for step in put_to_sleep] == [shares, idle]
 
@@ -120,7 +120,7 @@ def test_no_quota_ever_exceeds_its_parents(now: list[int], wanted: list[int]) ->
     keys = [Key(path, "cpu.cfs_quota_us") for path in PATHS]
     start: dict[Key, Value] = dict(zip(keys, sorted(now, key=limit, reverse=True), strict=True))
     goal: dict[Key, Value] = dict(zip(keys, sorted(wanted, key=limit, reverse=True), strict=True))
-    states = run(plan([{key: goal[key]} for key in keys], start), dict(start))
+    states = run(write_steps([{key: goal[key]} for key in keys], start), dict(start))
     assert states[-1] == goal
     for state in states:
         assert limit(state[keys[0]]) >= limit(state[keys[1]]) >= limit(state[keys[2]])
@@ -139,7 +139,7 @@ def test_no_cpuset_ever_leaves_its_parents(now: list[set[int]], wanted: list[set
 
     start, goal = nested(now), nested(wanted)
     keys = list(start)
-    for state in (states := run(plan([{key: goal[key]} for key in keys], start), dict(start))):
+    for state in (states := run(write_steps([{key: goal[key]} for key in keys], start), dict(start))):
         outer, middle, inner = (parse_cpu_list(str(state[key])) for key in keys)
         assert inner <= middle <= outer
     assert {key: parse_cpu_list(str(value)) for key, value in states[-1].items()} == {
@@ -155,5 +155,5 @@ def test_every_wanted_value_has_exactly_one_final_step(data: st.DataObject) -> N
     wanted: dict[Key, Value] = data.draw(st.dictionaries(keys, values))
     now: dict[Key, Value | None] = data.draw(st.dictionaries(keys, values | st.none()))
     levels = [{key: wanted[key] for key in wanted if key.path == path} for path in PATHS]
-    final = [step for step in plan(levels, now) if step.is_final]
+    final = [step for step in write_steps(levels, now) if step.is_final]
     assert sorted((step.key, step.value) for step in final) == sorted(wanted.items())

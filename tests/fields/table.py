@@ -9,7 +9,7 @@ from runtimeproxy.fields.declaration import ALL_LEVELS, ROLES, Declaration, Kind
 from runtimeproxy.fields.declared import DECLARED
 from runtimeproxy.fields.formats import FileFormat
 from runtimeproxy.units import MAX_INT64
-from runtimeproxy.vocabulary import Level, Role
+from runtimeproxy.vocabulary import ClaimLevel, Role
 from tests.lab.programs import REPOSITORY
 
 README: Final = REPOSITORY / "runtimeproxy" / "fields" / "README.md"
@@ -47,7 +47,7 @@ def _row(field: Declaration) -> Iterator[str]:
     yield ", ".join(filter(None, (field.koordlet, field.koordlet_moves)))
 
 
-def _names(values: frozenset[Role] | frozenset[Level]) -> str:
+def _names(values: frozenset[Role] | frozenset[ClaimLevel]) -> str:
     return ", ".join(sorted(values))
 
 

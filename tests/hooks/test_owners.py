@@ -8,7 +8,7 @@ from runtimeproxy.hooks.changes import CLEAR
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.hooks.owners import BUILT_IN, Owner, Rule, claim_of, parse_rule, refusal
 from runtimeproxy.qosmanager.manager import built_in_plugins
-from runtimeproxy.vocabulary import Level, Role
+from runtimeproxy.vocabulary import ClaimLevel, Role
 
 QUOTA = "cpu.cfs_quota_us"
 OWNER = Owner("mine", priority=70)
@@ -25,7 +25,7 @@ def test_every_plugin_with_claims_or_evictions_is_an_owner() -> None:
 
 
 def test_a_rule() -> None:
-    levels = frozenset({Level.QOS_CLASS, Level.POD})
+    levels = frozenset({ClaimLevel.QOS_CLASS, ClaimLevel.POD})
     assert parse_rule("cpuset.cpus  at_most qos-class  pod") == Rule("cpuset.cpus", Role.AT_MOST, levels)
 
 
@@ -52,15 +52,15 @@ def test_what_is_no_rule(text: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("field", "role", "level", "reason"),
     [
-        (QUOTA, Role.AT_MOST, Level.QOS_CLASS, ""),
-        ("cpuset.cpus", Role.AT_MOST, Level.CONTAINER, ""),
-        (QUOTA, Role.AT_MOST, Level.POD, f"this owner may not claim {QUOTA} of a pod"),
-        (QUOTA, Role.SET, Level.QOS_CLASS, f"this owner may not claim {QUOTA} in the role set"),
-        ("memory.min", Role.SET, Level.POD, "this owner may not claim memory.min"),
-        ("x", Role.SET, Level.POD, "this owner may not claim x, which is not a known cgroup parameter"),
+        (QUOTA, Role.AT_MOST, ClaimLevel.QOS_CLASS, ""),
+        ("cpuset.cpus", Role.AT_MOST, ClaimLevel.CONTAINER, ""),
+        (QUOTA, Role.AT_MOST, ClaimLevel.POD, f"this owner may not claim {QUOTA} of a pod"),
+        (QUOTA, Role.SET, ClaimLevel.QOS_CLASS, f"this owner may not claim {QUOTA} in the role set"),
+        ("memory.min", Role.SET, ClaimLevel.POD, "this owner may not claim memory.min"),
+        ("x", Role.SET, ClaimLevel.POD, "this owner may not claim x, which is not a known cgroup parameter"),
     ],
 )
-def test_what_the_suppression_may_claim(field: str, role: Role, level: Level, reason: str) -> None:
+def test_what_the_suppression_may_claim(field: str, role: Role, level: ClaimLevel, reason: str) -> None:
     rules = [parse_rule(text) for text in BUILT_IN["cpu-suppress"].allow]
     assert refusal(rules, field, role, level) == reason
 

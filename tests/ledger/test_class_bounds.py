@@ -11,7 +11,7 @@ import pytest
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.claimants import Claimant
-from runtimeproxy.ledger.books import Plan, Value, Wanted, plan, with_claims
+from runtimeproxy.ledger.books import Plan, Value, Wanted, plan_values, with_claims
 from runtimeproxy.ledger.fitting import fitted
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.records import Book, Level
@@ -32,7 +32,7 @@ def planned(
     book = with_claims(Book(cgroup, level), Wanted(CgroupTarget(level, cgroup), {name: claims}))
     file = files.file_of(name)
     present = {name: FileText(file, text, 1)} if text and file is not None else {}
-    return plan(book, present, files)
+    return plan_values(book, present, files)
 
 
 def most(value: Value) -> tuple[Claim, ...]:

@@ -311,7 +311,7 @@ async def test_a_cgroup_that_cannot_be_is_a_problem_of_its_pod(
     lines = [each.getMessage() for each in caplog.records if each.levelno > logging.INFO]
     assert lines == [f"pod shop/bad: cannot be evaluated, others are: {reason}"]
     assert caplog.records[-1].exc_info is None
-    assert await scene.evaluator.leave(frozenset({1}))
+    assert await scene.evaluator.move_off(frozenset({1}))
     await scene.evaluator.evaluate_pod("bad")
     scene.store.pods.remove("bad")
     await scene.evaluator.evaluate_all()
@@ -703,13 +703,13 @@ async def test_what_runs_leaves_some_cpus_at_once(scene: Scene) -> None:
         scene.ledger.change([Wanted(CgroupTarget(Level.CONTAINER, path), scene.box_claims)])
     scene.box_claims = cpus("0-1")
     scene.evaluator.request("the same")
-    assert await scene.evaluator.leave(frozenset({2, 3}))
+    assert await scene.evaluator.move_off(frozenset({2, 3}))
     assert cpus_of(scene) == ["0-1", "0-1", "4-7"]
     assert scene.asked == ["web0", "web1"]
     # What was decided before it is evaluated again.
     assert scene.evaluator.rounds == 1
     # Nobody is there any more.
-    assert await scene.evaluator.leave(frozenset({2, 3}))
+    assert await scene.evaluator.move_off(frozenset({2, 3}))
     assert scene.asked == ["web0", "web1"]
 
 
@@ -719,10 +719,10 @@ async def test_who_cannot_leave_is_told(scene: Scene) -> None:
     await scene.evaluator.evaluate_all()
     scene.box_claims = cpus("0-1")
     scene.writer.refuses = lambda cgroup: "box0" in cgroup
-    assert not await scene.evaluator.leave(frozenset({2}))
+    assert not await scene.evaluator.move_off(frozenset({2}))
     assert cpus_of(scene) == ["0-3", "0-1"]
     scene.writer.refuses = lambda cgroup: False
-    assert await scene.evaluator.leave(frozenset({2}))
+    assert await scene.evaluator.move_off(frozenset({2}))
     assert cpus_of(scene) == ["0-1", "0-1"]
 
 
@@ -731,4 +731,4 @@ async def test_another_process_makes_them_leave(scene: Scene) -> None:
     scene.box_claims = cpus("0-3")
     await scene.evaluator.evaluate_all()
     scene.is_standby = True
-    assert not await scene.evaluator.leave(frozenset({2}))
+    assert not await scene.evaluator.move_off(frozenset({2}))

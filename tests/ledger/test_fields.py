@@ -1,32 +1,44 @@
 import pytest
 
-from runtimeproxy.ledger.fields import VERIFY_S, Application, Base, field_class
+from runtimeproxy.ledger.fields import VERIFY_S, Base, base_of, is_of_kubelet
 from runtimeproxy.pods.records import Level
 
 
 @pytest.mark.parametrize(
-    ("level", "parameter", "base", "application", "verify_s"),
+    ("level", "parameter", "base"),
     [
-        (Level.CONTAINER, "cpu.cfs_quota_us", Base.REQUESTED, Application.MESSAGE, 60),
-        (Level.CONTAINER, "cpuset.cpus", Base.REQUESTED, Application.MESSAGE, 60),
-        (Level.CONTAINER, "memory.limit_in_bytes", Base.REQUESTED, Application.MESSAGE, 60),
-        (Level.CONTAINER, "cpu.cfs_burst_us", Base.NEUTRAL, Application.FILE, 60),
-        (Level.CONTAINER, "memory.high", Base.NEUTRAL, Application.FILE, 60),
-        (Level.POD, "cpu.cfs_quota_us", Base.ORIGINAL, Application.FILE, 10),
-        (Level.POD, "cpu.bvt_warp_ns", Base.ORIGINAL, Application.FILE, 10),
-        (Level.QOS_CLASS, "cpu.shares", Base.NONE, Application.NEVER, None),
-        (Level.QOS_CLASS, "memory.min", Base.NEUTRAL, Application.FILE, 1),
-        (Level.QOS_CLASS, "cpu.bvt_warp_ns", Base.NEUTRAL, Application.FILE, 1),
-        (Level.NODE, "cpu.bvt_warp_ns", Base.ORIGINAL, Application.FILE, 60),
-        (Level.CONTAINER, "env[A]", Base.NONE, Application.CREATION, None),
-        (Level.POD, "oom_score_adj", Base.NONE, Application.CREATION, None),
+        (Level.CONTAINER, "cpu.cfs_quota_us", Base.REQUESTED),
+        (Level.CONTAINER, "cpuset.cpus", Base.REQUESTED),
+        (Level.CONTAINER, "memory.limit_in_bytes", Base.REQUESTED),
+        (Level.CONTAINER, "memory_swap_limit_bytes", Base.REQUESTED),
+        (Level.CONTAINER, "cpu.cfs_burst_us", Base.NEUTRAL),
+        (Level.CONTAINER, "memory.high", Base.NEUTRAL),
+        (Level.POD, "cpu.cfs_quota_us", Base.ORIGINAL),
+        (Level.POD, "cpu.bvt_warp_ns", Base.ORIGINAL),
+        (Level.POD, "memory_swap_limit_bytes", Base.NONE),
+        (Level.QOS_CLASS, "cpu.shares", Base.NONE),
+        (Level.QOS_CLASS, "memory.min", Base.NEUTRAL),
+        (Level.QOS_CLASS, "cpu.bvt_warp_ns", Base.NEUTRAL),
+        (Level.NODE, "cpu.bvt_warp_ns", Base.ORIGINAL),
+        (Level.CONTAINER, "env[A]", Base.NONE),
+        (Level.CONTAINER, "oom_score_adj", Base.NONE),
+        (Level.POD, "oom_score_adj", Base.NONE),
     ],
 )
-def test_the_class_of_a_field(
-    level: Level, parameter: str, base: Base, application: Application, verify_s: float | None
-) -> None:
-    found = field_class(level, parameter)
-    assert (found.base, found.application, found.verify_s) == (base, application, verify_s)
+def test_the_base_of_a_field(level: Level, parameter: str, base: Base) -> None:
+    assert base_of(level, parameter) is base
+
+
+@pytest.mark.parametrize(
+    ("level", "parameter", "is_its"),
+    [
+        (Level.QOS_CLASS, "cpu.shares", True),
+        (Level.QOS_CLASS, "memory.min", False),
+        (Level.POD, "cpu.shares", False),
+    ],
+)
+def test_files_of_qos_classes_that_the_kubelet_writes(level: Level, parameter: str, is_its: bool) -> None:
+    assert is_of_kubelet(level, parameter) is is_its
 
 
 def test_every_level_is_compared() -> None:

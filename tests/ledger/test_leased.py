@@ -30,8 +30,7 @@ from runtimeproxy.pods.checkpoint.codec import RowKind, decode, encode
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, Lifecycle, PodRecord
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.testing import CgroupFiles
-from runtimeproxy.vocabulary import Level as ClaimLevel
-from runtimeproxy.vocabulary import Mode, Role
+from runtimeproxy.vocabulary import ClaimLevel, Mode, Role
 
 QUOTA, BURST, CPUS = "cpu.cfs_quota_us", "cpu.cfs_burst_us", "cpuset.cpus"
 CLASS = "/kubepods/besteffort"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtimeproxy.cgroups.order import Key, plan
+from runtimeproxy.cgroups.order import Key, write_steps
 from runtimeproxy.fields.formats import Value
 from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA, TreeRules, TreeValue, fit
 from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, parse_cpu_list
@@ -52,7 +52,7 @@ def walk(now: Values, wanted: Values) -> Values:
     changed = {key: value for key, value in wanted.items() if now[key] != value}
     levels = [{key: changed[key] for key in changed if len(key.path) == depth} for depth in (2, 3, 4)]
     state = dict(now)
-    for step in plan(levels, now):
+    for step in write_steps(levels, now):
         state[step.key] = step.value
         assert not refusal(state), step
     return state

@@ -249,7 +249,7 @@ NONSENSE: list[tuple[Any, str]] = [
     (Decision(1, (QUOTA._replace(target=("pod", "1")),)), "a claim has the target ('pod', '1')"),  # type: ignore[arg-type]
     (
         Decision(1, (QUOTA._replace(target=Target(Level.NODE)),)),
-        "a claim has the target <Level.NODE: 'node'> ''",
+        "a claim has the target <ClaimLevel.NODE: 'node'> ''",
     ),
     (
         Decision(1, (QUOTA._replace(role="at_most"),)),  # type: ignore[arg-type]
@@ -287,7 +287,7 @@ NONSENSE: list[tuple[Any, str]] = [
     ),
     (
         Decision(1, (QUOTA._replace(target=Target(Level.POD, "\x1b[2J")),)),
-        "a claim has the target <Level.POD: 'pod'> '\\x1b[2J'",
+        "a claim has the target <ClaimLevel.POD: 'pod'> '\\x1b[2J'",
     ),
     (
         # Neither can be sent, and the log would have it.

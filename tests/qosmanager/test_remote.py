@@ -217,8 +217,8 @@ def with_value(value: str | None) -> Callable[..., Any]:
         (with_value("9" * 5_000), "the value of a claim cannot be used: "),
         (with_value("9" * 4_000), "'cpu.cfs_quota_us' of qos_class BestEffort is 9999"),
         (with_value("-Infinity"), "the value of a claim cannot be used: "),
-        (with_target("\x1b[2J"), "a claim has the target <Level.POD: 'pod'> '\\x1b[2J'"),
-        (with_target("p" * 1_000), "a claim has the target <Level.POD: 'pod'> 'ppp"),
+        (with_target("\x1b[2J"), "a claim has the target <ClaimLevel.POD: 'pod'> '\\x1b[2J'"),
+        (with_target("p" * 1_000), "a claim has the target <ClaimLevel.POD: 'pod'> 'ppp"),
         (
             lambda *_: plugin_pb2.DecideResponse(claims=[api_pb2.Claim()] * 500_000),
             "it answers with 500000 claims, at most 10000 are possible",

@@ -15,7 +15,7 @@ class Stand:
     errors: int = 0
     now_s: float = 1000.0
     ended: int = 0
-    interceptor: CallInterceptor = field(default_factory=lambda: CallInterceptor(CallSettings()))
+    interceptor: CallInterceptor = field(default_factory=lambda: CallInterceptor(CallSettings(budget_s=2.0)))
     bypass: Bypass = field(init=False)
 
     def __post_init__(self) -> None:

@@ -47,7 +47,9 @@ class Relaying:
     def _run(self) -> None:
         # There is no runtime: its absence is none of the watchdog's business.
         routes = Routes(runtime_socket=f"{self.path}.nobody")
-        options = RelayOptions(routes, CallInterceptor(CallSettings()), MemoryBudget(1 << 20), 1 << 20)
+        options = RelayOptions(
+            routes, CallInterceptor(CallSettings(budget_s=2.0)), MemoryBudget(1 << 20), 1 << 20
+        )
         listener = listen(self.path)
         server: list[RelayServer] = []
 

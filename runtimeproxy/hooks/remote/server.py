@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from cri_api.parsing import TooManyPartsError
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, Cancellable, LoadedPolicy, OnResponse
-from runtimeproxy.hooks.policy import FailurePolicy, Hook, Policy
+from runtimeproxy.hooks.policy import HOOKS_BEFORE, FailurePolicy, Hook, Policy
 from runtimeproxy.hooks.remote.protocol import EXCHANGES, NO_SUCH_METHOD, Exchange
 from runtimeproxy.hooks.selector import PodSelector, PodTraits
 from runtimeproxy.hooks.views import ContainerView, PodView
@@ -288,7 +288,7 @@ class HookServer:
         if not self.is_strict:
             return
         trouble = self.trouble or "not called just now"
-        if _is_refusable(hook):
+        if hook in HOOKS_BEFORE:
             raise RefusalError(f"{REFUSAL_PREFIX}{trouble}", StatusCode.UNAVAILABLE)
         raise SkippedError(trouble)
 
@@ -348,7 +348,7 @@ class HookServer:
 
     def _note_failure(self, request: _HookRequest, error: RpcError) -> None:
         # Probes repeat this request twice a second, so a long one is not kept.
-        if _is_refusable(request.hook) and len(request.data) <= _ON_LOOP_BYTES:
+        if request.hook in HOOKS_BEFORE and len(request.data) <= _ON_LOOP_BYTES:
             self._failed = request
         if self._breaker.on_failure(str(error)):
             self._prober.start()
@@ -377,7 +377,7 @@ class HookServer:
 
     def _raised(self, hook: Hook, error: RpcError) -> RuntimeProxyError:
         """The error to raise in the chain for a failure."""
-        if not self.is_strict or not _is_refusable(hook):
+        if not self.is_strict or hook not in HOOKS_BEFORE:
             return error
         code = error.code if isinstance(error, AnsweredError) else StatusCode.UNAVAILABLE
         return RefusalError(f"{REFUSAL_PREFIX}{error.text}", code)
@@ -397,7 +397,7 @@ def _parsed(exchange: Exchange | None, outcome: bytes | RpcError, timeout_s: flo
     """The response's message; None if it has no effect, so that it need not be parsed.
 
     Raises:
-        CallError: There is no usable response; the type says whose failure that is.
+        RpcError: There is no usable response; the type says whose failure that is.
     """
     if isinstance(outcome, RpcError):
         if isinstance(outcome, AnsweredError) and outcome.code in _TRANSPORT_CODES:
@@ -423,10 +423,6 @@ def _entry_count(change: CgroupChange) -> int:
     resources = getattr(change, "resources", None)
     count = len(resources.unified) if resources is not None else 0
     return count + sum(len(getattr(change, name, ())) for name in ("labels", "annotations", "env"))
-
-
-def _is_refusable(hook: Hook) -> bool:
-    return hook.startswith("pre_")
 
 
 def _without_secrets(error: RpcError, view: PodView | ContainerView) -> RpcError:

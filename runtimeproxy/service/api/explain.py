@@ -36,7 +36,7 @@ from runtimeproxy.service.api.strategies import strategy_fields
 from runtimeproxy.service.api.unapplied import unapplied_messages
 from runtimeproxy.service.api.values import shown, timestamp
 from runtimeproxy.service.pod_names import names_of
-from runtimeproxy.vocabulary import Level as ClaimLevel
+from runtimeproxy.vocabulary import ClaimLevel
 
 if TYPE_CHECKING:
     from runtimeproxy.cgroups.writer import FileText

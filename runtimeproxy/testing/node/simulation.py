@@ -23,8 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from runtimeproxy.cgroups.order import Key
-from runtimeproxy.cgroups.order import plan as ordered
+from runtimeproxy.cgroups.order import Key, write_steps
 from runtimeproxy.config.settings import FEATURE_GATES
 from runtimeproxy.fields.formats import Value
 from runtimeproxy.hooks import algebra
@@ -435,7 +434,7 @@ class SimulatedNode:
             {key: value for key, value in fitted.items() if len(key.path) == level and value != current[key]}
             for level in range(1, depth + 1)
         ]
-        for step in ordered(levels, current):
+        for step in write_steps(levels, current):
             self.kernel.write(step.key.path, step.key.name, step.value)
             if step.is_final:
                 self.writes.append(

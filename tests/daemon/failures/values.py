@@ -22,9 +22,9 @@ from tests.node.objects_of import Machine
 NOTHING_LEAVES = """
 import asyncio
 from runtimeproxy.ledger.evaluate import Evaluator
-async def leave(self, cpus):
+async def move_off(self, cpus):
     await asyncio.Event().wait()
-Evaluator.leave = leave
+Evaluator.move_off = move_off
 """
 """What runs hangs while it is asked to leave CPUs."""
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeAlias
 
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
 from runtimeproxy.frontends.cri_proxy.calls.call_order import CallOrder
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.events import CgroupLedger
+    from runtimeproxy.core.policies import Spawn
     from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
     from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
     from runtimeproxy.hooks import ContainerView, PodView, Resources
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.lookup import Lookups
     from runtimeproxy.pods.store import PodStore
-
-Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
-"""Starts a background task that the caller need not keep alive."""
 
 OpenCall: TypeAlias = Callable[[CallHead, Reply], CallHandler]
 
@@ -61,7 +59,7 @@ class CallSettings:
         max_message_bytes: Longest request, decompressed.
     """
 
-    budget_s: float = 2.0
+    budget_s: float
     end_wait_s: float = 1.0
     on_unreadable: FailurePolicy = FailurePolicy.IGNORE
     on_failure: FailurePolicy = FailurePolicy.IGNORE

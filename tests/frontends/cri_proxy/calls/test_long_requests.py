@@ -19,7 +19,7 @@ from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import frame_message
 from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import MAX_PARTS_BYTES
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CallSettings
 from runtimeproxy.frontends.cri_proxy.calls.long_work import Check, LongWork, StoppedError
-from runtimeproxy.frontends.cri_proxy.interception import Outcome
+from runtimeproxy.frontends.cri_proxy.interception import DEFAULT_MAX_MESSAGE_BYTES, Outcome
 from runtimeproxy.hooks import CLEAR, ContainerChange, MountSpec, PodChange, PodView
 from runtimeproxy.hooks.remote.registrations import HOOK_NAMES
 from runtimeproxy.pods.records import PodRecord
@@ -303,7 +303,7 @@ async def test_what_a_compressed_request_opens_to_is_charged(desk: Surroundings)
     request = api_pb2.RunPodSandboxRequest(config=pod_sandbox_config(annotations={"long": "x" * 200_000}))
     call = desk.call("RunPodSandbox", compressed(request), encoding="gzip")
     await call.reply.done()
-    assert call.reply.reserved == [CallSettings().max_message_bytes, request.ByteSize()]
+    assert call.reply.reserved == [DEFAULT_MAX_MESSAGE_BYTES, request.ByteSize()]
     short = api_pb2.RunPodSandboxRequest(config=pod_sandbox_config(annotations={"short": "x" * 20_000}))
     call = desk.call("RunPodSandbox", compressed(short), encoding="gzip")
     await call.reply.done()
@@ -320,7 +320,7 @@ async def test_no_more_than_a_slice_is_opened_before_there_is_room() -> None:
     call = desk.call("RunPodSandbox", compressed(request), encoding="gzip", reply=reply)
     await call.reply.done()
     assert call.reply.forwarded == [None]
-    assert call.reply.reserved == [CallSettings().max_message_bytes]
+    assert call.reply.reserved == [DEFAULT_MAX_MESSAGE_BYTES]
     assert desk.failures.causes == ["NoDecisionError"]
     await desk.close()
 

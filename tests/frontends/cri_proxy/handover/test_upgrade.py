@@ -51,7 +51,9 @@ class Old:
         self.said.setblocking(False)
         self.notifier = Notifier(str(folder / "n"))
         routes = Routes(runtime_socket=str(folder / "nobody"))
-        options = RelayOptions(routes, CallInterceptor(CallSettings()), MemoryBudget(1 << 20), 1 << 20)
+        options = RelayOptions(
+            routes, CallInterceptor(CallSettings(budget_s=2.0)), MemoryBudget(1 << 20), 1 << 20
+        )
         self.server = RelayServer(ConnectionOptions(options, routes.runtime, 0.1))
         self.finished = asyncio.Event()
         self.flushing = asyncio.Event()
