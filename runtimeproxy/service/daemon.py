@@ -148,10 +148,8 @@ class Daemon:
         self._life = Lifetime()
         self._configuration = CurrentConfiguration(settings, reload, config_path)
         self._outputs = _Outputs(AuditFile(settings.audit), _traces(settings), sink)
-        self._proxy = self._make_proxy(settings, environ)
-        self._front_end: FrontEnd = self._proxy or Standalone(environ)
-        upgradable = self._front_end.upgradable
-        predecessor = self._predecessor = upgradable.predecessor if upgradable is not None else None
+        self._front_end = self._make_front_end(settings, environ)
+        predecessor = self._predecessor
         self._bypass = Bypass(
             self._front_end.switch,
             lambda: self._front_end.internal_errors,
@@ -209,11 +207,15 @@ class Daemon:
 
     # Start
 
-    def _make_proxy(self, settings: Settings, environ: MutableMapping[str, str]) -> CriProxy | None:
+    def _make_front_end(self, settings: Settings, environ: MutableMapping[str, str]) -> FrontEnd:
         if settings.daemon.mode == "standalone":
-            return None
-        traces, retired = self._outputs.traces, self._life.retired
-        return CriProxy(settings, environ, retired, self._serving, traces, self._compare_soon)
+            return Standalone(environ)
+        return CriProxy(settings, environ, self._serving, self._outputs.traces, self._compare_soon)
+
+    @property
+    def _predecessor(self) -> EarlierProcess | None:
+        upgradable = self._front_end.upgradable
+        return upgradable.predecessor if upgradable is not None else None
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -261,6 +263,7 @@ class Daemon:
             start_s=proxy.upgrade_start_s,
             drain_s=proxy.upgrade_drain_s,
             bypass=lambda: self._bypass.chosen,
+            moved=self._life.retired,
         )
 
     async def _make_parts(self) -> Parts:
@@ -274,7 +277,6 @@ class Daemon:
             self.parts = make_parts(
                 self._configuration,
                 self._front_end,
-                self._proxy,
                 self._bypass,
                 self._life,
                 outputs.audit_file,
@@ -289,8 +291,9 @@ class Daemon:
 
     async def _start(self) -> None:
         """Accepts clients, then loads records and policies; a successor does so before it accepts."""
-        if self._predecessor is not None:
-            await self._take_over(self._predecessor)
+        predecessor = self._predecessor
+        if predecessor is not None:
+            await self._take_over(predecessor)
             return
         await self._front_end.accept()
         async with self._life.changing:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runtimeproxy.core.core import Core
+from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
 from runtimeproxy.frontends.runtime_link import RuntimeLink
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
@@ -20,7 +21,6 @@ from runtimeproxy.service.qos_manager import QosManagerWatch, watch_of
 if TYPE_CHECKING:
     from runtimeproxy.background import ThreadPools
     from runtimeproxy.core.policies import Spawn
-    from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
     from runtimeproxy.frontends.front_end import FrontEnd
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.loading import PolicyLoader
@@ -43,7 +43,6 @@ class Parts:
         pod_names: Names in records that are probably misspelled.
         qos_manager: Whether one runs, and has to.
         front_end: Where pods and containers come from.
-        proxy: The front end, for what only it can show; None if it is another one.
         bypass: On or off, and why.
         life: Start and end of the process.
         configuration: The settings in effect.
@@ -58,13 +57,17 @@ class Parts:
     pod_names: MisspelledNames
     qos_manager: QosManagerWatch
     front_end: FrontEnd
-    proxy: CriProxy | None
     bypass: Bypass
     life: Lifetime
     configuration: CurrentConfiguration
     audit_file: AuditFile
     traces: Traces | None
     servers: OwnServers
+
+    @property
+    def proxy(self) -> CriProxy | None:
+        # For what no other front end has to show; None if another one runs.
+        return self.front_end if isinstance(self.front_end, CriProxy) else None
 
     @property
     def summary(self) -> str:
@@ -99,7 +102,6 @@ class Parts:
 def make_parts(
     configuration: CurrentConfiguration,
     front_end: FrontEnd,
-    proxy: CriProxy | None,
     bypass: Bypass,
     life: Lifetime,
     audit_file: AuditFile,
@@ -130,7 +132,6 @@ def make_parts(
         pod_names=MisspelledNames(store.pods, core.node),
         qos_manager=watch_of(core, configuration, is_standby, threads.background),
         front_end=front_end,
-        proxy=proxy,
         bypass=bypass,
         life=life,
         configuration=configuration,

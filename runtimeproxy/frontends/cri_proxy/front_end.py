@@ -37,7 +37,6 @@ class CriProxy(FrontEnd):
 
     Args:
         environ: The service manager's variables, and those of a predecessor.
-        retired: Set while a successor serves.
         make_serving: Completes what is handed over to a successor.
         traces: Gets the spans of calls; None without a collector.
         on_unseen: Called when calls have passed without records.
@@ -61,21 +60,24 @@ class CriProxy(FrontEnd):
         self,
         settings: Settings,
         environ: MutableMapping[str, str],
-        retired: asyncio.Event,
         make_serving: MakeServing,
         traces: TraceSink | None,
         on_unseen: Callable[[], None],
     ) -> None:
         self._environ = environ
-        self._program = Program.this(environ)
+        # With the variables that the next line takes away.
+        program = Program.this(environ)
         self.predecessor = Predecessor.of(environ)
+
+        def make_upgrade() -> Upgrade:
+            return Upgrade(program, make_serving(self.listener, self.server), self.predecessor)
+
+        self._make_upgrade = make_upgrade
         self.interceptor = CallInterceptor(CallSettings.of(settings), on_unseen)
         self.is_open = False
         self._lock_fd = -1
         self.services: CallServices | None = None
         self.is_runtime_away = False
-        self._retired = retired
-        self._make_serving = make_serving
         self._traces = traces
 
     @property
@@ -85,7 +87,7 @@ class CriProxy(FrontEnd):
     @property
     def is_standby(self) -> bool:
         # The bypass is on, or a successor serves.
-        return self.interceptor.bypass or self._retired.is_set()
+        return self.interceptor.bypass or (self.is_open and self.upgrade.has_moved)
 
     @property
     def internal_errors(self) -> int:
@@ -117,8 +119,7 @@ class CriProxy(FrontEnd):
             check_handed_over(self.listener, proxy)
         options = connection_options(proxy, self.interceptor, own_socket)
         self.server = RelayServer(options, proxy.allowed_uids, proxy.max_connections_per_process)
-        serving = self._make_serving(self.listener, self.server)
-        self.upgrade = Upgrade(self._program, serving, self.predecessor, self._retired)
+        self.upgrade = self._make_upgrade()
         self.is_open = True
 
     async def accept(self) -> None:
