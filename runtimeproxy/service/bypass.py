@@ -7,7 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from runtimeproxy.frontends.front_end import BypassSwitch
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +49,6 @@ class BypassStatus(NamedTuple):
     """None if it is closed."""
     recent_errors: int
     """Within the window."""
-
-
-class BypassSwitch(Protocol):
-    """Decides only while its bypass is off."""
-
-    bypass: bool
 
 
 class _Choice(NamedTuple):

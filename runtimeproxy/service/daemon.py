@@ -39,13 +39,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from runtimeproxy.config.settings import Settings
-    from runtimeproxy.frontends.cri_proxy.handover.predecessor import Predecessor
     from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
+    from runtimeproxy.frontends.front_end import EarlierProcess, FrontEnd
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.loading import PolicyLoader
     from runtimeproxy.listener import Listener
     from runtimeproxy.service.api.loading import Load
-    from runtimeproxy.service.front_end import FrontEnd
     from runtimeproxy.service.kubelet import KubeletSetting
     from runtimeproxy.service.parts import Parts
     from runtimeproxy.service.tracing.traces import Traces
@@ -148,8 +147,9 @@ class Daemon:
         environ = os.environ if environ is None else environ
         self._life = Lifetime()
         self._configuration = CurrentConfiguration(settings, reload, config_path)
+        self._outputs = _Outputs(AuditFile(settings.audit), _traces(settings), sink)
         self._front_end = self._make_front_end(settings, environ)
-        predecessor = self._front_end.predecessor
+        predecessor = self._predecessor
         self._bypass = Bypass(
             self._front_end.switch,
             lambda: self._front_end.internal_errors,
@@ -165,7 +165,6 @@ class Daemon:
         self._threads = ThreadPools(BACKGROUND_THREADS)
         self._tasks = BackgroundTasks(self.finish)
         self._servers = OwnServers(admin_socket(settings))
-        self._outputs = _Outputs(AuditFile(settings.audit), _traces(settings), sink)
         self._loader = loader
         self.parts: Parts | None = None
 
@@ -185,13 +184,13 @@ class Daemon:
         if self._life.owns_process:
             self._handle_signals()
         # Before there is a socket, if a policy that cannot be loaded is to end the start.
-        is_first = settings.hooks.on_load_error == "stop" and front_end.predecessor is None
+        is_first = settings.hooks.on_load_error == "stop" and self._predecessor is None
         if is_first and not await self._load_policies_first():
             return
         own_socket = self._servers.open() if settings.proxy.own_services else ""
-        if isinstance(front_end, Standalone):
+        if not front_end.serves_kubelet:
             await self._refuse_kubelets(settings.proxy.endpoint)
-        front_end.open(settings, own_socket, self._serving)
+        front_end.open(settings, own_socket)
         try:
             self._tasks.spawn(self._start(), is_vital=True)
             await self._life.ended
@@ -211,7 +210,12 @@ class Daemon:
     def _make_front_end(self, settings: Settings, environ: MutableMapping[str, str]) -> FrontEnd:
         if settings.daemon.mode == "standalone":
             return Standalone(environ)
-        return CriProxy(settings, environ, self._compare_soon)
+        return CriProxy(settings, environ, self._serving, self._outputs.traces, self._compare_soon)
+
+    @property
+    def _predecessor(self) -> EarlierProcess | None:
+        upgradable = self._front_end.upgradable
+        return upgradable.predecessor if upgradable is not None else None
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -259,6 +263,7 @@ class Daemon:
             start_s=proxy.upgrade_start_s,
             drain_s=proxy.upgrade_drain_s,
             bypass=lambda: self._bypass.chosen,
+            moved=self._life.retired,
         )
 
     async def _make_parts(self) -> Parts:
@@ -286,7 +291,7 @@ class Daemon:
 
     async def _start(self) -> None:
         """Accepts clients, then loads records and policies; a successor does so before it accepts."""
-        predecessor = self._front_end.predecessor
+        predecessor = self._predecessor
         if predecessor is not None:
             await self._take_over(predecessor)
             return
@@ -302,7 +307,7 @@ class Daemon:
         if not self._life.ended.done():
             self._begin(parts)
 
-    async def _take_over(self, predecessor: Predecessor) -> None:
+    async def _take_over(self, predecessor: EarlierProcess) -> None:
         """Does everything that may fail, and only then serves in place of the predecessor."""
         async with self._life.changing:
             parts = await self._make_parts()
@@ -318,7 +323,7 @@ class Daemon:
         self._begin(parts)
         self._tasks.spawn(self._follow(predecessor, parts))
 
-    async def _follow(self, predecessor: Predecessor, parts: Parts) -> None:
+    async def _follow(self, predecessor: EarlierProcess, parts: Parts) -> None:
         """Takes the records of the calls that end in the predecessor."""
         await predecessor.wait_until_drained()
         state = parts.core.state
@@ -335,11 +340,11 @@ class Daemon:
         )
 
     async def _decide(self, parts: Parts) -> None:
-        """Loads the policies; intercepted calls are decided from now on, those that wait for it first."""
+        """Loads the policies; the front end decides from now on."""
         await parts.load_policies(self._threads, self._tasks.spawn)
         if self._outputs.traces is not None:
             self._outputs.traces.start()
-        self._front_end.decide(self._outputs.traces, self._tasks.spawn)
+        self._front_end.decide()
 
     def _begin(self, parts: Parts) -> None:
         """Starts the background work, and notifies the service manager."""
@@ -355,8 +360,8 @@ class Daemon:
             self._life.stopping,
             services,
             spawn,
-            replaces=self._front_end.predecessor is not None,
-            public=self._front_end.listener.sock if isinstance(self._front_end, Standalone) else None,
+            replaces=self._predecessor is not None,
+            public=None if self._front_end.serves_kubelet else self._front_end.listener.sock,
         )
         if self._watchdog_s is not None:
             spawn(feed_watchdog(self._watchdog_s, address, self._notifier))
@@ -445,8 +450,11 @@ class Daemon:
         logging.getLogger().setLevel(settings.log.level.upper())
 
     async def _hand_over(self) -> None:
-        if self._front_end.is_open:
-            await self._front_end.hand_over(self._life.changing)
+        upgradable = self._front_end.upgradable
+        if upgradable is not None:
+            await upgradable.hand_over(self._life.changing)
+        else:
+            logger.warning("upgrade refused: in stand-alone mode a restart costs no call")
 
     async def _flush_state(self) -> None:
         if self.parts is not None:
@@ -469,7 +477,7 @@ class Daemon:
         address = front_end.listener.address
         await self._servers.close_admin()
         kubelets = None
-        if isinstance(front_end, CriProxy) and not front_end.retired.is_set():
+        if front_end.serves_kubelet and not self._life.retired.is_set():
             kubelets = self._find_kubelets(address, front_end.listener.path is None)
         front_end.listener.release()
         await front_end.drain(proxy.drain_s)

@@ -21,6 +21,7 @@ class Lifetime:
         started_s: When the process started, in seconds since the epoch.
         ready: Set when it serves and the policies are loaded.
         stopping: Set when it ends.
+        retired: Set while a successor serves.
         changing: Held by start, reload, upgrade and changes of modes: one at a time.
         loop_lag: How much later than asked for the event loop woke up, in seconds; measured every second.
         ended: The reason of the end.
@@ -31,6 +32,7 @@ class Lifetime:
         self.started_s = time.time()
         self.ready = asyncio.Event()
         self.stopping = asyncio.Event()
+        self.retired = asyncio.Event()
         self.changing = asyncio.Lock()
         self.loop_lag = Histogram(_LAG_S)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -21,12 +21,12 @@ from runtimeproxy.service.qos_manager import QosManagerWatch, watch_of
 if TYPE_CHECKING:
     from runtimeproxy.background import ThreadPools
     from runtimeproxy.core.policies import Spawn
+    from runtimeproxy.frontends.front_end import FrontEnd
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.loading import PolicyLoader
     from runtimeproxy.service.audit_file import AuditFile
     from runtimeproxy.service.bypass import Bypass
     from runtimeproxy.service.configuration import CurrentConfiguration
-    from runtimeproxy.service.front_end import FrontEnd
     from runtimeproxy.service.lifetime import Lifetime
     from runtimeproxy.service.own_servers import OwnServers
     from runtimeproxy.service.tracing.traces import Traces
@@ -66,7 +66,7 @@ class Parts:
 
     @property
     def proxy(self) -> CriProxy | None:
-        # None if another front end runs.
+        # For what no other front end has to show; None if another one runs.
         return self.front_end if isinstance(self.front_end, CriProxy) else None
 
     @property

@@ -15,6 +15,7 @@ from runtimeproxy.frontends.cri_proxy.handover.predecessor import Predecessor
 from runtimeproxy.frontends.cri_proxy.handover.upgrade import TAKEN_OVER, Program, Serving, Upgrade, note
 from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
 from runtimeproxy.frontends.cri_proxy.wiring import check_handed_over, connection_options, listener_of
+from runtimeproxy.frontends.front_end import FrontEnd
 from runtimeproxy.frontends.lock import lock_host, unlock_host
 
 if TYPE_CHECKING:
@@ -25,17 +26,19 @@ if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.calls.call_trace import TraceSink
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.listener import Listener
-    from runtimeproxy.pods.inventory import RuntimeClient
+    from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
 
 MakeServing = Callable[["Listener", RelayServer], Serving]
 """Completes what is handed over to a successor."""
 
 
-class CriProxy:
+class CriProxy(FrontEnd):
     """One proxy, from its socket to the end of the last call. Used in the event loop's thread.
 
     Args:
         environ: The service manager's variables, and those of a predecessor.
+        make_serving: Completes what is handed over to a successor.
+        traces: Gets the spans of calls; None without a collector.
         on_unseen: Called when calls have passed without records.
 
     Attributes:
@@ -46,26 +49,36 @@ class CriProxy:
         upgrade: Hands over to a successor.
         services: What calls share; None before `join`.
         is_runtime_away: Whether the runtime was lost and does not answer yet.
-        retired: Set while a successor serves.
     """
 
     mode = "proxy"
-    listener: Listener
+    serves_kubelet = True
     server: RelayServer
     upgrade: Upgrade
 
     def __init__(
-        self, settings: Settings, environ: MutableMapping[str, str], on_unseen: Callable[[], None]
+        self,
+        settings: Settings,
+        environ: MutableMapping[str, str],
+        make_serving: MakeServing,
+        traces: TraceSink | None,
+        on_unseen: Callable[[], None],
     ) -> None:
         self._environ = environ
-        self._program = Program.this(environ)
+        # With the variables that the next line takes away.
+        program = Program.this(environ)
         self.predecessor = Predecessor.of(environ)
+
+        def make_upgrade() -> Upgrade:
+            return Upgrade(program, make_serving(self.listener, self.server), self.predecessor)
+
+        self._make_upgrade = make_upgrade
         self.interceptor = CallInterceptor(CallSettings.of(settings), on_unseen)
         self.is_open = False
         self._lock_fd = -1
         self.services: CallServices | None = None
         self.is_runtime_away = False
-        self.retired = asyncio.Event()
+        self._traces = traces
 
     @property
     def switch(self) -> CallInterceptor:
@@ -74,7 +87,7 @@ class CriProxy:
     @property
     def is_standby(self) -> bool:
         # The bypass is on, or a successor serves.
-        return self.interceptor.bypass or self.retired.is_set()
+        return self.interceptor.bypass or (self.is_open and self.upgrade.has_moved)
 
     @property
     def internal_errors(self) -> int:
@@ -91,15 +104,12 @@ class CriProxy:
         clients = "1 connection" if count == 1 else f"{count} connections"
         return "; ".join(filter(None, (trouble, bypass))), clients
 
-    def open(self, settings: Settings, own_socket: str, make_serving: MakeServing) -> None:
-        """Takes the socket, or the predecessor's.
+    @property
+    def upgradable(self) -> CriProxy:
+        return self
 
-        `own_socket`: of the server that answers health and reflection; empty leaves them to the runtime.
-        `make_serving`: completes what is handed over.
-
-        Raises:
-            RuntimeProxyError: The socket cannot be used.
-        """
+    def open(self, settings: Settings, own_socket: str) -> None:
+        # Or takes the predecessor's socket; without a socket of its own it leaves health to the runtime.
         self._lock_fd = lock_host(settings.daemon.lock, alone=False)
         proxy = settings.proxy
         if self.predecessor is None:
@@ -109,12 +119,10 @@ class CriProxy:
             check_handed_over(self.listener, proxy)
         options = connection_options(proxy, self.interceptor, own_socket)
         self.server = RelayServer(options, proxy.allowed_uids, proxy.max_connections_per_process)
-        serving = make_serving(self.listener, self.server)
-        self.upgrade = Upgrade(self._program, serving, self.predecessor, self.retired)
+        self.upgrade = self._make_upgrade()
         self.is_open = True
 
     async def accept(self) -> None:
-        """Serves, in place of the predecessor if there is one."""
         await self.server.start(self.listener)
         if self.predecessor is not None:
             self.listener.own(note(TAKEN_OVER))
@@ -123,12 +131,11 @@ class CriProxy:
     async def join(
         self,
         core: Core,
-        client: RuntimeClient,
+        client: GrpcRuntimeClient,
         settings: Settings,
         threads: ThreadPools,
         spawn: Spawn,
     ) -> None:
-        """Joins calls to the core, which is to be loaded by then."""
         run = asyncio.get_running_loop().run_in_executor
         module = "runtimeproxy.frontends.cri_proxy.core_calls"
         await run(threads.background, importlib.import_module, module)
@@ -136,12 +143,12 @@ class CriProxy:
 
         self.services = call_services(core, client, settings, threads, spawn, lambda: self.is_standby)
 
-    def decide(self, traces: TraceSink | None, spawn: Spawn) -> None:
-        """Intercepted calls are decided from now on, those that wait for it first."""
+    def decide(self) -> None:
+        # From now on intercepted calls are decided, those that wait for it first.
         assert self.services is not None  # noqa: S101 - joined before
         from runtimeproxy.frontends.cri_proxy.core_calls import open_call
 
-        self.interceptor.start(open_call(self.services, traces))
+        self.interceptor.start(open_call(self.services, self._traces))
 
     def use(self, settings: Settings) -> None:
         if self.services is not None:
@@ -159,8 +166,8 @@ class CriProxy:
         self.server.stop_accepting()
 
     async def hand_over(self, changing: asyncio.Lock) -> None:
-        # The lock is held while this process and its successor both must stay as they are.
-        await self.upgrade.run(changing)
+        if self.is_open:
+            await self.upgrade.run(changing)
 
     async def drain(self, most_s: float) -> None:
         await self.server.drain(most_s)

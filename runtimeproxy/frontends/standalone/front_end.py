@@ -7,13 +7,13 @@ What only a message at the creation could carry is reported as not applicable in
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtimeproxy.config.parsing import socket_mode_bits
 from runtimeproxy.config.validation import owner_ids
+from runtimeproxy.frontends.front_end import FrontEnd
 from runtimeproxy.frontends.lock import lock_host, unlock_host
 from runtimeproxy.frontends.standalone.cgroup_tree import CgroupTree
 from runtimeproxy.listener import inherited, listen
@@ -28,29 +28,22 @@ if TYPE_CHECKING:
     from runtimeproxy.listener import Listener
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
 
-logger = logging.getLogger(__name__)
 
-
-class Standalone:
-    """Used in the event loop's thread.
+class Standalone(FrontEnd):
+    """Follows what runs; its socket is that of the API. Used in the event loop's thread.
 
     Attributes:
         bypass: While it is set nothing is evaluated or written.
-        is_open: Whether `open` has set the next one.
-        listener: The socket of the API.
-        retired: Never set: no other process takes over.
     """
 
     mode = "standalone"
-    predecessor = None
-    internal_errors = 0
-    listener: Listener
+    serves_kubelet = False
+
+    _spawn: Spawn
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self.bypass = False
-        self.is_open = False
-        self.retired = asyncio.Event()
         self._follower: Follower | None = None
         self._tree: CgroupTree | None = None
         self._lock_fd = -1
@@ -65,33 +58,23 @@ class Standalone:
 
     @property
     def summaries(self) -> tuple[str, str]:
-        """What goes before and behind all else in the line for `systemctl status`."""
         is_followed = self._follower is not None and self._follower.events.is_followed
         source = "events of the runtime" if is_followed else "lists of the runtime"
         if self._tree is not None and self._tree.problem:
             source += f"; {self._tree.problem}"
         return "; ".join(filter(None, ("stand-alone", "bypass is on" if self.bypass else ""))), source
 
-    def open(self, settings: Settings, own_socket: str, make_serving: object) -> None:
-        """Takes the lock of this host's front end, and the socket of the API.
-
-        `own_socket`: not used: the API serves on this socket itself. `make_serving`: not used: there is
-        nothing to hand over.
-
-        Raises:
-            RuntimeProxyError: Another front end runs, or the socket cannot be used.
-        """
+    def open(self, settings: Settings, own_socket: str) -> None:
+        # The API is served on the listener itself: no other socket is needed.
         self._lock_fd = lock_host(settings.daemon.lock, alone=True)
         passed = listen_sockets(self._environ)
         self.listener = inherited(passed[0]) if passed else _listener(settings.proxy)
         for surplus in passed[1:]:
             surplus.close()
-        self.is_open = True
 
     async def join(
         self, core: Core, client: GrpcRuntimeClient, settings: Settings, threads: ThreadPools, spawn: Spawn
     ) -> None:
-        """Gets the core, which is to be loaded by then."""
         from runtimeproxy.frontends.standalone.follower import Follower, begun_s
 
         run = asyncio.get_running_loop().run_in_executor
@@ -99,32 +82,13 @@ class Standalone:
         evaluator = core.upkeep.evaluator
         follower = self._follower = Follower(core.inventory, evaluator, client, spawn, since_s)
         root = Path(settings.cgroups.root)
+        self._spawn = spawn
         self._tree = CgroupTree(root, follower.on_cgroups_changed, threads.make("cgroup-tree"))
 
-    async def accept(self) -> None:
-        """The API serves once everything is loaded."""
-
-    def decide(self, traces: object, spawn: Spawn) -> None:
-        # There are no calls to trace.
+    def decide(self) -> None:
         if self._follower is not None and self._tree is not None:
             self._follower.start()
-            spawn(self._tree.run())
-
-    def use(self, settings: Settings) -> None:
-        """Nothing of changed settings is about this front end."""
-
-    async def update(self) -> None:
-        """Nothing changes from second to second."""
-
-    async def hand_over(self, changing: asyncio.Lock) -> None:
-        # There are no calls that a restart would cut.
-        logger.warning("upgrade refused: in stand-alone mode a restart costs no call")
-
-    async def stop_accepting(self) -> None:
-        """The servers of the API close their sockets themselves."""
-
-    async def drain(self, most_s: float) -> None:
-        """There are no calls."""
+            self._spawn(self._tree.run())
 
     async def end(self) -> None:
         # Another front end may run now.

@@ -240,7 +240,7 @@ class AdminServicer:
     async def _end_with_process(self, recorder: Recorder) -> None:
         waiting = [
             asyncio.ensure_future(each.wait())
-            for each in (self._parts.life.stopping, self._parts.front_end.retired)
+            for each in (self._parts.life.stopping, self._parts.life.retired)
         ]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -254,7 +254,7 @@ class AdminServicer:
         if len(reason) > MOST_REASON:
             text = f"the reason has {len(reason)} characters, at most {MOST_REASON} are possible"
             await context.abort(StatusCode.INVALID_ARGUMENT, text)
-        if self._parts.life.stopping.is_set() or self._parts.front_end.retired.is_set():
+        if self._parts.life.stopping.is_set() or self._parts.life.retired.is_set():
             await context.abort(StatusCode.UNAVAILABLE, _ENDS)
 
 

@@ -57,7 +57,7 @@ class RuntimeProxyServicer:
         self._ending = asyncio.get_running_loop().create_task(self._end_watches())
 
     async def _end_watches(self) -> None:
-        ends = (self.parts.life.stopping, self.parts.front_end.retired)
+        ends = (self.parts.life.stopping, self.parts.life.retired)
         waiting = {asyncio.ensure_future(each.wait()) for each in ends}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

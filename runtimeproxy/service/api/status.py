@@ -400,7 +400,7 @@ def _daemon(parts: Parts, saved: SavedState, memory_bytes: int, *, is_loaded: bo
     state = states.STATE_SERVING if is_loaded else states.STATE_LOADING
     if parts.life.stopping.is_set():
         state = states.STATE_DRAINING
-    elif front_end.retired.is_set():
+    elif parts.life.retired.is_set():
         state = states.STATE_RETIRED
     return api_pb2.Daemon(
         version=__version__,

@@ -243,7 +243,7 @@ async def serve_metrics(
     server = MetricsServer(address, read, page.respond if page is not None else None)
     try:
         while not stopping.is_set():
-            if parts.front_end.retired.is_set():
+            if parts.life.retired.is_set():
                 server.close()
                 if page is not None:
                     page.close()

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -76,6 +76,7 @@ class Serving:
         bypass: the operator's choice, see `Bypass.chosen`.
         serve_s: how long a successor may take from `go` until it serves.
         flush_s: how long writing the records may take.
+        moved: set while a successor serves.
     """
 
     listener: Listener
@@ -90,6 +91,7 @@ class Serving:
     bypass: Callable[[], bool | None] = lambda: None
     serve_s: float = SERVING_S
     flush_s: float = FLUSH_S
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Upgrade:
@@ -101,13 +103,7 @@ class Upgrade:
         moved: set while a successor serves.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        serving: Serving,
-        predecessor: Predecessor | None = None,
-        moved: asyncio.Event | None = None,
-    ) -> None:
+    def __init__(self, program: Program, serving: Serving, predecessor: Predecessor | None = None) -> None:
         self._program = program
         self._serving = serving
         self._predecessor = predecessor
@@ -115,7 +111,7 @@ class Upgrade:
         self._running: asyncio.Task[None] | None = None
         self.failures = 0
         self.last: tuple[float, str] | None = None
-        self.moved = moved or asyncio.Event()
+        self.moved = serving.moved
 
     @property
     def has_moved(self) -> bool:
