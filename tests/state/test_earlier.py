@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtimeproxy.service.eviction_history import EvictionHistory
-from runtimeproxy.service.mode_file import ModeFile
 
 from runtimeproxy.core.eviction_history import EvictionHistory
 from runtimeproxy.core.modes import ModeOverrides
