@@ -72,7 +72,7 @@ def scene(daemons: Daemons, runtime: FakeRuntime, cgroup_files: CgroupFiles, soc
 
 
 def latency_ms(socket: Path) -> float:
-    """The median of calls that pass, 200 a second; prints their p99, which other tests of this machine move."""
+    """The median of calls that pass, 200 a second; their p99, which other tests move, is printed."""
     latencies_us = sorted(paced_result(start_paced(Paced(str(socket), "version", 200, SECONDS))))
     print(f"p99 {latencies_us[len(latencies_us) * 99 // 100] / 1000:.1f} ms")
     return median(latencies_us) / 1000
