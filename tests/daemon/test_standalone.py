@@ -202,7 +202,7 @@ def test_a_bound_of_a_qos_manager_is_written(
 ) -> None:
     daemon = daemons.start(standalone)
     made = run_batch(kubelet, cgroup_files).start()
-    wait_until(lambda: cgroup_files.read(cgroup_of(made), "cpu.max").split()[0] == "50000", "the quota")
+    wait_until(lambda: cgroup_files.read(cgroup_of(made), "cpu.max").split()[:1] == ["50000"], "the quota")
     key = api_pb2.ClaimKey(
         target=api_pb2.ClaimTarget(qos_class="BestEffort"),
         field="cpu.cfs_quota_us",
