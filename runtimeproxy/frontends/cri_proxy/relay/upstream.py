@@ -24,8 +24,8 @@ _AWAY = (errno.ENOENT, errno.ECONNREFUSED, errno.EAGAIN, errno.ECONNRESET, errno
 
 _PROBE_PATH: Final = "/runtime.v1.RuntimeService/Version"
 """The cheapest call of the CRI."""
-_NOT_READY: Final = (StatusCode.UNAVAILABLE, StatusCode.UNKNOWN)
-"""Codes of a runtime that is starting."""
+_NOT_READY: Final = (StatusCode.UNAVAILABLE, StatusCode.UNKNOWN, StatusCode.DEADLINE_EXCEEDED)
+"""Codes of a runtime that is starting, or hangs: its server may end the call before the client does."""
 
 
 class Upstream:
@@ -164,7 +164,7 @@ class Dial:
 
 
 async def answers_calls(socket_path: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Whether a runtime answers `Version` with anything but UNAVAILABLE or UNKNOWN.
+    """Whether a runtime answers `Version` with anything but UNAVAILABLE, UNKNOWN or DEADLINE_EXCEEDED.
 
     Source: containerd says "server is not initialized yet" until it has loaded all; version 1.6 with UNKNOWN.
     """

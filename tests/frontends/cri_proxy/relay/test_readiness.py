@@ -19,6 +19,7 @@ METHOD = "runtime.v1.RuntimeService/Version"
         pytest.param(None, True, id="answers"),
         pytest.param(CallError("UNAVAILABLE", "server is not initialized yet"), False, id="starting"),
         pytest.param(CallError("UNKNOWN", "server is not initialized yet"), False, id="starting 1.6"),
+        pytest.param(CallError("DEADLINE_EXCEEDED", "context deadline exceeded"), False, id="hangs"),
         pytest.param(CallError("UNIMPLEMENTED", "an old one"), True, id="old"),
         pytest.param(CallError("INTERNAL", "broken"), True, id="broken"),
     ],
