@@ -41,6 +41,9 @@ from runtimeproxy.node.snapshot import Input, InputState, Node
 
 HANGS: Final = "still hangs from an earlier call"
 
+REFUSAL_PREFIX: Final = "hook server err: "
+"""Stands before a hook server's text. Source: Koordinator pkg/runtimeproxy/server/cri/criserver.go."""
+
 _MAX_TEXT_LENGTH: Final = 512
 _UNDONE: Final = (AuditKind.CHANGED, AuditKind.PENDING)
 """The entries that do not hold when the call is refused."""
@@ -106,6 +109,22 @@ class FailureKind(StrEnum):
     """Still hangs from an earlier call, or no time or thread was left."""
 
 
+class ServerError(RuntimeProxyError):
+    """A hook server's answer is an error, unusable or missing. Whether the call goes on is not its business.
+
+    Attributes:
+        kind: How it failed.
+        code: With which a call is refused for it.
+        text: The server's own, or why there is none; holds no secret.
+    """
+
+    def __init__(self, kind: FailureKind, code: StatusCode, text: str) -> None:
+        super().__init__(f"{code.name}: {text}")
+        self.kind = kind
+        self.code = code
+        self.text = text
+
+
 class Failure(NamedTuple):
     """A policy's failure, for the audit and the log."""
 
@@ -114,6 +133,8 @@ class Failure(NamedTuple):
     reason: str
     cause: str = ""
     """The same for failures that need no second log line."""
+    server: ServerError | None = None
+    """The hook server's error, if the policy is one."""
 
 
 class Progress(NamedTuple):
@@ -225,7 +246,7 @@ def run_policy(  # noqa: C901 - all that may happen to one answer, in order
         try:
             change = policy.methods[subject.hook](view, node) if response is None else response(view)
         except RefusalError as error:
-            return _with_refusal(policy, subject, progress, error, is_remote=response is not None)
+            return _with_refusal(policy, subject, progress, error)
         if change is None:
             return progress, None
         problem = problem_of(subject.hook, change)
@@ -235,6 +256,8 @@ def run_policy(  # noqa: C901 - all that may happen to one answer, in order
         failure = Failure(policy, FailureKind.INVALID, problem or "", f"invalid: {problem}")
     except OverCpuLimitError:
         raise
+    except ServerError as error:
+        failure = Failure(policy, error.kind, str(error), f"{error.kind} {error.code.name}", error)
     except BaseException as error:  # noqa: BLE001 - a policy may raise anything, SystemExit too: it failed
         failure = Failure(policy, FailureKind.FAILED, *error_texts(error, view))
     return add_failure(subject, progress, failure), failure
@@ -294,9 +317,9 @@ def _with_off(policy: LoadedPolicy, progress: Progress, unmet: Unmet) -> Progres
 
 
 def _with_refusal(
-    policy: LoadedPolicy, subject: Subject, progress: Progress, error: RefusalError, *, is_remote: bool
+    policy: LoadedPolicy, subject: Subject, progress: Progress, error: RefusalError
 ) -> tuple[Progress, Failure | None]:
-    if not (subject.is_creation or (is_remote and subject.is_refusable)):
+    if not subject.is_creation:
         reason = f"refused, which counts when a pod or container is created only: {error.text}"
         failure = Failure(policy, FailureKind.FAILED, reason, "refused too late")
         return progress.without(policy).with_note(AuditNote(AuditKind.FAILED, policy, reason)), failure
@@ -344,13 +367,16 @@ def _with_change(
 
 def add_failure(subject: Subject, progress: Progress, failure: Failure) -> Progress:
     """Note that a policy failed; the call is refused if its failure policy says so and it still can be."""
-    policy, reason = failure.policy, failure.reason
-    kind = AuditKind.INVALID if failure.kind is FailureKind.INVALID else AuditKind.FAILED
-    progress = progress.without(policy).with_note(AuditNote(kind, policy, reason))
-    if progress.refusal is not None or not policy.refuses_on_failure or not subject.is_refusable:
-        return progress
+    policy, reason, server = failure.policy, failure.reason, failure.server
+    refuses = progress.refusal is None and policy.refuses_on_failure and subject.is_refusable
     is_late = failure.kind in (FailureKind.TIMED_OUT, FailureKind.SKIPPED)
     code = StatusCode.UNAVAILABLE if is_late else StatusCode.INTERNAL
+    kind = AuditKind.INVALID if failure.kind is FailureKind.INVALID else AuditKind.FAILED
+    if server is not None and refuses:
+        kind, code, reason = AuditKind.REFUSED, server.code, f"{REFUSAL_PREFIX}{server.text}"
+    progress = progress.without(policy).with_note(AuditNote(kind, policy, reason))
+    if not refuses:
+        return progress
     return progress._replace(refusal=Refusal(code, f"{policy.name}: {reason}", policy.name))
 
 

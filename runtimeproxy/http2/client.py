@@ -424,6 +424,8 @@ class GrpcClient:
             if sock is not None:
                 sock.close()
             self._unreachable(connection, error)
+        else:
+            connection.on_open()
 
     def _unreachable(self, connection: _Connection, error: OSError) -> None:
         if self._connection is not connection:
@@ -461,14 +463,16 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
 
     # --- asyncio.Protocol ---------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Sends the client's preface, then the calls that wait."""
-        super().connection_made(transport)
+    def on_open(self) -> None:
+        """Sends the calls that wait; ends a connection that was given up before.
+
+        Not in `connection_made`: a transport that is closed there takes the socket's descriptor with it before
+        uvloop has told the socket so, and the socket closes that number again, whoever has it by then.
+        """
         if self._is_retired:
-            # Not an instance of it with uvloop.
-            cast("asyncio.Transport", transport).abort()
-            return
-        self._on_writable()
+            self.abort()
+        else:
+            self._on_writable()
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = asyncio.get_running_loop().time()

@@ -60,7 +60,7 @@ class State(StrEnum):
     """It is missing for less than `leases.LEASE_S`: a report may be on its way."""
     MISSING = "missing"
     LEFT = "left"
-    """What is asked for is done by koordlet, or by nobody by configuration."""
+    """Koordlet does it, or the configuration says that no process does."""
 
 
 class ManagerReport(NamedTuple):
@@ -133,7 +133,7 @@ def wanted_plugins(settings: Settings, node: Node, pods: Iterable[PodRecord]) ->
 
 
 def left_plugins(wanted: Iterable[str], settings: Settings, *, has_koordlet: bool) -> dict[str, str]:
-    """Of some plugins those that are nobody's here, or koordlet's, each with the reason. Pure.
+    """The wanted plugins that this node's QoS manager does not run, each with the reason. Pure.
 
     Args:
         wanted: Names of plugins.

@@ -47,7 +47,7 @@ def test_a_server_that_hangs_is_skipped_and_comes_back(
     made.create()
     assert not [each for each in server.asked() if each.container.pod_meta.name == "skipped"]
     assert shares_of(made) != 99
-    failures = [each for each in messages(daemon) if each.startswith("hanging.json: policy failed")]
+    failures = [each for each in messages(daemon) if each.startswith("hanging.json: policy timed out")]
     assert len(failures) == 1, "one line per cause"
     server.behave("koordlet", overlay={"cpu_shares": 99})
     wait_until(lambda: any("answers again after" in each for each in messages(daemon)), "its return")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -129,6 +130,27 @@ async def test_a_longer_answer_is_not_taken(odd_client: GrpcClient) -> None:
     error = error_of(await call(odd_client, bytes(16 * MEBIBYTE + 1)))
     assert (type(error), error.code) == (UnusableError, StatusCode.RESOURCE_EXHAUSTED)
     assert await call(odd_client, b"next") == b"next"
+
+
+async def test_a_connection_that_is_given_up_before_it_is_there_closes_its_descriptor_once(
+    folder: Path, echo: list[grpc.ServicerContext]
+) -> None:
+    client = GrpcClient(str(folder / ODD_NAME))
+    begun, _ = begin(client)
+    connection = client._connection
+    assert connection is not None
+    assert connection.opening is not None
+    begun.cancel()
+    client.close()
+    await connection.opening
+    await until(lambda: connection._transport is None or connection._transport.is_closing())
+    # Whoever opens files now gets the descriptor's number, and has to keep it.
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(os.devnull, "rb")) for _ in range(10)]
+        connection.opening = None
+        del connection
+        gc.collect()
+        assert all(os.fstat(file.fileno()) for file in files)
 
 
 async def test_many_calls_at_once_share_the_connection(odd_client: GrpcClient) -> None:

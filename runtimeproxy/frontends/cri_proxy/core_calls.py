@@ -37,7 +37,7 @@ def call_services(
     """Joins intercepted calls to the core.
 
     `threads`: for edits and cgroup files; makes those for long requests. `is_standby`: whether another
-    process decides, or nobody.
+    process decides, or the bypass is on.
     """
     policies, inventory = core.policies, core.inventory
     services = CallServices(

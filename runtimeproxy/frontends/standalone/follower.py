@@ -40,8 +40,8 @@ class Follower:
 
     Args:
         evaluator: Asks the policies, and writes what follows.
-        since_s: When this mode began on this node, in seconds since the epoch: what is made from then on is
-            asked for by the kubelet alone, as nobody changes its messages.
+        since_s: When this mode began on this node, in seconds since the epoch: the creation values of what is
+            made from then on are the kubelet's own, as no message is changed in this mode.
     """
 
     def __init__(

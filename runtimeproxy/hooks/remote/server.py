@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from google.protobuf.message import DecodeError
 
 from cri_api.parsing import TooManyPartsError
-from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
+from runtimeproxy.errors import StatusCode
+from runtimeproxy.hooks.decision import FailureKind, ServerError
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, Cancellable, LoadedPolicy, OnResponse
 from runtimeproxy.hooks.policy import HOOKS_BEFORE, FailurePolicy, Hook, Policy
 from runtimeproxy.hooks.remote.protocol import EXCHANGES, NO_SUCH_METHOD, Exchange
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REFUSAL_PREFIX: Final = "hook server err: "
-"""Stands before a hook server's text. Source: Koordinator pkg/runtimeproxy/server/cri/criserver.go."""
 PRIORITY: Final = MAX_PRIORITY + 1
 """After all policies of this process."""
 ENOUGH_S: Final = 0.5
@@ -66,10 +65,6 @@ _TRANSPORT_CODES: Final = frozenset(
 _HEADERS: Final = {hook: request_block(exchange.method) for hook, exchange in EXCHANGES.items()}
 """Header blocks of the hooks' methods."""
 _LIFE_SIGN: Final = request_block(NO_SUCH_METHOD)
-
-
-class SkippedError(RuntimeProxyError):
-    """The server is not called because it has not responded lately."""
 
 
 class Breaker:
@@ -273,8 +268,7 @@ class HookServer:
     def send(self, request: _HookRequest, timeout_s: float, on_response: OnResponse) -> Cancellable:
         """Sends a request, unless the server is skipped."""
         if self._breaker.is_open:
-            skipped = partial(self._skip, request.hook)
-            return asyncio.get_running_loop().call_soon(on_response, skipped, False)
+            return asyncio.get_running_loop().call_soon(on_response, self._skip, False)
         self._counts.calls += 1
         on_end = partial(self._on_end, request, timeout_s, on_response)
         return self._client.call(_HEADERS[request.hook], request.data, timeout_s, on_end)
@@ -284,13 +278,10 @@ class HookServer:
         message = exchange.request(view)
         return _HookRequest(self, hook, view, exchange, message, message.SerializeToString())
 
-    def _skip(self, hook: Hook, _: object) -> None:
-        if not self.is_strict:
-            return
-        trouble = self.trouble or "not called just now"
-        if hook in HOOKS_BEFORE:
-            raise RefusalError(f"{REFUSAL_PREFIX}{trouble}", StatusCode.UNAVAILABLE)
-        raise SkippedError(trouble)
+    def _skip(self, _: object) -> None:
+        if self.is_strict:
+            trouble = self.trouble or "not called just now"
+            raise ServerError(FailureKind.SKIPPED, StatusCode.UNAVAILABLE, trouble)
 
     def _on_end(
         self, request: _HookRequest, timeout_s: float, on_response: OnResponse, outcome: bytes | RpcError
@@ -321,7 +312,7 @@ class HookServer:
                 _call_in(loop, self._note_response)
             elif not (isinstance(failure, LateError) and was_cut_short):
                 _call_in(loop, self._note_failure, request, failure)
-            raise self._raised(request.hook, failure) from None
+            raise _server_error(failure) from None
         _call_in(loop, self._note_response)
         if exchange.change is None:
             return None
@@ -330,7 +321,7 @@ class HookServer:
         if count > MAX_ENTRIES:
             text = f"the answer changes {count} entries, at most {MAX_ENTRIES} are taken"
             _call_in(loop, self._count_failure, text)
-            raise self._raised(request.hook, UnusableError(StatusCode.RESOURCE_EXHAUSTED, text))
+            raise ServerError(FailureKind.FAILED, StatusCode.UNAVAILABLE, text)
         return change
 
     def _count_failure(self, text: str) -> None:
@@ -375,12 +366,14 @@ class HookServer:
         headers, data = (_HEADERS[request.hook], request.data) if request is not None else (_LIFE_SIGN, b"")
         self._client.call(headers, data, deadline_s, on_outcome)
 
-    def _raised(self, hook: Hook, error: RpcError) -> RuntimeProxyError:
-        """The error to raise in the chain for a failure."""
-        if not self.is_strict or hook not in HOOKS_BEFORE:
-            return error
-        code = error.code if isinstance(error, AnsweredError) else StatusCode.UNAVAILABLE
-        return RefusalError(f"{REFUSAL_PREFIX}{error.text}", code)
+
+def _server_error(error: RpcError) -> ServerError:
+    """Only an error that the server itself answers has its own code."""
+    code = error.code if isinstance(error, AnsweredError) else StatusCode.UNAVAILABLE
+    kind = FailureKind.TIMED_OUT if isinstance(error, LateError) else FailureKind.FAILED
+    # For the kubelet NotFound on stop and remove is success.
+    code = StatusCode.FAILED_PRECONDITION if code is StatusCode.NOT_FOUND else code
+    return ServerError(kind, code, error.text)
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:

@@ -174,8 +174,8 @@ _TABLE = {
     "claim_lapses_total": _counter("Leases that ended as no request renewed them", "owner"),
     "qos_manager_up": _gauge("1 while a QoS manager reports"),
     "qos_plugin_missing": _gauge(
-        "1 for each plugin of the QoS manager that strategies ask for and nothing runs, unless it is left to"
-        " koordlet, or to nobody (`qosmanager.mode`)",
+        "1 for each plugin of the QoS manager that strategies ask for and nothing runs, unless koordlet"
+        " does it, or `qosmanager.mode` is `none`",
         "plugin",
     ),
     "qos_plugin_failing": _gauge(

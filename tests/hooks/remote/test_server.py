@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
-from runtimeproxy.hooks import ContainerView, Hook
+from runtimeproxy.errors import RuntimeProxyError, StatusCode
+from runtimeproxy.hooks import ContainerView, Hook, Mode
 from runtimeproxy.hooks.chain import SMALL_BYTES, Chain
 from runtimeproxy.hooks.changes import CLEAR, ContainerChange, PodChange, ResourceChange
+from runtimeproxy.hooks.decision import FailureKind, Refusal, ServerError
 from runtimeproxy.hooks.loaded import MAX_PRIORITY
 from runtimeproxy.hooks.remote import server as server_module
 from runtimeproxy.hooks.remote.protocol import EXCHANGES
 from runtimeproxy.hooks.remote.registrations import HOOK_NAMES
 from runtimeproxy.hooks.remote.server import FAILURES_TO_OPEN, MAX_ENTRIES, HookServer
 from runtimeproxy.hooks.workers import Workers
-from runtimeproxy.http2.client import AnsweredError, LateError, UnreachableError, UnusableError
 from runtimeproxy.node.snapshot import Node
 from tests.hooks.asking import container_change, decide, until
 from tests.hooks.remote.behaviours import OVERLAY, Behaviour
@@ -72,33 +72,38 @@ async def test_post_hooks_change_nothing(ignored: HookServer, serving: HookServi
 
 
 KINDS = {
-    "an error": ("error", AnsweredError, PATIENT_S),
-    "hanging": ("hang", LateError, TIMEOUT_S),
-    "undecodable": ("undecodable", UnusableError, PATIENT_S),
+    "an error": ("error", FailureKind.FAILED, PATIENT_S),
+    "hanging": ("hang", FailureKind.TIMED_OUT, TIMEOUT_S),
+    "undecodable": ("undecodable", FailureKind.FAILED, PATIENT_S),
 }
 
 
-@pytest.mark.parametrize(("kind", "error", "timeout_s"), KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(("kind", "failed", "timeout_s"), KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("hook", [PRE, POST])
-async def test_failures_that_are_ignored(
-    ignored: HookServer, serving: HookServing, kind: str, error: type[Exception], hook: Hook
+async def test_how_it_failed(
+    ignored: HookServer, serving: HookServing, kind: str, failed: FailureKind, hook: Hook
 ) -> None:
     serving.behave(Behaviour(kind=kind))
     if kind == "undecodable" and hook is POST:
         assert await ask(ignored, hook) is None
         return
-    with pytest.raises(error):
+    with pytest.raises(ServerError) as caught:
         await ask(ignored, hook)
+    assert caught.value.kind is failed
 
 
-async def test_a_refusal_keeps_code_and_text(strict: HookServer, serving: HookServing) -> None:
+async def refusal_by(server: HookServer, workers: Workers, hook: Hook = PRE) -> tuple[StatusCode, str] | None:
+    decision = await decide(Chain([server.as_policy()], workers), hook, view=VIEW, budget_s=PATIENT_S)
+    refusal: Refusal | None = decision.refusal
+    return (refusal.code, refusal.text) if refusal is not None else None
+
+
+async def test_a_refusal_keeps_code_and_text(
+    strict: HookServer, serving: HookServing, workers: Workers
+) -> None:
     serving.behave(Behaviour(kind="error", code="RESOURCE_EXHAUSTED", text="no CPU left"))
-    with pytest.raises(RefusalError) as caught:
-        await ask(strict)
-    assert (caught.value.code, caught.value.text) == (
-        StatusCode.RESOURCE_EXHAUSTED,
-        "hook server err: no CPU left",
-    )
+    text = "koordlet.json: hook server err: no CPU left"
+    assert await refusal_by(strict, workers) == (StatusCode.RESOURCE_EXHAUSTED, text)
 
 
 class WatchedNode:
@@ -138,19 +143,30 @@ async def test_a_server_whose_answers_are_read_elsewhere_is_skipped_and_comes_ba
     await until(lambda: concerns(ignored))
 
 
-async def test_what_has_happened_is_not_refused(strict: HookServer, serving: HookServing) -> None:
+async def test_what_has_happened_is_not_refused(
+    strict: HookServer, serving: HookServing, workers: Workers
+) -> None:
     serving.behave(Behaviour(kind="error"))
-    with pytest.raises(AnsweredError):
-        await ask(strict, POST)
+    assert await refusal_by(strict, workers, POST) is None
 
 
 @pytest.mark.parametrize("timeout_s", [TIMEOUT_S], ids=["hasty"])
-async def test_a_strict_server_that_is_late(strict: HookServer, serving: HookServing) -> None:
+async def test_a_strict_server_that_is_late(
+    strict: HookServer, serving: HookServing, workers: Workers
+) -> None:
     serving.behave(Behaviour(kind="hang"))
-    with pytest.raises(RefusalError) as caught:
-        await ask(strict)
-    assert caught.value.code is StatusCode.UNAVAILABLE
-    assert caught.value.text == "hook server err: no answer within 0.2 s"
+    text = "koordlet.json: hook server err: no answer within 0.2 s"
+    assert await refusal_by(strict, workers) == (StatusCode.UNAVAILABLE, text)
+
+
+async def test_a_server_in_dry_run_refuses_nothing(
+    strict: HookServer, serving: HookServing, workers: Workers
+) -> None:
+    serving.behave(Behaviour(kind="error"))
+    policy = replace(strict.as_policy(), mode=Mode.DRY_RUN)
+    decision = await decide(Chain([policy], workers), view=VIEW, budget_s=PATIENT_S)
+    assert decision.refusal is None
+    assert [each.kind for each in decision.audit] == ["failed"]
 
 
 @pytest.mark.parametrize("left_s", [0.05, 0.0, -5.0], ids=["a little", "none", "less than none"])
@@ -212,20 +228,20 @@ async def test_no_part_of_a_secret_is_told(
     ignored: HookServer, serving: HookServing, env: dict[str, bytes], text: str, told: str
 ) -> None:
     serving.behave(Behaviour(kind="error", text=text))
-    with pytest.raises(AnsweredError) as caught:
+    with pytest.raises(ServerError) as caught:
         await ask(ignored, view=replace(VIEW, env=env))
     assert caught.value.text == told
 
 
 async def test_a_long_error_is_cut(ignored: HookServer, serving: HookServing) -> None:
     serving.behave(Behaviour(kind="error", text="x" * 5_000))
-    with pytest.raises(AnsweredError) as caught:
+    with pytest.raises(ServerError) as caught:
         await ask(ignored)
     assert len(str(caught.value)) < 1_100
 
 
 async def test_no_server(ignored: HookServer) -> None:
-    with pytest.raises(UnreachableError):
+    with pytest.raises(ServerError):
         await ask(ignored)
 
 
@@ -336,14 +352,14 @@ async def test_an_answer_with_too_many_entries_is_a_failure_of_the_call_alone(
     assert isinstance(await ask(ignored), ContainerChange)
     serving.behave(Behaviour(overlay={"env": dict.fromkeys(map(str, range(MAX_ENTRIES + 1)), "")}))
     for _ in range(2 * FAILURES_TO_OPEN):
-        with pytest.raises(UnusableError, match="changes 1001 entries, at most 1000 are taken"):
+        with pytest.raises(ServerError, match="changes 1001 entries, at most 1000 are taken"):
             await ask(ignored)
     assert concerns(ignored)
 
 
 async def test_a_long_answer_of_tiny_parts_is_not_read(ignored: HookServer, serving: HookServing) -> None:
     serving.behave(Behaviour(overlay={"env": dict.fromkeys(map(str, range(450_000)), "")}))
-    with pytest.raises(UnusableError, match="too many annotations, variables and the like"):
+    with pytest.raises(ServerError, match="too many annotations, variables and the like"):
         await ask(ignored)
     serving.behave(Behaviour(overlay={"env": {"LONG": "x" * 8_000_000}}))
     assert isinstance(await ask(ignored), ContainerChange)

@@ -230,9 +230,9 @@ class RelayServer:
             await self._loop.connect_accepted_socket(connection.protocol, sock)
         except OSError as error:
             self._failures.report("connection lost at its beginning", error.errno, str(error))
-            sock.close()
             connection.abort()
             self._on_closed(connection)
+            sock.close()
 
     def _admit(self, sock: socket.socket) -> Peer:
         """Returns the peer that may talk to the runtime through this process.
