@@ -466,8 +466,8 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
     def on_open(self) -> None:
         """Sends the calls that wait; ends a connection that was given up before.
 
-        Not in `connection_made`: uvloop would close the socket's descriptor before it knows of the socket, which
-        then closes that number again, whoever has it by then.
+        Not in `connection_made`: uvloop would close the socket's descriptor before it knows of the socket,
+        which then closes that number again, whoever has it by then.
         """
         if self._is_retired:
             self.abort()
