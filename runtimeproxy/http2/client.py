@@ -18,7 +18,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote_to_bytes
 
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
@@ -466,8 +466,8 @@ class _Connection(connection.Http2Connection[GrpcCall, _Head]):
     def on_open(self) -> None:
         """Sends the calls that wait; ends a connection that was given up before.
 
-        Not in `connection_made`: a transport that is closed there takes the socket's descriptor with it before
-        uvloop has told the socket so, and the socket closes that number again, whoever has it by then.
+        Not in `connection_made`: uvloop would close the socket's descriptor before it knows of the socket,
+        which then closes that number again, whoever has it by then.
         """
         if self._is_retired:
             self.abort()
