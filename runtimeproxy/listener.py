@@ -1,4 +1,4 @@
-"""The listening socket: passed by systemd, or bound here without taking a live one from its owner."""
+"""Listening Unix sockets: passed by systemd, or bound here without taking a live one from its owner."""
 
 from __future__ import annotations
 
@@ -67,9 +67,7 @@ class Listener:
         """Closes the socket; the owner unlinks the name, if it is still this socket's, and drops the lock."""
         self.sock.close()
         if self.path is not None and self.is_owner:
-            with contextlib.suppress(OSError):
-                if Path(self.path).stat().st_ino == self.inode:
-                    Path(self.path).unlink()
+            unlink_own(self.path, self.inode)
         self.path = None
         if self.lock_fd >= 0:
             if self.is_owner:
@@ -99,49 +97,77 @@ def lock_path(path: str) -> str:
 
 
 def listen(path: str, *, mode: int = DEFAULT_SOCKET_MODE, uid: int = -1, gid: int = -1) -> Listener:
-    """Binds a temporary name, then renames it: clients see a socket that already listens, or none.
+    """Publishes a socket and takes its lock; its directory is made if it is missing.
 
-    `path`: where to publish the socket; its directory is made if it is missing. `uid`: owner, -1 for this
-    process's. `gid`: group, -1 for this process's.
+    `uid`: owner, -1 for this process's. `gid`: group, -1 for this process's.
 
     Raises:
         SocketInUseError: a live process has it.
         SocketPathError: the path is too long, is not a socket, or cannot be written.
     """
-    temporary = path + _TEMPORARY_SUFFIX
-    if len(os.fsencode(temporary)) > MAX_SOCKET_PATH_BYTES:
+    if len(os.fsencode(path + _TEMPORARY_SUFFIX)) > MAX_SOCKET_PATH_BYTES:
         most = MAX_SOCKET_PATH_BYTES - len(_TEMPORARY_SUFFIX)
         raise SocketPathError(f"{path}: socket paths have at most {most} bytes here")
     lock_fd = -1
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _make_directory(Path(path).parent)
         lock_fd = _lock(lock_path(path))
-        _refuse_live(path)
-        Path(temporary).unlink(missing_ok=True)
-        sock.setblocking(False)
-        sock.bind(temporary)
-        Path(temporary).chmod(mode)
-        if uid != -1 or gid != -1:
-            os.chown(temporary, uid, gid)
-        sock.listen(BACKLOG)
-        inode = Path(temporary).stat().st_ino
-        Path(temporary).rename(path)
-    except OSError as error:
-        _undo(sock, lock_fd, temporary)
-        raise SocketPathError(f"{path}: {error.strerror or error}") from error
-    except RuntimeProxyError:
-        _undo(sock, lock_fd, temporary)
+        if is_live(path):
+            raise SocketInUseError(f"{path}: another process listens on this socket")
+        sock, inode = publish(path, mode, uid=uid, gid=gid)
+    except (OSError, RuntimeProxyError) as error:
+        if lock_fd >= 0:
+            os.close(lock_fd)
+        if isinstance(error, OSError):
+            raise SocketPathError(f"{path}: {error.strerror or error}") from error
         raise
     return Listener(sock, path, inode, lock_fd)
 
 
-def _undo(sock: socket.socket, lock_fd: int, temporary: str) -> None:
-    if sock.getsockname():
-        Path(temporary).unlink(missing_ok=True)
-    sock.close()
-    if lock_fd >= 0:
-        os.close(lock_fd)
+def publish(path: str, mode: int, *, uid: int = -1, gid: int = -1) -> tuple[socket.socket, int]:
+    """Returns a socket that listens under a path, instead of one that was there, and the inode of the path.
+
+    It is bound to a temporary name and renamed then: clients see a socket that already listens, or none.
+    """
+    if Path(path).exists() and not Path(path).is_socket():
+        raise FileExistsError(errno.EEXIST, "exists and is not a socket")
+    temporary = Path(path + _TEMPORARY_SUFFIX)
+    temporary.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        # Not open to others even for a moment: the umask is the process's, and other threads make files.
+        os.fchmod(sock.fileno(), mode)
+        sock.bind(str(temporary))
+        temporary.chmod(mode)
+        if uid != -1 or gid != -1:
+            os.chown(temporary, uid, gid)
+        sock.listen(BACKLOG)
+        inode = temporary.stat().st_ino
+        temporary.rename(path)
+    except OSError:
+        sock.close()
+        temporary.unlink(missing_ok=True)
+        raise
+    return sock, inode
+
+
+def unlink_own(path: str, inode: int) -> None:
+    # Another socket may have the name meanwhile.
+    with contextlib.suppress(OSError):
+        if Path(path).lstat().st_ino == inode:
+            Path(path).unlink()
+
+
+def is_live(path: str) -> bool:
+    """Whether a process listens on a Unix socket. Raises OSError if it cannot be found out."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except BlockingIOError:
+            return True  # its backlog is full
+    return True
 
 
 def _make_directory(directory: Path) -> None:
@@ -187,19 +213,13 @@ def read_lock(path: str) -> tuple[int, str]:
     return int(pid), note
 
 
-def _refuse_live(path: str) -> None:
-    """Refuses a path with a live listener, or that is not a socket; a stale socket may be replaced."""
-    if not Path(path).exists():
-        return
-    if not Path(path).is_socket():
-        raise SocketPathError(f"{path}: exists and is not a socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except OSError as error:
-            if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
-                return
-            if error.errno != errno.EAGAIN:
-                raise
-    raise SocketInUseError(f"{path}: another process listens on this socket")
+def is_locked(path: str | Path) -> bool:
+    """Whether a process holds the lock of a file. Raises OSError if there is none."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -6,7 +6,6 @@ Imports nothing heavy: `block` is called before the rest of the program is impor
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 from collections.abc import Iterator
@@ -57,7 +56,7 @@ def signal_instance(endpoint: str, number: int) -> int:
     Raises:
         NoInstanceError: no instance serves there, or it is another user's.
     """
-    from runtimeproxy.listener import lock_path, read_lock
+    from runtimeproxy.listener import is_locked, lock_path, read_lock
 
     path = lock_path(endpoint)
     try:
@@ -67,7 +66,7 @@ def signal_instance(endpoint: str, number: int) -> int:
         raise NoInstanceError(f"{endpoint}: no instance serves here") from error
     try:
         # Locked after the process was opened, so it is this process and not one that got its number later.
-        if not _is_locked(path):
+        if not is_locked(path):
             raise NoInstanceError(f"{endpoint}: no instance serves here")
         signal.pidfd_send_signal(process, number)
     except OSError as error:
@@ -79,20 +78,9 @@ def signal_instance(endpoint: str, number: int) -> int:
 
 def is_served(endpoint: str) -> bool:
     """Whether an instance holds the lock of a socket."""
-    from runtimeproxy.listener import lock_path
+    from runtimeproxy.listener import is_locked, lock_path
 
     try:
-        return _is_locked(lock_path(endpoint))
+        return is_locked(lock_path(endpoint))
     except OSError:
         return False
-
-
-def _is_locked(path: str) -> bool:
-    lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False

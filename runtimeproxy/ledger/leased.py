@@ -73,7 +73,6 @@ NOT_ALLOWED: Final = "not-allowed"
 UNKNOWN_TARGET: Final = "unknown-target"
 INVALID: Final = "invalid"
 TOO_MANY: Final = "too-many"
-CAUSES: Final = (NOT_ALLOWED, UNKNOWN_TARGET, INVALID, TOO_MANY)
 
 
 class GivenClaim(NamedTuple):
@@ -91,7 +90,7 @@ class Refused(NamedTuple):
     place: int
     """In the request, from 0."""
     cause: str
-    """One of `CAUSES`."""
+    """`NOT_ALLOWED`, `UNKNOWN_TARGET`, `INVALID` or `TOO_MANY`."""
     reason: str
     key: ClaimKey | None = None
     """What it was for, if that can be read: a claim that the owner had for it ends."""

@@ -5,20 +5,19 @@
 - burst: at most the quota, unless that is unlimited;
 - lists of CPUs and NUMA nodes: within those of a bounded ancestor, else parents get what their children have;
   on version 1 a list that is given back stays within its parent's, and an empty one is its parent's;
-- memory: low and high are at least min, and a class has the sum of its pods;
+- memory: low and high are at least min;
 - all numbers: within the range of the parameter; quotas as systemd rounds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.fields.formats import Value
 from runtimeproxy.fields.tables import LISTS, PARAMETERS, clamped
-from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, format_cpu_list, parse_cpu_list, rounded_quota
 
 QUOTA: Final = "cpu.cfs_quota_us"
@@ -88,20 +87,6 @@ def fit(values: Mapping[Key, TreeValue], rules: TreeRules) -> Fitted:
     for name in MEMORY_AT_LEAST_MIN:
         tree.raise_to_min(name)
     return Fitted(tree.values, tuple(tree.notes))
-
-
-def class_sums(pods: Iterable[tuple[KubeQoSClass, int]]) -> dict[KubeQoSClass, int]:
-    """Return memory.min or memory.low of the QoS classes from those of the pods.
-
-    A class has the sum of its pods. The directory of GUARANTEED is that of all pods, so it has the sum of all
-    classes. Source: kubelet's layout; policies spec 3.6.
-    """
-    sums = dict.fromkeys(KubeQoSClass, 0)
-    for qos, value in pods:
-        for each in {qos, KubeQoSClass.GUARANTEED}:
-            unlimited = UNLIMITED in (sums[each], value)
-            sums[each] = UNLIMITED if unlimited else sums[each] + value
-    return sums
 
 
 class _Tree:

@@ -51,15 +51,13 @@ class InputWatchSettings(WatchSettings):
 class NodeSources:
     """The node that these places describe: a `NodeSource`; used in the event loop's thread, but for that.
 
-    The executor has one thread for reading files, and may hang with them. `allocations` are the CPUs of
-    pods that have some of their own, by pod uid; None: not known yet.
+    The executor has one thread for reading files, and may hang with them.
     """
 
     def __init__(
         self,
         places: InputPlaces,
         executor: Executor,
-        allocations: Mapping[str, PodCpus] | None = None,
         settings: InputWatchSettings | None = None,
         api_server: ApiServerInputs | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -73,7 +71,7 @@ class NodeSources:
         self.looked_s: float | None = None
         """End of the last pass, by the clock."""
         self._executor = executor
-        self._allocations = allocations
+        self._allocations: Mapping[str, PodCpus] | None = None
         self._settings = settings or InputWatchSettings()
         self._clock = clock
         self._facts = NodeReader(places.sysfs, places.cgroup_root, clock)

@@ -7,7 +7,7 @@ a decision is a pure function, and a test needs neither the daemon nor a clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
@@ -183,4 +183,3 @@ class Plugin(Generic[StateT]):
 
 
 AnyPlugin = Plugin[Any]
-PluginFactory = Callable[[], AnyPlugin]

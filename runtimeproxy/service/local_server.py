@@ -14,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.listener import is_locked
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from concurrent.futures import Executor
@@ -123,17 +125,5 @@ def _remove_stale(parent: Path) -> None:
     for directory in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             about = directory.lstat()
-            if about.st_uid == os.geteuid() and directory.is_dir() and not _is_locked(directory / _LOCK):
+            if about.st_uid == os.geteuid() and directory.is_dir() and not is_locked(directory / _LOCK):
                 shutil.rmtree(directory, ignore_errors=True)
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a process holds the lock; raises OSError if there is none."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False

@@ -14,10 +14,8 @@ from runtimeproxy.ledger.tree import (
     FitNote,
     TreeRules,
     TreeValue,
-    class_sums,
     fit,
 )
-from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.units import CPU_PERIOD_US, MAX_CPU_QUOTA_US, UNLIMITED, parse_cpu_list
 
 CLASS = ("kubepods", "besteffort")
@@ -199,14 +197,6 @@ def test_lists(
 def test_low_and_high_are_at_least_min(name: str, least: int, value: int, expected: int) -> None:
     tree = {Key(POD, "memory.min"): TreeValue(least), Key(POD, name): TreeValue(value)}
     assert fit(tree, V2).values[Key(POD, name)] == expected
-
-
-def test_a_class_has_the_memory_of_its_pods_and_kubepods_that_of_all() -> None:
-    guaranteed, burstable, best_effort = KubeQoSClass
-    pods = [(guaranteed, 5), (burstable, 10), (burstable, 20), (best_effort, 100)]
-    assert class_sums(pods) == {guaranteed: 135, burstable: 30, best_effort: 100}
-    assert class_sums([(burstable, 10), (burstable, -1)]) == {guaranteed: -1, burstable: -1, best_effort: 0}
-    assert class_sums([]) == dict.fromkeys(KubeQoSClass, 0)
 
 
 @pytest.mark.parametrize(

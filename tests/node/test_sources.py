@@ -75,7 +75,8 @@ class Watched:
 
     def start(self) -> None:
         self._executor = ThreadPoolExecutor(1)
-        self.sources = NodeSources(self.places, self._executor, {}, self.settings)
+        self.sources = NodeSources(self.places, self._executor, self.settings)
+        self.sources.allocate({})
         self.sources.on_change = self._on_change
         self._task = asyncio.get_running_loop().create_task(self.sources.run())
 

@@ -73,15 +73,9 @@ class Operation(StrEnum):
     UP = "up"
 
 
-def pool_ratio(
-    cpus: int, bound_millicores: int, node_used_cores: float, other_cores: Iterable[float] = ()
-) -> float:
-    """Return the usage of the shared CPUs, 0 to 1 and above; 1 without any. Source: policies spec 3.2.1.
-
-    `bound_millicores` are requests of LSE and LSR pods; `other_cores` are used by LSE, LSR and BE pods.
-    """
-    total = cpus - bound_millicores / 1_000
-    return (node_used_cores - sum(other_cores)) / total if total > 0 else 1.0
+def pool_ratio(total_cores: float, used_cores: float) -> float:
+    """Return the usage of the shared CPUs, 0 to 1 and above; 1 without any. Source: policies spec 3.2.1."""
+    return used_cores / total_cores if total_cores > 0 else 1.0
 
 
 def pool_state(ratio: float | None, threshold_percent: int) -> PoolState:
@@ -320,7 +314,10 @@ class CpuBurstPlugin(Plugin[BurstState]):
 
 
 def share_pool(snapshot: Snapshot) -> SharePool:
-    """Return the CPUs that pods without CPUs of their own share. Source: policies spec 3.2.1."""
+    """Return the CPUs that pods without CPUs of their own share. Source: policies spec 3.2.1.
+
+    The total is without the requests of LSE and LSR pods, the usage without that of LSE, LSR and BE pods.
+    """
     node, threshold = snapshot.node, snapshot.strategies.cpu_burst.share_pool_threshold_percent
     window = snapshot.metrics.window(NODE_CGROUP, Metric.CPU_USAGE, WINDOW_S)
     if window is None or not node.cpus:
@@ -335,7 +332,7 @@ def share_pool(snapshot: Snapshot) -> SharePool:
             average -= used.avg if used is not None else 0.0
             last -= used.last if used is not None else 0.0
     total = len(node.cpus) - bound / 1_000
-    state = pool_state(pool_ratio(len(node.cpus), bound, average), threshold)
+    state = pool_state(pool_ratio(total, average), threshold)
     return SharePool(state, max(total, 0.0), max(average, last), average, threshold)
 
 

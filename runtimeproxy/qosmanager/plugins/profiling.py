@@ -40,6 +40,7 @@ from runtimeproxy.qosmanager.profiling.reclaimable import (
     mid_resources,
     published_batch,
     summed,
+    third_party_batch,
 )
 from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Level, Metric, Snapshot
 from runtimeproxy.slo.schema import MemoryCollectPolicy
@@ -99,6 +100,8 @@ class ProfilingState:
     """Batch and mid resources as they were given out last; they change in steps."""
     published_s: float = 0.0
     """Monotonic."""
+    third_party: ResourceAmounts = NOTHING
+    """Batch resources that other schedulers have given away, as they could be read last."""
 
 
 class Profiling(Plugin[ProfilingState]):
@@ -157,9 +160,13 @@ class Profiling(Plugin[ProfilingState]):
             return Decision(state, explanation=self._take_back(snapshot, state))
         # In place: a copy of all models each minute would cost more than their training.
         state.models.train(now, snapshot.wall_s)
+        problems = [state.problem] if state.problem else []
+        try:
+            state.third_party = third_party_batch(snapshot.node.annotations)
+        except ValueError as error:
+            problems.append(str(error))
         profile = self._profile(snapshot, state, now, usual)
         state.profile = self.metrics.collector.profile = profile
-        problems = [state.problem] if state.problem else []
         problems += self._write(snapshot, state, profile)
         suffering = sum(pod.interference is not None for pod in profile.pods)
         explanation = (
@@ -191,7 +198,9 @@ class Profiling(Plugin[ProfilingState]):
         batch, mid = _published(
             snapshot,
             state,
-            published_batch(batch_resources(usual, strategy), snapshot.node.normalization_ratio),
+            published_batch(
+                batch_resources(usual, strategy), snapshot.node.normalization_ratio, state.third_party
+            ),
             mid_resources(usual, reclaimable, strategy),
         )
         return Profile(

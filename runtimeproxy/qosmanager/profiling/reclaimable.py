@@ -6,12 +6,17 @@ policies spec 3.10.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from runtimeproxy.qos import PriorityClass, QoSClass
 from runtimeproxy.slo.schema import CalculatePolicy, Colocation, MidReclaimMode
+from runtimeproxy.units import quantity_bytes
+
+THIRD_PARTY_ALLOCATIONS: Final = "node.koordinator.sh/thirdPartyAllocations"
+"""Annotation of a Node: what other schedulers have given away. Source: Koordinator apis/slo/v1alpha1."""
 
 
 class ResourceAmounts(NamedTuple):
@@ -167,8 +172,27 @@ def is_prod(priority_class: PriorityClass) -> bool:
     return priority_class in (PriorityClass.PROD, PriorityClass.NONE)
 
 
+def third_party_batch(annotations: Mapping[str, str]) -> ResourceAmounts:
+    """The batch resources that other schedulers have given away. Source: GetThirdPartyAllocatedResByPriority.
+
+    Raises:
+        ValueError: The annotation cannot be read.
+    """
+    names = ("kubernetes.io/batch-cpu", "kubernetes.io/batch-memory")
+    try:
+        allocations = json.loads(annotations.get(THIRD_PARTY_ALLOCATIONS) or "{}").get("allocations") or ()
+        given = [
+            each.get("resources") or {} for each in allocations if each["priority"] == PriorityClass.BATCH
+        ]
+        return summed(
+            ResourceAmounts(*(quantity_bytes(str(each.get(name, 0))) for name in names)) for each in given
+        )
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        raise ValueError(f"annotation {THIRD_PARTY_ALLOCATIONS} of the node: {error}") from None
+
+
 def published_batch(
-    batch: ResourceAmounts, normalization_ratio: float | None, allocated: ResourceAmounts = NOTHING
+    batch: ResourceAmounts, normalization_ratio: float | None, allocated: ResourceAmounts
 ) -> ResourceAmounts:
     """The batch resources as a node's status has them: whole millicores and bytes.
 

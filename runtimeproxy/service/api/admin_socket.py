@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -16,13 +17,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
+from runtimeproxy.listener import is_live, publish, unlink_own
+
 logger = logging.getLogger(__name__)
 
 MOST_CLIENTS: Final = 32
 MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700
 
-_TEMPORARY_SUFFIX: Final = ".new"
 _PEER_CREDENTIALS: Final = struct.Struct("iII")
 _CHUNK_BYTES: Final = 64 * 1024
 
@@ -52,9 +54,8 @@ class AdminSocket:
         await self._close()
         try:
             sock = self._listen(replaces=replaces)
-        except (OSError, ValueError) as error:
-            text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            self.problem = f"{self.path}: {text}"
+        except OSError as error:
+            self.problem = f"{self.path}: {error.strerror or error}"
             logger.warning("the admin socket does not serve: %s", self.problem)
             return
         self._server = await asyncio.start_unix_server(self._accept, sock=sock)
@@ -72,30 +73,16 @@ class AdminSocket:
         path = Path(self.path)
         path.parent.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         path.parent.mkdir(mode=FOLDER_MODE, exist_ok=True)
-        if path.exists() and not path.is_socket():
-            raise ValueError("exists and is not a socket")
-        if not replaces and _is_served(self.path):
-            raise ValueError("another process listens on this socket")
-        temporary = Path(self.path + _TEMPORARY_SUFFIX)
-        temporary.unlink(missing_ok=True)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            sock.bind(str(temporary))
-            temporary.chmod(MODE)
-            sock.listen()
-            self._inode = temporary.stat().st_ino
-            temporary.rename(path)
-        except OSError:
-            sock.close()
-            temporary.unlink(missing_ok=True)
-            raise
+        if not replaces and is_live(self.path):
+            raise OSError(errno.EADDRINUSE, "another process listens on this socket")
+        sock, self._inode = publish(self.path, MODE)
         return sock
 
     async def _close(self) -> None:
         server, self._server = self._server, None
         if server is not None:
             server.close()
-            _unlink(Path(self.path), self._inode)
+            unlink_own(self.path, self._inode)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -120,24 +107,6 @@ class AdminSocket:
         finally:
             writer.close()
             self._clients.discard(task)
-
-
-def _unlink(path: Path, inode: int) -> None:
-    # Another socket may have the name meanwhile.
-    with contextlib.suppress(OSError):
-        if path.stat().st_ino == inode:
-            path.unlink()
-
-
-def _is_served(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        try:
-            probe.connect(path)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-    return True
 
 
 def _may_connect(writer: asyncio.StreamWriter) -> bool:

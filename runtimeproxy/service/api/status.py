@@ -922,16 +922,20 @@ def _problems_of_values(ledger: api_pb2.LedgerStatus) -> Iterator[str]:
     if ledger.left:
         yield f"{len(ledger.left)} values are left as they are: {ledger.left[0].reason}."
     if ledger.journal_problem:
-        yield f"{ledger.journal_problem[:1].upper()}{ledger.journal_problem[1:]}."
+        yield _sentence(ledger.journal_problem)
     if ledger.change_problem:
-        yield f"{ledger.change_problem[:1].upper()}{ledger.change_problem[1:]}."
+        yield _sentence(ledger.change_problem)
     if ledger.hanging_files:
         yield f"{ledger.hanging_files} reads or writes of files hang."
     if ledger.allocation_problem:
-        yield f"{ledger.allocation_problem[:1].upper()}{ledger.allocation_problem[1:]}."
+        yield _sentence(ledger.allocation_problem)
     if ledger.occupied_pods:
         yield f"{ledger.occupied_pods} pods own CPUs that others have not left."
-    yield from (f"{each[:1].upper()}{each[1:]}." for each in ledger.sysctl_problems)
+    yield from map(_sentence, ledger.sysctl_problems)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _problems_of_unapplied(ledger: api_pb2.LedgerStatus) -> Iterator[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-import os
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.config.parsing import TcpAddress
+from runtimeproxy.listener import publish, unlink_own
 from runtimeproxy.service.http import PAGE_PATH, HttpRequest, HttpResponse
 
 if TYPE_CHECKING:
@@ -108,11 +108,7 @@ class MetricsServer:
         for writer in list(self._clients):
             writer.transport.abort()
         if isinstance(self._address, str):
-            path = Path(self._address)
-            with suppress(OSError):
-                # A successor may have put its own there.
-                if path.lstat().st_ino == self._inode:
-                    path.unlink()
+            unlink_own(self._address, self._inode)
 
     @property
     def _name(self) -> str:
@@ -128,17 +124,17 @@ class MetricsServer:
             OSError: it cannot be made, as when another process listens there.
         """
         if isinstance(self._address, str):
-            sock = _bound_unix(self._address)
-            self._inode = Path(self._address).lstat().st_ino
-        else:
-            family = socket.AF_INET6 if ":" in self._address.host else socket.AF_INET
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            try:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                sock.bind(self._address)
-            except OSError:
-                sock.close()
-                raise
+            Path(self._address).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            sock, self._inode = publish(self._address, 0o600)
+            return sock
+        family = socket.AF_INET6 if ":" in self._address.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(self._address)
+        except OSError:
+            sock.close()
+            raise
         sock.setblocking(False)
         # asyncio does it again; a port in use is found out here.
         sock.listen(_BACKLOG)
@@ -265,28 +261,6 @@ async def _page(load: Load, executor: Executor, thread: Executor) -> NodePage:
     from runtimeproxy.service.page.page import NodePage
 
     return NodePage(load, thread)
-
-
-def _bound_unix(path: str) -> socket.socket:
-    """Returns a socket with mode 0600 that is bound to a path, in place of whatever socket was there."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    temporary = Path(f"{path}.new")
-    try:
-        if Path(path).exists() and not Path(path).is_socket():
-            raise FileExistsError(0, "it exists and is not a socket")
-        temporary.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)
-        # Not open to others even for a moment: the umask is the process's, and other threads make files.
-        os.fchmod(sock.fileno(), 0o600)
-        sock.bind(str(temporary))
-        temporary.chmod(0o600)
-        temporary.rename(path)
-    except OSError:
-        sock.close()
-        with suppress(OSError):
-            temporary.unlink()
-        raise
-    return sock
 
 
 def _encoded(response: HttpResponse, *, has_body: bool = True) -> bytes:

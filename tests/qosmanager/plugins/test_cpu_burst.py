@@ -69,13 +69,13 @@ CEIL_US = 600_000
     ],
 )
 def test_node_state(node: float, others: tuple[float, ...], expected: PoolState) -> None:
-    """16 CPUs, of which LSR pods request 8; threshold 50 %."""
-    assert pool_state(pool_ratio(16, 8_000, node, others), 50) is expected
+    """8 shared CPUs; threshold 50 %. `others`: usage of pods that do not share them."""
+    assert pool_state(pool_ratio(8, node - sum(others)), 50) is expected
 
 
-@pytest.mark.parametrize(("bound", "expected"), [(16_000, 1.0), (20_000, 1.0), (15_000, 2.0)])
-def test_without_shared_cpus_they_are_overloaded(bound: int, expected: float) -> None:
-    assert pool_ratio(16, bound, 2.0) == expected
+@pytest.mark.parametrize(("total", "expected"), [(0, 1.0), (-4, 1.0), (1, 2.0)])
+def test_without_shared_cpus_they_are_overloaded(total: int, expected: float) -> None:
+    assert pool_ratio(total, 2.0) == expected
 
 
 def test_an_unknown_ratio_is_no_state() -> None:

@@ -222,6 +222,22 @@ def test_batch_resources_change_in_steps_and_are_taken_back_without_samples() ->
     assert state.profile.batch == state.profile.mid == NOTHING
 
 
+def test_batch_resources_are_without_what_other_schedulers_gave_away() -> None:
+    plugin, state = started(ProfilingOptions())
+    resources = {"kubernetes.io/batch-cpu": "600", "kubernetes.io/batch-memory": "1Gi"}
+    allocations = [{"name": "yarn", "priority": "koord-batch", "resources": resources}]
+    readable, unreadable = (
+        {"node.koordinator.sh/thirdPartyAllocations": text}
+        for text in (json.dumps({"allocations": allocations}), "{")
+    )
+    explanations = [
+        plugin.run(replace(each, node=replace(each.node, annotations=annotations)), state).explanation
+        for each, annotations in ((snapshot_of(), readable), (snapshot_of(1), unreadable))
+    ]
+    assert all(each.startswith("batch 4.00 CPUs and 13107 MiB") for each in explanations)
+    assert ["thirdPartyAllocations" in each for each in explanations] == [False, True]
+
+
 def test_a_pod_that_went_is_forgotten() -> None:
     plugin, state = started(ProfilingOptions())
     plugin.run(snapshot_of(), state)

@@ -1,5 +1,7 @@
 """Batch and mid resources: each formula of the specification as a table."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from runtimeproxy.qos import PriorityClass, QoSClass
 from runtimeproxy.qosmanager.profiling.reclaimable import (
     NOTHING,
+    THIRD_PARTY_ALLOCATIONS,
     NodeUse,
     PodUse,
     ResourceAmounts,
@@ -18,6 +21,7 @@ from runtimeproxy.qosmanager.profiling.reclaimable import (
     is_to_publish,
     mid_resources,
     published_batch,
+    third_party_batch,
 )
 from runtimeproxy.slo.schema import CalculatePolicy, Colocation, MidReclaimMode
 
@@ -149,6 +153,47 @@ def test_published(
     batch: ResourceAmounts, ratio: float | None, allocated: ResourceAmounts, expected: ResourceAmounts
 ) -> None:
     assert published_batch(batch, ratio, allocated) == expected
+
+
+def allocations_of(*each: Mapping[str, object]) -> dict[str, str]:
+    return {THIRD_PARTY_ALLOCATIONS: json.dumps({"allocations": each})}
+
+
+YARN: dict[str, object] = {
+    "name": "yarn",
+    "priority": "koord-batch",
+    "resources": {"kubernetes.io/batch-cpu": "2k", "kubernetes.io/batch-memory": "1Gi"},
+}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ({}, NOTHING),
+        ({THIRD_PARTY_ALLOCATIONS: ""}, NOTHING),
+        (allocations_of(), NOTHING),
+        (allocations_of(YARN), ResourceAmounts(2_000, 1 << 30)),
+        (allocations_of(YARN, YARN | {"name": "b"}), ResourceAmounts(4_000, 2 << 30)),
+        (allocations_of(YARN | {"priority": "koord-mid"}), NOTHING),
+        (allocations_of(YARN | {"resources": {"kubernetes.io/batch-cpu": 500}}), ResourceAmounts(500, 0)),
+        (allocations_of(YARN | {"resources": None}), NOTHING),
+    ],
+)
+def test_allocations_of_other_schedulers(annotations: dict[str, str], expected: ResourceAmounts) -> None:
+    assert third_party_batch(annotations) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"allocations": [1]}', '{"allocations": [{"name": "a"}]}', "[" * 100_000]
+)
+def test_allocations_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(ValueError, match="thirdPartyAllocations of the node"):
+        third_party_batch({THIRD_PARTY_ALLOCATIONS: text})
+
+
+def test_an_amount_that_is_no_quantity_cannot_be_read() -> None:
+    with pytest.raises(ValueError, match="not a quantity"):
+        third_party_batch(allocations_of(YARN | {"resources": {"kubernetes.io/batch-cpu": "much"}}))
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ async def test_what_is_no_socket_is_left_alone(socket_folder: Path, caplog: pyte
     await server.open()
     assert path.read_text() == "precious"
     assert [each.message for each in caplog.records] == [
-        f"metrics cannot be served on {path}: it exists and is not a socket"
+        f"metrics cannot be served on {path}: exists and is not a socket"
     ]
     path.unlink()
     await server.open()
