@@ -15,7 +15,7 @@ from runtimeproxy.config.validation import owners_of, places_of
 from runtimeproxy.core.audit import AuditQueues
 from runtimeproxy.core.eviction import Bounds, ContainerStopper, Evictor
 from runtimeproxy.core.eviction_history import EvictionHistory
-from runtimeproxy.core.policies import PolicyEvent, PolicySet, Spawn
+from runtimeproxy.core.policies import PolicyEvent, PolicyServers, PolicySet, Spawn
 from runtimeproxy.core.state import SavedState
 from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.loading import PolicyLoader
@@ -68,6 +68,7 @@ class Core:
         settings: Those that do not change; `use` takes the rest.
         threads: For cgroup files; makes others.
         is_standby: Whether the bypass is on or a successor serves: cgroups are left alone then.
+        servers: Their policies run after those of this process.
         api_server: None without it.
         loader: Finds and makes the policies; None for the usual one.
         sinks: Get the audit entries, beside the log.
@@ -88,6 +89,7 @@ class Core:
         spawn: Spawn,
         is_standby: Callable[[], bool],
         runtime: ContainerStopper,
+        servers: PolicyServers,
         api_server: ApiServer | None = None,
         loader: PolicyLoader | None = None,
         sinks: Sequence[AuditSink] = (),
@@ -100,7 +102,7 @@ class Core:
         inputs = api_server.inputs if api_server is not None else None
         self.node = NodeSources(places_of(settings), threads.make("node"), api_server=inputs)
         self.audit = AuditQueues(sinks, (api_server.on_audit,) if api_server is not None else ())
-        self.policies = PolicySet(settings, loader or PolicyLoader(), self.node, self.audit, threads)
+        self.policies = PolicySet(settings, loader or PolicyLoader(), self.node, self.audit, servers)
         self.policies.on_event.append(self._on_policies)
         journal = Journal(folder, boot_id)
         writer = CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.core.modes import ModeOverrides
@@ -21,13 +21,11 @@ from runtimeproxy.hooks.chain import REPORT_S, Chain
 from runtimeproxy.hooks.decision import unmet_on
 from runtimeproxy.hooks.loading import LoadProblem, LoadResult, PolicyLoader, PolicySources, is_enabled
 from runtimeproxy.hooks.modes import Override, needed, present, with_modes
-from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.vocabulary import Mode
 
 if TYPE_CHECKING:
-    from runtimeproxy.background import ThreadPools
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.audit import AuditQueues
     from runtimeproxy.hooks.loaded import LoadedPolicy
@@ -54,12 +52,34 @@ class PolicyEvent(Enum):
     """Those that operators have set; some are of owners of claims."""
 
 
+class PolicyServers(Protocol):
+    """The policies of hook servers; see `HookServers`."""
+
+    on_change: Callable[[], None]
+
+    @property
+    def policies(self) -> tuple[LoadedPolicy, ...]:
+        """Those in use, by file name."""
+
+    @property
+    def summary(self) -> str:
+        """For people; empty for none."""
+
+    def configure(self, default_timeout_s: float) -> None:
+        """Takes a changed time for one call."""
+
+    async def run(self) -> None:
+        """Follows registrations until it is cancelled."""
+
+    async def read(self) -> None:
+        """Waits, for a bounded time, for the servers that are registered already."""
+
+
 class PolicySet:
     """The policies of this process, and the hook servers.
 
     Args:
         settings: Which policies are loaded; `load` takes others.
-        threads: Makes one for registrations of hook servers, which may hang.
 
     Attributes:
         settings: Those in effect.
@@ -77,7 +97,7 @@ class PolicySet:
         loader: PolicyLoader,
         node: NodeSources,
         audit: AuditQueues,
-        threads: ThreadPools,
+        servers: PolicyServers,
     ) -> None:
         self.settings = settings
         self.loader = loader
@@ -85,12 +105,8 @@ class PolicySet:
         self._audit = audit
         self._loading = asyncio.Lock()
         self.loaded = NOTHING_LOADED
-        self.servers = HookServers(
-            Path(settings.hooks.server_config_dir),
-            settings.hooks.server_timeout_s,
-            threads.make("hook-servers"),
-            self._use_servers,
-        )
+        self.servers = servers
+        servers.on_change = self._use_servers
         self.workers = Workers(settings.hooks.worker_threads)
         self.modes = ModeOverrides(Path(settings.state.dir))
         self.on_event: list[Callable[[PolicyEvent], None]] = []
@@ -220,7 +236,6 @@ class PolicySet:
             logger.error("policy not loaded: %s", problem, extra={"policy": problem.name})
         for changed in result.changed_code:
             logger.warning("%s; `koord-runtime-proxy upgrade` takes the new code into use", changed)
-        # The first time this waits for the servers that are registered already.
         await self.servers.read()
         await self._node.read()
         self.loader.use(result)

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from runtimeproxy.frontends.front_end import EarlierProcess, FrontEnd
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.loading import PolicyLoader
+    from runtimeproxy.kubelet_endpoints import KubeletSetting
     from runtimeproxy.listener import Listener
     from runtimeproxy.service.api.loading import Load
-    from runtimeproxy.service.kubelet import KubeletSetting
     from runtimeproxy.service.parts import Parts
     from runtimeproxy.service.tracing.traces import Traces
 
@@ -494,7 +494,7 @@ class Daemon:
 
     async def _refuse_kubelets(self, endpoint: str) -> None:
         """A kubelet whose runtime is this socket would have none."""
-        from runtimeproxy.service.kubelet import kubelet_settings
+        from runtimeproxy.kubelet_endpoints import kubelet_settings
 
         run = asyncio.get_running_loop().run_in_executor
         for each in await run(self._threads.background, kubelet_settings, endpoint):
@@ -509,7 +509,7 @@ class Daemon:
         """
 
         def find() -> list[KubeletSetting]:
-            from runtimeproxy.service.kubelet import is_enabled_unit, kubelet_settings
+            from runtimeproxy.kubelet_endpoints import is_enabled_unit, kubelet_settings
 
             return [] if is_passed and is_enabled_unit() else kubelet_settings(address)
 

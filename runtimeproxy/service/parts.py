@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtimeproxy.core.core import Core
 from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
 from runtimeproxy.frontends.runtime_link import RuntimeLink
+from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
 from runtimeproxy.service.kubernetes_link import KubernetesLink
@@ -38,6 +40,7 @@ class Parts:
 
     Attributes:
         core: Decides.
+        hook_servers: Those that are registered.
         runtime: The container runtime.
         kubernetes: The API server; None without it.
         pod_names: Names in records that are probably misspelled.
@@ -52,6 +55,7 @@ class Parts:
     """
 
     core: Core
+    hook_servers: HookServers
     runtime: RuntimeLink
     kubernetes: KubernetesLink | None
     pod_names: MisspelledNames
@@ -123,10 +127,14 @@ def make_parts(
     def is_standby() -> bool:
         return front_end.is_standby
 
-    core = Core(settings, threads, spawn, is_standby, client, kubernetes, loader, sinks)
+    hooks = settings.hooks
+    folder, thread = Path(hooks.server_config_dir), threads.make("hook-servers")  # files may hang
+    hook_servers = HookServers(folder, hooks.server_timeout_s, thread)
+    core = Core(settings, threads, spawn, is_standby, client, hook_servers, kubernetes, loader, sinks)
     store = core.store
     return Parts(
         core=core,
+        hook_servers=hook_servers,
         runtime=RuntimeLink(client, core.inventory, settings, threads.background),
         kubernetes=kubernetes,
         pod_names=MisspelledNames(store.pods, core.node),

@@ -124,7 +124,7 @@ def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
     """
     core, proxy, settings = parts.core, parts.proxy, parts.configuration.settings
     policies, node = core.policies, core.node
-    servers = policies.servers
+    servers = parts.hook_servers
     store = core.store
     uids = {pod.uid for pod in store.pods}
     status = api_pb2.GetStatusResponse(
