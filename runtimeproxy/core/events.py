@@ -12,12 +12,12 @@ from runtimeproxy.cgroups.writer import WriteOutcome
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import NO_ORIGIN, Origin, Subject, Written
 from runtimeproxy.hooks.changes import PodChange
+from runtimeproxy.hooks.claimants import Claimant, Owners, labels_of
 from runtimeproxy.hooks.fields import CGROUP, Field, FieldUpdate, plain_cgroup_values
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger.answers import (
     by_parameter,
-    claimant_of_record,
     claims_of,
     target_of,
     target_of_view,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from runtimeproxy.cgroups.writer import WriteResult
     from runtimeproxy.hooks.chain import Chain
-    from runtimeproxy.hooks.claimants import Claimant
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.fields import MergedField
     from runtimeproxy.pods.inventory import Inventory
@@ -121,8 +120,8 @@ class DueWrites(NamedTuple):
     cgroup: str
     """Empty if its path is not known."""
     values: Mapping[str, int | str]
-    owners: Mapping[str, str]
-    """The policies that own the values, by the names of fields."""
+    owners: Owners
+    """Of the values."""
     hook: Hook
     """For the audit."""
     make_view: Callable[[], PodView | ContainerView]
@@ -234,7 +233,7 @@ def on_started(
     services: EventServices,
     record: ContainerRecord,
     values: Mapping[str, int | str] = NO_ENTRIES,
-    owners: Mapping[str, str] = NO_ENTRIES,
+    owners: Owners = NO_ENTRIES,
 ) -> DueWrites | None:
     """Records that a container runs.
 
@@ -262,7 +261,7 @@ def on_started(
 def due_at_start(
     cgroup: str,
     values: Mapping[str, int | str],
-    owners: Mapping[str, str],
+    owners: Owners,
     record: ContainerRecord,
     pod: PodRecord | None,
 ) -> DueWrites:
@@ -313,7 +312,8 @@ def _write_due(ledger: CgroupLedger, due: DueWrites, view: PodView | ContainerVi
         return {name: Written(new=str(value), skipped=why) for name, value in due.values.items()}
     if due.wanted is None:
         claims = {
-            name: (Claim(_owner_of(name, due.owners), Role.SET, value),) for name, value in due.values.items()
+            name: tuple(Claim(owner, Role.SET, value) for owner in _owners_of(name, due.owners))
+            for name, value in due.values.items()
         }
         return _written(ledger.start(Wanted(target_of_view(view, due.cgroup), claims)))
     if isinstance(view, PodView):
@@ -322,8 +322,8 @@ def _write_due(ledger: CgroupLedger, due: DueWrites, view: PodView | ContainerVi
     return _written(ledger.change([due.wanted]))
 
 
-def _owner_of(name: str, owners: Mapping[str, str]) -> Claimant:
-    return claimant_of_record(owners.get(str(Field(CGROUP, name)), ""))
+def _owners_of(name: str, owners: Owners) -> tuple[Claimant, ...]:
+    return owners.get(str(Field(CGROUP, name)), (Claimant(""),))
 
 
 def _written(results: Iterable[WriteResult]) -> Mapping[str, Written]:
@@ -340,11 +340,10 @@ def _written(results: Iterable[WriteResult]) -> Mapping[str, Written]:
 
 
 def _audit_late_writes(
-    chain: Chain, subject: Subject, owners: Mapping[str, str], written: Mapping[str, Written]
+    chain: Chain, subject: Subject, owners: Owners, written: Mapping[str, Written]
 ) -> None:
     for name, result in written.items():
         if not result.is_unchanged:
-            field = Field(CGROUP, name)
-            update = FieldUpdate(field, result.old or None, result.new)
+            update = FieldUpdate(Field(CGROUP, name), result.old or None, result.new)
             reason = result.failed or result.skipped or "the cgroup is there now"
-            chain.audit(subject.entry(result.kind(), owners.get(str(field), ""), reason, update))
+            chain.audit(subject.entry(result.kind(), labels_of(_owners_of(name, owners)), reason, update))

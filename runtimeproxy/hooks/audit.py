@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, overload
 
 from runtimeproxy.hooks.changes import CLEAR, DeviceSpec, MountSpec
-from runtimeproxy.hooks.claimants import names_in
+from runtimeproxy.hooks.claimants import Owners
 from runtimeproxy.hooks.fields import CGROUP, ENV, Field, FieldUpdate, Value, View, pod_of
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import HOOKS_BEFORE, Hook, Mode
@@ -328,15 +328,14 @@ class Written(NamedTuple):
 
 
 def with_written(
-    entries: Iterable[AuditEntry], owners: Mapping[str, str], written: Mapping[str, Written]
+    entries: Iterable[AuditEntry], owners: Owners, written: Mapping[str, Written]
 ) -> tuple[AuditEntry, ...]:
     """Return a decision's audit after its cgroup values were written.
 
     Entries of values that the files held already are left out, and so are those of values that another
     policy replaced: the entry about their conflict reports that.
 
-    `owners`: the owning policy of each field. `written`: by cgroup parameter; entries of others stay as they
-    are.
+    `written`: by cgroup parameter; entries of others stay as they are.
     """
     updated = []
     by_field = {str(Field(CGROUP, name)): value for name, value in written.items()}
@@ -344,7 +343,9 @@ def with_written(
         value = by_field.get(entry.field) if entry.kind is AuditKind.CHANGED else None
         if value is None:
             updated.append(entry)
-        elif not value.is_unchanged and entry.policy in names_in(owners.get(entry.field, entry.policy)):
+        elif not value.is_unchanged and (
+            entry.field not in owners or any(each.name == entry.policy for each in owners[entry.field])
+        ):
             reason = value.failed or value.skipped or entry.reason
             updated.append(entry._replace(kind=value.kind(), old=entry.old or value.old, reason=reason))
     return tuple(updated)

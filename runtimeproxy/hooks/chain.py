@@ -35,7 +35,7 @@ from runtimeproxy.hooks.audit import (
     Written,
     with_written,
 )
-from runtimeproxy.hooks.claimants import names_in
+from runtimeproxy.hooks.claimants import labels_of
 from runtimeproxy.hooks.counts import PolicyCounts
 from runtimeproxy.hooks.cpu_limit import CPU_LIMIT_S, CpuLimit, OverCpuLimitError
 from runtimeproxy.hooks.decision import (
@@ -708,8 +708,9 @@ class ChainRun:
             return decision
         strict = {policy.name for policy in self.chain.policies if policy.refuses_on_failure}
         for name, why in failed.items():
-            owner = decision.owners.get(f"{CGROUP}[{name}]", "")
-            if not strict.isdisjoint(names_in(owner)):
+            owners = decision.owners.get(f"{CGROUP}[{name}]", ())
+            if any(each.name in strict for each in owners):
+                owner = labels_of(owners)
                 text = f"{owner}: {name}: {why}"
                 return refuse(self.subject, decision.audit, Refusal(StatusCode.UNAVAILABLE, text, owner))
         return decision

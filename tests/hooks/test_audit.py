@@ -17,6 +17,7 @@ from runtimeproxy.hooks import (
 )
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject, Written, shown, with_written
 from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import Field, FieldUpdate, Value
 from runtimeproxy.hooks.loaded import bind
@@ -100,13 +101,14 @@ def test_changed_is_only_what_was_written(
 
 
 def test_a_value_that_another_policy_replaced_was_not_written(decision: Decision) -> None:
-    owners = dict.fromkeys(decision.owners, "somebody-else")
+    owners = dict.fromkeys(decision.owners, (Claimant("somebody-else"),))
     written = {"cpu.shares": Written(old="2")}
     assert told(after(replace(decision, owners=owners), written)).keys() == {"cgroup[cpu.bvt_warp_ns]"}
 
 
 def test_a_value_that_several_policies_lead_to_was_written_for_each(decision: Decision) -> None:
-    owners = dict.fromkeys(decision.owners, "server:a.json+shares")
+    both = Claimant("a.json", ClaimantKind.SERVER), Claimant("shares")
+    owners = dict.fromkeys(decision.owners, both)
     written = {"cpu.shares": Written(failed="EBUSY: no"), "cpu.bvt_warp_ns": Written(old="0")}
     assert told(after(replace(decision, owners=owners), written)) == {
         "cgroup[cpu.shares]": (AuditKind.FAILED, "", "EBUSY: no"),
