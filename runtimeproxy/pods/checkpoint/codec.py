@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
 from runtimeproxy.documents.long_json import json_text, read_json
@@ -14,7 +14,8 @@ from runtimeproxy.fields.declaration import Kind
 from runtimeproxy.fields.tables import CRI_FIELDS, saved_value
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.changes import CLEAR, Clear
-from runtimeproxy.hooks.claimants import ClaimantKind, parse_claimant
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, Owners, labels_of, parse_claimant
+from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.records import (
     NO_CHANGES,
@@ -117,7 +118,7 @@ def encode(record: Record) -> str:
     for field in fields(record):
         value = getattr(record, field.name)
         if field.name not in _NOT_IN_BODY and value != getattr(blank, field.name):
-            document[_KEYS.get(field.name, field.name)] = _plain(value)
+            document[_KEYS.get(field.name, field.name)] = _plain(field.name, value)
     # Mostly no policy has changed anything: then both are one object, here and after the next start.
     if record.booked == record.requested:
         document.pop(_KEYS["booked"], None)
@@ -154,7 +155,9 @@ def _claimed(value: object) -> object:
     return None if isinstance(value, Clear) else value
 
 
-def _plain(value: object) -> object:
+def _plain(name: str, value: Any) -> object:  # noqa: ANN401 - any field
+    if name == "owners":
+        return {field: labels_of(owners) for field, owners in value.items()}
     if not isinstance(value, Resources):
         return dict(value) if isinstance(value, Mapping) else value
     document = {name: found for name in CRI_FIELDS if (found := getattr(value, name)) is not None}
@@ -259,6 +262,19 @@ def _entries(value: object) -> Mapping[str, str]:
     return compact(found)
 
 
+def _owners(value: object) -> Owners:
+    return {field: owners_in(text) for field, text in _entries(value).items()} or NO_ENTRIES
+
+
+@lru_cache
+def owners_in(text: str) -> tuple[Claimant, ...]:
+    """The owners in a text of `labels_of`: a hook server is named by its file, a policy has no dot."""
+    return tuple(
+        Claimant(each, ClaimantKind.SERVER) if each.endswith(SUFFIX) else parse_claimant(each)
+        for each in text.split("+")
+    )
+
+
 def _changes(value: object) -> Mapping[str, str | None]:
     found = _object(value)
     return {key: None if each is None else _text(each) for key, each in found.items()} or NO_CHANGES
@@ -284,7 +300,8 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     **dict.fromkeys(("pod_id", "name", "namespace", "uid", "runtime_handler", "cgroup_parent"), _text),
     "attempt": _integer,
     "priority": lambda value: None if value is None else _integer(value),
-    **dict.fromkeys(("labels", "owners"), _entries),
+    "labels": _entries,
+    "owners": _owners,
     "annotations": lambda value: kept_annotations(bounded(_entries(value))),
     **dict.fromkeys(("label_changes", "annotation_changes"), _changes),
     **dict.fromkeys(("overhead", "requested", "booked"), _resources),
