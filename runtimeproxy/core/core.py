@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.config.validation import owners_of, places_of
 from runtimeproxy.core.audit import AuditQueues
+from runtimeproxy.core.audit_history import AuditHistory
 from runtimeproxy.core.eviction import Bounds, ContainerStopper, Evictor
 from runtimeproxy.core.eviction_history import EvictionHistory
 from runtimeproxy.core.policies import PolicyEvent, PolicySet, Spawn
@@ -146,6 +147,7 @@ class Core:
             history,
             self.leased,
             self.policies.modes,
+            AuditHistory(folder, self.audit, disk, has_file=bool(settings.audit.file)),
             boot_id,
         )
         self.upkeep.configure(settings.ledger)
@@ -208,6 +210,7 @@ class Core:
         checkpoint = self.state.checkpoint
         self._spawn(checkpoint.run())
         self._spawn(checkpoint.follow())
+        self._spawn(self.state.audit.run())
         self._spawn(self.policies.run())
         self._spawn(self.upkeep.run())
         self._spawn(self.leased.run())
