@@ -5,7 +5,7 @@ It imports most of the code, protobuf included, so the daemon imports it when it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.config.validation import owners_of, places_of
 from runtimeproxy.core.audit import AuditQueues
+from runtimeproxy.core.audit_events import audit_configured_modes, audit_strategies
+from runtimeproxy.core.audit_history import AuditHistory
 from runtimeproxy.core.eviction import Bounds, ContainerStopper, Evictor
 from runtimeproxy.core.eviction_history import EvictionHistory
 from runtimeproxy.core.policies import PolicyEvent, PolicyServers, PolicySet, Spawn
@@ -29,6 +31,7 @@ from runtimeproxy.ledger.leased import LeasedClaims
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.ledger.upkeep import Upkeep
+from runtimeproxy.node.snapshot import NO_STRATEGIES
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.inventory import Inventory
 from runtimeproxy.pods.records import Level
@@ -40,7 +43,10 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.eviction import EvictByApi
     from runtimeproxy.hooks.audit import AuditEntry, AuditSink
+    from runtimeproxy.hooks.owners import Owner
     from runtimeproxy.node.api_server import ApiServerInputs
+    from runtimeproxy.node.snapshot import Input, Node
+    from runtimeproxy.vocabulary import Mode
 
 
 class ApiServer(Protocol):
@@ -148,12 +154,14 @@ class Core:
             history,
             self.leased,
             self.policies.modes,
+            AuditHistory(folder, self.audit, disk, has_file=bool(settings.audit.file)),
             boot_id,
         )
         self.upkeep.configure(settings.ledger)
         self._configure_owners()
         self.upkeep.on_observed = self._on_observed
-        self.node.on_change = self.upkeep.on_node_changed
+        self._strategies = self.node.latest.strategies
+        self.node.on_change = self._on_node_changed
         self.node.on_pods_changed = self.upkeep.on_pods_changed
         self.inventory.on_complete.append(self._on_inventory)
 
@@ -192,9 +200,11 @@ class Core:
         Raises:
             PolicyLoadError: A policy cannot be loaded; the old settings stay.
         """
+        owners = owners_of(self.policies.settings)
         await self.policies.load(settings)
         self.upkeep.configure(settings.ledger)
         self._configure_owners()
+        audit_configured_modes(self.audit, _modes(owners), _modes(owners_of(settings)))
         self._spawn(self.leased.sync_all())
         self.evictor.bounds = _bounds(settings)
         self.policies.servers.configure(settings.hooks.server_timeout_s)
@@ -210,6 +220,7 @@ class Core:
         checkpoint = self.state.checkpoint
         self._spawn(checkpoint.run())
         self._spawn(checkpoint.follow())
+        self._spawn(self.state.audit.run())
         self._spawn(self.policies.run())
         self._spawn(self.upkeep.run())
         self._spawn(self.leased.run())
@@ -250,6 +261,13 @@ class Core:
             self.upkeep.on_policies(problem.name for problem in self.policies.loaded.problems)
         self.upkeep.on_servers([policy.name for policy in self.policies.servers.policies])
 
+    def _on_node_changed(self, node: Node, inputs: Collection[Input]) -> None:
+        # What is read first after a start without saved inputs is no change.
+        if self.node.settled.is_set() or self._strategies is not NO_STRATEGIES:
+            audit_strategies(self.audit, self._strategies, node.strategies)
+        self._strategies = node.strategies
+        self.upkeep.on_node_changed(node, inputs)
+
     def _configure_owners(self) -> None:
         owners = owners_of(self.policies.settings)
         self.leased.configure(with_owner_modes(owners, self.policies.modes.present))
@@ -268,6 +286,10 @@ class Core:
                 with suppress(ValueError):
                     return host_application_cgroup(each, node.cgroup_driver)
         return ""
+
+
+def _modes(owners: Mapping[str, Owner]) -> dict[str, Mode]:
+    return {str(each.claimant): each.mode for each in owners.values()}
 
 
 def _bounds(settings: Settings) -> Bounds:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from runtimeproxy.background import BackgroundThreads
+from runtimeproxy.core.audit_events import BY_COMMAND, TIME_IS_OVER, audit_configured_modes, audit_modes
 from runtimeproxy.core.modes import ModeOverrides
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.chain import REPORT_S, Chain
@@ -181,20 +182,34 @@ class PolicySet:
         async with self._loading:
             await self._load(settings)
 
-    async def set_modes(self, overrides: tuple[Override, ...]) -> None:
+    def configured_modes(self) -> dict[str, Mode]:
+        """The modes of the loaded policies without those that operators have set."""
+        disabled = self.disabled
+        modes = {each.name: each.mode for each in self.loaded.policies}
+        return {
+            each.name: Mode.OFF if each.name in disabled else modes.get(each.name, Mode.OFF)
+            for each in self.loaded.classes
+        }
+
+    async def set_modes(self, overrides: tuple[Override, ...], why: str = BY_COMMAND) -> None:
         """Replaces the modes that operators have set, on disk first.
 
         What leaves enforce mode is given back as other changes of running pods: many at a bounded rate.
+
+        Args:
+            overrides: Those from now on.
+            why: For the audit: why those end that are left out.
 
         Raises:
             OSError: They cannot be saved: nothing has changed.
             PolicyLoadError: A policy that the configuration disables cannot be loaded.
         """
-        thread = BackgroundThreads(1, "policy-modes")
+        thread, before = BackgroundThreads(1, "policy-modes"), self.modes.present
         try:
             await self.modes.save(overrides, thread)
         finally:
             thread.shutdown()
+        audit_modes(self._audit, before, overrides, self.configured_modes(), why)
         self._announce(PolicyEvent.MODES)
         loaded = {each.name for each in self.loaded.policies}
         found = {each.name for each in self.loaded.classes}
@@ -211,7 +226,7 @@ class PolicySet:
                 text = "policy %s: the mode %s that was set by command has ended"
                 logger.warning(text, each.policy, each.mode, extra={"policy": each.policy})
         try:
-            await self.set_modes(left)
+            await self.set_modes(left, TIME_IS_OVER)
         except (OSError, PolicyLoadError) as error:
             # The next second tries again.
             logger.warning("modes of policies cannot be ended: %s", error)
@@ -239,7 +254,9 @@ class PolicySet:
         await self.servers.read()
         await self._node.read()
         self.loader.use(result)
+        before = self.configured_modes()
         self.settings, self.loaded = settings, result
+        audit_configured_modes(self._audit, before, self.configured_modes())
         self.chain = self._new_chain()
         self._announce(PolicyEvent.CHAIN)
         logger.info("policies loaded", extra={"policies": [policy.name for policy in result.policies]})

@@ -73,6 +73,17 @@ class AuditKind(StrEnum):
     """The policy is off for this pod: an input is not known. Reported once per pod."""
     NOT_APPLIED = "not-applied"
     """A value of what runs that is wanted and not in force; the note has the cause."""
+    START = "start"
+    STOP = "stop"
+    UPGRADE = "upgrade"
+    """Another process has taken over, or could not."""
+    GAP = "gap"
+    """The process before this one did not end in order: what it did last is not remembered."""
+    MODE = "mode"
+    """The mode of a policy has changed, by a command, its end or the configuration."""
+    BYPASS = "bypass"
+    STRATEGY = "strategy"
+    """A value of a strategy of the node has changed."""
 
 
 TROUBLE: Final = frozenset({AuditKind.REFUSED, AuditKind.FAILED, AuditKind.INVALID, AuditKind.LEFT_OUT})
@@ -84,7 +95,8 @@ class AuditEntry(NamedTuple):
 
     time_s: float
     """Of the call's arrival at the chain: seconds since the epoch."""
-    hook: Hook
+    hook: str
+    """A `Hook`; empty where no policy was asked, as for the start of the daemon."""
     kind: AuditKind
     policy: str
     mode: Mode

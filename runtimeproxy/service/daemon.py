@@ -301,6 +301,7 @@ class Daemon:
             state = parts.core.state
             await self._join(parts)
             await state.load(is_successor=False)
+            parts.audit_start(is_successor=self._predecessor is not None)
             parts.start(self._tasks.spawn)
             loading = self._tasks.spawn(self._decide(parts), is_vital=True)
             await asyncio.wait({loading}, timeout=POLICIES_WAIT_S)
@@ -319,6 +320,7 @@ class Daemon:
             await self._decide(parts)
             parts.start(self._tasks.spawn)
             await self._front_end.accept()
+            parts.audit_start(is_successor=self._predecessor is not None)
         self._notifier.is_muted = False
         self._begin(parts)
         self._tasks.spawn(self._follow(predecessor, parts))
@@ -453,6 +455,8 @@ class Daemon:
         upgradable = self._front_end.upgradable
         if upgradable is not None:
             await upgradable.hand_over(self._life.changing)
+            if self.parts is not None and upgradable.upgrade_problem:
+                self.parts.audit_upgrade_problem(upgradable.upgrade_problem)
         else:
             logger.warning("upgrade refused: in stand-alone mode a restart costs no call")
 
