@@ -701,9 +701,11 @@ def with_noted(
     entries = dict(found.entries)
     for name, value in noted.values.items():
         before = noted.before.get(name)
-        text = present[name].text if name in present else ""
-        is_old = before is not None and not formats.matches(name, value, text)
-        is_old = is_old and before is not None and formats.matches(name, before, text)
+        is_old = False
+        # Not those of a version after this one, which have no file here.
+        if before is not None and name in present:
+            text = present[name].text
+            is_old = not formats.matches(name, value, text) and formats.matches(name, before, text)
         # The next evaluation names the policy.
         entry = entries.get(name) or Entry((Claim(RECOVERED, Role.SET, value),))
         entries[name] = entry._replace(resolved=before if is_old else value)

@@ -215,6 +215,15 @@ def test_bad_books(path: tuple[str, ...], value: object) -> None:
         pytest.param('{"requested":{"cpuset_cpus":9}}', id="number-for-cpus"),
         pytest.param('{"requested":{"hugepage_limits_bytes":{"2MB":"x"}}}', id="text-for-a-limit"),
         pytest.param('{"pending_cgroup":{"cpu.idle":null}}', id="nothing-for-a-value"),
+        pytest.param('{"created_s":1e300}', id="after-the-last-year"),
+        pytest.param('{"created_s":-1e300}', id="before-the-first-year"),
+        pytest.param('{"created_s":1e999}', id="infinite-time"),
+        pytest.param('{"created_s":NaN}', id="no-time"),
+        pytest.param('{"attempt":4294967296}', id="33-bits"),
+        pytest.param('{"attempt":-1}', id="negative-attempt"),
+        pytest.param(f'{{"requested":{{"cpu_shares":{10**30}}}}}', id="more-than-64-bits"),
+        pytest.param('{"name":"\\ud800"}', id="half-of-a-surrogate-pair"),
+        pytest.param('{"labels":{"\\udfff":""}}', id="half-of-a-surrogate-pair-in-a-key"),
     ],
 )
 def test_bad_rows(body: str) -> None:

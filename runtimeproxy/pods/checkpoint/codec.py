@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
 from runtimeproxy.documents.long_json import json_text, read_json
+from runtimeproxy.documents.reading import InputError, check_document
 from runtimeproxy.errors import UNLIKE_OURS
 from runtimeproxy.fields.declaration import Kind
 from runtimeproxy.fields.tables import CRI_FIELDS, saved_value
@@ -39,6 +40,7 @@ from runtimeproxy.pods.resources import (
     frozen,
     kept_annotations,
 )
+from runtimeproxy.units import MAX_INT64, checked_time_s
 
 ValueT = TypeVar("ValueT")
 
@@ -172,6 +174,7 @@ def decode(kind: RowKind, identity: str, body: object) -> Record:
     # Raises BadRowError if the body is not the JSON of such a record.
     try:
         document = _object(read_json(_text(body)))
+        check_document(document)
         if kind is RowKind.CGROUP:
             return CgroupRecord(identity, {name: _managed(each) for name, each in document.items()})
         if kind is RowKind.BOOK:
@@ -184,7 +187,7 @@ def decode(kind: RowKind, identity: str, body: object) -> Record:
         if document.get("same") is True and "requested" in values:
             values["booked"] = values["requested"]
         return (PodRecord if kind is RowKind.POD else ContainerRecord)(id=identity, **values)
-    except UNLIKE_OURS as error:
+    except (*UNLIKE_OURS, InputError) as error:
         raise BadRowError(str(error)) from error
 
 
@@ -196,9 +199,15 @@ def _checked(kind: type[ValueT], value: object) -> ValueT:
 
 
 _text: Final = partial(_checked, str)
-_integer: Final = partial(_checked, int)
 _flag: Final = partial(_checked, bool)
 _object: Final[Callable[[object], dict[str, Any]]] = partial(_checked, dict)
+
+
+def _integer(value: object, least: int = -MAX_INT64 - 1, most: int = MAX_INT64) -> int:
+    number = _checked(int, value)
+    if not least <= number <= most:
+        raise ValueError(f"{number} is not in {least} to {most}")
+    return number
 
 
 def _value(value: object) -> int | str:
@@ -224,7 +233,7 @@ def _book(identity: str, document: Mapping[str, Any]) -> Book:
 
 def _original(value: object) -> Original:
     text, inode = _checked(list, value)
-    return Original(None if text is None else _text(text), _integer(inode))
+    return Original(None if text is None else _text(text), _checked(int, inode))
 
 
 def _entry(name: str, value: object) -> Entry:
@@ -298,7 +307,7 @@ def _resources(value: object) -> Resources:
 
 _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     **dict.fromkeys(("pod_id", "name", "namespace", "uid", "runtime_handler", "cgroup_parent"), _text),
-    "attempt": _integer,
+    "attempt": partial(_integer, least=0, most=2**32 - 1),
     "priority": lambda value: None if value is None else _integer(value),
     "labels": _entries,
     "owners": _owners,
@@ -308,6 +317,6 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "pending_cgroup": _values,
     "state": lambda value: Lifecycle(_integer(value)),
     **dict.fromkeys(("detailed", "recovered", "trimmed"), _flag),
-    "created_s": partial(_checked, float),
+    "created_s": lambda value: checked_time_s(_checked(float, value)),
 }
 """The reader of each field."""
