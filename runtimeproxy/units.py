@@ -42,6 +42,9 @@ Source: Linux mm/memcontrol.c: PAGE_COUNTER_MAX pages, that is MAX_INT64 less at
 """
 MAX_CPU_ID: Final = 8_191
 """Source: Linux arch/x86/Kconfig, NR_CPUS_RANGE_END (8,192), the largest of all architectures."""
+MIN_TIME_S: Final = -62_135_596_800
+MAX_TIME_S: Final = 253_402_300_799
+"""The years 1 to 9999, in seconds since the epoch. Source: google/protobuf/timestamp.proto."""
 
 _US_PER_S: Final = 1_000_000
 _SYSTEMD_STEP_US: Final = 10_000
@@ -63,6 +66,13 @@ _LIST_LENGTH_PER_CPU: Final = 6
 _LIST_DIGITS: Final = 4
 _LIST_SEPARATORS: Final = re.compile(r"[,\s]+", re.ASCII)
 _PLAIN_LIST: Final = re.compile(r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*")
+
+
+def checked_time_s(time_s: float) -> float:
+    """A time in seconds since the epoch. Raises ValueError if no message can have it."""
+    if not MIN_TIME_S <= time_s <= MAX_TIME_S:
+        raise ValueError(f"{time_s:g} is not a time")
+    return float(time_s)
 
 
 def cpu_shares_from_millicores(cpu_millicores: int) -> int:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, Mount, find_mounts
 from runtimeproxy.cgroups.order import Key, Step, write_steps
@@ -130,6 +130,11 @@ class WriteOutcome(StrEnum):
     """A path that leaves the cgroup tree."""
     FAILED = "failed"
     """An error of the kernel."""
+    PENDING = "pending"
+    """It waits for the success of a call, or for the container's cgroup."""
+
+
+FAILURES: Final = frozenset({WriteOutcome.FAILED, WriteOutcome.INVALID, WriteOutcome.REFUSED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,10 @@ class WriteResult:
     """Why, unless written or unchanged; begins with the errno's name (`EBUSY`) for an error of the kernel."""
     left: Value | None = None
     """The looser value that the file holds if only the last of two steps failed; else None."""
+
+    @property
+    def old_text(self) -> str:
+        return "" if self.old is None else str(self.old)
 
 
 _GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENXIO})

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from runtimeproxy.config.validation import places_of
 from runtimeproxy.documents.reading import InputError, parse_documents, printable
 from runtimeproxy.hooks.views import PodView
+from runtimeproxy.node.derived import normalization_ratio
 from runtimeproxy.node.inputs import state_file
+from runtimeproxy.node.machine import read_processor
 from runtimeproxy.node.object_folder import SUFFIXES, texts_of
 from runtimeproxy.node.objects import (
     ConfigMapObject,
@@ -25,11 +28,16 @@ from runtimeproxy.node.objects import (
     Rejected,
     has_incomplete,
 )
+from runtimeproxy.node.snapshot import Input, InputState
+from runtimeproxy.offline import Offline
+from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
-from runtimeproxy.pods.records import Lifecycle
-from runtimeproxy.qos import kube_qos_class, qos_class
+from runtimeproxy.pods.record_views import recorded_pod
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle
+from runtimeproxy.qos import qos_class
 from runtimeproxy.simulate.files import UnusableInputError, content, node_name, object_files, pairs
 from runtimeproxy.simulate.manifests import read_pods
+from runtimeproxy.simulate.running import RunningPod, WantedValues, differing_policies, wanted_values
 from runtimeproxy.slo.keys import SECTIONS
 from runtimeproxy.slo.loading import Loaded, NodeSlo, Text, load
 from runtimeproxy.slo.names import CONFIG_MAP
@@ -64,14 +72,18 @@ class Running(NamedTuple):
     """Path of the file that has the pods."""
     pods: int
     touched: int
-    """With other values than without any strategy."""
+    """To which policies give other values than without any strategy."""
     changed: int | None
-    """With other values than by the strategies that the instance here saved last; None: it saved none."""
+    """To which policies give other values than by the strategies that the instance here saved last; None: it
+    saved none."""
     skipped: int
     """With the label of pods that are left alone."""
+    by_policy: Mapping[str, int]
+    """The touched ones by policy."""
     by_part: Mapping[str, int]
-    """By a part of `PodStrategy` in Koordinator's words."""
+    """The touched ones by a part of `PodStrategy` in Koordinator's words."""
     by_pod_strategy: Mapping[str, int]
+    """The touched ones by pod strategy."""
 
 
 @dataclass(slots=True)
@@ -97,16 +109,11 @@ def check(arguments: Namespace, settings: Settings) -> tuple[str, bool]:
     strategy = loaded.strategies.for_pod(pod) if pod is not None else None
     if not labels and any(config.nodes for config in loaded.good.values()):
         found.notes.append(_NO_LABELS)
-    state_dir = Path(settings.state.dir)
-    skip_key, skip_value = settings.hooks.skip_label_key, settings.hooks.skip_label_value
-
-    def is_skipped(labels: Mapping[str, str]) -> bool:
-        return bool(skip_key) and labels.get(skip_key) == skip_value
-
-    if pod is not None and is_skipped(pod.labels):
-        found.notes.append(f"the pod's label {skip_key} says that it is left alone")
-    present = _present(state_dir, labels, annotations)
-    running = _running(loaded.strategies, present, state_dir, is_skipped)
+    if pod is not None and _is_skipped(settings, pod.labels):
+        key = settings.hooks.skip_label_key
+        found.notes.append(f"the pod's label {key} says that it is left alone")
+    present = _present(Path(settings.state.dir), labels, annotations)
+    running = _running(settings, loaded.strategies, present, annotations)
     report = _Report(found, labels, loaded, pod, arguments.pod or "", strategy, running, arguments.strict)
     if arguments.output == "json":
         return report.as_json(), report.is_good
@@ -163,6 +170,7 @@ class _Report(NamedTuple):
             yield f"running pods: {running}"
             return
         yield f"running pods: {running.touched} of {running.pods} get other values than without strategies"
+        yield from (f"  policy {name}: {count}" for name, count in running.by_policy.items())
         yield from (f"  {part}: {count}" for part, count in running.by_part.items())
         yield from (f"  pod strategy {name}: {count}" for name, count in running.by_pod_strategy.items())
         if running.changed is not None:
@@ -291,13 +299,16 @@ def _present(state_dir: Path, labels: Mapping[str, str], annotations: Mapping[st
     return load(texts, node_slo=node_slo, labels=labels, annotations=annotations).strategies
 
 
+def _is_skipped(settings: Settings, labels: Mapping[str, str]) -> bool:
+    key = settings.hooks.skip_label_key
+    return bool(key) and labels.get(key) == settings.hooks.skip_label_value
+
+
 def _running(
-    strategies: Strategies,
-    present: Strategies | None,
-    state_dir: Path,
-    is_skipped: Callable[[Mapping[str, str]], bool],
+    settings: Settings, strategies: Strategies, present: Strategies | None, annotations: Mapping[str, str]
 ) -> Running | str:
-    checkpoint = CheckpointFile(state_dir, read_only=True)
+    """Asks the policies about the pods of the checkpoint, with these strategies and with others."""
+    checkpoint = CheckpointFile(Path(settings.state.dir), read_only=True)
     try:
         if not checkpoint.path.exists():
             return f"not known, there is no checkpoint {checkpoint.path}"
@@ -308,41 +319,89 @@ def _running(
         return f"not known: {error}"
     finally:
         checkpoint.close()
-    running = [each for each in saved.pods if each.state is Lifecycle.RUNNING]
-    pods = [each for each in running if not is_skipped(each.labels)]
-    without = Strategies()
-    touched = changed = 0
+    running = list(_running_pods(saved))
+    pods = [each for each in running if not _is_skipped(settings, each.record.labels)]
+    offline = Offline(settings)
+    wanted = _wanted_by(offline, pods, annotations)
+    by_these, without = wanted(strategies), Strategies()
+    touched = list(map(differing_policies, by_these, wanted(without)))
+
+    def read_by(names: Collection[str]) -> set[str]:
+        found = (each.policy for each in offline.policies.policies if each.name in names)
+        return {part for policy in found for part in policy.strategy_parts}
+
+    by_policy: Counter[str] = Counter()
     by_part: Counter[str] = Counter()
     by_strategy: Counter[str] = Counter()
-    for record in pods:
-        view = PodView(
-            namespace=record.namespace,
-            labels=record.labels,
-            annotations=record.annotations,
-            qos=qos_class(record.labels),
-            kube_qos=kube_qos_class(record.cgroup_parent),
-        )
-        strategy = strategies.for_pod(view)
-        parts = _differences(strategy, without.for_pod(view))
-        touched += bool(parts)
-        changed += present is not None and bool(_differences(strategy, present.for_pod(view)))
-        by_part.update(map(json_key, parts))
-        by_strategy.update(
-            {each.strategy for each in strategy.provenance.values() if each.source is Layer.POD}
-        )
+    for pod, names in zip(pods, touched, strict=True):
+        if names:
+            view = recorded_pod(pod.record)
+            strategy = strategies.for_pod(view)
+            parts = _differences(strategy, without.for_pod(view), within=read_by(names))
+            by_policy.update(names)
+            by_part.update(map(json_key, parts))
+            by_strategy.update(_pod_strategies(strategy, parts))
+    changed = None
+    if present is not None:
+        changed = sum(map(bool, map(differing_policies, by_these, wanted(present))))
     return Running(
         checkpoint=str(checkpoint.path),
         pods=len(running),
-        touched=touched,
-        changed=None if present is None else changed,
+        touched=sum(map(bool, touched)),
+        changed=changed,
         skipped=len(running) - len(pods),
+        by_policy=by_policy,
         by_part=by_part,
         by_pod_strategy=by_strategy,
     )
 
 
-def _differences(one: PodStrategy, other: PodStrategy) -> list[str]:
-    return [part for part in _PARTS if getattr(one, part) != getattr(other, part)]
+def _running_pods(saved: Saved) -> Iterator[RunningPod]:
+    containers: dict[str, list[ContainerRecord]] = {}
+    for container in saved.containers:
+        if container.state is Lifecycle.RUNNING and container.detailed:
+            containers.setdefault(container.pod_id, []).append(container)
+    for pod in saved.pods:
+        if pod.state is Lifecycle.RUNNING:
+            yield RunningPod(pod, tuple(containers.get(pod.id, ())))
+
+
+def _wanted_by(
+    offline: Offline, pods: Sequence[RunningPod], annotations: Mapping[str, str]
+) -> Callable[[Strategies], list[WantedValues]]:
+    """Returns what says for strategies which values the policies want of each pod, on this node."""
+    places = places_of(offline.settings)
+    processor = read_processor(places.sysfs, places.procfs)
+
+    def wanted(strategies: Strategies) -> list[WantedValues]:
+        if not pods:
+            return []
+        node = offline.inputs.node
+        try:
+            ratio = normalization_ratio(annotations, strategies.cpu_normalization, processor)
+        except InputError:
+            ratio = node.normalization_ratio
+        known = dict.fromkeys((Input.STRATEGIES, Input.NORMALIZATION), InputState.KNOWN)
+        if ratio is None:
+            known[Input.NORMALIZATION] = InputState.WITHDRAWN
+        states = {**node.states, **known}
+        node = replace(node, strategies=strategies, normalization_ratio=ratio, states=states)
+        return wanted_values(pods, offline.policies.policies, offline.settings.hooks.rules, node)
+
+    return wanted
+
+
+def _differences(one: PodStrategy, other: PodStrategy, *, within: Collection[str]) -> list[str]:
+    return [part for part in _PARTS if part in within and getattr(one, part) != getattr(other, part)]
+
+
+def _pod_strategies(strategy: PodStrategy, parts: Collection[str]) -> set[str]:
+    """The names of the pod strategies behind these parts."""
+    return {
+        each.strategy
+        for path, each in strategy.provenance.items()
+        if each.source is Layer.POD and path.split(".")[0] in parts
+    }
 
 
 # Output

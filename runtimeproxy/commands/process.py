@@ -44,8 +44,8 @@ def restore(arguments: Namespace) -> int:
     """Gives what runs the kubelet's values back."""
     settings = load_settings(arguments)
     from runtimeproxy.commands.output import Page
+    from runtimeproxy.kubelet_endpoints import kubelet_settings
     from runtimeproxy.restore.command import HEADERS, is_complete, restore, table_row
-    from runtimeproxy.service.kubelet import kubelet_settings
     from runtimeproxy.signals import is_served
 
     proxy = settings.proxy
@@ -62,7 +62,7 @@ def restore(arguments: Namespace) -> int:
 def check_removal(arguments: Namespace) -> int:
     """Fails while a kubelet needs the proxy: packages ask before they are removed."""
     proxy = load_settings(arguments).proxy
-    from runtimeproxy.service.kubelet import kubelet_settings
+    from runtimeproxy.kubelet_endpoints import kubelet_settings
 
     if found := kubelet_settings(proxy.endpoint):
         raise CommandError("\n".join(each.advice(proxy) for each in found))

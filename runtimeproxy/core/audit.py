@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from runtimeproxy.hooks.audit import AuditLog, AuditQueue, AuditRing, AuditSink
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditLog, AuditQueue, AuditRing, AuditSink
 from runtimeproxy.hooks.counts import PolicyCounts
+from runtimeproxy.vocabulary import Mode
+
+DAEMON: Final = "daemon"
+"""The target of entries about the process."""
+NODE: Final = "node"
 
 
 class AuditQueues:
@@ -19,8 +26,8 @@ class AuditQueues:
         counts: What policies have done.
         ring: The last entries, and the last failure of each policy.
         decisions: Of calls.
-        changes: Of values of what runs; they have lines of their own in the log, and metrics.
-        claims: Of claims with a lease and evictions.
+        changes: Of values of what runs, and of the daemon; they have lines of their own in the log.
+        claims: Of claims with a lease and evictions, and of what policies in dry-run would change.
         report: Has decisions audited that have not been yet.
     """
 
@@ -32,6 +39,22 @@ class AuditQueues:
         self.decisions = AuditQueue((self.counts.count_entry, self.ring, self._log, *events, *sinks))
         self.changes = AuditQueue((self.ring, *sinks))
         self.claims = AuditQueue((self.ring, self._log, *events, *sinks))
+
+    def add_event(
+        self,
+        kind: AuditKind,
+        reason: str,
+        *,
+        target: str = DAEMON,
+        policy: str = "",
+        field: str = "",
+        old: str = "",
+        new: str = "",
+        mode: Mode = Mode.ENFORCE,
+    ) -> None:
+        """Takes what has happened to the daemon, a policy or a strategy; the log has a line of its own."""
+        entry = AuditEntry(time.time(), "", kind, policy, mode, "", "", "", "", target=target)
+        self.changes(entry._replace(field=field, old=old, new=new, reason=reason))
 
     def flush(self) -> None:
         """Hands on the entries that are gathered."""

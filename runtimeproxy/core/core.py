@@ -5,7 +5,7 @@ It imports most of the code, protobuf included, so the daemon imports it when it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.config.validation import owners_of, places_of
 from runtimeproxy.core.audit import AuditQueues
+from runtimeproxy.core.audit_events import audit_configured_modes, audit_strategies
+from runtimeproxy.core.audit_history import AuditHistory
 from runtimeproxy.core.eviction import Bounds, ContainerStopper, Evictor
 from runtimeproxy.core.eviction_history import EvictionHistory
-from runtimeproxy.core.policies import PolicyEvent, PolicySet, Spawn
+from runtimeproxy.core.policies import PolicyEvent, PolicyServers, PolicySet, Spawn
 from runtimeproxy.core.state import SavedState
 from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.loading import PolicyLoader
@@ -29,6 +31,7 @@ from runtimeproxy.ledger.leased import LeasedClaims
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.ledger.upkeep import Upkeep
+from runtimeproxy.node.snapshot import NO_STRATEGIES
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.inventory import Inventory
 from runtimeproxy.pods.records import Level
@@ -40,7 +43,10 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.eviction import EvictByApi
     from runtimeproxy.hooks.audit import AuditEntry, AuditSink
+    from runtimeproxy.hooks.owners import Owner
     from runtimeproxy.node.api_server import ApiServerInputs
+    from runtimeproxy.node.snapshot import Input, Node
+    from runtimeproxy.vocabulary import Mode
 
 
 class ApiServer(Protocol):
@@ -68,6 +74,7 @@ class Core:
         settings: Those that do not change; `use` takes the rest.
         threads: For cgroup files; makes others.
         is_standby: Whether the bypass is on or a successor serves: cgroups are left alone then.
+        servers: Their policies run after those of this process.
         api_server: None without it.
         loader: Finds and makes the policies; None for the usual one.
         sinks: Get the audit entries, beside the log.
@@ -88,6 +95,7 @@ class Core:
         spawn: Spawn,
         is_standby: Callable[[], bool],
         runtime: ContainerStopper,
+        servers: PolicyServers,
         api_server: ApiServer | None = None,
         loader: PolicyLoader | None = None,
         sinks: Sequence[AuditSink] = (),
@@ -100,7 +108,7 @@ class Core:
         inputs = api_server.inputs if api_server is not None else None
         self.node = NodeSources(places_of(settings), threads.make("node"), api_server=inputs)
         self.audit = AuditQueues(sinks, (api_server.on_audit,) if api_server is not None else ())
-        self.policies = PolicySet(settings, loader or PolicyLoader(), self.node, self.audit, threads)
+        self.policies = PolicySet(settings, loader or PolicyLoader(), self.node, self.audit, servers)
         self.policies.on_event.append(self._on_policies)
         journal = Journal(folder, boot_id)
         writer = CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups()
@@ -146,12 +154,14 @@ class Core:
             history,
             self.leased,
             self.policies.modes,
+            AuditHistory(folder, self.audit, disk, has_file=bool(settings.audit.file)),
             boot_id,
         )
         self.upkeep.configure(settings.ledger)
         self._configure_owners()
         self.upkeep.on_observed = self._on_observed
-        self.node.on_change = self.upkeep.on_node_changed
+        self._strategies = self.node.latest.strategies
+        self.node.on_change = self._on_node_changed
         self.node.on_pods_changed = self.upkeep.on_pods_changed
         self.inventory.on_complete.append(self._on_inventory)
 
@@ -190,9 +200,11 @@ class Core:
         Raises:
             PolicyLoadError: A policy cannot be loaded; the old settings stay.
         """
+        owners = owners_of(self.policies.settings)
         await self.policies.load(settings)
         self.upkeep.configure(settings.ledger)
         self._configure_owners()
+        audit_configured_modes(self.audit, _modes(owners), _modes(owners_of(settings)))
         self._spawn(self.leased.sync_all())
         self.evictor.bounds = _bounds(settings)
         self.policies.servers.configure(settings.hooks.server_timeout_s)
@@ -208,6 +220,7 @@ class Core:
         checkpoint = self.state.checkpoint
         self._spawn(checkpoint.run())
         self._spawn(checkpoint.follow())
+        self._spawn(self.state.audit.run())
         self._spawn(self.policies.run())
         self._spawn(self.upkeep.run())
         self._spawn(self.leased.run())
@@ -248,6 +261,13 @@ class Core:
             self.upkeep.on_policies(problem.name for problem in self.policies.loaded.problems)
         self.upkeep.on_servers([policy.name for policy in self.policies.servers.policies])
 
+    def _on_node_changed(self, node: Node, inputs: Collection[Input]) -> None:
+        # What is read first after a start without saved inputs is no change.
+        if self.node.settled.is_set() or self._strategies is not NO_STRATEGIES:
+            audit_strategies(self.audit, self._strategies, node.strategies)
+        self._strategies = node.strategies
+        self.upkeep.on_node_changed(node, inputs)
+
     def _configure_owners(self) -> None:
         owners = owners_of(self.policies.settings)
         self.leased.configure(with_owner_modes(owners, self.policies.modes.present))
@@ -266,6 +286,10 @@ class Core:
                 with suppress(ValueError):
                     return host_application_cgroup(each, node.cgroup_driver)
         return ""
+
+
+def _modes(owners: Mapping[str, Owner]) -> dict[str, Mode]:
+    return {str(each.claimant): each.mode for each in owners.values()}
 
 
 def _bounds(settings: Settings) -> Bounds:

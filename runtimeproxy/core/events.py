@@ -6,18 +6,18 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from runtimeproxy.cgroups.writer import WriteOutcome
+from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
-from runtimeproxy.hooks.audit import NO_ORIGIN, Origin, Subject, Written
+from runtimeproxy.hooks.audit import NO_ORIGIN, Origin, Subject, kind_of_write
 from runtimeproxy.hooks.changes import PodChange
+from runtimeproxy.hooks.claimants import Claimant, Owners, labels_of
 from runtimeproxy.hooks.fields import CGROUP, Field, FieldUpdate, plain_cgroup_values
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger.answers import (
     by_parameter,
-    claimant_of_record,
     claims_of,
     target_of,
     target_of_view,
@@ -31,15 +31,11 @@ from runtimeproxy.pods.resources import NO_ENTRIES
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from runtimeproxy.cgroups.writer import WriteResult
     from runtimeproxy.hooks.chain import Chain
-    from runtimeproxy.hooks.claimants import Claimant
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.fields import MergedField
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.store import PodStore
-
-_ERRORS: Final = (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILED)
 
 
 class CgroupBooks(Protocol):
@@ -121,8 +117,8 @@ class DueWrites(NamedTuple):
     cgroup: str
     """Empty if its path is not known."""
     values: Mapping[str, int | str]
-    owners: Mapping[str, str]
-    """The policies that own the values, by the names of fields."""
+    owners: Owners
+    """Of the values."""
     hook: Hook
     """For the audit."""
     make_view: Callable[[], PodView | ContainerView]
@@ -159,7 +155,7 @@ def pending_values(
 
 def write_before(
     ledger: CgroupLedger, decision: Decision, cgroup: str, *, is_deferred: bool = False
-) -> Mapping[str, Written]:
+) -> Mapping[str, WriteResult]:
     """Writes the cgroup values of a decision, in a worker thread, but those that have to wait.
 
     Returns:
@@ -171,10 +167,10 @@ def write_before(
         return {}
     target = (change.cgroup_parent if isinstance(change, PodChange) else None) or cgroup
     if waits_for_cgroup(decision, target, is_deferred=is_deferred):
-        return dict.fromkeys(values, Written(is_pending=True))
+        return _unwritten(values, WriteOutcome.PENDING)
     if target:
-        return _written(ledger.change([wanted_of(decision, target_of_view(view, target))]))
-    return dict.fromkeys(values, Written(skipped="the pod's cgroup is not known"))
+        return _by_name(ledger.change([wanted_of(decision, target_of_view(view, target))]))
+    return _unwritten(values, WriteOutcome.MISSING, "the pod's cgroup is not known")
 
 
 async def write_decision(
@@ -234,7 +230,7 @@ def on_started(
     services: EventServices,
     record: ContainerRecord,
     values: Mapping[str, int | str] = NO_ENTRIES,
-    owners: Mapping[str, str] = NO_ENTRIES,
+    owners: Owners = NO_ENTRIES,
 ) -> DueWrites | None:
     """Records that a container runs.
 
@@ -262,7 +258,7 @@ def on_started(
 def due_at_start(
     cgroup: str,
     values: Mapping[str, int | str],
-    owners: Mapping[str, str],
+    owners: Owners,
     record: ContainerRecord,
     pod: PodRecord | None,
 ) -> DueWrites:
@@ -307,44 +303,43 @@ async def write_due(services: EventServices, due: DueWrites, origin: Origin = NO
         services.catch_up((view.pod if isinstance(view, ContainerView) else view).id, due.evaluation)
 
 
-def _write_due(ledger: CgroupLedger, due: DueWrites, view: PodView | ContainerView) -> Mapping[str, Written]:
+def _write_due(
+    ledger: CgroupLedger, due: DueWrites, view: PodView | ContainerView
+) -> Mapping[str, WriteResult]:
     if not due.cgroup:
-        why = "the cgroup is not known"
-        return {name: Written(new=str(value), skipped=why) for name, value in due.values.items()}
+        return _unwritten(due.values, WriteOutcome.MISSING, "the cgroup is not known")
     if due.wanted is None:
         claims = {
-            name: (Claim(_owner_of(name, due.owners), Role.SET, value),) for name, value in due.values.items()
+            name: tuple(Claim(owner, Role.SET, value) for owner in _owners_of(name, due.owners))
+            for name, value in due.values.items()
         }
-        return _written(ledger.start(Wanted(target_of_view(view, due.cgroup), claims)))
+        return _by_name(ledger.start(Wanted(target_of_view(view, due.cgroup), claims)))
     if isinstance(view, PodView):
         # The kubelet may have written there before the call; that is the original then.
         ledger.on_resized(due.cgroup)
-    return _written(ledger.change([due.wanted]))
+    return _by_name(ledger.change([due.wanted]))
 
 
-def _owner_of(name: str, owners: Mapping[str, str]) -> Claimant:
-    return claimant_of_record(owners.get(str(Field(CGROUP, name)), ""))
+def _owners_of(name: str, owners: Owners) -> tuple[Claimant, ...]:
+    return owners.get(str(Field(CGROUP, name)), (Claimant(""),))
 
 
-def _written(results: Iterable[WriteResult]) -> Mapping[str, Written]:
-    return {
-        result.name: Written(
-            new=str(result.value),
-            old="" if result.old is None else str(result.old),
-            failed=result.error if result.outcome in _ERRORS else "",
-            skipped=result.error if result.outcome is WriteOutcome.MISSING else "",
-            is_unchanged=result.outcome is WriteOutcome.UNCHANGED,
-        )
-        for result in results
-    }
+def _by_name(results: Iterable[WriteResult]) -> Mapping[str, WriteResult]:
+    return {result.name: result for result in results}
+
+
+def _unwritten(
+    values: Mapping[str, int | str], outcome: WriteOutcome, why: str = ""
+) -> Mapping[str, WriteResult]:
+    return {name: WriteResult("", name, value, outcome, error=why) for name, value in values.items()}
 
 
 def _audit_late_writes(
-    chain: Chain, subject: Subject, owners: Mapping[str, str], written: Mapping[str, Written]
+    chain: Chain, subject: Subject, owners: Owners, written: Mapping[str, WriteResult]
 ) -> None:
     for name, result in written.items():
-        if not result.is_unchanged:
-            field = Field(CGROUP, name)
-            update = FieldUpdate(field, result.old or None, result.new)
-            reason = result.failed or result.skipped or "the cgroup is there now"
-            chain.audit(subject.entry(result.kind(), owners.get(str(field), ""), reason, update))
+        if result.outcome is not WriteOutcome.UNCHANGED:
+            update = FieldUpdate(Field(CGROUP, name), result.old, result.value)
+            kind, policy = kind_of_write(result), labels_of(_owners_of(name, owners))
+            reason = result.error or "the cgroup is there now"
+            chain.audit(subject.entry(kind, policy, reason, update))

@@ -12,22 +12,21 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from runtimeproxy.background import BackgroundThreads
+from runtimeproxy.core.audit_events import BY_COMMAND, TIME_IS_OVER, audit_configured_modes, audit_modes
 from runtimeproxy.core.modes import ModeOverrides
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.chain import REPORT_S, Chain
 from runtimeproxy.hooks.decision import unmet_on
 from runtimeproxy.hooks.loading import LoadProblem, LoadResult, PolicyLoader, PolicySources, is_enabled
 from runtimeproxy.hooks.modes import Override, needed, present, with_modes
-from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.hooks.workers import Workers
 from runtimeproxy.vocabulary import Mode
 
 if TYPE_CHECKING:
-    from runtimeproxy.background import ThreadPools
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.audit import AuditQueues
     from runtimeproxy.hooks.loaded import LoadedPolicy
@@ -54,12 +53,34 @@ class PolicyEvent(Enum):
     """Those that operators have set; some are of owners of claims."""
 
 
+class PolicyServers(Protocol):
+    """The policies of hook servers; see `HookServers`."""
+
+    on_change: Callable[[], None]
+
+    @property
+    def policies(self) -> tuple[LoadedPolicy, ...]:
+        """Those in use, by file name."""
+
+    @property
+    def summary(self) -> str:
+        """For people; empty for none."""
+
+    def configure(self, default_timeout_s: float) -> None:
+        """Takes a changed time for one call."""
+
+    async def run(self) -> None:
+        """Follows registrations until it is cancelled."""
+
+    async def read(self) -> None:
+        """Waits, for a bounded time, for the servers that are registered already."""
+
+
 class PolicySet:
     """The policies of this process, and the hook servers.
 
     Args:
         settings: Which policies are loaded; `load` takes others.
-        threads: Makes one for registrations of hook servers, which may hang.
 
     Attributes:
         settings: Those in effect.
@@ -77,7 +98,7 @@ class PolicySet:
         loader: PolicyLoader,
         node: NodeSources,
         audit: AuditQueues,
-        threads: ThreadPools,
+        servers: PolicyServers,
     ) -> None:
         self.settings = settings
         self.loader = loader
@@ -85,12 +106,8 @@ class PolicySet:
         self._audit = audit
         self._loading = asyncio.Lock()
         self.loaded = NOTHING_LOADED
-        self.servers = HookServers(
-            Path(settings.hooks.server_config_dir),
-            settings.hooks.server_timeout_s,
-            threads.make("hook-servers"),
-            self._use_servers,
-        )
+        self.servers = servers
+        servers.on_change = self._use_servers
         self.workers = Workers(settings.hooks.worker_threads)
         self.modes = ModeOverrides(Path(settings.state.dir))
         self.on_event: list[Callable[[PolicyEvent], None]] = []
@@ -165,20 +182,34 @@ class PolicySet:
         async with self._loading:
             await self._load(settings)
 
-    async def set_modes(self, overrides: tuple[Override, ...]) -> None:
+    def configured_modes(self) -> dict[str, Mode]:
+        """The modes of the loaded policies without those that operators have set."""
+        disabled = self.disabled
+        modes = {each.name: each.mode for each in self.loaded.policies}
+        return {
+            each.name: Mode.OFF if each.name in disabled else modes.get(each.name, Mode.OFF)
+            for each in self.loaded.classes
+        }
+
+    async def set_modes(self, overrides: tuple[Override, ...], why: str = BY_COMMAND) -> None:
         """Replaces the modes that operators have set, on disk first.
 
         What leaves enforce mode is given back as other changes of running pods: many at a bounded rate.
+
+        Args:
+            overrides: Those from now on.
+            why: For the audit: why those end that are left out.
 
         Raises:
             OSError: They cannot be saved: nothing has changed.
             PolicyLoadError: A policy that the configuration disables cannot be loaded.
         """
-        thread = BackgroundThreads(1, "policy-modes")
+        thread, before = BackgroundThreads(1, "policy-modes"), self.modes.present
         try:
             await self.modes.save(overrides, thread)
         finally:
             thread.shutdown()
+        audit_modes(self._audit, before, overrides, self.configured_modes(), why)
         self._announce(PolicyEvent.MODES)
         loaded = {each.name for each in self.loaded.policies}
         found = {each.name for each in self.loaded.classes}
@@ -195,7 +226,7 @@ class PolicySet:
                 text = "policy %s: the mode %s that was set by command has ended"
                 logger.warning(text, each.policy, each.mode, extra={"policy": each.policy})
         try:
-            await self.set_modes(left)
+            await self.set_modes(left, TIME_IS_OVER)
         except (OSError, PolicyLoadError) as error:
             # The next second tries again.
             logger.warning("modes of policies cannot be ended: %s", error)
@@ -220,11 +251,12 @@ class PolicySet:
             logger.error("policy not loaded: %s", problem, extra={"policy": problem.name})
         for changed in result.changed_code:
             logger.warning("%s; `koord-runtime-proxy upgrade` takes the new code into use", changed)
-        # The first time this waits for the servers that are registered already.
         await self.servers.read()
         await self._node.read()
         self.loader.use(result)
+        before = self.configured_modes()
         self.settings, self.loaded = settings, result
+        audit_configured_modes(self._audit, before, self.configured_modes())
         self.chain = self._new_chain()
         self._announce(PolicyEvent.CHAIN)
         logger.info("policies loaded", extra={"policies": [policy.name for policy in result.policies]})

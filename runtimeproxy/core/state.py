@@ -1,4 +1,4 @@
-"""What survives this process: records and values, the CPUs of pods, sysctls, evictions, leases and modes."""
+"""What survives this process: records and values, CPUs of pods, sysctls, evictions, leases, modes, audit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from runtimeproxy.ledger.checkpoint import CheckpointSync
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from runtimeproxy.core.audit_history import AuditHistory
     from runtimeproxy.core.eviction_history import EvictionHistory
     from runtimeproxy.core.modes import ModeOverrides
     from runtimeproxy.ledger.allocations import NodeAllocations
@@ -30,6 +31,7 @@ class SavedState:
         allocations: The CPUs that pods have for themselves; None where pools are not computed.
         sysctls: None where the daemon leaves them alone.
         modes: Those of policies that operators have set.
+        audit: The last audit entries.
         boot_id: Of this boot of the kernel; empty if it is not known.
     """
 
@@ -42,6 +44,7 @@ class SavedState:
         history: EvictionHistory,
         leased: LeasedClaims,
         modes: ModeOverrides,
+        audit: AuditHistory,
         boot_id: str,
     ) -> None:
         self.checkpoint = checkpoint
@@ -51,13 +54,14 @@ class SavedState:
         self._history = history
         self._leased = leased
         self._modes = modes
+        self.audit = audit
         self.boot_id = boot_id
 
     @property
     def unusable_files(self) -> list[str]:
         """The files that could not be used at the start, each with the reason."""
         of_values = (self.journal, self.sysctls, self.allocations, self._leased)
-        files = (*of_values, self._modes, self._history)
+        files = (*of_values, self._modes, self._history, self.audit)
         return [each.unusable for each in files if each is not None and each.unusable]
 
     async def load(self, *, is_successor: bool) -> None:
@@ -66,12 +70,14 @@ class SavedState:
         Args:
             is_successor: Whether the process before this one has handed over its leases.
         """
+        await self.audit.load(is_successor=is_successor)
         await self.checkpoint.load()
         await self._load_others()
         await self._leased.load(is_successor=is_successor)
 
     async def take_back(self) -> None:
         """Reads what a successor that has failed has written; to be awaited before anything is decided."""
+        await self.audit.take_back()
         await self.checkpoint.take_back()
         await self._load_others()
         await self._leased.reload()
@@ -87,6 +93,7 @@ class SavedState:
         Evictions are refused from now on, until `take_back`.
         """
         self._history.is_handed_over = True
+        await self.audit.save(has_ended=True)
         try:
             await asyncio.get_running_loop().run_in_executor(executor, self._leased.hand_over)
         except OSError as error:
@@ -95,5 +102,6 @@ class SavedState:
         return await self.checkpoint.flush()
 
     async def close(self) -> None:
+        await self.audit.save(has_ended=True)
         await self.checkpoint.close()
         self.journal.close()

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from runtimeproxy.doctor.facts import Facts, SocketState
+from runtimeproxy.kubelet_endpoints import DEFAULT_ENDPOINT, is_endpoint
 from runtimeproxy.node.snapshot import Feature
-from runtimeproxy.service.kubelet import DEFAULT_ENDPOINT, is_endpoint
 
 SERVICE: Final = "koord-runtime-proxy.service"
 MANAGER_SERVICE: Final = "koord-qos-manager.service"

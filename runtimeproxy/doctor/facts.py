@@ -8,9 +8,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from runtimeproxy.config.settings import Settings
+from runtimeproxy.kubelet_endpoints import KubeletSetting, RunningKubelet
 from runtimeproxy.node.koordlet import Koordlet
 from runtimeproxy.node.snapshot import Node
-from runtimeproxy.service.kubelet import KubeletSetting, RunningKubelet
 
 
 class SocketState(StrEnum):

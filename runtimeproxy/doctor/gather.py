@@ -34,13 +34,13 @@ from runtimeproxy.doctor.facts import (
 from runtimeproxy.documents.files import read_file
 from runtimeproxy.documents.reading import InputError, parse_documents
 from runtimeproxy.http2.client import RpcError
+from runtimeproxy.kubelet_endpoints import endpoint_settings, running_kubelets
 from runtimeproxy.node.inputs import name_of_node
 from runtimeproxy.node.koordlet import koordlets
 from runtimeproxy.node.kubelet import CONFIG, MAX_BYTES, parse_config
 from runtimeproxy.node.machine import CGROUPFS, SYSTEMD, guess_cgroup_driver
 from runtimeproxy.node.object_folder import MAX_FILE_BYTES, SUFFIXES
 from runtimeproxy.node.objects import Kind
-from runtimeproxy.service.kubelet import endpoint_settings, running_kubelets
 from runtimeproxy.signals import is_served
 from runtimeproxy.stubs import BlockingClient
 

@@ -82,7 +82,7 @@ def parse_documents(data: bytes) -> list[Any]:
     documents = _yaml_documents(text)
     for document in documents:
         rest()
-        _check(document)
+        check_document(document)
     return documents
 
 
@@ -93,8 +93,12 @@ def _decoded(data: bytes) -> str:
         raise InputError(f"byte {error.start} is not UTF-8") from None
 
 
-def _check(document: object) -> None:
-    """Refuses what no Kubernetes object holds, and what could neither be saved nor logged."""
+def check_document(document: object) -> None:
+    """Refuses what no Kubernetes object holds, and what could neither be saved nor logged.
+
+    Raises:
+        InputError: It has such a text or number, or too many levels.
+    """
     level, depth = [document], 0
     while level:
         depth += 1
@@ -332,7 +336,7 @@ def first_object(text: str) -> tuple[Any, int] | None:
     except ValueError:  # thousands of digits
         raise InputError(_NO_NUMBER) from None
     rest()
-    _check(document)
+    check_document(document)
     return document, end
 
 

@@ -55,6 +55,10 @@ class Upgradable(Protocol):
     def predecessor(self) -> EarlierProcess | None:
         """The process before this one; None if this is no upgrade."""
 
+    @property
+    def upgrade_problem(self) -> str:
+        """Why the last attempt to hand over was refused or failed; empty if it was not, or there was none."""
+
     async def hand_over(self, changing: asyncio.Lock) -> None:
         """Hands over to a successor; nothing happens before `FrontEnd.open`.
 

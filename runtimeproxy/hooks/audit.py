@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, overload
 
+from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks.changes import CLEAR, DeviceSpec, MountSpec
-from runtimeproxy.hooks.claimants import names_in
+from runtimeproxy.hooks.claimants import Owners
 from runtimeproxy.hooks.fields import CGROUP, ENV, Field, FieldUpdate, Value, View, pod_of
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import HOOKS_BEFORE, Hook, Mode
@@ -72,6 +73,17 @@ class AuditKind(StrEnum):
     """The policy is off for this pod: an input is not known. Reported once per pod."""
     NOT_APPLIED = "not-applied"
     """A value of what runs that is wanted and not in force; the note has the cause."""
+    START = "start"
+    STOP = "stop"
+    UPGRADE = "upgrade"
+    """Another process has taken over, or could not."""
+    GAP = "gap"
+    """The process before this one did not end in order: what it did last is not remembered."""
+    MODE = "mode"
+    """The mode of a policy has changed, by a command, its end or the configuration."""
+    BYPASS = "bypass"
+    STRATEGY = "strategy"
+    """A value of a strategy of the node has changed."""
 
 
 TROUBLE: Final = frozenset({AuditKind.REFUSED, AuditKind.FAILED, AuditKind.INVALID, AuditKind.LEFT_OUT})
@@ -83,7 +95,8 @@ class AuditEntry(NamedTuple):
 
     time_s: float
     """Of the call's arrival at the chain: seconds since the epoch."""
-    hook: Hook
+    hook: str
+    """A `Hook`; empty where no policy was asked, as for the start of the daemon."""
     kind: AuditKind
     policy: str
     mode: Mode
@@ -303,40 +316,26 @@ def _short(text: str, length: int = _MAX_LENGTH) -> str:
     return text if len(text) <= length else text[:length] + "..."
 
 
-class Written(NamedTuple):
-    """The result of writing one cgroup value."""
+_KINDS: Final = {
+    WriteOutcome.WRITTEN: AuditKind.CHANGED,
+    WriteOutcome.MISSING: AuditKind.LEFT_OUT,
+    WriteOutcome.PENDING: AuditKind.PENDING,
+}
 
-    new: str = ""
-    """The value to write; empty where no audit entry needs it."""
-    old: str = ""
-    """The previous content of the file; empty if unknown."""
-    failed: str = ""
-    """The error of the kernel or the writer; empty if there was none."""
-    skipped: str = ""
-    """Why it was not written although nothing failed, such as a cgroup that is gone; else empty."""
-    is_unchanged: bool = False
-    """Whether the file held it already."""
-    is_pending: bool = False
-    """Whether it waits for the success of the call, or for the container's cgroup."""
 
-    def kind(self) -> AuditKind:
-        if self.failed:
-            return AuditKind.FAILED
-        if self.skipped:
-            return AuditKind.LEFT_OUT
-        return AuditKind.PENDING if self.is_pending else AuditKind.CHANGED
+def kind_of_write(result: WriteResult) -> AuditKind:
+    return _KINDS.get(result.outcome, AuditKind.FAILED)
 
 
 def with_written(
-    entries: Iterable[AuditEntry], owners: Mapping[str, str], written: Mapping[str, Written]
+    entries: Iterable[AuditEntry], owners: Owners, written: Mapping[str, WriteResult]
 ) -> tuple[AuditEntry, ...]:
     """Return a decision's audit after its cgroup values were written.
 
     Entries of values that the files held already are left out, and so are those of values that another
     policy replaced: the entry about their conflict reports that.
 
-    `owners`: the owning policy of each field. `written`: by cgroup parameter; entries of others stay as they
-    are.
+    `written`: by cgroup parameter; entries of others stay as they are.
     """
     updated = []
     by_field = {str(Field(CGROUP, name)): value for name, value in written.items()}
@@ -344,9 +343,11 @@ def with_written(
         value = by_field.get(entry.field) if entry.kind is AuditKind.CHANGED else None
         if value is None:
             updated.append(entry)
-        elif not value.is_unchanged and entry.policy in names_in(owners.get(entry.field, entry.policy)):
-            reason = value.failed or value.skipped or entry.reason
-            updated.append(entry._replace(kind=value.kind(), old=entry.old or value.old, reason=reason))
+        elif value.outcome is not WriteOutcome.UNCHANGED and (
+            entry.field not in owners or any(each.name == entry.policy for each in owners[entry.field])
+        ):
+            old, reason = entry.old or value.old_text, value.error or entry.reason
+            updated.append(entry._replace(kind=kind_of_write(value), old=old, reason=reason))
     return tuple(updated)
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
+from runtimeproxy.cgroups.writer import FAILURES, WriteOutcome, WriteResult
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.audit import (
     NO_ORIGIN,
@@ -32,10 +33,9 @@ from runtimeproxy.hooks.audit import (
     Origin,
     PolicyRun,
     Subject,
-    Written,
     with_written,
 )
-from runtimeproxy.hooks.claimants import names_in
+from runtimeproxy.hooks.claimants import labels_of
 from runtimeproxy.hooks.counts import PolicyCounts
 from runtimeproxy.hooks.cpu_limit import CPU_LIMIT_S, CpuLimit, OverCpuLimitError
 from runtimeproxy.hooks.decision import (
@@ -695,23 +695,25 @@ class ChainRun:
         """Return the decision when its writes were not made, or not to the end."""
         if decision.change is None or self.apply is None:
             return decision
-        failed = {name: Written(failed=reason) for name in plain_cgroup_values(decision.change)}
+        values, outcome = plain_cgroup_values(decision.change), WriteOutcome.FAILED
+        failed = {name: WriteResult("", name, value, outcome, error=reason) for name, value in values.items()}
         return self._with_written(replace(decision, unwritten=reason), failed)
 
-    def _with_written(self, decision: Decision, written: Mapping[str, Written]) -> Decision:
+    def _with_written(self, decision: Decision, written: Mapping[str, WriteResult]) -> Decision:
         """Return the decision after its writes; refused if one failed whose policy must not fail."""
         if not written:
             return decision
         decision = replace(decision, audit=with_written(decision.audit, decision.owners, written))
-        failed = {name: each.failed for name, each in written.items() if each.failed}
+        failed = [each for each in written.values() if each.outcome in FAILURES]
         if not failed or not self.subject.is_refusable:
             return decision
         strict = {policy.name for policy in self.chain.policies if policy.refuses_on_failure}
-        for name, why in failed.items():
-            owner = decision.owners.get(f"{CGROUP}[{name}]", "")
-            if not strict.isdisjoint(names_in(owner)):
-                text = f"{owner}: {name}: {why}"
-                return refuse(self.subject, decision.audit, Refusal(StatusCode.UNAVAILABLE, text, owner))
+        for each in failed:
+            owners = decision.owners.get(f"{CGROUP}[{each.name}]", ())
+            if any(owner.name in strict for owner in owners):
+                label = labels_of(owners)
+                text = f"{label}: {each.name}: {each.error}"
+                return refuse(self.subject, decision.audit, Refusal(StatusCode.UNAVAILABLE, text, label))
         return decision
 
     def _conclude(self, decision: Decision) -> None:

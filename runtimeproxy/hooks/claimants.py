@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 
 class ClaimantKind(StrEnum):
@@ -35,6 +35,10 @@ class Claimant(NamedTuple):
         return self.name if self.kind is ClaimantKind.SERVER else str(self)
 
 
+Owners: TypeAlias = Mapping[str, tuple[Claimant, ...]]
+"""The owners of values, by names of fields such as `resources.cpu_shares`."""
+
+
 def parse_claimant(text: str) -> Claimant:
     for kind in (ClaimantKind.SERVER, ClaimantKind.PLUGIN):
         if text.startswith(f"{kind}:"):
@@ -48,8 +52,3 @@ def labels_of(claimants: Iterable[Claimant]) -> str:
 
 def texts_of(claimants: Iterable[Claimant]) -> str:
     return "+".join(dict.fromkeys(map(str, claimants)))
-
-
-def names_in(text: str) -> tuple[str, ...]:
-    # In a text of `labels_of` or `texts_of`.
-    return tuple(parse_claimant(each).name for each in text.split("+"))

@@ -62,7 +62,7 @@ class EntryKey(NamedTuple):
 
     kind: AuditKind
     policy: str
-    hook: Hook
+    hook: str
     mode: Mode
     field: str
     """See `field_label`."""

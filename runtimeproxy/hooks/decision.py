@@ -6,7 +6,7 @@ All functions are pure but for the policies that they call: they know no threads
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,7 +17,7 @@ from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.algebra import ClaimOutcome, Resolved, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditNote, DecisionAudit, Subject
 from runtimeproxy.hooks.changes import Change, PodChange
-from runtimeproxy.hooks.claimants import ClaimantKind, labels_of, texts_of
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, Owners, texts_of
 from runtimeproxy.hooks.cpu_limit import OverCpuLimitError
 from runtimeproxy.hooks.fields import (
     CGROUP,
@@ -77,11 +77,8 @@ class Decision:
 
     What they wanted before still holds; of all others it holds no more if it is not in `merged`.
     """
-    owners: Mapping[str, str] = field(default_factory=dict)
-    """The owner of each field that policies give a value to, by names such as `resources.cpu_shares`.
-
-    Also of fields whose value was there already.
-    """
+    owners: Owners = field(default_factory=dict)
+    """Of all fields that policies give a value to, also of those whose value was there already."""
     written_once: frozenset[str] = frozenset()
     """The parameters of `change.cgroup` that are not written again after foreign changes."""
     refusal: Refusal | None = None
@@ -391,7 +388,7 @@ def make_decision(subject: Subject, progress: Progress) -> Decision:
             audit=DecisionAudit(subject, notes),
         )
     merged, notes = progress.enforced, list(progress.notes)
-    owners: dict[str, str] = {}
+    owners: dict[str, tuple[Claimant, ...]] = {}
     changed: dict[Field, Value] = {}
     written_once: set[str] = set()
     for changed_field, each in merged.fields.items():
@@ -399,7 +396,7 @@ def make_decision(subject: Subject, progress: Progress) -> Decision:
             notes += _notes(changed_field, each.resolved)
         if not each.owners:
             continue
-        owners[str(changed_field)] = labels_of(each.owners)
+        owners[str(changed_field)] = each.owners
         is_servers = each.resolved is None and each.owners[0].kind is ClaimantKind.SERVER
         if is_servers and changed_field.group == CGROUP:
             written_once.add(changed_field.key)

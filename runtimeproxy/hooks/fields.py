@@ -8,6 +8,7 @@ is reported, and the later policy's value counts unless the rule says otherwise.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -52,6 +53,8 @@ DEVICES: Final = "devices"
 CGROUP: Final = "cgroup"
 CGROUP_PARENT: Final = "cgroup_parent"
 SYSCTL: Final = "sysctl"
+SYSCTL_NAME: Final = re.compile(r"[a-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
+"""Its keys: a name without slashes leads to no other folder."""
 NODE_CGROUP: Final = "cgroups"
 """Its keys are paths of files: the cgroup's path, a slash and the parameter."""
 

@@ -19,6 +19,7 @@ from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.selector import EVERY_POD, PodSelector, PodTraits
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
+from runtimeproxy.units import checked_time_s
 from runtimeproxy.vocabulary import Mode
 
 if TYPE_CHECKING:
@@ -194,8 +195,8 @@ def from_json(saved: Mapping[str, Any]) -> Override:
         selector_of(
             map(str, saved["namespaces"]), LabelSelector(match_labels=labels, match_expressions=expressions)
         ),
-        float(saved["set_s"]),
-        None if until_s is None else float(until_s),
+        checked_time_s(saved["set_s"]),
+        None if until_s is None else checked_time_s(until_s),
         str(saved["reason"]),
     )
 

@@ -270,7 +270,7 @@ def _fitted_node_file(place: object, value: Value, node: NodeFacts) -> tuple[Val
 
 
 def _fitted_sysctl(name: object, value: Value, _: NodeFacts) -> tuple[Value, str]:
-    if not isinstance(name, str) or not _SYSCTL_NAME.fullmatch(name):
+    if not isinstance(name, str) or not flat.SYSCTL_NAME.fullmatch(name):
         raise ValueError("is not the name of a sysctl")
     if type(value) is int or _is_text(value):
         return value, ""
@@ -278,7 +278,6 @@ def _fitted_sysctl(name: object, value: Value, _: NodeFacts) -> tuple[Value, str
 
 
 _ROLES: Final = (Scale, Add, AtMost)
-_SYSCTL_NAME: Final = re.compile(r"[a-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
 
 
 def _fitted_value(field: Declaration, value: Value, node: NodeFacts) -> tuple[Value, str]:

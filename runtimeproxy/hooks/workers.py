@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from runtimeproxy.hooks.audit import PolicyRun, Subject, Written
+from runtimeproxy.cgroups.writer import WriteResult
+from runtimeproxy.hooks.audit import PolicyRun, Subject
 from runtimeproxy.hooks.decision import (
     HANGS,
     Decision,
@@ -217,7 +218,7 @@ class Stage(Enum):
     ENDED = "ended"
 
 
-ApplyDecision: TypeAlias = Callable[[Decision], Mapping[str, Written] | None]
+ApplyDecision: TypeAlias = Callable[[Decision], Mapping[str, WriteResult] | None]
 """Applies a decision: edits the message and writes cgroup values; runs in a worker thread.
 
 Of a short call whose decision has no cgroup values to write, it may run in the loop's thread. May return the
@@ -264,7 +265,7 @@ class WorkerRun:
     """The policy that the thread hangs in, set by the loop's thread."""
     decision: Decision | None = None
     """Set once all policies have run."""
-    written: Mapping[str, Written] = field(default_factory=dict)
+    written: Mapping[str, WriteResult] = field(default_factory=dict)
     """The results of writing the cgroup values, as far as the writer reports them."""
     unwritten: str = ""
     """Why the writes failed; empty if they did not."""

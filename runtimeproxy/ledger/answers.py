@@ -12,7 +12,7 @@ from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import AuditKind, shown
 from runtimeproxy.hooks.changes import CLEAR
-from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import (
     ANNOTATIONS,
@@ -27,7 +27,6 @@ from runtimeproxy.hooks.fields import (
     MergedField,
 )
 from runtimeproxy.hooks.policy import Mode
-from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.ledger.books import Value, Wanted
 from runtimeproxy.ledger.target import CgroupTarget
@@ -240,15 +239,10 @@ def owned_claims(record: ContainerRecord) -> dict[str, tuple[Claim, ...]]:
     """
     claims: dict[str, tuple[Claim, ...]] = {}
     for name, parameter in RESOURCE_PARAMETERS.items():
-        owner, value = record.owners.get(f"{RESOURCES}.{name}"), getattr(record.booked, name)
-        if owner is not None and value not in (None, getattr(record.requested, name)):
-            claims[parameter] = (Claim(claimant_of_record(owner), Role.SET, value),)
+        owners, value = record.owners.get(f"{RESOURCES}.{name}", ()), getattr(record.booked, name)
+        if owners and value not in (None, getattr(record.requested, name)):
+            claims[parameter] = tuple(Claim(owner, Role.SET, value) for owner in owners)
     return claims
-
-
-def claimant_of_record(owner: str) -> Claimant:
-    # Records name a hook server by its file.
-    return Claimant(owner, ClaimantKind.SERVER if owner.endswith(SUFFIX) else ClaimantKind.POLICY)
 
 
 def class_cgroups(pods: Iterable[tuple[tuple[str, ...], KubeQoSClass]]) -> dict[KubeQoSClass, str]:

@@ -108,8 +108,8 @@ class Plan(CgroupValues):
     """Parameters that are not written, with the reason."""
     noted: Noted | None = None
     """The line for the journal, which is on disk before."""
-    left: Mapping[str, str] = field(default_factory=dict)
-    """Parameters that are left alone, with the reason."""
+    left: Mapping[str, Left] = field(default_factory=dict)
+    """Parameters that are left alone."""
     given_back: frozenset[str] = frozenset()
     """Parameters that no longer hold a value of ours."""
     resolved: Mapping[str, Resolved] = field(default_factory=dict)
@@ -457,8 +457,8 @@ class _PlannedValue(NamedTuple):
     """To be written; None for nothing."""
     raw: str | None = None
     """The raw text of the value, if that is known."""
-    left: str = ""
-    """Why the file is left alone; empty if it is not."""
+    left: Left | None = None
+    """None unless the file is left alone."""
 
 
 def _claimed_value(
@@ -466,9 +466,11 @@ def _claimed_value(
 ) -> _PlannedValue:
     """The plan for a parameter with claims. `is_observed`: nothing is written to it."""
     value = fitted[name] if name in fitted else _in_range(name, result)
-    problem = _problem(name, value)
-    if problem or not isinstance(value, int | str):
-        return _PlannedValue(None if entry.resolved is None else entry, left=problem)
+    remaining = None if entry.resolved is None else entry
+    if not isinstance(value, int | str):
+        return _PlannedValue(remaining, left=_UNKNOWN_BASE)
+    if problem := check_value(name, value):
+        return _PlannedValue(remaining, left=Left(LeftReason.NOT_IN_RANGE, problem))
     is_done = entry.is_once and not entry.is_settling and entry.resolved == value
     if is_observed or is_done:
         return _PlannedValue(entry)
@@ -517,10 +519,6 @@ def _used(result: Resolved, fitted: Value | None) -> tuple[Claim, ...]:
     return (*result.used, Claim(TREE, Role.SET, fitted))
 
 
-def _problem(name: str, value: Value | Clear | None) -> str:
-    return check_value(name, value) if isinstance(value, int | str) else UNKNOWN_BASE
-
-
 def _in_range(name: str, result: Resolved) -> Value | Clear | None:
     """The resolved value, within the range of its parameter where it was calculated."""
     value = result.value
@@ -528,9 +526,26 @@ def _in_range(name: str, result: Resolved) -> Value | Clear | None:
     return clamped(name, value) if isinstance(value, int) and not is_given else value
 
 
-UNKNOWN_BASE: Final = "the value that it counts on is not known"
-UNKNOWN_ORIGINAL: Final = "its original value is not known"
-CHANGED_SINCE: Final = "another program has changed it since"
+class LeftReason(StrEnum):
+    """Why a file is left as it is; the names are those of a metric."""
+
+    UNKNOWN_BASE = "unknown_base"
+    UNKNOWN_ORIGINAL = "unknown_original"
+    CHANGED_SINCE = "changed_since"
+    NOT_IN_RANGE = "not_in_range"
+
+
+class Left(NamedTuple):
+    """A file that is left as it is."""
+
+    reason: LeftReason
+    text: str
+    """For people."""
+
+
+_UNKNOWN_BASE: Final = Left(LeftReason.UNKNOWN_BASE, "the value that it counts on is not known")
+_UNKNOWN_ORIGINAL: Final = Left(LeftReason.UNKNOWN_ORIGINAL, "its original value is not known")
+_CHANGED_SINCE: Final = Left(LeftReason.CHANGED_SINCE, "another program has changed it since")
 
 
 def resolved(
@@ -686,9 +701,11 @@ def with_noted(
     entries = dict(found.entries)
     for name, value in noted.values.items():
         before = noted.before.get(name)
-        text = present[name].text if name in present else ""
-        is_old = before is not None and not formats.matches(name, value, text)
-        is_old = is_old and before is not None and formats.matches(name, before, text)
+        is_old = False
+        # Not those of a version after this one, which have no file here.
+        if before is not None and name in present:
+            text = present[name].text
+            is_old = not formats.matches(name, value, text) and formats.matches(name, before, text)
         # The next evaluation names the policy.
         entry = entries.get(name) or Entry((Claim(RECOVERED, Role.SET, value),))
         entries[name] = entry._replace(resolved=before if is_old else value)
@@ -725,7 +742,7 @@ def _given_back_value(
         return _PlannedValue(None)
     value, text = (fitted[name], None) if name in fitted else release_value(book, name, entry, found, formats)
     if value is None:
-        return _PlannedValue(None, left=UNKNOWN_ORIGINAL)
+        return _PlannedValue(None, left=_UNKNOWN_ORIGINAL)
     # Until the runtime's book has caught up, an update of another field would bring our value back.
     stays = book.level is Level.CONTAINER and entry.booked is not None and entry.booked != value
     remaining = entry._replace(resolved=value) if stays else None
@@ -736,7 +753,7 @@ def _given_back_value(
     is_empty = formats.decode(name, found.text) is None
     if is_empty or _holds_ours(book, name, entry.resolved, value, found, formats):
         return _PlannedValue(remaining, value, text)
-    return _PlannedValue(remaining, left="" if is_same else CHANGED_SINCE)
+    return _PlannedValue(remaining, left=None if is_same else _CHANGED_SINCE)
 
 
 def _holds_ours(book: Book, name: str, ours: Value, value: Value, found: FileText, formats: Formats) -> bool:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
+from runtimeproxy.cgroups.writer import FAILURES, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
 from runtimeproxy.hooks.claimants import labels_of
 from runtimeproxy.hooks.fields import CGROUP, Field
 from runtimeproxy.hooks.owners import Owner
 from runtimeproxy.hooks.policy import Hook, Mode
-from runtimeproxy.ledger.books import TREE, ValueChange
+from runtimeproxy.ledger.books import TREE, LeftReason, ValueChange
 from runtimeproxy.ledger.claim_places import ClaimKey
 from runtimeproxy.ledger.target import EVALUATIONS, CgroupTarget
 from runtimeproxy.pods.records import Level, is_leased
@@ -34,7 +34,6 @@ MOST_CLAIM_ENTRIES: Final = 120
 """In `CLAIM_INTERVAL_S`: as many as the pods of a node."""
 MOST_REMEMBERED: Final = 20_000
 """Values whose last entry is remembered; more than an owner's claims."""
-FAILURES: Final = (WriteOutcome.INVALID, WriteOutcome.REFUSED, WriteOutcome.FAILED)
 FITS: Final = "fits to the values of other cgroups or files"
 _GIVEN_BACK: Final = "given back"
 _KINDS: Final = {logging.INFO: AuditKind.CHANGED, logging.WARNING: AuditKind.FAILED}
@@ -50,6 +49,8 @@ class Applied(WriteResult):
     is_given_back: bool = False
     change: ValueChange = ValueChange.NONE
     """Whether another program had changed the value that was written last."""
+    left_alone: LeftReason | None = None
+    """Why the file is left as it is; None if it is not."""
     is_held_up: bool = False
     """Whether it is a memory limit that cannot fall to the wanted value yet, as more is in use."""
 
@@ -232,7 +233,7 @@ def audit_entries(
         yield value_entry(each.target, kind, _policy(each), time_s)._replace(
             sandbox_id=sandbox,
             field=str(Field(CGROUP, each.name)),
-            old="" if each.old is None else str(each.old),
+            old=each.old_text,
             new=str(each.value),
             reason=each.error if is_failed else _reason(each),
             note=_GIVEN_BACK if each.is_given_back and is_failed else "",
@@ -303,7 +304,7 @@ def _row(applied: Applied) -> dict[str, Any]:
         "container": _place(applied.target) if applied.target.level is Level.CONTAINER else "",
         "cgroup": applied.cgroup,
         "field": applied.name,
-        "from": "" if applied.old is None else str(applied.old),
+        "from": applied.old_text,
         "to": str(applied.value),
         "policy": _policy(applied),
         "reason": _reason(applied),

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.fields import CGROUP
-from runtimeproxy.ledger.answers import claimant_of_record
 from runtimeproxy.pods.checkpoint.codec import Rank, RowChange, RowKind, Saved, rank_of
 from runtimeproxy.pods.records import Book, CgroupRecord, Record
 
@@ -241,17 +240,17 @@ class CheckpointSync:
 def with_owners(saved: Saved) -> Iterator[tuple[CgroupRecord, Mapping[str, Claimant]]]:
     """What version 0.1 has written, each cgroup with the owners of its values, by parameter.
 
-    Its records of pods name them; a hook server is named by its file, and the name of a policy has no dot.
+    Its records of pods have them.
     """
     known: dict[tuple[str, ...], dict[str, Claimant]] = {}
     for pod in saved.pods:
-        owners = {
-            field.removeprefix(f"{CGROUP}[").removesuffix("]"): claimant_of_record(owner)
-            for field, owner in pod.owners.items()
+        owner_of = {
+            field.removeprefix(f"{CGROUP}[").removesuffix("]"): owners[0]
+            for field, owners in pod.owners.items()
             if field.startswith(f"{CGROUP}[")
         }
         with suppress(CgroupPathError):
-            known.setdefault(cgroup_path(pod.cgroup_parent), {}).update(owners)
+            known.setdefault(cgroup_path(pod.cgroup_parent), {}).update(owner_of)
     for record in saved.cgroups:
         with suppress(CgroupPathError):
             yield record, known.get(cgroup_path(record.id), {})

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Final, NamedTuple
 
-from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
+from runtimeproxy.cgroups.writer import FAILURES, WriteOutcome, WriteResult
 from runtimeproxy.counts import Counts
+from runtimeproxy.ledger.books import LeftReason
+from runtimeproxy.ledger.change_log import Applied
 from runtimeproxy.pods.records import Level
 
 REMEMBERED_FAILURES: Final = 20
 MOST_LEFT: Final = 100
 """Values that are left alone, for the status; those above it are only logged."""
-
-FAILED_WRITES: Final = frozenset({WriteOutcome.FAILED, WriteOutcome.INVALID, WriteOutcome.REFUSED})
 
 
 class LedgerCounts:
@@ -39,7 +39,7 @@ class LedgerCounts:
         self.above_usage = above_usage
         self.repairs: Counts[tuple[Level, str]] = Counts()
         self.overwrites: Counts[str] = Counts()
-        self.left: Counts[str] = Counts()
+        self.left: Counts[LeftReason] = Counts()
         self.given_back: Counts[Level] = Counts()
         self.renewed: Counts[Level] = Counts()
         self.recovered = 0
@@ -54,35 +54,30 @@ class FailedWrite(NamedTuple):
 
 
 class LedgerFailures:
-    """The last failures, and what is left alone now. Safe for all threads.
-
-    Args:
-        left_alone: Reasons of results for values that are left as they are.
-        clock: Seconds since the epoch.
+    """The last failures, and what is left alone now. Safe for all threads. `clock`: seconds since the epoch.
 
     Attributes:
         writes: The last failed ones, oldest first.
     """
 
-    def __init__(self, left_alone: Collection[str] = (), clock: Callable[[], float] = time.time) -> None:
-        self._left_alone = frozenset(left_alone)
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._lock = Lock()
-        self._left: dict[tuple[str, str], WriteResult] = {}
+        self._left: dict[tuple[str, str], Applied] = {}
         self.writes: deque[FailedWrite] = deque(maxlen=REMEMBERED_FAILURES)
 
     @property
-    def left(self) -> tuple[WriteResult, ...]:
+    def left(self) -> tuple[Applied, ...]:
         with self._lock:
             return tuple(self._left.values())
 
-    def add(self, results: Iterable[WriteResult]) -> None:
+    def add(self, results: Iterable[Applied]) -> None:
         with self._lock:
             for result in results:
                 key = result.cgroup, result.name
-                if result.outcome in FAILED_WRITES:
+                if result.outcome in FAILURES:
                     self.writes.append(FailedWrite(self._clock(), result))
-                if result.error not in self._left_alone:
+                if result.left_alone in (None, LeftReason.NOT_IN_RANGE):
                     self._left.pop(key, None)
                 elif key in self._left or len(self._left) < MOST_LEFT:
                     self._left[key] = result

@@ -12,15 +12,18 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
+from runtimeproxy.documents.reading import InputError, check_document, printable
 from runtimeproxy.errors import UNLIKE_OURS
 from runtimeproxy.fields.tables import saved_value
+from runtimeproxy.hooks.algebra import Role
 from runtimeproxy.pods.records import Book, Level, Original
+from runtimeproxy.state.state_file import MAX_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +66,7 @@ class Journal:
 
     Attributes:
         problem: Why values are neither in the journal nor in the checkpoint; empty if all are in one of them.
-        unusable: Of the journals of other processes, lines that could not be read; empty for none.
+        unusable: Of the journals of other processes, what could not be read; empty for nothing.
     """
 
     def __init__(self, folder: Path, boot_id: str) -> None:
@@ -120,18 +123,20 @@ class Journal:
             for _, path in sorted(found):
                 if path == self._path:
                     continue
-                text, is_left = _text_of(path)
+                text, is_left, is_whole = _text_of(path)
                 bad = 0
                 for line in text.splitlines(keepends=True):
                     try:
                         noted = self._parsed(line)
-                    except UNLIKE_OURS:
+                    except (*UNLIKE_OURS, InputError):
                         # The last one of a process that was killed may be cut.
                         bad += line.endswith("\n")
                     else:
                         lines += [noted] if noted is not None else []
-                if bad:
-                    self.unusable = f"{path}: {bad} lines of the journal are not usable"
+                reasons = [] if is_whole else [f"only the first {MAX_BYTES} bytes of the journal are read"]
+                reasons += [f"{bad} lines of the journal are not usable"] if bad else []
+                if reasons:
+                    self.unusable = f"{printable(path)}: {'; '.join(reasons)}"
                     logger.warning("%s", self.unusable)
                 if is_left and path not in self._left:
                     self._left.append(path)
@@ -219,13 +224,15 @@ class Journal:
                 self._size, self._is_cut = 0, False
 
     def _parsed(self, line: str) -> Noted | None:
-        """A line of this boot; None for one of another boot. Raises one of `UNLIKE_OURS`."""
-        boot_id, cgroup, level, originals, values, before, *more = json.loads(line)
+        """A line of this boot; None for one of another boot. Raises InputError, or one of `UNLIKE_OURS`."""
+        fields = json.loads(line)
+        check_document(fields)
+        boot_id, cgroup, level, originals, values, before, *more = fields
         if boot_id != self._boot_id:
             return None
         found = {str(file): _original(each) for file, each in originals.items()}
         leases = {
-            str(name): tuple((str(owner), str(role)) for owner, role in each)
+            str(name): tuple((str(owner), Role(role)) for owner, role in each)
             for name, each in (more[0] if more else {}).items()
         }
         return Noted(str(cgroup), Level(level), found, _values(values), _values(before), leases)
@@ -254,21 +261,23 @@ def _has(book: Book, key: str, noted: object) -> bool:
     return entry is not None and (entry.resolved == noted or bool(entry.leases))
 
 
-def _text_of(path: Path) -> tuple[str, bool]:
-    """The content of a file, and whether its process has ended."""
+def _text_of(path: Path) -> tuple[str, bool, bool]:
+    """The content of a file, whether its process has ended, and whether that is all of it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return "", False
+        return "", False, True
     try:
         is_left = True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             is_left = False
-        parts: Iterable[bytes] = iter(lambda: os.read(descriptor, 1 << 20), b"")
-        return b"".join(parts).decode("utf-8", "replace"), is_left
+        data = bytearray()
+        while len(data) <= MAX_BYTES and (part := os.read(descriptor, 1 << 20)):
+            data += part
+        return data[:MAX_BYTES].decode("utf-8", "replace"), is_left, len(data) <= MAX_BYTES
     except OSError:
-        return "", False
+        return "", False, True
     finally:
         os.close(descriptor)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from runtimeproxy.cgroups.pace import Pace, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path
-from runtimeproxy.cgroups.writer import WriteResult
+from runtimeproxy.cgroups.writer import FAILURES, WriteResult
 from runtimeproxy.counts import Counts
 from runtimeproxy.errors import UNLIKE_OURS, RuntimeProxyError, described
 from runtimeproxy.fields.tables import LISTS
@@ -30,7 +30,7 @@ from runtimeproxy.hooks.owners import Owner, refusal
 from runtimeproxy.ledger import leases
 from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.ledger.books import Wanted
-from runtimeproxy.ledger.change_log import FAILURES, Applied
+from runtimeproxy.ledger.change_log import Applied
 from runtimeproxy.ledger.claim_places import ClaimKey, ClaimPlaces
 from runtimeproxy.ledger.leases import Answer, Lease, Phase
 from runtimeproxy.ledger.target import CgroupTarget

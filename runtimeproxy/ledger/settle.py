@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from runtimeproxy.cgroups.paths import cgroup_id
-from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome, WriteResult, explain
+from runtimeproxy.cgroups.writer import FAILURES, CgroupWriter, WriteOutcome, WriteResult, explain
 from runtimeproxy.errors import described as error_text
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.book_store import Books, Known
-from runtimeproxy.ledger.books import Plan, Value, ValueChange
-from runtimeproxy.ledger.change_log import FAILURES, Applied, described, log_values, pod_fields
+from runtimeproxy.ledger.books import LeftReason, Plan, Value, ValueChange
+from runtimeproxy.ledger.change_log import Applied, described, log_values, pod_fields
 from runtimeproxy.ledger.counts import LedgerCounts, LedgerFailures
 from runtimeproxy.ledger.executor import Executor, is_there, is_written
 from runtimeproxy.ledger.journal import Journal, Noted
@@ -31,12 +31,6 @@ from runtimeproxy.pods.records import Book, Entry, Level
 
 logger = logging.getLogger(__name__)
 
-LEFT_ALONE: Final = {
-    books.UNKNOWN_BASE: "unknown_base",
-    books.UNKNOWN_ORIGINAL: "unknown_original",
-    books.CHANGED_SINCE: "changed_since",
-}
-"""Why values are left alone, and how they are counted; all others are out of range."""
 _NOTHING_BELOW: Final[Mapping[Path, Level]] = {}
 
 
@@ -62,7 +56,7 @@ class Settlement:
         self.executor = Executor(files, journal)
         self.counts = LedgerCounts(self.executor.writes, self.executor.above_usage)
         self.planner = Planner(store, files, boot_id, self.counts, clock)
-        self.failures = LedgerFailures(LEFT_ALONE)
+        self.failures = LedgerFailures()
         self.locks = PathLocks()
         # Cgroups are compared every second.
         self._log = FailureLog(clock=clock, output=logger)
@@ -143,8 +137,8 @@ class Settlement:
             below = _NOTHING_BELOW
             results = self.executor.write(plans)
             for plan in plans:
-                for why in plan.left.values():
-                    self.counts.left.add(LEFT_ALONE.get(why, "not_in_range"))
+                for left_alone in plan.left.values():
+                    self.counts.left.add(left_alone.reason)
             done = {(result.cgroup, result.name): result for result in results}
             for plan in plans:
                 known = batch[plan.path]
@@ -204,11 +198,12 @@ class Settlement:
                     is_held_up=result.value != value,
                 ),
             )
-        for name, why in plan.left.items():
+        for name, (reason, why) in plan.left.items():
             present = plan.present[name].text.strip() if name in plan.present else ""
-            outcome = WriteOutcome.MISSING if why in LEFT_ALONE else WriteOutcome.INVALID
-            about, claims = (plan.cgroup, name, present, outcome), plan.used.get(name, ())
-            yield (plan.cgroup, name), Applied(*about, error=why, target=target, claims=claims)
+            is_invalid, claims = reason is LeftReason.NOT_IN_RANGE, plan.used.get(name, ())
+            about = plan.cgroup, name, present, WriteOutcome.INVALID if is_invalid else WriteOutcome.MISSING
+            applied = Applied(*about, error=why, target=target, claims=claims, left_alone=reason)
+            yield (plan.cgroup, name), applied
 
     def _keep(self, plan: Plan, before: Known, done: Mapping[tuple[str, str], WriteResult]) -> bool:
         """Keeps the book of a batch; returns whether it is still the wanted one."""

@@ -17,7 +17,9 @@ from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from runtimeproxy.counts import Counts
+from runtimeproxy.documents.reading import InputError
 from runtimeproxy.errors import described
+from runtimeproxy.hooks.fields import SYSCTL_NAME
 from runtimeproxy.ledger.foreign import ForeignWriters
 from runtimeproxy.ledger.unapplied import UnappliedCause, Withheld
 from runtimeproxy.logs import FailureLog
@@ -311,6 +313,9 @@ class Sysctls:
 
 
 def _parsed(saved: Mapping[str, Any]) -> dict[str, _Ours]:
+    for name in saved["sysctls"]:
+        if not SYSCTL_NAME.fullmatch(name):
+            raise InputError(f"{name!r} is not the name of a sysctl")
     return {
         str(name): _Ours(str(each["original"]), str(each["written"]))
         for name, each in saved["sysctls"].items()

@@ -7,7 +7,7 @@ from typing import Final
 
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import ClaimOutcome, Role
-from runtimeproxy.ledger.books import TREE, Formats, Plan
+from runtimeproxy.ledger.books import TREE, Formats, LeftReason, Plan
 from runtimeproxy.ledger.unapplied import (
     IN_USE,
     LIMIT,
@@ -60,8 +60,8 @@ def _kept_from(
 ) -> tuple[UnappliedCause, str] | None:
     """Why a value is not in its file; None if it is."""
     if (left := plan.left.get(name)) is not None:
-        is_known = plan.wanted(name) is not None
-        return (UnappliedCause.INVALID if is_known else UnappliedCause.BASE_UNKNOWN), left
+        is_invalid = left.reason is LeftReason.NOT_IN_RANGE
+        return (UnappliedCause.INVALID if is_invalid else UnappliedCause.BASE_UNKNOWN), left.text
     # The value of a container is there when it starts, and nothing waits for one that has ended.
     is_gone = not plan.present and plan.level is Level.CONTAINER
     if (observed := plan.only_observed.get(name)) is not None:

@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS, UPDATABLE
 from runtimeproxy.hooks.changes import CLEAR, ResourceChange
-from runtimeproxy.hooks.claimants import names_in
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, Owners
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
-from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES
@@ -25,12 +24,7 @@ def given_fields(resources: Resources) -> frozenset[str]:
     return frozenset(scalars | {f"{UNIFIED}[{key}]" for key in resources.unified})
 
 
-def merged_owners(
-    before: Mapping[str, str],
-    sent: Resources,
-    decided: Mapping[str, str],
-    released: Collection[str] = (),
-) -> Mapping[str, str]:
+def merged_owners(before: Owners, sent: Resources, decided: Owners, released: Collection[str] = ()) -> Owners:
     """The owner of each field after an update; fields that the kubelet sent and no policy set have none.
 
     `released`: the fields that no policy sets any more.
@@ -38,9 +32,8 @@ def merged_owners(
     if not before and not decided:
         return NO_ENTRIES
     gone = given_fields(sent).union(released)
-    owners = {name: owner for name, owner in before.items() if name not in gone}
-    owners.update(decided)
-    return owners or NO_ENTRIES
+    kept = {name: owners for name, owners in before.items() if name not in gone}
+    return {**kept, **decided} or NO_ENTRIES
 
 
 def released_fields(
@@ -54,8 +47,8 @@ def released_fields(
     `without_answer`: the policies whose earlier values still hold.
     """
     released: set[str] = set()
-    for name, owner in record.owners.items():
-        still_holds = any(each in without_answer or each.endswith(SUFFIX) for each in names_in(owner))
+    for name, owners in record.owners.items():
+        still_holds = any(each.kind is ClaimantKind.SERVER or each.name in without_answer for each in owners)
         if name.startswith(RESOURCES) and name not in wanted and not still_holds:
             released.add(name)
     if is_lower(requested.memory_limit_bytes, record.booked.memory_limit_bytes):
@@ -88,12 +81,12 @@ def fitted_change(fitted: Mapping[str, int | str]) -> ResourceChange:
     return ResourceChange(**values)
 
 
-def fitted_owners(fitted: Mapping[str, int | str], owner: str) -> Mapping[str, str]:
+def fitted_owners(fitted: Mapping[str, int | str], owner: Claimant) -> Owners:
     """The owner of fields that have other values because of bounds above."""
     if not fitted:
         return NO_ENTRIES
     names = (field for field, name in RESOURCE_PARAMETERS.items() if name in fitted)
-    return {f"{RESOURCES}.{field}": owner for field in names}
+    return {f"{RESOURCES}.{field}": (owner,) for field in names}
 
 
 def quotas_after_update(

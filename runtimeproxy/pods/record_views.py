@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from runtimeproxy.fields.tables import CRI_FIELDS
+from runtimeproxy.hooks.claimants import ClaimantKind
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED, Field
-from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_RESOURCES, overlay
@@ -94,7 +94,11 @@ def _without_servers(record: ContainerRecord) -> Resources:
     Servers run last, so these are the values that they change. A server that divides a quota, and gets its
     own value, would divide it again with each update.
     """
-    owned = [name for name, owner in record.owners.items() if owner.endswith(SUFFIX)]
+    owned = [
+        name
+        for name, owners in record.owners.items()
+        if any(each.kind is ClaimantKind.SERVER for each in owners)
+    ]
     if not owned:
         return record.booked
     asked, booked = record.requested, record.booked

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.algebra import Claim
-from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, Owners
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.node.snapshot import LivePod
 from runtimeproxy.pods.resources import (
@@ -64,8 +64,8 @@ class PodRecord:
     """The values of all requests of the kubelet."""
     booked: Resources = NO_RESOURCES
     """What the specification in the runtime holds: the values of all requests to it."""
-    owners: Mapping[str, str] = field(default_factory=_no_entries)
-    """Changed field to the policy that changed it."""
+    owners: Owners = field(default_factory=_no_entries)
+    """Of the fields that policies have changed."""
     priority: int | None = None
     """`spec.priority`; None if it is not known."""
     state: Lifecycle = Lifecycle.RUNNING
@@ -94,8 +94,8 @@ class ContainerRecord:
     """The values of all requests of the kubelet; after a restart those that the runtime reports."""
     booked: Resources = NO_RESOURCES
     """What the specification in the runtime holds: the values of all requests to it."""
-    owners: Mapping[str, str] = field(default_factory=_no_entries)
-    """Changed field to the policy that changed it."""
+    owners: Owners = field(default_factory=_no_entries)
+    """Of the fields that policies have changed."""
     pending_cgroup: Mapping[str, int | str] = field(default_factory=_no_entries)
     """Cgroup values to be written when the container is started, because its cgroup exists only then."""
     evaluation: int = 0

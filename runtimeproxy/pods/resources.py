@@ -16,7 +16,7 @@ from runtimeproxy.units import MAX_INT64
 if TYPE_CHECKING:
     from cri_api.runtime.v1 import api_pb2
 
-NO_ENTRIES: Final[Mapping[str, str]] = MappingProxyType({})
+NO_ENTRIES: Final[Mapping[str, Any]] = MappingProxyType({})
 """The one empty mapping that all records share."""
 
 NO_RESOURCES: Final = Resources(unified=NO_ENTRIES)

@@ -96,11 +96,12 @@ def choose(
     state: EvictState,
     releases_of: Callable[[Pod], Amounts],
     unit: Callable[[int], str] = str,
+    least: int = 1,
 ) -> Choice:
     """Return the pods to evict for all tasks together. Source: policies spec 3.5.
 
     What two tasks want is released once. `releases_of` has all kinds of amounts that the eviction of a pod
-    releases; `unit` writes an amount for people.
+    releases; `unit` writes an amount for people. A pod that releases less than `least` of all is not evicted.
     """
     options, now_s = state.options, snapshot.now_s
     hold_s = max(options.same_pod_after_seconds, options.per_seconds, TERMINATION_S)
@@ -116,14 +117,14 @@ def choose(
         if not wanted or len(evictions) == left or pod.uid in excluded or pod.qos in NEVER_EVICTED:
             continue
         releases = releases_of(pod)
-        if any(releases.get(name, 0) > 0 for name in wanted):
+        if released := {name: amount for name in wanted if (amount := releases.get(name, 0)) >= least}:
             excluded.add(pod.uid)
             evicted[pod.uid] = now_s
             _subtract(missing, releases)
             amounts = (
-                f"{name}: {unit(amount)} to release, this pod {unit(releases.get(name, 0))}, "
+                f"{name}: {unit(wanted[name])} to release, this pod {unit(amount)}, "
                 f"then {unit(missing[name])}"
-                for name, amount in wanted.items()
+                for name, amount in released.items()
             )
             evictions.append(Eviction(pod.uid, "; ".join((f"{task.feature}: {task.arithmetic}", *amounts))))
     said = [f"{task.feature}: {task.arithmetic}" for task in tasks]
@@ -233,6 +234,8 @@ class EvictPlugin(Plugin[_StateT]):
     """`cpu` or `memory`."""
     cool_s: ClassVar[float]
     """Between two evictions, and after the start."""
+    least: ClassVar[int] = 1
+    """A pod that releases less, in millicores or bytes, is not evicted."""
     state_type: type[_StateT]
 
     def setup(self, context: PluginContext) -> _StateT:
@@ -250,7 +253,9 @@ class EvictPlugin(Plugin[_StateT]):
             return Decision(state, explanation=f"cooling for {cool_until_s - now_s:.0f} s")
         found = (task for task in self.tasks(snapshot, state) if task is not None)
         tasks = tuple(task for task in found if task.feature in state.gates)
-        choice = choose(tasks, snapshot, state, lambda pod: self._releases(snapshot, pod), self.text_of)
+        choice = choose(
+            tasks, snapshot, state, lambda pod: self._releases(snapshot, pod), self.text_of, self.least
+        )
         if choice.evictions:
             cool_until_s = now_s + self.cool_s
         after = replace(state, evicted=choice.evicted, cool_until_s=cool_until_s)

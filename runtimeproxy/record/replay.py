@@ -23,12 +23,11 @@ from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, Cal
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
 from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
 from runtimeproxy.frontends.cri_proxy.interception import Outcome
-from runtimeproxy.hooks.claimants import names_in
-from runtimeproxy.hooks.remote.registrations import SUFFIX
+from runtimeproxy.hooks.claimants import ClaimantKind
 from runtimeproxy.hooks.settings import USUAL_RULES, ChainRules
 from runtimeproxy.node.snapshot import FixedNode, Node
 from runtimeproxy.offline import OfflineChain
-from runtimeproxy.pods.checkpoint.codec import BadRowError, RowKind, decode
+from runtimeproxy.pods.checkpoint.codec import BadRowError, RowKind, decode, owners_in
 from runtimeproxy.pods.inventory import Inventory, RuntimeUnavailableError
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
@@ -253,7 +252,7 @@ class _Replayer:
         for place in dict.fromkeys((*was, *now)):
             _, hook, name = place
             old, new = was.get(place), now.get(place)
-            if old is not None and any(each.endswith(SUFFIX) for each in names_in(old.policy)):
+            if old is not None and any(each.kind is ClaimantKind.SERVER for each in owners_in(old.policy)):
                 self._result.server_fields += 1
             elif old is None or new is None or old.value != new.value:
                 old, new = old or _NOTHING_SET, new or _NOTHING_SET

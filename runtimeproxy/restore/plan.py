@@ -13,7 +13,7 @@ from runtimeproxy.fields.tables import CRI_FIELDS, LISTS, RESOURCE_PARAMETERS, n
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import fitting
-from runtimeproxy.ledger.books import CHANGED_SINCE, Formats, Plan, plan_values
+from runtimeproxy.ledger.books import Formats, LeftReason, Plan, plan_values
 from runtimeproxy.ledger.tree import Path
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.reconcile import reconciled
@@ -263,8 +263,9 @@ def _cgroup_plan(state: CgroupState, lists: Mapping[str, Value | None], formats:
         elif name in found.values:
             lines.append(replace(line, reason=COPIED) if name in lists else line)
         elif name in found.left:
-            status = Status.LEFT if found.left[name] == CHANGED_SINCE else Status.FAILED
-            lines.append(replace(line, status=status, reason=found.left[name]))
+            reason, text = found.left[name]
+            status = Status.LEFT if reason is LeftReason.CHANGED_SINCE else Status.FAILED
+            lines.append(replace(line, status=status, reason=text))
     copies = {name: value for name, value in lists.items() if value is not None and name not in found.left}
     return CgroupPlan(state, found.values, found.raw, tuple(lines), copies)
 

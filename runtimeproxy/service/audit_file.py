@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import logging
 import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
-from itertools import groupby
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.logs import FailureLog
 
@@ -131,6 +128,9 @@ class AuditFile:
 
     def _run(self) -> None:
         """In the thread: writes until the end."""
+        # It imports much, and the daemon is to serve first.
+        from runtimeproxy.core.audit_lines import lines
+
         while (item := self._queue.get()) is not None:
             try:
                 if isinstance(item, _Reopen):
@@ -144,51 +144,6 @@ class AuditFile:
                 with self._lock:
                     self._queued -= len(item)
         self._writer.close()
-
-
-def lines(entries: Iterable[AuditEntry]) -> Iterator[bytes]:
-    # A line for each decision, in the order of its first entry.
-    for _, found in groupby(entries, lambda entry: (entry.time_s, entry.hook, _subject(entry))):
-        yield _line(list(found))
-
-
-def _subject(entry: AuditEntry) -> tuple[str, ...]:
-    return entry.pod_uid, entry.pod_name, entry.container, entry.target
-
-
-def _line(entries: Sequence[AuditEntry]) -> bytes:
-    first = entries[0]
-    fields: dict[str, Any] = {
-        "time": datetime.fromtimestamp(first.time_s, UTC).isoformat(timespec="milliseconds"),
-        "call": first.call,
-        "hook": str(first.hook),
-        "trace_id": first.trace_id,
-        "namespace": first.pod_namespace,
-        "pod": first.pod_name,
-        "uid": first.pod_uid,
-        "sandbox_id": first.sandbox_id,
-        "container": first.container,
-        "container_id": first.container_id,
-        "target": first.target,
-    }
-    fields = {key: value for key, value in fields.items() if value}
-    fields["changes"] = [_change(entry) for entry in entries]
-    # ASCII only, so that no text of a pod can end the line or change the direction of what is shown.
-    return json.dumps(fields, separators=(",", ":")).encode("ascii") + b"\n"
-
-
-def _change(entry: AuditEntry) -> dict[str, str]:
-    about = {
-        "kind": str(entry.kind),
-        "policy": entry.policy,
-        "mode": str(entry.mode),
-        "field": entry.field,
-        "from": entry.old,
-        "to": entry.new,
-        "reason": entry.reason,
-        "note": entry.note,
-    }
-    return {key: value for key, value in about.items() if value}
 
 
 class _Writer:

@@ -74,6 +74,7 @@ class Bypass:
         openings: how often the breaker has opened.
         chosen: the operator's choice; None if it is what the configuration says, or the configuration has
             changed since.
+        on_turned: called when it is turned on or off: whether it is on, by what, and the operator's reason.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Bypass:
         self._wall_clock = wall_clock
         self._is_configured = is_configured
         self.chosen: bool | None = None
+        self.on_turned: Callable[[bool, Cause, str], None] = lambda _is_on, _by, _reason: None
         self.openings = 0
         self._choice = _Choice()
         self._since_s: float | None = None
@@ -136,16 +138,19 @@ class Bypass:
         """
         self.chosen = is_on if is_on != self._is_configured else None
         self._choice = _Choice(by, reason)
-        self._apply(is_on)
+        self._apply(is_on, by)
 
     def configure(self, is_on: bool) -> None:
         """The configuration has changed; an earlier choice of an operator is forgotten."""
         self._is_configured = is_on
         self.chosen, self._choice = None, _Choice()
-        self._apply(is_on)
+        self._apply(is_on, Cause.CONFIGURATION)
 
-    def update(self) -> None:
-        """Counts the failures since the last update; to be called about every second."""
+    def update(self, by: Cause = Cause.BREAKER) -> None:
+        """Counts the failures since the last update; to be called about every second.
+
+        `by`: what may have turned it on or off; of itself only the breaker does.
+        """
         was_on = self._interceptor.bypass
         is_open = self._is_breaker_open()
         self._interceptor.bypass = is_open or (self._is_configured if self.chosen is None else self.chosen)
@@ -153,14 +158,16 @@ class Bypass:
             self._since_s = self._wall_clock()
         if was_on and not self._interceptor.bypass:
             self._on_end()
+        if was_on != self._interceptor.bypass:
+            self.on_turned(not was_on, by, self._choice.reason if by is self._choice.by else "")
 
-    def _apply(self, is_on: bool) -> None:
+    def _apply(self, is_on: bool, by: Cause) -> None:
         if not is_on:
             self._reset_breaker()
         reason = self._choice.reason
         about = {"bypass": is_on, "reason": reason} if reason else {"bypass": is_on}
         logger.warning("bypass is %s", "on" if is_on else "off", extra=about)
-        self.update()
+        self.update(by)
 
     def _reset_breaker(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from runtimeproxy.frontends.front_end import EarlierProcess, FrontEnd
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.loading import PolicyLoader
+    from runtimeproxy.kubelet_endpoints import KubeletSetting
     from runtimeproxy.listener import Listener
     from runtimeproxy.service.api.loading import Load
-    from runtimeproxy.service.kubelet import KubeletSetting
     from runtimeproxy.service.parts import Parts
     from runtimeproxy.service.tracing.traces import Traces
 
@@ -301,6 +301,7 @@ class Daemon:
             state = parts.core.state
             await self._join(parts)
             await state.load(is_successor=False)
+            parts.audit_start(is_successor=self._predecessor is not None)
             parts.start(self._tasks.spawn)
             loading = self._tasks.spawn(self._decide(parts), is_vital=True)
             await asyncio.wait({loading}, timeout=POLICIES_WAIT_S)
@@ -319,6 +320,7 @@ class Daemon:
             await self._decide(parts)
             parts.start(self._tasks.spawn)
             await self._front_end.accept()
+            parts.audit_start(is_successor=self._predecessor is not None)
         self._notifier.is_muted = False
         self._begin(parts)
         self._tasks.spawn(self._follow(predecessor, parts))
@@ -453,6 +455,8 @@ class Daemon:
         upgradable = self._front_end.upgradable
         if upgradable is not None:
             await upgradable.hand_over(self._life.changing)
+            if self.parts is not None and upgradable.upgrade_problem:
+                self.parts.audit_upgrade_problem(upgradable.upgrade_problem)
         else:
             logger.warning("upgrade refused: in stand-alone mode a restart costs no call")
 
@@ -494,7 +498,7 @@ class Daemon:
 
     async def _refuse_kubelets(self, endpoint: str) -> None:
         """A kubelet whose runtime is this socket would have none."""
-        from runtimeproxy.service.kubelet import kubelet_settings
+        from runtimeproxy.kubelet_endpoints import kubelet_settings
 
         run = asyncio.get_running_loop().run_in_executor
         for each in await run(self._threads.background, kubelet_settings, endpoint):
@@ -509,7 +513,7 @@ class Daemon:
         """
 
         def find() -> list[KubeletSetting]:
-            from runtimeproxy.service.kubelet import is_enabled_unit, kubelet_settings
+            from runtimeproxy.kubelet_endpoints import is_enabled_unit, kubelet_settings
 
             return [] if is_passed and is_enabled_unit() else kubelet_settings(address)
 

@@ -5,13 +5,18 @@ It imports most of the code, protobuf included, so the daemon imports it when it
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+from runtimeproxy import __version__
 from runtimeproxy.core.core import Core
 from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
 from runtimeproxy.frontends.runtime_link import RuntimeLink
+from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
 from runtimeproxy.service.kubernetes_link import KubernetesLink
@@ -25,11 +30,14 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.loading import PolicyLoader
     from runtimeproxy.service.audit_file import AuditFile
-    from runtimeproxy.service.bypass import Bypass
+    from runtimeproxy.service.bypass import Bypass, Cause
     from runtimeproxy.service.configuration import CurrentConfiguration
     from runtimeproxy.service.lifetime import Lifetime
     from runtimeproxy.service.own_servers import OwnServers
     from runtimeproxy.service.tracing.traces import Traces
+
+
+_PROCESS: Final = f"version {__version__}, process {os.getpid()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +46,7 @@ class Parts:
 
     Attributes:
         core: Decides.
+        hook_servers: Those that are registered.
         runtime: The container runtime.
         kubernetes: The API server; None without it.
         pod_names: Names in records that are probably misspelled.
@@ -52,6 +61,7 @@ class Parts:
     """
 
     core: Core
+    hook_servers: HookServers
     runtime: RuntimeLink
     kubernetes: KubernetesLink | None
     pod_names: MisspelledNames
@@ -91,8 +101,32 @@ class Parts:
         self.runtime.start(spawn)
         spawn(self.qos_manager.run())
 
+    def audit_start(self, *, is_successor: bool) -> None:
+        """Audits the start, and the bypass if it is on; from now on also changes of the bypass."""
+        reason = f"{_PROCESS}, mode {self.front_end.mode}"
+        if is_successor:
+            self.core.audit.add_event(
+                AuditKind.UPGRADE, f"{reason}: it serves in place of process {os.getppid()}"
+            )
+        else:
+            self.core.audit.add_event(AuditKind.START, reason)
+        status = self.bypass.status
+        if status.is_on and status.cause is not None:
+            self._audit_bypass(True, status.cause, status.reason)
+        self.bypass.on_turned = self._audit_bypass
+
+    def audit_upgrade_problem(self, problem: str) -> None:
+        self.core.audit.add_event(AuditKind.UPGRADE, f"not upgraded, {_PROCESS} goes on: {problem}")
+
+    def _audit_bypass(self, is_on: bool, by: Cause, reason: str) -> None:
+        old, new = ("off", "on") if is_on else ("on", "off")
+        why = f"by {by}: {reason}" if reason else f"by {by}"
+        self.core.audit.add_event(AuditKind.BYPASS, why, field="bypass", old=old, new=new)
+
     async def close(self, threads: ThreadPools) -> None:
         """Tells and writes the rest, and closes connections."""
+        if not self.life.retired.is_set():
+            self.core.audit.add_event(AuditKind.STOP, _PROCESS)
         if self.kubernetes is not None:
             await self.kubernetes.close(threads.background)
         await self.runtime.client.close()
@@ -123,10 +157,14 @@ def make_parts(
     def is_standby() -> bool:
         return front_end.is_standby
 
-    core = Core(settings, threads, spawn, is_standby, client, kubernetes, loader, sinks)
+    hooks = settings.hooks
+    folder, thread = Path(hooks.server_config_dir), threads.make("hook-servers")  # files may hang
+    hook_servers = HookServers(folder, hooks.server_timeout_s, thread)
+    core = Core(settings, threads, spawn, is_standby, client, hook_servers, kubernetes, loader, sinks)
     store = core.store
     return Parts(
         core=core,
+        hook_servers=hook_servers,
         runtime=RuntimeLink(client, core.inventory, settings, threads.background),
         kubernetes=kubernetes,
         pod_names=MisspelledNames(store.pods, core.node),

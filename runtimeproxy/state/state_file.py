@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from runtimeproxy.documents.files import read_file, replace_file
-from runtimeproxy.documents.reading import InputError, parse_json, printable
+from runtimeproxy.documents.reading import InputError, check_document, parse_json, printable, shortened
 from runtimeproxy.errors import described
 
 logger = logging.getLogger(__name__)
@@ -73,8 +73,10 @@ class StateFile:
             return None
         try:
             document = parse_json(data.decode())
+            check_document(document)
             if self._version is not None and document["version"] != self._version:
-                raise InputError(f"version {document['version']} is not {self._version}")  # noqa: TRY301
+                version = shortened(repr(document["version"]))
+                raise InputError(f"version {version} is not {self._version}")  # noqa: TRY301
             if self._boot_id is not None and document["boot_id"] != self._boot_id:
                 return None
             return parse(document)
@@ -99,5 +101,5 @@ class StateFile:
         replace_file(self.path, data, is_synced=self._is_synced)
 
     def _report(self, reason: str) -> None:
-        self.unusable = f"{printable(self.path)} is not usable: {self._effect}: {reason}"
+        self.unusable = f"{printable(self.path)} is not usable: {self._effect}: {shortened(reason)}"
         logger.warning("%s", self.unusable)

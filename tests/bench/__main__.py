@@ -110,6 +110,7 @@ def _options(chosen: argparse.Namespace) -> Options:
         containerd=_with_containerd(chosen.runtime),
         h2load=h2load_is_there(),
         proxy_command=chosen.proxy_command,
+        earlier_python=chosen.earlier_python,
     )
 
 
@@ -153,6 +154,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--verbose", action="store_true", help="print the table after each round")
     parser.add_argument(
         "--proxy-command", metavar="COMMAND", help="measure another proxy; has {listen} and {upstream} in it"
+    )
+    parser.add_argument(
+        "--earlier-python",
+        metavar="PYTHON",
+        help="measure beside it the version that is installed in this interpreter's environment",
     )
     return parser
 

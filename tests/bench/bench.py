@@ -32,6 +32,8 @@ class Options:
     """Whether h2load loads where it can; else the bench's own generator, which takes more CPU time itself."""
     proxy_command: str | None = None
     """Another command in the proxy's place, with `{listen}` and `{upstream}`."""
+    earlier_python: str | None = None
+    """The interpreter in whose environment another version is installed; None to measure none."""
 
 
 @dataclass
@@ -46,8 +48,9 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.stack = ExitStack()
-        self.empty = Stand("empty", self.folder, self.options.proxy_command)
-        self.full = Stand("full", self.folder, self.options.proxy_command)
+        options = self.options
+        self.empty = Stand("empty", self.folder, options.proxy_command, options.earlier_python)
+        self.full = Stand("full", self.folder, options.proxy_command, options.earlier_python)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:

@@ -117,11 +117,13 @@ class ProxyLauncher:
     Args:
         template: Another command to measure, with `{listen}` and `{upstream}`; None for the proxy's.
         cgroup_root: Where the proxy looks for cgroups.
+        python: The interpreter in whose environment the proxy is installed.
     """
 
-    def __init__(self, template: str | None, cgroup_root: Path) -> None:
+    def __init__(self, template: str | None, cgroup_root: Path, python: str = sys.executable) -> None:
         self.template = template
         self.cgroup_root = cgroup_root
+        self._python = python
 
     def make(
         self, listen: Path, upstream: str, environ: Mapping[str, str] | None = None, config: str = ""
@@ -140,7 +142,7 @@ class ProxyLauncher:
         config = folder / "config.toml"
         config.write_text(f'[cgroups]\nroot = "{self.cgroup_root}"\n{more}')
         return [
-            *(sys.executable, "-m", "runtimeproxy"),
+            *(self._python, "-m", "runtimeproxy"),
             *("--koord-runtimeproxy-endpoint", str(listen)),
             *("--remote-runtime-service-endpoint", upstream),
             *("--config", str(config)),

@@ -12,7 +12,9 @@ from runtimeproxy.testing.server import FakeRuntimeProcess
 from tests.bench.processes import ProxyLauncher, reference
 
 DIRECT, SPLICE, GENERIC, PROXY = "direct", "splice", "generic", "proxy"
-LANES = (DIRECT, SPLICE, GENERIC, PROXY)
+EARLIER = "earlier"
+"""Another version of the proxy, if there is one."""
+LANES = (DIRECT, SPLICE, GENERIC, EARLIER, PROXY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,14 @@ class ContainerdBackend:
 
 
 class Stand:
-    """A runtime, two references and the proxy before it; all run while the `with` block does."""
+    """A runtime, two references and the proxy before it; all run while the `with` block does.
 
-    def __init__(self, name: str, folder: Path, template: str | None) -> None:
+    Args:
+        template: As `ProxyLauncher` has it.
+        earlier_python: The interpreter in whose environment another version is installed; None for none.
+    """
+
+    def __init__(self, name: str, folder: Path, template: str | None, earlier_python: str | None) -> None:
         self.name = name
         self.folder = folder / name
         self.folder.mkdir()
@@ -94,6 +101,9 @@ class Stand:
         # would take longer than a round.
         self.launcher = ProxyLauncher(template, self.folder / "cgroup")
         self.launcher.cgroup_root.mkdir()
+        self._earlier = None
+        if earlier_python is not None:
+            self._earlier = ProxyLauncher(None, self.launcher.cgroup_root, earlier_python)
         self.ways: dict[str, Way] = {}
         self._stack = ExitStack()
 
@@ -106,6 +116,8 @@ class Stand:
             GENERIC: reference("generic_proxy", self.folder / "generic.sock", runtime.endpoint),
             PROXY: self.launcher.make(self.folder / "proxy.sock", runtime.endpoint),
         }
+        if self._earlier is not None:
+            made[EARLIER] = self._earlier.make(self.folder / "earlier.sock", runtime.endpoint)
         for process in made.values():
             self._stack.enter_context(process)
         for name, process in made.items():

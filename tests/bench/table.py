@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from tests.bench.goals import GOALS
 from tests.bench.results import Results
-from tests.bench.stands import LANES
-
-_HEAD = ("row", "figure", *LANES, "target: reached")
+from tests.bench.stands import EARLIER, LANES
 
 
 def lines(results: Results) -> list[str]:
     """The table, columns aligned."""
-    rows: list[tuple[str, ...]] = [_HEAD]
+    has_earlier = any(EARLIER in series for metrics in results.rows.values() for series in metrics.values())
+    lanes = [lane for lane in LANES if lane != EARLIER or has_earlier]
+    more = ["x earlier"] if has_earlier else []
+    rows: list[tuple[str, ...]] = [("row", "figure", *lanes, *more, "target: reached")]
     previous = ""
     for row, metrics in results.rows.items():
         for metric in metrics:
-            figures = (_shown(results.median(row, metric, way)) for way in LANES)
-            rows.append(("" if row == previous else row, metric, *figures, _targets(results, row, metric)))
+            figures = [results.median(row, metric, way) for way in lanes]
+            if has_earlier:
+                figures.append(results.ratio(row, metric, EARLIER))
+            shown = map(_shown, figures)
+            rows.append(("" if row == previous else row, metric, *shown, _targets(results, row, metric)))
             previous = row
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [_aligned(row, widths) for row in rows]
 
 
@@ -32,7 +36,7 @@ def _targets(results: Results, row: str, metric: str) -> str:
 
 
 def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
-    last = len(LANES) + 2
+    last = len(row) - 1
     cells = (
         cell.rjust(width) if 2 <= column < last else cell.ljust(width)
         for column, (cell, width) in enumerate(zip(row, widths, strict=True))

@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 
 from runtimeproxy.cli import main
+from runtimeproxy.hooks.views import Resources
 from runtimeproxy.node.inputs import STATE_FILE
 from runtimeproxy.node.object_folder import FolderObjects, StrategyTexts
 from runtimeproxy.node.objects import NodeObject
 from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind
 from runtimeproxy.pods.checkpoint.file import CheckpointFile
-from runtimeproxy.pods.records import Lifecycle, PodRecord
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.qosmanager.manager import BUILT_IN
 from runtimeproxy.slo.loading import Text
+from tests.cgroups.trees import make_v2
 
 DOCUMENT = Path(__file__).parents[2] / "policies" / "STRATEGIES.md"
 
@@ -221,6 +224,15 @@ def test_json_has_every_field_with_its_source(run: Run) -> None:
     assert report["runningPods"]["unknown"].startswith("not known, there is no checkpoint")
 
 
+def test_the_document_names_each_plugin_that_uses_a_strategy() -> None:
+    rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("|")]
+    used_by = [line.split("|")[3] for line in rows]
+    for plugin in BUILT_IN:
+        assert any(f"`{plugin}`" in each for each in used_by), plugin
+    left = [line for line in rows if "not applied" in line]
+    assert not any(key in line for line in left for key in ("cpu-burst-config", "resource-threshold-config"))
+
+
 def test_all_sources_of_a_node(run: Run) -> None:
     slo = {
         "kind": "NodeSLO",
@@ -299,43 +311,100 @@ def test_wrong_usage(run: Run, arguments: list[str], reason: str) -> None:
     assert reason in err
 
 
-def record(number: int, **values: Any) -> RowChange:
-    pod = PodRecord(id=f"p{number}", cgroup_parent="/kubepods/burstable/pod", **values)
-    return RowChange(RowKind.POD, pod.id, pod)
+CPU = Resources(cpu_quota_us=100_000, cpu_period_us=100_000)
 
 
-def test_running_pods_are_counted_from_the_checkpoint(run: Run, tmp_path: Path) -> None:
-    file = CheckpointFile(tmp_path / "state")
+def save_pods(state: Path, *pods: PodRecord) -> None:
+    """Writes a checkpoint with these pods, each with a container that has one CPU as its limit."""
+    containers = [
+        ContainerRecord(id=f"c-{pod.id}", pod_id=pod.id, name="main", requested=CPU, state=Lifecycle.RUNNING)
+        for pod in pods
+    ]
+    file = CheckpointFile(state)
     file.write(
         [
-            record(1, namespace="prod"),
-            record(2, namespace="test"),
-            record(3, namespace="prod", annotations={"koordinator.sh/cpuBurst": '{"policy": "none"}'}),
-            record(4, namespace="prod", labels={"runtimeproxy.koordinator.sh/skip-hookserver": "true"}),
-            record(5, namespace="prod", state=Lifecycle.STOPPED),
+            *(RowChange(RowKind.POD, each.id, each) for each in pods),
+            *(RowChange(RowKind.CONTAINER, each.id, each) for each in containers),
         ]
     )
     file.close()
+
+
+def record(number: int, **values: Any) -> PodRecord:
+    return PodRecord(id=f"p{number}", cgroup_parent="/kubepods/burstable/pod", **values)
+
+
+@pytest.fixture
+def burst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel with CPU burst, and the policy that sets it."""
+    (tmp_path / "cgroup").mkdir()
+    make_v2(tmp_path / "cgroup", "kubepods/burstable/pod")
+    (tmp_path / "config.toml").write_text("[policies.cpu-burst]\nenabled = true\n")
+    monkeypatch.setenv("KOORD_RUNTIMEPROXY_CGROUPS_ROOT", str(tmp_path / "cgroup"))
+    monkeypatch.setenv("KOORD_RUNTIMEPROXY_CONFIG", str(tmp_path / "config.toml"))
+
+
+@pytest.mark.usefixtures("burst")
+def test_running_pods_are_counted_from_the_checkpoint(run: Run, tmp_path: Path) -> None:
+    save_pods(
+        tmp_path / "state",
+        record(1, namespace="prod"),
+        record(2, namespace="test"),
+        record(3, namespace="prod", annotations={"koordinator.sh/cpuBurst": '{"policy": "none"}'}),
+        record(4, namespace="prod", labels={"runtimeproxy.koordinator.sh/skip-hookserver": "true"}),
+        record(5, namespace="prod", state=Lifecycle.STOPPED),
+    )
     before = (tmp_path / "state" / "records.db").read_bytes()
     code, out, _ = run(write("slo.json", CONFIG_MAP))
     assert code == 0
     assert out.startswith("note: no labels of a node are known, so no node strategy applies")
     assert out.partition("running pods: ")[2] == (
         "1 of 4 get other values than without strategies\n"
+        "  policy cpu-burst: 1\n"
         "  cpuBurst: 1\n"
-        "  pod strategy tests: 1\n"
         "  left alone by their label: 1\n"
         "valid\n"
     )
     _, out, _ = run("slo.json", "--output", "json")
-    assert json.loads(out)["runningPods"]["touched"] == 1
+    found = json.loads(out)["runningPods"]
+    assert (found["touched"], found["byPolicy"]) == (1, {"cpu-burst": 1})
     assert (tmp_path / "state" / "records.db").read_bytes() == before
 
 
+def test_only_pods_whose_values_change_are_counted(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.toml").write_text("[policies.cpu-burst]\nenabled = false\n")
+    monkeypatch.setenv("KOORD_RUNTIMEPROXY_CONFIG", str(tmp_path / "config.toml"))
+    spec = '{"containers": {"main": {"limits": {"kubernetes.io/batch-cpu": "700"}}}}'
+    batch = {"node.koordinator.sh/extended-resource-spec": spec}
+    save_pods(
+        tmp_path / "state",
+        record(1, labels={"koordinator.sh/qosClass": "BE"}, annotations=batch),
+        record(2, labels={"koordinator.sh/qosClass": "BE"}),
+        record(3, labels={"koordinator.sh/qosClass": "LS"}),
+        record(4),
+    )
+    only_batch = (
+        "running pods: 1 of 4 get other values than without strategies\n  policy batch-resource: 1\nvalid\n"
+    )
+    # Without the policy cpu-burst its key has no effect on any pod.
+    data = {
+        "cpu-burst-config": '{"clusterStrategy": {"policy": "auto"}}',
+        "resource-threshold-config": '{"clusterStrategy": {"enable": true, "cpuSuppressPolicy": "cfsQuota"}}',
+    }
+    _, out, _ = run(write("slo.json", {**CONFIG_MAP, "data": data}))
+    assert only_batch in out
+    # The ratio is the cluster's here: a quota is divided by it.
+    data = {"cpu-normalization-config": '{"enable": true, "defaultRatio": 1.4}'}
+    _, out, _ = run(write("slo.json", {**CONFIG_MAP, "data": data}))
+    assert only_batch in out
+
+
+@pytest.mark.usefixtures("burst")
 def test_running_pods_are_compared_with_the_present_strategies(run: Run, tmp_path: Path) -> None:
-    file = CheckpointFile(tmp_path / "state")
-    file.write([record(1, namespace="prod"), record(2, namespace="test"), record(3, namespace="dev")])
-    file.close()
+    pods = (record(1, namespace="prod"), record(2, namespace="test"), record(3, namespace="dev"))
+    save_pods(tmp_path / "state", *pods)
     texts = StrategyTexts()
     key = "cpu-burst-config"
     config = {key: Text("x", json.dumps({"podStrategies": [{"namespace": "dev", "policy": "auto"}]}))}

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from runtimeproxy.hooks.claimants import Claimant
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, shares_of
 from tests.daemon.test_reload import UNTOUCHED, reload
@@ -87,7 +88,7 @@ def test_an_update_that_nobody_saw_is_in_the_records_afterwards(
     # The end saves at once what an idle node saves after a while.
     assert daemon.terminate() == 0
     assert saved_container(daemon, made).requested.memory_limit_bytes == 256 * MIB
-    assert saved_container(daemon, made).owners["resources.cpu_shares"] == "batch-resource"
+    assert saved_container(daemon, made).owners["resources.cpu_shares"] == (Claimant("batch-resource"),)
 
 
 def test_it_can_be_off_from_the_start(daemons: Daemons) -> None:

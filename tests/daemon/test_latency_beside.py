@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -25,7 +25,7 @@ from tests.lab.deadline import wait_until
 from tests.lab.programs import REPOSITORY
 from tests.lab.proxy_process import ProxyProcess
 
-ROUNDS: Final = 3
+MOST_ROUNDS: Final = 6
 SECONDS: Final = 2.0
 MOST_ADDED_MS: Final = 40.0
 """A busy machine's turns are in it. Floods once added 100 ms to the p99."""
@@ -71,16 +71,30 @@ def scene(daemons: Daemons, runtime: FakeRuntime, cgroup_files: CgroupFiles, soc
     return Scene(daemons, runtime, cgroup_files, socket_folder)
 
 
-def latency_ms(socket: Path) -> float:
-    """The median of calls that pass, 200 a second; their p99, which other tests move, is printed."""
-    latencies_us = sorted(paced_result(start_paced(Paced(str(socket), "version", 200, SECONDS))))
-    print(f"p99 {latencies_us[len(latencies_us) * 99 // 100] / 1000:.1f} ms")
-    return median(latencies_us) / 1000
+class Latencies(NamedTuple):
+    """Of calls that pass, 200 a second, in one round."""
+
+    median_ms: float
+    tail_ms: float
+    """3 of 100 take longer; the p99 is moved by other tests, and printed only."""
 
 
-def least_latency_ms(socket: Path) -> float:
-    """Of some rounds: other tests slow down one or the other."""
-    return min(latency_ms(socket) for _ in range(ROUNDS))
+def latencies(socket: Path) -> Latencies:
+    all_us = sorted(paced_result(start_paced(Paced(str(socket), "version", 200, SECONDS))))
+    tail_us, p99_us = (all_us[len(all_us) * percent // 100] for percent in (97, 99))
+    print(f"{socket}: p97 {tail_us / 1000:.1f} ms, p99 {p99_us / 1000:.1f} ms")
+    return Latencies(median(all_us) / 1000, tail_us / 1000)
+
+
+def compare(measure: Callable[[Path], Latencies], scene: Scene, daemon: ProxyProcess) -> None:
+    """Through the daemon and directly until a round is good: other tests slow down one or the other."""
+    bad_rounds: list[tuple[Latencies, Latencies]] = []
+    while len(bad_rounds) < MOST_ROUNDS:
+        beside, direct = measure(Path(daemon.socket)), measure(Path(scene.runtime.socket_path))
+        if max(a - b for a, b in zip(beside, direct, strict=True)) < MOST_ADDED_MS:
+            return
+        bad_rounds.append((beside, direct))
+    pytest.fail(f"each round more than {MOST_ADDED_MS} ms longer than directly: {bad_rounds}")
 
 
 @pytest.mark.slow
@@ -88,12 +102,7 @@ def least_latency_ms(socket: Path) -> float:
 def test_simulated_manifests(scene: Scene, size_bytes: int) -> None:
     daemon = scene.start()
     with flood(daemon, size_bytes):
-        beside_ms, direct_ms = (
-            least_latency_ms(daemon.socket),
-            least_latency_ms(Path(scene.runtime.socket_path)),
-        )
-    print(f"beside {beside_ms:.1f} ms, directly {direct_ms:.1f} ms")
-    assert beside_ms < direct_ms + MOST_ADDED_MS
+        compare(latencies, scene, daemon)
 
 
 @pytest.mark.slow
@@ -104,14 +113,11 @@ def test_long_lists_of_cpus(scene: Scene) -> None:
     cpus = ",".join(str(number % 900) for number in range(2_000))
     made.config.annotations["scheduling.koordinator.sh/resource-status"] = json.dumps({"cpuset": cpus})
     pod = Pod(made.sandbox_id, made.config)
-    found_ms = {}
-    for socket in (str(daemon.socket), str(scene.runtime.socket_path)):
-        rounds_ms = []
-        for _ in range(ROUNDS):
-            creating = start_paced(Paced(socket, "create-remove", 20, SECONDS, pod.as_words()))
-            rounds_ms.append(latency_ms(Path(socket)))
-            paced_result(creating)
-        found_ms[socket] = min(rounds_ms)
-    beside_ms, direct_ms = found_ms.values()
-    print(f"beside {beside_ms:.1f} ms, directly {direct_ms:.1f} ms")
-    assert beside_ms < direct_ms + MOST_ADDED_MS
+
+    def beside_pods(socket: Path) -> Latencies:
+        creating = start_paced(Paced(str(socket), "create-remove", 20, SECONDS, pod.as_words()))
+        found = latencies(socket)
+        paced_result(creating)
+        return found
+
+    compare(beside_pods, scene, daemon)

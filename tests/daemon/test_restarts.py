@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
 from runtimeproxy.pods.records import ContainerRecord
@@ -110,7 +111,7 @@ def test_hooks_see_what_they_saw_before(
     assert before["annotations"]["mine"] == "1"
     assert (before["requested"]["cpu_shares"], before["current"]["cpu_shares"]) == (2, SHARES)
     assert before["current"]["cpu_quota_us"] == QUOTA_US
-    assert owners["resources.cpu_shares"] == "remembering"
+    assert owners["resources.cpu_shares"] == (Claimant("remembering"),)
     daemon.terminate()
     assert saved_container(daemon, made).owners == owners
 
@@ -186,7 +187,7 @@ def test_what_changed_while_the_proxy_was_away(
     record = saved_container(daemon, stays)
     assert record.requested.cpu_shares == 100
     assert "resources.cpu_shares" not in record.owners
-    assert record.owners["resources.cpu_quota_us"] == "remembering"
+    assert record.owners["resources.cpu_quota_us"] == (Claimant("remembering"),)
 
 
 def test_cgroup_values_that_were_reset_while_the_proxy_was_away(
@@ -250,4 +251,6 @@ def test_records_that_only_another_process_has_saved_are_found(
     assert daemon.terminate() == 0
     found = saved(daemon)
     assert (len(found.pods), len(found.containers)) == (20, 20)
-    assert all(record.owners["resources.cpu_shares"] == "remembering" for record in found.containers)
+    assert all(
+        record.owners["resources.cpu_shares"] == (Claimant("remembering"),) for record in found.containers
+    )

@@ -224,12 +224,12 @@ def test_an_upgrade_leaves_the_kubelet_its_runtime(daemons: Daemons, tmp_path: P
 
 BLIND = """\
 import runpy, sys
-import runtimeproxy.service.kubelet
+import runtimeproxy.kubelet_endpoints
 
 def fails(address):
     raise OSError(24, "Too many open files")
 
-runtimeproxy.service.kubelet.kubelet_settings = fails
+runtimeproxy.kubelet_endpoints.kubelet_settings = fails
 sys.argv = sys.argv[3:]
 runpy.run_module("runtimeproxy", run_name="__main__", alter_sys=False)
 """

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.config.settings import ProxySettings
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.signals import UPGRADE
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, batch_pod, flowing_events, pod, shares_of
@@ -198,7 +199,9 @@ def test_what_a_successor_did_before_it_was_killed_is_known(family: Family, clie
     _events = flowing_events(client)
     second = family.upgrade()
     made = batch_pod(client, "later").run().create().start()
-    assert saved_container(family.daemon, made).owners["resources.cpu_shares"] == "batch-resource"
+    assert saved_container(family.daemon, made).owners["resources.cpu_shares"] == (
+        Claimant("batch-resource"),
+    )
     family.signal(signal.SIGKILL, second)
     family.wait_for(lambda: family.serving == first, "the first process")
     # The other client may write into the killed one's connection before it notices its end.
@@ -207,4 +210,6 @@ def test_what_a_successor_did_before_it_was_killed_is_known(family: Family, clie
     family.wait_for(
         lambda: saved_container(family.daemon, made).requested.memory_limit_bytes == 64 * MIB, "the update"
     )
-    assert saved_container(family.daemon, made).owners["resources.cpu_shares"] == "batch-resource"
+    assert saved_container(family.daemon, made).owners["resources.cpu_shares"] == (
+        Claimant("batch-resource"),
+    )

@@ -21,9 +21,9 @@ from runtimeproxy.doctor.facts import (
     RuntimeFacts,
     SocketState,
 )
+from runtimeproxy.kubelet_endpoints import KubeletSetting, RunningKubelet
 from runtimeproxy.node.koordlet import Koordlet
 from runtimeproxy.node.snapshot import Feature, KubeletFacts, Node
-from runtimeproxy.service.kubelet import KubeletSetting, RunningKubelet
 
 SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"
 OURS = KubeletSetting("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint", f"unix://{SOCKET}")

@@ -23,9 +23,9 @@ from runtimeproxy.doctor.gather import (
     unit_properties,
 )
 from runtimeproxy.hooks.loading import LoadResult
+from runtimeproxy.kubelet_endpoints import KubeletSetting, running_kubelets
 from runtimeproxy.node.koordlet import Koordlet
 from runtimeproxy.offline import Offline
-from runtimeproxy.service.kubelet import KubeletSetting, running_kubelets
 from runtimeproxy.testing import FakeRuntime
 from tests.systemd.test_units import SERVICE, unit
 

@@ -6,8 +6,9 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 
+from runtimeproxy.cgroups.writer import WriteResult
 from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, PodView
-from runtimeproxy.hooks.audit import AuditKind, Written
+from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import View, pod_of
@@ -20,7 +21,7 @@ async def decide(
     hook: Hook = Hook.PRE_CREATE_CONTAINER,
     *,
     budget_s: float = 10.0,
-    apply: Callable[[Decision], Mapping[str, Written] | None] | None = None,
+    apply: Callable[[Decision], Mapping[str, WriteResult] | None] | None = None,
     has_writes: Callable[[Decision], bool] | None = None,
     view: View = VIEW,
     is_short: bool = True,

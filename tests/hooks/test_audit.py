@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks import (
     CLEAR,
     ContainerChange,
@@ -15,8 +16,9 @@ from runtimeproxy.hooks import (
     MountSpec,
     Policy,
 )
-from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject, Written, shown, with_written
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject, shown, with_written
 from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import Field, FieldUpdate, Value
 from runtimeproxy.hooks.loaded import bind
@@ -72,7 +74,13 @@ async def decision() -> Decision:
     return made
 
 
-def after(decision: Decision, written: dict[str, Written]) -> Decision:
+def result(
+    outcome: WriteOutcome = WriteOutcome.WRITTEN, error: str = "", *, old: int | None = None
+) -> WriteResult:
+    return WriteResult("/pod", "cpu.shares", 512, outcome, old, error)
+
+
+def after(decision: Decision, written: dict[str, WriteResult]) -> Decision:
     return replace(decision, audit=with_written(decision.audit, decision.owners, written))
 
 
@@ -83,16 +91,19 @@ def told(decision: Decision) -> dict[str, tuple[AuditKind, str, str]]:
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        (Written(old="0"), (AuditKind.CHANGED, "0", "why")),
-        (Written(skipped="ENOENT: no such file"), (AuditKind.LEFT_OUT, "", "ENOENT: no such file")),
-        (Written(old="0", failed="EBUSY: no"), (AuditKind.FAILED, "0", "EBUSY: no")),
-        (Written(is_pending=True), (AuditKind.PENDING, "", "why")),
+        (result(old=0), (AuditKind.CHANGED, "0", "why")),
+        (
+            result(WriteOutcome.MISSING, "ENOENT: no such file"),
+            (AuditKind.LEFT_OUT, "", "ENOENT: no such file"),
+        ),
+        (result(WriteOutcome.FAILED, "EBUSY: no", old=0), (AuditKind.FAILED, "0", "EBUSY: no")),
+        (result(WriteOutcome.PENDING), (AuditKind.PENDING, "", "why")),
     ],
 )
 def test_changed_is_only_what_was_written(
-    decision: Decision, written: Written, expected: tuple[AuditKind, str, str]
+    decision: Decision, written: WriteResult, expected: tuple[AuditKind, str, str]
 ) -> None:
-    made = after(decision, {"cpu.shares": Written(old="2"), "cpu.bvt_warp_ns": written})
+    made = after(decision, {"cpu.shares": result(old=2), "cpu.bvt_warp_ns": written})
     assert told(made) == {
         "cgroup[cpu.shares]": (AuditKind.CHANGED, "2", "why"),
         "cgroup[cpu.bvt_warp_ns]": expected,
@@ -100,14 +111,15 @@ def test_changed_is_only_what_was_written(
 
 
 def test_a_value_that_another_policy_replaced_was_not_written(decision: Decision) -> None:
-    owners = dict.fromkeys(decision.owners, "somebody-else")
-    written = {"cpu.shares": Written(old="2")}
+    owners = dict.fromkeys(decision.owners, (Claimant("somebody-else"),))
+    written = {"cpu.shares": result(old=2)}
     assert told(after(replace(decision, owners=owners), written)).keys() == {"cgroup[cpu.bvt_warp_ns]"}
 
 
 def test_a_value_that_several_policies_lead_to_was_written_for_each(decision: Decision) -> None:
-    owners = dict.fromkeys(decision.owners, "server:a.json+shares")
-    written = {"cpu.shares": Written(failed="EBUSY: no"), "cpu.bvt_warp_ns": Written(old="0")}
+    both = Claimant("a.json", ClaimantKind.SERVER), Claimant("shares")
+    owners = dict.fromkeys(decision.owners, both)
+    written = {"cpu.shares": result(WriteOutcome.FAILED, "EBUSY: no"), "cpu.bvt_warp_ns": result(old=0)}
     assert told(after(replace(decision, owners=owners), written)) == {
         "cgroup[cpu.shares]": (AuditKind.FAILED, "", "EBUSY: no"),
         "cgroup[cpu.bvt_warp_ns]": (AuditKind.CHANGED, "0", "why"),
@@ -115,20 +127,20 @@ def test_a_value_that_several_policies_lead_to_was_written_for_each(decision: De
 
 
 def test_what_a_file_held_already_is_no_change(decision: Decision) -> None:
-    written = {"cpu.shares": Written(old="512", is_unchanged=True), "cpu.bvt_warp_ns": Written(old="0")}
+    written = {"cpu.shares": result(WriteOutcome.UNCHANGED, old=512), "cpu.bvt_warp_ns": result(old=0)}
     assert told(after(decision, written)).keys() == {"cgroup[cpu.bvt_warp_ns]"}
 
 
 def test_what_the_writer_does_not_tell_stays(decision: Decision) -> None:
     assert after(decision, {}).audit == decision.audit
-    assert after(decision, {"memory.high": Written(old="1")}).audit == decision.audit
+    assert after(decision, {"memory.high": result(old=1)}).audit == decision.audit
 
 
 @pytest.mark.parametrize("kind", [AuditKind.CONFLICT, AuditKind.FAILED, AuditKind.WOULD_CHANGE])
 def test_other_entries_stay(decision: Decision, kind: AuditKind) -> None:
     entries: tuple[AuditEntry, ...] = tuple(_with_kind(entry, kind) for entry in decision.audit)
     other = Decision(hook=decision.hook, merged=decision.merged, audit=entries)
-    assert after(other, {"cpu.shares": Written(old="2")}).audit == entries
+    assert after(other, {"cpu.shares": result(old=2)}).audit == entries
 
 
 def _with_kind(entry: AuditEntry, kind: AuditKind) -> AuditEntry:
@@ -139,7 +151,7 @@ async def test_the_chain_tells_what_its_writer_returns() -> None:
     workers = Workers(1)
     sink: list[AuditEntry] = []
     chain = Chain([bind(Shares(), PolicySettings())], workers, sink=sink.append)
-    written = {"cpu.shares": Written(old="2"), "cpu.bvt_warp_ns": Written(failed="EBUSY: no")}
+    written = {"cpu.shares": result(old=2), "cpu.bvt_warp_ns": result(WriteOutcome.FAILED, "EBUSY: no")}
     await decide(chain, Hook.PRE_UPDATE_CONTAINER_RESOURCES, apply=lambda _: written)
     workers.close()
     assert [(entry.field, entry.old, entry.kind, entry.reason) for entry in sink] == [

@@ -24,6 +24,7 @@ from runtimeproxy.hooks import (
 )
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import Merged
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind
@@ -47,7 +48,7 @@ async def test_policies_see_requested_values_only(workers: Workers) -> None:
     decision = await decide(chain)
     assert seen == [None, None]
     assert shares_of(decision) == 100
-    assert decision.owners == {"resources.cpu_shares": "a"}
+    assert decision.owners == {"resources.cpu_shares": (Claimant("a"),)}
     assert isinstance(decision.view, ContainerView)
     assert decision.view.current.cpu_shares == 100
 
@@ -129,7 +130,7 @@ async def test_a_failing_policy_is_ignored_by_default(
     decision = await decide(Chain([scripted("bad", bad), scripted("c", shares(7))], workers))
     assert shares_of(decision) == 7
     assert kinds(decision)[0] in (("bad", AuditKind.FAILED), ("bad", AuditKind.INVALID))
-    assert decision.owners == {"resources.cpu_shares": "c"}
+    assert decision.owners == {"resources.cpu_shares": (Claimant("c"),)}
     assert decision.without_answer == {"bad"}
 
 
@@ -254,7 +255,7 @@ async def test_only_later_dry_run_policies_see_the_labels_that_a_dry_run_policy_
         "c-dry": "b-enforcing",
         "d-enforcing": "b-enforcing",
     }
-    assert decision.owners == {"labels[by]": "d-enforcing"}
+    assert decision.owners == {"labels[by]": (Claimant("d-enforcing"),)}
 
 
 async def test_a_dry_run_policy_refuses_nothing_and_fails_nothing(workers: Workers) -> None:

@@ -14,6 +14,7 @@ from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks import ContainerView, FailurePolicy
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.workers import Workers
 from tests.hooks.asking import VIEW, decide, kinds, shares_of, until
@@ -112,7 +113,7 @@ async def test_a_spent_budget_leaves_the_rest_out(workers: Workers, hanging: Han
     await spend_budget(chain, hanging)
     decision = await deciding
     assert finished == [decision]
-    assert decision.owners == {"cgroup[cpu.shares]": "a"}
+    assert decision.owners == {"cgroup[cpu.shares]": (Claimant("a"),)}
     assert kinds(decision)[1:] == [("a-late", AuditKind.FAILED), ("c", AuditKind.FAILED)]
 
 

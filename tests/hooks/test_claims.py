@@ -27,7 +27,7 @@ from runtimeproxy.hooks import (
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.chain import Chain
-from runtimeproxy.hooks.claimants import Claimant, labels_of
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Decision, evaluate
 from runtimeproxy.hooks.fields import Field
 from runtimeproxy.hooks.loaded import LoadedPolicy
@@ -90,7 +90,7 @@ def test_what_policies_want_of_a_quota(values: list[Any], expected: int) -> None
     merged = decision.merged.fields[QUOTA]
     assert merged.value == expected
     assert {claim.owner.name for claim in merged.claims} == {policy.name for policy in policies}
-    assert decision.owners == {"resources.cpu_quota_us": labels_of(merged.owners)}
+    assert decision.owners == {"resources.cpu_quota_us": merged.owners}
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_scale_on_an_update_is_of_the_request_not_of_what_the_runtime_has() ->
     running = ContainerView(requested=Resources(cpu_quota_us=50_000), current=Resources(cpu_quota_us=40_000))
     decision = decided(wanting("norm", cpu_quota_us=Scale(1.25)), view=running)
     assert decision.change is None
-    assert decision.owners == {"resources.cpu_quota_us": "norm"}
+    assert decision.owners == {"resources.cpu_quota_us": (Claimant("norm"),)}
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_quota_is_as_systemd_rounds_it_where_the_container_is_a_unit(parent: s
     updated = replace(view, current=Resources(cpu_quota_us=expected))
     again = decided(policy, view=updated)
     assert (again.change, again.audit) == (None, ())
-    assert again.owners == {"resources.cpu_quota_us": "norm"}
+    assert again.owners == {"resources.cpu_quota_us": (Claimant("norm"),)}
 
 
 def test_a_bound_on_a_list_of_cpus() -> None:

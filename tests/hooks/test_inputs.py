@@ -25,6 +25,7 @@ from runtimeproxy.hooks import (
 )
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Unmet, evaluate, unmet_for, unmet_on
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind
 from runtimeproxy.hooks.views import ClassView
@@ -260,7 +261,7 @@ async def test_a_qos_class_is_evaluated_from_its_pods(whole: LoadedPolicy, worke
     view = ClassView(qos=KubeQoSClass.BURSTABLE, pods=pods)
     decision = await Chain([whole], workers).evaluate(view)
     assert decision.change == CgroupChange(cgroup={"memory.min": 12_288})
-    assert decision.owners == {"cgroup[memory.min]": "whole"}
+    assert decision.owners == {"cgroup[memory.min]": (Claimant("whole"),)}
     (entry,) = decision.audit
     assert (entry.target, entry.pod_name) == ("QoS class Burstable", "")
 

@@ -62,7 +62,10 @@ CONTAINER_CHANGE = ContainerChange(
 
 def test_each_field_has_one_owner_and_the_merged_change_has_all() -> None:
     decision = decided(ContainerView(), resources(cpu_shares=5), resources(cpu_quota_us=1_000))
-    assert decision.owners == {"resources.cpu_shares": "p0", "resources.cpu_quota_us": "p1"}
+    assert decision.owners == {
+        "resources.cpu_shares": (Claimant("p0"),),
+        "resources.cpu_quota_us": (Claimant("p1"),),
+    }
     assert decision.change == resources(cpu_shares=5, cpu_quota_us=1_000)
 
 
@@ -73,7 +76,7 @@ def test_two_values_for_one_field_are_a_conflict(rule: ConflictRule, owner: str,
     first, _ = merge(Merged(ContainerView()), "p0", {SHARES: 5}, rule=rule)
     second, updates = merge(first, "p1", {SHARES: 7}, rule=rule)
     assert [(update.old, update.new, update.other) for update in updates] == [(5, 7, "p0")]
-    assert decision_of(second).owners == {"resources.cpu_shares": owner}
+    assert decision_of(second).owners == {"resources.cpu_shares": (Claimant(owner),)}
     assert isinstance(second.view, ContainerView)
     assert second.view.current.cpu_shares == value
 
@@ -93,7 +96,9 @@ def test_a_value_that_is_there_already_is_owned_but_not_changed() -> None:
     assert updates == ()
     decision = decision_of(merged, Hook.PRE_UPDATE_CONTAINER_RESOURCES)
     assert decision.change is None
-    assert decision.owners == {"resources.cpu_shares": "p0", "resources.cpu_quota_us": "p0"}
+    assert decision.owners == dict.fromkeys(
+        ("resources.cpu_shares", "resources.cpu_quota_us"), (Claimant("p0"),)
+    )
 
 
 def test_a_value_set_back_by_a_later_policy_is_no_change() -> None:

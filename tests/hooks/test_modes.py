@@ -146,6 +146,13 @@ OVERRIDES = st.builds(
 )
 
 
+@pytest.mark.parametrize("name", ["set_s", "until_s"])
+@pytest.mark.parametrize("time_s", [1e300, -1e300, 253_402_300_800, float("inf"), float("nan")])
+def test_a_time_that_no_message_can_have_is_refused(name: str, time_s: float) -> None:
+    with pytest.raises(ValueError, match="is not a time"):
+        from_json({**as_json(override("off")), name: time_s})
+
+
 @given(OVERRIDES)
 def test_what_is_saved_is_read_again(each: Override) -> None:
     assert from_json(as_json(each)) == each

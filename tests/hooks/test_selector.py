@@ -20,6 +20,7 @@ from runtimeproxy.hooks import (
     Policy,
 )
 from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.hooks.policy_checks import check_policy_class
 from runtimeproxy.hooks.settings import PolicySettings
@@ -201,7 +202,7 @@ async def test_a_selector_looks_at_the_pod_as_earlier_policies_left_it() -> None
     workers = Workers()
     chain = Chain([bind(Labels()), bind(Needs())], workers)
     decision = await decide(chain, Hook.PRE_RUN_POD_SANDBOX, view=LS)
-    assert decision.owners == {"annotations[b]": "labels", "labels[seen]": "needs"}
+    assert decision.owners == {"annotations[b]": (Claimant("labels"),), "labels[seen]": (Claimant("needs"),)}
     other = await decide(chain, Hook.PRE_RUN_POD_SANDBOX, view=BE)
     assert other.change is None
     workers.close()

@@ -98,7 +98,7 @@ def test_a_policy_that_hangs_elsewhere_is_skipped() -> None:
         ("a", FailureKind.SKIPPED)
     ]
     assert skipping.decision is not None
-    assert skipping.decision.owners == {"resources.cpu_shares": "b"}
+    assert skipping.decision.owners == {"resources.cpu_shares": (Claimant("b"),)}
 
 
 @pytest.mark.parametrize(

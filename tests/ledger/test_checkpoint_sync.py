@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.cgroups.writer import CgroupWriter
-from runtimeproxy.hooks.claimants import parse_claimant, texts_of
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant, texts_of
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import checkpoint
 from runtimeproxy.ledger.books import Wanted
@@ -47,7 +47,7 @@ from tests.ledger.claims import set_values
 
 ONE = "/kubepods/pod1"
 BOOT = "this-boot"
-OWNED = ContainerRecord(id="box", pod_id="pod", owners={"resources.cpu_shares": "batch"})
+OWNED = ContainerRecord(id="box", pod_id="pod", owners={"resources.cpu_shares": (Claimant("batch"),)})
 
 
 @dataclass
@@ -171,7 +171,7 @@ async def test_a_process_that_decides_again_takes_what_its_successor_saved(
         await asyncio.to_thread(set_values, old.cgroups, ONE, {"cpu.shares": 512})
         await settled(old)
         theirs = replace(
-            OWNED, requested=Resources(cpu_shares=200), owners={"resources.cpu_shares": "theirs"}
+            OWNED, requested=Resources(cpu_shares=200), owners={"resources.cpu_shares": (Claimant("theirs"),)}
         )
         saved = [replace(theirs, id=identity) for identity in ("box", "recovered", "new")]
         async with side(tmp_path, files) as new:
@@ -229,7 +229,10 @@ def leave_0_1(folder: Path, *pods: PodRecord, values: dict[str, ManagedValue]) -
 
 async def test_what_version_0_1_wrote_is_taken_over(tmp_path: Path, files: CgroupFiles) -> None:
     """Values of hook servers are observed only; the pod's owners tell them from those of policies."""
-    owners = {"cgroup[cpu.shares]": "koordlet.json", "cgroup[memory.limit_in_bytes]": "batch-resource"}
+    owners = {
+        "cgroup[cpu.shares]": (Claimant("koordlet.json", ClaimantKind.SERVER),),
+        "cgroup[memory.limit_in_bytes]": (Claimant("batch-resource"),),
+    }
     values = {
         "memory.limit_in_bytes": ManagedValue(4096, -1),
         "cpu.shares": ManagedValue(512, 2597),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger import checkpoint
 from runtimeproxy.ledger.checkpoint import MOST_IN_A_BATCH, MOST_NOTED, CheckpointWriter
 from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind, Saved
@@ -201,7 +202,7 @@ async def test_what_the_runtime_says_does_not_replace_what_another_process_saw(
     writer: CheckpointWriter, store: PodStore, folder: Path
 ) -> None:
     with closing(CheckpointFile(folder)) as other:
-        theirs = replace(box(1), owners={"a": "b"})
+        theirs = replace(box(1), owners={"a": (Claimant("b"),)})
         other.write([RowChange(RowKind.CONTAINER, "box-1", theirs)])
     store.containers.fill(replace(box(1), recovered=True), 0)
     await writer.flush()

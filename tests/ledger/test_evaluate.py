@@ -217,7 +217,10 @@ async def test_values_of_before_without_a_book_are_given_back_once(
     scene.add(1)
     record = scene.store.containers.get("box0")
     assert record is not None
-    booked, owners = replace(REQUESTED, cpu_quota_us=booked_us), {"resources.cpu_quota_us": "batch"}
+    booked, owners = (
+        replace(REQUESTED, cpu_quota_us=booked_us),
+        {"resources.cpu_quota_us": (Claimant("batch"),)},
+    )
     scene.store.containers.put(replace(record, booked=booked, owners=owners))
     CgroupWriter(scene.files.root).write(f"{CLASS}/pod0/box0", {"cpu.cfs_quota_us": found_us})
     await scene.evaluator.evaluate_all()

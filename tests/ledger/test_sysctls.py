@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 from collections.abc import Iterator
@@ -72,6 +73,21 @@ def test_while_a_policy_has_no_answer_they_stay(kernel: Kernel) -> None:
     kernel.daemon().apply(WANTED)
     assert kernel.daemon().apply({}, releases=()) == ()
     assert kernel.texts() == ("1\n", "0\n")
+
+
+@pytest.mark.parametrize("name", ["{outside}", "kernel/../../outside", "..outside", "kernel..", "kernel", ""])
+def test_a_saved_name_leads_to_no_other_file(kernel: Kernel, name: str) -> None:
+    outside = kernel.folder / "outside"
+    outside.write_text("1\n")
+    kernel.daemon().apply(WANTED)
+    saved = kernel.state / "sysctls.json"
+    document = json.loads(saved.read_text())
+    poisoned = {name.format(outside=outside): {"original": "0", "written": "1"}}
+    saved.write_text(json.dumps({**document, "sysctls": poisoned}))
+    sysctls = kernel.daemon()
+    assert sysctls.planned() == sysctls.apply({}) == ()
+    assert outside.read_text() == "1\n"
+    assert "is not the name of a sysctl" in sysctls.unusable
 
 
 def test_after_a_reboot_nothing_of_before_counts(kernel: Kernel) -> None:

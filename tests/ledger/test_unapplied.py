@@ -284,7 +284,7 @@ def test_what_only_a_creation_can_give(*, is_recovered: bool) -> None:
         Field(ANNOTATIONS, "other"): MergedField("yes", None, (Claimant("marks"),)),
     }
     decision = Decision(hook=Hook.EVALUATE_CONTAINER, merged=Merged(PodView(), fields))
-    owners = {"env[OLD]": "gpu-env", "annotations[other]": "marks"}
+    owners = {"env[OLD]": (Claimant("gpu-env"),), "annotations[other]": (Claimant("marks"),)}
     record = ContainerRecord(
         id="box", annotations={"same": "yes", "other": "no"}, owners=owners, recovered=is_recovered
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.pods.checkpoint.codec import Rank, RowChange, RowKind, Saved, encode
 from runtimeproxy.pods.checkpoint.file import (
     FILE_NAME,
@@ -34,7 +35,7 @@ from runtimeproxy.pods.resources import LAST_APPLIED
 from tests.lab.deadline import quickest_s, wait_until
 
 POD = PodRecord(id="pod", name="web", labels={"a": "b"})
-BOX = ContainerRecord(id="box", pod_id="pod", owners={"resources.cpu_shares": "batch"})
+BOX = ContainerRecord(id="box", pod_id="pod", owners={"resources.cpu_shares": (Claimant("batch"),)})
 CGROUP = CgroupRecord("/kubepods/pod1", {"cpu.shares": ManagedValue(512, 1024)})
 ALL = Saved((POD,), (BOX,), (CGROUP,))
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
@@ -88,7 +89,7 @@ async def test_a_checkpoint_that_is_read_during_a_look_up_counts(
     (container_id,) = fake_runtime.state.containers
     store = PodStore()
     looking = Lookups(store, client, timeout_s=10).container(container_id)
-    saved = ContainerRecord(id=container_id, owners={"resources.cpu_shares": "mine"})
+    saved = ContainerRecord(id=container_id, owners={"resources.cpu_shares": (Claimant("mine"),)})
     reading = partial(take, store, Saved(containers=(saved,)))
     found = await during(fake_runtime, "ContainerStatus", looking, reading)
     assert found.owners == saved.owners

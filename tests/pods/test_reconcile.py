@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runtimeproxy.fields.tables import CRI_FIELDS
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.reconcile import joined_container, joined_pod, reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -21,7 +22,11 @@ SAVED = ContainerRecord(
     booked=Resources(
         cpu_shares=512, cpu_quota_us=-1, memory_limit_bytes=64 * MIB, unified={"memory.high": "max"}
     ),
-    owners={SHARES: "batch", QUOTA: "cpuset", "resources.unified[memory.high]": "batch"},
+    owners={
+        SHARES: (Claimant("batch"),),
+        QUOTA: (Claimant("cpuset"),),
+        "resources.unified[memory.high]": (Claimant("batch"),),
+    },
     state=Lifecycle.RUNNING,
 )
 
@@ -110,15 +115,15 @@ def test_a_record_that_came_from_the_file_before_gives_way_to_a_newer_row() -> N
     ("saved", "known", "expected"),
     [
         pytest.param(
-            PodRecord(id="p", owners={"a": "b"}, cgroup_parent="/x"),
+            PodRecord(id="p", owners={"a": (Claimant("b"),)}, cgroup_parent="/x"),
             PodRecord(id="p", recovered=True, cgroup_parent="/y", booked=Resources(cpu_shares=2)),
-            PodRecord(id="p", owners={"a": "b"}, cgroup_parent="/x"),
+            PodRecord(id="p", owners={"a": (Claimant("b"),)}, cgroup_parent="/x"),
             id="what-was-saved",
         ),
         pytest.param(
-            PodRecord(id="p", owners={"a": "b"}),
+            PodRecord(id="p", owners={"a": (Claimant("b"),)}),
             PodRecord(id="p", recovered=True, state=Lifecycle.STOPPED),
-            PodRecord(id="p", owners={"a": "b"}, state=Lifecycle.STOPPED),
+            PodRecord(id="p", owners={"a": (Claimant("b"),)}, state=Lifecycle.STOPPED),
             id="its-end",
         ),
         pytest.param(

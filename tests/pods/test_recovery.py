@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.inventory import Inventory
@@ -150,7 +151,7 @@ def saved_store(state: RuntimeState, shares: int) -> tuple[PodStore, str]:
         name="main",
         requested=Resources(cpu_shares=7),
         booked=Resources(cpu_shares=shares),
-        owners={"resources.cpu_shares": "policy"},
+        owners={"resources.cpu_shares": (Claimant("policy"),)},
         state=Lifecycle.RUNNING,
     )
     store = PodStore()
@@ -246,11 +247,11 @@ async def test_a_start_that_nobody_saw_shows_in_the_list(
     preload(fake_runtime.state, 1, 1)
     (container_id,) = fake_runtime.state.containers
     store = PodStore()
-    store.containers.put(ContainerRecord(id=container_id, owners={"a": "b"}))
+    store.containers.put(ContainerRecord(id=container_id, owners={"a": (Claimant("b"),)}))
     await Recovery(Inventory(store), client).compare()
     record = store.containers.get(container_id)
     assert record is not None
-    assert (record.state, record.owners) == (Lifecycle.RUNNING, {"a": "b"})
+    assert (record.state, record.owners) == (Lifecycle.RUNNING, {"a": (Claimant("b"),)})
 
 
 async def test_a_checkpoint_that_is_read_while_details_are_asked_for_counts(
@@ -260,7 +261,11 @@ async def test_a_checkpoint_that_is_read_while_details_are_asked_for_counts(
     (pod_id,), (container_id,) = fake_runtime.state.sandboxes, fake_runtime.state.containers
     saved = Saved(
         (PodRecord(id=pod_id, annotation_changes={"a": "b"}),),
-        (ContainerRecord(id=container_id, pod_id=pod_id, owners={"resources.cpu_shares": "mine"}),),
+        (
+            ContainerRecord(
+                id=container_id, pod_id=pod_id, owners={"resources.cpu_shares": (Claimant("mine"),)}
+            ),
+        ),
     )
     store = PodStore()
     for method in ("PodSandboxStatus", "ContainerStatus"):
@@ -279,7 +284,7 @@ async def test_a_checkpoint_that_is_read_while_details_are_asked_for_counts(
     assert pod is not None
     assert container is not None
     assert pod.annotation_changes == {"a": "b"}
-    assert container.owners == {"resources.cpu_shares": "mine"}
+    assert container.owners == {"resources.cpu_shares": (Claimant("mine"),)}
 
 
 async def test_a_defect_that_one_record_shows_is_told_and_costs_no_other(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import RowKind, Saved
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -138,7 +139,7 @@ def saved(*containers: ContainerRecord, pods: tuple[PodRecord, ...] = ()) -> Sav
     return Saved(pods, containers)
 
 
-OWNED = replace(container("a"), owners={"f": "policy"}, booked=Resources(cpu_shares=2))
+OWNED = replace(container("a"), owners={"f": (Claimant("policy"),)}, booked=Resources(cpu_shares=2))
 
 
 def test_a_checkpoint_fills_an_empty_store() -> None:
@@ -182,7 +183,7 @@ def test_a_checkpoint_that_was_read_again_counts_where_nothing_happened() -> Non
     with store.listing() as since:
         store.load(saved(OWNED, container("b")), since)
         store.containers.put(replace(container("b"), name="mine"))
-    newer = replace(OWNED, owners={"f": "other"})
+    newer = replace(OWNED, owners={"f": (Claimant("other"),)})
     with store.listing() as since:
         assert store.load(saved(newer, container("b"), container("c")), since) == ("a", "c")
     assert store.containers.get("a") == newer
@@ -208,7 +209,7 @@ def test_what_is_told_of_changes() -> None:
 def test_a_list_that_was_under_way_does_not_drop_what_another_process_saved() -> None:
     store = PodStore()
     with store.listing() as since:
-        saved = Saved(containers=(ContainerRecord(id="new", owners={"a": "b"}),))
+        saved = Saved(containers=(ContainerRecord(id="new", owners={"a": (Claimant("b"),)}),))
         assert store.load(saved, since) == ("new",)
         assert store.containers.merge({}, since) == ()
     assert store.containers.get("new") is not None

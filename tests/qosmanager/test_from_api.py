@@ -22,7 +22,6 @@ from runtimeproxy.qosmanager.snapshot import (
     PodEviction,
     Strategies,
 )
-from runtimeproxy.service.api.strategies import as_json
 from runtimeproxy.slo.schema import (
     AggregatePolicy,
     CgroupBase,
@@ -33,6 +32,7 @@ from runtimeproxy.slo.schema import (
     PodCpuBurst,
     Threshold,
 )
+from runtimeproxy.slo.values import as_json
 
 SLICE = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podu.slice"
 

@@ -78,7 +78,7 @@ def saved_containers(fake_runtime: FakeRuntime, count: int) -> tuple[ContainerRe
             pod_id=kept.sandbox_id,
             requested=Resources(cpu_shares=2),
             booked=Resources(cpu_shares=512),
-            owners={"resources.cpu_shares": "policy"},
+            owners={"resources.cpu_shares": (Claimant("policy"),)},
         )
         for kept in fake_runtime.state.containers.values()
     )
@@ -110,7 +110,7 @@ async def test_what_is_there(
     values = dict.fromkeys(("cpu.shares", "cpu.bvt_warp_ns", "cpu.idle", "unknown"), ManagedValue(1, 2))
     saved = Saved(
         (PodRecord(id=record.pod_id, cgroup_parent=POD),),
-        (record, ContainerRecord(id="gone", pod_id="gone", owners={"a": "b"})),
+        (record, ContainerRecord(id="gone", pod_id="gone", owners={"a": (Claimant("b"),)})),
         (CgroupRecord(POD, values), CgroupRecord("/gone", values), CgroupRecord("/..", values)),
     )
     found = await observe(saved, client, ledger_of(saved, tmp_path, writer), writer)
@@ -207,7 +207,7 @@ async def test_a_file_that_the_runtime_reports(
     record = replace(
         record,
         booked=Resources(unified={"memory.high": "4096"}),
-        owners={"resources.unified[memory.high]": "policy"},
+        owners={"resources.unified[memory.high]": (Claimant("policy"),)},
     )
     if not changes:
         fake_runtime.on("UpdateContainerResources", response=api_pb2.UpdateContainerResourcesResponse())
@@ -250,7 +250,7 @@ async def test_without_a_value_to_send_the_runtime_is_not_asked(
     record = replace(
         saved_container(fake_runtime),
         booked=Resources(oom_score_adj=9),
-        owners={"resources.oom_score_adj": "policy"},
+        owners={"resources.oom_score_adj": (Claimant("policy"),)},
     )
     (line,) = await restore_container(client, planned(record))
     assert line.status is Status.FAILED
@@ -294,7 +294,7 @@ def test_a_container_that_had_no_cpus_of_its_own_gets_every_cpu(writer: CgroupWr
         id="box",
         pod_id="pod",
         booked=Resources(cpuset_cpus="1"),
-        owners={"resources.cpuset_cpus": "cpuset"},
+        owners={"resources.cpuset_cpus": (Claimant("cpuset"),)},
         state=Lifecycle.RUNNING,
     )
     entries = {"cpuset.cpus": Entry((Claim(Claimant("cpuset"), Role.SET, "1"),), "1", booked="1")}

@@ -14,6 +14,7 @@ import pytest
 
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.cli import main
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind
 from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointFile
@@ -135,7 +136,7 @@ def left(daemons: Daemons, cgroup_files: CgroupFiles, direct: CriClient, runtime
         name="main",
         requested=requested,
         booked=overlay(requested, policies),
-        owners=dict.fromkeys(OWNED, "batch-resource"),
+        owners=dict.fromkeys(OWNED, (Claimant("batch-resource"),)),
         state=Lifecycle.RUNNING,
     )
     cgroup = CgroupRecord(parent, {each.name: ManagedValue(each.value, each.old) for each in results})

@@ -71,7 +71,9 @@ def owned(requested: Mapping[str, Any], applied: Mapping[str, Any]) -> Container
         name="main",
         requested=Resources(**requested),
         booked=Resources(**applied),
-        owners=dict.fromkeys([*sorted(names), *(f"resources.unified[{key}]" for key in unified)], "policy"),
+        owners=dict.fromkeys(
+            [*sorted(names), *(f"resources.unified[{key}]" for key in unified)], (Claimant("policy"),)
+        ),
         state=Lifecycle.RUNNING,
     )
 
@@ -132,7 +134,7 @@ def test_values_that_cannot_be_taken_away(applied: Mapping[str, Any]) -> None:
 
 def test_a_file_gets_what_the_other_values_make_of_it() -> None:
     record = owned({"memory_limit_bytes": 4096}, {"unified": {"memory.max": "1024"}})
-    record = replace(record, owners={"resources.unified[memory.max]": "policy"})
+    record = replace(record, owners={"resources.unified[memory.max]": (Claimant("policy"),)})
     (container,) = plan(Saved((POD,), (record,)), node()).containers
     assert container.values == Resources(unified={"memory.max": "4096"})
 
@@ -155,7 +157,10 @@ def test_cpus_of_an_unknown_pod_cannot_be_taken_away() -> None:
             replace(owned({}, {"cpu_shares": 2}), owners={}), {"box": RUNNING}, id="owned-by-nobody"
         ),
         pytest.param(
-            replace(owned({}, {}), owners={"labels[a]": "p", "env[b]": "p", "cgroup[cpu.idle]": "p"}),
+            replace(
+                owned({}, {}),
+                owners=dict.fromkeys(("labels[a]", "env[b]", "cgroup[cpu.idle]"), (Claimant("p"),)),
+            ),
             {"box": RUNNING},
             id="owned-but-no-resource",
         ),
@@ -171,7 +176,7 @@ def test_a_container_without_its_owners() -> None:
     record = owned({"cpu_shares": 1024}, {"cpu_shares": 2, "cpu_quota_us": 5000})
     (container,) = plan(Saved((POD,), (record,)), node()).containers
     found = without_owners(container, frozenset({"resources.cpu_shares"}))
-    assert found.owners == {"resources.cpu_quota_us": "policy"}
+    assert found.owners == {"resources.cpu_quota_us": (Claimant("policy"),)}
     assert found.booked == Resources(cpu_shares=1024, cpu_quota_us=5000)
     assert found.requested == record.requested
 

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from runtimeproxy.config.settings import AuditSettings
+from runtimeproxy.core.audit_lines import lines
 from runtimeproxy.hooks import Hook, Mode
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
-from runtimeproxy.service.audit_file import MOST_QUEUED, AuditFile, lines
+from runtimeproxy.service.audit_file import MOST_QUEUED, AuditFile
 from tests.hooks.asking import until
 
 CREATE = Hook.PRE_CREATE_CONTAINER

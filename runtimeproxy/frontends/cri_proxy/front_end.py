@@ -165,6 +165,10 @@ class CriProxy(FrontEnd):
             self.predecessor.report_stopping()
         self.server.stop_accepting()
 
+    @property
+    def upgrade_problem(self) -> str:
+        return self.upgrade.last[1] if self.is_open and self.upgrade.last is not None else ""
+
     async def hand_over(self, changing: asyncio.Lock) -> None:
         if self.is_open:
             await self.upgrade.run(changing)

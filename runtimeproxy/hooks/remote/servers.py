@@ -65,12 +65,12 @@ class HookServers:
     Args:
         default_timeout_s: The time for one call of a server whose file has none.
         executor: A thread that reads the files and makes the servers; it may hang.
-        on_change: Called after `policies` has changed, and before the old servers are closed.
         make: Makes a server, in the executor's thread.
         watching: How the folder is watched; None for the defaults.
 
     Attributes:
         policies: The servers as policies, by file name.
+        on_change: Called after `policies` has changed, and before the old servers are closed.
     """
 
     def __init__(
@@ -78,12 +78,11 @@ class HookServers:
         folder: Path,
         default_timeout_s: float,
         executor: Executor,
-        on_change: Callable[[], None],
         make: Callable[[Registration], Server] = make_server,
         watching: FolderWatchSettings | None = None,
     ) -> None:
         self._executor = executor
-        self._on_change = on_change
+        self.on_change: Callable[[], None] = lambda: None
         self._make = make
         self._used: dict[str, _Used] = {}
         self._unused: list[str] = []
@@ -155,7 +154,7 @@ class HookServers:
         made = await asyncio.get_running_loop().run_in_executor(self._executor, self._make_all, new)
         self._used = dict(sorted({**kept, **made}.items()))
         self.policies = tuple(used.policy for used in self._used.values())
-        self._on_change()
+        self.on_change()
         for used in made.values():
             _log_use(used.server.registration)
         for name, used in old.items():

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
 from runtimeproxy.documents.long_json import json_text, read_json
+from runtimeproxy.documents.reading import InputError, check_document
 from runtimeproxy.errors import UNLIKE_OURS
 from runtimeproxy.fields.declaration import Kind
 from runtimeproxy.fields.tables import CRI_FIELDS, saved_value
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.changes import CLEAR, Clear
-from runtimeproxy.hooks.claimants import ClaimantKind, parse_claimant
+from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, Owners, labels_of, parse_claimant
+from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.records import (
     NO_CHANGES,
@@ -38,6 +40,7 @@ from runtimeproxy.pods.resources import (
     frozen,
     kept_annotations,
 )
+from runtimeproxy.units import MAX_INT64, checked_time_s
 
 ValueT = TypeVar("ValueT")
 
@@ -117,7 +120,7 @@ def encode(record: Record) -> str:
     for field in fields(record):
         value = getattr(record, field.name)
         if field.name not in _NOT_IN_BODY and value != getattr(blank, field.name):
-            document[_KEYS.get(field.name, field.name)] = _plain(value)
+            document[_KEYS.get(field.name, field.name)] = _plain(field.name, value)
     # Mostly no policy has changed anything: then both are one object, here and after the next start.
     if record.booked == record.requested:
         document.pop(_KEYS["booked"], None)
@@ -154,7 +157,9 @@ def _claimed(value: object) -> object:
     return None if isinstance(value, Clear) else value
 
 
-def _plain(value: object) -> object:
+def _plain(name: str, value: Any) -> object:  # noqa: ANN401 - any field
+    if name == "owners":
+        return {field: labels_of(owners) for field, owners in value.items()}
     if not isinstance(value, Resources):
         return dict(value) if isinstance(value, Mapping) else value
     document = {name: found for name in CRI_FIELDS if (found := getattr(value, name)) is not None}
@@ -169,6 +174,7 @@ def decode(kind: RowKind, identity: str, body: object) -> Record:
     # Raises BadRowError if the body is not the JSON of such a record.
     try:
         document = _object(read_json(_text(body)))
+        check_document(document)
         if kind is RowKind.CGROUP:
             return CgroupRecord(identity, {name: _managed(each) for name, each in document.items()})
         if kind is RowKind.BOOK:
@@ -181,7 +187,7 @@ def decode(kind: RowKind, identity: str, body: object) -> Record:
         if document.get("same") is True and "requested" in values:
             values["booked"] = values["requested"]
         return (PodRecord if kind is RowKind.POD else ContainerRecord)(id=identity, **values)
-    except UNLIKE_OURS as error:
+    except (*UNLIKE_OURS, InputError) as error:
         raise BadRowError(str(error)) from error
 
 
@@ -193,9 +199,15 @@ def _checked(kind: type[ValueT], value: object) -> ValueT:
 
 
 _text: Final = partial(_checked, str)
-_integer: Final = partial(_checked, int)
 _flag: Final = partial(_checked, bool)
 _object: Final[Callable[[object], dict[str, Any]]] = partial(_checked, dict)
+
+
+def _integer(value: object, least: int = -MAX_INT64 - 1, most: int = MAX_INT64) -> int:
+    number = _checked(int, value)
+    if not least <= number <= most:
+        raise ValueError(f"{number} is not in {least} to {most}")
+    return number
 
 
 def _value(value: object) -> int | str:
@@ -221,7 +233,7 @@ def _book(identity: str, document: Mapping[str, Any]) -> Book:
 
 def _original(value: object) -> Original:
     text, inode = _checked(list, value)
-    return Original(None if text is None else _text(text), _integer(inode))
+    return Original(None if text is None else _text(text), _checked(int, inode))
 
 
 def _entry(name: str, value: object) -> Entry:
@@ -259,6 +271,19 @@ def _entries(value: object) -> Mapping[str, str]:
     return compact(found)
 
 
+def _owners(value: object) -> Owners:
+    return {field: owners_in(text) for field, text in _entries(value).items()} or NO_ENTRIES
+
+
+@lru_cache
+def owners_in(text: str) -> tuple[Claimant, ...]:
+    """The owners in a text of `labels_of`: a hook server is named by its file, a policy has no dot."""
+    return tuple(
+        Claimant(each, ClaimantKind.SERVER) if each.endswith(SUFFIX) else parse_claimant(each)
+        for each in text.split("+")
+    )
+
+
 def _changes(value: object) -> Mapping[str, str | None]:
     found = _object(value)
     return {key: None if each is None else _text(each) for key, each in found.items()} or NO_CHANGES
@@ -282,15 +307,16 @@ def _resources(value: object) -> Resources:
 
 _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     **dict.fromkeys(("pod_id", "name", "namespace", "uid", "runtime_handler", "cgroup_parent"), _text),
-    "attempt": _integer,
+    "attempt": partial(_integer, least=0, most=2**32 - 1),
     "priority": lambda value: None if value is None else _integer(value),
-    **dict.fromkeys(("labels", "owners"), _entries),
+    "labels": _entries,
+    "owners": _owners,
     "annotations": lambda value: kept_annotations(bounded(_entries(value))),
     **dict.fromkeys(("label_changes", "annotation_changes"), _changes),
     **dict.fromkeys(("overhead", "requested", "booked"), _resources),
     "pending_cgroup": _values,
     "state": lambda value: Lifecycle(_integer(value)),
     **dict.fromkeys(("detailed", "recovered", "trimmed"), _flag),
-    "created_s": partial(_checked, float),
+    "created_s": lambda value: checked_time_s(_checked(float, value)),
 }
 """The reader of each field."""

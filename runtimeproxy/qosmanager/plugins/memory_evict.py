@@ -6,7 +6,8 @@ Three features, each with a gate of its own (policies spec 3.4):
 - `MemoryEvict`: the same; pods up to a priority go that allow it;
 - `MemoryAllocatableEvict`: pods of low priority request more than a share of what is allocatable.
 
-Unlike in Koordinator, what a pod releases is counted in bytes as it is, not a thousand times.
+Unlike in Koordinator, what a pod releases is counted in bytes as it is, not a thousand times, and a pod that
+would release less than 1 MiB stays: its end would help nobody.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class MemoryEvict(EvictPlugin[EvictState]):
     gates: ClassVar[tuple[str, ...]] = GATES["memory-evict"]
     resource: ClassVar[str] = "memory"
     cool_s: ClassVar[float] = COOL_S
+    least: ClassVar[int] = _MIB
     state_type = EvictState
     needs: ClassVar[frozenset[Need]] = frozenset(
         Need(level, Metric.MEMORY_USAGE, LOOK_BACK_S) for level in (Level.NODE, Level.POD)

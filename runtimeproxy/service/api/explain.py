@@ -41,6 +41,7 @@ from runtimeproxy.vocabulary import ClaimLevel
 if TYPE_CHECKING:
     from runtimeproxy.cgroups.writer import FileText
     from runtimeproxy.core.policies import PolicySet
+    from runtimeproxy.hooks.claimants import Claimant
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.views import Resources
@@ -226,9 +227,9 @@ class Explainer:
             for name, entry in sorted(book.entries.items()):
                 fields[name] = self._field(book, name, entry, files, record)
         if record is not None:
-            for name, owner in sorted(record.owners.items()):
+            for name, owners in sorted(record.owners.items()):
                 if not parameter_of(name):
-                    fields[name] = _message_field(record, name, owner)
+                    fields[name] = _message_field(record, name, owners)
         for audited in entries:
             if audited.kind is AuditKind.WOULD_CHANGE and audited.field:
                 name = parameter_of(audited.field) or audited.field
@@ -438,20 +439,22 @@ def _dry_run_claim(entry: AuditEntry) -> api_pb2.ExplainedClaim:
     )
 
 
-def _message_field(record: PodRecord | ContainerRecord, name: str, owner: str) -> api_pb2.ExplainedField:
+def _message_field(
+    record: PodRecord | ContainerRecord, name: str, owners: Iterable[Claimant]
+) -> api_pb2.ExplainedField:
     """A field of the message that is not a cgroup parameter."""
     value, requested = _message_value(record, name), None
     if name.startswith(f"{RESOURCES}."):
         requested = _resource(record.requested, name)
     claims = [
         api_pb2.ExplainedClaim(
-            owner=each,
+            owner=each.label,
             role=api_pb2.ExplainedClaim.ROLE_SET,
             value=value,
             effect=api_pb2.ExplainedClaim.EFFECT_USED,
             mode=api_pb2.MODE_ENFORCE,
         )
-        for each in owner.split("+")
+        for each in owners
     ]
     return api_pb2.ExplainedField(
         name=name, requested=requested, claims=claims, applied=value, resolved=value

@@ -11,7 +11,7 @@ from runtimeproxy.documents.reading import InputError, json_value, member
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import resolve
-from runtimeproxy.hooks.claimants import texts_of
+from runtimeproxy.hooks.claimants import labels_of, texts_of
 from runtimeproxy.hooks.fields import CGROUP, RESOURCES
 from runtimeproxy.ledger.tree import QUOTA
 from runtimeproxy.node.derived import pod_cpus
@@ -135,17 +135,18 @@ class PodMessages:
         ledger, inventory = self.ledger, self.inventory
         node, view = self.node.latest, recorded_pod(pod)
         requests, extended = node.requests_of(view), extended_amounts(pod.annotations)
+        policies = set[str]()
         containers = [
             _container(
                 ledger,
                 box,
                 inventory.cgroup_of(pod, box),
                 amounts_of(box.requested, requests.get(box.name, {}), extended.get(box.name, NO_AMOUNTS)),
+                policies,
             )
             for box in inventory.store.containers.members(pod.id)
         ]
-        fields = list(_owned(ledger, pod, pod.cgroup_parent))
-        owners = (field.owner for part in (fields, *(each.fields for each in containers)) for field in part)
+        fields = list(_owned(ledger, pod, pod.cgroup_parent, policies))
         # The node's allocations are kept only where shared pools are computed.
         allocation = node.allocations.get(pod.uid) or pod_cpus(
             pod.labels, pod.annotations, node.facts.last_cpu
@@ -167,7 +168,7 @@ class PodMessages:
             cgroup_parent=pod.cgroup_parent,
             containers=containers,
             fields=fields,
-            policies=sorted({name for owner in owners for name in owner.split("+")}),
+            policies=sorted(policies),
             is_recovered=pod.recovered,
             allocated_cpus=format_cpu_list(allocation.cpus) if allocation is not None else "",
             created_at=timestamp(pod.created_s or None),
@@ -284,13 +285,15 @@ def _member(value: object, name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _container(ledger: Ledger, box: ContainerRecord, cgroup: str, amounts: PodAmounts) -> api_pb2.Container:
+def _container(
+    ledger: Ledger, box: ContainerRecord, cgroup: str, amounts: PodAmounts, policies: set[str]
+) -> api_pb2.Container:
     return api_pb2.Container(
         id=box.id,
         name=box.name,
         attempt=box.attempt,
         state=_CONTAINER_STATES[box.state],
-        fields=_owned(ledger, box, cgroup),
+        fields=_owned(ledger, box, cgroup, policies),
         is_recovered=box.recovered,
         cgroup=cgroup,
         created_at=timestamp(box.created_s or None),
@@ -312,17 +315,24 @@ def _scaled_quota_us(ledger: Ledger, box: ContainerRecord, cgroup: str) -> int |
     return steps[1] if steps and isinstance(steps[1], int) else None
 
 
-def _owned(ledger: Ledger, record: PodRecord | ContainerRecord, cgroup: str) -> Iterator[api_pb2.OwnedField]:
-    """The fields with an owner: those of the cgroup as in the ledger, the others as in the last call."""
+def _owned(
+    ledger: Ledger, record: PodRecord | ContainerRecord, cgroup: str, policies: set[str]
+) -> Iterator[api_pb2.OwnedField]:
+    """The fields with an owner: those of the cgroup as in the ledger, the others as in the last call.
+
+    `policies`: gets the owners.
+    """
     book = ledger.books.record(cgroup) if cgroup else None
     entries = book.entries if book is not None else {}
     for name, entry in sorted(entries.items()):
         if entry.claims:
             value = shown(entry.resolved)
+            policies.update(map(str, entry.owners))
             yield api_pb2.OwnedField(name=f"{CGROUP}[{name}]", owner=texts_of(entry.owners), value=value)
-    for name, owner in sorted(record.owners.items()):
+    for name, owners in sorted(record.owners.items()):
         if parameter_of(name) not in entries:
-            yield api_pb2.OwnedField(name=name, owner=owner)
+            policies.update(each.label for each in owners)
+            yield api_pb2.OwnedField(name=name, owner=labels_of(owners))
 
 
 def parameter_of(field: str) -> str:

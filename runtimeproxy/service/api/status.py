@@ -14,7 +14,7 @@ from cri_api.runtime.v1 import api_pb2 as cri_pb2
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy import __version__
 from runtimeproxy.api_names import MODES
-from runtimeproxy.cgroups.writer import WriteOutcome
+from runtimeproxy.cgroups.writer import FAILURES, WriteOutcome
 from runtimeproxy.core.eviction import PodEvictionOutcome
 from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks.audit import AuditKind
@@ -24,7 +24,6 @@ from runtimeproxy.hooks.fields import SYSCTL
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.http2.server import EarlyEnd
 from runtimeproxy.ledger import unapplied as unapplied_values
-from runtimeproxy.ledger.counts import FAILED_WRITES
 from runtimeproxy.logs import dropped_lines
 from runtimeproxy.node.snapshot import FIELDS, Input, InputState
 from runtimeproxy.service.api.claims import EVICTIONS, owner_message
@@ -124,7 +123,7 @@ def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
     """
     core, proxy, settings = parts.core, parts.proxy, parts.configuration.settings
     policies, node = core.policies, core.node
-    servers = policies.servers
+    servers = parts.hook_servers
     store = core.store
     uids = {pod.uid for pod in store.pods}
     status = api_pb2.GetStatusResponse(
@@ -514,7 +513,7 @@ def _ledger(
         observed=sorted(ledger.books.observed),
         counts=api_pb2.LedgerCounts(
             writes=sum(number for (_, outcome), number in writes if outcome is WriteOutcome.WRITTEN),
-            failed_writes=sum(number for (_, outcome), number in writes if outcome in FAILED_WRITES),
+            failed_writes=sum(number for (_, outcome), number in writes if outcome in FAILURES),
             repairs=sum(counts.repairs.read().values()),
             overwrites=sum(counts.overwrites.read().values()),
             given_back=sum(counts.given_back.read().values()),

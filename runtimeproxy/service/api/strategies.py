@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.slo.strategies import BY_DEFAULT
+from runtimeproxy.slo.values import as_json, given_values
 
 if TYPE_CHECKING:
     from runtimeproxy.slo.strategies import Provenance
@@ -23,15 +23,8 @@ def strategy_fields(
         strategies: A dataclass of dataclasses.
         provenance: By dotted path; paths without a field are left out.
     """
-    for path, each in sorted(provenance.items()):
-        value: Any = strategies
-        for name in path.split("."):
-            value = getattr(value, name, _MISSING)
-        if value is not _MISSING:
-            yield api_pb2.StrategyField(path=path, value=as_json(value), provenance=provenance_message(each))
-
-
-_MISSING: Any = object()
+    for path, value, each in given_values(strategies, provenance):
+        yield api_pb2.StrategyField(path=path, value=as_json(value), provenance=provenance_message(each))
 
 
 def all_fields(
@@ -65,17 +58,3 @@ def provenance_message(provenance: Provenance) -> api_pb2.Provenance:
         is_off=provenance.is_off,
         text=str(provenance),
     )
-
-
-def as_json(value: object) -> str:
-    return json.dumps(value, default=_plain, sort_keys=True)
-
-
-def _plain(value: object) -> object:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): each for key, each in value.items()}
-    if isinstance(value, frozenset | set):
-        return sorted(map(str, value))
-    return str(value)

@@ -140,7 +140,7 @@ def samples(parts: Parts, received: Received) -> Iterator[Sample]:
     policies, audit, ledger = core.policies, core.audit, core.ledger
     yield from _of_loaded(policies, core.node)
     yield from of_policies(audit.counts)
-    yield from _of_servers(policies.servers)
+    yield from _of_servers(parts.hook_servers)
     yield from _of_ledger(ledger)
     yield from of_books(ledger.books)
     yield from _of_upkeep(core.upkeep, core.state)

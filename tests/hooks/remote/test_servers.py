@@ -70,7 +70,8 @@ class Site:
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
         self._executor = ThreadPoolExecutor(1)
-        self.servers = HookServers(self.folder, 2.0, self._executor, self._note, self._make, QUICK)
+        self.servers = HookServers(self.folder, 2.0, self._executor, self._make, QUICK)
+        self.servers.on_change = self._note
         self._task = asyncio.get_running_loop().create_task(self.servers.run())
 
     async def until(self, *origins: str) -> None:
@@ -202,7 +203,7 @@ async def test_many_dead_servers_cost_a_call_no_thread_and_no_time(tmp_path: Pat
     executor = ThreadPoolExecutor(1)
     for number in range(MAX_SERVERS):
         write(tmp_path / f"{number:03}.json", str(tmp_path / f"{number}.sock"))
-    servers = HookServers(tmp_path, 2.0, executor, lambda: None)
+    servers = HookServers(tmp_path, 2.0, executor)
     following = asyncio.get_running_loop().create_task(servers.run())
     await servers.read()
     workers = Workers(1)

@@ -193,6 +193,35 @@ def test_requests_beyond_what_is_allocatable() -> None:
     )
 
 
+def test_a_pod_that_would_release_nothing_to_speak_of_stays() -> None:
+    usage = {"tiny": 0.9 / 1024, "small": 1.0 / 1024, "large": 1.0}
+    # The lowest priority would go first.
+    pods = [be("tiny", priority=5_000), be("small", priority=5_100), be("large")]
+    assert uids(decided(pods, usage_gib=usage)) == ["small", "large"]
+
+
+def test_a_reason_names_what_the_pod_releases_only() -> None:
+    mid_memory = "kubernetes.io/mid-memory"
+
+    def pod(name: str, resource: str, priority_class: PriorityClass) -> Pod:
+        container = container_of(name, requests={resource: 60 * GIB})
+        return be(name, containers=(container,), priority_class=priority_class, eviction=YES)
+
+    decision = decided(
+        [pod("a", BATCH_MEMORY, PriorityClass.BATCH), pod("b", mid_memory, PriorityClass.MID)],
+        used_gib=1.0,
+        feature="MemoryAllocatableEvict",
+        allocatable={BATCH_MEMORY: 50 * GIB, mid_memory: 50 * GIB},
+        memory_allocatable_evict_threshold_percent=80,
+        memory_allocatable_evict_lower_percent=70,
+        allocatable_evict_priority_threshold=7_999,
+    )
+    assert uids(decision) == ["a", "b"]
+    for each in decision.evictions:
+        assert each.reason.count(" to release, this pod 61440 MiB") == 1
+        assert "this pod 0 MiB" not in each.reason
+
+
 def test_usage_and_requests_are_released_together() -> None:
     """What BEMemoryEvict has evicted is not evicted for its usage by MemoryEvict again."""
     pods = [be("a", eviction=YES), be("b", eviction=YES), pod_of("c", priority=1, eviction=YES)]

@@ -9,9 +9,10 @@ from runtimeproxy.node.objects import RESERVATION
 from runtimeproxy.node.snapshot import Cpu, KubeletFacts, Node, PodCpus, Pool, Pools
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.service.api.node import cpus_of, pools_of, reserved_of, shown_texts
-from runtimeproxy.service.api.strategies import as_json, strategy_fields
+from runtimeproxy.service.api.strategies import strategy_fields
 from runtimeproxy.slo.schema import CpuBurstStrategy
 from runtimeproxy.slo.strategies import Layer, Provenance, Strategies
+from runtimeproxy.slo.values import as_json
 from runtimeproxy.units import format_cpu_list
 from tests.daemon.conftest import Daemons
 from tests.lab.cri_client import CriClient

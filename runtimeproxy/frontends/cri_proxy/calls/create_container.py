@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import PodView, Resources
     from runtimeproxy.hooks.changes import Change
+    from runtimeproxy.hooks.claimants import Owners
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.fields import Field, MergedField
 
@@ -59,7 +60,7 @@ class ContainerDraft:
     def __init__(self, config: api_pb2.ContainerConfig, evaluation: int) -> None:
         self.config = config
         self._evaluation = evaluation
-        self.owners: Mapping[str, str] = NO_ENTRIES
+        self.owners: Owners = NO_ENTRIES
         self.pending: Mapping[str, int | str] = NO_ENTRIES
         self.fields: Mapping[Field, MergedField] = NO_FIELDS
         self.fitted: Mapping[str, int | str] = NO_ENTRIES
@@ -111,7 +112,7 @@ class ContainerDraft:
         requested = self._requested or read_resources(config.linux.resources)
         owners = self.owners
         if self.fitted:
-            owners = {**fitted_owners(self.fitted, str(TREE)), **owners}
+            owners = {**fitted_owners(self.fitted, TREE), **owners}
         self.make_record = partial(
             ContainerRecord,
             name=config.metadata.name,

@@ -41,13 +41,13 @@ from runtimeproxy.hooks.traceparent import trace_id_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
+    from runtimeproxy.cgroups.writer import WriteResult
     from runtimeproxy.frontends.cri_proxy.calls.call_trace import CallTrace
     from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall, Question, Work
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallRecording, CallServices
     from runtimeproxy.frontends.cri_proxy.calls.long_work import Check
     from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind, Method
     from runtimeproxy.frontends.cri_proxy.interception import CallHead, Reply
-    from runtimeproxy.hooks.audit import Written
     from runtimeproxy.hooks.chain import Chain, ChainRun
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
@@ -358,7 +358,7 @@ class InterceptedCall:
         self._run = run
         return False
 
-    def _apply(self, decision: Decision) -> Mapping[str, Written]:
+    def _apply(self, decision: Decision) -> Mapping[str, WriteResult]:
         """Applies a decision: edits the request, then writes cgroup values; the last step of its chain run.
 
         Runs in the worker thread of the policies, or in the loop's thread if the request is short and there

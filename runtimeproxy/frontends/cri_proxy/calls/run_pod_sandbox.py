@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import PodView
     from runtimeproxy.hooks.changes import Change, TextEntries
+    from runtimeproxy.hooks.claimants import Owners
     from runtimeproxy.hooks.decision import Decision
 
 
@@ -54,7 +55,7 @@ class PodDraft:
         self._priority = priority
         self.requested = read_resources(config.linux.resources)
         self._change = PodChange()
-        self._owners: Mapping[str, str] = NO_ENTRIES
+        self._owners: Owners = NO_ENTRIES
         self._late: Wanted | None = None
         self._make_record: Callable[..., PodRecord] | None = None
 

@@ -17,6 +17,7 @@ from runtimeproxy.pods.resources import NO_ENTRIES
 
 if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
+    from runtimeproxy.hooks.claimants import Owners
     from runtimeproxy.hooks.decision import Decision
 
 
@@ -28,7 +29,7 @@ class StartContainer(ContainerCall):
     def __init__(self, services: CallServices, request: api_pb2.StartContainerRequest) -> None:
         super().__init__(services, request, request.container_id)
         self._pending: Mapping[str, int | str] = NO_ENTRIES
-        self._owners: Mapping[str, str] = NO_ENTRIES
+        self._owners: Owners = NO_ENTRIES
 
     def before(self) -> Sequence[Question]:
         """Cgroup values wait for the cgroup."""

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from runtimeproxy.core.events import CgroupLedger
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks.changes import Change
+    from runtimeproxy.hooks.claimants import Owners
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.fields import Field, MergedField
     from runtimeproxy.pods.records import ContainerRecord, PodRecord
@@ -68,7 +69,7 @@ class UpdateContainerResources(ContainerCall):
         self._in_force: Resources | None = None
         self._update: PendingUpdate | None = None
         self._update_key = ""
-        self._owners: Mapping[str, str] = NO_ENTRIES
+        self._owners: Owners = NO_ENTRIES
         self._released: Collection[str] = ()
         # What bounds above have changed, by cgroup parameter.
         self._fitted: Mapping[str, int | str] = NO_ENTRIES
@@ -246,7 +247,7 @@ class UpdateContainerResources(ContainerCall):
         if self._annotations:
             # Many updates, each with others, would add up.
             annotations = bounded({**annotations, **self._annotations}) or annotations
-        owners = {**fitted_owners(self._fitted, str(TREE)), **self._owners}
+        owners = {**fitted_owners(self._fitted, TREE), **self._owners}
         return replace(
             record,
             requested=overlay(record.requested, self._sent),
@@ -289,7 +290,7 @@ class UpdatePodSandboxResources(PodCall):
         self._sent = self._forwarded = read_resources(request.resources)
         self._overhead = read_resources(request.overhead)
         self._in_force: Resources | None = None
-        self._owners: Mapping[str, str] = NO_ENTRIES
+        self._owners: Owners = NO_ENTRIES
         self._pending: Mapping[str, int | str] = NO_ENTRIES
         self._fields: Mapping[Field, MergedField] | None = NO_FIELDS
         self._silent: frozenset[str] = frozenset()

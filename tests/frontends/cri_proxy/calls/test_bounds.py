@@ -42,10 +42,10 @@ async def test_a_container_begins_without_a_quota(desk: Surroundings, answer: Co
     (wanted,) = desk.ledger.booked
     assert wanted.requested[QUOTA] == 60_000
     if answer is None:
-        assert record.owners == {"resources.cpu_quota_us": str(TREE)}
+        assert record.owners == {"resources.cpu_quota_us": (TREE,)}
         assert wanted.claims == {QUOTA: (Claim(TREE, Role.SET, -1),)}
     else:
-        assert record.owners == {"resources.cpu_quota_us": "test"}
+        assert record.owners == {"resources.cpu_quota_us": (Claimant("test"),)}
         assert [claim.owner for claim in wanted.claims[QUOTA]] == [Claimant("test")]
 
 

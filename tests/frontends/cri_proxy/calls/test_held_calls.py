@@ -25,6 +25,7 @@ from runtimeproxy.hooks import (
 )
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.chain import Chain
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.pods.records import Lifecycle, PodRecord
@@ -131,7 +132,7 @@ async def test_a_policy_changes_a_container_and_the_record_keeps_both_values(des
     assert sent.config.linux.resources.cpu_shares == 2048
     record = record_of(desk)
     assert (record.requested.cpu_shares, record.booked.cpu_shares) == (2, 2048)
-    assert record.owners["resources.cpu_shares"] == "test"
+    assert record.owners["resources.cpu_shares"] == (Claimant("test"),)
     (_, view), *_ = found.seen
     assert (view.pod.qos, view.pod.id, dict(view.env)) == ("BE", POD_ID, {"PATH": b"/bin"})
     assert view.pod.cgroup_parent == "/kubepods/besteffort/podu1"

@@ -20,6 +20,7 @@ from runtimeproxy.hooks import (
     Scale,
 )
 from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
@@ -113,7 +114,7 @@ async def test_a_waiting_value_has_its_own_owner_in_the_audit(desk: Surroundings
     known(desk)
     running = desk.store.containers.get(CONTAINER_ID)
     assert running is not None
-    owners = {"cgroup[memory.use_priority_oom]": "other"}
+    owners = {"cgroup[memory.use_priority_oom]": (Claimant("other"),)}
     desk.store.containers.put(replace(running, pending_cgroup={"memory.use_priority_oom": 1}, owners=owners))
     await done(desk, "StartContainer")
     assert [(entry.policy, entry.new) for entry in desk.audit] == [("server.json", "0"), ("other", "1")]

@@ -20,6 +20,7 @@ from runtimeproxy.hooks import (
     Resources,
     Scale,
 )
+from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.node.snapshot import FixedNode, Input, InputState, Node
 from runtimeproxy.pods.drafts import has_taken
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
@@ -94,7 +95,7 @@ async def test_an_update_of_an_owned_field_gets_the_owners_value(desk: Surroundi
     assert sent.linux == api_pb2.LinuxContainerResources(cpu_shares=2048)
     record = record_of(desk)
     assert (record.requested.cpu_shares, record.booked.cpu_shares) == (512, 2048)
-    assert record.owners["resources.cpu_shares"] == "test"
+    assert record.owners["resources.cpu_shares"] == (Claimant("test"),)
 
 
 async def test_an_update_of_the_kubelets_cpu_manager_carries_the_policys_cpus(desk: Surroundings) -> None:
@@ -191,7 +192,7 @@ async def test_what_a_policy_without_an_answer_wanted_still_holds(desk: Surround
     assert call.reply.forwarded == [None]
     record = record_of(desk)
     assert record.booked.cpu_shares == 2048
-    assert record.owners["resources.cpu_shares"] == "test"
+    assert record.owners["resources.cpu_shares"] == (Claimant("test"),)
 
 
 @pytest.mark.parametrize("state", InputState)

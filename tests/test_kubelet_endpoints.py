@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.config.settings import ProxySettings
-from runtimeproxy.service.kubelet import is_enabled_unit, kubelet_settings
+from runtimeproxy.kubelet_endpoints import is_enabled_unit, kubelet_settings
 
 SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"
 OURS = f"unix://{SOCKET}"
