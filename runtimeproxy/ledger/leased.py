@@ -245,6 +245,7 @@ class LeasedClaims:
     Attributes:
         ready: Set once the claims of the process before this one are known.
         unwritten: Parameters that another agent of this node writes: claims on them are not applied.
+        files: What outlives this process, beside the claims in the checkpoint.
     """
 
     def __init__(
@@ -268,6 +269,7 @@ class LeasedClaims:
         self._handed_over_file = StateFile(folder / HANDED_OVER, "sessions begin anew", is_synced=False)
         effect = "leases and holds of claims begin anew"
         self._unrenewed_file = StateFile(folder / UNRENEWED, effect, is_synced=False)
+        self.files = (self._unrenewed_file, self._handed_over_file)
         self._unrenewed: dict[str, float] = {}
         self._unrenewed_failures = FailureLog()
         self._boot_id = boot_id
@@ -626,10 +628,6 @@ class LeasedClaims:
                 if owner.mode is Mode.OFF or refusal(owner.rules, key.field, key.role, key.level):
                     owned.drop(key)
         self.owners = dict(sorted(self.owners.items()))
-
-    @property
-    def unusable(self) -> str:
-        return "; ".join(filter(None, (self._unrenewed_file.unusable, self._handed_over_file.unusable)))
 
     async def load(self, *, is_successor: bool) -> None:
         """Takes over the claims of the process before this one, from the files and from an upgrade."""
