@@ -15,13 +15,11 @@ from typing import Final, NoReturn, TypeAlias, TypeVar
 
 from runtimeproxy.documents.reading import InputError, json_value, member
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.slo.names import EXTENDED_RESOURCE_SPEC as EXTENDED_RESOURCE_SPEC
 from runtimeproxy.slo.names import MAX_ANNOTATION_LENGTH
+from runtimeproxy.slo.names import RESOURCE_STATUS as RESOURCE_STATUS
 from runtimeproxy.units import MAX_CPU_ID, is_cpu_list, longest_cpu_list, quantity_bytes, quantity_millicores
 
-RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
-"""The scheduler's allocation of CPUs. Source: policies spec 1.2, 1.6.1."""
-EXTENDED_RESOURCE_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
-"""The containers' batch resources, which the CRI does not carry. Source: policies spec 1.2, 1.6.2."""
 DEVICE_ALLOCATED: Final = "scheduling.koordinator.sh/device-allocated"
 """The scheduler's allocation of devices. Source: policies spec 1.2, 1.6.8."""
 

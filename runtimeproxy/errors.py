@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final
 
@@ -95,11 +94,3 @@ def described(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - an exception's own __str__ is a third party's code too
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Returns the end of a text about a wrong name: the nearest known one with a prefix; empty for none."""
-    import difflib  # start-up time, spent only where a name is wrong
-
-    guess = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {prefix}{guess[0]}?" if guess else ""

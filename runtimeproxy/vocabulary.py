@@ -25,6 +25,12 @@ class Role(StrEnum):
     """Bounds the value; makes an unlimited one finite."""
 
 
+def claimed_text(role: str, value: object) -> str:
+    """The value of a claim for people; None clears the field."""
+    forms: dict[str, str] = {Role.SCALE: "divided by {}", Role.ADD: "{} more", Role.AT_MOST: "at most {}"}
+    return "cleared" if value is None else forms.get(role, "{}").format(value)
+
+
 class ClaimLevel(StrEnum):
     """The kind of cgroup that a claim with a lease, or a sample, is of."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.config.settings import CgroupsSettings, HooksSettings, NodeSettings, Settings, StateSettings
-from runtimeproxy.errors import RefusalError, did_you_mean
+from runtimeproxy.errors import RefusalError
 from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import PodDraft
 from runtimeproxy.hooks import PodChange, PodView, Policy
 from runtimeproxy.hooks.audit import AuditEntry
@@ -112,10 +112,3 @@ def test_no_policy_is_about_a_pod_with_the_skip_label() -> None:
     decision, draft = decided("web", dict([SKIP]))
     assert decision is None
     assert draft.view().annotations == {}
-
-
-def test_the_nearest_name() -> None:
-    known = ["one", "eleven"]
-    assert did_you_mean("elevn", iter(known)) == "; did you mean eleven?"
-    assert did_you_mean("elevn", known, "NUMBER_") == "; did you mean NUMBER_eleven?"
-    assert did_you_mean("x", known) == ""

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH
 from runtimeproxy.config.sources import FLAGS
-from runtimeproxy.errors import did_you_mean
+from runtimeproxy.spelling import did_you_mean, nearest
 
 PROGRAM: Final = "koord-runtime-proxy"
 
@@ -107,7 +107,7 @@ def without_wrong_flags(argv: Sequence[str], commands: Sequence[Command]) -> tup
         name, equals, value = argument.partition("=")
         following = remaining[:1] if not equals else []
         if name.startswith("--") and name != "--" and name not in known:
-            wrong.append(f"unknown flag {name}" + did_you_mean(name, known))
+            wrong.append(f"unknown flag {name}" + did_you_mean(nearest(name, known)))
             if following and not following[0].startswith("-") and following[0] not in command_names:
                 del remaining[0]
         elif (allowed := choices.get(name)) and (given := [value] if equals else following):

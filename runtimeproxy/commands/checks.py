@@ -36,7 +36,7 @@ def check_config(arguments: Namespace) -> int:
 
 def check_slo(arguments: Namespace) -> int:
     settings = load_settings(arguments)
-    from runtimeproxy.check_slo import check
+    from runtimeproxy.commands.check_slo import check
     from runtimeproxy.simulate.files import UnusableInputError
 
     try:

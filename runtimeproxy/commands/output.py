@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from runtimeproxy.documents.reading import printable
+from runtimeproxy.vocabulary import claimed_text
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -159,17 +160,14 @@ def show_fields(columns: Sequence[str], rows: Sequence[FieldRow], page: Page) ->
         page.entries(row.remarks, indent=2 * _INDENT)
 
 
-_ROLES: Final = {"set": "{}", "scale": "divided by {}", "add": "{} more", "at_most": "at most {}"}
-
-
 def claim_text(role: str, value: str | None, reason: str, sources: Iterable[str], effect: str = "") -> str:
     """Returns a claim for people.
 
     `value`: None to clear the field. `sources`: the strategies behind it. `effect`: why it has no effect, or
     less.
     """
-    value = "cleared" if value is None else _ROLES.get(role, "{}").format(value)
-    text = f"{value}: {reason}" if reason else value
+    claimed = claimed_text(role, value)
+    text = f"{claimed}: {reason}" if reason else claimed
     named = "; ".join(dict.fromkeys(sources))
     return text + (f" [{named}]" if named else "") + (f" ({effect})" if effect else "")
 

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple, get_origin, get_type_hints
 
 from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH, GROUPS, Settings
 from runtimeproxy.config.validation import CombinedConfigError, checked
-from runtimeproxy.errors import ConfigError, did_you_mean
+from runtimeproxy.errors import ConfigError
+from runtimeproxy.spelling import did_you_mean, nearest
 
 Key = tuple[str, ...]
 """The parts of a dotted key."""
@@ -196,8 +197,10 @@ def _environment_table(environ: Mapping[str, str]) -> tuple[Table, list[ConfigEr
 def _variable_problem(name: str, text: str, hints: Mapping[str, object]) -> str:
     if name not in hints:
         # Without the common prefix, or else every name is near to every other.
-        known = (each.removeprefix(PREFIX) for each in hints)
-        return "no setting has this name" + did_you_mean(name.removeprefix(PREFIX), known, PREFIX)
+        known = [each.removeprefix(PREFIX) for each in hints]
+        without_group = [each for each in known if each.endswith(name.removeprefix(PREFIX))]
+        guess = nearest(name.removeprefix(PREFIX), known) or next(iter(without_group), "")
+        return "no setting has this name" + did_you_mean(guess and PREFIX + guess)
     try:
         text.encode()
     except UnicodeEncodeError:

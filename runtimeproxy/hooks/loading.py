@@ -22,11 +22,12 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from runtimeproxy.errors import PolicyLoadError, described, did_you_mean
+from runtimeproxy.errors import PolicyLoadError, described
 from runtimeproxy.hooks.loaded import BUILT_IN_PACKAGE, LoadedPolicy, bind, origin_of
 from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.policy_checks import check_policy_class
 from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.spelling import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution, EntryPoint
@@ -313,7 +314,7 @@ def unknown_names(settings: Iterable[str], there: Sequence[str]) -> list[LoadPro
     """Return a problem for each setting without a policy, with the name that was probably meant."""
     known = f"; there are: {', '.join(there) or 'none'}"
     return [
-        LoadProblem(name, f"settings: no policy named {name}{did_you_mean(name, there) or known}")
+        LoadProblem(name, f"settings: no policy named {name}{did_you_mean(nearest(name, there)) or known}")
         for name in sorted(set(settings) - set(there))
     ]
 

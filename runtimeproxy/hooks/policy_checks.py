@@ -8,12 +8,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from runtimeproxy.errors import PolicyLoadError, did_you_mean
+from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, MIN_PRIORITY, origin_of, overridden_methods
 from runtimeproxy.hooks.policy import METHOD_HOOKS, Policy
 from runtimeproxy.hooks.selector import PodSelector, selector_problems
 from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
 from runtimeproxy.qos import QoSClass
+from runtimeproxy.spelling import did_you_mean, nearest
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MAX_NAME_LENGTH: Final = 63
@@ -166,7 +167,7 @@ def _public_callables(policy: type[Policy]) -> Iterator[tuple[str, object]]:
 
 def _check_method(policy: type[Policy], name: str, value: object) -> None:
     if name not in _METHODS:
-        hint = did_you_mean(name, _METHODS)
+        hint = did_you_mean(nearest(name, _METHODS))
         raise _error(policy, f"{name}: no such method{hint} (helpers start with an underscore)")
     if not inspect.isfunction(value):
         raise _error(policy, f"{name}: must be a plain method")

@@ -32,9 +32,9 @@ from runtimeproxy.hooks.allocator import (
     overlaps,
 )
 from runtimeproxy.hooks.views import ContainerView, PodView
-from runtimeproxy.node.derived import RESOURCE_STATUS
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import Lifecycle, PodRecord
+from runtimeproxy.slo.names import RESOURCE_STATUS
 from runtimeproxy.state.state_file import StateFile
 from runtimeproxy.units import format_cpu_list
 

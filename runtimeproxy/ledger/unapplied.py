@@ -12,8 +12,9 @@ from enum import StrEnum
 from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.claimants import Claimant
+from runtimeproxy.vocabulary import claimed_text
 
 if TYPE_CHECKING:
     from runtimeproxy.ledger.target import CgroupTarget
@@ -243,7 +244,4 @@ class UnappliedValues:
 
 def claim_text(claim: Claim) -> str:
     """A claim for people."""
-    if claim.value is None or not isinstance(claim.value, int | float | str):
-        return "cleared"
-    forms = {Role.SCALE: "divided by {}", Role.ADD: "{} more", Role.AT_MOST: "at most {}"}
-    return forms.get(claim.role, "{}").format(claim.value)
+    return claimed_text(claim.role, claim.value if isinstance(claim.value, int | float | str) else None)

@@ -20,11 +20,8 @@ from runtimeproxy.node.machine import Processor
 from runtimeproxy.node.objects import RESERVATION, SYSTEM_QOS, TopologyFacts, parse_topology
 from runtimeproxy.node.snapshot import EMPTY, Cpu, PodCpus, Pool, Pools
 from runtimeproxy.qos import EXCLUSIVE, QoSClass, qos_class
-from runtimeproxy.slo.names import MAX_ANNOTATION_LENGTH
+from runtimeproxy.slo.names import MAX_ANNOTATION_LENGTH, RESOURCE_STATUS
 from runtimeproxy.slo.schema import CpuNormalizationStrategy
-
-RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
-"""The scheduler's allocation of CPUs. Source: policies spec 1.2, 1.6.1."""
 
 
 def pod_cpus(

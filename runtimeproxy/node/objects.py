@@ -26,7 +26,7 @@ from runtimeproxy.documents.reading import (
 from runtimeproxy.node.machine import Processor
 from runtimeproxy.node.snapshot import EMPTY, Pool
 from runtimeproxy.slo.names import CONFIG_MAP
-from runtimeproxy.slo.spelling import did_you_mean, nearest
+from runtimeproxy.spelling import did_you_mean, nearest
 from runtimeproxy.units import format_cpu_list
 
 MAX_ANNOTATIONS_BYTES: Final = 256 * 1024

@@ -47,8 +47,8 @@ from runtimeproxy.slo.schema import (
     System,
     Threshold,
 )
-from runtimeproxy.slo.spelling import nearest
 from runtimeproxy.slo.strategies import Layer, PodRule, Provenance
+from runtimeproxy.spelling import nearest
 from runtimeproxy.units import quantity_bytes
 
 _UNREADABLE: Final = LabelSelector(match_labels={"unreadable": "true"})

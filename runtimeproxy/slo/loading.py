@@ -45,7 +45,6 @@ from runtimeproxy.slo.reading import (
     shown,
 )
 from runtimeproxy.slo.schema import Colocation, QoSStrategy
-from runtimeproxy.slo.spelling import did_you_mean, nearest
 from runtimeproxy.slo.strategies import (
     CAN_BE_DISABLED,
     Layer,
@@ -55,6 +54,7 @@ from runtimeproxy.slo.strategies import (
     Strategies,
     switch_off,
 )
+from runtimeproxy.spelling import did_you_mean, nearest
 from runtimeproxy.units import quantity_bytes
 
 _BOOLS: Final = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(

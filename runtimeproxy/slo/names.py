@@ -42,3 +42,5 @@ MAX_ANNOTATION_LENGTH: Final = 16 << 10
 """In characters: many times the longest useful annotation. It is read while a call of its pod waits."""
 EXTENDED_RESOURCE_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
 """Annotation of a pod: its containers' batch and mid resources. Source: policies spec 1.2, 1.6.2."""
+RESOURCE_STATUS: Final = "scheduling.koordinator.sh/resource-status"
+"""Annotation of a pod: the scheduler's allocation of CPUs. Source: policies spec 1.2, 1.6.1."""

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from typing import Final
 
 from runtimeproxy.slo.reading import Problem, child
-from runtimeproxy.slo.spelling import did_you_mean, nearest
+from runtimeproxy.spelling import did_you_mean, nearest
 
 MAX_NAMES: Final = 16
 """Unknown names of one object that are reported: comparing one takes up to a millisecond."""

@@ -32,7 +32,7 @@ from typing import (
 from runtimeproxy.documents.reading import InputError, json_value, printable
 from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
 from runtimeproxy.slo.schema import Bandwidth, Duration, Quantity, Range
-from runtimeproxy.slo.spelling import did_you_mean, nearest
+from runtimeproxy.spelling import did_you_mean, nearest
 from runtimeproxy.units import quantity_bytes
 
 MAX_TEXT_LENGTH: Final = 1 << 20

@@ -19,9 +19,9 @@ from runtimeproxy.hooks.allocator import (
     gained_cpus,
     overlaps,
 )
-from runtimeproxy.node.derived import RESOURCE_STATUS
 from runtimeproxy.node.snapshot import PodCpus
 from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass
+from runtimeproxy.slo.names import RESOURCE_STATUS
 
 RULES = SharePools()
 

@@ -23,10 +23,10 @@ from runtimeproxy.ledger.allocations import (
     NodeAllocations,
     allocation_file,
 )
-from runtimeproxy.node.derived import RESOURCE_STATUS
 from runtimeproxy.node.snapshot import PodCpus
 from runtimeproxy.pods.records import Lifecycle, PodRecord
 from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass
+from runtimeproxy.slo.names import RESOURCE_STATUS
 
 BOOT = "boot"
 

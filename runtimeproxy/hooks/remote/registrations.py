@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from runtimeproxy.documents.files import Stamp, is_watchable, read_file, stamp_of
 from runtimeproxy.documents.reading import InputError, json_value, printable, shortened
 from runtimeproxy.hooks.policy import FailurePolicy, Hook
-from runtimeproxy.slo.spelling import did_you_mean, nearest
+from runtimeproxy.spelling import did_you_mean, nearest
 
 ENDPOINT: Final = "remote-endpoint"
 FAILURE_POLICY: Final = "failure-policy"

@@ -32,11 +32,11 @@ from runtimeproxy.hooks import CgroupChange, ContainerChange, ContainerView, Hoo
 from runtimeproxy.hooks.fields import CGROUP_PARENT
 from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter
 from runtimeproxy.ledger.books import TREE
-from runtimeproxy.node.derived import RESOURCE_STATUS
 from runtimeproxy.pods.drafts import fitted_change, fitted_owners
 from runtimeproxy.pods.record_views import PodSummary, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, kept_annotations, read_resources
+from runtimeproxy.slo.names import RESOURCE_STATUS
 
 if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices

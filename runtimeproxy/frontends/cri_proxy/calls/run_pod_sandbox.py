@@ -23,11 +23,11 @@ from runtimeproxy.hooks.fields import plain_cgroup_values
 from runtimeproxy.ledger.answers import target_of, wanted_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.node.derived import RESOURCE_STATUS
 from runtimeproxy.pods.drafts import slice_of
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import NO_CHANGES, Level, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, kept_annotations, read_resources
+from runtimeproxy.slo.names import RESOURCE_STATUS
 
 if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices

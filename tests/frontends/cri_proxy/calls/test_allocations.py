@@ -10,7 +10,7 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.frontends.cri_proxy.interception import Outcome
 from runtimeproxy.hooks import ContainerView, PodView
-from runtimeproxy.node.derived import RESOURCE_STATUS
+from runtimeproxy.slo.names import RESOURCE_STATUS
 from runtimeproxy.testing.builders import pod_sandbox_config
 from tests.frontends.cri_proxy.calls.scripted import CONTAINER_ID, PATIENT, POD_ID, Surroundings, create
 

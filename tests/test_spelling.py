@@ -12,7 +12,7 @@ from runtimeproxy.slo.keys import SECTION_BY_KEY
 from runtimeproxy.slo.loading import load
 from runtimeproxy.slo.names import NODE_ANNOTATIONS, NODE_LABELS
 from runtimeproxy.slo.object_names import MAX_NAMES, NODE_NAMES, POD_NAMES, name_problems
-from runtimeproxy.slo.spelling import edits, nearest
+from runtimeproxy.spelling import edits, nearest
 from tests.slo.configs import loaded, pod
 
 BURST = "cpu-burst-config"

@@ -24,7 +24,7 @@ from runtimeproxy.qosmanager.manager import BUILT_IN
 from runtimeproxy.slo.loading import Text
 from tests.cgroups.trees import make_v2
 
-DOCUMENT = Path(__file__).parents[1] / "policies" / "STRATEGIES.md"
+DOCUMENT = Path(__file__).parents[2] / "policies" / "STRATEGIES.md"
 
 CONFIG_MAP = {
     "apiVersion": "v1",
@@ -487,7 +487,7 @@ def test_nothing_else_loads_what_the_command_needs() -> None:
         "import sys\n"
         "from runtimeproxy.cli import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "found = {'runtimeproxy.check_slo', 'runtimeproxy.slo.loading', 'yaml'} & set(sys.modules)\n"
+        "found = {'runtimeproxy.commands.check_slo', 'runtimeproxy.slo.loading', 'yaml'} & set(sys.modules)\n"
         "sys.exit(f'loaded: {found}' if found else 0)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

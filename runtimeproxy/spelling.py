@@ -30,6 +30,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(guess: str) -> str:
+    """The end of a text about a wrong name; empty without a guess."""
     return f"; did you mean {guess}?" if guess else ""
 
 
