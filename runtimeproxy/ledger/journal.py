@@ -158,6 +158,8 @@ class Journal:
                         known[name] = entry.resolved
                     known[_LEASES + name] = entry.leases
                 self._unsaved[book.id] = {key: known[key] for key in unsaved if key in known}
+                if not self._unsaved[book.id]:
+                    del self._unsaved[book.id]
 
     def note_saved(self, cgroup: str, book: Book | None) -> None:
         with self._lock:
