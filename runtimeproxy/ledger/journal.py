@@ -18,6 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
+from runtimeproxy.documents.reading import json_value
 from runtimeproxy.errors import UNLIKE_OURS
 from runtimeproxy.fields.tables import saved_value
 from runtimeproxy.pods.records import Book, Level, Original
@@ -220,7 +221,7 @@ class Journal:
 
     def _parsed(self, line: str) -> Noted | None:
         """A line of this boot; None for one of another boot. Raises one of `UNLIKE_OURS`."""
-        boot_id, cgroup, level, originals, values, before, *more = json.loads(line)
+        boot_id, cgroup, level, originals, values, before, *more = json_value(line)
         if boot_id != self._boot_id:
             return None
         found = {str(file): _original(each) for file, each in originals.items()}
