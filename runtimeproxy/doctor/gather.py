@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import shutil
@@ -32,7 +31,7 @@ from runtimeproxy.doctor.facts import (
     SocketState,
 )
 from runtimeproxy.documents.files import read_file
-from runtimeproxy.documents.reading import InputError, parse_documents
+from runtimeproxy.documents.reading import InputError, json_value, parse_documents
 from runtimeproxy.http2.client import RpcError
 from runtimeproxy.kubelet_endpoints import endpoint_settings, running_kubelets
 from runtimeproxy.node.inputs import name_of_node
@@ -152,11 +151,11 @@ def containerd_driver(text: str) -> str:
     Source: containerd pkg/cri/config, `runtimes.<name>.options.SystemdCgroup` of the default runtime.
     """
     try:
-        containerd: Any = json.loads(text)["containerd"]
+        containerd: Any = json_value(text)["containerd"]
         runtime = containerd["runtimes"][containerd["defaultRuntimeName"]]
         options = runtime["options"] or {}
         return SYSTEMD if options.get("SystemdCgroup") is True else CGROUPFS
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (InputError, KeyError, TypeError, AttributeError):
         return ""
 
 
