@@ -49,8 +49,32 @@ class BackgroundTasks:
         error = None if task.cancelled() else task.exception()
         if error is not None and is_vital:
             self._on_fatal(error)
-        elif error is not None:
-            logger.error("a background task failed", exc_info=error)
+        else:
+            _log_error(task)
+
+
+class ShieldedTasks:
+    """Work that goes on when its caller is cancelled, such as the handler of a call that is over."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Awaits the work; if the caller is cancelled meanwhile, its error is logged."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_log_error)
+            raise
+
+
+def _log_error(task: asyncio.Task[Any]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        logger.error("a background task failed", exc_info=error)
 
 
 class BackgroundThreads(Executor):

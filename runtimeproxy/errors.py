@@ -34,7 +34,12 @@ class StatusCode(IntEnum):
     UNAUTHENTICATED = 16
 
 
+class RuntimeProxyError(Exception):
+    """Base class of the proxy's own errors."""
+
+
 UNLIKE_OURS: Final = (
+    RuntimeProxyError,
     ValueError,
     TypeError,
     LookupError,
@@ -43,10 +48,6 @@ UNLIKE_OURS: Final = (
     RecursionError,
 )
 """What reading a document raises that is not as this program has written it."""
-
-
-class RuntimeProxyError(Exception):
-    """Base class of the proxy's own errors."""
 
 
 class ConfigError(RuntimeProxyError):

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from argparse import Namespace
-from datetime import datetime
-from typing import Final
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.commands.client import reading
-from runtimeproxy.commands.exit_codes import ExitCode
+from runtimeproxy.commands.arguments import PROGRAM
+from runtimeproxy.commands.client import client_settings, reading
+from runtimeproxy.commands.exit_codes import CommandError, ExitCode
 from runtimeproxy.commands.output import BAD, DOUBTFUL, FAINT, GOOD, Cell, Page, Words, print_message
-from runtimeproxy.commands.values import moment
+from runtimeproxy.commands.values import moment, utc_now
+from runtimeproxy.documents.reading import printable
+
+if TYPE_CHECKING:
+    from runtimeproxy.commands.audit_files import AuditFiles
+    from runtimeproxy.core.audit_history import SavedEntries
 
 _STYLES: Final = {
     "changed": GOOD,
@@ -19,12 +30,22 @@ _STYLES: Final = {
     "failed": BAD,
     "invalid": BAD,
     "not-applied": DOUBTFUL,
+    "start": FAINT,
+    "stop": FAINT,
+    "gap": BAD,
 }
 _KIND_WIDTH: Final = len("would-change")
+_OVERLAP: Final = timedelta(seconds=10)
+"""How far back the daemon is asked after its file was read."""
 
 
 def audit(arguments: Namespace) -> int:
-    """Shows recent decisions, and with `--follow` those to come."""
+    """Shows past entries, and with `--follow` those to come."""
+    since, until = arguments.since, arguments.until
+    if since is not None and until is not None and since > until:
+        raise CommandError("--since is later than --until", ExitCode.USAGE)
+    if arguments.follow and until is not None:
+        raise CommandError("--follow has no --until", ExitCode.USAGE)
     request = api_pb2.WatchAuditRequest(
         pod=arguments.pod or "",
         policy=arguments.policy or "",
@@ -32,38 +53,196 @@ def audit(arguments: Namespace) -> int:
         limit=arguments.limit,
         kinds=arguments.kind,
     )
-    timeout_s = None if arguments.follow else arguments.timeout
-    page = Page() if arguments.output == "text" else None
-    has_entries = False
+    for field, time in (("since", since), ("until", until)):
+        if time is not None:
+            getattr(request, field).FromDatetime(time)
+    printer = _Printer(arguments.output)
+    try:
+        path = _file_of_daemon(arguments) if since is not None or until is not None else ""
+        if not path or not _show_file(path, request, printer):
+            _show_remembered(arguments, request, printer)
+        elif arguments.follow:
+            _follow(arguments, request, printer)
+    except CommandError as error:
+        if arguments.follow or printer.has_entries or error.code is not ExitCode.NO_DAEMON:
+            raise
+        _show_without_daemon(arguments, request, printer, error)
+    printer.end("since the start of the daemon" if since is None and until is None else "in that time")
+    return ExitCode.OK
+
+
+class _Printer:
+    """Prints entries, and to standard error where they come from."""
+
+    def __init__(self, form: str) -> None:
+        self._form = form
+        self._page = Page() if form == "text" else None
+        self.has_entries = False
+        # To the millisecond, as files have times.
+        now = utc_now()
+        self.recent_since = now.replace(microsecond=now.microsecond // 1000 * 1000) - _OVERLAP
+        self._recent = Counter[bytes]()
+
+    def add(self, entries: Iterable[api_pb2.AuditEntry]) -> None:
+        for entry in entries:
+            self.has_entries = True
+            if moment(entry.time) >= self.recent_since - timedelta(milliseconds=1):
+                self._recent[_identity(entry)] += 1
+            if self._page is None:
+                print_message(entry, self._form, is_stream=True)
+            else:
+                self._page.line(audit_words(entry, is_short=self._page.is_terminal))
+        print(end="", flush=True)
+
+    def is_shown(self, entry: api_pb2.AuditEntry) -> bool:
+        """Whether a recent entry was printed already; as often as it was."""
+        identity = _identity(entry)
+        self._recent[identity] -= 1
+        return self._recent[identity] >= 0
+
+    def note(self, text: str) -> None:
+        print(f"{PROGRAM}: {text}", file=sys.stderr)
+
+    def end(self, when: str) -> None:
+        if self._page is not None and not self.has_entries:
+            self._page.line(f"no such decisions {when}")
+
+
+def _identity(entry: api_pb2.AuditEntry) -> bytes:
+    # Files have times to the millisecond.
+    copy = api_pb2.AuditEntry()
+    copy.CopyFrom(entry)
+    copy.ClearField("time")
+    return copy.SerializeToString(deterministic=True)
+
+
+def _show_remembered(arguments: Namespace, request: api_pb2.WatchAuditRequest, printer: _Printer) -> None:
+    """Shows what the daemon remembers, and with `follow` what is to come."""
+    timeout_s = None if request.follow else arguments.timeout
     with reading(arguments) as api:
         for response in api.WatchAudit(request, timeout=timeout_s):
-            for entry in response.entries:
-                has_entries = True
-                if page is None:
-                    print_message(entry, arguments.output, is_stream=True)
-                else:
-                    page.line(audit_words(entry, is_short=page.is_terminal))
-            print(end="", flush=True)
-    if page is not None and not has_entries:
-        page.line("no such decisions since the start of the daemon")
-    return ExitCode.OK
+            if response.HasField("oldest") and moment(response.oldest) > moment(request.since):
+                oldest = moment(response.oldest).astimezone().isoformat(timespec="seconds")
+                printer.note(f"the daemon remembers nothing of before {oldest}; audit.file keeps more")
+            printer.add(response.entries)
+
+
+def _file_of_daemon(arguments: Namespace) -> str:
+    # As the running daemon has it; empty for none.
+    with reading(arguments) as api:
+        status = api.GetStatus(api_pb2.GetStatusRequest(), timeout=arguments.timeout)
+        return str(status.audit_file.path)
+
+
+def _show_file(path: str, request: api_pb2.WatchAuditRequest, printer: _Printer) -> bool:
+    """Shows what `audit.file` and its rotations have; returns False if it cannot be read."""
+    from runtimeproxy.commands.audit_files import AuditFiles
+
+    files = AuditFiles(Path(path))
+    try:
+        if files.problem:
+            printer.note(f"audit.file cannot be read: {files.problem}")
+            return False
+        _note_files(files, request, printer)
+        printer.add(_newest(_matching(files, request), request.limit))
+        for note in files.notes:
+            printer.note(note)
+    finally:
+        files.close()
+    return True
+
+
+def _note_files(files: AuditFiles, request: api_pb2.WatchAuditRequest, printer: _Printer) -> None:
+    others = [each.name for each in files.read[:-1]]
+    text = f"read from {printable(files.read[-1])}" + (f" and {', '.join(others)}" if others else "")
+    if request.HasField("since") and files.oldest:
+        oldest = datetime.fromisoformat(files.oldest)
+        if oldest > moment(request.since):
+            text += f"; they hold nothing of before {oldest.astimezone().isoformat(timespec='seconds')}"
+    printer.note(text)
+
+
+def _matching(files: AuditFiles, request: api_pb2.WatchAuditRequest) -> Iterator[api_pb2.AuditEntry]:
+    from runtimeproxy.service.api.audit_feed import entry_message, matches, seconds
+
+    since_s = seconds(request.since) if request.HasField("since") else None
+    until_s = seconds(request.until) if request.HasField("until") else None
+    wanted = api_pb2.WatchAuditRequest(pod=request.pod, policy=request.policy, kinds=request.kinds)
+    for entry in files.entries(since_s, until_s):
+        if matches(wanted, entry):
+            yield entry_message(entry)
+
+
+def _newest(entries: Iterable[api_pb2.AuditEntry], most: int) -> Iterable[api_pb2.AuditEntry]:
+    return deque(entries, maxlen=most) if most else entries
+
+
+def _follow(arguments: Namespace, request: api_pb2.WatchAuditRequest, printer: _Printer) -> None:
+    """Shows what is to come after the file was read, and what came meanwhile, once."""
+    following = api_pb2.WatchAuditRequest()
+    following.CopyFrom(request)
+    following.limit = 0
+    following.since.FromDatetime(max(printer.recent_since, moment(request.since)))
+    with reading(arguments) as api:
+        for response in api.WatchAudit(following, timeout=None):
+            printer.add(each for each in response.entries if not printer.is_shown(each))
+
+
+def _show_without_daemon(
+    arguments: Namespace, request: api_pb2.WatchAuditRequest, printer: _Printer, error: CommandError
+) -> None:
+    """Shows what is on disk: `audit.file`, or else the last entries in the state folder.
+
+    Raises:
+        CommandError: The given one, if there is nothing that can be read.
+    """
+    settings = client_settings(arguments)
+    saved, problem = _saved(Path(settings.state.dir))
+    path = settings.audit.file
+    if not (path and _show_file(path, request, printer)):
+        if saved is None:
+            raise CommandError("; ".join(filter(None, (str(error), problem))), error.code) from error
+        from runtimeproxy.core.audit_history import FILE
+        from runtimeproxy.service.api.audit_feed import entry_message, matches
+
+        printer.note(f"read from {printable(Path(settings.state.dir) / FILE)}: the last entries")
+        found = [each for each in saved.entries if matches(request, each)]
+        found.sort(key=lambda each: each.time_s)
+        printer.add(_newest(map(entry_message, found), request.limit))
+    printer.note(f"the daemon does not answer: {error}")
+    if saved is not None and not saved.has_ended:
+        since = datetime.fromtimestamp(saved.saved_s).astimezone().isoformat(timespec="seconds")
+        text = f"it did not end in order, or hangs: entries that came after {since} may be missing"
+        printer.note(text)
+
+
+def _saved(state_folder: Path) -> tuple[SavedEntries | None, str]:
+    """The last entries in the state folder, and why they cannot be read."""
+    from runtimeproxy.core.audit_history import FILE, audit_state_file, saved_entries
+
+    path = state_folder / FILE
+    if not os.path.lexists(path):
+        return None, ""
+    if not os.access(path, os.R_OK):
+        return None, f"{printable(path)}: user {os.geteuid()} may not read it"
+    file = audit_state_file(state_folder)
+    return file.load(saved_entries), file.unusable
 
 
 def audit_words(entry: api_pb2.AuditEntry, *, is_short: bool) -> Words:
     """One entry as a line; a short one has the time of the day only, and no ids."""
     time: datetime = moment(entry.time).astimezone()
-    stamp = time.strftime("%H:%M:%S") if is_short else time.isoformat(timespec="milliseconds")
+    form = "%H:%M:%S" if time.date() == datetime.now().astimezone().date() else "%Y-%m-%d %H:%M:%S"
+    stamp = time.strftime(form) if is_short else time.isoformat(timespec="milliseconds")
     place = "/".join(part for part in (entry.namespace, entry.pod, entry.container) if part) or entry.target
     words: list[str | Cell] = [
         Cell(stamp, FAINT),
         "  ",
         Cell(entry.kind.ljust(_KIND_WIDTH), _STYLES.get(entry.kind, DOUBTFUL)),
-        f"  {place}  {entry.policy}",
+        *(f"  {part}" for part in (place, entry.policy, entry.field) if part),
     ]
-    if entry.field:
-        words.append(f"  {entry.field}")
-        if entry.before or entry.after:
-            words.append(f" {entry.before or '-'} -> {entry.after or '-'}")
+    if entry.field and (entry.before or entry.after):
+        words.append(f" {entry.before or '-'} -> {entry.after or '-'}")
     if entry.reason:
         words.append(f": {entry.reason}")
     if entry.note:

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from runtimeproxy.commands.arguments import Command
-from runtimeproxy.commands.values import duration_s, label_selector, natural, plain_text, size_bytes
+from runtimeproxy.commands.values import (
+    duration_s,
+    label_selector,
+    natural,
+    past_moment,
+    plain_text,
+    size_bytes,
+)
 
 _Options = Mapping[str, Mapping[str, Any]]
 
@@ -60,6 +67,13 @@ AUDIT_KINDS: Final = (
     "void",
     "off",
     "not-applied",
+    "start",
+    "stop",
+    "upgrade",
+    "gap",
+    "mode",
+    "bypass",
+    "strategy",
 )
 _REASON: Final[_Options] = {
     "--reason": _text("TEXT", "why, for the status; at most 256 characters"),
@@ -103,9 +117,17 @@ COMMANDS: Final = (
         "audit",
         "audit:audit",
         "show what policies changed, refused, or failed to do",
-        ": the last 500 entries that the daemon remembers, a line for each field.",
-        "[--follow] [--pod POD] [--policy NAME] ",
+        ", and how the daemon, modes, bypass and strategies changed: the last 500 entries that the daemon "
+        "remembers, a line for each field. With --since or --until they come from audit.file and its "
+        "rotations, if that is set; while the daemon is down from there, too, or from the state folder.",
+        "[--since TIME] [--until TIME] [--follow] [--pod POD] [--policy NAME] ",
         {
+            "--since": _option(
+                "TIME",
+                "only from then on: 2h or 3d (ago), yesterday, 3 days ago, 14:30, 2026-11-20, or RFC 3339",
+                type=past_moment,
+            ),
+            "--until": _option("TIME", "only until then, in the same way", type=past_moment),
             "--follow": _switch("go on with decisions to come, until Ctrl-C"),
             "--pod": _text("POD", "only this pod, by [NAMESPACE/]NAME or uid"),
             "--policy": _text("NAME", "only this policy"),
@@ -117,7 +139,7 @@ COMMANDS: Final = (
             ),
             "--limit": _option(
                 "NUMBER",
-                "at most so many of the remembered decisions, the newest ones (default: all)",
+                "at most so many of the past entries, the newest ones (default: all)",
                 type=natural,
                 default=0,
             ),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
+from datetime import UTC, datetime, time, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector, label_problems
@@ -22,6 +23,8 @@ _UNITS: Final = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 MOST_S: Final = 366 * 86_400.0
 """Of a duration; no command has one of more than a year."""
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[dhms])")
+_DAYS: Final = re.compile(r"(\d{1,3})\s*days?\s+ago")
+_CLOCK: Final = re.compile(r"\d\d:\d\d(:\d\d)?")
 _SET: Final = re.compile(r"(\S+)\s+(in|notin)\s*\(([^()]*)\)")
 _PAIR: Final = re.compile(r"([^=!\s]+)\s*(==|=|!=)\s*([^=!\s]*)")
 
@@ -35,6 +38,31 @@ def duration_s(text: str) -> float:
     if seconds > MOST_S:
         raise argparse.ArgumentTypeError(f"{text!r} is more than {shown_duration(MOST_S)}")
     return seconds
+
+
+def past_moment(text: str, now: datetime | None = None) -> datetime:
+    """A moment such as `2h` (ago), `yesterday`, `14:30`, `2026-11-20` or RFC 3339; local without an offset.
+
+    `now`: None for the present.
+    """
+    now = utc_now() if now is None else now
+    today = now.astimezone().replace(hour=0, minute=0, second=0, microsecond=0)
+    plain = text.strip().lower()
+    if plain in ("now", "today", "yesterday"):
+        return {"now": now, "today": today, "yesterday": today - timedelta(days=1)}[plain]
+    if found := _DAYS.fullmatch(plain):
+        return today - timedelta(days=int(found[1]))
+    with suppress(argparse.ArgumentTypeError):
+        return now - timedelta(seconds=duration_s(plain.removesuffix("ago").strip()))
+    try:
+        if _CLOCK.fullmatch(plain):
+            found_time = datetime.combine(today, time.fromisoformat(plain)).astimezone()
+            # One that is still to come today is yesterday's.
+            return found_time if found_time <= now else found_time - timedelta(days=1)
+        return datetime.fromisoformat(text.strip().upper()).astimezone()
+    except (ValueError, OverflowError, OSError) as error:
+        reason = f"{text!r} is not a time such as 2h, yesterday, 14:30, 2026-11-20 or 2026-11-20T14:30:00Z"
+        raise argparse.ArgumentTypeError(reason) from error
 
 
 def natural(text: str) -> int:

@@ -157,6 +157,7 @@ class Core:
             AuditHistory(folder, self.audit, disk, has_file=bool(settings.audit.file)),
             boot_id,
         )
+        self.state.checkpoint.on_loaded = self.leased.on_books_loaded
         self.upkeep.configure(settings.ledger)
         self._configure_owners()
         self.upkeep.on_observed = self._on_observed
@@ -211,9 +212,11 @@ class Core:
 
     async def take_back_state(self) -> None:
         """Takes over from a successor that has failed; to be awaited before anything is decided."""
-        await self.state.take_back()
-        self.upkeep.on_taken_back()
-        self.inventory.confirm_all()
+        try:
+            await self.state.take_back()
+        finally:
+            self.upkeep.on_taken_back()
+            self.inventory.confirm_all()
 
     def start(self) -> None:
         """Starts the background work; the front end sees to the inventory."""

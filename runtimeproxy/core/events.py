@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -270,22 +270,21 @@ def due_at_start(
     return DueWrites(cgroup, values, owners, Hook.POST_START_CONTAINER, make_view)
 
 
-def take_due_writes(services: EventServices) -> list[DueWrites]:
+def take_due_writes(services: EventServices) -> Iterator[DueWrites]:
     """The cgroup values that still wait although their container runs: the event of its start was lost.
 
-    They no longer wait after this.
+    They no longer wait once they are taken.
     """
-    due: list[DueWrites] = []
     store = services.store
-    for record in store.containers:
-        if record.state is not Lifecycle.RUNNING or not record.pending_cgroup:
+    for identity in [container.id for container in store.containers]:
+        record = store.containers.get(identity)
+        if record is None or record.state is not Lifecycle.RUNNING or not record.pending_cgroup:
             continue
         pod = store.pods.get(record.pod_id)
         cgroup = services.inventory.cgroup_of(pod, record)
         if cgroup:
-            due.append(due_at_start(cgroup, record.pending_cgroup, record.owners, record, pod))
             store.containers.put(replace(record, pending_cgroup=NO_ENTRIES))
-    return due
+            yield due_at_start(cgroup, record.pending_cgroup, record.owners, record, pod)
 
 
 # --- after -------------------------------------------------------------------------------------------------

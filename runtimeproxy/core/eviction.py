@@ -14,6 +14,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from runtimeproxy.background import ShieldedTasks
 from runtimeproxy.core.eviction_history import UNKNOWN_UID, Evicted, EvictionHistory
 from runtimeproxy.counts import Counts
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
@@ -176,7 +177,7 @@ class Evictor:
         self._runtime = runtime
         self._audit = audit
         # An eviction goes on when its client is gone.
-        self._running: set[asyncio.Task[Result]] = set()
+        self._running = ShieldedTasks()
         self.by_api: EvictByApi | None = None
         self.history = history
         self.bounds = bounds
@@ -209,10 +210,7 @@ class Evictor:
         if result is None:
             # Counted before it is done: others may ask meanwhile.
             evicted = self.history.add(pod.uid)
-            task = asyncio.get_running_loop().create_task(self._carry_out(pod, reason, grace_s, evicted))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-            result = await asyncio.shield(task)
+            return await self._running.run(self._carry_out(pod, owner, reason, grace_s, evicted))
         self._note(pod, owner, reason, result)
         return result
 
@@ -225,7 +223,9 @@ class Evictor:
             return Result(PodEvictionOutcome.REFUSED, "another process takes over", retry_s=HANDED_OVER_S)
         return refusal(qos_class(pod.labels), pod.uid, history.evictions, self.bounds, history.now_s())
 
-    async def _carry_out(self, pod: PodRecord, reason: str, grace_s: float, evicted: Evicted) -> Result:
+    async def _carry_out(
+        self, pod: PodRecord, owner: Owner, reason: str, grace_s: float, evicted: Evicted
+    ) -> Result:
         # On disk before it is done: a process that is killed meanwhile has evicted it all the same.
         await self.history.save()
         # The one place where evictions by the API server join.
@@ -236,6 +236,7 @@ class Evictor:
         if result.outcome in (PodEvictionOutcome.REFUSED, PodEvictionOutcome.NOTHING_TO_STOP):
             self.history.remove(evicted)
             await self.history.save()
+        self._note(pod, owner, reason, result)
         return result
 
     async def _stop_all(self, pod: PodRecord, grace_s: float) -> Result:

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from runtimeproxy.background import BackgroundThreads
+from runtimeproxy.background import BackgroundThreads, ShieldedTasks
 from runtimeproxy.core.audit_events import BY_COMMAND, TIME_IS_OVER, audit_configured_modes, audit_modes
 from runtimeproxy.core.modes import ModeOverrides
 from runtimeproxy.errors import PolicyLoadError
@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 """Starts a background task that the caller need not keep alive."""
+
+ChangeModes: TypeAlias = Callable[[tuple[Override, ...]], tuple[Override, ...]]
+"""Returns the modes that operators have set after a change of the present ones."""
 
 NOTHING_LOADED: Final = LoadResult((), (), ())
 ENDING_S: Final = 1.0
@@ -104,7 +107,9 @@ class PolicySet:
         self.loader = loader
         self._node = node
         self._audit = audit
-        self._loading = asyncio.Lock()
+        # Held while policies, or the modes that operators have set, change.
+        self._changing = asyncio.Lock()
+        self._shielded = ShieldedTasks()
         self.loaded = NOTHING_LOADED
         self.servers = servers
         servers.on_change = self._use_servers
@@ -165,13 +170,18 @@ class PolicySet:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ENDING_S):
                     await self._is_late.wait()
-            if self._is_late.is_set():
-                self._is_late.clear()
-                with suppress(PolicyLoadError):  # with "stop" those in use stay
-                    await self.load(self.settings)
-            left = present(self.modes.present, time.time())
-            if len(left) < len(self.modes.present):
-                await self._end_modes(left)
+            try:
+                await self._catch_up()
+            except Exception:  # a bug costs this attempt, not the next one
+                logger.exception("policies or their modes cannot be brought up to date")
+
+    async def _catch_up(self) -> None:
+        if len(present(self.modes.present, time.time())) < len(self.modes.present):
+            await self._end_modes()
+        if self._is_late.is_set():
+            self._is_late.clear()
+            with suppress(PolicyLoadError):  # with "stop" those in use stay
+                await self.load(self.settings)
 
     async def load(self, settings: Settings) -> None:
         """Loads the policies in a thread, for their imports may hang, and runs them from now on.
@@ -179,7 +189,7 @@ class PolicySet:
         Raises:
             PolicyLoadError: A policy cannot be loaded, and `on_load_error` is "stop"; the old ones stay.
         """
-        async with self._loading:
+        async with self._changing:
             await self._load(settings)
 
     def configured_modes(self) -> dict[str, Mode]:
@@ -191,42 +201,51 @@ class PolicySet:
             for each in self.loaded.classes
         }
 
-    async def set_modes(self, overrides: tuple[Override, ...], why: str = BY_COMMAND) -> None:
-        """Replaces the modes that operators have set, on disk first.
+    async def change_modes(self, change: ChangeModes, why: str = BY_COMMAND) -> None:
+        """Changes the modes that operators have set, on disk first; goes on when the caller is cancelled.
 
         What leaves enforce mode is given back as other changes of running pods: many at a bounded rate.
 
         Args:
-            overrides: Those from now on.
+            change: Returns the new ones; its errors are raised.
             why: For the audit: why those end that are left out.
 
         Raises:
             OSError: They cannot be saved: nothing has changed.
             PolicyLoadError: A policy that the configuration disables cannot be loaded.
         """
-        thread, before = BackgroundThreads(1, "policy-modes"), self.modes.present
-        try:
-            await self.modes.save(overrides, thread)
-        finally:
-            thread.shutdown()
-        audit_modes(self._audit, before, overrides, self.configured_modes(), why)
-        self._announce(PolicyEvent.MODES)
-        loaded = {each.name for each in self.loaded.policies}
-        found = {each.name for each in self.loaded.classes}
-        if any(each.mode is not Mode.OFF for each in overrides if each.policy in found - loaded):
-            await self.load(self.settings)
-            return
-        async with self._loading:
+        await self._shielded.run(self._change_modes(change, why))
+
+    async def _change_modes(self, change: ChangeModes, why: str) -> None:
+        async with self._changing:
+            before = self.modes.present
+            overrides = change(before)
+            thread = BackgroundThreads(1, "policy-modes")
+            try:
+                await self.modes.save(overrides, thread)
+            finally:
+                thread.shutdown()
+            audit_modes(self._audit, before, overrides, self.configured_modes(), why)
+            self._announce(PolicyEvent.MODES)
+            loaded = {each.name for each in self.loaded.policies}
+            found = {each.name for each in self.loaded.classes}
+            if any(each.mode is not Mode.OFF for each in overrides if each.policy in found - loaded):
+                await self._load(self.settings)
+                return
             self.chain = self._new_chain()
             self._announce(PolicyEvent.CHAIN)
 
-    async def _end_modes(self, left: tuple[Override, ...]) -> None:
-        for each in self.modes.present:
-            if each not in left:
-                text = "policy %s: the mode %s that was set by command has ended"
-                logger.warning(text, each.policy, each.mode, extra={"policy": each.policy})
+    async def _end_modes(self) -> None:
+        def without_ended(overrides: tuple[Override, ...]) -> tuple[Override, ...]:
+            left = present(overrides, time.time())
+            for each in overrides:
+                if each not in left:
+                    text = "policy %s: the mode %s that was set by command has ended"
+                    logger.warning(text, each.policy, each.mode, extra={"policy": each.policy})
+            return left
+
         try:
-            await self.set_modes(left, TIME_IS_OVER)
+            await self.change_modes(without_ended, TIME_IS_OVER)
         except (OSError, PolicyLoadError) as error:
             # The next second tries again.
             logger.warning("modes of policies cannot be ended: %s", error)

@@ -14,25 +14,14 @@ SHORT_CHARS: Final = 256 * 1024
 """Shorter documents are read at once, in up to 5 ms."""
 
 
-class _InterruptibleDecoder(json.JSONDecoder):
+class InterruptibleDecoder(json.JSONDecoder):
     """Reads objects and lists in Python; only their strings and numbers are read in C."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - as those of `json.loads`
+        super().__init__(**options)
         self.parse_object = decoder.JSONObject  # type: ignore[attr-defined]  # typeshed lacks the parts
         self.parse_array = decoder.JSONArray  # type: ignore[attr-defined]
         self.scan_once = scanner.py_make_scanner(self)  # type: ignore[attr-defined]
-
-
-def read_json(text: str) -> object:
-    """The content of a JSON document.
-
-    Raises:
-        ValueError: Not valid JSON.
-        RecursionError: Nested too deep.
-    """
-    found: Any = json.loads(text) if len(text) <= SHORT_CHARS else _InterruptibleDecoder().decode(text)
-    return found
 
 
 def json_text(document: object, *, is_long: bool) -> str:

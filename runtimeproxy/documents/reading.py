@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from runtimeproxy.cgroups.pace import rest
+from runtimeproxy.documents import long_json
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.units import parse_cpu_list, quantity_bytes, quantity_millicores
 
@@ -264,12 +265,17 @@ def _fail(event: Event, reason: str) -> NoReturn:
 
 
 def json_value(
-    text: str, on_repeated: Callable[[str], None] | None = None, *, takes_nan: bool = False
+    text: str,
+    on_repeated: Callable[[str], None] | None = None,
+    *,
+    takes_nan: bool = False,
+    interruptible: bool = False,
 ) -> Any:  # noqa: ANN401 - JSON
     """The value of a JSON text as Go reads it: of a key that is there twice the last one counts.
 
     `on_repeated`: gets such a key of each object that has one. `takes_nan`: whether NaN and Infinity are
-    numbers, for a reader that says of each which ones it takes.
+    numbers, for a reader that says of each which ones it takes. `interruptible`: whether other threads run
+    while a long text is read, which takes longer then.
 
     Raises:
         InputError: It is not JSON, which is what the reason says about it; the place is line and column.
@@ -281,13 +287,14 @@ def json_value(
             on_repeated(Counter(name for name, _ in pairs).most_common(1)[0][0])
         return members
 
+    is_long = interruptible and len(text) > long_json.SHORT_CHARS
+    decoder = long_json.InterruptibleDecoder if is_long else json.JSONDecoder
     try:
-        return json.loads(
-            text,
+        return decoder(
             parse_constant=None if takes_nan else _refuse_constant,
             parse_int=_whole_number,
             object_pairs_hook=None if on_repeated is None else as_dict,
-        )
+        ).decode(text)
     except json.JSONDecodeError as error:
         raise InputError(error.msg, f"line {error.lineno} column {error.colno}") from None
     except RecursionError:

@@ -93,6 +93,7 @@ class CheckpointSync:
         is_standby: Whether the bypass is on, or another process decides on calls.
 
     Attributes:
+        on_loaded: Called when books were loaded, which may be long after `load`.
         unreadable: Rows of the file that could not be read, when it was last read.
     """
 
@@ -111,6 +112,7 @@ class CheckpointSync:
         self._is_standby = is_standby
         self._loading: set[asyncio.Task[None]] = set()
         self._flushed = _Moment()
+        self.on_loaded: Callable[[], None] = lambda: None
         self.unreadable = 0
         sources = {
             RowKind.POD: store.pods.get,
@@ -208,10 +210,12 @@ class CheckpointSync:
                 self._merge_saved(saved, since, outdated)
         # What a process that was killed had not saved yet.
         self._cgroups.books.add_noted(await self._writer.run_in_thread(self._cgroups.read_journal))
+        self.on_loaded()
 
     def _load_late(self, outdated: _Moment, saved: Saved) -> None:
         with self._store.listing() as since:
             self._merge_saved(saved, since, outdated)
+        self.on_loaded()
         self._inventory.compare_soon()
 
     def _merge_saved(self, saved: Saved, since: int, outdated: _Moment) -> None:
@@ -434,7 +438,7 @@ class CheckpointWriter:
         self._take_from_threads()
         if len(self._noted) > MOST_NOTED:
             self._all_due = True
-            self._noted.clear()
+            self._noted = self._noted_books()
         if self._on_read is not None and not await self._read_late(self._on_read):
             return False
         everything = self._all_due
@@ -492,7 +496,7 @@ class CheckpointWriter:
 
     def _take_batch(self) -> dict[_Key, bool]:
         if self._all_due:
-            batch = dict.fromkeys(self._everything(), False)
+            batch = self._noted_books() | dict.fromkeys(self._everything(), False)
             self._noted.clear()
             self._all_due = False
         else:
@@ -501,6 +505,10 @@ class CheckpointWriter:
             self._due.clear()
             self._is_urgent.clear()
         return batch
+
+    def _noted_books(self) -> dict[_Key, bool]:
+        # Of those that are gone it is told that they are saved, also where everything is written.
+        return {key: seen for key, seen in self._noted.items() if key[0] is RowKind.BOOK}
 
     def _put_back(self, batch: Mapping[_Key, bool], *, everything: bool) -> None:
         self._all_due = self._all_due or everything

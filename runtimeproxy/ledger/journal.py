@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
-from runtimeproxy.documents.reading import InputError, check_document, printable
+from runtimeproxy.documents.reading import InputError, check_document, json_value, printable
 from runtimeproxy.errors import UNLIKE_OURS
 from runtimeproxy.fields.tables import saved_value
 from runtimeproxy.hooks.algebra import Role
@@ -158,6 +158,8 @@ class Journal:
                         known[name] = entry.resolved
                     known[_LEASES + name] = entry.leases
                 self._unsaved[book.id] = {key: known[key] for key in unsaved if key in known}
+                if not self._unsaved[book.id]:
+                    del self._unsaved[book.id]
 
     def note_saved(self, cgroup: str, book: Book | None) -> None:
         with self._lock:
@@ -225,7 +227,7 @@ class Journal:
 
     def _parsed(self, line: str) -> Noted | None:
         """A line of this boot; None for one of another boot. Raises InputError, or one of `UNLIKE_OURS`."""
-        fields = json.loads(line)
+        fields = json_value(line)
         check_document(fields)
         boot_id, cgroup, level, originals, values, before, *more = fields
         if boot_id != self._boot_id:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
+from runtimeproxy.background import ShieldedTasks
 from runtimeproxy.cgroups.pace import Pace, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.cgroups.writer import FAILURES, WriteResult
@@ -131,6 +133,7 @@ class _Change(NamedTuple):
     target: CgroupTarget
     record: ContainerRecord | None = None
     before: _Applied | None = None
+    after: _Applied | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -199,6 +202,12 @@ class OwnedClaims:
         claim = self.claims.pop(key, None)
         if claim is not None:
             self.size_bytes -= _size_bytes(key, claim)
+
+    def mark_unwritten(self, changes: Mapping[ClaimKey, _Change]) -> None:
+        """Has claims written, or ended, again: the books have them as of before these changes, or after."""
+        booked = {key: it for key, each in changes.items() if (it := each.after or each.before) is not None}
+        self.dirty.update(booked)
+        self.applied = {**booked, **self.applied}
 
     def not_held(self) -> list[ClaimKey]:
         """The claims that end with the lease."""
@@ -271,12 +280,17 @@ class LeasedClaims:
         self._unrenewed_file = StateFile(folder / UNRENEWED, effect, is_synced=False)
         self.files = (self._unrenewed_file, self._handed_over_file)
         self._unrenewed: dict[str, float] = {}
-        self._unrenewed_failures = FailureLog()
+        self._failures = FailureLog(output=logger)
+        # A request whose client is gone is carried out all the same: the next one builds on it.
+        self._requests = ShieldedTasks()
         self._boot_id = boot_id
         self.now_s = clock
         self.owners: dict[str, OwnedClaims] = {}
         self.ready = asyncio.Event()
         self.unwritten: Mapping[str, str] = {}
+        self._loading = asyncio.Lock()
+        # Whether there may be claims in the books that no owner has.
+        self._is_unread = False
         self._pruned_s = clock()
         self._was_idle = True
         self._blocked = ledger.books.blocked
@@ -328,12 +342,17 @@ class LeasedClaims:
         return None
 
     async def set(self, request: ClaimsRequest) -> ClaimsResponse:
-        """Takes a request; returns when its values are written, or could not be.
+        """Takes a request, and goes on when the caller is cancelled.
+
+        Returns:
+            What became of it, when its values are written or could not be.
 
         Raises:
             UnknownOwnerError: There is no such owner.
         """
-        owned = self.owned(request.owner)
+        return await self._requests.run(self._set(self.owned(request.owner), request))
+
+    async def _set(self, owned: OwnedClaims, request: ClaimsRequest) -> ClaimsResponse:
         async with owned.lock:
             answer, lease = leases.on_request(
                 owned.lease, request.session, request.sequence, self.now_s(), is_whole=request.is_whole
@@ -352,12 +371,17 @@ class LeasedClaims:
             return ClaimsResponse(answer, refused, failed, owned.problem)
 
     async def release(self, name: str, session: str = "") -> tuple[Answer, int, Sequence[WriteResult]]:
-        """Ends all claims of an owner; returns how many there were, and what could not be written.
+        """Ends all claims of an owner, and goes on when the caller is cancelled.
+
+        Returns:
+            How many there were, and what could not be written.
 
         Raises:
             UnknownOwnerError: There is no such owner.
         """
-        owned = self.owned(name)
+        return await self._requests.run(self._release(self.owned(name), session))
+
+    async def _release(self, owned: OwnedClaims, session: str) -> tuple[Answer, int, Sequence[WriteResult]]:
         async with owned.lock:
             if session and session != owned.lease.session:
                 return Answer.TAKEN_OVER, 0, ()
@@ -431,28 +455,61 @@ class LeasedClaims:
         if self._is_idle():
             owned.dirty.update(keys)
             return []
-        changes = dict(self._changes(owned, keys))
-        if owned.owner.mode is Mode.DRY_RUN:
-            wanted = ((key, each.target, owned.claims.get(key)) for key, each in changes.items())
-            self._audit.on_dry_run(owned.owner, wanted)
-        groups = list(self._groups(owned, changes))
+        changes: dict[ClaimKey, _Change] = {}
         failed: list[WriteResult] = []
-        for start in range(0, len(groups), PODS_IN_A_JOB):
-            some = groups[start : start + PODS_IN_A_JOB]
-            try:
-                work = partial(_written, self._ledger, some)
-                applied = await self._in_worker(partial(with_rests, work))
-            except TimeoutError as error:
-                logger.warning("claims of %s could not be written: %s", owned.owner.name, error)
-                owned.dirty.update(changes)
-                # Those that have ended are to be ended again.
-                ended = {key: it for key, each in changes.items() if (it := each.before) is not None}
-                owned.applied = {**ended, **owned.applied}
-                owned.note_problem(f"values could not be written: {error}", self.now_s())
-                break
-            self._audit.on_applied(owned.owner, applied)
-            failed += [each for each in applied if each.outcome in FAILURES]
+        try:
+            changes.update(self._changes(owned, keys))
+            if owned.owner.mode is Mode.DRY_RUN:
+                wanted = ((key, each.target, owned.claims.get(key)) for key, each in changes.items())
+                self._audit.on_dry_run(owned.owner, wanted)
+            groups = list(self._groups(owned, changes))
+            for start in range(0, len(groups), PODS_IN_A_JOB):
+                applied = await self._write(owned, groups[start : start + PODS_IN_A_JOB], changes)
+                self._audit.on_applied(owned.owner, applied)
+                failed += [each for each in applied if each.outcome in FAILURES]
+        except Exception as error:  # noqa: BLE001 - it costs these values, and they are written again
+            owned.mark_unwritten(changes)
+            reason, bug = str(error), None if isinstance(error, OSError) else error
+            if bug is not None:
+                reason = described(bug)
+            name = owned.owner.name
+            text = f"could not be written: {reason}"
+            self._failures.report(f"claims of {name}", reason, text, error=bug, owner=name)
+            owned.note_problem(f"values could not be written: {reason}", self.now_s())
         return failed
+
+    async def _write(
+        self, owned: OwnedClaims, groups: Sequence[Sequence[Wanted]], changes: Mapping[ClaimKey, _Change]
+    ) -> list[Applied]:
+        """Has a worker thread write some groups.
+
+        A thread that hangs goes on at some time, and others have changed and written these claims by then. It
+        leaves the rest alone, and what it was at is brought to the present claims.
+
+        Raises:
+            TimeoutError: A file hangs.
+            OSError: A file cannot be read.
+        """
+        loop, is_given_up = asyncio.get_running_loop(), threading.Event()
+
+        def work() -> list[Applied]:
+            applied: list[Applied] = []
+            try:
+                for group in groups:
+                    if is_given_up.is_set():
+                        break
+                    applied += self._ledger.change(group)
+            finally:
+                if is_given_up.is_set():
+                    with suppress(RuntimeError):  # the loop is closed
+                        loop.call_soon_threadsafe(owned.mark_unwritten, changes)
+            return applied
+
+        try:
+            return await self._in_worker(partial(with_rests, work))
+        except BaseException:
+            is_given_up.set()
+            raise
 
     def _changes(self, owned: OwnedClaims, keys: Iterable[ClaimKey]) -> Iterator[tuple[ClaimKey, _Change]]:
         # Those that are not in the books as they should be; then they are taken for booked.
@@ -475,7 +532,7 @@ class LeasedClaims:
                     yield key, _Change(place.target, place.record, before)
             elif is_dirty or before != now:
                 owned.applied[key] = now
-                yield key, _Change(place.target, place.record, before)
+                yield key, _Change(place.target, place.record, before, now)
 
     def _groups(
         self, owned: OwnedClaims, changes: Mapping[ClaimKey, _Change]
@@ -483,7 +540,8 @@ class LeasedClaims:
         """The cgroups that have changed: those of a pod together, and with those below a class its bound."""
         found: dict[tuple[str, ...], dict[str, Wanted]] = {}
         bounding: list[tuple[str, ...]] = []
-        for key, (target, record, _) in changes.items():
+        for key, change in changes.items():
+            target, record = change.target, change.record
             path = cgroup_path(target.cgroup)
             group = found.setdefault(path[:-1] if target.level is Level.CONTAINER else path, {})
             wanted = group.get(target.cgroup)
@@ -536,14 +594,12 @@ class LeasedClaims:
         """Does what is due now."""
         if self.ready.is_set():
             await self._save_unrenewed()
+        if self._is_unread and not self._is_idle() and not self._loading.locked():
+            await self._read_again()
         if self._is_idle() or not self.ready.is_set():
             self._was_idle = True
             return
-        if self._books.blocked != self._blocked:
-            # Another CPU mode has taken claims out of the books, or takes them again.
-            changed, self._blocked = self._books.blocked ^ self._blocked, self._books.blocked
-            for owned in self.owners.values():
-                owned.dirty.update(key for key in owned.claims if key.field in changed)
+        self._note_cpu_mode()
         if self._was_idle:
             self._was_idle = False
             await self.sync_all()
@@ -558,6 +614,13 @@ class LeasedClaims:
             if owned.dirty or is_pruning:
                 async with owned.lock:
                     await self._sync(owned, list(owned.claims if is_pruning else owned.dirty))
+
+    def _note_cpu_mode(self) -> None:
+        # Another one has taken claims out of the books, or takes them again.
+        changed, self._blocked = self._books.blocked ^ self._blocked, self._books.blocked
+        if changed:
+            for owned in self.owners.values():
+                owned.dirty.update(key for key in owned.claims if key.field in changed)
 
     async def _save_unrenewed(self) -> None:
         """Saves how long nothing has renewed claims that would otherwise begin anew with each restart."""
@@ -574,7 +637,7 @@ class LeasedClaims:
         except (OSError, TimeoutError) as error:
             reason = described(error)
             text = f"{self._unrenewed_file.path}: {reason}; after a restart leases and holds begin anew"
-            self._unrenewed_failures.report("unrenewed", reason, text)
+            self._failures.report("unrenewed", reason, text)
         else:
             self._unrenewed = found
 
@@ -630,35 +693,68 @@ class LeasedClaims:
         self.owners = dict(sorted(self.owners.items()))
 
     async def load(self, *, is_successor: bool) -> None:
-        """Takes over the claims of the process before this one, from the files and from an upgrade."""
+        """Takes over the claims of the process before this one, from the files and from an upgrade.
+
+        Raises:
+            TimeoutError: A file hangs; the claims of before stay.
+        """
+        async with self._loading:
+            self.ready.clear()
+            self._is_unread = False
+            await self._restore()
+            handed_over: dict[str, Any] = await self._in_worker(self._read)
+            self._unrenewed = await self._in_worker(self._read_unrenewed)
+            self.owners = {name: OwnedClaims(owned.owner) for name, owned in self.owners.items()}
+            self._adopt()
+            for name, document in handed_over.items():
+                if is_successor and name in self.owners:
+                    with suppress(*UNLIKE_OURS):
+                        self._take_document(self.owners[name], document)
+            await self._save_unrenewed()
+            self.ready.set()
+
+    async def reload(self) -> None:
+        """Takes back what a failed successor has changed: the files have it. If one hangs, `look` does so."""
+        self.ready.clear()
+        await self._read_again()
+
+    def on_books_loaded(self) -> None:
+        # The next check takes over their claims. Those of a checkpoint that was read late come after `load`.
+        self._is_unread = True
+
+    async def _read_again(self) -> None:
+        self._is_unread = False
+        try:
+            if self.ready.is_set():
+                await self._restore()
+                self._adopt()
+            else:
+                await self.load(is_successor=False)
+        except TimeoutError as error:
+            self._is_unread = True
+            self._failures.report("claims", "unread", f"cannot be read now, and it is tried again: {error}")
+
+    async def _restore(self) -> None:
         await self._in_worker(partial(self._ledger.restore_leased, self._places.records()))
-        handed_over: dict[str, Any] = await self._in_worker(self._read)
-        self._unrenewed = await self._in_worker(self._read_unrenewed)
+
+    def _adopt(self) -> None:
+        """Takes over the claims of the books that no owner has."""
         known = self._places.keys()
         for book, _, target in self._books.leased():
-            found = known.get(book.id)
-            for key, claim in _claims_of(book, found):
+            for key, claim in _claims_of(book, known.get(book.id)):
                 name = claim.owner.name
                 owned = self.owners.get(name)
                 if owned is None or refusal(owned.owner.rules, key.field, key.role, key.level):
                     # Nothing renews it.
                     owned = self.owners.setdefault(name, OwnedClaims(Owner(name, hold_s=0.0)))
-                owned.put(key, claim)
+                if key in owned.applied:
+                    continue
                 owned.applied[key] = _Applied(target, claim)
-                if owned.lease.end_s is None:
+                if owned.lease.session or not owned.put(key, claim):
+                    # It ends: the owner's session has told all that it claims, or there is no room for more.
+                    owned.dirty.add(key)
+                elif owned.lease.end_s is None:
                     owned.lease = leases.restored(self.now_s(), self._unrenewed.get(name, 0.0))
-        for name, document in handed_over.items():
-            if is_successor and name in self.owners:
-                with suppress(*UNLIKE_OURS):
-                    self._take_document(self.owners[name], document)
-        await self._save_unrenewed()
-        self.ready.set()
-
-    async def reload(self) -> None:
-        """Takes back what a failed successor has changed: the files have it."""
-        self.owners = {name: OwnedClaims(owned.owner) for name, owned in self.owners.items()}
-        self.ready.clear()
-        await self.load(is_successor=False)
 
     def hand_over(self) -> None:
         """Writes leases and claims for the successor of an upgrade; for a worker thread."""
@@ -716,10 +812,6 @@ def _duration_s(value: object) -> float:
     if not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ValueError(f"{value!r} is no time")
     return float(value)
-
-
-def _written(ledger: Ledger, groups: Iterable[Sequence[Wanted]]) -> list[Applied]:
-    return [each for group in groups for each in ledger.change(group)]
 
 
 def _claims_of(book: Book, found: tuple[ClaimLevel, str] | None) -> Iterator[tuple[ClaimKey, Claim]]:

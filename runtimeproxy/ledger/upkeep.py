@@ -294,16 +294,19 @@ class Upkeep:
             for pod in pods.values()
             if pod.requested.cpu_shares is not None
         }
-        await self.in_worker(partial(self._ledger.measure_weights, Level.POD, shares))
-        shares = {
+        of_containers = {
             self._cgroup_of(pods[container.pod_id], container): container.requested.cpu_shares
             for container in self._store.containers
             if container.state is Lifecycle.RUNNING
             and container.pod_id in pods
             and container.requested.cpu_shares is not None
         }
-        await self.in_worker(partial(self._ledger.measure_weights, Level.CONTAINER, shares))
-        self.evaluator.request("records")
+        try:
+            await self.in_worker(partial(self._ledger.measure_weights, Level.POD, shares))
+            await self.in_worker(partial(self._ledger.measure_weights, Level.CONTAINER, of_containers))
+        finally:
+            # Also where a file hangs.
+            self.evaluator.request("records")
 
     def on_servers(self, names: Collection[str]) -> None:
         """These hook servers are registered now; what others have answered is given back next."""

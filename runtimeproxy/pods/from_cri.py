@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from cri_api.parsing import parse
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.documents.long_json import read_json
+from runtimeproxy.documents.reading import InputError, json_value
 from runtimeproxy.fields.tables import CRI_FIELDS
 from runtimeproxy.pods.inventory import RuntimeEvent
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -120,8 +120,8 @@ def parse_info(info: Mapping[str, str]) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        found = read_json(text)
-    except (ValueError, RecursionError):
+        found = json_value(text, interruptible=True)
+    except InputError:
         return {}
     return found if isinstance(found, dict) else {}
 

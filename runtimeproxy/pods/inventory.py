@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.paths import CgroupPathError, container_path
-from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.errors import RuntimeProxyError, described
+from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Inventory:
         recovered: Set once the records are those of what runs.
         source: Asks for them; None where they come by themselves.
         runtime_name: The runtime's own name; empty if that is not known.
-        on_complete: Awaited, in turn, after each whole inventory.
+        on_complete: Awaited, in turn, after each whole inventory; an error of one is logged.
     """
 
     def __init__(self, store: PodStore) -> None:
@@ -100,6 +101,7 @@ class Inventory:
         self.source: InventorySource | None = None
         self.runtime_name = ""
         self.on_complete: list[Callable[[], Awaitable[None]]] = []
+        self._failures = FailureLog(output=logger)
 
     def synchronize(self, running: RunningPods) -> None:
         """Makes the records those of all that runs; `complete` follows once they have their details."""
@@ -120,7 +122,11 @@ class Inventory:
         """All records are there, with what is known of them."""
         self.recovered.set()
         for call in self.on_complete:
-            await call()
+            try:
+                await call()
+            except Exception as error:  # noqa: BLE001 - it must not affect the others, or the next inventory
+                reason, bug = described(error), None if isinstance(error, TimeoutError) else error
+                self._failures.report("the work after a list of what runs", reason, reason, error=bug)
 
     def load(self, saved: Saved, since: int, *, outdated: int = 0) -> None:
         """Takes the records of a checkpoint, and has them confirmed; see `PodStore.load`."""

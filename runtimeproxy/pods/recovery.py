@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from runtimeproxy.errors import described
+from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.inventory import Inventory, RunningPods, RuntimeClient, RuntimeUnavailableError
 from runtimeproxy.pods.reconcile import changed_values, reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -58,6 +60,7 @@ class Recovery:
         self._settings = settings or RecoverySettings()
         self._unconfirmed: set[str] = set()
         self._requested = asyncio.Event()
+        self._failures = FailureLog(output=LOG)
         inventory.source = self
 
     async def run(self) -> None:
@@ -75,11 +78,16 @@ class Recovery:
             except RuntimeUnavailableError as error:
                 # The client has logged it, once per cause and interval.
                 LOG.debug("records wait for the runtime", extra={"cause": str(error), "pause_s": pause_s})
-                await self._rest(pause_s)
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            except Exception as error:  # noqa: BLE001 - a bug costs this comparison, not the next one
+                reason = described(error)
+                text = f"cannot be compared with the runtime: {reason}"
+                self._failures.report("the records", reason, text, error=error)
             else:
                 pause_s = FIRST_PAUSE_S
                 await self._rest(self._settings.interval_s)
+                continue
+            await self._rest(pause_s)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     def compare_soon(self) -> None:
         self._requested.set()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
@@ -16,7 +15,8 @@ from google.protobuf.message import DecodeError
 from cri_api.parsing import parse
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy import __version__
-from runtimeproxy.documents.long_json import SHORT_CHARS, json_text, read_json
+from runtimeproxy.documents.long_json import SHORT_CHARS, json_text
+from runtimeproxy.documents.reading import InputError, json_value, parse_json
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import (
     GZIP_MAGIC,
@@ -131,7 +131,7 @@ class Encoder:
         for record in records:
             kind = RowKind.POD if isinstance(record, PodRecord) else RowKind.CONTAINER
             text = encode_record(record)
-            body = redacted_document(cast("Mapping[str, Any]", read_json(text)), self._key)
+            body = redacted_document(json_value(text, interruptible=True), self._key)
             entry = {"kind": kind.name.lower(), "id": record.id, "body": body}
             yield _line("record", entry, is_long=len(text) > SHORT_CHARS)
 
@@ -299,8 +299,8 @@ def _lines_of(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes | None]:
 
 def _entry(line: bytes, place: str) -> tuple[str, Mapping[str, Any]]:
     try:
-        document = json.loads(line)
-    except (ValueError, RecursionError):
+        document = parse_json(line)
+    except InputError:
         raise RecordingError(f"is not a recording: {place} is not JSON") from None
     if isinstance(document, dict) and len(document) == 1:
         ((kind, body),) = document.items()

@@ -229,8 +229,8 @@ async def _carry_out(
         book = ledger.books.record(identity)
         if book is not None:
             unrestored = (each for each in written if each.status is not Status.RESTORED)
-            kept = {each.field for each in unrestored if each.target == identity}
-            changes.append(RowChange(RowKind.BOOK, identity, kept_book(book, kept, copies.get(identity, {}))))
+            left = {each.field: each.status for each in unrestored if each.target == identity}
+            changes.append(RowChange(RowKind.BOOK, identity, kept_book(book, left, copies.get(identity, {}))))
     with closing(CheckpointFile(folder)) as file:
         try:
             file.write(changes)

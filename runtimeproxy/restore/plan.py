@@ -140,7 +140,8 @@ def plan(saved: Saved, node: NodeState, formats: Formats) -> RestorePlan:
     states = tuple(_without_claims(state, by_runtime) for state in node.cgroups)
     fitted = _fitted_lists(states, formats) if fitting.cgroup_version(formats) == 1 else {}
     cgroups = tuple(
-        _cgroup_plan(state, fitted.get(cgroup_path(state.book.id), {}), formats) for state in states
+        _cgroup_plan(state, fitted.get(cgroup_path(state.book.id), {}), _claimed(given.book), formats)
+        for given, state in zip(node.cgroups, states, strict=True)
     )
     return RestorePlan(
         tuple(each for each in containers if each.lines),
@@ -160,14 +161,15 @@ def without_owners(planned: ContainerPlan, restored: frozenset[str]) -> Containe
     return replace(record, owners=owners or NO_ENTRIES, booked=booked)
 
 
-def kept_book(book: Book, kept: Collection[str], copies: Mapping[str, Value]) -> Book | None:
+def kept_book(book: Book, kept: Mapping[str, Status], copies: Mapping[str, Value]) -> Book | None:
     """The book of a cgroup once its files have their original values; None if there is nothing to keep.
 
-    `kept`: parameters that could not be restored: as they were. `copies`: lists that are what the cgroup
-    above has: the next attempt gives more if that has grown.
+    `kept`: parameters that could not be restored, or were left alone: as they were. `copies`: lists that are
+    what the cgroup above has: the next attempt gives more if that has grown.
     """
     entries = {name: book.entries[name]._replace(claims=(), resolved=value) for name, value in copies.items()}
-    entries |= {name: book.entries[name] for name in kept}
+    is_copy = {name for name, status in kept.items() if status is Status.LEFT}.intersection(copies)
+    entries |= {name: book.entries[name] for name in kept if name not in is_copy}
     return replace(book, entries=entries) if entries else None
 
 
@@ -252,7 +254,14 @@ def _fitted_lists(
     return fitting.fitted(plans.values(), formats)
 
 
-def _cgroup_plan(state: CgroupState, lists: Mapping[str, Value | None], formats: Formats) -> CgroupPlan:
+def _claimed(book: Book) -> frozenset[str]:
+    return frozenset(name for name, entry in book.entries.items() if entry.claims)
+
+
+def _cgroup_plan(
+    state: CgroupState, lists: Mapping[str, Value | None], claimed: Collection[str], formats: Formats
+) -> CgroupPlan:
+    """The plan for a cgroup. `claimed`: parameters that no attempt before this one has restored."""
     book, lines = state.book, list[Line]()
     found = plan_values(book, state.present, formats, fitted=lists)
     for name in book.entries:
@@ -266,6 +275,8 @@ def _cgroup_plan(state: CgroupState, lists: Mapping[str, Value | None], formats:
             reason, text = found.left[name]
             status = Status.LEFT if reason is LeftReason.CHANGED_SINCE else Status.FAILED
             lines.append(replace(line, status=status, reason=text))
+        elif name in claimed and lists.get(name) is not None:
+            lines.append(replace(line, new=lists[name], status=Status.LEFT, reason=COPIED))
     copies = {name: value for name, value in lists.items() if value is not None and name not in found.left}
     return CgroupPlan(state, found.values, found.raw, tuple(lines), copies)
 

@@ -108,6 +108,31 @@ async def test_by_the_api_server(
     assert evictor.counts.read()["memory-evict", outcome] >= 1
 
 
+async def test_an_eviction_whose_client_goes_away_is_carried_out_and_noted(history: EvictionHistory) -> None:
+    audit: list[AuditEntry] = []
+    pod = PodRecord(id="s1", uid="u1", namespace="shop", name="web")
+    evictor = Evictor(PodStore(), NoRuntime(), audit.append, BOUNDS, history)
+    begun, free, noted = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def by_api(found: PodRecord, reason: str) -> Result:
+        begun.set()
+        await free.wait()
+        asyncio.get_running_loop().call_soon(noted.set)
+        return Result(PodEvictionOutcome.EVICTED)
+
+    evictor.by_api = by_api
+    call = asyncio.get_running_loop().create_task(evictor.evict(pod, OWNER, "3 GiB", is_dry_run=False))
+    async with asyncio.timeout(30):
+        await begun.wait()
+        call.cancel()
+        await asyncio.wait({call})
+        free.set()
+        await noted.wait()
+    assert [(each.kind, each.reason) for each in audit] == [(AuditKind.CHANGED, "3 GiB")]
+    assert evictor.counts.read() == {("memory-evict", PodEvictionOutcome.EVICTED): 1}
+    assert [each.uid for each in evictor.recent] == ["u1"]
+
+
 async def test_bounds_count_while_another_eviction_goes_on_and_for_the_next_process(
     tmp_path: Path, history: EvictionHistory
 ) -> None:

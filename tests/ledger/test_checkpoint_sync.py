@@ -111,6 +111,39 @@ async def test_everything_comes_back(tmp_path: Path, files: CgroupFiles) -> None
     assert list((tmp_path / "state").glob("journal-*")) == []
 
 
+async def test_what_is_loaded_late_is_told(
+    tmp_path: Path, files: CgroupFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with side(tmp_path, files) as first:
+        await asyncio.to_thread(set_values, first.cgroups, ONE, {"cpu.shares": 512})
+    monkeypatch.setattr(checkpoint, "LOAD_WAIT_S", 0.0)
+    loaded = asyncio.Event()
+    async with side(tmp_path, files) as second:
+        second.sync.on_loaded = loaded.set
+        assert value_of(second, "cpu.shares") is None
+        async with asyncio.timeout(30):
+            await loaded.wait()
+        assert value_of(second, "cpu.shares") == 512
+
+
+@pytest.mark.usefixtures("quick")
+async def test_what_could_not_be_read_at_the_start_is_told(tmp_path: Path, files: CgroupFiles) -> None:
+    async with side(tmp_path, files) as first:
+        await asyncio.to_thread(set_values, first.cgroups, ONE, {"cpu.shares": 512})
+    found: list[int | str | None] = []
+    # SQLite's lock file keeps others from reading.
+    with closing(sqlite3.connect(tmp_path / "state" / FILE_NAME, isolation_level=None)) as blocking:
+        blocking.execute("PRAGMA journal_mode = DELETE")
+        blocking.execute("BEGIN EXCLUSIVE")
+        async with side(tmp_path, files) as second:
+            second.sync.on_loaded = lambda: found.append(value_of(second, "cpu.shares"))
+            assert value_of(second, "cpu.shares") is None
+            blocking.execute("ROLLBACK")
+            second.store.pods.put(PodRecord(id="pod"))
+            await settled(second)
+            assert found == [512]
+
+
 async def test_a_successor_takes_what_its_predecessor_saved_last(tmp_path: Path, files: CgroupFiles) -> None:
     async with side(tmp_path, files) as old, side(tmp_path, files) as new:
         old.store.containers.put(OWNED)

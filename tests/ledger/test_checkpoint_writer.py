@@ -325,6 +325,30 @@ async def test_a_file_that_can_never_be_read_costs_bounded_memory(
     assert len(writer._noted) < MOST_NOTED
 
 
+async def test_books_that_are_gone_are_told_when_everything_is_written(
+    folder: Path, executor: ThreadPoolExecutor
+) -> None:
+    told: dict[str, Book | None] = {}
+    books = {"/kept": Book("/kept", Level.POD)}
+    sources = {RowKind.BOOK: books.get, RowKind.CONTAINER: lambda identity: None}
+    writer = CheckpointWriter(
+        folder, executor, sources, lambda: ((RowKind.BOOK, identity) for identity in books), told.__setitem__
+    )
+    writer.note(RowKind.BOOK, "/kept", seen=True)
+    assert await writer.flush()
+    (folder / FILE_NAME).unlink()
+    writer.note(RowKind.BOOK, "/gone", seen=True)
+    assert await writer.flush()
+    assert told == {"/kept": books["/kept"], "/gone": None}
+    told.clear()
+    writer.note(RowKind.BOOK, "/gone-among-many", seen=True)
+    for number in range(MOST_NOTED):
+        writer.note(RowKind.CONTAINER, f"box-{number}", seen=False)
+    assert await writer.flush()
+    assert told == {"/kept": books["/kept"], "/gone-among-many": None}
+    await writer.close(TIMEOUT_S)
+
+
 async def test_a_load_does_not_write_what_it_read(
     writer: CheckpointWriter, store: PodStore, folder: Path
 ) -> None:

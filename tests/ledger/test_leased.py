@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
-from collections.abc import AsyncIterator, Callable, Iterable
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import pytest
 
+from runtimeproxy.cgroups.pace import Pace
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
@@ -195,10 +199,6 @@ async def test_a_bound_of_a_class_is_written_moves_and_ends(node: Node) -> None:
 
 
 async def test_a_claim_on_a_pod_whose_cgroup_cannot_be_is_refused_alone(node: Node) -> None:
-    def low(uid: str) -> tuple[ClaimKey, Claim]:
-        claim = claim_of(Owner("mine"), "memory.low", Role.SET, "4096", None, "")
-        return ClaimKey(ClaimLevel.POD, uid, "memory.low", Role.SET), claim
-
     bad = PodRecord(id="s-bad", uid="bad", name="bad", namespace="shop", cgroup_parent="/..")
     for is_after_a_restart in (False, True):
         if is_after_a_restart:
@@ -632,6 +632,179 @@ async def test_the_audit_of_a_value_that_moves_is_bounded(
     monkeypatch.undo()
     await node.leased.release("cpu-burst")
     assert "more values" in node.audit[3].reason
+
+
+def low(uid: str, value: int = 4096) -> tuple[ClaimKey, Claim]:
+    claim = claim_of(Owner("mine"), "memory.low", Role.SET, str(value), None, "")
+    return ClaimKey(ClaimLevel.POD, uid, "memory.low", Role.SET), claim
+
+
+def lows(node: Node) -> list[str]:
+    return [node.read(pod, "memory.low") for pod in (POD, LS)]
+
+
+def change_waits(node: Node, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """The first change of values waits; returns that it has begun, and what lets it go on."""
+    begun, free, change = threading.Event(), threading.Event(), node.ledger.change
+
+    def waits(wanted: Sequence[Wanted]) -> Any:
+        if not begun.is_set():
+            begun.set()
+            assert free.wait(30)
+        return change(wanted)
+
+    monkeypatch.setattr(node.ledger, "change", waits)
+    return begun, free
+
+
+async def test_a_request_is_carried_out_although_its_client_goes_away(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leased, "PODS_IN_A_JOB", 1)
+    before = lows(node)
+    begun, free = change_waits(node, monkeypatch)
+    call = asyncio.get_running_loop().create_task(first(node, "mine", low("u1"), low("u2")))
+    assert await asyncio.to_thread(begun.wait, 30)
+    call.cancel()
+    await asyncio.wait({call})
+    free.set()
+    assert (await node.leased.set(request("mine", 2))).answer is Answer.TAKEN
+    assert lows(node) == ["4096", "4096"]
+
+    begun, free = change_waits(node, monkeypatch)
+    release = asyncio.get_running_loop().create_task(node.leased.release("mine"))
+    assert await asyncio.to_thread(begun.wait, 30)
+    release.cancel()
+    await asyncio.wait({release})
+    free.set()
+    await node.leased.release("mine")
+    assert lows(node) == before
+    assert len(node.ledger.books) == 0
+
+
+async def test_a_request_whose_client_goes_away_while_claims_are_taken(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "rest_s", lambda self: 0.001)
+    call = asyncio.get_running_loop().create_task(first(node, "mine", low("u1"), low("u2")))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.wait({call})
+    await node.leased.set(request("mine", 2))
+    assert lows(node) == ["4096", "4096"]
+
+
+async def test_an_error_costs_one_owner_one_attempt(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # As of a read without a free descriptor.
+    def fails(wanted: Sequence[Wanted]) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.ledger, "change", fails)
+        response = await first(node, "mine", low("u1"))
+        assert "Too many open files" in response.problem
+        await first(node, "cpu-suppress", suppress(50_000))
+        await node.pass_time(0.5)
+    assert "claims of mine: could not be written" in caplog.text
+    await node.pass_time(0.5)
+    assert (node.read(POD, "memory.low"), node.read(CLASS)) == ("4096", "50000")
+    assert node.leased.owners["mine"].problem == ""
+
+
+async def test_a_thread_that_hung_brings_no_claims_back(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = lows(node)
+    begun, free = change_waits(node, monkeypatch)
+    hung: list[asyncio.Future[Any]] = []
+
+    async def hangs_once(work: Callable[[], Any]) -> Any:
+        run = asyncio.get_running_loop().run_in_executor(None, work)
+        if hung:
+            return await run
+        hung.append(run)
+        assert await asyncio.to_thread(begun.wait, 30)
+        raise TimeoutError("a file hangs")
+
+    monkeypatch.setattr(node.leased, "_in_worker", hangs_once)
+    response = await first(node, "mine", low("u1"), low("u2"))
+    assert "a file hangs" in response.problem
+    await node.leased.look()
+    assert lows(node) == ["4096", "4096"]
+    await node.leased.release("mine")
+    free.set()
+    await hung[0]
+    # What it was at is in the books again, and ends; the others it leaves alone.
+    assert lows(node) == ["4096", before[1]]
+    await node.leased.look()
+    assert lows(node) == before
+    assert len(node.ledger.books) == 0
+
+
+async def restart_with_a_late_checkpoint(node: Node) -> None:
+    """As `Node.restart`, with a disk that answers when all else is read."""
+    node.checkpoint()
+    node.journal.close()
+    node.start()
+    await node.leased.load(is_successor=False)
+    await node.leased.look()
+
+
+async def read_checkpoint(node: Node) -> None:
+    books = [decode(RowKind.BOOK, identity, body) for identity, body in node.saved.items()]
+    node.ledger.books.load([each for each in books if isinstance(each, Book)])
+    node.ledger.books.add_noted(node.ledger.read_journal())
+    node.leased.on_books_loaded()
+    await node.leased.look()
+
+
+async def test_claims_of_a_checkpoint_that_is_read_late_end_with_their_lease(node: Node) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+    await first(node, "mine", low("u1"))
+    await restart_with_a_late_checkpoint(node)
+    assert not node.leased.owners["mine"].claims
+    await node.pass_time(1.0)
+    await read_checkpoint(node)
+    suppressing, mine = node.leased.owners["cpu-suppress"], node.leased.owners["mine"]
+    assert (suppressing.phase, [claim.value for claim in suppressing.claims.values()]) == (
+        Phase.RESTORED,
+        [50_000],
+    )
+    assert (mine.phase, node.read(POD, "memory.low")) == (Phase.RESTORED, "4096")
+    await node.pass_time(LEASE_S)
+    assert (node.read(CLASS), node.read(POD, "memory.low")) == ("50000", "0")
+    await node.pass_time(300.0)
+    assert node.read(CLASS) == "max"
+    assert len(node.ledger.books) == 0
+
+
+async def test_claims_of_a_checkpoint_that_is_read_late_end_where_a_session_lacks_them(node: Node) -> None:
+    await first(node, "mine", low("u1"), low("u2"))
+    await restart_with_a_late_checkpoint(node)
+    await first(node, "mine", low("u2", 8192))
+    await read_checkpoint(node)
+    assert lows(node) == ["0", "8192"]
+    assert list(node.leased.owners["mine"].claims) == [low("u2")[0]]
+
+
+async def test_a_failed_successor_is_taken_back_although_files_hang(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await first(node, "cpu-suppress", suppress(50_000))
+
+    async def hangs(work: Callable[[], Any]) -> Any:
+        raise TimeoutError("a file hangs")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.leased, "_in_worker", hangs)
+        await node.leased.reload()
+        await node.leased.look()
+        assert not node.leased.ready.is_set()
+    assert caplog.text.count("a file hangs") == 1
+    await node.leased.look()
+    assert node.leased.ready.is_set()
+    owned = node.leased.owners["cpu-suppress"]
+    assert (owned.phase, [claim.value for claim in owned.claims.values()]) == (Phase.RESTORED, [50_000])
 
 
 def _quota(value: int) -> Any:

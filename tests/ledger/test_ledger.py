@@ -461,6 +461,15 @@ def test_a_burst_that_was_lowered_for_a_resize_is_no_original(
     assert number(files, POD, "cpu.cfs_quota_us") == (50_000 if is_resized else 100_000)
 
 
+def test_a_journal_keeps_nothing_for_a_value_that_was_given_back(journal: Journal, tmp_path: Path) -> None:
+    journal.note(Noted(POD, Level.POD, {}, {"cpu.shares": 512}, {}))
+    (file,) = (tmp_path / "state").glob("journal-*")
+    assert file.read_text()
+    journal.settle(Book(POD, Level.POD))
+    journal.note_saved("/another", None)
+    assert file.read_text() == ""
+
+
 def test_another_cgroup_of_the_same_name_has_its_own_original(ledger: Ledger, files: CgroupFiles) -> None:
     ledger.change([pod(sets(memory=4096))])
     for folder in files.root.rglob("podone"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,6 +30,7 @@ from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause, UnappliedSt
 from runtimeproxy.ledger.unapplied_audit import INTERVAL_S, MOST_ENTRIES, UnappliedAudit
 from runtimeproxy.pods.records import ContainerRecord, Level
 from tests.ledger.test_evaluate import CLASS, Scene
+from tests.ledger.test_leased import Node, first, suppress
 
 POD, BOX = f"{CLASS}/pod0", f"{CLASS}/pod0/box0"
 LIMIT, QUOTA = "memory.limit_in_bytes", "cpu.cfs_quota_us"
@@ -56,6 +59,12 @@ def causes(scene: Scene) -> dict[tuple[str, str], UnappliedCause]:
 def only(scene: Scene) -> Unapplied:
     (found,) = scene.ledger.books.unapplied.values()
     return found
+
+
+def test_each_cause_has_a_test() -> None:
+    """By its name in this file."""
+    named = set(re.findall(r"UnappliedCause\.([A-Z][A-Z_]+)", Path(__file__).read_text()))
+    assert named == set(UnappliedCause.__members__)
 
 
 async def test_what_is_in_force_has_no_line(scene: Scene) -> None:
@@ -116,6 +125,31 @@ async def test_the_cgroup_lacks_the_file(scene: Scene) -> None:
     await scene.evaluator.evaluate_all()
     scene.ledger.verify([Level.POD])
     assert only(scene).cause is UnappliedCause.NO_FILE
+
+
+async def test_the_cgroup_is_not_there(scene: Scene) -> None:
+    scene.pod_claims = {QUOTA: a_set(50_000)}
+    await scene.evaluator.evaluate_all()
+    shutil.rmtree(scene.files.folder(POD))
+    scene.ledger.verify([Level.POD])
+    assert (only(scene).cause, only(scene).wanted) == (UnappliedCause.NO_CGROUP, "50000")
+    scene.files.make(POD)
+    scene.ledger.verify([Level.POD])
+    assert scene.ledger.books.unapplied.values() == ()
+
+
+async def test_claims_of_an_owner_do_not_count(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.leased.load(is_successor=False)
+    node.is_idle = True
+    await first(node, "cpu-suppress", suppress(50_000))
+    (each,) = node.leased.unapplied()
+    assert (each.cause, each.wanted) == (UnappliedCause.NOT_COUNTING, "at most 50000")
+    assert (each.owners, "bypass" in each.reason) == ((parse_claimant("plugin:cpu-suppress"),), True)
+    node.is_idle = False
+    await node.pass_time(1.0)
+    assert tuple(node.leased.unapplied()) == ()
+    node.journal.close()
 
 
 async def test_another_program_keeps_writing(scene: Scene) -> None:
@@ -295,6 +329,8 @@ def test_what_only_a_creation_can_give(*, is_recovered: bool) -> None:
     }
     assert found["env[GPU]"].claims[0].owner == Claimant("gpu-env")
     assert "next container" in found["env[GPU]"].reason
+    without_messages = at_next_start(decision, record, sees_creation=False)
+    assert {each.cause for each in without_messages.values()} == {UnappliedCause.NOT_IN_MODE}
 
 
 @pytest.mark.parametrize(

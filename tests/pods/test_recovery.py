@@ -12,7 +12,7 @@ import pytest
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import Saved
-from runtimeproxy.pods.inventory import Inventory
+from runtimeproxy.pods.inventory import Inventory, RunningPods
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.recovery import Recovery, RecoverySettings
 from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
@@ -94,6 +94,49 @@ async def test_a_runtime_that_goes_while_saved_records_are_compared_is_waited_fo
     fake_runtime.on("ContainerStatus", error=CallError("UNAVAILABLE"), times=1)
     async with running(recovery), asyncio.timeout(30):
         await asyncio.to_thread(fake_runtime.recorded.wait, "ContainerStatus", 2)
+
+
+async def test_an_error_after_an_inventory_costs_neither_the_next_one_nor_others(
+    fake_runtime: FakeRuntime, client: GrpcRuntimeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    preload(fake_runtime.state, 1, 1)
+    inventory, seen = Inventory(PodStore()), asyncio.Queue[int]()
+
+    async def hangs() -> None:
+        raise TimeoutError("a file hangs")
+
+    async def counts() -> None:
+        await seen.put(len(inventory.store.containers))
+
+    inventory.on_complete += [hangs, counts]
+    recovery = Recovery(inventory, client, RecoverySettings(interval_s=3600))
+    async with running(recovery), asyncio.timeout(30):
+        assert await seen.get() == 1
+        preload(fake_runtime.state, 1, 1)
+        recovery.compare_soon()
+        assert await seen.get() == 2
+    assert caplog.text.count("a file hangs") == 1
+
+
+async def test_a_bug_costs_one_comparison(
+    fake_runtime: FakeRuntime,
+    client: GrpcRuntimeClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    preload(fake_runtime.state, 1, 1)
+    inventory, lists = Inventory(PodStore()), [RuntimeError("a bug")]
+    synchronize = inventory.synchronize
+
+    def fails_once(found: RunningPods) -> None:
+        if lists:
+            raise lists.pop()
+        synchronize(found)
+
+    monkeypatch.setattr(inventory, "synchronize", fails_once)
+    async with running(Recovery(inventory, client)):
+        assert len(inventory.store.containers) == 1
+    assert "cannot be compared with the runtime: RuntimeError: a bug" in caplog.text
 
 
 async def test_a_comparison_drops_what_is_gone_and_adds_what_is_new(

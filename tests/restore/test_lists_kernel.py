@@ -14,7 +14,7 @@ from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.ledger.books import Wanted
-from runtimeproxy.ledger.journal import Journal, read_boot_id
+from runtimeproxy.ledger.journal import PATTERN, Journal, read_boot_id
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.offline import ledger_of
@@ -80,12 +80,15 @@ class Node:
         found = self.plan(saved)
         loosen(self._writer, found.cgroups)
         lines = restore_cgroups(self._writer, found.cgroups)
-        failed = {(each.target, each.field) for each in lines if each.status is not Status.RESTORED}
+        failed = [each for each in lines if each.status is not Status.RESTORED]
         left = (
-            kept_book(book, [name for at, name in failed if at == book.id], each.copies)
+            kept_book(book, {at.field: at.status for at in failed if at.target == book.id}, each.copies)
             for each in found.cgroups
             for book in (each.state.book,)
         )
+        for path in self._state.glob(PATTERN):
+            # All of it is saved.
+            path.unlink()
         return lines, tuple(book for book in left if book is not None)
 
 
@@ -131,8 +134,9 @@ def test_a_list_goes_on_when_the_parent_has_grown(node: Node) -> None:
     daemon = node.daemon()
     node.pin(daemon, node.boxes[0], "1")
     node.put(node.pods[0], "1")
-    lines, saved = node.restore(books(daemon))
-    assert (lines, node.read(node.boxes[0])) == ((), ["1"])
+    (line,), saved = node.restore(books(daemon))
+    assert (line.old, line.new, line.status, line.reason) == ("1", "1", Status.LEFT, COPIED)
+    assert (node.read(node.boxes[0]), node.plan(saved).lines) == (["1"], ())
     node.put(node.pods[0], ALL)
     (again,), _ = node.restore(saved)
     assert (again.old, again.new, again.status, again.reason) == ("1", ALL, Status.RESTORED, COPIED)

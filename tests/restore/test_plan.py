@@ -222,19 +222,24 @@ def test_a_value_that_the_runtime_brings_back_has_one_line() -> None:
     assert line == Line("/kubepods/podu1/box", "cpu.shares", 2, 1024)
 
 
+COPIES = {"cpuset.cpus": "0-1"}
+
+
 @pytest.mark.parametrize(
     ("kept", "copies", "expected"),
     [
-        pytest.param({"cpu.idle"}, {}, {"cpu.idle": Entry((), 1)}, id="one"),
-        pytest.param(set(), {}, None, id="none"),
-        pytest.param(set(), {"cpuset.cpus": "0-1"}, {"cpuset.cpus": Entry((), "0-1")}, id="a-copy"),
+        pytest.param({"cpu.idle": Status.FAILED}, {}, {"cpu.idle": Entry((), 1)}, id="one"),
+        pytest.param({"cpu.idle": Status.LEFT}, {}, {"cpu.idle": Entry((), 1)}, id="changed-since"),
+        pytest.param({}, {}, None, id="none"),
+        pytest.param({}, COPIES, {"cpuset.cpus": Entry((), "0-1")}, id="a-copy"),
+        pytest.param({"cpuset.cpus": Status.LEFT}, COPIES, {"cpuset.cpus": Entry((), "0-1")}, id="as-above"),
         pytest.param(
-            {"cpuset.cpus"}, {"cpuset.cpus": "0-1"}, {"cpuset.cpus": Entry((), "1")}, id="not-written"
+            {"cpuset.cpus": Status.FAILED}, COPIES, {"cpuset.cpus": Entry((), "1")}, id="not-written"
         ),
     ],
 )
 def test_what_the_next_attempt_has_to_know(
-    kept: set[str], copies: Mapping[str, Value], expected: Mapping[str, Entry] | None
+    kept: Mapping[str, Status], copies: Mapping[str, Value], expected: Mapping[str, Entry] | None
 ) -> None:
     entries = {"cpu.shares": Entry((), 2), "cpu.idle": Entry((), 1), "cpuset.cpus": Entry((), "1")}
     found = kept_book(Book("/a", Level.POD, entries), kept, copies)

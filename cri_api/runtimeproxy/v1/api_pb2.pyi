@@ -4236,6 +4236,8 @@ class WatchAuditRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     KINDS_FIELD_NUMBER: _builtins.int
     SKIP_RECENT_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
     pod: _builtins.str
     """As in ExplainRequest, without prefixes; empty for all pods."""
     policy: _builtins.str
@@ -4243,13 +4245,21 @@ class WatchAuditRequest(_message.Message):
     follow: _builtins.bool
     """Whether the stream goes on with what is to come; else it ends after what is remembered."""
     limit: _builtins.int
-    """At most so many of the remembered entries, the newest ones; 0 for all. The daemon remembers 500."""
+    """At most so many of the remembered entries, the newest ones; 0 for all. The daemon remembers 500, also of
+    the processes before it.
+    """
     skip_recent: _builtins.bool
     """Whether the remembered entries are left out."""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only entries of these kinds, such as changed or refused; empty for all."""
 
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Only entries from this time on, and until this time; absent for any."""
+
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
         self,
         *,
@@ -4259,10 +4269,12 @@ class WatchAuditRequest(_message.Message):
         limit: _builtins.int = ...,
         kinds: _abc.Iterable[_builtins.str] | None = ...,
         skip_recent: _builtins.bool = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "kinds", b"kinds", "limit", b"limit", "pod", b"pod", "policy", b"policy", "skip_recent", b"skip_recent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "kinds", b"kinds", "limit", b"limit", "pod", b"pod", "policy", b"policy", "since", b"since", "skip_recent", b"skip_recent", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4273,18 +4285,24 @@ class WatchAuditResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: _builtins.int
+    OLDEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEntry]:
-        """In their order in time."""
+        """Those that are remembered in their order in time."""
+
+    @_builtins.property
+    def oldest(self) -> _timestamp_pb2.Timestamp:
+        """In the first response where `since` is given: the time of the oldest entry that is remembered."""
 
     def __init__(
         self,
         *,
         entries: _abc.Iterable[Global___AuditEntry] | None = ...,
+        oldest: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["oldest", b"oldest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "oldest", b"oldest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4314,9 +4332,11 @@ class AuditEntry(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """changed, would-change, conflict, refused, failed, invalid, left-out, pending, void, off or not-applied."""
+    """changed, would-change, conflict, refused, failed, invalid, left-out, pending, void, off or not-applied; of
+    the daemon, policies and strategies: start, stop, upgrade, gap, mode, bypass or strategy.
+    """
     hook: _builtins.str
-    """Where policies ran, such as pre_create_container or evaluate_pod."""
+    """Where policies ran, such as pre_create_container or evaluate_pod; empty where none was asked."""
     call: _builtins.str
     """The call of the kubelet, such as CreateContainer; empty outside of calls."""
     trace_id: _builtins.str
@@ -4330,7 +4350,7 @@ class AuditEntry(_message.Message):
     container: _builtins.str
     container_id: _builtins.str
     target: _builtins.str
-    """The QoS class or the node, if it is not about a pod."""
+    """The QoS class, the node or the daemon, if it is not about a pod."""
     field: _builtins.str
     """Empty if it is not about one field."""
     before: _builtins.str

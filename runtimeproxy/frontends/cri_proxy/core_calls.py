@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -11,6 +12,7 @@ from runtimeproxy.core.policies import PolicyEvent
 from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import InterceptedCall
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CallSettings, OpenCall
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
+from runtimeproxy.ledger.upkeep import WORK_S
 from runtimeproxy.pods.lookup import Lookups
 from runtimeproxy.process import give_back_memory
 
@@ -61,7 +63,9 @@ def call_services(
     async def write_all_due() -> None:
         if not is_standby():
             for due in take_due_writes(services):
-                await write_due(services, due)
+                # If a file hangs, the others are written after the next list of what runs.
+                async with asyncio.timeout(WORK_S):
+                    await write_due(services, due)
 
     policies.on_event.append(follow)
     inventory.on_complete.append(write_all_due)

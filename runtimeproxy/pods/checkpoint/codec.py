@@ -8,8 +8,8 @@ from enum import IntEnum
 from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
-from runtimeproxy.documents.long_json import json_text, read_json
-from runtimeproxy.documents.reading import InputError, check_document
+from runtimeproxy.documents.long_json import json_text
+from runtimeproxy.documents.reading import InputError, check_document, json_value
 from runtimeproxy.errors import UNLIKE_OURS
 from runtimeproxy.fields.declaration import Kind
 from runtimeproxy.fields.tables import CRI_FIELDS, saved_value
@@ -173,7 +173,7 @@ def _plain(name: str, value: Any) -> object:  # noqa: ANN401 - any field
 def decode(kind: RowKind, identity: str, body: object) -> Record:
     # Raises BadRowError if the body is not the JSON of such a record.
     try:
-        document = _object(read_json(_text(body)))
+        document = _object(json_value(_text(body), interruptible=True))
         check_document(document)
         if kind is RowKind.CGROUP:
             return CgroupRecord(identity, {name: _managed(each) for name, each in document.items()})

@@ -92,11 +92,9 @@ class AdminServicer:
                 text = f"the mode of {request.policy} is for all that it claims, not for some pods"
                 await context.abort(StatusCode.INVALID_ARGUMENT, text)
             try:
-                overrides = changed(policies.modes.present, request, time.time())
+                await policies.change_modes(lambda present: changed(present, request, time.time()))
             except ValueError as error:
                 await context.abort(StatusCode.INVALID_ARGUMENT, str(error))
-            try:
-                await policies.set_modes(overrides)
             except OSError as error:
                 text = f"the mode cannot be saved, and is not changed: {error.strerror}"
                 await context.abort(StatusCode.UNAVAILABLE, text)

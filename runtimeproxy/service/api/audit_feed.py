@@ -13,6 +13,8 @@ from runtimeproxy.service.api.values import timestamp
 from runtimeproxy.service.api.watching import Watcher, Watchers
 
 if TYPE_CHECKING:
+    from google.protobuf.timestamp_pb2 import Timestamp
+
     from runtimeproxy.hooks.audit import AuditRing
 
 IN_A_MESSAGE: Final = 100
@@ -41,9 +43,10 @@ class AuditFeed:
         watcher: Watcher[AuditEntry] = Watcher(restarts=False)
         self.watchers.add(watcher)
         try:
-            recent = (
-                [] if request.skip_recent else [each for each in self._ring.entries if matches(request, each)]
-            )
+            remembered = sorted(self._ring.entries, key=lambda each: each.time_s)
+            if request.HasField("since") and remembered:
+                yield api_pb2.WatchAuditResponse(oldest=timestamp(remembered[0].time_s))
+            recent = [] if request.skip_recent else [each for each in remembered if matches(request, each)]
             for response in _responses(recent[-request.limit :] if request.limit else recent):
                 yield response
             while request.follow:
@@ -68,6 +71,10 @@ def matches(request: api_pb2.WatchAuditRequest, entry: AuditEntry) -> bool:
         return False
     if request.policy not in ("", entry.policy):
         return False
+    if request.HasField("since") and entry.time_s < seconds(request.since):
+        return False
+    if request.HasField("until") and entry.time_s > seconds(request.until):
+        return False
     return not request.kinds or entry.kind in request.kinds
 
 
@@ -75,6 +82,10 @@ def _responses(entries: Iterable[AuditEntry]) -> Iterable[api_pb2.WatchAuditResp
     left = iter(entries)
     while part := list(islice(left, IN_A_MESSAGE)):
         yield api_pb2.WatchAuditResponse(entries=map(entry_message, part))
+
+
+def seconds(time: Timestamp) -> float:
+    return time.seconds + time.nanos / 1e9
 
 
 def entry_message(entry: AuditEntry) -> api_pb2.AuditEntry:

@@ -187,7 +187,7 @@ class CriCall(ABC):
         return
 
     def on_cancelled(self) -> bool:
-        """The call has ended before it was decided, or before the runtime had it.
+        """The call has ended before it was decided, by a refusal, or before the runtime had it.
 
         Returns:
             Whether the records have changed, so that policies have to be asked again.

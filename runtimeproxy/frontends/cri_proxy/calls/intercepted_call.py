@@ -496,8 +496,8 @@ class InterceptedCall:
         if self._recorded is not None:
             self._recorded.on_decided()
         self._end_decision()
-        if call is not None and (works := call.repairs()):
-            start_works(self._services, self._method, call, works)
+        if call is not None:
+            self._end_unsent(call)
 
     def _fail(self, error: Exception) -> None:
         """The proxy cannot decide on the call: the settings say whether it is forwarded or refused."""
@@ -527,12 +527,8 @@ class InterceptedCall:
     def on_cancelled(self) -> None:
         call, self._call = self._call, None
         if call is not None:
-            call.on_end()
             # A runtime without the method ends the call before it has the message.
-            if works := call.repairs():
-                start_works(self._services, self._method, call, works)
-            if call.on_cancelled():
-                self._services.on_unsettled()
+            self._end_unsent(call)
         if self._task is not None:
             self._task.cancel()
         if self._run is not None:
@@ -540,6 +536,14 @@ class InterceptedCall:
             self._run = None
         # A task that never ran cannot do it.
         self._end_decision()
+
+    def _end_unsent(self, call: CriCall) -> None:
+        # The kubelet may have written to cgroups before it made the call.
+        call.on_end()
+        if works := call.repairs():
+            start_works(self._services, self._method, call, works)
+        if call.on_cancelled():
+            self._services.on_unsettled()
 
     def on_response(self, outcome: Outcome, data: bytes) -> None:
         """Updates the records before the response goes to the client, and starts the post hooks."""

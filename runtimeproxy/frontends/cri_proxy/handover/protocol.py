@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Self
 
+from runtimeproxy.documents.reading import InputError, json_value
 from runtimeproxy.errors import ConfigError
 from runtimeproxy.listener import Listener
 
@@ -81,9 +82,9 @@ class Inheritance:
         if text is None:
             return None
         try:
-            values = json.loads(text)
+            values = json_value(text)
             taken = cls(bypass=values.pop("switched", None), **values)
-        except (ValueError, TypeError, AttributeError) as error:
+        except (InputError, TypeError, AttributeError) as error:
             raise ConfigError("environment", VARIABLE, f"cannot be parsed: {error}") from error
         if taken.version != VERSION:
             raise ConfigError("environment", VARIABLE, f"version {taken.version} is not {VERSION}")

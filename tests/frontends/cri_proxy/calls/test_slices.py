@@ -123,11 +123,16 @@ async def test_they_are_looked_after_when_a_policy_refuses_the_call(desk: Surrou
     config.linux.cgroup_parent = KUBELET
     await desk.run_pod(config, POD_ID)
     request = api_pb2.UpdatePodSandboxResourcesRequest(pod_sandbox_id=POD_ID)
+    request.resources.cpu_shares = 700
     call = desk.call("UpdatePodSandboxResources", request)
     await call.reply.done()
     assert call.reply.refused
     await desk.idle()
     assert desk.ledger.renewed == [KUBELET]
+    record = desk.store.pods.get(POD_ID)
+    assert record is not None
+    assert record.requested.cpu_shares == 700
+    assert desk.unsettled == 1, "policies are asked again"
 
 
 async def test_the_next_call_of_the_pod_waits_for_that_and_the_answer_does_not(desk: Surroundings) -> None:

@@ -28,7 +28,7 @@ async def test_they_are_due_once_it_runs(
     desk.store.containers.put(ContainerRecord(id="other", pod_id=POD_ID, state=Lifecycle.RUNNING))
     due = [(each.cgroup, each.values) for each in take_due_writes(desk.services)]
     assert due == ([(f"{PARENT}/{CONTAINER_ID}", VALUES)] if is_due else [])
-    assert take_due_writes(desk.services) == []
+    assert list(take_due_writes(desk.services)) == []
     record = desk.store.containers.get(CONTAINER_ID)
     assert record is not None
     assert bool(record.pending_cgroup) is not is_due

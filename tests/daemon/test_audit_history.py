@@ -1,0 +1,207 @@
+"""The audit of a daemon over restarts, crashes and upgrades, and while no daemon runs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimeproxy.signals import BYPASS_OFF, BYPASS_ON
+from tests.daemon.conftest import Daemons
+from tests.daemon.driving import batch_pod
+from tests.daemon.upgrading import Family
+from tests.lab.cri_client import CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.proxy_process import ProxyProcess
+
+
+def entries(daemon: ProxyProcess, *words: str) -> list[dict[str, Any]]:
+    done = daemon.run("audit", "--output", "json", *words)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def kinds(daemon: ProxyProcess, *words: str) -> list[str]:
+    return [each["kind"] for each in entries(daemon, *words)]
+
+
+def make_pod(daemon: ProxyProcess, name: str) -> None:
+    with CriClient(daemon.socket) as client:
+        batch_pod(client, name).run().create()
+
+
+def wait_until_saved(daemon: ProxyProcess, text: str) -> None:
+    path = daemon.state_folder / "audit.json"
+    wait_until(lambda: path.exists() and text in path.read_text(), "the audit to be saved", 60)
+
+
+def test_a_restart_keeps_the_entries_and_is_one(daemons: Daemons) -> None:
+    daemon = daemons.start()
+    make_pod(daemon, "before")
+    daemon.restart()
+    make_pod(daemon, "after")
+    found = entries(daemon)
+    pods = list(dict.fromkeys(each["pod"] for each in found if each["pod"]))
+    assert pods == ["before", "after"]
+    assert [each["kind"] for each in found if each["target"] == "daemon"] == ["start", "stop", "start"]
+    start = next(each for each in found if each["kind"] == "start")
+    assert (start["hook"], start["policy"]) == ("", "")
+    assert start["reason"].startswith("version ")
+
+
+def test_without_a_daemon_the_last_entries_are_read_from_the_state_folder(daemons: Daemons) -> None:
+    daemon = daemons.start()
+    make_pod(daemon, "gone")
+    daemon.terminate()
+    done = daemon.run("audit", "--pod", "default/gone")
+    assert done.returncode == 0
+    assert "default/gone/main  batch-resource  resources.cpu_shares 2 -> 512" in done.stdout
+    assert f"read from {daemon.state_folder}/audit.json" in done.stderr
+    assert "the daemon does not answer" in done.stderr
+    assert "did not end in order" not in done.stderr
+    assert kinds(daemon, "--limit", "1") == ["stop"]
+    assert kinds(daemon, "--since", "1h", "--until", "now", "--kind", "stop") == ["stop"]
+    assert entries(daemon, "--until", "1h") == []
+    # Nothing is there to follow.
+    assert daemon.run("audit", "--follow").returncode == 3
+
+
+def test_after_a_kill_the_gap_is_named(daemons: Daemons) -> None:
+    daemon = daemons.start()
+    make_pod(daemon, "saved")
+    wait_until_saved(daemon, '"saved"')
+    make_pod(daemon, "lost")
+    daemon.kill()
+    done = daemon.run("audit")
+    assert "default/saved" in done.stdout
+    assert "it did not end in order, or hangs: entries that came after 20" in done.stderr
+    daemon.start()
+    (gap,) = entries(daemon, "--kind", "gap")
+    assert gap["before"] < gap["after"]
+    assert "was killed" in gap["reason"]
+    assert kinds(daemon, "--kind", "start", "--kind", "gap") == ["start", "gap", "start"]
+    # A kill at once after the start is one, too.
+    daemon.kill()
+    daemon.start()
+    assert kinds(daemon, "--kind", "gap") == ["gap", "gap"]
+
+
+def test_an_upgrade_keeps_the_entries(daemons: Daemons) -> None:
+    daemon = daemons.start()
+    make_pod(daemon, "before")
+    with Family(daemon) as family:
+        old = family.serving
+        new = family.upgrade()
+        wait_until(lambda: "upgrade" in kinds(daemon), "the successor's entry")
+        found = entries(daemon)
+        assert [each["kind"] for each in found if each["target"] == "daemon"] == ["start", "upgrade"]
+        reason = found[-1]["reason"]
+        assert f"process {new}" in reason
+        assert f"in place of process {old}" in reason
+        assert "before" in {each["pod"] for each in found}
+
+
+def test_a_refused_upgrade_is_an_entry(daemons: Daemons) -> None:
+    daemon = daemons.start()
+    with Family(daemon) as family:
+        daemon.config_file.write_text("[hooks]\nno_such_key = 1\n")
+        family.refused()
+        wait_until(lambda: "upgrade" in kinds(daemon), "the entry")
+        (upgrade,) = entries(daemon, "--kind", "upgrade")
+        assert upgrade["reason"].startswith("not upgraded, ")
+        assert "no_such_key" in upgrade["reason"]
+
+
+def test_modes_and_bypass_are_entries(daemons: Daemons) -> None:
+    daemon = daemons.start("[policies.cpuset]\nmode = 'dry-run'\n")
+    daemon.signal(BYPASS_ON)
+    wait_until(lambda: len(kinds(daemon, "--kind", "bypass")) == 1, "the bypass")
+    daemon.signal(BYPASS_OFF)
+    words = ("policy", "batch-resource", "off", "--namespace", "a", "--reason", "a test")
+    assert daemon.run(*words).returncode == 0
+    assert daemon.run("policy", "batch-resource", "reset").returncode == 0
+    daemon.config_file.write_text("")
+    daemon.forget_states()
+    daemon.signal(signal.SIGHUP)
+    daemon.wait_for_state("READY=1")
+    found = [
+        (each["kind"], each["policy"], each["before"], each["after"], each["reason"])
+        for each in entries(daemon, "--kind", "bypass", "--kind", "mode")
+    ]
+    assert found == [
+        ("bypass", "", "off", "on", "by signal"),
+        ("bypass", "", "on", "off", "by signal"),
+        ("mode", "batch-resource", "enforce", "off", "by command; for pods of namespace a; a test"),
+        ("mode", "batch-resource", "off", "enforce", "by command; for pods of namespace a"),
+        ("mode", "cpuset", "dry-run", "enforce", "by the configuration"),
+    ]
+    # Who asks about a policy sees them, too.
+    assert kinds(daemon, "--policy", "cpuset") == ["mode"]
+
+
+def config_map(percent: int) -> str:
+    strategy = json.dumps({"clusterStrategy": {"cpuSuppressThresholdPercent": percent, "enable": True}})
+    about = {"name": "slo-controller-config", "namespace": "koordinator-system"}
+    data = {"resource-threshold-config": strategy}
+    return json.dumps({"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": data})
+
+
+def test_changes_of_strategies_are_entries(daemons: Daemons) -> None:
+    daemon = daemons.prepare()
+    daemon.objects_folder.mkdir(exist_ok=True)
+    objects = daemon.objects_folder / "config.json"
+    objects.write_text(config_map(60))
+    daemon.start()
+    assert kinds(daemon, "--kind", "strategy") == []
+    new = objects.with_suffix(".new")
+    new.write_text(config_map(70))
+    new.replace(objects)
+    wait_until(lambda: bool(kinds(daemon, "--kind", "strategy")), "the entry")
+    (found,) = entries(daemon, "--kind", "strategy")
+    assert (found["field"], found["before"], found["after"], found["target"]) == (
+        "threshold.cpu_suppress_threshold_percent",
+        "60",
+        "70",
+        "node",
+    )
+    assert "resource-threshold-config" in found["reason"]
+
+
+@pytest.fixture
+def audit_file(socket_folder: Path) -> Path:
+    return socket_folder / "audit" / "audit.jsonl"
+
+
+def test_files_and_rotations_are_read_with_and_without_the_daemon(daemons: Daemons, audit_file: Path) -> None:
+    daemon = daemons.start(f"[audit]\nfile = '{audit_file}'\nmax_bytes = 65536\n")
+    for number, suffix in ((1, ".2.gz"), (2, ".1")):
+        make_pod(daemon, f"pod-{number}")
+        wait_until(lambda name=f"pod-{number}": name in audit_file.read_text(), "the lines")  # type: ignore[misc]
+        rotated = audit_file.with_name(audit_file.name + suffix.removesuffix(".gz"))
+        audit_file.rename(rotated)
+        if suffix.endswith(".gz"):
+            with rotated.open("rb") as plain, gzip.open(f"{rotated}.gz", "wb") as packed:
+                shutil.copyfileobj(plain, packed)
+            rotated.unlink()
+        daemon.forget_states()
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_for_state("READY=1")
+    make_pod(daemon, "pod-3")
+    wait_until(lambda: audit_file.exists() and "pod-3" in audit_file.read_text(), "the lines")
+    while_up = entries(daemon, "--since", "1h")
+    daemon.terminate()
+    done = daemon.run("audit")
+    assert f"read from {audit_file} and audit.jsonl.2.gz, audit.jsonl.1\n" in done.stderr
+    while_down = entries(daemon)
+    assert while_down[: len(while_up)] == while_up
+    assert [each["kind"] for each in while_down[len(while_up) :]] == ["stop"]
+    pods = list(dict.fromkeys(each["pod"] for each in while_down if each["pod"]))
+    assert pods == ["pod-1", "pod-2", "pod-3"]
+    assert entries(daemon, "--pod", "default/pod-2", "--limit", "1")[0]["pod"] == "pod-2"
+    times = [each["time"] for each in while_down]
+    assert times == sorted(times)
