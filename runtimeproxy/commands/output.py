@@ -170,7 +170,8 @@ def claim_text(role: str, value: str | None, reason: str, sources: Iterable[str]
     """
     value = "cleared" if value is None else _ROLES.get(role, "{}").format(value)
     text = f"{value}: {reason}" if reason else value
-    named = "; ".join(dict.fromkeys(sources))
+    # A reason may say where the strategies come from.
+    named = "; ".join(each for each in dict.fromkeys(sources) if f"({each})" not in reason)
     return text + (f" [{named}]" if named else "") + (f" ({effect})" if effect else "")
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.slo.strategies import BY_DEFAULT
 
 if TYPE_CHECKING:
+    from runtimeproxy.hooks.reasons import Source
     from runtimeproxy.slo.strategies import Provenance
 
 
@@ -24,14 +25,27 @@ def strategy_fields(
         provenance: By dotted path; paths without a field are left out.
     """
     for path, each in sorted(provenance.items()):
-        value: Any = strategies
-        for name in path.split("."):
-            value = getattr(value, name, _MISSING)
+        value = _value_at(path, strategies)
         if value is not _MISSING:
             yield api_pb2.StrategyField(path=path, value=as_json(value), provenance=provenance_message(each))
 
 
-_MISSING: Any = object()
+def source_field(source: Source, pod: object, node: object) -> api_pb2.StrategyField:
+    """The field of a strategy that a reason names: of the pod's strategy, else of the node's."""
+    found = (_value_at(source.path, each) for each in (pod, node))
+    value = next((each for each in found if each is not _MISSING), None)
+    provenance = provenance_message(source.provenance)
+    return api_pb2.StrategyField(path=source.path, value=as_json(value), provenance=provenance)
+
+
+def _value_at(path: str, strategies: object) -> object:
+    value = strategies
+    for name in path.split("."):
+        value = getattr(value, name, _MISSING)
+    return value
+
+
+_MISSING: Final = object()
 
 
 def all_fields(
