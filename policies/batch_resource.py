@@ -13,7 +13,7 @@ suppressed by one quota for all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -25,10 +25,13 @@ from runtimeproxy.hooks import (
     PodSelector,
     PodView,
     Policy,
+    Reason,
     ResourceChange,
     Resources,
+    Source,
 )
 from runtimeproxy.hooks.algebra import divided
+from runtimeproxy.hooks.reasons import Part, ratio_source
 from runtimeproxy.node.snapshot import Input, Node
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.slo.schema import CpuSuppressPolicy, Threshold
@@ -44,6 +47,7 @@ from runtimeproxy.units import (
 )
 
 _REASON: Final = "batch resources of a best-effort pod"
+_NO_RESOURCES: Final = Resources()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +222,10 @@ class BatchResource(Policy):
         }
         known = {name: value for name, value in named.items() if value is not None}
         problems = tuple(each for found in specification.problems.values() for each in found)
-        return PodChange(cgroup=known, problems=problems, reason=_REASON)
+        reasons = self._reasons(tuple(listed.values()), values, node, pod.resources)
+        return PodChange(
+            cgroup=known, problems=problems, reason=_REASON, reasons=dict(zip(named, reasons, strict=True))
+        )
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the container's resources."""
@@ -240,7 +247,84 @@ class BatchResource(Policy):
             memory_swap_limit_bytes=swap_bytes,
         )
         problems = specification.problems.get(container.name, ())
-        return ContainerChange(resources=resources, problems=problems, reason=_REASON)
+        of_cpu_shares, of_quota, of_memory = self._reasons((batch,), values, node)
+        reasons = {"cpu_shares": of_cpu_shares, "cpu_quota_us": of_quota, "memory_limit_bytes": of_memory}
+        if swap_bytes is not None:
+            reasons["memory_swap_limit_bytes"] = Reason("memory limit + requested swap = ", swap_bytes)
+        return ContainerChange(resources=resources, problems=problems, reason=_REASON, reasons=reasons)
 
     def _rule(self, node: Node) -> QuotaRule:
         return quota_rule(node.strategies.threshold, node.normalization_ratio, self._options)
+
+    def _reasons(
+        self,
+        containers: Sequence[BatchContainer],
+        values: BatchValues,
+        node: Node,
+        native: Resources = _NO_RESOURCES,
+    ) -> tuple[Reason, Reason, Reason]:
+        """Return those of shares, quota and memory limit; of values that are not known they do not count."""
+        shares, quota_us, memory_bytes = _native(native)
+        return (
+            _shares_reason(containers, values.cpu_shares, shares),
+            self._quota_reason(containers, values.cpu_quota_us, quota_us, node),
+            _memory_reason(containers, values.memory_limit_bytes, memory_bytes),
+        )
+
+    def _quota_reason(
+        self, containers: Sequence[BatchContainer], quota_us: int | None, native_us: int, node: Node
+    ) -> Reason:
+        limits = [each.limit_cpu_millicores or 0 for each in containers]
+        rule = self._rule(node)
+        if min(limits) <= 0:
+            return Reason(_lacking("batch-cpu limit", containers), " = ", UNLIMITED)
+        if not rule.has_quotas:
+            by: Part = "by the option cfs_quota_enabled"
+            if self._options.cfs_quota_enabled is None:
+                path = "threshold.cpu_suppress_policy"
+                by = Source(path, node.strategies.provenance_of(path))
+            return Reason("best-effort pods share one quota ", by, " = ", UNLIMITED)
+        if quota_us in (None, UNLIMITED):
+            return Reason("a container without batch resources has no CPU limit = ", UNLIMITED)
+        total, batch_us = sum(limits), (quota_us or 0) - native_us
+        reason = Reason(_amount("batch-cpu limit", containers), total, "m")
+        if rule.ratio > 1:
+            is_option = self._options.cpu_normalization_ratio is not None
+            source = "(option cpu_normalization_ratio)" if is_option else ratio_source(node)
+            unscaled_us = cpu_quota_us_from_millicores(total)
+            reason = reason.then(" = ", unscaled_us, ", / ", rule.ratio, " normalization ratio ", source)
+        if batch_us == MIN_CPU_QUOTA_US:
+            reason = reason.then(", at least ", MIN_CPU_QUOTA_US)
+        return _with_native(reason.then(" = ", batch_us), native_us, quota_us)
+
+
+def _shares_reason(containers: Sequence[BatchContainer], shares: int | None, native_shares: int) -> Reason:
+    requested = sum(max(each.request_cpu_millicores or 0, 0) for each in containers)
+    batch_shares = cpu_shares_from_millicores(requested)
+    reason = Reason(_amount("batch-cpu request", containers), requested, "m")
+    if batch_shares == MIN_CPU_SHARES:
+        reason = reason.then(", at least ", MIN_CPU_SHARES)
+    return _with_native(reason.then(" = ", batch_shares), native_shares, shares)
+
+
+def _memory_reason(
+    containers: Sequence[BatchContainer], limit_bytes: int | None, native_bytes: int
+) -> Reason:
+    if min(each.limit_memory_bytes or 0 for each in containers) <= 0:
+        return Reason(_lacking("batch-memory limit", containers), " = ", UNLIMITED)
+    if limit_bytes in (None, UNLIMITED):
+        return Reason("a container without batch resources has no memory limit = ", UNLIMITED)
+    reason = Reason(_amount("batch-memory limit", containers), "= ", (limit_bytes or 0) - native_bytes)
+    return _with_native(reason, native_bytes, limit_bytes)
+
+
+def _amount(resource: str, containers: Sequence[BatchContainer]) -> str:
+    return f"{resource} " if len(containers) == 1 else f"{resource}s of {len(containers)} containers "
+
+
+def _lacking(resource: str, containers: Sequence[BatchContainer]) -> str:
+    return f"no {resource}" if len(containers) == 1 else f"a container has no {resource}"
+
+
+def _with_native(reason: Reason, native: int, value: int | None) -> Reason:
+    return reason.then(", + ", native, " of other containers = ", value or 0) if native else reason

@@ -21,8 +21,10 @@ from runtimeproxy.hooks import (
     PodSelector,
     PodView,
     Policy,
+    Reason,
     Resources,
 )
+from runtimeproxy.hooks.reasons import strategy_source
 from runtimeproxy.node.snapshot import Feature, Input, Node
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.slo.names import CPU_BURST
@@ -37,6 +39,7 @@ MAX_BURST_US: Final = 100_000_000
 _POLICIES: Final = (CpuBurstPolicy.AUTO, CpuBurstPolicy.CPU_BURST_ONLY)
 _CLASSES: Final = frozenset({QoSClass.LS, QoSClass.SYSTEM, QoSClass.NONE})
 _REASON: Final = "CPU burst strategy"
+_PERCENT: Final = "cpu_burst.cpu_burst_percent"
 
 
 def burst_us(quota_us: int | None, period_us: int | None, strategy: Strategy) -> int:
@@ -67,19 +70,31 @@ class CpuBurst(Policy):
     def pod(self, pod: PodView, node: Node) -> PodChange | None:
         """Return the burst of the pod's own cgroup."""
         # From version 1.23 on the kubelet sends the sum of the containers' limits with the sandbox.
-        values, problems = _values(pod, pod.resources, node)
+        values, reasons, problems = _values(pod, pod.resources, node)
         if not values and not problems:
             return None
-        return PodChange(cgroup=values, problems=problems, reason=_REASON)
+        return PodChange(cgroup=values, problems=problems, reason=_REASON, reasons=reasons)
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the burst of the container."""
-        values, _ = _values(container.pod, container.requested, node)
-        return ContainerChange(cgroup=values, reason=_REASON) if values else None
+        values, reasons, _ = _values(container.pod, container.requested, node)
+        return ContainerChange(cgroup=values, reason=_REASON, reasons=reasons) if values else None
 
 
-def _values(pod: PodView, requested: Resources, node: Node) -> tuple[dict[str, int | str], tuple[str, ...]]:
-    """Return the burst by cgroup parameter, empty for none, and the problems with the pod's annotation."""
+def _values(
+    pod: PodView, requested: Resources, node: Node
+) -> tuple[dict[str, int | str], dict[str, str | Reason], tuple[str, ...]]:
+    """Return the burst and its reason by cgroup parameter, empty for none, and the annotation's problems."""
     strategy = node.strategy_for(pod)
     burst = burst_us(requested.cpu_quota_us, requested.cpu_period_us, strategy.cpu_burst)
-    return {BURST: burst} if burst else {}, strategy.problems_of(CPU_BURST)
+    problems = strategy.problems_of(CPU_BURST)
+    if not burst:
+        return {}, {}, problems
+    reason = Reason("CPU quota ", requested.cpu_quota_us or 0)
+    if requested.cpu_period_us not in (None, 0, CPU_PERIOD_US):
+        reason = reason.then(" per ", requested.cpu_period_us or 0, " us x ", CPU_PERIOD_US)
+    source = strategy_source(strategy.provenance, _PERCENT, "cpu_burst.policy")
+    reason = reason.then(" x ", strategy.cpu_burst.cpu_burst_percent, " % ", *source)
+    if burst == MAX_BURST_US:
+        reason = reason.then(", at most ", MAX_BURST_US)
+    return {BURST: burst}, {BURST: reason.then(" = ", burst)}, problems

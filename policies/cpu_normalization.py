@@ -21,13 +21,19 @@ from runtimeproxy.hooks import (
     PodSelector,
     PodView,
     Policy,
+    Reason,
     ResourceChange,
+    Resources,
     Scale,
 )
+from runtimeproxy.hooks.algebra import divided
+from runtimeproxy.hooks.reasons import ratio_source
 from runtimeproxy.node.snapshot import Input, Node
 from runtimeproxy.qos import QoSClass
+from runtimeproxy.units import MIN_CPU_QUOTA_US
 
 _QUOTA: Final = "cpu.cfs_quota_us"
+_REASON: Final = "this node's CPUs are faster than those that limits are meant for"
 _SHARING: Final = frozenset({QoSClass.LS, QoSClass.NONE})
 
 
@@ -56,23 +62,26 @@ class CpuNormalization(Policy):
 
     def pod(self, pod: PodView, node: Node) -> PodChange | None:
         """Return the division of the pod's quota, which the kubelet computes from all containers."""
-        scale, reason = _scale(pod, node)
+        scale, problem = _scale(pod, node)
         if scale is None:
-            return PodChange(problems=(reason,)) if reason else None
-        return PodChange(cgroup={_QUOTA: scale}, reason=reason)
+            return PodChange(problems=(problem,)) if problem else None
+        why = _reason(pod.resources, scale.ratio, node)
+        return PodChange(cgroup={_QUOTA: scale}, reason=_REASON, reasons={_QUOTA: why})
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the division of the container's quota."""
         if (container.requested.cpu_quota_us or 0) <= 0:
             return None
-        scale, reason = _scale(container.pod, node)
+        scale, problem = _scale(container.pod, node)
         if scale is None:
-            return ContainerChange(problems=(reason,)) if reason else None
-        return ContainerChange(resources=ResourceChange(cpu_quota_us=scale), reason=reason)
+            return ContainerChange(problems=(problem,)) if problem else None
+        reasons = {"cpu_quota_us": _reason(container.requested, scale.ratio, node)}
+        resources = ResourceChange(cpu_quota_us=scale)
+        return ContainerChange(resources=resources, reason=_REASON, reasons=reasons)
 
 
 def _scale(pod: PodView, node: Node) -> tuple[Scale | None, str]:
-    """Return the division for a pod with its reason; without one the problem, which may be empty."""
+    """Return the division for a pod; without one the problem, which may be empty."""
     scale = quota_scale(node.normalization_ratio)
     if scale is None or pod.qos not in _SHARING:
         return None, ""
@@ -83,4 +92,15 @@ def _scale(pod: PodView, node: Node) -> tuple[Scale | None, str]:
         return None, str(error)
     if not shares_cpus(pod.qos, has_cpuset=has_cpuset):
         return None, ""
-    return scale, f"this node's CPUs are {scale.ratio:g} times as fast"
+    return scale, ""
+
+
+def _reason(requested: Resources, ratio: float, node: Node) -> Reason:
+    source, quota_us = ratio_source(node), requested.cpu_quota_us or 0
+    if quota_us <= 0:
+        return Reason("CPU quota / normalization ratio ", source, " of ", ratio)
+    scaled_us = divided(quota_us, ratio)
+    reason = Reason("CPU quota ", quota_us, " / ", ratio, " normalization ratio ", source)
+    if scaled_us < MIN_CPU_QUOTA_US:
+        reason = reason.then(" = ", scaled_us, ", at least ", MIN_CPU_QUOTA_US)
+    return reason.then(" = ", max(scaled_us, MIN_CPU_QUOTA_US))

@@ -29,6 +29,7 @@ from runtimeproxy.hooks import (
     PodSelector,
     PodView,
     Policy,
+    Reason,
     ResourceChange,
 )
 from runtimeproxy.node.snapshot import Input, Node, Pool, Pools
@@ -128,7 +129,8 @@ class Cpuset(Policy):
             return PodChange(problems=(str(error),))
         if status.cpus is None or not self._is_unlimited(pod):
             return None
-        return PodChange(cgroup={"cpu.cfs_quota_us": UNLIMITED}, reason=_ALLOCATED)
+        reasons = {"cpu.cfs_quota_us": _quota_reason(pod)}
+        return PodChange(cgroup={"cpu.cfs_quota_us": UNLIMITED}, reason=_ALLOCATED, reasons=reasons)
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the container's CPUs."""
@@ -147,11 +149,17 @@ class Cpuset(Policy):
         cpus = container_cpus(pod.qos, pod.kube_qos, status, rule, has_static_cpus=has_static_cpus)
         if cpus is None:
             return None
+        resources = ResourceChange(cpuset_cpus=cpus)
         if status.cpus is None:
-            return ContainerChange(resources=ResourceChange(cpuset_cpus=cpus), reason=_SHARED)
-        quota_us = UNLIMITED if self._is_unlimited(pod) else None
-        resources = ResourceChange(cpuset_cpus=cpus, cpu_quota_us=quota_us)
-        return ContainerChange(resources=resources, requires=_NO_QUOTA_WITHOUT_CPUS, reason=_ALLOCATED)
+            reasons = {"cpuset_cpus": _shared_reason(pod, status, rule, cpus)}
+            return ContainerChange(resources=resources, reason=_SHARED, reasons=reasons)
+        reasons = {"cpuset_cpus": Reason(_ALLOCATED, " (annotation ", RESOURCE_STATUS, ") = ", status.cpus)}
+        if self._is_unlimited(pod):
+            resources = ResourceChange(cpuset_cpus=cpus, cpu_quota_us=UNLIMITED)
+            reasons["cpu_quota_us"] = _quota_reason(pod)
+        return ContainerChange(
+            resources=resources, requires=_NO_QUOTA_WITHOUT_CPUS, reason=_ALLOCATED, reasons=reasons
+        )
 
     def _is_unlimited(self, pod: PodView) -> bool:
         return pod.qos in EXCLUSIVE and not self._options.disable_unset_cpu_quota
@@ -168,4 +176,25 @@ class Cpuset(Policy):
             return {} if cpus is None else {"cpuset.cpus": cpus}
 
         cgroups, problems = host_application_values(applications, node.cgroup_driver, values_of)
-        return NodeChange(cgroups=cgroups, reason=_SHARED, problems=problems)
+        reasons = {
+            f"{path}/{name}": Reason("shared pool of LS pods = ", value)
+            for path, values in cgroups.items()
+            for name, value in values.items()
+        }
+        return NodeChange(cgroups=cgroups, reason=_SHARED, reasons=reasons, problems=problems)
+
+
+def _quota_reason(pod: PodView) -> Reason:
+    return Reason("CPUs that the ", pod.qos, " pod has for itself need no quota = ", UNLIMITED)
+
+
+def _shared_reason(pod: PodView, status: ResourceStatus, rule: CpuRule, cpus: str | Clear) -> Reason:
+    if isinstance(cpus, Clear):
+        return Reason("a best-effort pod has no CPUs of its own")
+    if status.numa_nodes and (pod.qos is not QoSClass.BE or rule.uses_be_pools):
+        numa_nodes = format_cpu_list(status.numa_nodes)
+        pool = "BE" if pod.qos is QoSClass.BE else "LS"
+        return Reason("shared pool of ", pool, " pods on NUMA nodes ", numa_nodes, " = ", cpus)
+    if pod.qos is QoSClass.SYSTEM and rule.pools is not None and rule.pools.system_cpus:
+        return Reason("CPUs of SYSTEM pods = ", cpus)
+    return Reason("shared pool of LS pods = ", cpus)

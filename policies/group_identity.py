@@ -22,8 +22,10 @@ from runtimeproxy.hooks import (
     PodSelector,
     PodView,
     Policy,
+    Reason,
     ResolvedPod,
 )
+from runtimeproxy.hooks.reasons import strategy_source
 from runtimeproxy.node.snapshot import Feature, Input, Node
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.slo.names import CPU_QOS
@@ -37,6 +39,7 @@ CORE_SCHED_SYSCTL: Final = "kernel.sched_core"
 _NEUTRAL: Final = 0
 _NO_POD: Final = PodSelector(namespaces=frozenset())
 _REASON: Final = "group identity of the class"
+_PATH: Final = "cpu_qos.group_identity"
 
 
 def is_on(strategies: Strategies) -> bool:
@@ -77,22 +80,29 @@ class GroupIdentity(Policy):
 
     def pod(self, pod: PodView, node: Node) -> PodChange | None:
         """Return the identity of the pod's own cgroup."""
-        values, problems = _values(pod, node)
+        values, reasons, problems = _values(pod, node)
         if not values and not problems:
             return None
-        return PodChange(cgroup=values, problems=problems, reason=_REASON)
+        return PodChange(cgroup=values, problems=problems, reason=_REASON, reasons=reasons)
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the same identity: a new cgroup has its parent's, but a running one does not follow it."""
-        values, _ = _values(container.pod, node)
-        return ContainerChange(cgroup=values, reason=_REASON) if values else None
+        values, reasons, _ = _values(container.pod, node)
+        return ContainerChange(cgroup=values, reason=_REASON, reasons=reasons) if values else None
 
     def qos_class(self, qos: KubeQoSClass, pods: Sequence[ResolvedPod], node: Node) -> CgroupChange | None:
         """Return the identity of a directory of pods, which new cgroups in it start with."""
         if not is_on(node.strategies):
             return None
         identity = directory_identity(qos, node.strategies.qos)
-        return None if identity is None else CgroupChange(cgroup={BVT: identity}, reason=_REASON)
+        if identity is None:
+            return None
+        if qos is KubeQoSClass.GUARANTEED:
+            why = Reason("the directory of all classes is neutral = ", identity)
+        else:
+            name = "ls" if qos is KubeQoSClass.BURSTABLE else "be"
+            why = _class_reason(name, identity, node.strategies)
+        return CgroupChange(cgroup={BVT: identity}, reason=_REASON, reasons={BVT: why})
 
     def node(self, node: Node) -> NodeChange | None:
         """Return the kernel's switches, core scheduling's first, and the identities of host applications."""
@@ -101,6 +111,10 @@ class GroupIdentity(Policy):
             return None
         # The two exclude each other. Where the sysctl does not exist group identity is always on.
         sysctl: dict[str, int | str] = {}
+        reasons = {
+            CORE_SCHED_SYSCTL: Reason("core scheduling excludes group identity = ", 0),
+            GROUP_IDENTITY_SYSCTL: Reason("a strategy has a group identity = ", 1),
+        }
         if Feature.GROUP_IDENTITY_SYSCTL in node.features:
             if Feature.CORE_SCHED in node.features:
                 sysctl[CORE_SCHED_SYSCTL] = 0
@@ -113,13 +127,31 @@ class GroupIdentity(Policy):
         cgroups, problems = host_application_values(
             strategies.host_applications, node.cgroup_driver, values_of
         )
-        return NodeChange(sysctl=sysctl, cgroups=cgroups, reason=_REASON, problems=problems)
+        for path, values in cgroups.items():
+            reasons[f"{path}/{BVT}"] = Reason("host application = ", values[BVT])
+        return NodeChange(sysctl=sysctl, cgroups=cgroups, reason=_REASON, reasons=reasons, problems=problems)
 
 
-def _values(pod: PodView, node: Node) -> tuple[dict[str, int | str], tuple[str, ...]]:
-    """Return the pod's identity by cgroup parameter, empty if it is left alone, and the problems with it."""
+def _class_reason(name: str, identity: int, strategies: Strategies) -> Reason:
+    path = f"qos.{name}_class.{_PATH}"
+    source = strategy_source(strategies.provenance, path, f"qos.{name}_class.cpu_qos.enable")
+    return Reason("group identity of ", name.upper(), " pods ", *source, " = ", identity)
+
+
+def _values(
+    pod: PodView, node: Node
+) -> tuple[dict[str, int | str], dict[str, str | Reason], tuple[str, ...]]:
+    """Return the pod's identity and its reason by cgroup parameter, empty if it is left alone.
+
+    Also the problems with it.
+    """
     if not is_on(node.strategies):
-        return {}, ()
+        return {}, {}, ()
     strategy = node.strategy_for(pod)
-    identity = strategy.cpu_qos.group_identity
-    return {} if identity is None else {BVT: identity}, strategy.problems_of(CPU_QOS)
+    identity, problems = strategy.cpu_qos.group_identity, strategy.problems_of(CPU_QOS)
+    if identity is None:
+        return {}, {}, problems
+    source = strategy_source(strategy.provenance, _PATH, "cpu_qos.enable")
+    name = f"{pod.qos} pods" if pod.qos else "pods without a QoS class"
+    reason = Reason("group identity of ", name, " ", *source, " = ", identity)
+    return {BVT: identity}, {BVT: reason}, problems

@@ -29,12 +29,15 @@ from runtimeproxy.hooks import (
     PodSelector,
     PodView,
     Policy,
+    Reason,
     ResolvedPod,
 )
+from runtimeproxy.hooks.reasons import Part, strategy_source
 from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.slo.names import MEMORY_QOS
 from runtimeproxy.slo.schema import MemoryQoSStrategy as Strategy
+from runtimeproxy.slo.strategies import PodStrategy, Provenance
 from runtimeproxy.units import MAX_INT64, UNLIMITED
 
 PAGE_BYTES: Final = 4_096
@@ -46,6 +49,20 @@ _FEATURE_OF: Final = {
 _PROTECTING: Final = ("memory.min", "memory.low")
 _OFF: Final = Strategy()
 _REASON: Final = "memory QoS of the class"
+_CLASS_ATTRIBUTES: Final = {
+    "memory.wmark_ratio": "wmark_ratio",
+    "memory.wmark_scale_factor": "wmark_scale_permill",
+    "memory.wmark_min_adj": "wmark_min_adj",
+    "memory.priority": "priority",
+    "memory.use_priority_oom": "priority_enable",
+    "memory.oom.group": "oom_kill_group",
+}
+"""The attributes of a strategy whose values do not depend on requests and limits."""
+_PAGE_CACHE_ENABLE: Final = "memory.pagecache_limit.enable"
+_ATTRIBUTES: Final = _CLASS_ATTRIBUTES | {
+    _PAGE_CACHE_ENABLE: "page_cache_enable",
+    "memory.pagecache_limit.sync": "page_cache_reclaim_sync",
+}
 
 
 class MemoryAmounts(NamedTuple):
@@ -143,15 +160,8 @@ def high_bytes(
 
 def class_values(strategy: Strategy) -> dict[str, int]:
     """Return the values that do not depend on requests and limits. Source: policies spec 3.6."""
-    configured = {
-        "memory.wmark_ratio": strategy.wmark_ratio,
-        "memory.wmark_scale_factor": strategy.wmark_scale_permill,
-        "memory.wmark_min_adj": strategy.wmark_min_adj,
-        "memory.priority": strategy.priority,
-        "memory.use_priority_oom": strategy.priority_enable,
-        "memory.oom.group": strategy.oom_kill_group,
-    }
-    return {name: value for name, value in configured.items() if value is not None}
+    configured = ((name, getattr(strategy, attribute)) for name, attribute in _CLASS_ATTRIBUTES.items())
+    return {name: value for name, value in configured if value is not None}
 
 
 def page_cache_values(limit_bytes: int, strategy: Strategy) -> dict[str, int]:
@@ -236,19 +246,23 @@ class MemoryQoS(Policy):
         of_pod = node.strategy_for(pod)
         strategy, problems = of_pod.memory_qos, of_pod.problems_of(MEMORY_QOS)
         values: Mapping[str, int] = {}
+        reasons: Mapping[str, Reason] = {}
         if strategy != _OFF:
             amounts, unknown = _known_amounts(lambda: pod_amounts(pod, node), strategy)
             limits = amounts.limit_bytes, pod.resources.memory_limit_bytes
-            found, above = within_bounds(pod_values(amounts, strategy), bounds_of(*limits, node=node))
+            bounds = bounds_of(*limits, node=node)
+            found, above = within_bounds(pod_values(amounts, strategy), bounds)
             values = _claimed(found, node)
+            reasons = _reasons(values, amounts, _of_pod(of_pod), node, bounds)
             problems += above + unknown + left_to_unknown_kubelet(pod, values, node)
         if not values and not problems:
             return None
-        return PodChange(cgroup=values, problems=problems, reason=_REASON)
+        return PodChange(cgroup=values, problems=problems, reason=_REASON, reasons=reasons)
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the values of the container."""
-        strategy = node.strategy_for(container.pod).memory_qos
+        of_pod = node.strategy_for(container.pod)
+        strategy = of_pod.memory_qos
         if strategy == _OFF:
             return None
         amounts, unknown = _known_amounts(lambda: container_amounts(container, node), strategy)
@@ -260,20 +274,116 @@ class MemoryQoS(Policy):
         problems = above + unknown
         if not values and not problems:
             return None
-        return ContainerChange(cgroup=values, problems=problems, reason=_REASON)
+        reasons = _reasons(values, amounts, _of_pod(of_pod), node, bounds)
+        return ContainerChange(cgroup=values, problems=problems, reason=_REASON, reasons=reasons)
 
     def qos_class(self, qos: KubeQoSClass, pods: Sequence[ResolvedPod], node: Node) -> CgroupChange | None:
         """Return the sums of a directory of pods."""
-        classes = {
-            KubeQoSClass.BURSTABLE: node.strategies.qos.ls_class,
-            KubeQoSClass.BEST_EFFORT: node.strategies.qos.be_class,
-        }
-        strategy = classes[qos].memory_qos if qos in classes else None
+        name = {KubeQoSClass.BURSTABLE: "ls_class", KubeQoSClass.BEST_EFFORT: "be_class"}.get(qos)
+        strategy = None if name is None else getattr(node.strategies.qos, name).memory_qos
         sums = directory_values([each.cgroup for each in pods], strategy)
         found, problems = within_bounds(sums, bounds_of(node=node))
         of_kubelet = written_by_kubelet(qos, node)
         values = {name: value for name, value in _claimed(found, node).items() if name not in of_kubelet}
-        return CgroupChange(cgroup=values, problems=problems, reason=_REASON) if values else None
+        if not values:
+            return None
+        provenance, path = node.strategies.provenance, f"qos.{name}.memory_qos"
+        reasons = {each: _sum_reason(each, value, len(pods)) for each, value in values.items()}
+        if strategy is not None:
+            of_class = _Origin(strategy, path, provenance)
+            reasons |= {
+                each: _value_reason(each, values[each], of_class) for each in values.keys() & _ATTRIBUTES
+            }
+        return CgroupChange(cgroup=values, problems=problems, reason=_REASON, reasons=reasons)
+
+
+class _Origin(NamedTuple):
+    """A strategy with the sources of its values, which begin with `path`."""
+
+    strategy: Strategy
+    path: str
+    provenance: Mapping[str, Provenance]
+
+    def source(self, attribute: str) -> tuple[Part, ...]:
+        return strategy_source(self.provenance, f"{self.path}.{attribute}", f"{self.path}.enable")
+
+
+def _of_pod(strategy: PodStrategy) -> _Origin:
+    return _Origin(strategy.memory_qos, "memory_qos", strategy.provenance)
+
+
+def _reasons(
+    values: Mapping[str, int],
+    amounts: MemoryAmounts,
+    origin: _Origin,
+    node: Node,
+    bounds: Sequence[MemoryBound],
+) -> dict[str, Reason]:
+    """Return the arithmetic of the values of a container or pod."""
+    reasons: dict[str, Reason] = {}
+    for name, value in values.items():
+        if name in _PROTECTING:
+            reason = _protection_reason(name, amounts, origin)
+            if any(each.amount_bytes == value for each in bounds):
+                reason = reason.then(", at most ", value)
+            reasons[name] = reason.then(" = ", value)
+        elif name == "memory.high":
+            reasons[name] = _high_reason(value, amounts, (node.allocatable or {}).get("memory"), origin)
+        elif name == "memory.pagecache_limit.size":
+            reasons[name] = _page_cache_reason(value, amounts, origin)
+        else:
+            reasons[name] = _value_reason(name, value, origin)
+    return reasons
+
+
+def _protection_reason(name: str, amounts: MemoryAmounts, origin: _Origin) -> Reason:
+    strategy, request_bytes = origin.strategy, amounts.request_bytes or 0
+    percent, attribute = strategy.min_limit_percent or 0, "min_limit_percent"
+    if name != "memory.min":
+        percent, attribute = strategy.low_limit_percent or 0, "low_limit_percent"
+    reason = Reason("memory request ", request_bytes, " x ", percent, " % ", *origin.source(attribute))
+    least = _percent_of(request_bytes, strategy.min_limit_percent or 0)
+    if _percent_of(request_bytes, percent) < least:
+        reason = reason.then(", at least memory.min ", least)
+    return reason
+
+
+def _high_reason(
+    value: int, amounts: MemoryAmounts, allocatable_bytes: int | None, origin: _Origin
+) -> Reason:
+    request_bytes, limit_bytes = amounts.request_bytes or 0, amounts.limit_bytes or 0
+    what, top = "memory limit", limit_bytes
+    if limit_bytes <= 0:
+        what, top = "allocatable memory", allocatable_bytes or 0
+    percent, source = origin.strategy.throttling_percent or 0, origin.source("throttling_percent")
+    reason = Reason("memory request ", request_bytes, " + (", what, " ", top, " - ", request_bytes, ") x ")
+    reason = reason.then(percent, " % ", *source, ", in whole pages")
+    least = _percent_of(request_bytes, origin.strategy.min_limit_percent or 0)
+    if value == least:
+        reason = reason.then(", at least memory.min ", least)
+    return reason.then(" = ", value)
+
+
+def _page_cache_reason(value: int, amounts: MemoryAmounts, origin: _Origin) -> Reason:
+    strategy, limit_bytes = origin.strategy, amounts.limit_bytes or 0
+    if strategy.page_cache_limit_size is None:
+        percent, source = strategy.page_cache_limit_percent or 0, origin.source("page_cache_limit_percent")
+        return Reason("memory limit ", limit_bytes, " x ", percent, " % ", *source, " = ", value)
+    reason = Reason(strategy.page_cache_limit_size, " ", *origin.source("page_cache_limit_size"))
+    if value != strategy.page_cache_limit_size:
+        reason = reason.then(", at most the memory limit ", limit_bytes)
+    return reason.then(" = ", value)
+
+
+def _value_reason(name: str, value: int, origin: _Origin) -> Reason:
+    attribute = _ATTRIBUTES[name]
+    if name == _PAGE_CACHE_ENABLE and origin.strategy.page_cache_enable is None:
+        return Reason("a page cache limit is set = ", value)
+    return Reason("strategy's value ", *origin.source(attribute), " = ", value)
+
+
+def _sum_reason(name: str, value: int, pods: int) -> Reason:
+    return Reason("sum of ", name, " of ", pods, " pods = ", value)
 
 
 def written_by_kubelet(qos: KubeQoSClass, node: Node) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from runtimeproxy.hooks import ContainerChange, ContainerView, PodSelector, Policy, ResourceChange
+from runtimeproxy.hooks import ContainerChange, ContainerView, PodSelector, Policy, Reason, ResourceChange
 from runtimeproxy.node.snapshot import Node
 from runtimeproxy.qos import QoSClass
 
@@ -43,4 +43,6 @@ class Template(Policy):
         score = oom_score_adj(container.pod.qos, self._options)
         if score is None:
             return None
-        return ContainerChange(resources=ResourceChange(oom_score_adj=score), reason="latency-sensitive pod")
+        resources = ResourceChange(oom_score_adj=score)
+        reasons = {"oom_score_adj": Reason("the option oom_score_adj for LS pods = ", score)}
+        return ContainerChange(resources=resources, reason="latency-sensitive pod", reasons=reasons)

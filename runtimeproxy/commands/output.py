@@ -168,7 +168,8 @@ def claim_text(role: str, value: str | None, reason: str, sources: Iterable[str]
     """
     claimed = claimed_text(role, value)
     text = f"{claimed}: {reason}" if reason else claimed
-    named = "; ".join(dict.fromkeys(sources))
+    # A reason may say where the strategies come from.
+    named = "; ".join(each for each in dict.fromkeys(sources) if f"({each})" not in reason)
     return text + (f" [{named}]" if named else "") + (f" ({effect})" if effect else "")
 
 

@@ -15,6 +15,7 @@ from runtimeproxy.hooks.changes import (
     Scale,
 )
 from runtimeproxy.hooks.policy import FailurePolicy, Hook, Mode, Policy
+from runtimeproxy.hooks.reasons import Reason, Source
 from runtimeproxy.hooks.selector import EVERY_POD, PodSelector
 from runtimeproxy.hooks.views import ContainerView, PodView, ResolvedPod, Resources
 from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
@@ -41,8 +42,10 @@ __all__ = [
     "PodSelector",
     "PodView",
     "Policy",
+    "Reason",
     "ResolvedPod",
     "ResourceChange",
     "Resources",
     "Scale",
+    "Source",
 ]

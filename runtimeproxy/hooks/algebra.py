@@ -27,6 +27,7 @@ from typing import Final, NamedTuple, TypeAlias
 from runtimeproxy.fields.tables import FIELDS, LISTS, NEUTRAL
 from runtimeproxy.hooks.changes import CLEAR, Add, AtMost, Clear, Scale
 from runtimeproxy.hooks.claimants import Claimant
+from runtimeproxy.hooks.reasons import Reason
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.units import (
     format_cpu_list,
@@ -47,7 +48,7 @@ class Claim(NamedTuple):
     it has a lease, and the file has its value: that was not saved when the process before this one ended."""
     priority: int = 0
     """Of two sets, or two scales, the one with the higher priority counts, then that of the later name."""
-    reason: str = ""
+    reason: str | Reason = ""
     """For the audit; no secrets."""
     ceiling: int | None = None
     """Of an add: what the scaled value and this add reach at most; None for no ceiling."""
@@ -97,7 +98,11 @@ class Resolved(NamedTuple):
 
 
 def claims_of(
-    owner: Claimant, value: Value | Clear | Scale | Add | AtMost, *, priority: int = 0, reason: str = ""
+    owner: Claimant,
+    value: Value | Clear | Scale | Add | AtMost,
+    *,
+    priority: int = 0,
+    reason: str | Reason = "",
 ) -> tuple[Claim, ...]:
     """Return the claims behind the value that a policy gives for a field."""
     if isinstance(value, Scale):
@@ -166,7 +171,7 @@ def divided(value: int, ratio: float) -> int:
     return -(-value * divisor // dividend)
 
 
-def _rank(claim: Claim) -> tuple[int, str, str, str, str]:
+def _rank(claim: Claim) -> tuple[int, str, str, str, str | Reason]:
     # Owner and value alone leave the order of two claims open that differ in what an audit shows.
     return claim.priority, str(claim.owner), str(claim.value), str(claim.ceiling), claim.reason
 

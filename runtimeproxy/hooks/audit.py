@@ -20,6 +20,7 @@ from runtimeproxy.hooks.claimants import Owners
 from runtimeproxy.hooks.fields import CGROUP, ENV, Field, FieldUpdate, Value, View, pod_of
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import HOOKS_BEFORE, Hook, Mode
+from runtimeproxy.hooks.reasons import Reason
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ClassView, ContainerView, PodView
 from runtimeproxy.logs import FailureLog
@@ -206,7 +207,7 @@ class Subject:
         self,
         kind: AuditKind,
         policy: LoadedPolicy | str,
-        reason: str,
+        reason: str | Reason,
         update: FieldUpdate | None = None,
         note: str = "",
     ) -> AuditEntry:
@@ -233,7 +234,7 @@ class Subject:
             _short(str(update.field)) if update else "",
             shown(update.field, update.old) if update else "",
             shown(update.field, update.new) if update else "",
-            _short(reason, _MAX_REASON_LENGTH),
+            _short(str(reason), _MAX_REASON_LENGTH),
             note,
             target,
             self.origin.call,
@@ -255,7 +256,7 @@ class AuditNote(NamedTuple):
 
     kind: AuditKind
     policy: LoadedPolicy | str
-    reason: str
+    reason: str | Reason
     update: FieldUpdate | None = None
     note: str = ""
     field: str = ""
@@ -287,6 +288,14 @@ class DecisionAudit(Sequence[AuditEntry]):
         return isinstance(other, Sequence) and self._made() == tuple(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def reasons(self) -> list[tuple[str, str | Reason]]:
+        """The reasons with the names of their policies."""
+        return [
+            (each.policy if isinstance(each.policy, str) else each.policy.name, each.reason)
+            for each in self._notes
+        ]
 
     def _made(self) -> tuple[AuditEntry, ...]:
         if self._entries is None:

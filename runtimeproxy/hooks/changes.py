@@ -19,6 +19,7 @@ from runtimeproxy.fields.resources import Clear as Clear
 from runtimeproxy.fields.resources import ResourceChange as ResourceChange
 from runtimeproxy.fields.resources import Scale as Scale
 from runtimeproxy.fields.resources import TextEntries as TextEntries
+from runtimeproxy.hooks.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,9 @@ class Change:
 
     reason: str = ""
     """The reason, for the audit; must not contain secrets."""
+    reasons: Mapping[str, str | Reason] = field(default_factory=dict)
+    """Of single fields, in place of `reason`: by the name of the resource, of the file, of the sysctl, label,
+    annotation or variable. A file of `NodeChange.cgroups` is PATH/NAME."""
     requires: Mapping[str, str] = field(default_factory=dict)
     """Fields that are applied only together with another one, by their names in the audit, such as
     `{"resources.cpu_quota_us": "resources.cpuset_cpus"}`: no unlimited quota without those CPUs."""

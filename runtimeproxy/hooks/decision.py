@@ -6,7 +6,7 @@ All functions are pure but for the policies that they call: they know no threads
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -34,6 +34,7 @@ from runtimeproxy.hooks.fields import (
 )
 from runtimeproxy.hooks.loaded import LoadedPolicy, ReadResponse
 from runtimeproxy.hooks.policy import Hook, Mode
+from runtimeproxy.hooks.reasons import Reason, Source
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.validation import HOOKS_WITHOUT_ANSWER, Usable, problem_of, usable
 from runtimeproxy.hooks.views import ClassView, ContainerView, PodView
@@ -90,6 +91,18 @@ class Decision:
     @property
     def view(self) -> View:
         return self.merged.view
+
+    def sources_of(self, policy: str, reason: str) -> tuple[Source, ...] | None:
+        """Return the fields of strategies that a policy's value with this reason follows from.
+
+        None: the policy does not say it.
+        """
+        given = [
+            (claim.owner.name, claim.reason) for each in self.merged.fields.values() for claim in each.claims
+        ]
+        given += self.audit.reasons if isinstance(self.audit, DecisionAudit) else ()
+        found = (each for name, each in given if name == policy and isinstance(each, Reason))
+        return next((each.sources for each in found if str(each) == reason), None)
 
     @property
     def pod_change(self) -> PodChange | None:
@@ -335,8 +348,7 @@ def _with_change(
     accepted: Usable,
 ) -> Progress:
     """Merge the usable fields of a change; each update, conflict and field left out gets an audit entry."""
-    text: object = change.reason
-    reason = text if isinstance(text, str) else ""
+    reason, reasons = accepted.reason, accepted.reasons
     notes = [*progress.notes]
     for field_name, value, why in accepted.left_out:
         notes.append(AuditNote(AuditKind.LEFT_OUT, policy, why, field=field_name, new=value))
@@ -345,18 +357,26 @@ def _with_change(
     updates: tuple[FieldUpdate, ...] = ()
     kind = AuditKind.WOULD_CHANGE
     if dry_run is not None:
-        dry_run, updates = merge(dry_run, name, fields, priority=priority, reason=reason, rule=rule)
+        dry_run, updates = merge(
+            dry_run, name, fields, priority=priority, reason=reason, reasons=reasons, rule=rule
+        )
     if policy.mode is Mode.ENFORCE:
         kind, is_remote = AuditKind.CHANGED, bool(policy.remote_hooks)
         enforced, updates = merge(
-            enforced, name, fields, priority=priority, reason=reason, rule=rule, is_remote=is_remote
+            *(enforced, name, fields),
+            priority=priority,
+            reason=reason,
+            reasons=reasons,
+            rule=rule,
+            is_remote=is_remote,
         )
     for update in updates:
         if update.other:
             conflict = f"also set by {update.other}; the {rule} policy's value counts"
             notes.append(AuditNote(AuditKind.CONFLICT, policy, conflict, update))
         if not update.other or rule is ConflictRule.LATER:
-            notes.append(AuditNote(kind, policy, reason, update, accepted.notes.get(update.field, "")))
+            of_field = reasons.get(update.field.key, reason)
+            notes.append(AuditNote(kind, policy, of_field, update, accepted.notes.get(update.field, "")))
     after = Progress(enforced, dry_run, tuple(notes), progress.refusal, progress.without_answer)
     # With nothing but problems it cannot decide.
     return after.without(policy) if change.problems and not fields else after
@@ -406,12 +426,16 @@ def make_decision(subject: Subject, progress: Progress) -> Decision:
     return Decision(
         hook=subject.hook,
         merged=merged,
-        change=change_from(subject.hook, changed, "; ".join(merged.reasons)) if changed else None,
+        change=change_from(subject.hook, changed, _joined(merged.reasons)) if changed else None,
         without_answer=progress.without_answer,
         owners=owners,
         written_once=frozenset(written_once),
         audit=DecisionAudit(subject, notes) if notes else (),
     )
+
+
+def _joined(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{policy}: {reason}" for policy, reason in reasons.items())
 
 
 def _notes(field: Field, resolved: Resolved) -> Iterator[AuditNote]:

@@ -34,6 +34,7 @@ from runtimeproxy.hooks.changes import (
 )
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, labels_of
 from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.reasons import NO_REASONS, Reason
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ClassView, ContainerView, PodView, Resources
 from runtimeproxy.node.snapshot import Node
@@ -260,7 +261,8 @@ class Merged(NamedTuple):
     start: View
     """Before any policy."""
     fields: Mapping[Field, MergedField] = _NO_FIELDS
-    reasons: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = MappingProxyType({})
+    """Of the whole change, by policy."""
 
     @property
     def view(self) -> View:
@@ -288,6 +290,7 @@ def merge(
     *,
     priority: int = 0,
     reason: str = "",
+    reasons: Mapping[str, str | Reason] = NO_REASONS,
     rule: ConflictRule = ConflictRule.LATER,
     is_remote: bool = False,
 ) -> tuple[Merged, tuple[FieldUpdate, ...]]:
@@ -305,12 +308,12 @@ def merge(
         if before is None:
             original = current_value(merged.start, key)
             before = MergedField(original, original)
-        claims = before.claims
+        claims, why = before.claims, reasons.get(key.key, reason)
         has_role = isinstance(value, _ROLES)
         if has_role:
-            claims += claims_of(claimant, value, priority=priority, reason=reason)  # type: ignore[arg-type]
+            claims += claims_of(claimant, value, priority=priority, reason=why)  # type: ignore[arg-type]
         elif key.group in _CLAIMED:
-            claims += (Claim(claimant, Role.SET, value, priority, reason),)  # type: ignore[arg-type]
+            claims += (Claim(claimant, Role.SET, value, priority, why),)  # type: ignore[arg-type]
         if has_role or before.resolved is not None or (value is CLEAR and _is_file(key)):
             after = _resolved(merged.start, key, before.original, claims, rule)
             rival = _rival(before, value)
@@ -330,8 +333,8 @@ def merge(
             updates.append(FieldUpdate(key, before.value, value))
     if not accepted:
         return merged, ()
-    reasons = (*merged.reasons, f"{policy}: {reason}") if reason else merged.reasons
-    return Merged(merged.start, MappingProxyType({**merged.fields, **accepted}), reasons), tuple(updates)
+    by_policy = {**merged.reasons, policy: reason} if reason else merged.reasons
+    return Merged(merged.start, MappingProxyType({**merged.fields, **accepted}), by_policy), tuple(updates)
 
 
 def _is_file(field: Field) -> bool:

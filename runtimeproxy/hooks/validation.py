@@ -37,6 +37,7 @@ from runtimeproxy.hooks.changes import (
 )
 from runtimeproxy.hooks.fields import Field, Merged, Value
 from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.reasons import NO_REASONS, Reason
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 
 _FILE_NAME: Final = re.compile(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)+")
@@ -89,6 +90,8 @@ class Usable(NamedTuple):
     left_out: tuple[LeftOut, ...] = ()
     notes: Mapping[Field, str] = {}
     """Remarks on values that were adjusted."""
+    reason: str = ""
+    reasons: Mapping[str, str | Reason] = NO_REASONS
 
 
 _IDLE: Final = "cpu.idle"
@@ -126,7 +129,8 @@ def usable(hook: Hook, change: Change, merged: Merged, node: NodeFacts = ANY_NOD
     _without_contradictions(hook, fields, merged, left_out)
     if "problems" in given:
         left_out += [LeftOut("", "", problem) for problem in given["problems"]]
-    return Usable(fields, tuple(left_out), notes)
+    reason, reasons = given.get("reason", ""), given.get("reasons", NO_REASONS)
+    return Usable(fields, tuple(left_out), notes, reason, reasons)
 
 
 def _left_out(field: Field, value: object, reason: str) -> LeftOut:
@@ -157,10 +161,11 @@ _SHAPES: Final[Mapping[str, tuple[tuple[type[Any], ...], Any, str]]] = {
     "requires": (_MAPPING, {}, "a mapping of field names"),
     "problems": ((tuple,), (), "a tuple of texts"),
     "reason": ((str,), "", "a text"),
+    "reasons": (_MAPPING, {}, "a mapping of texts"),
 }
 """The types of a change's attributes, the value that changes nothing, and the type's name; in the order in
 which they are merged."""
-_TEXTS: Final = ("problems", "requires")
+_TEXTS: Final = {"problems": str, "requires": str, "reasons": (str, Reason)}
 """The attributes whose items have to be texts."""
 _NESTED: Final = (flat.RESOURCES, flat.MOUNTS, flat.DEVICES, flat.NODE_CGROUP)
 """The attributes whose items have a shape of their own."""
@@ -181,7 +186,7 @@ def _well_formed(change: Change, left_out: list[LeftOut]) -> dict[str, Any]:
         is_right = isinstance(value, types)
         if is_right and value == empty:
             continue
-        if not is_right or (name in _TEXTS and not _has_texts(value)):
+        if not is_right or (name in _TEXTS and not _has_texts(value, _TEXTS[name])):
             left_out.append(LeftOut(name, "", f"is {_kind(value)}, not {wanted}"))
         else:
             given[name] = _well_formed_items(name, value, left_out) if name in _NESTED else value
@@ -207,9 +212,9 @@ def _well_formed_items(name: str, value: Any, left_out: list[LeftOut]) -> object
     return kept
 
 
-def _has_texts(value: Any) -> bool:  # noqa: ANN401 - a policy may return anything
+def _has_texts(value: Any, types: Any) -> bool:  # noqa: ANN401 - a policy may return anything
     items = value if isinstance(value, tuple) else value.values()
-    return all(isinstance(each, str) for each in items)
+    return all(isinstance(each, types) for each in items)
 
 
 def _specs(name: str, values: object, left_out: list[LeftOut]) -> tuple[object, ...]:

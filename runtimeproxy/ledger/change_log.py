@@ -153,7 +153,7 @@ class ClaimAudit:
         for each in applied:
             row = _Row(each.target, each.name, AuditKind.FAILED, each.old, each.value, each.error)
             if each.outcome is WriteOutcome.WRITTEN:
-                reasons = (claim.reason for claim in each.claims if is_leased(claim))
+                reasons = (str(claim.reason) for claim in each.claims if is_leased(claim))
                 is_fitted = any(claim.owner == TREE for claim in each.claims)
                 ends = each.is_given_back or not (is_fitted or any(map(is_leased, each.claims)))
                 reason = "; ".join(filter(None, reasons)) or (FITS if is_fitted else "")
@@ -170,7 +170,7 @@ class ClaimAudit:
         for key, target, claim in changes:
             if claim is not None:
                 value, kind = f"{claim.role} {claim.value}", AuditKind.WOULD_CHANGE
-                self._add(owner, _Row(target, key.field, kind, None, value, claim.reason))
+                self._add(owner, _Row(target, key.field, kind, None, value, str(claim.reason)))
 
     def _add(self, owner: Owner, row: _Row) -> None:
         now_s, key = self._now_s(), (owner.name, row.target.cgroup, row.field)
@@ -285,7 +285,7 @@ def _policy(applied: Applied) -> str:
 def _reason(applied: Applied) -> str:
     if applied.is_given_back:
         return _GIVEN_BACK
-    reasons = (FITS if claim.owner == TREE else claim.reason for claim in applied.claims)
+    reasons = (FITS if claim.owner == TREE else str(claim.reason) for claim in applied.claims)
     return "; ".join(filter(None, dict.fromkeys(reasons)))
 
 

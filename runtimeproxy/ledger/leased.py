@@ -220,7 +220,7 @@ class OwnedClaims:
 
 
 def _size_bytes(key: ClaimKey, claim: Claim) -> int:
-    texts = (key.target, key.field, claim.reason, claim.value if isinstance(claim.value, str) else "")
+    texts = (key.target, key.field, str(claim.reason), claim.value if isinstance(claim.value, str) else "")
     return _BYTES_OF_A_CLAIM + sum(map(len, texts))
 
 
@@ -830,7 +830,7 @@ def _claims_of(book: Book, found: tuple[ClaimLevel, str] | None) -> Iterator[tup
 
 def _plain(claim: Claim) -> tuple[object, ...]:
     value = claim.value
-    return (None if isinstance(value, Clear) else value, claim.ceiling, claim.reason)
+    return (None if isinstance(value, Clear) else value, claim.ceiling, str(claim.reason))
 
 
 def _claim(owner: Owner, role: str, value: Any, ceiling: Any, reason: Any) -> Claim:  # noqa: ANN401 - JSON

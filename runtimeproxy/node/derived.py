@@ -20,7 +20,7 @@ from runtimeproxy.node.machine import Processor
 from runtimeproxy.node.objects import RESERVATION, SYSTEM_QOS, TopologyFacts, parse_topology
 from runtimeproxy.node.snapshot import EMPTY, Cpu, PodCpus, Pool, Pools
 from runtimeproxy.qos import EXCLUSIVE, QoSClass, qos_class
-from runtimeproxy.slo.names import MAX_ANNOTATION_LENGTH, RESOURCE_STATUS
+from runtimeproxy.slo.names import CPU_NORMALIZATION_RATIO, MAX_ANNOTATION_LENGTH, RESOURCE_STATUS
 from runtimeproxy.slo.schema import CpuNormalizationStrategy
 
 
@@ -141,8 +141,6 @@ def _by_numa_node(cpus: Iterable[Cpu]) -> tuple[Pool, ...]:
     )
 
 
-RATIO: Final = "node.koordinator.sh/cpu-normalization-ratio"
-"""Annotation of a Node. Source: policies spec 1.3."""
 MIN_RATIO: Final = 1.0
 MAX_RATIO: Final = 5.0
 """Source: koord-manager, policies spec 2.3."""
@@ -155,7 +153,7 @@ def normalization_ratio(
 ) -> float | None:
     """The ratio; None if normalization is disabled. Source: policies spec 2.3. Raises InputError."""
     # The node's annotation wins over the strategy.
-    text = annotations.get(RATIO)
+    text = annotations.get(CPU_NORMALIZATION_RATIO)
     if text is not None:
         return _published(text)
     if not strategy.enable:
@@ -183,8 +181,9 @@ def _published(text: str) -> float:
     try:
         ratio = float(text)
     except ValueError:
-        raise InputError(f"is not a number: {shortened(repr(text))}", RATIO) from None
+        raise InputError(f"is not a number: {shortened(repr(text))}", CPU_NORMALIZATION_RATIO) from None
     # NaN is in no range.
     if not MIN_RATIO <= ratio <= MAX_RATIO:
-        raise InputError(f"is {shortened(text)}, not in {MIN_RATIO:g} to {MAX_RATIO:g}", RATIO)
+        reason = f"is {shortened(text)}, not in {MIN_RATIO:g} to {MAX_RATIO:g}"
+        raise InputError(reason, CPU_NORMALIZATION_RATIO)
     return ratio

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from runtimeproxy.documents.reading import InputError, printable
 from runtimeproxy.node.api_server import ApiServerInputs, joined
 from runtimeproxy.node.derived import (
-    RATIO,
     SharedCpus,
     normalization_ratio,
     published_pools,
@@ -42,6 +41,7 @@ from runtimeproxy.node.snapshot import (
     Node,
     Pools,
 )
+from runtimeproxy.slo.names import CPU_NORMALIZATION_RATIO
 from runtimeproxy.slo.strategies import Strategies
 from runtimeproxy.state.state_file import StateFile
 
@@ -292,7 +292,7 @@ class NodeInputs:
         try:
             ratio = normalization_ratio(node.annotations, strategies.cpu_normalization, processor)
         except InputError as error:
-            where = "Node" if error.place == RATIO else "cpu-normalization-config"
+            where = "Node" if error.place == CPU_NORMALIZATION_RATIO else "cpu-normalization-config"
             self._problems.append(f"{where}: {error}" + ("; the ratio stays as it is" if self._ratio else ""))
             return _known(self._ratio)
         if ratio is None and is_unknown:

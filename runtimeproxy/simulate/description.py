@@ -29,6 +29,7 @@ from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node.snapshot import Input, InputState, Node
 from runtimeproxy.simulate.result import PolicyChange, Remark, SimulatedField, SimulatedTarget
+from runtimeproxy.slo.strategies import BY_DEFAULT
 
 INPUT_TEXTS: Final[Mapping[Input, str]] = {
     Input.CPUS: "the node's CPUs",
@@ -207,18 +208,19 @@ class Description:
                 role=claim.role,
                 wanted=_text(field, claim.value),
                 counts=_counts(claim, merged),
-                reason=claim.reason,
+                reason=str(claim.reason),
                 note=note.reason if note is not None else "",
-                provenance=self._provenance(claim.owner.name, asked),
+                provenance=self._provenance(claim.owner.name, str(claim.reason), asked),
             )
         if not merged.claims and merged.owners:
             owner = labels_of(merged.owners)
             entry = entries.get((owner, str(field)))
+            reason = entry.reason if entry is not None else ""
             yield PolicyChange(
                 policy=owner,
                 wanted=_text(field, merged.value),
-                reason=entry.reason if entry is not None else "",
-                provenance=self._provenance(owner, asked),
+                reason=reason,
+                provenance=self._provenance(owner, reason, asked),
             )
 
     def _dry_run(self, asked: Asked, entry: AuditEntry) -> PolicyChange:
@@ -229,14 +231,22 @@ class Description:
             counts=False,
             reason=entry.reason,
             note=entry.note,
-            provenance=self._provenance(entry.policy, asked),
+            provenance=self._provenance(entry.policy, entry.reason, asked),
         )
 
-    def _provenance(self, name: str, asked: Asked) -> tuple[str, ...]:
-        """The sources of the strategies behind a policy's answer, each once, for people.
+    def _provenance(self, name: str, reason: str, asked: Asked) -> tuple[str, ...]:
+        """The sources of the strategies behind a policy's value, each once, for people.
 
-        Empty if the policy depends on no strategy, or only on defaults.
+        Empty if it depends on no strategy, or only on defaults.
         """
+        named = asked.decision.sources_of(name, reason) if asked.decision is not None else None
+        if named is not None:
+            found = (each.provenance for each in named)
+            return tuple(dict.fromkeys(str(each) for each in found if each != BY_DEFAULT))
+        return tuple(dict.fromkeys(self._provenance_of_parts(name, asked)))
+
+    def _provenance_of_parts(self, name: str, asked: Asked) -> list[str]:
+        """Of a policy that does not say what its values follow from: the sources of all that it reads."""
         found: list[str] = []
         for part in sorted(self.policies[name].policy.strategy_parts):
             for provenance in (self.node.strategy_for(asked.pod).provenance, self.node.strategies.provenance):
@@ -248,7 +258,7 @@ class Description:
                 if texts:
                     found += texts
                     break
-        return tuple(dict.fromkeys(found))
+        return found
 
 
 def _depending(policies: Mapping[str, LoadedPolicy], off: Mapping[str, Iterable[Input]]) -> list[str]:

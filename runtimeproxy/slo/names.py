@@ -10,6 +10,8 @@ CONFIG_MAP: Final = "slo-controller-config"
 NETWORK_BANDWIDTH: Final = "node.koordinator.sh/network-bandwidth"
 COLOCATION_STRATEGY: Final = "node.koordinator.sh/colocation-strategy"
 """Annotations of a node. Source: policies spec 1.3."""
+CPU_NORMALIZATION_RATIO: Final = "node.koordinator.sh/cpu-normalization-ratio"
+"""Annotation of a Node. Source: policies spec 1.3."""
 CPU_NORMALIZATION_ENABLED: Final = "node.koordinator.sh/cpu-normalization-enabled"
 """Label of a node. Source: policies spec 1.1."""
 RATIO_LABELS: Final = {

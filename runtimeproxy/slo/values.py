@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from runtimeproxy.slo.strategies import Provenance
 
-_MISSING: Final[Any] = object()
+MISSING: Final[Any] = object()
+"""Of a path without a field."""
 
 
 def given_values(
@@ -22,14 +23,14 @@ def given_values(
     """
     for path, each in sorted(provenance.items()):
         value = value_at(strategies, path)
-        if value is not _MISSING:
+        if value is not MISSING:
             yield path, value, each
 
 
 def value_at(strategies: object, path: str) -> Any:  # noqa: ANN401 - any field's
     value: Any = strategies
     for name in path.split("."):
-        value = getattr(value, name, _MISSING)
+        value = getattr(value, name, MISSING)
     return value
 
 

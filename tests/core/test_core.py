@@ -17,6 +17,7 @@ from runtimeproxy.core.core import Core
 from runtimeproxy.frontends.cri_proxy import core_calls
 from runtimeproxy.hooks.modes import Override, with_override
 from runtimeproxy.hooks.owners import Owner, claim_of
+from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.leases import Phase
 from runtimeproxy.ledger.target import CgroupTarget
@@ -53,7 +54,9 @@ class Cores:
         self.made: list[Core] = []
 
     def start(self) -> Core:
-        core = Core(self.settings, self.threads, self.tasks.spawn, lambda: False, self.client)
+        hooks, thread = self.settings.hooks, self.threads.make("hook-servers")
+        servers = HookServers(Path(hooks.server_config_dir), hooks.server_timeout_s, thread)
+        core = Core(self.settings, self.threads, self.tasks.spawn, lambda: False, self.client, servers)
         core.store.pods.put(PodRecord(id="s1", uid="u1", cgroup_parent=POD, state=Lifecycle.RUNNING))
         self.made.append(core)
         return core

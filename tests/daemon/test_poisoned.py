@@ -165,8 +165,10 @@ def test_annotations_and_answers_that_cannot_be_used(
 ) -> None:
     made: list[Pod] = []
     for key, texts in TEXTS.items():
+        # Pods of the class BE have no CPU burst.
+        qos = "LS" if key.startswith("koordinator.sh/") else "BE"
         for text in texts:
-            config = pod_sandbox_config(f"bad{len(made)}", qos="BE", annotations={**BATCH, key: text})
+            config = pod_sandbox_config(f"bad{len(made)}", qos=qos, annotations={**BATCH, key: text})
             made.append(Pod(client, config).run().create().start())
     for answer in ("raises", "no change", "no value"):
         config = pod_sandbox_config(answer.replace(" ", "-"), qos="BE", annotations={ANSWER: answer})
@@ -174,6 +176,10 @@ def test_annotations_and_answers_that_cannot_be_used(
     for _ in range(2):
         follows.both_ways()
         problem_of(status, "Policy answering failed")
+        configure(daemon, ON + "[policies.memory-qos]\nenabled = true\n")
+        for key in TEXTS:
+            problem_of(status, key)
+        daemon.forget_states()
         assert not status().daemon.internal_errors
         assert status().records.pods == 1 + len(made)
         daemon.restart()
@@ -187,10 +193,12 @@ def sqlite_of(daemon: ProxyProcess) -> Iterator[sqlite3.Connection]:
         yield opened
 
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def book(entries: object, originals: object = None) -> str:
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     originals = {} if originals is None else originals
-    return json.dumps({"version": 1, "level": 2, "boot": boot_id, "originals": originals, "entries": entries})
+    return json.dumps({"version": 1, "level": 2, "boot": BOOT_ID, "originals": originals, "entries": entries})
 
 
 def entry(value: object) -> list[object]:
@@ -203,6 +211,11 @@ ROWS = [
     (1, "bad-type", '{"name": 7}'),
     (2, "bad-container", '{"requested": {"cpu_shares": "x"}}'),
     (2, "bad-number", '{"attempt": 1e999}'),
+    (1, "late", '{"created_s": 1e300}'),
+    (1, "infinite", '{"created_s": Infinity}'),
+    (1, "many-attempts", f'{{"attempt": {10**30}}}'),
+    (1, "no-character", '{"name": "\\ud800"}'),
+    (2, "no-character", '{"labels": {"\\ud800": ""}}'),
     (3, POD, "[]"),
     (9, "bad-kind", "{}"),
 ]
@@ -222,8 +235,15 @@ USABLE_BOOKS = [
 """That can be read, and lead to nothing."""
 
 
+def pods_watched(client: CriClient) -> set[str]:
+    """The names of all pods in a snapshot of `WatchPods`."""
+    request = api_pb2.WatchPodsRequest(snapshot_only=True)
+    parts = api_pb2_grpc.RuntimeProxyStub(client.channel).WatchPods(request, timeout=30, wait_for_ready=True)
+    return {pod.name for part in parts for pod in part.snapshot.pods}
+
+
 def test_rows_of_the_checkpoint_that_cannot_be_read(
-    daemon: ProxyProcess, follows: Follows, status: Any
+    daemon: ProxyProcess, client: CriClient, follows: Follows, status: Any
 ) -> None:
     with sqlite_of(daemon) as saved:
         saved.executemany("INSERT INTO records(kind, id, rank, body) VALUES (?, ?, 2, ?)", ROWS)
@@ -232,6 +252,7 @@ def test_rows_of_the_checkpoint_that_cannot_be_read(
     for _ in range(2):
         follows.both_ways()
         problem_of(status, f"{len(ROWS) + len(BOOKS)} rows of the checkpoint could not be read")
+        assert pods_watched(client) == {"good"}
         assert not status().daemon.internal_errors
         assert "Traceback" not in "".join(daemon.log)
         daemon.restart()
@@ -257,13 +278,6 @@ def test_files_of_the_state_folder_that_cannot_be_read(
     for name, texts in FILES.items():
         (daemon.state_folder / name).write_text(texts[number])
     (daemon.state_folder / "handed-over.json").write_text(DEEP)
-    lines = [
-        DEEP,
-        '["", "/x", 2, {"f": [null, 1e999]}, {}, {}]',
-        "7",
-        '["", "/x", 2, {}, {"cpuset.cpus": 1}, {}]',
-    ]
-    (daemon.state_folder / "journal-1-poison").write_text("".join(f"{line}\n" for line in lines))
     daemon.start()
     follows.both_ways()
     for name in FILES:
@@ -274,6 +288,75 @@ def test_files_of_the_state_folder_that_cannot_be_read(
     follows.both_ways()
     # What this process has saved takes their places.
     assert not any("allocations.json" in problem for problem in status().problems)
+
+
+def mode(**members: object) -> str:
+    """A file of modes with one, of a policy that is loaded."""
+    override = {
+        "policy": "batch-resource",
+        "mode": "enforce",
+        "namespaces": ["elsewhere"],
+        "match_labels": {},
+        "match_expressions": [],
+        "set_s": 1.0,
+        "until_s": None,
+        "reason": "",
+    }
+    return json.dumps({"version": 1, "overrides": [{**override, **members}]})
+
+
+@pytest.mark.parametrize(
+    "modes",
+    [mode(set_s=1e300), mode(until_s=1e300), mode(reason="\ud800"), json.dumps({"version": "x" * 9_000_000})],
+    ids=["set", "until", "reason", "version"],
+)
+def test_files_of_the_state_folder_that_no_status_can_hold(
+    daemon: ProxyProcess, follows: Follows, status: Any, tmp_path: Path, modes: str
+) -> None:
+    assert daemon.terminate() == 0
+    victim = tmp_path / "victim"
+    victim.write_text("1\n")
+    sysctls = {str(victim): {"original": "0", "written": "1"}}
+    files = {"modes.json": modes, "sysctls.json": json.dumps({"boot_id": BOOT_ID, "sysctls": sysctls})}
+    for name, text in files.items():
+        (daemon.state_folder / name).write_text(text)
+    daemon.start()
+    for _ in range(2):
+        follows.both_ways()
+        for name in files:
+            problem_of(status, name, "not usable")
+        assert max(map(len, status().problems)) < 1_000
+        assert not status().daemon.internal_errors
+        assert "Traceback" not in "".join(daemon.log)
+        assert victim.read_text() == "1\n"
+        daemon.restart()
+
+
+def journal_line(*fields: object) -> str:
+    return json.dumps([BOOT_ID, POD, *fields])
+
+
+LINES = [
+    DEEP,
+    journal_line(2, {"f": [None, 0]}, {}, {}).replace("0]", "1e999]"),
+    "7",
+    journal_line(2, {}, {"cpuset.cpus": 1}, {}),
+    journal_line(2, {}, {}, {}, {"cpu.cfs_quota_us": [["plugin:x", "floor"]]}),
+    journal_line(2, {"cpu.weight": ["\ud800", 0]}, {}, {}),
+]
+USABLE_LINES = [journal_line(2, {}, {"of.later": 2}, {"of.later": 1})]
+
+
+def test_lines_of_a_journal_that_cannot_be_read(daemon: ProxyProcess, follows: Follows, status: Any) -> None:
+    for _ in range(2):
+        assert daemon.terminate() == 0
+        text = "".join(f"{line}\n" for line in [*LINES, *USABLE_LINES])
+        (daemon.state_folder / "journal-1-poison.jsonl").write_text(text)
+        daemon.start()
+        follows.both_ways()
+        problem_of(status, "journal-1-poison.jsonl", f"{len(LINES)} lines of the journal are not usable")
+        assert not status().daemon.internal_errors
+        assert "Traceback" not in "".join(daemon.log)
 
 
 def test_claims_that_cannot_be_applied(

@@ -330,7 +330,10 @@ async def test_books_that_are_gone_are_told_when_everything_is_written(
 ) -> None:
     told: dict[str, Book | None] = {}
     books = {"/kept": Book("/kept", Level.POD)}
-    sources = {RowKind.BOOK: books.get, RowKind.CONTAINER: lambda identity: None}
+    sources: dict[RowKind, Callable[[str], Book | None]] = {
+        RowKind.BOOK: books.get,
+        RowKind.CONTAINER: lambda _: None,
+    }
     writer = CheckpointWriter(
         folder, executor, sources, lambda: ((RowKind.BOOK, identity) for identity in books), told.__setitem__
     )

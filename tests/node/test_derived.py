@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from runtimeproxy.documents.reading import InputError
 from runtimeproxy.node.derived import (
-    RATIO,
     computed_pools,
     empty_pools,
     normalization_ratio,
@@ -24,6 +23,7 @@ from runtimeproxy.node.machine import Processor
 from runtimeproxy.node.objects import TopologyFacts
 from runtimeproxy.node.snapshot import Cpu, PodCpus, Pool, Pools
 from runtimeproxy.qos import QoSClass
+from runtimeproxy.slo.names import CPU_NORMALIZATION_RATIO
 from runtimeproxy.slo.schema import CpuNormalizationStrategy, ModelRatio
 from runtimeproxy.units import parse_cpu_list
 
@@ -255,19 +255,19 @@ def processor(model: str = "X", **flags: Any) -> Processor:
 def test_the_normalization_ratio(
     annotation: str | None, strategy: CpuNormalizationStrategy, of: Processor, ratio: float | None
 ) -> None:
-    annotations = {} if annotation is None else {RATIO: annotation}
+    annotations = {} if annotation is None else {CPU_NORMALIZATION_RATIO: annotation}
     assert normalization_ratio(annotations, strategy, of) == ratio
 
 
 @pytest.mark.parametrize(
     ("annotation", "strategy", "of", "problem"),
     [
-        ("", STRATEGY, processor(), f"{RATIO}: is not a number: ''"),
-        ("fast", STRATEGY, processor(), f"{RATIO}: is not a number: 'fast'"),
-        ("0.99", STRATEGY, processor(), f"{RATIO}: is 0.99, not in 1 to 5"),
-        ("-1", STRATEGY, processor(), f"{RATIO}: is -1, not in 1 to 5"),
-        ("5.01", STRATEGY, processor(), f"{RATIO}: is 5.01, not in 1 to 5"),
-        ("nan", STRATEGY, processor(), f"{RATIO}: is nan, not in 1 to 5"),
+        ("", STRATEGY, processor(), f"{CPU_NORMALIZATION_RATIO}: is not a number: ''"),
+        ("fast", STRATEGY, processor(), f"{CPU_NORMALIZATION_RATIO}: is not a number: 'fast'"),
+        ("0.99", STRATEGY, processor(), f"{CPU_NORMALIZATION_RATIO}: is 0.99, not in 1 to 5"),
+        ("-1", STRATEGY, processor(), f"{CPU_NORMALIZATION_RATIO}: is -1, not in 1 to 5"),
+        ("5.01", STRATEGY, processor(), f"{CPU_NORMALIZATION_RATIO}: is 5.01, not in 1 to 5"),
+        ("nan", STRATEGY, processor(), f"{CPU_NORMALIZATION_RATIO}: is nan, not in 1 to 5"),
         (
             None,
             STRATEGY,
@@ -286,7 +286,7 @@ def test_a_bad_ratio(
     annotation: str | None, strategy: CpuNormalizationStrategy, of: Processor, problem: str
 ) -> None:
     with pytest.raises(InputError) as error:
-        normalization_ratio({} if annotation is None else {RATIO: annotation}, strategy, of)
+        normalization_ratio({} if annotation is None else {CPU_NORMALIZATION_RATIO: annotation}, strategy, of)
     assert str(error.value) == problem
 
 

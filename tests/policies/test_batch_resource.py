@@ -261,8 +261,13 @@ def test_a_container_that_the_specification_does_not_name_gets_nothing() -> None
 def test_the_pods_cgroup_is_set() -> None:
     pod = be_pod(spec(main=MAIN))
     values = {"cpu.shares": 512, "cpu.cfs_quota_us": 50_000, "memory.limit_in_bytes": 2 * GI}
+    reasons = {
+        "cpu.shares": "batch-cpu request 500m = 512",
+        "cpu.cfs_quota_us": "batch-cpu limit 500m = 50000",
+        "memory.limit_in_bytes": f"batch-memory limit = {2 * GI}",
+    }
     reason = "batch resources of a best-effort pod"
-    assert BatchResource().pod(pod, NODE) == PodChange(cgroup=values, reason=reason)
+    assert BatchResource().pod(pod, NODE) == PodChange(cgroup=values, reason=reason, reasons=reasons)
 
 
 def test_the_containers_resources_are_set() -> None:

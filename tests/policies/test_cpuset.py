@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.annotations import RESOURCE_STATUS, AnnotationError, ResourceStatus, resource_status
 from policies.cpuset import CpuRule, Cpuset, CpusetOptions, container_cpus, host_cpus
-from runtimeproxy.hooks import CLEAR, Clear, ContainerView, PodChange, PodView, ResourceChange, Resources
+from runtimeproxy.hooks import CLEAR, Clear, ContainerView, PodView, ResourceChange, Resources
 from runtimeproxy.node.snapshot import Input, KubeletFacts, Node, Pool, Pools
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.slo.schema import HostApplication
@@ -162,8 +162,10 @@ def test_containers_of_every_class_get_the_allocated_cpus_and_lse_and_lsr_no_quo
     assert change.resources == ResourceChange(cpuset_cpus="2-4", cpu_quota_us=quota_us)
     of_pod = Cpuset().pod(pod, Node())
     if is_exclusive:
-        reason = "CPUs allocated by the scheduler"
-        assert of_pod == PodChange(cgroup={"cpu.cfs_quota_us": -1}, reason=reason)
+        assert of_pod is not None
+        assert of_pod.cgroup == {"cpu.cfs_quota_us": -1}
+        reason = f"CPUs that the {qos} pod has for itself need no quota = -1"
+        assert of_pod.reasons == {"cpu.cfs_quota_us": reason}
     else:
         assert of_pod is None
 

@@ -101,16 +101,17 @@ def test_a_table_of_the_fields(run: Run) -> None:
         "pod\n"
         "  FIELD                     REQUESTED  RESULT  CERTAINTY\n"
         "  cgroup[cpu.cfs_quota_us]  400000     -1      depends\n"
-        "    cpuset      -1: CPUs allocated by the scheduler\n"
+        "    cpuset      -1: CPUs that the LSR pod has for itself need no quota = -1\n"
         "    depends on  the node's cgroups\n"
         "\n"
         "container main\n"
         "  FIELD                   REQUESTED  RESULT  CERTAINTY\n"
         "  resources.cpu_quota_us  400000     -1      depends\n"
-        "    cpuset      -1: CPUs allocated by the scheduler\n"
+        "    cpuset      -1: CPUs that the LSR pod has for itself need no quota = -1\n"
         "    depends on  the node's CPUs\n"
         "  resources.cpuset_cpus   -          0-3     depends\n"
-        "    cpuset      0-3: CPUs allocated by the scheduler\n"
+        "    cpuset      0-3: CPUs allocated by the scheduler "
+        "(annotation scheduling.koordinator.sh/resource-status) = 0-3\n"
         "    depends on  the node's CPUs\n"
     )
 
@@ -163,7 +164,7 @@ def test_programs_get_json_or_yaml(run: Run) -> None:
                 "role": "set",
                 "wanted": "512",
                 "counts": True,
-                "reason": "batch resources of a best-effort pod",
+                "reason": "batch-cpu request 500m = 512",
                 "note": "",
                 "provenance": [],
             }

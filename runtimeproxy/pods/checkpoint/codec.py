@@ -145,12 +145,17 @@ def _book_document(book: Book) -> dict[str, Any]:
         "originals": {file: list(original) for file, original in book.originals.items()},
         "entries": {
             name: [
-                [[str(claim.owner), claim.role, _claimed(claim.value), *claim[3:]] for claim in entry.claims],
+                [_claim_document(claim) for claim in entry.claims],
                 *entry[1:],
             ]
             for name, entry in ((name, as_saved(each)) for name, each in book.entries.items())
         },
     }
+
+
+def _claim_document(claim: Claim) -> list[object]:
+    owner, role, value, priority, reason, *others = claim
+    return [str(owner), role, _claimed(value), priority, str(reason), *others]
 
 
 def _claimed(value: object) -> object:

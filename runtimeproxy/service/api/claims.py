@@ -196,7 +196,7 @@ def claim_message(key: ClaimKey, claim: Claim) -> api_pb2.Claim:
     message = api_pb2.Claim(
         key=api_pb2.ClaimKey(target=target, field=key.field, role=ROLES[key.role]),
         ceiling=claim.ceiling,
-        reason=claim.reason,
+        reason=str(claim.reason),
     )
     if claim.value is not None and not isinstance(claim.value, Clear):
         message.value = str(claim.value)

@@ -20,7 +20,7 @@ from runtimeproxy.fields.tables import LISTS
 from runtimeproxy.hooks.algebra import Claim, ClaimOutcome
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.decision import evaluation_of, unmet_for
-from runtimeproxy.hooks.fields import ANNOTATIONS, CGROUP_PARENT, LABELS, RESOURCES, UNIFIED
+from runtimeproxy.hooks.fields import ANNOTATIONS, CGROUP_PARENT, LABELS, RESOURCES, UNIFIED, pod_of
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import books
@@ -32,7 +32,7 @@ from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifec
 from runtimeproxy.qos import kube_qos_class
 from runtimeproxy.service.api.claims import claim_message, wall_time
 from runtimeproxy.service.api.pods import find_containers, find_pod, parameter_of
-from runtimeproxy.service.api.strategies import strategy_fields
+from runtimeproxy.service.api.strategies import source_field, strategy_fields
 from runtimeproxy.service.api.unapplied import unapplied_messages
 from runtimeproxy.service.api.values import shown, timestamp
 from runtimeproxy.service.pod_names import names_of
@@ -246,7 +246,7 @@ class Explainer:
                     role=ROLES[key.role],
                     value=claim_message(key, claim).value or None,
                     priority=claim.priority,
-                    reason=claim.reason,
+                    reason=str(claim.reason),
                     effect=api_pb2.ExplainedClaim.EFFECT_DRY_RUN,
                     effect_reason=f"owner {owned.owner.name} is in dry-run",
                     ceiling=shown(claim.ceiling),
@@ -255,7 +255,7 @@ class Explainer:
                 )
             )
         self._add_unapplied(subject, fields)
-        self._add_strategies(fields.values(), strategies)
+        self._add_strategies(fields.values(), strategies, decision, node)
         box = record if isinstance(record, ContainerRecord) else None
         policies, view = self._policies.chain.policies, subject.view
         answers = () if view is None else _answers(policies, view, node, decision)
@@ -351,15 +351,28 @@ class Explainer:
         return next((each.error for each in found), "")
 
     def _add_strategies(
-        self, fields: Iterable[api_pb2.ExplainedField], strategies: list[api_pb2.StrategyField]
+        self,
+        fields: Iterable[api_pb2.ExplainedField],
+        strategies: list[api_pb2.StrategyField],
+        decision: Decision | None,
+        node: Node,
     ) -> None:
-        """Adds to each claim the fields of strategies that its policy answers by."""
+        """Adds to each claim the fields of strategies that it follows from.
+
+        Where its policy does not say it: all that the policy answers by.
+        """
         parts: dict[str, frozenset[str]] = {
             policy.name: getattr(policy.policy, "strategy_parts", frozenset())
             for policy in self._policies.chain.policies
         }
+        pod = None if decision is None else pod_of(decision.merged.start)
+        strategy = None if pod is None else node.strategy_for(pod)
         for field in fields:
             for claim in field.claims:
+                named = decision.sources_of(claim.owner, claim.reason) if decision is not None else None
+                if named is not None:
+                    claim.strategies.extend(source_field(each, strategy, node.strategies) for each in named)
+                    continue
                 wanted = parts.get(str(claim.owner), frozenset())
                 claim.strategies.extend(each for each in strategies if each.path.split(".")[0] in wanted)
 
@@ -418,7 +431,7 @@ def _claims(
             role=ROLES[claim.role],
             value=shown(claim.value),
             priority=claim.priority,
-            reason=claim.reason,
+            reason=str(claim.reason),
             effect=effect,
             effect_reason="" if note is None else note.reason,
             ceiling=shown(claim.ceiling),
@@ -493,8 +506,9 @@ def _answers(
     if decision is not None:
         for entry in decision.audit:
             by_policy.setdefault(entry.policy, []).append(entry)
-        for each in decision.merged.fields.values():
-            wanting.update((str(claim.owner), claim.reason) for claim in each.claims)
+        reasons = decision.merged.reasons
+        owners = {claim.owner.name for each in decision.merged.fields.values() for claim in each.claims}
+        wanting = {name: reasons.get(name, "") for name in owners}
     hook = evaluation_of(view)
     for policy in policies:
         if hook in policy.methods or policy.remote_hooks:

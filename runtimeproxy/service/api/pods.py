@@ -24,6 +24,7 @@ from runtimeproxy.slo.names import EXTENDED_RESOURCE_SPEC, MAX_ANNOTATION_LENGTH
 from runtimeproxy.slo.strategies import PodStrategy
 from runtimeproxy.units import (
     CPU_PERIOD_US,
+    MAX_INT64,
     MIN_CPU_SHARES,
     SHARES_PER_CPU,
     UNLIMITED,
@@ -237,11 +238,12 @@ def amounts_of(
     """
     requests, limits = dict(known), dict[str, int]()
     shares, quota_us = requested.cpu_shares, requested.cpu_quota_us
+    period_us = requested.cpu_period_us or CPU_PERIOD_US
     if "cpu" not in requests and shares is not None and shares > MIN_CPU_SHARES:
         # Shares are rounded down, so this is at most the request, and up to 1 below it.
         requests["cpu"] = -(-shares * 1000 // SHARES_PER_CPU)
-    if quota_us is not None and quota_us > 0:
-        limits["cpu"] = quota_us * 1000 // (requested.cpu_period_us or CPU_PERIOD_US)
+    if quota_us is not None and quota_us > 0 and period_us > 0:
+        limits["cpu"] = min(quota_us * 1000 // period_us, MAX_INT64)
     if requested.memory_limit_bytes is not None and requested.memory_limit_bytes > 0:
         limits["memory"] = requested.memory_limit_bytes
     return PodAmounts({**requests, **extended.requests}, {**limits, **extended.limits})

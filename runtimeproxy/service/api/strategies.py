@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.slo.strategies import BY_DEFAULT
-from runtimeproxy.slo.values import as_json, given_values
+from runtimeproxy.slo.values import MISSING, as_json, given_values, value_at
 
 if TYPE_CHECKING:
+    from runtimeproxy.hooks.reasons import Source
     from runtimeproxy.slo.strategies import Provenance
 
 
@@ -25,6 +26,14 @@ def strategy_fields(
     """
     for path, value, each in given_values(strategies, provenance):
         yield api_pb2.StrategyField(path=path, value=as_json(value), provenance=provenance_message(each))
+
+
+def source_field(source: Source, pod: object, node: object) -> api_pb2.StrategyField:
+    """The field of a strategy that a reason names: of the pod's strategy, else of the node's."""
+    found = (value_at(each, source.path) for each in (pod, node))
+    value = next((each for each in found if each is not MISSING), None)
+    provenance = provenance_message(source.provenance)
+    return api_pb2.StrategyField(path=source.path, value=as_json(value), provenance=provenance)
 
 
 def all_fields(

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,7 +17,10 @@ from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.views import Resources
+from runtimeproxy.pods.records import PodRecord
+from runtimeproxy.pods.store import PodStore
 from runtimeproxy.service.api.audit_feed import entry_message, matches
+from runtimeproxy.service.api.pod_feed import PodFeed
 from runtimeproxy.service.api.pods import PodAmounts, amounts_of, extended_amounts
 from runtimeproxy.service.api.watching import (
     SLOW_S,
@@ -26,6 +30,7 @@ from runtimeproxy.service.api.watching import (
     Watchers,
 )
 from runtimeproxy.testing.builders import pod_sandbox_config
+from runtimeproxy.units import MAX_INT64
 from tests.daemon.driving import Pod, batch_pod
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
@@ -184,6 +189,8 @@ def test_a_pod_comes_changes_and_goes(own_api: Any, client: CriClient) -> None:
             {"cpu": 3000, "memory": 9},
         ),
         (Resources(cpu_quota_us=-1, memory_limit_bytes=-1), {}, {}, {}),
+        (Resources(cpu_quota_us=MAX_INT64, cpu_period_us=1), {}, {}, {"cpu": MAX_INT64}),
+        (Resources(cpu_quota_us=MAX_INT64, cpu_period_us=-1), {}, {}, {}),
     ],
 )
 def test_what_a_container_asks_for(
@@ -225,6 +232,39 @@ def test_a_pod_has_the_cpus_that_the_scheduler_gave_it(own_api: Any, client: Cri
     (answer,) = pods(own_api, snapshot_only=True)
     found = {each.qos_class: each.allocated_cpus for each in answer.snapshot.pods}
     assert found == {"LSE": "0-1", "LSR": "0-1", "LS": "", "BE": ""}
+
+
+class OnePoisoned:
+    """In place of `PodMessages`: no message can be made of one of the pods, until it is mended."""
+
+    def __init__(self) -> None:
+        self.inventory = SimpleNamespace(store=PodStore())
+        self.ledger = SimpleNamespace(books=SimpleNamespace(on_change=None))
+        self.node = SimpleNamespace(on_change=None, on_pods_changed=None)
+
+    def put(self, name: str, **fields: Any) -> None:
+        self.inventory.store.pods.put(PodRecord(id=name, name=name, namespace="shop", **fields))
+
+    def of(self, pod: PodRecord) -> api_pb2.Pod:
+        return api_pb2.Pod(sandbox_id=pod.id, name=pod.name, attempt=pod.attempt)
+
+
+async def test_a_pod_without_a_message_costs_watchers_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    messages: Any = OnePoisoned()
+    for name in ("bad", "good"):
+        messages.put(name, attempt=-1 if name == "bad" else 0)
+    feed = PodFeed(messages)
+    stream = feed.watch(api_pb2.WatchPodsRequest())
+    snapshot = (await anext(stream)).snapshot
+    assert [pod.name for pod in snapshot.pods] == ["good"]
+    messages.put("another")
+    messages.put("bad", attempt=-2)
+    messages.put("good", attempt=1)
+    assert [(await anext(stream)).WhichOneof("event") for _ in range(2)] == ["added", "changed"]
+    messages.put("bad", attempt=1)
+    assert (await anext(stream)).added.name == "bad"
+    assert [text for text in caplog.messages if "watchers are not told of pod shop/bad: ValueError" in text]
+    await stream.aclose()
 
 
 def test_a_snapshot_only_and_one_namespace(own_api: Any, client: CriClient) -> None:

@@ -1,0 +1,108 @@
+"""Reasons: why a policy gives a field its value, with the arithmetic, as text when somebody reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias
+
+from runtimeproxy.node.snapshot import Node
+from runtimeproxy.slo.names import CPU_NORMALIZATION_RATIO
+from runtimeproxy.slo.strategies import BY_DEFAULT, Provenance
+
+
+class Source(NamedTuple):
+    """A field of a strategy that a value follows from."""
+
+    path: str
+    """Such as `cpu_burst.cpu_burst_percent`."""
+    provenance: Provenance
+
+    def __str__(self) -> str:
+        return f"({self.provenance})"
+
+
+Part: TypeAlias = str | int | float | Source
+
+
+class Reason:
+    """Texts and numbers that are joined when the reason is read: by then the call has gone on.
+
+    `Reason("batch-cpu limit ", 700, "m = ", 70000)` is "batch-cpu limit 700m = 70000". The last number is the
+    value that the reason is for. A reason equals another one of the same text, and that text.
+    """
+
+    __slots__ = ("_parts", "_text")
+
+    def __init__(self, *parts: Part) -> None:
+        self._parts = parts
+        self._text: str | None = None
+
+    def then(self, *parts: Part) -> Reason:
+        return Reason(*self._parts, *parts)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The fields of strategies that the value follows from."""
+        return tuple(each for each in self._parts if isinstance(each, Source))
+
+    def __str__(self) -> str:
+        if self._text is None:
+            self._text = "".join(map(_shown, self._parts))
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"Reason({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Reason) and self._parts == other._parts:
+            return True
+        return isinstance(other, Reason | str) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __lt__(self, other: Reason | str) -> bool:
+        return str(self) < str(other)
+
+    def __gt__(self, other: Reason | str) -> bool:
+        return str(self) > str(other)
+
+
+NO_REASONS: Final[Mapping[str, Reason | str]] = MappingProxyType({})
+
+
+def _shown(part: object) -> str:
+    # A policy may pass anything, and its own code must not run where reasons are read.
+    if isinstance(part, str):
+        return str.__str__(part)
+    if type(part) is float:
+        return f"{part:g}"
+    return str(part) if type(part) in (int, Source) else "?"
+
+
+def strategy_source(provenance: Mapping[str, Provenance], path: str, switch: str) -> tuple[Part, ...]:
+    """Return where a strategy's value comes from.
+
+    `switch`: the path of what switches the strategy on, which stands for a default.
+    """
+    found = provenance.get(path)
+    if found is None and switch in provenance:
+        return "by default ", Source(switch, provenance[switch])
+    return (Source(path, found or BY_DEFAULT),)
+
+
+def ratio_source(node: Node) -> Part:
+    """Return where the node's normalization ratio comes from."""
+    if CPU_NORMALIZATION_RATIO in node.annotations:
+        return "(Node annotation)"
+    provenance = node.strategies.provenance
+    path = next((each for each in _RATIO_PATHS if each in provenance), _RATIO_PATHS[0])
+    return Source(path, provenance.get(path, BY_DEFAULT))
+
+
+_RATIO_PATHS: Final = (
+    "cpu_normalization.ratio_model",
+    "cpu_normalization.default_ratio",
+    "cpu_normalization.enable",
+)
