@@ -32,7 +32,7 @@ from runtimeproxy.hooks.owners import Owner, refusal
 from runtimeproxy.ledger import leases
 from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.ledger.books import Wanted
-from runtimeproxy.ledger.change_log import Applied
+from runtimeproxy.ledger.change_log import Applied, ClaimAudit
 from runtimeproxy.ledger.claim_places import ClaimKey, ClaimPlaces
 from runtimeproxy.ledger.leases import Answer, Lease, Phase
 from runtimeproxy.ledger.target import CgroupTarget
@@ -224,15 +224,6 @@ def _size_bytes(key: ClaimKey, claim: Claim) -> int:
     return _BYTES_OF_A_CLAIM + sum(map(len, texts))
 
 
-class Audit(Protocol):
-    """Takes what was written for claims; see `ClaimAudit`."""
-
-    def on_applied(self, owner: Owner, applied: Iterable[Applied]) -> None: ...
-    def on_dry_run(
-        self, owner: Owner, changes: Iterable[tuple[ClaimKey, CgroupTarget, Claim | None]]
-    ) -> None: ...
-
-
 ResultT = TypeVar("ResultT")
 
 
@@ -263,7 +254,7 @@ class LeasedClaims:
         places: ClaimPlaces,
         in_worker: InWorker,
         is_idle: Callable[[], bool],
-        audit: Audit,
+        audit: ClaimAudit,
         folder: Path,
         boot_id: str = "",
         clock: Callable[[], float] = time.monotonic,
