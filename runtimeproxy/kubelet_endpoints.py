@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from runtimeproxy.config.parsing import is_same_socket, parse_endpoint
 from runtimeproxy.config.settings import ProxySettings
+from runtimeproxy.documents.files import is_denied
 
 FILES: Final = (
     "var/lib/kubelet/config.yaml",
@@ -86,11 +87,13 @@ class RunningKubelet(NamedTuple):
     Attributes:
         endpoint: the setting of its runtime's socket that counts; None if it has none, but the default.
         cgroup_driver: of its flag; empty without.
+        denied: the files with its settings that this user may not read.
     """
 
     pid: int
     endpoint: KubeletSetting | None
     cgroup_driver: str = ""
+    denied: tuple[str, ...] = ()
 
 
 def kubelet_settings(socket_path: str, root: Path = Path("/")) -> list[KubeletSetting]:
@@ -119,8 +122,9 @@ def running_kubelets(root: Path = Path("/")) -> list[RunningKubelet]:
     for process in _kubelets(root / "proc"):
         command = _text(process / "cmdline")
         # Source: the kubelet: a flag counts before the drop-ins in their order, these before the file.
-        texts = [(path, _text(root / path.lstrip("/"))) for path in _CONFIG_FLAG.findall(command)]
-        for folder in _CONFIG_DIR_FLAG.findall(command):
+        files, folders = _CONFIG_FLAG.findall(command), _CONFIG_DIR_FLAG.findall(command)
+        texts = [(path, _text(root / path.lstrip("/"))) for path in files]
+        for folder in folders:
             paths = _entries(root / folder.lstrip("/"), ".conf")
             texts += ((str(Path(folder, path.name)), _text(path)) for path in paths)
         texts.append((f"the running kubelet (process {process.name})", command))
@@ -129,7 +133,10 @@ def running_kubelets(root: Path = Path("/")) -> list[RunningKubelet]:
         drivers = _DRIVER_FLAG.findall(command)
         found.append(
             RunningKubelet(
-                int(process.name), endpoints[-1] if endpoints else None, drivers[-1] if drivers else ""
+                int(process.name),
+                endpoints[-1] if endpoints else None,
+                drivers[-1] if drivers else "",
+                tuple(path for path in (*files, *folders) if is_denied(root / path.lstrip("/"))),
             )
         )
     return found

@@ -23,6 +23,8 @@ UPGRADE: Final = signal.SIGRTMIN + 1
 _WAITING: Final = frozenset((signal.SIGHUP, BYPASS_ON, BYPASS_OFF, UPGRADE))
 """Would end a process that has no handlers yet. SIGTERM and SIGINT end a start at once."""
 
+_NOT_ALLOWED: Final = "user {} may not send a signal to the instance here; run the command as root"
+
 
 class NoInstanceError(RuntimeProxyError):
     """No process holds the lock of the socket."""
@@ -54,7 +56,7 @@ def signal_instance(endpoint: str, number: int) -> int:
     `endpoint`: the path of the socket.
 
     Raises:
-        NoInstanceError: no instance serves there, or it is another user's.
+        NoInstanceError: no instance serves there, or this user may not send it signals.
     """
     from runtimeproxy.listener import is_locked, lock_path, read_lock
 
@@ -62,6 +64,8 @@ def signal_instance(endpoint: str, number: int) -> int:
     try:
         pid, _ = read_lock(path)
         process = os.pidfd_open(pid)
+    except PermissionError as error:
+        raise NoInstanceError(f"{endpoint}: {_NOT_ALLOWED.format(os.geteuid())}") from error
     except (OSError, ValueError) as error:
         raise NoInstanceError(f"{endpoint}: no instance serves here") from error
     try:
@@ -69,6 +73,8 @@ def signal_instance(endpoint: str, number: int) -> int:
         if not is_locked(path):
             raise NoInstanceError(f"{endpoint}: no instance serves here")
         signal.pidfd_send_signal(process, number)
+    except PermissionError as error:
+        raise NoInstanceError(f"{endpoint}: {_NOT_ALLOWED.format(os.geteuid())}") from error
     except OSError as error:
         raise NoInstanceError(f"{endpoint}: process {pid}: {error.strerror}") from error
     finally:

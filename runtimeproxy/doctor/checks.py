@@ -57,13 +57,27 @@ _warning = partial(Finding, Severity.WARNING)
 _problem = partial(Finding, Severity.PROBLEM)
 
 
+_AS_ROOT: Final = "run doctor as root"
+
+
+def check_user(facts: Facts) -> Findings:
+    """Whether this user sees what the checks are about."""
+    if facts.user_id == 0:
+        yield _ok("root: all can be seen")
+        return
+    what = f"may not read {', '.join(facts.denied)}" if facts.denied else "may not see all that root sees"
+    yield _warning(f"user {facts.user_id} {what}: of that nothing, or less, is known", _AS_ROOT)
+
+
 def check_configuration(facts: Facts) -> Findings:
     """Flags, environment, file, folders, policies, registrations: as `check-config`."""
     for text in facts.configuration_problems:
         yield _problem(text, "correct it; the daemon does not start, or keeps its old settings")
     for text in facts.configuration_warnings:
         yield _warning(text)
-    if not facts.configuration_problems and not facts.configuration_warnings:
+    for text in facts.configuration_denied:
+        yield _warning(text, f"{_AS_ROOT}, or as the daemon's user")
+    if not (facts.configuration_problems or facts.configuration_warnings or facts.configuration_denied):
         yield _ok("the configuration is valid")
 
 
@@ -72,7 +86,7 @@ def check_daemon(facts: Facts) -> Findings:
     endpoint = facts.settings.proxy.endpoint
     start = f"systemctl start {SERVICE}, and journalctl -u {SERVICE} if it does not"
     if facts.endpoint is SocketState.DENIED:
-        yield _warning(f"{endpoint}: this user may not connect", "run doctor as root")
+        yield _warning(f"{endpoint}: this user may not connect", _AS_ROOT)
     elif facts.endpoint is not SocketState.ANSWERS:
         what = "does not exist" if facts.endpoint is SocketState.MISSING else "has no process that listens"
         yield _problem(f"{endpoint} {what}: no daemon serves", start)
@@ -88,6 +102,8 @@ def check_runtime(facts: Facts) -> Findings:
     endpoint = facts.settings.proxy.runtime_endpoint
     if facts.runtime.name:
         yield _ok(f"{facts.runtime.name} answers on {endpoint}")
+    elif facts.runtime.is_denied:
+        yield _warning(f"{endpoint}: this user may not connect", _AS_ROOT)
     else:
         advice = "start it, or set proxy.runtime_endpoint"
         yield _problem(f"the runtime does not answer: {facts.runtime.error}", advice)
@@ -98,6 +114,12 @@ def check_endpoint(facts: Facts) -> Findings:
     proxy = facts.settings.proxy
     wanted = f"unix://{proxy.endpoint}"
     for kubelet in facts.kubelets:
+        if kubelet.denied and (kubelet.endpoint is None or not kubelet.endpoint.name.startswith("-")):
+            text = f"this user may not read {', '.join(kubelet.denied)}"
+            yield _warning(
+                f"the socket that the kubelet (process {kubelet.pid}) calls is not known: {text}", _AS_ROOT
+            )
+            continue
         value = kubelet.endpoint.value if kubelet.endpoint else DEFAULT_ENDPOINT
         place = kubelet.endpoint.place if kubelet.endpoint else "its default"
         if is_endpoint(value, proxy.endpoint):
@@ -151,10 +173,13 @@ def check_cpu_manager(facts: Facts) -> Findings:
         yield _ok("the policy cpuset is off")
         return
     manager = facts.node.kubelet.cpu_manager_policy if facts.node.kubelet else None
-    if manager is None:
+    folder = facts.settings.node.kubelet_dir
+    if manager is None and any(PurePosixPath(each).is_relative_to(folder) for each in facts.denied if folder):
+        yield _warning("the policy of the kubelet's CPU manager is not known to this user", _AS_ROOT)
+    elif manager is None:
         yield _warning(
             "the policy of the kubelet's CPU manager is not known: cpuset leaves pods without own CPUs alone",
-            f"set node.kubelet_dir (now {facts.settings.node.kubelet_dir!r}) to the kubelet's --root-dir",
+            f"set node.kubelet_dir (now {folder!r}) to the kubelet's --root-dir",
         )
     elif manager == "none":
         yield _ok("the kubelet's CPU manager has the policy none")
@@ -202,6 +227,8 @@ def check_hook_servers(facts: Facts) -> Findings:
     for each in facts.hook_servers:
         if each.state is SocketState.ANSWERS:
             yield _ok(f"{each.name}: {each.endpoint} answers")
+        elif each.state is SocketState.DENIED:
+            yield _warning(f"{each.name}: {each.endpoint}: this user may not connect", _AS_ROOT)
         else:
             text = f"{each.name}: {each.endpoint} is {each.state}: calls go on without it, or are refused"
             yield _warning(text, "start it, or remove its file")
@@ -360,7 +387,9 @@ def check_inputs(facts: Facts) -> Findings:
             yield _warning(text, advice)
         else:
             yield _ok(text)
-    if not facts.input_files:
+    if facts.settings.node.objects_dir in facts.denied:
+        yield _warning(f"this user may not read {facts.settings.node.objects_dir}", _AS_ROOT)
+    elif not facts.input_files:
         folder = facts.settings.node.objects_dir or "node.objects_dir"
         yield _ok(f"no file is in {folder}: there are no strategies of the cluster")
 
@@ -370,6 +399,9 @@ def check_api_server(facts: Facts) -> Findings:
     found = facts.api_server
     if found is None:
         yield _ok("it is not used (kubernetes.enabled)")
+        return
+    if facts.settings.kubernetes.kubeconfig in facts.denied:
+        yield _warning(f"this user may not read {facts.settings.kubernetes.kubeconfig}", _AS_ROOT)
         return
     unit = list(_network_of(facts.unit or {}, found.server))
     yield from unit
@@ -417,6 +449,7 @@ def _age(seconds: float) -> str:
 
 
 CHECKS: Final[Mapping[str, Callable[[Facts], Iterable[Finding]]]] = {
+    "user": check_user,
     "configuration": check_configuration,
     "daemon": check_daemon,
     "runtime": check_runtime,

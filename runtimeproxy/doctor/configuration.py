@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.loading import LoadProblem, LoadResult
     from runtimeproxy.offline import Offline
 
+_PERMISSION_DENIED: Final = os.strerror(errno.EACCES)
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -27,6 +29,21 @@ class Findings:
 
     problems: list[ConfigError] = field(default_factory=list)
     warnings: list[ConfigError] = field(default_factory=list)
+
+    def take_denied(self) -> list[ConfigError]:
+        """Takes out what is wrong by this user's rights, which are not the daemon's."""
+        denied = [each for each in (*self.problems, *self.warnings) if _is_of_user(str(each))]
+        self.problems = [each for each in self.problems if each not in denied]
+        self.warnings = [each for each in self.warnings if each not in denied]
+        return denied
+
+
+def _is_of_user(text: str) -> bool:
+    return _PERMISSION_DENIED in text or f"{_this_user()} cannot" in text
+
+
+def _this_user() -> str:
+    return f"user {os.geteuid()}"
 
 
 def check_on_node(reading: Reading, offline: Offline) -> Findings:
@@ -95,7 +112,7 @@ def _folder_problem(folder: Path, access: int) -> str:
         return f"{folder} cannot be read: {error.strerror}"
     if there == folder and not os.access(folder, access):
         missing = [name for name, bit in (("read", os.R_OK), ("write", os.W_OK)) if access & bit]
-        return f"user {os.geteuid()} cannot {' and '.join(missing) or 'enter'} {folder}"
+        return f"{_this_user()} cannot {' and '.join(missing) or 'enter'} {folder}"
     return ""
 
 

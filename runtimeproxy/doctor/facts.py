@@ -42,6 +42,8 @@ class RuntimeFacts(NamedTuple):
     cgroup_driver: str = ""
     """systemd or cgroupfs; empty if it does not say."""
     error: str = ""
+    is_denied: bool = False
+    """Whether this user may not connect."""
 
 
 class HookServerFacts(NamedTuple):
@@ -104,6 +106,10 @@ class Facts:
     user_id: int = 0
     configuration_problems: tuple[str, ...] = ()
     configuration_warnings: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
+    """Files and folders that this user may not read."""
+    configuration_denied: tuple[str, ...] = ()
+    """What is wrong by this user's rights: the daemon's may be others."""
     policies: tuple[PolicyFacts, ...] = ()
     endpoint: SocketState = SocketState.MISSING
     is_served: bool = False

@@ -12,7 +12,7 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -31,13 +31,13 @@ from runtimeproxy.doctor.facts import (
     RuntimeFacts,
     SocketState,
 )
-from runtimeproxy.documents.files import read_file
+from runtimeproxy.documents.files import is_denied, read_file
 from runtimeproxy.documents.reading import InputError, parse_documents
 from runtimeproxy.http2.client import RpcError
-from runtimeproxy.kubelet_endpoints import endpoint_settings, running_kubelets
+from runtimeproxy.kubelet_endpoints import RunningKubelet, endpoint_settings, running_kubelets
 from runtimeproxy.node.inputs import name_of_node
 from runtimeproxy.node.koordlet import koordlets
-from runtimeproxy.node.kubelet import CONFIG, MAX_BYTES, parse_config
+from runtimeproxy.node.kubelet import CONFIG, CPU_MANAGER_STATE, MAX_BYTES, parse_config
 from runtimeproxy.node.machine import CGROUPFS, SYSTEMD, guess_cgroup_driver
 from runtimeproxy.node.object_folder import MAX_FILE_BYTES, SUFFIXES
 from runtimeproxy.node.objects import Kind
@@ -77,11 +77,16 @@ class ApiAnswer(NamedTuple):
 def gather(reading: Reading, offline: Offline, answer: ApiAnswer, root: Path = Path("/")) -> Facts:
     settings = reading.settings
     findings = check_on_node(reading, offline)
+    configuration_denied = findings.take_denied() if os.geteuid() != 0 else []
+    kubelets = tuple(running_kubelets(root))
+    denied = tuple(_denied(settings, kubelets, root))
     return Facts(
         settings=settings,
         user_id=os.geteuid(),
+        denied=denied,
         configuration_problems=tuple(map(str, findings.problems)),
         configuration_warnings=tuple(map(str, findings.warnings)),
+        configuration_denied=tuple(map(str, configuration_denied)),
         policies=tuple(
             PolicyFacts(each.name, frozenset(each.policy.features), each.name in settings.policies)
             for each in offline.policies.policies
@@ -92,7 +97,7 @@ def gather(reading: Reading, offline: Offline, answer: ApiAnswer, root: Path = P
         api_error=answer.error,
         daemon_problems=answer.problems,
         qos_manager=answer.qos_manager,
-        kubelets=tuple(running_kubelets(root)),
+        kubelets=kubelets,
         kubelet_files=tuple(endpoint_settings(root)),
         runtime=ask_runtime(settings.proxy.runtime_endpoint),
         kubelet_cgroup_driver=_kubelet_driver(settings),
@@ -104,13 +109,28 @@ def gather(reading: Reading, offline: Offline, answer: ApiAnswer, root: Path = P
             if each.registration is not None
         ),
         koordlets=tuple(koordlets(root / "proc")),
-        has_nri_socket=(root / _NRI_SOCKET).exists(),
+        # Whoever may not look there finds none, without an error.
+        has_nri_socket=os.path.exists(root / _NRI_SOCKET),  # noqa: PTH110
         unit=_unit(root, SERVICE),
         manager_unit=_unit(root, MANAGER_SERVICE),
         state_folder=_state_folder(Path(settings.state.dir)),
         input_files=tuple(_input_files(settings)),
         api_server=ask_api_server(settings) if settings.kubernetes.enabled else None,
     )
+
+
+def _denied(settings: Settings, kubelets: Iterable[RunningKubelet], root: Path) -> Iterator[str]:
+    """The paths among those that are read here which this user may not read."""
+    node, hooks = settings.node, settings.hooks
+    paths = [hooks.policies_dir, hooks.server_config_dir, node.objects_dir]
+    if node.kubelet_dir:
+        paths += [str(Path(node.kubelet_dir, name)) for name in (CONFIG, CPU_MANAGER_STATE)]
+    if settings.kubernetes.enabled:
+        paths.append(settings.kubernetes.kubeconfig)
+    yield from (path for path in paths if path and is_denied(Path(path)))
+    yield from (path for kubelet in kubelets for path in kubelet.denied)
+    if is_denied(root / _NRI_SOCKET):
+        yield f"/{_NRI_SOCKET}"
 
 
 def socket_state(path: str) -> SocketState:
@@ -127,7 +147,7 @@ def socket_state(path: str) -> SocketState:
 def ask_runtime(path: str) -> RuntimeFacts:
     """Asks a runtime for its name and its cgroup driver."""
     if (state := socket_state(path)) is not SocketState.ANSWERS:
-        return RuntimeFacts(error=f"{path} is {state}")
+        return RuntimeFacts(error=f"{path} is {state}", is_denied=state is SocketState.DENIED)
     with BlockingClient(path) as client:
         stub = client.stub(api_pb2.DESCRIPTOR.services_by_name["RuntimeService"])
         try:

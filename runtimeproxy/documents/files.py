@@ -95,3 +95,14 @@ def _open_new(path: str, flags: int, mode: int) -> int:
 
 def _stamp(about: os.stat_result) -> Stamp:
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
+
+
+def is_denied(path: Path) -> bool:
+    """Whether this user may not read a file or folder, or may not see if it is there."""
+    try:
+        path.stat()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return not os.access(path, os.R_OK)
