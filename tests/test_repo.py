@@ -2,10 +2,8 @@
 
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 
-from runtimeproxy import __version__
 from runtimeproxy.config.settings import Settings
 from runtimeproxy.config.sources import FLAGS
 from runtimeproxy.hooks.loading import built_in
@@ -42,10 +40,13 @@ def test_every_module_has_tests() -> None:
         assert path.name == "__init__.py" or (ROOT / tests).exists(), path
 
 
-def test_the_changelog_ends_at_this_version() -> None:
-    versions = re.findall(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
-    assert versions[0] == __version__
-    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == __version__
+def test_the_changelog_has_its_releases_in_order_below_what_comes() -> None:
+    headings = re.findall(r"^## (.*)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    found = [re.fullmatch(r"(\d+)\.(\d+)\.(\d+)(?: - \d{4}-\d{2}-\d{2})?", each) for each in headings[1:]]
+    releases = [tuple(map(int, each.groups())) for each in found if each is not None]
+    assert len(releases) == len(headings) - 1
+    assert releases == sorted(releases, reverse=True)
 
 
 def test_every_flag_sets_a_key_and_says_what_it_does() -> None:

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from runtimeproxy.stubs import BlockingClient
 
 _START: Final = "start it (systemctl start koord-runtime-proxy), or name its socket with --endpoint"
-_START_ADMIN: Final = (
-    "start it (version 0.2 or newer, with api.admin_socket), or name its admin socket with --admin-socket"
-)
+_START_ADMIN: Final = "start it (with api.admin_socket), or name its admin socket with --admin-socket"
 _STATUS: Final = "systemctl status koord-runtime-proxy says"
-_VERSION: Final = "version 0.2 or newer is needed, with proxy.own_services = true"
+_API: Final = (
+    "this daemon does not serve this call of the API runtimeproxy.v1: it needs proxy.own_services = true, "
+    "or is older than this command and has to be upgraded"
+)
 
 _CODES: Final = {
     "NOT_FOUND": ExitCode.NOT_FOUND,
@@ -134,7 +135,7 @@ def explained(code: str, details: str, path: str, advice: str = _START) -> Comma
     if code in _CODES:
         return CommandError(own, _CODES[code])
     if code == "UNIMPLEMENTED":
-        text = f"{path}: this daemon has no API, or not this part of it: {_VERSION}"
+        text = f"{path}: {_API}"
     elif code == "UNAVAILABLE" and is_refusal:
         text = f"{path}: {own}"
     elif code == "UNAVAILABLE":

@@ -46,7 +46,7 @@ _REFUSALS: Final = frozenset(
 """Statuses of a daemon that is there. Source: api.proto."""
 _TEXTS: Final = {
     StatusCode.DEADLINE_EXCEEDED: "the daemon does not answer in time",
-    StatusCode.UNIMPLEMENTED: "this daemon has no such API: a newer version is needed",
+    StatusCode.UNIMPLEMENTED: "this daemon does not serve this call of runtimeproxy.v1: it is older",
 }
 
 _CallT = TypeVar("_CallT")

@@ -12,7 +12,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 name=koord-runtime-proxy
 arch=${ARCH:-$(dpkg --print-architecture)}
 version=$(basename "$wheel" | cut -d- -f2)
-package_version=$version-${REVISION:-1}
+# Debian sorts 0.2.0~dev1 before 0.2.0.
+package_version=$(echo "$version" | sed 's/\.dev/~dev/')-${REVISION:-1}
 case $arch in
 amd64) machine=x86_64 ;;
 arm64) machine=aarch64 ;;

@@ -119,7 +119,11 @@ async def test_a_watch_that_is_cut_off_begins_again(daemon: FakeDaemon, client: 
 @pytest.mark.parametrize(
     ("call", "status", "problem"),
     [
-        ("GetNode", (grpc.StatusCode.UNIMPLEMENTED, "Method not found!"), "this daemon has no such API"),
+        (
+            "GetNode",
+            (grpc.StatusCode.UNIMPLEMENTED, "Method not found!"),
+            "this daemon does not serve",
+        ),
         ("GetNode", (grpc.StatusCode.UNAVAILABLE, "koord-runtime-proxy: it drains"), "it drains"),
         ("GetStatus", (grpc.StatusCode.INTERNAL, "oops"), "oops"),
         ("WatchPods", (grpc.StatusCode.UNAVAILABLE, "this process ends; call again"), "this process ends"),

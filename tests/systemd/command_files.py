@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import shtab
 from argparse_manpage.manpage import Manpage
 
-from runtimeproxy import __version__, cli
+from runtimeproxy import cli
 from runtimeproxy.commands.arguments import PROGRAM
 from runtimeproxy.qosmanager import __main__ as qosmanager
 
@@ -103,7 +103,7 @@ def man_page(program: Program) -> str:
                 config.help = argparse.SUPPRESS
     epilog, parser.epilog = parser.epilog, None
     page = Manpage(parser, format="pretty")
-    page.section, page.manual, page.source = 8, "System Administration", f"{program.name} {__version__}"
+    page.section, page.manual, page.source = 8, "System Administration", program.name
     # The page is the same whenever it is made.
     page.date = ""
     for heading, text in re.findall(r"^(\w[\w ]*):\n(.*?)(?=^\w|\Z)", epilog, re.MULTILINE | re.DOTALL):
