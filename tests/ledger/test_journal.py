@@ -70,7 +70,9 @@ def test_a_parameter_of_a_later_version_costs_no_line(tmp_path: Path) -> None:
     assert not journal.unusable
 
 
-def test_of_a_very_long_journal_the_first_lines_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_very_long_journal_the_first_lines_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journal_module, "MAX_BYTES", len(GOOD) + 10)
     ledger, journal = ledger_after(tmp_path, GOOD, line({"cpu.weight": ["1", 0]}), GOOD)
     (book,) = ledger.read_journal()

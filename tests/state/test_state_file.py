@@ -53,7 +53,9 @@ def test_a_file_of_another_boot_is_none(path: Path) -> None:
         pytest.param(b'{"version": 1, "a": NaN}', "NaN is not a number of JSON", id="nan"),
         pytest.param(b"[" * 100_000, "nested too deeply", id="deep"),
         pytest.param(b"9" * 5000, "a number has 5000 digits", id="digits"),
-        pytest.param(b'{"version": 1, "a": 1e999}', "has a number that no Kubernetes object can", id="infinity"),
+        pytest.param(
+            b'{"version": 1, "a": 1e999}', "has a number that no Kubernetes object can", id="infinity"
+        ),
         pytest.param(b'{"version": 1, "a": "\\ud800"}', "half of a surrogate pair", id="surrogate"),
         pytest.param(b"[]", "TypeError", id="list"),
         pytest.param(b"{}", "KeyError: 'version'", id="no-version"),
