@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from runtimeproxy.background import BackgroundThreads, ShieldedTasks
+from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.core.audit_events import BY_COMMAND, TIME_IS_OVER, audit_configured_modes, audit_modes
 from runtimeproxy.core.modes import ModeOverrides
 from runtimeproxy.errors import PolicyLoadError
@@ -109,7 +109,6 @@ class PolicySet:
         self._audit = audit
         # Held while policies, or the modes that operators have set, change.
         self._changing = asyncio.Lock()
-        self._shielded = ShieldedTasks()
         self.loaded = NOTHING_LOADED
         self.servers = servers
         servers.on_change = self._use_servers
@@ -202,7 +201,7 @@ class PolicySet:
         }
 
     async def change_modes(self, change: ChangeModes, why: str = BY_COMMAND) -> None:
-        """Changes the modes that operators have set, on disk first; goes on when the caller is cancelled.
+        """Changes the modes that operators have set, on disk first.
 
         What leaves enforce mode is given back as other changes of running pods: many at a bounded rate.
 
@@ -214,9 +213,6 @@ class PolicySet:
             OSError: They cannot be saved: nothing has changed.
             PolicyLoadError: A policy that the configuration disables cannot be loaded.
         """
-        await self._shielded.run(self._change_modes(change, why))
-
-    async def _change_modes(self, change: ChangeModes, why: str) -> None:
         async with self._changing:
             before = self.modes.present
             overrides = change(before)
