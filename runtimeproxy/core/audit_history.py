@@ -73,7 +73,7 @@ class AuditHistory:
         has_file: bool,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._file = audit_state_file(state_folder)
+        self.file = audit_state_file(state_folder)
         self._audit = audit
         self._thread = thread
         self._has_file = has_file
@@ -82,15 +82,10 @@ class AuditHistory:
         self._last: AuditEntry | None = None
         self.problem = ""
 
-    @property
-    def unusable(self) -> str:
-        # Empty if it could be used.
-        return self._file.unusable
-
     async def load(self, *, is_successor: bool) -> None:
         """Takes what the process before this one has saved; names the gap if that did not end in order."""
         run = asyncio.get_running_loop().run_in_executor
-        saved = await run(self._thread, self._file.load, saved_entries)
+        saved = await run(self._thread, self.file.load, saved_entries)
         self._is_saving = True
         if saved is None:
             return
@@ -146,7 +141,7 @@ class AuditHistory:
 
     def _save(self, entries: tuple[AuditEntry, ...], now_s: float, *, has_ended: bool) -> None:
         saved = {"time": time_text(now_s), "has_ended": has_ended, "entries": list(documents(entries))}
-        self._file.save(saved)
+        self.file.save(saved)
 
 
 def saved_entries(document: Mapping[str, Any]) -> SavedEntries:

@@ -170,7 +170,7 @@ class Core:
     def summary(self) -> str:
         """One line for `systemctl status`: policies, hook servers, records, values and the node."""
         recovered = "" if self.inventory.recovered.is_set() else ", waiting for the runtime's lists"
-        recovered += ", which are not saved" if self.state.checkpoint.problem else ""
+        recovered += ", which are not saved" if self.state.checkpoint.writer.problem else ""
         records = f"{len(self.store.pods)} pods, {len(self.store.containers)} containers"
         more = "".join(f"; {each}" for each in self._summaries() if each)
         return f"{self.policies.summary}; {records}{recovered}{more}"
@@ -221,7 +221,7 @@ class Core:
     def start(self) -> None:
         """Starts the background work; the front end sees to the inventory."""
         checkpoint = self.state.checkpoint
-        self._spawn(checkpoint.run())
+        self._spawn(checkpoint.writer.run())
         self._spawn(checkpoint.follow())
         self._spawn(self.state.audit.run())
         self._spawn(self.policies.run())

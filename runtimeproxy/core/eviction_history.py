@@ -71,7 +71,7 @@ class EvictionHistory:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         effect = "no pod is evicted until the bounds on evictions of before are over"
-        self._file = StateFile(state_folder / FILE, effect, version=VERSION)
+        self.file = StateFile(state_folder / FILE, effect, version=VERSION)
         self._boot_id = boot_id
         self._thread = thread
         self.now_s = clock
@@ -80,17 +80,12 @@ class EvictionHistory:
         self.problem = ""
         self.is_handed_over = False
 
-    @property
-    def unusable(self) -> str:
-        # Empty if it could be used.
-        return self._file.unusable
-
     async def load(self) -> None:
         """Takes what the process before this one has saved."""
         self.is_handed_over = False
         run = asyncio.get_running_loop().run_in_executor
-        found = await run(self._thread, self._file.load, self._parsed)
-        if self.unusable:
+        found = await run(self._thread, self.file.load, self._parsed)
+        if self.file.unusable:
             self.add(UNKNOWN_UID)
             # A process after this one need not begin to wait anew.
             await self.save()
@@ -122,7 +117,7 @@ class EvictionHistory:
             "time_s": self._wall_s(),
             "evictions": [list(each) for each in self.evictions],
         }
-        saving = asyncio.get_running_loop().run_in_executor(self._thread, self._file.save, saved)
+        saving = asyncio.get_running_loop().run_in_executor(self._thread, self.file.save, saved)
         saving.add_done_callback(self._on_saved)
         await asyncio.wait({saving}, timeout=SAVE_S)
 

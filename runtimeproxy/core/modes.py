@@ -28,26 +28,21 @@ class ModeOverrides:
 
     def __init__(self, state_folder: Path) -> None:
         effect = "modes of policies that were set by command do not count"
-        self._file = StateFile(state_folder / FILE, effect, version=VERSION)
+        self.file = StateFile(state_folder / FILE, effect, version=VERSION)
         self.present: tuple[Override, ...] = ()
         self.is_read = False
-
-    @property
-    def unusable(self) -> str:
-        # Empty if the file could be used.
-        return self._file.unusable
 
     async def read(self, thread: Executor) -> None:
         """Takes what is saved, without modes whose time is over; nothing if the file cannot be used."""
         run = asyncio.get_running_loop().run_in_executor
-        saved = await run(thread, partial(self._file.load, _overrides))
+        saved = await run(thread, partial(self.file.load, _overrides))
         self.present = present(saved or (), time.time())
         self.is_read = True
 
     async def save(self, overrides: tuple[Override, ...], thread: Executor) -> None:
         """Replaces the modes, on disk first. Raises OSError if they cannot be written; the old ones stay."""
         document = {"overrides": [as_json(each) for each in overrides]}
-        await asyncio.get_running_loop().run_in_executor(thread, self._file.save, document)
+        await asyncio.get_running_loop().run_in_executor(thread, self.file.save, document)
         self.present = overrides
 
 

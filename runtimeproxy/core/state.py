@@ -60,9 +60,9 @@ class SavedState:
     @property
     def unusable_files(self) -> list[str]:
         """The files that could not be used at the start, each with the reason."""
-        of_values = (self.journal, self.sysctls, self.allocations, self._leased)
-        files = (*of_values, self._modes, self._history, self.audit)
-        return [each.unusable for each in files if each is not None and each.unusable]
+        savers = (self.sysctls, self.allocations, self._modes, self._history, self.audit)
+        files = (*self._leased.files, *(each.file for each in savers if each is not None))
+        return [text for text in (self.journal.unusable, *(each.unusable for each in files)) if text]
 
     async def load(self, *, is_successor: bool) -> None:
         """Reads it; to be awaited before anything is decided.

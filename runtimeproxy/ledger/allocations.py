@@ -90,7 +90,7 @@ class NodeAllocations:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rules = rules
-        self._file = file
+        self.file = file
         self._node = node
         self._move_off = move_off
         self._executor = executor
@@ -108,10 +108,6 @@ class NodeAllocations:
         self._followed: tuple[object, ...] | None = None
         self._retry_s = 0.0
         self._ask_s = 0.0
-
-    @property
-    def unusable(self) -> str:
-        return self._file.unusable
 
     @property
     def summary(self) -> str:
@@ -135,7 +131,7 @@ class NodeAllocations:
     async def load(self) -> None:
         """Takes the saved state, which applies until the records are those of the runtime."""
         run = asyncio.get_running_loop().run_in_executor
-        found = await run(self._executor, self._file.load, from_document)
+        found = await run(self._executor, self.file.load, from_document)
         if found is not None:
             self._is_known, self._saved, self._followed = True, found, None
             # The process before this one may have ended before they were left.
@@ -233,7 +229,7 @@ class NodeAllocations:
     async def _save(self) -> None:
         state, run = self._allocations, asyncio.get_running_loop().run_in_executor
         try:
-            await run(self._executor, self._file.save, as_document(state))
+            await run(self._executor, self.file.save, as_document(state))
         except OSError as error:
             # A full disk must not stop pods, and after a restart the runtime's lists have the same pods.
             problem = f"allocations cannot be saved: {described(error)}"

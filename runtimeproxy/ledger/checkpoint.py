@@ -93,6 +93,7 @@ class CheckpointSync:
         is_standby: Whether the bypass is on, or another process decides on calls.
 
     Attributes:
+        writer: Saves the changes.
         on_loaded: Called when books were loaded, which may be long after `load`.
         unreadable: Rows of the file that could not be read, when it was last read.
     """
@@ -119,30 +120,11 @@ class CheckpointSync:
             RowKind.CONTAINER: store.containers.get,
             RowKind.BOOK: cgroups.books.record,
         }
-        self._writer = CheckpointWriter(
+        self.writer = CheckpointWriter(
             folder, thread, sources, self._all_ids, cgroups.note_saved, is_standby=is_standby
         )
         store.on_change = self._on_change
-        cgroups.books.on_change = partial(self._writer.note_from_thread, RowKind.BOOK)
-
-    @property
-    def problem(self) -> str:
-        # Empty if the records can be saved just now.
-        return self._writer.problem
-
-    @property
-    def aside(self) -> str:
-        # Empty if no unusable file was set aside.
-        return self._writer.aside
-
-    @property
-    def set_aside(self) -> int:
-        return self._writer.set_aside
-
-    @property
-    def lost(self) -> int:
-        # Removed or replaced while it was open here.
-        return self._writer.lost
+        cgroups.books.on_change = partial(self.writer.note_from_thread, RowKind.BOOK)
 
     async def load(self) -> None:
         await self._wait_for_load(self._load(_Moment()))
@@ -154,7 +136,7 @@ class CheckpointSync:
     async def flush(self) -> bool:
         """Saves all changes; returns whether they are on disk now."""
         self._flushed = _Moment(self._store.event, self._cgroups.books.now_s())
-        return await self._writer.flush()
+        return await self.writer.flush()
 
     async def take_back(self) -> None:
         """Loads the records of a process that decided since the last `flush` and has ended.
@@ -164,14 +146,11 @@ class CheckpointSync:
         """
         await self._wait_for_load(self._merge(self._flushed))
 
-    async def run(self) -> None:
-        await self._writer.run()
-
     async def follow(self) -> None:
         # The predecessor still saves records while it ends.
         for _ in range(FOLLOW_LOOKS):
             await asyncio.sleep(FOLLOW_INTERVAL_S)
-            if await self._writer.changed_by_others():
+            if await self.writer.changed_by_others():
                 await self.merge()
 
     async def close(self) -> None:
@@ -179,7 +158,7 @@ class CheckpointSync:
         for task in self._loading:
             task.cancel()
         await asyncio.gather(*self._loading, return_exceptions=True)
-        await self._writer.close(CLOSE_WAIT_S)
+        await self.writer.close(CLOSE_WAIT_S)
 
     async def _wait_for_load(self, loading: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(loading)
@@ -199,17 +178,17 @@ class CheckpointSync:
             )
 
     async def _merge(self, outdated: _Moment) -> None:
-        if await self._writer.flush():
+        if await self.writer.flush():
             await self._load(outdated)
             self._inventory.compare_soon()
 
     async def _load(self, outdated: _Moment) -> None:
         with self._store.listing() as since:
-            saved = await self._writer.load(partial(self._load_late, outdated))
+            saved = await self.writer.load(partial(self._load_late, outdated))
             if saved is not None:
                 self._merge_saved(saved, since, outdated)
         # What a process that was killed had not saved yet.
-        self._cgroups.books.add_noted(await self._writer.run_in_thread(self._cgroups.read_journal))
+        self._cgroups.books.add_noted(await self.writer.run_in_thread(self._cgroups.read_journal))
         self.on_loaded()
 
     def _load_late(self, outdated: _Moment, saved: Saved) -> None:
@@ -233,7 +212,7 @@ class CheckpointSync:
     def _on_change(self, kind: RowKind, identity: str, is_event: bool) -> None:
         # While a successor decides, it compares the runtime's reports with its own records.
         if is_event or not self._is_standby():
-            self._writer.note(kind, identity, is_event)
+            self.writer.note(kind, identity, is_event)
 
     def _all_ids(self) -> Iterator[tuple[RowKind, str]]:
         yield from ((RowKind.POD, pod.id) for pod in self._store.pods)

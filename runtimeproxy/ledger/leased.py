@@ -32,7 +32,7 @@ from runtimeproxy.hooks.owners import Owner, refusal
 from runtimeproxy.ledger import leases
 from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.ledger.books import Wanted
-from runtimeproxy.ledger.change_log import Applied
+from runtimeproxy.ledger.change_log import Applied, ClaimAudit
 from runtimeproxy.ledger.claim_places import ClaimKey, ClaimPlaces
 from runtimeproxy.ledger.leases import Answer, Lease, Phase
 from runtimeproxy.ledger.target import CgroupTarget
@@ -224,15 +224,6 @@ def _size_bytes(key: ClaimKey, claim: Claim) -> int:
     return _BYTES_OF_A_CLAIM + sum(map(len, texts))
 
 
-class Audit(Protocol):
-    """Takes what was written for claims; see `ClaimAudit`."""
-
-    def on_applied(self, owner: Owner, applied: Iterable[Applied]) -> None: ...
-    def on_dry_run(
-        self, owner: Owner, changes: Iterable[tuple[ClaimKey, CgroupTarget, Claim | None]]
-    ) -> None: ...
-
-
 ResultT = TypeVar("ResultT")
 
 
@@ -254,6 +245,7 @@ class LeasedClaims:
     Attributes:
         ready: Set once the claims of the process before this one are known.
         unwritten: Parameters that another agent of this node writes: claims on them are not applied.
+        files: What outlives this process, beside the claims in the checkpoint.
     """
 
     def __init__(
@@ -262,7 +254,7 @@ class LeasedClaims:
         places: ClaimPlaces,
         in_worker: InWorker,
         is_idle: Callable[[], bool],
-        audit: Audit,
+        audit: ClaimAudit,
         folder: Path,
         boot_id: str = "",
         clock: Callable[[], float] = time.monotonic,
@@ -277,6 +269,7 @@ class LeasedClaims:
         self._handed_over_file = StateFile(folder / HANDED_OVER, "sessions begin anew", is_synced=False)
         effect = "leases and holds of claims begin anew"
         self._unrenewed_file = StateFile(folder / UNRENEWED, effect, is_synced=False)
+        self.files = (self._unrenewed_file, self._handed_over_file)
         self._unrenewed: dict[str, float] = {}
         self._failures = FailureLog(output=logger)
         # A request whose client is gone is carried out all the same: the next one builds on it.
@@ -689,10 +682,6 @@ class LeasedClaims:
                 if owner.mode is Mode.OFF or refusal(owner.rules, key.field, key.role, key.level):
                     owned.drop(key)
         self.owners = dict(sorted(self.owners.items()))
-
-    @property
-    def unusable(self) -> str:
-        return "; ".join(filter(None, (self._unrenewed_file.unusable, self._handed_over_file.unusable)))
 
     async def load(self, *, is_successor: bool) -> None:
         """Takes over the claims of the process before this one, from the files and from an upgrade.

@@ -74,7 +74,7 @@ class Sysctls:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         effect = "what a process before this one has set is not given back"
-        self._file = StateFile(state_folder / SAVED_FILE, effect, boot_id=boot_id, is_synced=False)
+        self.file = StateFile(state_folder / SAVED_FILE, effect, boot_id=boot_id, is_synced=False)
         self._root = root
         self._lock = Lock()
         self._ours: dict[str, _Ours] | None = None
@@ -84,10 +84,6 @@ class Sysctls:
         self.writes: Counts[tuple[str, bool]] = Counts()
         self.problems: tuple[str, ...] = ()
         self.unapplied: dict[str, Withheld] = {}
-
-    @property
-    def unusable(self) -> str:
-        return self._file.unusable
 
     def apply(
         self, wanted: Mapping[str, int | str], *, releases: Collection[str] | None = None
@@ -191,7 +187,7 @@ class Sysctls:
 
     def _unreadable(self, error: OSError) -> SysctlChange:
         # What was saved is not known: nothing may be written, or our own values would become originals.
-        return SysctlChange(str(self._file.path), "", "", described(error))
+        return SysctlChange(str(self.file.path), "", "", described(error))
 
     def _set(
         self, ours: dict[str, _Ours], name: str, value: str, *, is_check: bool = False
@@ -302,14 +298,14 @@ class Sysctls:
     def _load(self) -> dict[str, _Ours]:
         """What is ours. Raises OSError if it cannot be read, which is not the same as nothing."""
         if self._ours is None:
-            ours = self._file.load(_parsed)
-            if self._file.is_unreadable:
-                raise OSError(self._file.unusable)
+            ours = self.file.load(_parsed)
+            if self.file.is_unreadable:
+                raise OSError(self.file.unusable)
             self._ours = ours or {}
         return self._ours
 
     def _save(self, ours: Mapping[str, _Ours]) -> None:
-        self._file.save({"sysctls": {name: each._asdict() for name, each in ours.items()}})
+        self.file.save({"sysctls": {name: each._asdict() for name, each in ours.items()}})
 
 
 def _parsed(saved: Mapping[str, Any]) -> dict[str, _Ours]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
@@ -37,6 +37,7 @@ from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodReco
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
 
 if TYPE_CHECKING:
+    from runtimeproxy.config.settings import LedgerSettings
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
@@ -66,21 +67,6 @@ KOORDLETS_CLAIMS: Final[Mapping[str, str]] = {
 }
 """The same, and what koordlet's plugins move from second to second: claims with a lease would stand in their
 way, and policies do not."""
-
-
-class UpkeepSettings(Protocol):
-    """How values of what runs are changed; see `LedgerSettings`."""
-
-    @property
-    def pods_per_s(self) -> float: ...
-    @property
-    def large_change_percent(self) -> float: ...
-    @property
-    def failed_percent(self) -> float: ...
-    @property
-    def lower_memory_limits(self) -> bool: ...
-    @property
-    def take_from_koordlet(self) -> Collection[str]: ...
 
 
 class Upkeep:
@@ -198,7 +184,7 @@ class Upkeep:
         if self._unapplied_audit is not None:
             self._unapplied_audit.add(self._books.unapplied.take_new())
 
-    def configure(self, settings: UpkeepSettings) -> None:
+    def configure(self, settings: LedgerSettings) -> None:
         self.evaluator.changes.rates = ChangeRates(
             pods_per_s=settings.pods_per_s,
             large_percent=settings.large_change_percent,

@@ -244,7 +244,7 @@ async def test_a_row_that_is_gone_with_its_cgroup(tmp_path: Path, files: CgroupF
         await settled(first)
     async with side(tmp_path, files) as second:
         assert second.cgroups.books.identities == (ONE,)
-        assert second.sync.problem == ""
+        assert second.sync.writer.problem == ""
 
 
 def leave_0_1(folder: Path, *pods: PodRecord, values: dict[str, ManagedValue]) -> None:

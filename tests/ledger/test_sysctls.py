@@ -87,7 +87,7 @@ def test_a_saved_name_leads_to_no_other_file(kernel: Kernel, name: str) -> None:
     sysctls = kernel.daemon()
     assert sysctls.planned() == sysctls.apply({}) == ()
     assert outside.read_text() == "1\n"
-    assert "is not the name of a sysctl" in sysctls.unusable
+    assert "is not the name of a sysctl" in sysctls.file.unusable
 
 
 def test_after_a_reboot_nothing_of_before_counts(kernel: Kernel) -> None:
@@ -147,7 +147,7 @@ def test_a_broken_file_is_no_state_and_is_said(kernel: Kernel, text: str) -> Non
     (kernel.state / "sysctls.json").write_text(text)
     daemon = kernel.daemon()
     assert daemon.apply({}) == ()
-    assert daemon.unusable.startswith(f"{kernel.state / 'sysctls.json'} is not usable: what ")
+    assert daemon.file.unusable.startswith(f"{kernel.state / 'sysctls.json'} is not usable: what ")
     kernel.daemon().apply(WANTED)
     assert kernel.texts() == ("1\n", "0\n")
 

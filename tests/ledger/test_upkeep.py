@@ -15,6 +15,7 @@ import pytest
 
 from runtimeproxy.cgroups import pace, writer
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
+from runtimeproxy.config.settings import LedgerSettings
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.hooks.decision import Decision
@@ -236,7 +237,7 @@ async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytes
     assert scene.is_requested
     assert scene.ledger.change([Wanted(CgroupTarget(Level.POD, POD), burst | quota(50_000))]) != ()
     assert (scene.files.read(POD, "cpu.max.burst"), scene.quota()) == ("0", "50000")
-    taken = SimpleNamespace(
+    taken = LedgerSettings(
         pods_per_s=1.0,
         large_change_percent=1.0,
         failed_percent=1.0,

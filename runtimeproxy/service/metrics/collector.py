@@ -391,8 +391,8 @@ def _of_records(inventory: Inventory, saved: SavedState) -> Iterator[Sample]:
     yield Sample("records_bytes", store.kept_bytes)
     yield Sample("records_trimmed", store.trimmed)
     yield Sample("records_recovered", inventory.recovered.is_set())
-    yield Sample("checkpoint_unsaved", bool(checkpoint.problem))
-    yield Sample("checkpoint_set_aside_total", checkpoint.set_aside + checkpoint.lost)
+    yield Sample("checkpoint_unsaved", bool(checkpoint.writer.problem))
+    yield Sample("checkpoint_set_aside_total", checkpoint.writer.set_aside + checkpoint.writer.lost)
     yield Sample("state_unusable", checkpoint.unreadable + len(saved.unusable_files))
     yield Sample("journal_unwritten", bool(saved.journal.problem))
 

@@ -176,4 +176,4 @@ async def test_a_file_that_cannot_be_used_does_not_count(tmp_path: Path, text: s
     modes = ModeOverrides(tmp_path)
     with ThreadPoolExecutor(1) as thread:
         await modes.read(thread)
-    assert (modes.present, modes.is_read, bool(modes.unusable)) == ((), True, True)
+    assert (modes.present, modes.is_read, bool(modes.file.unusable)) == ((), True, True)
