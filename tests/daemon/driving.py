@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
@@ -118,6 +118,16 @@ def shares_of(pod: Pod) -> int:
 def release(fifo: Path) -> None:
     """Ends the reading of a FIFO; waits until a process reads."""
     fifo.write_bytes(b"")
+
+
+GIVES_ENV: Final = """
+from runtimeproxy.hooks import ContainerChange, Policy
+class Gives(Policy):
+    name = 'gives-env'
+    def container(self, container, node):
+        return ContainerChange(env={'GIVEN': 'secret'})
+"""
+"""A policy whose change only a creation can carry."""
 
 
 def policy_file(daemon: ProxyProcess, name: str, shares: int = 2) -> Path:

@@ -16,7 +16,7 @@ from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.signals import UPGRADE
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons
-from tests.daemon.driving import Pod, batch_pod, policy_file
+from tests.daemon.driving import GIVES_ENV, Pod, batch_pod, policy_file
 from tests.daemon.kubelet import kubelet as running_kubelet
 from tests.daemon.test_systemd_socket import PASSES, passed
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient, outcome_of
@@ -105,13 +105,7 @@ def test_what_only_the_creation_can_carry_is_not_applicable(
     daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str
 ) -> None:
     daemon = daemons.prepare(standalone)
-    policy_file(daemon, "gives_env").write_text(
-        "from runtimeproxy.hooks import ContainerChange, Policy\n"
-        "class Gives(Policy):\n"
-        "    name = 'gives-env'\n"
-        "    def container(self, container, node):\n"
-        "        return ContainerChange(env={'GIVEN': 'secret'})\n"
-    )
+    policy_file(daemon, "gives_env").write_text(GIVES_ENV)
     daemon.start()
     made = run_batch(kubelet, cgroup_files).start()
 
