@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
+from runtimeproxy.testing.builders import (
+    container_config,
+    create_container_request,
+    default_resources,
+    pod_sandbox_config,
+)
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 
 if TYPE_CHECKING:
@@ -38,6 +43,7 @@ class Pod:
     client: CriClient
     config: api_pb2.PodSandboxConfig
     envs: Mapping[str, str] = field(default_factory=dict)
+    resources: api_pb2.LinuxContainerResources = field(default_factory=default_resources)
     id: str = ""
     container: str = ""
 
@@ -50,9 +56,8 @@ class Pod:
     @property
     def create_request(self) -> api_pb2.CreateContainerRequest:
         """What creates its container."""
-        return create_container_request(
-            self.id, container_config("main", pod=self.config, envs=self.envs), self.config
-        )
+        config = container_config("main", pod=self.config, envs=self.envs, resources=self.resources)
+        return create_container_request(self.id, config, self.config)
 
     def create(self) -> Pod:
         """Creates the container."""
