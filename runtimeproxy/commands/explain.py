@@ -25,7 +25,7 @@ from runtimeproxy.commands.output import (
 )
 from runtimeproxy.commands.values import enum_name, moment, shown_time, utc_now
 
-_COLUMNS: Final = ("FIELD", "REQUESTED", "RESOLVED", "APPLIED", "NOW")
+_COLUMNS: Final = ("FIELD", "REQUESTED", "RESOLVED", "APPLIED", "NOW", "BY")
 _ID_LENGTH: Final = 13
 """Of an id that is shown. Source: crictl."""
 _EFFECT_STYLES: Final = {
@@ -154,7 +154,9 @@ def _values(field: api_pb2.ExplainedField) -> tuple[Cell, ...]:
     if field.is_request_unknown and not field.HasField("requested"):
         requested = "?"
     style = BAD if field.is_different else ""
-    return Cell(field.name), Cell(requested), Cell(resolved), Cell(applied), Cell(now, style)
+    # An older daemon does not say it.
+    way = enum_name(api_pb2.ExplainedField.Way, field.way).replace("-", " ") if field.way else "-"
+    return Cell(field.name), Cell(requested), Cell(resolved), Cell(applied), Cell(now, style), Cell(way)
 
 
 def _remarks(field: api_pb2.ExplainedField) -> Iterator[tuple[Cell, Words]]:

@@ -17,7 +17,7 @@ from runtimeproxy.core.audit_events import audit_configured_modes, audit_strateg
 from runtimeproxy.core.audit_history import AuditHistory
 from runtimeproxy.core.eviction import Bounds, ContainerStopper, Evictor
 from runtimeproxy.core.eviction_history import EvictionHistory
-from runtimeproxy.core.policies import PolicyEvent, PolicyServers, PolicySet, Spawn
+from runtimeproxy.core.policies import PolicyEvent, PolicySet, Spawn
 from runtimeproxy.core.state import SavedState
 from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.loading import PolicyLoader
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from runtimeproxy.core.eviction import EvictByApi
     from runtimeproxy.hooks.audit import AuditEntry, AuditSink
     from runtimeproxy.hooks.owners import Owner
+    from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.node.api_server import ApiServerInputs
     from runtimeproxy.node.snapshot import Input, Node
     from runtimeproxy.vocabulary import Mode
@@ -95,7 +96,7 @@ class Core:
         spawn: Spawn,
         is_standby: Callable[[], bool],
         runtime: ContainerStopper,
-        servers: PolicyServers,
+        servers: Servers,
         api_server: ApiServer | None = None,
         loader: PolicyLoader | None = None,
         sinks: Sequence[AuditSink] = (),

@@ -50,6 +50,9 @@ class CgroupBooks(Protocol):
     def is_bounded(self, pod_cgroup: str) -> bool:
         """Whether a bound of a pod, or above, applies to its containers."""
 
+    def needs_room(self, pod_cgroup: str) -> bool:
+        """Whether a pod's cgroup may have to be raised for a container."""
+
     def note_requests(self, pod_cgroup: str, requested: Mapping[str, int | str]) -> None:
         """Found in the pod's files, these values are the kubelet's own."""
 
@@ -74,9 +77,6 @@ class CgroupLedger(Protocol):
 
     def on_resized(self, cgroup: str, written: Mapping[str, int | str] = ...) -> None:
         """The same after the kubelet has written to a pod's cgroup itself, and what, as far as known."""
-
-    def needs_room(self, pod_cgroup: str) -> bool:
-        """Whether a pod's cgroup may have to be raised for a container; for the event loop's thread."""
 
     def make_room(self, pod_cgroup: str, values: Mapping[str, int | str]) -> None:
         """Raises the limits of a pod's cgroup, if they are ours, to these of a container to be created."""

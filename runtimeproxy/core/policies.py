@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.core.audit_events import BY_COMMAND, TIME_IS_OVER, audit_configured_modes, audit_modes
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.audit import AuditQueues
     from runtimeproxy.hooks.loaded import LoadedPolicy
+    from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.node.sources import NodeSources
 
 logger = logging.getLogger(__name__)
@@ -56,29 +57,6 @@ class PolicyEvent(Enum):
     """Those that operators have set; some are of owners of claims."""
 
 
-class PolicyServers(Protocol):
-    """The policies of hook servers; see `HookServers`."""
-
-    on_change: Callable[[], None]
-
-    @property
-    def policies(self) -> tuple[LoadedPolicy, ...]:
-        """Those in use, by file name."""
-
-    @property
-    def summary(self) -> str:
-        """For people; empty for none."""
-
-    def configure(self, default_timeout_s: float) -> None:
-        """Takes a changed time for one call."""
-
-    async def run(self) -> None:
-        """Follows registrations until it is cancelled."""
-
-    async def read(self) -> None:
-        """Waits, for a bounded time, for the servers that are registered already."""
-
-
 class PolicySet:
     """The policies of this process, and the hook servers.
 
@@ -101,7 +79,7 @@ class PolicySet:
         loader: PolicyLoader,
         node: NodeSources,
         audit: AuditQueues,
-        servers: PolicyServers,
+        servers: Servers,
     ) -> None:
         self.settings = settings
         self.loader = loader

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy import qos, units
+from runtimeproxy.fields.declaration import Kind
 from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS, clamped
 from runtimeproxy.hooks.algebra import Claim, Resolved, Role, claims_of, resolve
 from runtimeproxy.hooks.changes import (
@@ -452,3 +453,17 @@ def _overlaid(entries: Mapping[str, str], changes: Mapping[str, Value]) -> Mappi
     kept = {key: value for key, value in entries.items() if changes.get(key) is not CLEAR}
     kept |= {key: str(value) for key, value in changes.items() if value is not CLEAR}
     return MappingProxyType(kept)
+
+
+def written_value(name: str, value: int | str | Clear, *, update: bool) -> int | str:
+    """The value in a message for "set" or "clear" of a scalar; 0 or "" empty the field.
+
+    "No limit" is an absent field where a container is created: CRI-O refuses a limit of -1 there.
+    """
+    field = CRI_FIELDS[name]
+    if not update and value == units.UNLIMITED and field.unlimited_is_absent:
+        return 0
+    if not isinstance(value, Clear):
+        return value
+    empty = 0 if field.kind is Kind.NUMBER else ""
+    return field.neutral if update and field.neutral is not None else empty

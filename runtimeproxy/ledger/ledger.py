@@ -270,11 +270,6 @@ class Ledger:
         if (path := path_or_none(cgroup)) is not None:
             self._settlement.before_update(path, quota_us)
 
-    def needs_room(self, pod_cgroup: str) -> bool:
-        """Whether `make_room` might write to a pod's cgroup; for the event loop's thread."""
-        book = self.books.record(pod_cgroup)
-        return book is not None and self.books.is_v1 and not fitting.OF_CHILDREN.isdisjoint(book.entries)
-
     def make_room(self, pod_cgroup: str, values: Mapping[str, Value]) -> None:
         """Raises the quota and the CPUs of a pod, if they are ours, to those of a container to be created.
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from runtimeproxy.fields.tables import clamped
-from runtimeproxy.frontends.cri_proxy.calls.messages import written_value
 from runtimeproxy.hooks.algebra import Claim, resolve
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, shown
 from runtimeproxy.hooks.changes import CLEAR, Clear
@@ -22,6 +21,7 @@ from runtimeproxy.hooks.fields import (
     Value,
     fitted,
     is_same,
+    written_value,
 )
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook, Mode

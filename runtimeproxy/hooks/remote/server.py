@@ -21,6 +21,7 @@ from runtimeproxy.hooks.decision import FailureKind, ServerError
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, Cancellable, LoadedPolicy, OnResponse
 from runtimeproxy.hooks.policy import HOOKS_BEFORE, FailurePolicy, Hook, Policy
 from runtimeproxy.hooks.remote.protocol import EXCHANGES, NO_SUCH_METHOD, Exchange
+from runtimeproxy.hooks.remote.server_state import ServerCounts
 from runtimeproxy.hooks.selector import PodSelector, PodTraits
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.http2.client import (
@@ -181,19 +182,6 @@ class _Reachable(PodSelector):
 
     def matches(self, pod: PodTraits) -> bool:
         return not self.breaker.is_open
-
-
-@dataclass(slots=True)
-class ServerCounts:
-    """Calls of one hook server since it is registered; times are seconds since the epoch."""
-
-    calls: int = 0
-    failures: int = 0
-    last_error: str = ""
-    """Of the last failure; empty if there was none."""
-    last_error_s: float = 0.0
-    opened_s: float | None = None
-    """Since when it is skipped; None while it is not."""
 
 
 class HookServer:

@@ -280,6 +280,8 @@ class Explainer:
             name = parameter_of(each.field) or each.field
             field = fields.setdefault(name, api_pb2.ExplainedField(name=name))
             field.unapplied.extend(unapplied_messages([each]))
+            if each.cause is UnappliedCause.NEXT_START:
+                field.way = api_pb2.ExplainedField.WAY_NEXT_START
             if not field.problem and each.cause is not UnappliedCause.CONFLICT:
                 field.problem = each.reason
 
@@ -329,6 +331,7 @@ class Explainer:
             or self._left(book.id, name)
             or (_difference(name, entry, result.value, found, record, formats) if not files.problem else ""),
             is_observed_only=entry.is_once or name in ledger.books.observed,
+            way=_way(entry),
         )
         for each in ledger.yielded():
             if each.name == name and "/" + "/".join(each.path) == book.id:
@@ -375,6 +378,15 @@ class Explainer:
                     continue
                 wanted = parts.get(str(claim.owner), frozenset())
                 claim.strategies.extend(each for each in strategies if each.path.split(".")[0] in wanted)
+
+
+def _way(entry: Entry) -> api_pb2.ExplainedField.Way.ValueType:
+    """How the applied value of a cgroup parameter got there."""
+    if entry.resolved is None:
+        return api_pb2.ExplainedField.WAY_UNSPECIFIED
+    # The runtime writes what its specification holds.
+    is_in_message = entry.resolved == entry.booked
+    return api_pb2.ExplainedField.WAY_MESSAGE if is_in_message else api_pb2.ExplainedField.WAY_FILE
 
 
 def _identity(cgroup: str) -> str:
@@ -469,8 +481,9 @@ def _message_field(
         )
         for each in owners
     ]
+    way = api_pb2.ExplainedField.WAY_MESSAGE
     return api_pb2.ExplainedField(
-        name=name, requested=requested, claims=claims, applied=value, resolved=value
+        name=name, requested=requested, claims=claims, applied=value, resolved=value, way=way
     )
 
 

@@ -12,8 +12,9 @@ from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.service.api.pods import AmbiguousPodError, UnknownPodError, find_containers, find_pod
+from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
-from tests.daemon.driving import BATCH_SHARES, batch_pod
+from tests.daemon.driving import BATCH_SHARES, GIVES_ENV, batch_pod, policy_file
 from tests.daemon.driving import pod as named_pod
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
@@ -101,6 +102,7 @@ def test_each_field_of_a_pod(explained: tuple[Any, ProxyProcess, CriClient]) -> 
     assert (claim.owner, claim.role, claim.effect) == ("batch-resource", Claim.ROLE_SET, Claim.EFFECT_USED)
     assert claim.value == shares.resolved == shares.booked == str(BATCH_SHARES)
     assert shares.requested
+    assert shares.way == api_pb2.ExplainedField.WAY_MESSAGE
     assert claim.reason
     policies = {each.policy: each for each in box.policies}
     assert policies["batch-resource"].outcome == api_pb2.PolicyAnswer.OUTCOME_CHANGES
@@ -120,6 +122,24 @@ def test_what_the_kernel_has(explained: tuple[Any, ProxyProcess, CriClient]) -> 
     assert field.HasField("original")
     assert field.observed_value == field.applied
     assert not field.is_different
+    assert field.way == api_pb2.ExplainedField.WAY_FILE
+
+
+def test_what_runs_gets_with_its_next_start_only(daemons: Daemons, runtime: FakeRuntime) -> None:
+    with CriClient(runtime.socket_path) as client:
+        batch_pod(client, "one").run().create().start()
+    daemon = daemons.prepare()
+    policy_file(daemon, "gives_env").write_text(GIVES_ENV)
+    daemon.start()
+    with CriClient(daemon.socket) as client:
+        api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+
+        def ways() -> list[int]:
+            fields = (field for target in explain(api, "one").targets for field in target.fields)
+            return [each.way for each in fields if each.name == "env[GIVEN]"]
+
+        wait_until(ways, "the variable")
+        assert ways() == [api_pb2.ExplainedField.WAY_NEXT_START]
 
 
 def test_values_of_variables_stay_in_the_daemon(explained: tuple[Any, ProxyProcess, CriClient]) -> None:
