@@ -29,8 +29,8 @@ from runtimeproxy.frontends.cri_proxy.calls.messages import (
 )
 from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import PodDraft
 from runtimeproxy.hooks import CgroupChange, ContainerChange, ContainerView, Hook
-from runtimeproxy.hooks.fields import CGROUP_PARENT
-from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter
+from runtimeproxy.hooks.fields import CGROUP_PARENT, NO_FIELDS
+from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.ledger.books import TREE
 from runtimeproxy.pods.drafts import fitted_change, fitted_owners
 from runtimeproxy.pods.record_views import PodSummary, recorded_pod
@@ -41,10 +41,11 @@ from runtimeproxy.slo.names import RESOURCE_STATUS
 if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import PodView, Resources
+    from runtimeproxy.hooks.algebra import Resolved
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.claimants import Owners
     from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.hooks.fields import Field, MergedField
+    from runtimeproxy.hooks.fields import Field
 
 
 class ContainerDraft:
@@ -62,7 +63,7 @@ class ContainerDraft:
         self._evaluation = evaluation
         self.owners: Owners = NO_ENTRIES
         self.pending: Mapping[str, int | str] = NO_ENTRIES
-        self.fields: Mapping[Field, MergedField] = NO_FIELDS
+        self.fields: Mapping[Field, Resolved] = NO_FIELDS
         self.fitted: Mapping[str, int | str] = NO_ENTRIES
         self.make_record: Callable[..., ContainerRecord] | None = None
         # Read before anything is changed, but not before it is needed: most containers have no policy.

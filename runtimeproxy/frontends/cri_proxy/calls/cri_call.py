@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import ContainerView
+    from runtimeproxy.hooks.algebra import Resolved
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.hooks.fields import Field, MergedField, View
+    from runtimeproxy.hooks.fields import Field, View
     from runtimeproxy.hooks.selector import PodTraits
 
 Work: TypeAlias = "Callable[[CallServices], Awaitable[None]]"
@@ -239,7 +240,7 @@ class CriCall(ABC):
         self,
         pod: PodRecord | None,
         record: ContainerRecord,
-        fields: Mapping[Field, MergedField],
+        fields: Mapping[Field, Resolved],
         fitted: Mapping[str, int | str] = NO_ENTRIES,
     ) -> None:
         # In the loop's next turn: the answer goes first.

@@ -27,7 +27,8 @@ from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import PendingUpdate
 from runtimeproxy.frontends.cri_proxy.calls.messages import edit_entries, edit_resources
 from runtimeproxy.hooks import ContainerChange, Hook, PodChange, Resources
-from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter, claims_of, pod_values, target_of
+from runtimeproxy.hooks.fields import NO_FIELDS
+from runtimeproxy.ledger.answers import by_parameter, claims_of, pod_values, target_of
 from runtimeproxy.ledger.books import TREE, Wanted
 from runtimeproxy.pods.drafts import (
     fitted_change,
@@ -45,10 +46,11 @@ from runtimeproxy.pods.resources import NO_ENTRIES, bounded, kept_annotations, o
 if TYPE_CHECKING:
     from runtimeproxy.core.events import CgroupLedger
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
+    from runtimeproxy.hooks.algebra import Resolved
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.claimants import Owners
     from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.hooks.fields import Field, MergedField
+    from runtimeproxy.hooks.fields import Field
     from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 
@@ -78,7 +80,7 @@ class UpdateContainerResources(ContainerCall):
         self._booked = Resources()
         self._pending: Mapping[str, int | str] = NO_ENTRIES
         # What all policies want now; None if they could not be asked.
-        self._fields: Mapping[Field, MergedField] | None = NO_FIELDS
+        self._fields: Mapping[Field, Resolved] | None = NO_FIELDS
         self._silent: frozenset[str] = frozenset()
         self._evaluation = services.evaluation
         self._before: ContainerRecord | None = None
@@ -292,7 +294,7 @@ class UpdatePodSandboxResources(PodCall):
         self._in_force: Resources | None = None
         self._owners: Owners = NO_ENTRIES
         self._pending: Mapping[str, int | str] = NO_ENTRIES
-        self._fields: Mapping[Field, MergedField] | None = NO_FIELDS
+        self._fields: Mapping[Field, Resolved] | None = NO_FIELDS
         self._silent: frozenset[str] = frozenset()
         self._evaluation = services.evaluation
 
