@@ -290,7 +290,7 @@ def merge(
         before = merged.fields.get(key)
         if before is None:
             original = current_value(merged.start, key)
-            before = Resolved(original, original=original)
+            before = Resolved(original, (), original)
         claims, why = before.claims, reasons.get(key.key, reason)
         has_role = isinstance(value, _ROLES)
         if has_role:
@@ -305,7 +305,7 @@ def merge(
             if before.owners and (not rival or rule is ConflictRule.EARLIER):
                 after = before._replace(claims=claims)
             else:
-                after = Resolved(value, owners, original=before.original, claims=claims)
+                after = Resolved(value, owners, before.original, claims)
         accepted[key] = after
         if rival:
             shown = after.value if has_role else value
