@@ -31,9 +31,9 @@ from runtimeproxy.pods.resources import NO_ENTRIES
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from runtimeproxy.hooks.algebra import Resolved
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.hooks.fields import MergedField
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.store import PodStore
 
@@ -190,7 +190,7 @@ def wanted_of_container(
     pod: PodRecord,
     record: ContainerRecord,
     cgroup: str,
-    fields: Mapping[Field, MergedField],
+    fields: Mapping[Field, Resolved],
     fitted: Mapping[str, int | str] = NO_ENTRIES,
     silent: frozenset[str] = frozenset(),
 ) -> Wanted:
@@ -214,7 +214,7 @@ def book_container(
     services: EventServices,
     pod: PodRecord,
     record: ContainerRecord,
-    fields: Mapping[Field, MergedField],
+    fields: Mapping[Field, Resolved],
     fitted: Mapping[str, int | str] = NO_ENTRIES,
 ) -> None:
     """Books what policies want of a container that was created."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from runtimeproxy.core.events import DueWrites, pending_values, wanted_of_container
 from runtimeproxy.hooks import CgroupChange, Hook, PodView
 from runtimeproxy.hooks.audit import NO_ORIGIN
-from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter, claims_of, target_of
+from runtimeproxy.hooks.fields import NO_FIELDS
+from runtimeproxy.ledger.answers import by_parameter, claims_of, target_of
 from runtimeproxy.ledger.books import TREE, Wanted
 from runtimeproxy.pods.drafts import fitted_owners, merged_owners
 from runtimeproxy.pods.record_views import (
@@ -26,12 +27,13 @@ from runtimeproxy.pods.resources import NO_ENTRIES, bounded, overlay
 if TYPE_CHECKING:
     from runtimeproxy.core.events import CgroupLedger, EventServices
     from runtimeproxy.hooks import ContainerView, Resources
+    from runtimeproxy.hooks.algebra import Resolved
     from runtimeproxy.hooks.audit import Origin
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.claimants import Owners
     from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.hooks.fields import Field, MergedField, View
+    from runtimeproxy.hooks.fields import Field, View
     from runtimeproxy.hooks.selector import PodTraits
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.records import ContainerRecord, PodRecord
@@ -118,7 +120,7 @@ class DecidedValues(NamedTuple):
     owners: Owners = NO_ENTRIES
     pending: Mapping[str, int | str] = NO_ENTRIES
     """The cgroup values that wait for the event."""
-    fields: Mapping[Field, MergedField] | None = NO_FIELDS
+    fields: Mapping[Field, Resolved] | None = NO_FIELDS
     """What all policies want; None if that was not applied to the end."""
     silent: frozenset[str] = frozenset()
     """The policies without an answer."""

@@ -12,7 +12,7 @@ from runtimeproxy.core.events import DueWrites, book_container, write_due
 from runtimeproxy.core.questions import container_question
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import UnreadableMessageError
 from runtimeproxy.hooks.audit import NO_ORIGIN
-from runtimeproxy.ledger.answers import NO_FIELDS
+from runtimeproxy.hooks.fields import NO_FIELDS
 from runtimeproxy.pods.resources import (
     MAX_KEPT_BYTES,
     NO_ENTRIES,
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from runtimeproxy.core.questions import Question
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import Hook, Resources
-    from runtimeproxy.hooks.fields import Field, MergedField
+    from runtimeproxy.hooks.algebra import Resolved
+    from runtimeproxy.hooks.fields import Field
     from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 Work: TypeAlias = "Callable[[CallServices], Awaitable[None]]"
@@ -199,7 +200,7 @@ class CriCall(ABC):
         self,
         pod: PodRecord | None,
         record: ContainerRecord,
-        fields: Mapping[Field, MergedField] | None,
+        fields: Mapping[Field, Resolved] | None,
         fitted: Mapping[str, int | str] = NO_ENTRIES,
     ) -> None:
         # In the loop's next turn: the answer goes first.
