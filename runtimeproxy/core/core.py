@@ -23,6 +23,7 @@ from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.loading import PolicyLoader
 from runtimeproxy.hooks.modes import with_owner_modes
 from runtimeproxy.ledger.allocations import NodeAllocations, allocation_file
+from runtimeproxy.ledger.answer_audit import AnswerAudit
 from runtimeproxy.ledger.change_log import ClaimAudit
 from runtimeproxy.ledger.checkpoint import CheckpointSync
 from runtimeproxy.ledger.claim_places import ClaimPlaces
@@ -115,6 +116,12 @@ class Core:
         writer = CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups()
         self.ledger = Ledger(writer, journal, boot_id)
         sysctls = Sysctls(folder, boot_id) if settings.cgroups.enabled else None
+        self._answers = AnswerAudit(
+            self.audit.claims,
+            self.audit.decisions,
+            lambda cgroup, values: self.upkeep.present_values(cgroup, values),  # noqa: PLW0108 - made below
+        )
+        self.audit.on_decided = self._answers.on_entry
         self.upkeep = Upkeep(
             self.store,
             self.ledger,
@@ -124,6 +131,7 @@ class Core:
             self._is_idle,
             sysctls,
             self.audit.changes,
+            self._answers,
         )
         self.leased = LeasedClaims(
             self.ledger,
@@ -221,6 +229,9 @@ class Core:
 
     def start(self) -> None:
         """Starts the background work; the front end sees to the inventory."""
+        # What was told before a restart is not told again.
+        for entry in self.audit.ring.entries:
+            self._answers.on_entry(entry)
         checkpoint = self.state.checkpoint
         self._spawn(checkpoint.writer.run())
         self._spawn(checkpoint.follow())

@@ -149,14 +149,17 @@ class Explainer:
         containers = find_containers(store, pod, container_text)
         node, view = self._node.latest, recorded_pod(pod)
         subjects = list(self._subjects(pod, view, containers, only_containers=bool(container_text)))
-        found = await self._look(subjects)
+        decisions = [
+            None
+            if subject.view is None
+            else await self._policies.chain.evaluate(subject.view, budget_s=EVALUATION_S)
+            for subject in subjects
+        ]
+        found = await self._look(zip(subjects, decisions, strict=True))
         strategy = node.strategy_for(view)
         strategies = list(strategy_fields(strategy, strategy.provenance))
         targets = []
-        for subject in subjects:
-            decision = None
-            if subject.view is not None:
-                decision = await self._policies.chain.evaluate(subject.view, budget_s=EVALUATION_S)
+        for subject, decision in zip(subjects, decisions, strict=True):
             files = found.get(subject.cgroup, FilesRead())
             targets.append(self._target(subject, files, decision, node, strategies))
         label, names = self._policies.skip_label, names_of(pod, node)
@@ -191,13 +194,13 @@ class Explainer:
             if self._ledger.books.record(cgroup) is not None:
                 yield _Subject(Level.QOS_CLASS, cgroup, qos=qos)
 
-    async def _look(self, subjects: Iterable[_Subject]) -> Mapping[str, FilesRead]:
+    async def _look(self, subjects: Iterable[tuple[_Subject, Decision | None]]) -> Mapping[str, FilesRead]:
         """Reads the files of all cgroups in a thread, for a bounded time."""
         ledger = self._ledger
         wanted = {
-            each.cgroup: tuple(book.entries)
-            for each in subjects
-            if each.cgroup and (book := ledger.books.record(each.cgroup)) is not None and book.entries
+            subject.cgroup: names
+            for subject, decision in subjects
+            if subject.cgroup and (names := tuple(self._names(subject, decision)))
         }
         if not wanted:
             return {}
@@ -210,6 +213,15 @@ class Explainer:
         self._hung.add(run)
         run.add_done_callback(self._hung.discard)
         return dict.fromkeys(wanted, FilesRead(problem=f"its files could not be read within {LOOK_S:g} s"))
+
+    def _names(self, subject: _Subject, decision: Decision | None) -> Iterable[str]:
+        """The parameters of a cgroup that have a value, or would have one without dry-run."""
+        book = self._ledger.books.record(subject.cgroup)
+        entries = () if decision is None else decision.audit
+        of_policies = (parameter_of(each.field) for each in entries if each.kind is AuditKind.WOULD_CHANGE)
+        of_owners = (key.field for _, key, _ in self._dry_run_claims(subject))
+        names = (*(() if book is None else book.entries), *of_policies, *of_owners)
+        return dict.fromkeys(filter(None, names))
 
     def _target(
         self,
@@ -230,6 +242,31 @@ class Explainer:
             for name, owners in sorted(record.owners.items()):
                 if not parameter_of(name):
                     fields[name] = _message_field(record, name, owners)
+        self._add_dry_run(subject, entries, fields)
+        self._add_observed(files, fields)
+        self._add_unapplied(subject, fields)
+        self._add_strategies(fields.values(), strategies, decision, node)
+        box = record if isinstance(record, ContainerRecord) else None
+        policies, view = self._policies.chain.policies, subject.view
+        answers = () if view is None else _answers(policies, view, node, decision)
+        return api_pb2.ExplainedTarget(
+            level=LEVELS[subject.level],
+            cgroup=subject.cgroup,
+            container=box.name if box is not None else "",
+            container_id=box.id if box is not None else "",
+            fields=fields.values(),
+            policies=answers,
+            problem=files.problem,
+        )
+
+    def _add_dry_run(
+        self,
+        subject: _Subject,
+        entries: Iterable[AuditEntry],
+        fields: dict[str, api_pb2.ExplainedField],
+    ) -> None:
+        """Adds what policies and owners in dry-run would change."""
+        record = subject.record
         for audited in entries:
             if audited.kind is AuditKind.WOULD_CHANGE and audited.field:
                 name = parameter_of(audited.field) or audited.field
@@ -254,20 +291,14 @@ class Explainer:
                     lease_end=wall_time(owned.end_s(key.role), self._leased.now_s()),
                 )
             )
-        self._add_unapplied(subject, fields)
-        self._add_strategies(fields.values(), strategies, decision, node)
-        box = record if isinstance(record, ContainerRecord) else None
-        policies, view = self._policies.chain.policies, subject.view
-        answers = () if view is None else _answers(policies, view, node, decision)
-        return api_pb2.ExplainedTarget(
-            level=LEVELS[subject.level],
-            cgroup=subject.cgroup,
-            container=box.name if box is not None else "",
-            container_id=box.id if box is not None else "",
-            fields=fields.values(),
-            policies=answers,
-            problem=files.problem,
-        )
+
+    def _add_observed(self, files: FilesRead, fields: Mapping[str, api_pb2.ExplainedField]) -> None:
+        """Adds the contents of files to fields that have no value of ours."""
+        for name, file in files.present.items():
+            if name in fields and not fields[name].HasField("observed"):
+                observed = shown(self._ledger.books.formats.decode(name, file.text))
+                now = api_pb2.ExplainedField(file=file.file, observed=file.text, observed_value=observed)
+                fields[name].MergeFrom(now)
 
     def _add_unapplied(self, subject: _Subject, fields: dict[str, api_pb2.ExplainedField]) -> None:
         """Adds what is wanted of the cgroup and not in force, with the reasons."""
