@@ -116,7 +116,7 @@ CASES = [
     pytest.param(
         pod("pinned", "LSR", FULL, {STATUS: '{"cpuset": "2-3"}'}),
         {
-            "resources.cpuset_cpus": f"CPUs allocated by the scheduler (annotation {STATUS}) = 2-3",
+            "resources.cpuset_cpus": "CPUs allocated by the scheduler (resource-status) = 2-3",
             "resources.cpu_quota_us": "CPUs that the LSR pod has for itself need no quota = -1",
             "cgroup[cpu.cfs_quota_us]": "CPUs that the LSR pod has for itself need no quota = -1",
         },
