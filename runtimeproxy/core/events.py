@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
@@ -25,7 +25,7 @@ from runtimeproxy.ledger.answers import (
 )
 from runtimeproxy.ledger.books import Wanted, with_fitted_claims
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
-from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.pods.records import Book, ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES
 
 if TYPE_CHECKING:
@@ -37,9 +37,14 @@ if TYPE_CHECKING:
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.store import PodStore
 
+_IS_THERE: Final = "the cgroup is there now"
+
 
 class CgroupBooks(Protocol):
     """What is wanted in cgroups. Reads and writes no file."""
+
+    def record(self, identity: str) -> Book | None:
+        """The book of a cgroup; None if nothing is wanted there."""
 
     def book(self, wanted: Wanted) -> object:
         """Takes the answer of all policies for one cgroup."""
@@ -180,7 +185,7 @@ async def write_decision(
     run = asyncio.get_running_loop().run_in_executor
     written = await run(services.executor, write_before, services.ledger, decision, cgroup)
     subject = Subject(decision.hook, decision.merged.start, time.time(), origin=origin)
-    _audit_late_writes(services.chain, subject, decision.owners, written)
+    _audit_late_writes(services, subject, decision.owners, cgroup, written)
 
 
 # --- a container was created, started or updated -----------------------------------------------------------
@@ -296,7 +301,7 @@ async def write_due(services: EventServices, due: DueWrites, origin: Origin = NO
     view = due.make_view()
     written = await run(services.executor, _write_due, services.ledger, due, view)
     subject = Subject(due.hook, view, time.time(), origin=origin)
-    _audit_late_writes(services.chain, subject, due.owners, written)
+    _audit_late_writes(services, subject, due.owners, due.cgroup, written)
     if due.evaluation is not None:
         # After the write: that undoes what an evaluation since the answer has claimed.
         services.catch_up((view.pod if isinstance(view, ContainerView) else view).id, due.evaluation)
@@ -334,11 +339,19 @@ def _unwritten(
 
 
 def _audit_late_writes(
-    chain: Chain, subject: Subject, owners: Owners, written: Mapping[str, WriteResult]
+    services: EventServices,
+    subject: Subject,
+    owners: Owners,
+    cgroup: str,
+    written: Mapping[str, WriteResult],
 ) -> None:
+    book = services.ledger.books.record(cgroup) if cgroup else None
+    entries = {} if book is None else book.entries
     for name, result in written.items():
         if result.outcome is not WriteOutcome.UNCHANGED:
             update = FieldUpdate(Field(CGROUP, name), result.old, result.value)
-            kind, policy = kind_of_write(result), labels_of(_owners_of(name, owners))
-            reason = result.error or "the cgroup is there now"
-            chain.audit(subject.entry(kind, policy, reason, update))
+            owned_by = _owners_of(name, owners)
+            claims = entries[name].claims if name in entries else ()
+            own = dict.fromkeys(str(claim.reason) for claim in claims if claim.owner in owned_by)
+            reason = result.error or "; ".join(filter(None, own)) or _IS_THERE
+            services.chain.audit(subject.entry(kind_of_write(result), labels_of(owned_by), reason, update))

@@ -129,6 +129,8 @@ class ServerError(RuntimeProxyError):
     """
 
     def __init__(self, kind: FailureKind, code: StatusCode, text: str) -> None:
+        # For the kubelet NotFound on stop and remove is success.
+        code = StatusCode.FAILED_PRECONDITION if code is StatusCode.NOT_FOUND else code
         super().__init__(f"{code.name}: {text}")
         self.kind = kind
         self.code = code

@@ -369,6 +369,9 @@ class _NoFiles:
     def books(self) -> _NoFiles:
         return self
 
+    def record(self, identity: str) -> None:
+        return
+
     def book(self, wanted: Wanted) -> None:
         return
 

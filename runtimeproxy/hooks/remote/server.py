@@ -359,8 +359,6 @@ def _server_error(error: RpcError) -> ServerError:
     """Only an error that the server itself answers has its own code."""
     code = error.code if isinstance(error, AnsweredError) else StatusCode.UNAVAILABLE
     kind = FailureKind.TIMED_OUT if isinstance(error, LateError) else FailureKind.FAILED
-    # For the kubelet NotFound on stop and remove is success.
-    code = StatusCode.FAILED_PRECONDITION if code is StatusCode.NOT_FOUND else code
     return ServerError(kind, code, error.text)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -21,6 +21,7 @@ from runtimeproxy.hooks.algebra import Claim, ClaimOutcome
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.decision import evaluation_of, unmet_for
 from runtimeproxy.hooks.fields import ANNOTATIONS, CGROUP_PARENT, LABELS, RESOURCES, UNIFIED, pod_of
+from runtimeproxy.hooks.loaded import LoadedPolicy, overridden_methods
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import books
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from runtimeproxy.core.policies import PolicySet
     from runtimeproxy.hooks.claimants import Claimant
     from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.views import Resources
     from runtimeproxy.ledger.books import Formats
     from runtimeproxy.ledger.claim_places import ClaimKey
@@ -247,8 +247,8 @@ class Explainer:
         self._add_unapplied(subject, fields)
         self._add_strategies(fields.values(), strategies, decision, node)
         box = record if isinstance(record, ContainerRecord) else None
-        policies, view = self._policies.chain.policies, subject.view
-        answers = () if view is None else _answers(policies, view, node, decision)
+        view = subject.view
+        answers = () if view is None else _answers(self._policies, view, node, decision)
         return api_pb2.ExplainedTarget(
             level=LEVELS[subject.level],
             cgroup=subject.cgroup,
@@ -539,7 +539,7 @@ def _resource(resources: Resources, name: str) -> str | None:
 
 
 def _answers(
-    policies: Iterable[LoadedPolicy],
+    policies: PolicySet,
     view: PodView | ContainerView,
     node: Node,
     decision: Decision | None,
@@ -554,9 +554,59 @@ def _answers(
         owners = {claim.owner.name for each in decision.merged.fields.values() for claim in each.claims}
         wanting = {name: reasons.get(name, "") for name in owners}
     hook = evaluation_of(view)
-    for policy in policies:
+    pod = view.pod if isinstance(view, ContainerView) else view
+    off = _off_by_command(policies, pod)
+    in_use = {name: policy for name, policy in _in_use(policies, pod, node).items() if name not in off}
+    for name, policy in in_use.items():
         if hook in policy.methods or policy.remote_hooks:
-            yield _answer(policy, view, node, by_policy.get(policy.name, []), wanting.get(policy.name))
+            yield _answer(policy, view, node, by_policy.get(name, []), wanting.get(name))
+    yield from _not_in_use(policies, view, in_use.keys(), off)
+
+
+def _in_use(policies: PolicySet, pod: PodView, node: Node) -> dict[str, LoadedPolicy]:
+    """The policies by name; of one that runs in several modes the part for this pod, else any."""
+    parts: dict[str, LoadedPolicy] = {}
+    for policy in policies.chain.policies:
+        if policy.name not in parts or policy.selector_on(node).matches(pod):
+            parts[policy.name] = policy
+    return parts
+
+
+def _not_in_use(
+    policies: PolicySet, view: PodView | ContainerView, in_use: Collection[str], off: Mapping[str, str]
+) -> Iterator[api_pb2.PolicyAnswer]:
+    """The policies that are off or not loaded."""
+    method = "container" if isinstance(view, ContainerView) else "pod"
+    for each in policies.loaded.classes:
+        if method in overridden_methods(each) and each.name not in in_use:
+            is_configured = policies.configured(each.name).enabled is False
+            default = "off by the configuration" if is_configured else "off by default"
+            yield api_pb2.PolicyAnswer(
+                policy=each.name,
+                mode=api_pb2.MODE_OFF,
+                outcome=api_pb2.PolicyAnswer.OUTCOME_OFF,
+                reason=off.get(each.name, default),
+            )
+    names = {each.name for each in policies.loaded.classes}
+    for problem in policies.loaded.problems:
+        if problem.name not in names:
+            yield api_pb2.PolicyAnswer(
+                policy=problem.name,
+                mode=api_pb2.MODE_OFF,
+                outcome=api_pb2.PolicyAnswer.OUTCOME_FAILED,
+                reason=f"not loaded: {problem.text}",
+            )
+
+
+def _off_by_command(policies: PolicySet, pod: PodView) -> dict[str, str]:
+    """Why policies are off for a pod that an operator has switched off; the last command counts."""
+    found: dict[str, str] = {}
+    for each in policies.modes.present:
+        if each.selector.matches(pod):
+            found.pop(each.policy, None)
+            if each.mode is Mode.OFF:
+                found[each.policy] = "off by command" + (f": {each.reason}" if each.reason else "")
+    return found
 
 
 def _answer(
@@ -566,12 +616,12 @@ def _answer(
     entries: list[AuditEntry],
     wanted_for: str | None,
 ) -> api_pb2.PolicyAnswer:
-    outcome, reason = api_pb2.PolicyAnswer.OUTCOME_NOTHING, ""
+    outcome, reason = api_pb2.PolicyAnswer.OUTCOME_NOTHING, "selects this pod, and found nothing to change"
     pod = view.pod if isinstance(view, ContainerView) else view
     if policy.remote_hooks:
         outcome, reason = api_pb2.PolicyAnswer.OUTCOME_NOT_ASKED, "hook servers are asked in calls only"
-    elif not policy.selector_on(node).matches(pod):
-        outcome = api_pb2.PolicyAnswer.OUTCOME_NOT_SELECTED
+    elif why_not := policy.why_not_for(pod, node):
+        outcome, reason = api_pb2.PolicyAnswer.OUTCOME_NOT_SELECTED, why_not
     elif (unmet := unmet_for(policy, view, node)) is not None:
         outcome, reason = api_pb2.PolicyAnswer.OUTCOME_OFF, str(unmet)
     else:

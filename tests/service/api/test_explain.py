@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,6 +109,43 @@ def test_each_field_of_a_pod(explained: tuple[Any, ProxyProcess, CriClient]) -> 
     policies = {each.policy: each for each in box.policies}
     assert policies["batch-resource"].outcome == api_pb2.PolicyAnswer.OUTCOME_CHANGES
     assert policies["gpu-env"].outcome == api_pb2.PolicyAnswer.OUTCOME_NOT_SELECTED
+
+
+def test_each_policy_says_why_it_changes_nothing(explained: tuple[Any, ProxyProcess, CriClient]) -> None:
+    api, daemon, client = explained
+    named_pod(client, "plain").run().create().start()
+    run_command(daemon, "policy", "cpu-burst", "off", "--reason", "a test")
+    pod, box = explain(api, "default/plain").targets[:2]
+    found = {each.policy: (each.outcome, each.reason) for each in box.policies}
+    answer = api_pb2.PolicyAnswer
+    nothing = (answer.OUTCOME_NOTHING, "selects this pod, and found nothing to change")
+    assert found == {
+        "seeing": nothing,
+        "waiting": nothing,
+        "batch-resource": (answer.OUTCOME_NOT_SELECTED, "selects QoS class BE only"),
+        "cpuset": (
+            answer.OUTCOME_NOT_SELECTED,
+            "no annotation scheduling.koordinator.sh/resource-status",
+        ),
+        "group-identity": (answer.OUTCOME_NOT_SELECTED, "this node has no strategies"),
+        "gpu-env": (
+            answer.OUTCOME_NOT_SELECTED,
+            "no annotation scheduling.koordinator.sh/device-allocated",
+        ),
+        "cpu-burst": (answer.OUTCOME_OFF, "off by command: a test"),
+        "cpu-normalization": (answer.OUTCOME_OFF, "off by default"),
+        "memory-qos": (answer.OUTCOME_OFF, "off by default"),
+    }
+    assert "gpu-env" not in {each.policy for each in pod.policies}
+    shown, everything = (run_command(daemon, "explain", "plain", *more) for more in ((), ("--all",)))
+    assert "off by" not in shown
+    assert "cpu-normalization  off: off by default" in everything
+
+
+def run_command(daemon: ProxyProcess, *arguments: str) -> str:
+    command = [sys.executable, "-m", "runtimeproxy", *arguments, "--endpoint", str(daemon.socket)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout
 
 
 def test_what_the_kernel_has(explained: tuple[Any, ProxyProcess, CriClient]) -> None:
