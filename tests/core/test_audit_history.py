@@ -113,7 +113,7 @@ async def test_a_file_that_cannot_be_used_is_named(
     await process.history.load(is_successor=False)
     assert process.told == []
     assert "audit.json is not usable: audit entries of before the start are not known" in (
-        process.history.unusable
+        process.history.file.unusable
     )
 
 

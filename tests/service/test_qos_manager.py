@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from google.protobuf import json_format
@@ -259,7 +259,9 @@ def test_whatever_is_reported_can_be_shown(started_s: int) -> None:
     message = api_pb2.QosManagerReport(
         version="\x1b[2J\n" + "1" * 100_000,
         started_at=Timestamp(seconds=started_s),
-        plugins=[api_pb2.QosPluginStatus(name="\x1b[2J\n" + "x" * 100_000, mode=77, problem="\x9b2J")],
+        plugins=[
+            api_pb2.QosPluginStatus(name="\x1b[2J\n" + "x" * 100_000, mode=cast("Any", 77), problem="\x9b2J")
+        ],
     )
     scene = Scene()
     scene.watch.take(report_of(message))
