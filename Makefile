@@ -36,11 +36,15 @@ help:  ## list the targets
 
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed"; exit 1; }
+	@echo "making a Python environment in $(VENV)" >&2
 	@$(PYTHON) -m venv --clear $(VENV) 2>/dev/null || sh tests/lab/install_venv.sh $(PYTHON) $(VENV)
 
 $(INSTALLED): requirements.lock pyproject.toml | $(BIN)/pip
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "installing $$(grep -c '^[a-z].*==' requirements.lock) packages of requirements.lock into $(VENV):" \
+		"once, half a minute to two" >&2
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@echo "installing this project into $(VENV)" >&2
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 run: $(INSTALLED)  ## drive a pod of each QoS class through the proxy and show what changed

@@ -42,6 +42,7 @@ def parse(
     body: bytes | bytearray | memoryview,
     *,
     max_parts_bytes: int | None = None,
+    max_fields: int | None = None,
     on_piece: Callable[[], None] | None = None,
 ) -> MessageT:
     """The message in these bytes, equal to `kind.FromString(body)`.
@@ -52,16 +53,20 @@ def parse(
         kind: The type of the message.
         body: Its bytes.
         max_parts_bytes: Bound on all that is parsed. Single long texts and unknown fields are not counted.
+        max_fields: Bound on the fields of a long message itself, such as the entries of its lists. An empty
+            one has two bytes, and takes some forty times that once it is parsed.
         on_piece: Called after each piece of a long message; what it raises ends the parsing.
 
     Raises:
-        TooManyPartsError: There is more than `max_parts_bytes`; nothing is parsed then.
+        TooManyPartsError: There is more than `max_parts_bytes` or `max_fields`; nothing is parsed then.
         DecodeError: These are not the bytes of such a message.
     """
     if len(body) <= SHORT_BYTES:
         return kind.FromString(bytes(body))
     if max_parts_bytes is not None and len(body) > max_parts_bytes:
         _Pieces(body, on_piece, max_parts_bytes).walk(kind(), 0, len(body))
+    if max_fields is not None:
+        _Pieces(body, on_piece).count(max_fields)
     message = kind()
     _Pieces(body, on_piece).walk(message, 0, len(body))
     return message
@@ -100,6 +105,15 @@ class _Pieces:
                 self._take(message, piece, at)
                 piece = at
         self._take(message, piece, end)
+
+    def count(self, most: int) -> None:
+        """Raises TooManyPartsError if the body has more than so many fields."""
+        at, end = 0, len(self._body)
+        while at < end:
+            if most == 0:
+                raise TooManyPartsError("the message has too many fields")
+            most -= 1
+            _, _, at = self._field(at, end)
 
     def _field(self, at: int, end: int) -> tuple[int, int, int]:
         """The number of the field at a place, and where its content begins and ends."""

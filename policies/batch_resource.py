@@ -47,7 +47,6 @@ from runtimeproxy.units import (
 )
 
 _REASON: Final = "batch resources of a best-effort pod"
-_NO_RESOURCES: Final = Resources()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +211,8 @@ class BatchResource(Policy):
             return PodChange(problems=(str(error),))
         listed = specification.containers
         others = any(name not in listed for name in node.requests_of(pod))
-        values = pod_values(listed.values(), self._rule(node), pod.resources, has_others=others)
+        rule = self._rule(node)
+        values = pod_values(listed.values(), rule, pod.resources, has_others=others)
         if values is None:
             return None
         named = {
@@ -222,7 +222,7 @@ class BatchResource(Policy):
         }
         known = {name: value for name, value in named.items() if value is not None}
         problems = tuple(each for found in specification.problems.values() for each in found)
-        reasons = self._reasons(tuple(listed.values()), values, node, pod.resources)
+        reasons = self._reasons(tuple(listed.values()), values, rule, node, pod.resources)
         return PodChange(
             cgroup=known, problems=problems, reason=_REASON, reasons=dict(zip(named, reasons, strict=True))
         )
@@ -238,7 +238,8 @@ class BatchResource(Policy):
         batch = specification.containers.get(container.name)
         if batch is None:
             return None
-        values = container_values(batch, self._rule(node))
+        rule = self._rule(node)
+        values = container_values(batch, rule)
         swap_bytes = memory_swap_limit_bytes(container.requested, values.memory_limit_bytes)
         resources = ResourceChange(
             cpu_shares=values.cpu_shares,
@@ -247,7 +248,7 @@ class BatchResource(Policy):
             memory_swap_limit_bytes=swap_bytes,
         )
         problems = specification.problems.get(container.name, ())
-        of_cpu_shares, of_quota, of_memory = self._reasons((batch,), values, node)
+        of_cpu_shares, of_quota, of_memory = self._reasons((batch,), values, rule, node)
         reasons = {"cpu_shares": of_cpu_shares, "cpu_quota_us": of_quota, "memory_limit_bytes": of_memory}
         if swap_bytes is not None:
             reasons["memory_swap_limit_bytes"] = Reason("memory limit + requested swap = ", swap_bytes)
@@ -260,22 +261,27 @@ class BatchResource(Policy):
         self,
         containers: Sequence[BatchContainer],
         values: BatchValues,
+        rule: QuotaRule,
         node: Node,
-        native: Resources = _NO_RESOURCES,
+        native: Resources | None = None,
     ) -> tuple[Reason, Reason, Reason]:
         """Return those of shares, quota and memory limit; of values that are not known they do not count."""
-        shares, quota_us, memory_bytes = _native(native)
+        shares, quota_us, memory_bytes = (0, 0, 0) if native is None else _native(native)
         return (
             _shares_reason(containers, values.cpu_shares, shares),
-            self._quota_reason(containers, values.cpu_quota_us, quota_us, node),
+            self._quota_reason(containers, values.cpu_quota_us, quota_us, rule, node),
             _memory_reason(containers, values.memory_limit_bytes, memory_bytes),
         )
 
     def _quota_reason(
-        self, containers: Sequence[BatchContainer], quota_us: int | None, native_us: int, node: Node
+        self,
+        containers: Sequence[BatchContainer],
+        quota_us: int | None,
+        native_us: int,
+        rule: QuotaRule,
+        node: Node,
     ) -> Reason:
         limits = [each.limit_cpu_millicores or 0 for each in containers]
-        rule = self._rule(node)
         if min(limits) <= 0:
             return Reason(_lacking("batch-cpu limit", containers), " = ", UNLIMITED)
         if not rule.has_quotas:

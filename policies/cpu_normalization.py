@@ -98,7 +98,7 @@ def _scale(pod: PodView, node: Node) -> tuple[Scale | None, str]:
 def _reason(requested: Resources, ratio: float, node: Node) -> Reason:
     source, quota_us = ratio_source(node), requested.cpu_quota_us or 0
     if quota_us <= 0:
-        return Reason("CPU quota / normalization ratio ", source, " of ", ratio)
+        return Reason("normalization ratio ", source, " = ", ratio)
     scaled_us = divided(quota_us, ratio)
     reason = Reason("CPU quota ", quota_us, " / ", ratio, " normalization ratio ", source)
     if scaled_us < MIN_CPU_QUOTA_US:

@@ -153,7 +153,7 @@ class Cpuset(Policy):
         if status.cpus is None:
             reasons = {"cpuset_cpus": _shared_reason(pod, status, rule, cpus)}
             return ContainerChange(resources=resources, reason=_SHARED, reasons=reasons)
-        reasons = {"cpuset_cpus": Reason(_ALLOCATED, " (annotation ", RESOURCE_STATUS, ") = ", status.cpus)}
+        reasons = {"cpuset_cpus": Reason(_ALLOCATED, " (resource-status) = ", status.cpus)}
         if self._is_unlimited(pod):
             resources = ResourceChange(cpuset_cpus=cpus, cpu_quota_us=UNLIMITED)
             reasons["cpu_quota_us"] = _quota_reason(pod)

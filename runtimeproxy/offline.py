@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runtimeproxy.core.questions import decide
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.settings import ChainRules
 from runtimeproxy.hooks.workers import SwitchInterval, Workers
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from runtimeproxy.cgroups.writer import CgroupWriter
     from runtimeproxy.config.settings import Settings
-    from runtimeproxy.frontends.cri_proxy.calls.cri_call import Question
+    from runtimeproxy.core.questions import Question
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.loaded import LoadedPolicy
@@ -150,15 +151,8 @@ class OfflineChain:
         )
 
     async def decide(self, question: Question) -> Decision | None:
-        """Decides one question of a call, and edits its message; None if no policy is about it."""
-        policies = self.chain.policies_for(question.hook, question.pod)
-        if not policies:
-            return None
-        view = question.make_view()
-        decision = await self.chain.decide(question.hook, view, policies, budget_s=self._budget_s)
-        if decision.change is not None:
-            question.edit(decision.change)
-        return decision
+        """Decides one question; None if no policy is about it."""
+        return await decide(self.chain, question, self._budget_s)
 
     def close(self) -> None:
         self._workers.close()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
+from cri_api.parsing import TooManyPartsError, parse
 from runtimeproxy.errors import StatusCode
 from runtimeproxy.http2.client import GrpcClient, RpcError, Server, UnusableError, request_block
 
@@ -46,12 +47,19 @@ class BlockingClient:
     Args:
         server: its address; a text is the path of a socket.
         max_answer_bytes: of one answer.
+        max_fields: of a long answer itself, such as the entries of its lists; None for any number.
         reconnects: see `GrpcClient`.
     """
 
     def __init__(
-        self, server: str | Server, max_answer_bytes: int = MAX_ANSWER_BYTES, *, reconnects: bool = True
+        self,
+        server: str | Server,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        *,
+        max_fields: int | None = None,
+        reconnects: bool = True,
     ) -> None:
+        self._max_fields = max_fields
         self._client = GrpcClient(server, max_answer_bytes, reconnects=reconnects)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="grpc-client", daemon=True)
@@ -84,7 +92,7 @@ class BlockingClient:
         self._client.abort()
 
     def _function(self, method: MethodDescriptor) -> Callable[..., Any]:
-        calls = _AsyncMethod(self._client, method)
+        calls = _AsyncMethod(self._client, method, self._max_fields)
 
         def unary(request: Message, timeout: float | None = None) -> Message:
             return calls.parsed(self._wait(calls.ask(request, timeout)))
@@ -116,8 +124,9 @@ class _Stub:
 class _AsyncMethod:
     """Calls of one method, in the loop's thread. `function`: as the generated stub has it."""
 
-    def __init__(self, client: GrpcClient, method: MethodDescriptor) -> None:
+    def __init__(self, client: GrpcClient, method: MethodDescriptor, max_fields: int | None = None) -> None:
         self._client = client
+        self._max_fields = max_fields
         path = f"/{method.containing_service.full_name}/{method.name}"
         self._block = request_block(path, client.server)
         self._answer: type[Message] = GetMessageClass(method.output_type)
@@ -155,7 +164,10 @@ class _AsyncMethod:
 
     def parsed(self, data: bytes) -> Message:
         try:
-            return self._answer.FromString(data)
+            return parse(self._answer, data, max_fields=self._max_fields)
+        except TooManyPartsError:
+            text = f"the answer has more than {self._max_fields} fields"
+            raise UnusableError(StatusCode.RESOURCE_EXHAUSTED, text) from None
         except DecodeError:
             text = f"the answer is no {self._answer.DESCRIPTOR.full_name}"
             raise UnusableError(StatusCode.INTERNAL, text) from None

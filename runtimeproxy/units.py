@@ -42,9 +42,10 @@ Source: Linux mm/memcontrol.c: PAGE_COUNTER_MAX pages, that is MAX_INT64 less at
 """
 MAX_CPU_ID: Final = 8_191
 """Source: Linux arch/x86/Kconfig, NR_CPUS_RANGE_END (8,192), the largest of all architectures."""
-MIN_TIME_S: Final = -62_135_596_800
-MAX_TIME_S: Final = 253_402_300_799
-"""The years 1 to 9999, in seconds since the epoch. Source: google/protobuf/timestamp.proto."""
+MIN_TIME_S: Final = -62_135_510_400
+MAX_TIME_S: Final = 253_402_214_399
+"""The years 1 to 9999 without their first and last day, in seconds since the epoch: a message can have the
+time, and it can be shown as local time. Source: google/protobuf/timestamp.proto."""
 
 _US_PER_S: Final = 1_000_000
 _SYSTEMD_STEP_US: Final = 10_000
@@ -69,7 +70,7 @@ _PLAIN_LIST: Final = re.compile(r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*")
 
 
 def checked_time_s(time_s: float) -> float:
-    """A time in seconds since the epoch. Raises ValueError if no message can have it."""
+    """A time in seconds since the epoch. Raises ValueError if it cannot be sent or shown."""
     if not MIN_TIME_S <= time_s <= MAX_TIME_S:
         raise ValueError(f"{time_s:g} is not a time")
     return float(time_s)

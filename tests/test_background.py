@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from runtimeproxy.background import BackgroundTasks, BackgroundThreads
+from runtimeproxy.background import BackgroundTasks, BackgroundThreads, ShieldedTasks
 from tests.lab.deadline import wait_until
 
 WAIT_S = 30.0
@@ -128,6 +128,29 @@ async def test_the_error_of_a_vital_task_is_told(caplog: pytest.LogCaptureFixtur
     fatal: list[BaseException] = []
     await asyncio.wait((BackgroundTasks(fatal.append).spawn(fails(), is_vital=True),))
     assert [str(error) for error in fatal] == ["of all things"]
+    assert not caplog.records
+
+
+async def test_shielded_work_goes_on_and_its_error_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    shielded, free = ShieldedTasks(), asyncio.Event()
+
+    async def fails_later() -> None:
+        await free.wait()
+        await fails()
+
+    caller = asyncio.get_running_loop().create_task(shielded.run(fails_later()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.wait((caller,))
+    assert caller.cancelled()
+    (work,) = shielded._tasks
+    free.set()
+    await asyncio.wait((work,))
+    await asyncio.sleep(0)
+    assert "of all things" in caplog.text
+    caplog.clear()
+    with pytest.raises(ValueError, match="of all things"):
+        await shielded.run(fails())
     assert not caplog.records
 
 

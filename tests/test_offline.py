@@ -6,11 +6,10 @@ import asyncio
 import json
 from pathlib import Path
 
-from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.config.settings import CgroupsSettings, HooksSettings, NodeSettings, Settings, StateSettings
+from runtimeproxy.core.questions import Question
 from runtimeproxy.errors import RefusalError
-from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import PodDraft
-from runtimeproxy.hooks import PodChange, PodView, Policy
+from runtimeproxy.hooks import Hook, PodChange, PodView, Policy
 from runtimeproxy.hooks.audit import AuditEntry
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.loaded import bind
@@ -79,36 +78,34 @@ def test_registrations_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     assert registered_servers(folder / "missing") == []
 
 
-def decided(pod: str, labels: dict[str, str] | None = None) -> tuple[Decision | None, PodDraft]:
-    metadata = api_pb2.PodSandboxMetadata(name=pod, uid="u", namespace="d")
-    draft = PodDraft(api_pb2.PodSandboxConfig(metadata=metadata, labels=labels or {}), "")
+def decided(name: str, labels: dict[str, str] | None = None) -> Decision | None:
+    pod = PodView(name=name, uid="u", namespace="d", labels=labels or {})
     entries: list[AuditEntry] = []
 
     async def decide() -> Decision | None:
         chain = OfflineChain([bind(Marking())], ChainRules(skip_label=SKIP), entries.append)
         try:
-            return await chain.decide(draft.question())
+            return await chain.decide(Question(Hook.PRE_RUN_POD_SANDBOX, pod, lambda: pod))
         finally:
             chain.close()
 
-    return asyncio.run(decide()), draft
+    return asyncio.run(decide())
 
 
-def test_a_question_is_decided_and_its_message_edited() -> None:
-    decision, draft = decided("web")
+def test_a_question_is_decided() -> None:
+    decision = decided("web")
     assert decision is not None
     assert decision.refusal is None
-    assert draft.view().annotations == {"mark": "web"}
+    assert decision.merged.new_pod.annotations == {"mark": "web"}
 
 
-def test_a_refusal_edits_nothing() -> None:
-    decision, draft = decided("refused")
+def test_a_refusal_changes_nothing() -> None:
+    decision = decided("refused")
     assert decision is not None
     assert decision.refusal is not None
-    assert draft.view().annotations == {}
+    assert decision.change is None
+    assert decision.merged.new_pod.annotations == {}
 
 
 def test_no_policy_is_about_a_pod_with_the_skip_label() -> None:
-    decision, draft = decided("web", dict([SKIP]))
-    assert decision is None
-    assert draft.view().annotations == {}
+    assert decided("web", dict([SKIP])) is None

@@ -61,6 +61,35 @@ def test_every_policy_is_in_the_readmes() -> None:
     assert set(table) >= {policy.name for policy in built_in()}
 
 
+PYTHON = """\
+#!/bin/sh
+# The interpreter and pip of an environment in the last argument, or of nothing.
+case "$*" in
+*venv*) for folder; do :; done; mkdir -p "$folder/bin"; cp "$0" "$folder/bin/pip"; exit ;;
+*requirements.lock) echo "pip: dependencies" >&2 ;;
+*" -e .") echo "pip: project" >&2; printf '#!/bin/sh\necho ran\n' >.venv/bin/koord-runtime-proxy
+    chmod +x .venv/bin/koord-runtime-proxy ;;
+esac
+"""
+
+
+def test_make_says_what_it_does_while_it_installs(tmp_path: Path) -> None:
+    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    command = ["make", "-C", str(tmp_path), "--no-print-directory", "run", f"PYTHON={tmp_path}/python"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    environment, dependencies, pip, project, *_ = done.stderr.splitlines()
+    assert environment == "making a Python environment in .venv"
+    assert re.fullmatch(r"installing \d\d packages .* into \.venv: once, half a minute to two", dependencies)
+    assert (pip, project) == ("pip: dependencies", "installing this project into .venv")
+    # The next time nothing is installed.
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("ran\n", "")
+
+
 def test_links_lead_somewhere() -> None:
     for document in tracked("*.md"):
         text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)

@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -59,10 +60,12 @@ def audit(arguments: Namespace) -> int:
     printer = _Printer(arguments.output)
     try:
         path = _file_of_daemon(arguments) if since is not None or until is not None else ""
-        if not path or not _show_file(path, request, printer):
+        recent = _Recent(arguments, request)
+        if not path or not _show_file(path, request, printer, recent):
             _show_remembered(arguments, request, printer)
         elif arguments.follow:
-            _follow(arguments, request, printer)
+            for entries in recent.read():
+                printer.add(entries)
     except CommandError as error:
         if arguments.follow or printer.has_entries or error.code is not ExitCode.NO_DAEMON:
             raise
@@ -78,27 +81,15 @@ class _Printer:
         self._form = form
         self._page = Page() if form == "text" else None
         self.has_entries = False
-        # To the millisecond, as files have times.
-        now = utc_now()
-        self.recent_since = now.replace(microsecond=now.microsecond // 1000 * 1000) - _OVERLAP
-        self._recent = Counter[bytes]()
 
     def add(self, entries: Iterable[api_pb2.AuditEntry]) -> None:
         for entry in entries:
             self.has_entries = True
-            if moment(entry.time) >= self.recent_since - timedelta(milliseconds=1):
-                self._recent[_identity(entry)] += 1
             if self._page is None:
                 print_message(entry, self._form, is_stream=True)
             else:
                 self._page.line(audit_words(entry, is_short=self._page.is_terminal))
         print(end="", flush=True)
-
-    def is_shown(self, entry: api_pb2.AuditEntry) -> bool:
-        """Whether a recent entry was printed already; as often as it was."""
-        identity = _identity(entry)
-        self._recent[identity] -= 1
-        return self._recent[identity] >= 0
 
     def note(self, text: str) -> None:
         print(f"{PROGRAM}: {text}", file=sys.stderr)
@@ -106,6 +97,40 @@ class _Printer:
     def end(self, when: str) -> None:
         if self._page is not None and not self.has_entries:
             self._page.line(f"no such decisions {when}")
+
+
+class _Recent:
+    """What the daemon remembers of the last seconds beside a file; with `follow` also what is to come."""
+
+    def __init__(self, arguments: Namespace, request: api_pb2.WatchAuditRequest) -> None:
+        self._arguments = arguments
+        # To the millisecond, as files have times.
+        now = utc_now()
+        self._since = now.replace(microsecond=now.microsecond // 1000 * 1000) - _OVERLAP
+        self._in_file = Counter[bytes]()
+        self._request = api_pb2.WatchAuditRequest()
+        self._request.CopyFrom(request)
+        self._request.limit = 0
+        if not request.HasField("since") or moment(request.since) < self._since:
+            self._request.since.FromDatetime(self._since)
+
+    def note(self, entry: api_pb2.AuditEntry) -> None:
+        """Notes an entry that the file has."""
+        if moment(entry.time) >= self._since - timedelta(milliseconds=1):
+            self._in_file[_identity(entry)] += 1
+
+    def read(self) -> Iterator[list[api_pb2.AuditEntry]]:
+        """The others, response by response."""
+        timeout_s = None if self._request.follow else self._arguments.timeout
+        with reading(self._arguments) as api:
+            for response in api.WatchAudit(self._request, timeout=timeout_s):
+                yield [each for each in response.entries if not self._is_in_file(each)]
+
+    def _is_in_file(self, entry: api_pb2.AuditEntry) -> bool:
+        # As often as the file has it.
+        identity = _identity(entry)
+        self._in_file[identity] -= 1
+        return self._in_file[identity] >= 0
 
 
 def _identity(entry: api_pb2.AuditEntry) -> bytes:
@@ -134,8 +159,13 @@ def _file_of_daemon(arguments: Namespace) -> str:
         return str(status.audit_file.path)
 
 
-def _show_file(path: str, request: api_pb2.WatchAuditRequest, printer: _Printer) -> bool:
-    """Shows what `audit.file` and its rotations have; returns False if it cannot be read."""
+def _show_file(
+    path: str, request: api_pb2.WatchAuditRequest, printer: _Printer, recent: _Recent | None = None
+) -> bool:
+    """Shows what `audit.file` and its rotations have; returns False if it cannot be read.
+
+    `recent`: also without `follow` what is not written yet; None if the daemon is down.
+    """
     from runtimeproxy.commands.audit_files import AuditFiles
 
     files = AuditFiles(Path(path))
@@ -144,7 +174,10 @@ def _show_file(path: str, request: api_pb2.WatchAuditRequest, printer: _Printer)
             printer.note(f"audit.file cannot be read: {files.problem}")
             return False
         _note_files(files, request, printer)
-        printer.add(_newest(_matching(files, request), request.limit))
+        entries = _matching(files, request, recent)
+        if recent is not None and not request.follow:
+            entries = chain(entries, chain.from_iterable(recent.read()))
+        printer.add(_newest(entries, request.limit))
         for note in files.notes:
             printer.note(note)
     finally:
@@ -162,7 +195,9 @@ def _note_files(files: AuditFiles, request: api_pb2.WatchAuditRequest, printer: 
     printer.note(text)
 
 
-def _matching(files: AuditFiles, request: api_pb2.WatchAuditRequest) -> Iterator[api_pb2.AuditEntry]:
+def _matching(
+    files: AuditFiles, request: api_pb2.WatchAuditRequest, recent: _Recent | None
+) -> Iterator[api_pb2.AuditEntry]:
     from runtimeproxy.service.api.audit_feed import entry_message, matches, seconds
 
     since_s = seconds(request.since) if request.HasField("since") else None
@@ -170,22 +205,14 @@ def _matching(files: AuditFiles, request: api_pb2.WatchAuditRequest) -> Iterator
     wanted = api_pb2.WatchAuditRequest(pod=request.pod, policy=request.policy, kinds=request.kinds)
     for entry in files.entries(since_s, until_s):
         if matches(wanted, entry):
-            yield entry_message(entry)
+            message = entry_message(entry)
+            if recent is not None:
+                recent.note(message)
+            yield message
 
 
 def _newest(entries: Iterable[api_pb2.AuditEntry], most: int) -> Iterable[api_pb2.AuditEntry]:
     return deque(entries, maxlen=most) if most else entries
-
-
-def _follow(arguments: Namespace, request: api_pb2.WatchAuditRequest, printer: _Printer) -> None:
-    """Shows what is to come after the file was read, and what came meanwhile, once."""
-    following = api_pb2.WatchAuditRequest()
-    following.CopyFrom(request)
-    following.limit = 0
-    following.since.FromDatetime(max(printer.recent_since, moment(request.since)))
-    with reading(arguments) as api:
-        for response in api.WatchAudit(following, timeout=None):
-            printer.add(each for each in response.entries if not printer.is_shown(each))
 
 
 def _show_without_daemon(

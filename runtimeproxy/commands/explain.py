@@ -25,7 +25,7 @@ from runtimeproxy.commands.output import (
 )
 from runtimeproxy.commands.values import enum_name, moment, shown_time, utc_now
 
-_COLUMNS: Final = ("FIELD", "REQUESTED", "RESOLVED", "APPLIED", "NOW")
+_COLUMNS: Final = ("FIELD", "REQUESTED", "RESOLVED", "APPLIED", "NOW", "BY")
 _ID_LENGTH: Final = 13
 """Of an id that is shown. Source: crictl."""
 _EFFECT_STYLES: Final = {
@@ -110,7 +110,7 @@ def show_explanation(found: api_pb2.ExplainResponse, page: Page, *, is_everythin
             show_fields(_COLUMNS, [FieldRow(_values(each), _remarks(each)) for each in fields], page)
         else:
             page.line("nothing is changed here", indent=2)
-        told = (each for each in target.policies if is_everything or each.outcome in _TOLD)
+        told = (each for each in target.policies if is_everything or _is_trouble(each))
         page.entries(((each.policy, _answer_words(each)) for each in told), indent=2)
     if hidden:
         page.gap()
@@ -118,8 +118,12 @@ def show_explanation(found: api_pb2.ExplainResponse, page: Page, *, is_everythin
 
 
 _WRONG: Final = (api_pb2.PolicyAnswer.OUTCOME_FAILED, api_pb2.PolicyAnswer.OUTCOME_REFUSES)
-_TOLD: Final = (*_WRONG, api_pb2.PolicyAnswer.OUTCOME_OFF)
-"""Outcomes that explain why something is not as expected."""
+
+
+def _is_trouble(answer: api_pb2.PolicyAnswer) -> bool:
+    # Something is not as expected: what somebody has switched off is.
+    is_off = answer.outcome == api_pb2.PolicyAnswer.OUTCOME_OFF and answer.mode != api_pb2.MODE_OFF
+    return is_off or answer.outcome in _WRONG
 
 
 def is_changed(field: api_pb2.ExplainedField) -> bool:
@@ -154,7 +158,9 @@ def _values(field: api_pb2.ExplainedField) -> tuple[Cell, ...]:
     if field.is_request_unknown and not field.HasField("requested"):
         requested = "?"
     style = BAD if field.is_different else ""
-    return Cell(field.name), Cell(requested), Cell(resolved), Cell(applied), Cell(now, style)
+    # An older daemon does not say it.
+    way = enum_name(api_pb2.ExplainedField.Way, field.way).replace("-", " ") if field.way else "-"
+    return Cell(field.name), Cell(requested), Cell(resolved), Cell(applied), Cell(now, style), Cell(way)
 
 
 def _remarks(field: api_pb2.ExplainedField) -> Iterator[tuple[Cell, Words]]:

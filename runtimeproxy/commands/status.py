@@ -286,6 +286,11 @@ def _policy_remarks(policy: api_pb2.PolicyStatus, now: datetime) -> Iterator[str
     if policy.HasField("last_failure"):
         where = "/".join(part for part in (last.pod, last.container) if part)
         yield f"failed {_when(last, 'time', now)}{f' for {where}' if where else ''}: {last.reason}"
+    if policy.HasField("last_left_out"):
+        last = policy.last_left_out
+        where = "/".join(part for part in (last.pod, last.container) if part)
+        what = " of ".join(filter(None, (last.field, where)))
+        yield f"left-out {_when(last, 'time', now)}{f', {what}' if what else ''}: {last.reason}"
 
 
 def _server_row(server: api_pb2.HookServer) -> Sequence[Words]:

@@ -17,12 +17,13 @@ from runtimeproxy.core.audit_events import audit_configured_modes, audit_strateg
 from runtimeproxy.core.audit_history import AuditHistory
 from runtimeproxy.core.eviction import Bounds, ContainerStopper, Evictor
 from runtimeproxy.core.eviction_history import EvictionHistory
-from runtimeproxy.core.policies import PolicyEvent, PolicyServers, PolicySet, Spawn
+from runtimeproxy.core.policies import PolicyEvent, PolicySet, Spawn
 from runtimeproxy.core.state import SavedState
 from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.loading import PolicyLoader
 from runtimeproxy.hooks.modes import with_owner_modes
 from runtimeproxy.ledger.allocations import NodeAllocations, allocation_file
+from runtimeproxy.ledger.answer_audit import AnswerAudit
 from runtimeproxy.ledger.change_log import ClaimAudit
 from runtimeproxy.ledger.checkpoint import CheckpointSync
 from runtimeproxy.ledger.claim_places import ClaimPlaces
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from runtimeproxy.core.eviction import EvictByApi
     from runtimeproxy.hooks.audit import AuditEntry, AuditSink
     from runtimeproxy.hooks.owners import Owner
+    from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.node.api_server import ApiServerInputs
     from runtimeproxy.node.snapshot import Input, Node
     from runtimeproxy.vocabulary import Mode
@@ -95,7 +97,7 @@ class Core:
         spawn: Spawn,
         is_standby: Callable[[], bool],
         runtime: ContainerStopper,
-        servers: PolicyServers,
+        servers: Servers,
         api_server: ApiServer | None = None,
         loader: PolicyLoader | None = None,
         sinks: Sequence[AuditSink] = (),
@@ -114,6 +116,12 @@ class Core:
         writer = CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups()
         self.ledger = Ledger(writer, journal, boot_id)
         sysctls = Sysctls(folder, boot_id) if settings.cgroups.enabled else None
+        self._answers = AnswerAudit(
+            self.audit.claims,
+            self.audit.decisions,
+            lambda cgroup, values: self.upkeep.present_values(cgroup, values),  # noqa: PLW0108 - made below
+        )
+        self.audit.on_decided = self._answers.on_entry
         self.upkeep = Upkeep(
             self.store,
             self.ledger,
@@ -123,6 +131,7 @@ class Core:
             self._is_idle,
             sysctls,
             self.audit.changes,
+            self._answers,
         )
         self.leased = LeasedClaims(
             self.ledger,
@@ -220,6 +229,9 @@ class Core:
 
     def start(self) -> None:
         """Starts the background work; the front end sees to the inventory."""
+        # What was told before a restart is not told again.
+        for entry in self.audit.ring.entries:
+            self._answers.on_entry(entry)
         checkpoint = self.state.checkpoint
         self._spawn(checkpoint.writer.run())
         self._spawn(checkpoint.follow())

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
@@ -25,21 +25,26 @@ from runtimeproxy.ledger.answers import (
 )
 from runtimeproxy.ledger.books import Wanted, with_fitted_claims
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
-from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.pods.records import Book, ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from runtimeproxy.hooks.algebra import Resolved
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.hooks.fields import MergedField
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.store import PodStore
+
+_IS_THERE: Final = "the cgroup is there now"
 
 
 class CgroupBooks(Protocol):
     """What is wanted in cgroups. Reads and writes no file."""
+
+    def record(self, identity: str) -> Book | None:
+        """The book of a cgroup; None if nothing is wanted there."""
 
     def book(self, wanted: Wanted) -> object:
         """Takes the answer of all policies for one cgroup."""
@@ -49,6 +54,9 @@ class CgroupBooks(Protocol):
 
     def is_bounded(self, pod_cgroup: str) -> bool:
         """Whether a bound of a pod, or above, applies to its containers."""
+
+    def needs_room(self, pod_cgroup: str) -> bool:
+        """Whether a pod's cgroup may have to be raised for a container."""
 
     def note_requests(self, pod_cgroup: str, requested: Mapping[str, int | str]) -> None:
         """Found in the pod's files, these values are the kubelet's own."""
@@ -74,9 +82,6 @@ class CgroupLedger(Protocol):
 
     def on_resized(self, cgroup: str, written: Mapping[str, int | str] = ...) -> None:
         """The same after the kubelet has written to a pod's cgroup itself, and what, as far as known."""
-
-    def needs_room(self, pod_cgroup: str) -> bool:
-        """Whether a pod's cgroup may have to be raised for a container; for the event loop's thread."""
 
     def make_room(self, pod_cgroup: str, values: Mapping[str, int | str]) -> None:
         """Raises the limits of a pod's cgroup, if they are ours, to these of a container to be created."""
@@ -180,7 +185,7 @@ async def write_decision(
     run = asyncio.get_running_loop().run_in_executor
     written = await run(services.executor, write_before, services.ledger, decision, cgroup)
     subject = Subject(decision.hook, decision.merged.start, time.time(), origin=origin)
-    _audit_late_writes(services.chain, subject, decision.owners, written)
+    _audit_late_writes(services, subject, decision.owners, cgroup, written)
 
 
 # --- a container was created, started or updated -----------------------------------------------------------
@@ -190,7 +195,7 @@ def wanted_of_container(
     pod: PodRecord,
     record: ContainerRecord,
     cgroup: str,
-    fields: Mapping[Field, MergedField],
+    fields: Mapping[Field, Resolved],
     fitted: Mapping[str, int | str] = NO_ENTRIES,
     silent: frozenset[str] = frozenset(),
 ) -> Wanted:
@@ -214,7 +219,7 @@ def book_container(
     services: EventServices,
     pod: PodRecord,
     record: ContainerRecord,
-    fields: Mapping[Field, MergedField],
+    fields: Mapping[Field, Resolved],
     fitted: Mapping[str, int | str] = NO_ENTRIES,
 ) -> None:
     """Books what policies want of a container that was created."""
@@ -296,7 +301,7 @@ async def write_due(services: EventServices, due: DueWrites, origin: Origin = NO
     view = due.make_view()
     written = await run(services.executor, _write_due, services.ledger, due, view)
     subject = Subject(due.hook, view, time.time(), origin=origin)
-    _audit_late_writes(services.chain, subject, due.owners, written)
+    _audit_late_writes(services, subject, due.owners, due.cgroup, written)
     if due.evaluation is not None:
         # After the write: that undoes what an evaluation since the answer has claimed.
         services.catch_up((view.pod if isinstance(view, ContainerView) else view).id, due.evaluation)
@@ -334,11 +339,19 @@ def _unwritten(
 
 
 def _audit_late_writes(
-    chain: Chain, subject: Subject, owners: Owners, written: Mapping[str, WriteResult]
+    services: EventServices,
+    subject: Subject,
+    owners: Owners,
+    cgroup: str,
+    written: Mapping[str, WriteResult],
 ) -> None:
+    book = services.ledger.books.record(cgroup) if cgroup else None
+    entries = {} if book is None else book.entries
     for name, result in written.items():
         if result.outcome is not WriteOutcome.UNCHANGED:
             update = FieldUpdate(Field(CGROUP, name), result.old, result.value)
-            kind, policy = kind_of_write(result), labels_of(_owners_of(name, owners))
-            reason = result.error or "the cgroup is there now"
-            chain.audit(subject.entry(kind, policy, reason, update))
+            owned_by = _owners_of(name, owners)
+            claims = entries[name].claims if name in entries else ()
+            own = dict.fromkeys(str(claim.reason) for claim in claims if claim.owner in owned_by)
+            reason = result.error or "; ".join(filter(None, own)) or _IS_THERE
+            services.chain.audit(subject.entry(kind_of_write(result), labels_of(owned_by), reason, update))

@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from runtimeproxy.background import BackgroundThreads, ShieldedTasks
+from runtimeproxy.background import BackgroundThreads
 from runtimeproxy.core.audit_events import BY_COMMAND, TIME_IS_OVER, audit_configured_modes, audit_modes
 from runtimeproxy.core.modes import ModeOverrides
 from runtimeproxy.errors import PolicyLoadError
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.audit import AuditQueues
     from runtimeproxy.hooks.loaded import LoadedPolicy
+    from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.node.sources import NodeSources
 
 logger = logging.getLogger(__name__)
@@ -56,29 +57,6 @@ class PolicyEvent(Enum):
     """Those that operators have set; some are of owners of claims."""
 
 
-class PolicyServers(Protocol):
-    """The policies of hook servers; see `HookServers`."""
-
-    on_change: Callable[[], None]
-
-    @property
-    def policies(self) -> tuple[LoadedPolicy, ...]:
-        """Those in use, by file name."""
-
-    @property
-    def summary(self) -> str:
-        """For people; empty for none."""
-
-    def configure(self, default_timeout_s: float) -> None:
-        """Takes a changed time for one call."""
-
-    async def run(self) -> None:
-        """Follows registrations until it is cancelled."""
-
-    async def read(self) -> None:
-        """Waits, for a bounded time, for the servers that are registered already."""
-
-
 class PolicySet:
     """The policies of this process, and the hook servers.
 
@@ -101,7 +79,7 @@ class PolicySet:
         loader: PolicyLoader,
         node: NodeSources,
         audit: AuditQueues,
-        servers: PolicyServers,
+        servers: Servers,
     ) -> None:
         self.settings = settings
         self.loader = loader
@@ -109,7 +87,6 @@ class PolicySet:
         self._audit = audit
         # Held while policies, or the modes that operators have set, change.
         self._changing = asyncio.Lock()
-        self._shielded = ShieldedTasks()
         self.loaded = NOTHING_LOADED
         self.servers = servers
         servers.on_change = self._use_servers
@@ -202,7 +179,7 @@ class PolicySet:
         }
 
     async def change_modes(self, change: ChangeModes, why: str = BY_COMMAND) -> None:
-        """Changes the modes that operators have set, on disk first; goes on when the caller is cancelled.
+        """Changes the modes that operators have set, on disk first.
 
         What leaves enforce mode is given back as other changes of running pods: many at a bounded rate.
 
@@ -214,9 +191,6 @@ class PolicySet:
             OSError: They cannot be saved: nothing has changed.
             PolicyLoadError: A policy that the configuration disables cannot be loaded.
         """
-        await self._shielded.run(self._change_modes(change, why))
-
-    async def _change_modes(self, change: ChangeModes, why: str) -> None:
         async with self._changing:
             before = self.modes.present
             overrides = change(before)

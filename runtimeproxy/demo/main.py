@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cri_api.runtime.v1 import api_pb2
@@ -29,7 +30,6 @@ from runtimeproxy.config.parsing import TEMPORARY_SUFFIX_BYTES, parse_endpoint
 from runtimeproxy.demo.live import OBJECTS_FOLDER, PERCENT, LiveChange, show_strategy, write_strategy
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.audit import TROUBLE, AuditKind
-from runtimeproxy.hooks.loading import built_in
 from runtimeproxy.http2.client import RpcError
 from runtimeproxy.stubs import BlockingClient
 from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, PodCgroups, RuntimeState
@@ -46,7 +46,6 @@ from runtimeproxy.testing.cgroups import container_path, parent_path
 if TYPE_CHECKING:
     from cri_api.runtime.v1.api_pb2_grpc import ImageServiceStub, RuntimeServiceStub
     from runtimeproxy.config.settings import Settings
-    from runtimeproxy.hooks import Policy
 
 USUAL_SOCKETS: Final = ("/run/containerd/containerd.sock", "/run/crio/crio.sock")
 """Where containerd and CRI-O listen by default."""
@@ -180,11 +179,13 @@ class Shown(NamedTuple):
         changes: of the pods of each class, when they were created.
         live: of the pod that ran while a strategy came and went.
         explanation: of `EXPLAINED_POD`, while it ran.
+        untouched: by pod and policy, why the policy changes nothing.
     """
 
     changes: list[ShownChange]
     live: list[LiveChange]
     explanation: ExplainResponse | None = None
+    untouched: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
 
 class ShownChange(NamedTuple):
@@ -298,14 +299,12 @@ def _drive(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = Non
             BlockingClient(str(socket_path)) as client,
         ):
             calls: RuntimeServiceStub = client.stub(_CRI["RuntimeService"])
-            explanation = None
+            explain = client.stub(OWN_API.services_by_name["RuntimeProxy"]).Explain
+            explanations: dict[str, ExplainResponse] = {}
             for pod in DEMO_PODS:
                 running = _run_pod(calls, pod, runtime, cgroups, folder.name)
-                if pod.name == EXPLAINED_POD:
-                    explain = client.stub(OWN_API.services_by_name["RuntimeProxy"]).Explain
-                    explanation = explain(
-                        ExplainRequest(pod=f"{NAMESPACE}/{pod.name}"), timeout=CALL_TIMEOUT_S
-                    )
+                request = ExplainRequest(pod=f"{NAMESPACE}/{pod.name}")
+                explanations[pod.name] = explain(request, timeout=CALL_TIMEOUT_S)
                 _remove_pod(calls, running.id)
             running = _run_pod(calls, LIVE_POD, runtime, cgroups, folder.name)
             live = show_strategy(folder, cgroup_root, running.cgroups)
@@ -316,7 +315,9 @@ def _drive(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = Non
     finally:
         _remove_pods(runtime, folder.name)
         _remove_cgroups(cgroup_root)
-    return Shown(_changes(log.read_text(encoding="utf-8")), live, explanation)
+    untouched = {name: _why_untouched(each) for name, each in explanations.items()}
+    changes = _changes(log.read_text(encoding="utf-8"))
+    return Shown(changes, live, explanations[EXPLAINED_POD], untouched)
 
 
 @contextlib.contextmanager
@@ -465,11 +466,13 @@ def _changes(log: str) -> list[ShownChange]:
 
 
 def _report(
-    changes: list[ShownChange], live: list[LiveChange], explanation: ExplainResponse | None = None
+    changes: list[ShownChange],
+    live: list[LiveChange],
+    explanation: ExplainResponse | None = None,
+    untouched: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> int:
     """Prints each pod with its changes, or why there are none; returns 1 if nothing was changed at all."""
-    policies = built_in()
-    names = max(len(policy.name) for policy in policies)
+    names = max((len(name) for reasons in untouched.values() for name in reasons), default=0)
     places = [(each.container, each.field) for each in changes]
     places += [(each.container, each.field) for each in live]
     containers = max((len(container) for container, _ in places), default=0)
@@ -478,12 +481,13 @@ def _report(
         own = [each for each in changes if each.pod == pod.name]
         title = f"{pod.name}, QoS class {pod.qos}" if pod.qos else f"{pod.name}, no QoS class"
         print(f"\n{title}{'' if own else ': untouched'}")
-        for policy in () if own else policies:
-            print(f"  {policy.name:<{names}}  {_why_untouched(policy, pod)}")
-        for (name, reason), group in itertools.groupby(own, key=lambda each: (each.policy, each.reason)):
-            print(f"  {name}: {reason}")
+        for name, reason in {} if own else untouched.get(pod.name, {}).items():
+            print(f"  {name:<{names}}  {reason}")
+        for name, group in itertools.groupby(own, key=lambda each: each.policy):
+            print(f"  {name}")
             for each in group:
                 print(f"    {each.container:<{containers}}  {each.field:<{fields}}  {each.values}".rstrip())
+                print(f"    {'':<{containers}}    {each.reason}")
     print(f"\n{LIVE_POD.name}, QoS class {LIVE_POD.qos}, while a strategy comes and goes")
     print(f"  cpu-burst: {PERCENT} percent of the limit (cpu-burst-config)")
     for change in live:
@@ -503,17 +507,7 @@ def _report(
     return 0 if changed else 1
 
 
-def _why_untouched(policy: type[Policy], pod: DemoPod) -> str:
-    if not policy.is_default:
-        return "off by default"
-    # The demo's node has neither strategies nor shared pools.
-    missing = next(iter(policy.selector_without), None)
-    selector = policy.selector if missing is None else policy.selector_without[missing]
-    classes, annotations = selector.qos_classes, selector.annotations
-    if classes is not None and pod.qos not in classes:
-        return f"selects QoS class {' or '.join(sorted(classes))} only"
-    if annotations and not set(annotations) & set(pod.annotations):
-        return f"no annotation {' or '.join(annotations)}"
-    if missing is not None:
-        return f"this node has no {missing}"
-    return "selects this pod, and found nothing to change"
+def _why_untouched(explanation: ExplainResponse) -> dict[str, str]:
+    """Why each policy changes nothing, as `explain --all` says it."""
+    answers = (each for target in explanation.targets for each in target.policies)
+    return {each.policy: each.reason for each in answers}

@@ -25,7 +25,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.fields.tables import FIELDS, LISTS, NEUTRAL
-from runtimeproxy.hooks.changes import CLEAR, Add, AtMost, Clear, Scale
+from runtimeproxy.hooks.changes import CLEAR, Add, AtMost, Clear, DeviceSpec, MountSpec, Scale
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.reasons import Reason
 from runtimeproxy.hooks.settings import ConflictRule
@@ -36,6 +36,8 @@ from runtimeproxy.units import (
 from runtimeproxy.vocabulary import Role as Role
 
 Value: TypeAlias = int | str
+FieldValue: TypeAlias = Value | bytes | Clear | Scale | Add | AtMost | MountSpec | DeviceSpec | None
+"""None for no value, as in a view."""
 
 
 class Claim(NamedTuple):
@@ -76,25 +78,27 @@ class Note(NamedTuple):
 class Resolved(NamedTuple):
     """The value of one field, and how it came about."""
 
-    value: Value | Clear | None
+    value: FieldValue
     """The base as given where no claim counts. CLEAR only for a field without a neutral value (a label)."""
+    owners: tuple[Claimant, ...] = ()
+    """Who gives the value; none if no claim is effective."""
+    original: FieldValue = None
+    """Of a field of a change: the value before any policy."""
+    claims: tuple[Claim, ...] = ()
+    """Of a field of a change: all that policies gave, in their order; empty if it counts at creation only."""
     used: tuple[Claim, ...] = ()
     """The claims that count, in the order of the steps: set, scale, adds, at_mosts."""
     notes: tuple[Note, ...] = ()
     """All claims that are not used, or not as they are."""
     steps: tuple[Value | Clear | None, ...] = ()
-    """s1 to s4, as in the module's docstring; empty without claims."""
+    """s1 to s4, as in the module's docstring; empty for a value of a change that policies do no more than
+    set."""
     problem: str = ""
     """For the operator: a list that shares no member with its bound."""
     is_clear: bool = False
     """Whether the value is what is left when it is taken away: CLEAR counts, and nothing else."""
     is_bounded: bool = False
     """Whether an at_most holds for the value, even one that is above it."""
-
-    @property
-    def owners(self) -> tuple[Claimant, ...]:
-        # None without effective claims.
-        return tuple(dict.fromkeys(claim.owner for claim in self.used))
 
 
 def claims_of(
@@ -134,16 +138,15 @@ def resolve(
         rule: whose set and whose scale counts: that of the last (priority, owner), or of the first.
         is_base_known: whether `base` can be calculated with. If not, only a set leads to a value.
     """
-    ordered = list(claims)
-    if not ordered:
+    given = tuple(claims)
+    if not given:
         return Resolved(base)
-    value = ordered[0].value
-    is_alone = len(ordered) == 1 and ordered[0].role is Role.SET
+    value = given[0].value
+    is_alone = len(given) == 1 and given[0].role is Role.SET
     if is_alone and type(value) is int and parameter not in LISTS:
         # Most fields have one owner.
-        return Resolved(value, tuple(ordered), (), (value, value, value, value))
-    ordered.sort(key=_rank, reverse=rule is ConflictRule.LATER)
-    run = _Run(parameter, ordered)
+        return Resolved(value, (given[0].owner,), None, (), given, (), (value, value, value, value))
+    run = _Run(parameter, sorted(given, key=_rank, reverse=rule is ConflictRule.LATER))
     s1 = run.set_value(base, NEUTRAL.get(parameter), is_base_known=is_base_known)
     if parameter in LISTS:
         s2 = s3 = s1
@@ -153,11 +156,12 @@ def resolve(
         s2 = run.scale(s1)
         s3 = run.add(s2)
         s4 = run.bound(s3)
-    if not run.used:
-        return Resolved(base, (), tuple(run.notes), (s1, s2, s3, s4), is_bounded=run.is_bounded)
-    is_clear = len(run.used) == 1 and run.used[0].value is CLEAR
-    steps = s1, s2, s3, s4
-    return Resolved(s4, tuple(run.used), tuple(run.notes), steps, run.problem, is_clear, run.is_bounded)
+    used, notes, steps = tuple(run.used), tuple(run.notes), (s1, s2, s3, s4)
+    if not used:
+        return Resolved(base, (), None, (), (), notes, steps, is_bounded=run.is_bounded)
+    owners = tuple(dict.fromkeys(claim.owner for claim in used))
+    is_clear = len(used) == 1 and used[0].value is CLEAR
+    return Resolved(s4, owners, None, (), used, notes, steps, run.problem, is_clear, run.is_bounded)
 
 
 _Amount: TypeAlias = Value | Clear | None

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.algebra import ClaimOutcome, Resolved, Role
-from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditNote, DecisionAudit, Subject
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditNote, DecisionAudit, Subject, shown
 from runtimeproxy.hooks.changes import Change, PodChange
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, Owners, texts_of
 from runtimeproxy.hooks.cpu_limit import OverCpuLimitError
@@ -129,6 +129,8 @@ class ServerError(RuntimeProxyError):
     """
 
     def __init__(self, kind: FailureKind, code: StatusCode, text: str) -> None:
+        # For the kubelet NotFound on stop and remove is success.
+        code = StatusCode.FAILED_PRECONDITION if code is StatusCode.NOT_FOUND else code
         super().__init__(f"{code.name}: {text}")
         self.kind = kind
         self.code = code
@@ -412,12 +414,12 @@ def make_decision(subject: Subject, progress: Progress) -> Decision:
     changed: dict[Field, Value] = {}
     written_once: set[str] = set()
     for changed_field, each in merged.fields.items():
-        if each.resolved is not None:
-            notes += _notes(changed_field, each.resolved)
+        if each.notes or each.problem:
+            notes += _notes(changed_field, each)
         if not each.owners:
             continue
         owners[str(changed_field)] = each.owners
-        is_servers = each.resolved is None and each.owners[0].kind is ClaimantKind.SERVER
+        is_servers = not each.steps and each.owners[0].kind is ClaimantKind.SERVER
         if is_servers and changed_field.group == CGROUP:
             written_once.add(changed_field.key)
         value = fitted(merged.start, changed_field, each.value)
@@ -440,13 +442,13 @@ def _joined(reasons: Mapping[str, str]) -> str:
 
 def _notes(field: Field, resolved: Resolved) -> Iterator[AuditNote]:
     """Yield a note for each claim without its whole effect; of sets the conflict has been reported."""
+    new = shown(field, resolved.value)
     for claim, outcome, why in resolved.notes:
         if claim.role is not Role.SET or outcome is not ClaimOutcome.LOST:
             reason = f"{claim.role} {claim.value}: {why}"
-            new = "" if resolved.value is None else str(resolved.value)
             yield AuditNote(AuditKind.VOID, str(claim.owner), reason, field=str(field), new=new)
     if resolved.problem:
-        owners, new = texts_of(resolved.owners), str(resolved.value)
+        owners = texts_of(resolved.owners)
         yield AuditNote(AuditKind.VOID, owners, resolved.problem, field=str(field), new=new)
 
 

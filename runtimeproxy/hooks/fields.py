@@ -15,8 +15,9 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy import qos, units
+from runtimeproxy.fields.declaration import Kind
 from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS, clamped
-from runtimeproxy.hooks.algebra import Claim, Resolved, Role, claims_of, resolve
+from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role, claims_of, resolve
 from runtimeproxy.hooks.changes import (
     CLEAR,
     Add,
@@ -25,8 +26,6 @@ from runtimeproxy.hooks.changes import (
     Change,
     Clear,
     ContainerChange,
-    DeviceSpec,
-    MountSpec,
     NodeChange,
     PodChange,
     ResourceChange,
@@ -41,8 +40,7 @@ from runtimeproxy.node.snapshot import Node
 
 View: TypeAlias = PodView | ContainerView | ClassView | Node
 """The subject of a policy's method; the node itself for `Policy.node`."""
-Value: TypeAlias = int | str | bytes | Clear | Scale | Add | AtMost | MountSpec | DeviceSpec | None
-"""A field's value; None if a view has none."""
+Value: TypeAlias = FieldValue
 
 RESOURCES: Final = "resources"
 UNIFIED: Final = "resources.unified"
@@ -226,22 +224,8 @@ def _is_same_as_absent(name: str, value: Value) -> bool:
 _QUOTA: Final = Field(RESOURCES, "cpu_quota_us")
 
 
-class MergedField(NamedTuple):
-    """One field with all that policies gave for it."""
-
-    value: Value
-    """With all claims; the original one if none of them counts."""
-    original: Value
-    """Before any policy."""
-    owners: tuple[Claimant, ...] = ()
-    """Who gives the value; none if no claim is effective."""
-    claims: tuple[Claim, ...] = ()
-    """All that policies gave, in their order; empty for fields that count at creation only."""
-    resolved: Resolved | None = None
-    """How the value came about, if any claim does more than set it."""
-
-
-_NO_FIELDS: Final[Mapping[Field, MergedField]] = MappingProxyType({})
+NO_FIELDS: Final[Mapping[Field, Resolved]] = MappingProxyType({})
+"""The empty mapping that all calls share."""
 
 
 class FieldUpdate(NamedTuple):
@@ -260,7 +244,7 @@ class Merged(NamedTuple):
 
     start: View
     """Before any policy."""
-    fields: Mapping[Field, MergedField] = _NO_FIELDS
+    fields: Mapping[Field, Resolved] = NO_FIELDS
     reasons: Mapping[str, str] = MappingProxyType({})
     """Of the whole change, by policy."""
 
@@ -300,21 +284,22 @@ def merge(
         The merged changes and the updates, for the audit. A value that is already there is not an update, but
         the policy owns the field.
     """
-    accepted: dict[Field, MergedField] = {}
+    accepted: dict[Field, Resolved] = {}
     updates: list[FieldUpdate] = []
     claimant = Claimant(policy, ClaimantKind.SERVER if is_remote else ClaimantKind.POLICY)
+    owners = (claimant,)
     for key, value in change.items():
         before = merged.fields.get(key)
         if before is None:
             original = current_value(merged.start, key)
-            before = MergedField(original, original)
+            before = Resolved(original, (), original)
         claims, why = before.claims, reasons.get(key.key, reason)
         has_role = isinstance(value, _ROLES)
         if has_role:
             claims += claims_of(claimant, value, priority=priority, reason=why)  # type: ignore[arg-type]
         elif key.group in _CLAIMED:
             claims += (Claim(claimant, Role.SET, value, priority, why),)  # type: ignore[arg-type]
-        if has_role or before.resolved is not None or (value is CLEAR and _is_file(key)):
+        if has_role or before.steps or (value is CLEAR and _is_file(key)):
             after = _resolved(merged.start, key, before.original, claims, rule)
             rival = _rival(before, value)
         else:
@@ -322,7 +307,7 @@ def merge(
             if before.owners and (not rival or rule is ConflictRule.EARLIER):
                 after = before._replace(claims=claims)
             else:
-                after = MergedField(value, before.original, (claimant,), claims)
+                after = Resolved(value, owners, before.original, claims)
         accepted[key] = after
         if rival:
             shown = after.value if has_role else value
@@ -344,7 +329,7 @@ def _is_file(field: Field) -> bool:
 
 def _resolved(
     start: View, field: Field, original: Value, claims: tuple[Claim, ...], rule: ConflictRule
-) -> MergedField:
+) -> Resolved:
     """Resolve claims of which some do more than set the value."""
     base: Value = None
     # What the file of a cgroup held before is for the ledger to know.
@@ -360,13 +345,13 @@ def _resolved(
         rule=rule,
         is_base_known=is_known,
     )
-    value: Value = resolved.value
+    value = resolved.value if resolved.used else original
     if resolved.is_clear and not _is_file(field):
         value = CLEAR
-    elif isinstance(value, int | str):
+    elif resolved.used and isinstance(value, int | str):
         # Valid amounts may add up to one that is not.
         value = clamped(parameter, value)
-    return MergedField(value if resolved.used else original, original, resolved.owners, claims, resolved)
+    return resolved._replace(value=value, original=original, claims=claims)
 
 
 def fitted(start: View, field: Field, value: Value) -> Value:
@@ -388,14 +373,14 @@ def parameter_of(field: Field) -> str:
     return field.key.rpartition("/")[2] if field.group == NODE_CGROUP else field.key
 
 
-def _rival(before: MergedField, value: Value) -> str:
+def _rival(before: Resolved, value: Value) -> str:
     """Return the policy that sets a field to another value; empty if none does, or `value` sets nothing."""
     wanted = value.value if isinstance(value, Scale) else value
     if wanted is None or isinstance(wanted, _ROLES):
         return ""
-    if before.resolved is None:
+    if not before.steps:
         return labels_of(before.owners) if before.value != wanted else ""
-    used = before.resolved.used[:1]
+    used = before.used[:1]
     return next((str(each.owner) for each in used if each.role is Role.SET and each.value != wanted), "")
 
 
@@ -452,3 +437,17 @@ def _overlaid(entries: Mapping[str, str], changes: Mapping[str, Value]) -> Mappi
     kept = {key: value for key, value in entries.items() if changes.get(key) is not CLEAR}
     kept |= {key: str(value) for key, value in changes.items() if value is not CLEAR}
     return MappingProxyType(kept)
+
+
+def written_value(name: str, value: int | str | Clear, *, update: bool) -> int | str:
+    """The value in a message for "set" or "clear" of a scalar; 0 or "" empty the field.
+
+    "No limit" is an absent field where a container is created: CRI-O refuses a limit of -1 there.
+    """
+    field = CRI_FIELDS[name]
+    if not update and value == units.UNLIMITED and field.unlimited_is_absent:
+        return 0
+    if not isinstance(value, Clear):
+        return value
+    empty = 0 if field.kind is Kind.NUMBER else ""
+    return field.neutral if update and field.neutral is not None else empty

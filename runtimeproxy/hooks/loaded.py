@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.policy import METHOD_HOOKS, FailurePolicy, Hook, Mode, Policy
-from runtimeproxy.hooks.selector import EVERY_POD, PodSelector
+from runtimeproxy.hooks.selector import EVERY_POD, PodSelector, PodTraits
 from runtimeproxy.hooks.settings import PolicySettings
 
 if TYPE_CHECKING:
@@ -96,6 +96,21 @@ class LoadedPolicy:
             if node.state_of(each) != "known":
                 return selector
         return self.selector
+
+    def why_not_for(self, pod: PodTraits, node: Node) -> str:
+        """Return why its selector does not match a pod; empty if it does."""
+        selector = self.selector_on(node)
+        if selector.matches(pod):
+            return ""
+        qos_classes, annotations = selector.qos_classes, selector.annotations
+        if qos_classes is not None and pod.qos not in qos_classes:
+            return f"selects QoS class {' or '.join(each or 'none' for each in sorted(qos_classes))} only"
+        if annotations and pod.annotations.keys().isdisjoint(annotations):
+            return f"no annotation {' or '.join(annotations)}"
+        if selector is not self.selector and self.selector.matches(pod):
+            missing = next(each for each in self.selector_without if node.state_of(each) != "known")
+            return f"this node has no {missing}"
+        return "does not select its namespace and labels"
 
     def is_settled_on(self, node: Node) -> bool:
         """Whether all is known of the node that its answers depend on, apart from any pod."""

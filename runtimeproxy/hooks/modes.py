@@ -140,7 +140,13 @@ def _narrowed(policy: LoadedPolicy, within: PodSelector, without: tuple[PodSelec
         return policy
 
     def part(base: PodSelector) -> PodSelector:
-        return _Part(base=base, within=within, without=without)
+        return _Part(
+            qos_classes=base.qos_classes,
+            annotations=base.annotations,
+            base=base,
+            within=within,
+            without=without,
+        )
 
     methods = policy.methods
     if within != EVERY_POD:

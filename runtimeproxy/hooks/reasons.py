@@ -97,12 +97,11 @@ def ratio_source(node: Node) -> Part:
     if CPU_NORMALIZATION_RATIO in node.annotations:
         return "(Node annotation)"
     provenance = node.strategies.provenance
-    path = next((each for each in _RATIO_PATHS if each in provenance), _RATIO_PATHS[0])
+    of_models = (each for each in provenance if each.startswith(_RATIO_MODEL))
+    path = next(of_models, _RATIO if _RATIO in provenance else _NORMALIZES)
     return Source(path, provenance.get(path, BY_DEFAULT))
 
 
-_RATIO_PATHS: Final = (
-    "cpu_normalization.ratio_model",
-    "cpu_normalization.default_ratio",
-    "cpu_normalization.enable",
-)
+_RATIO_MODEL: Final = "cpu_normalization.ratio_model."
+_RATIO: Final = "cpu_normalization.default_ratio"
+_NORMALIZES: Final = "cpu_normalization.enable"

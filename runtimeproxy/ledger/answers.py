@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_PARAMETERS
-from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.algebra import Claim, Resolved, Role
 from runtimeproxy.hooks.audit import AuditKind, shown
 from runtimeproxy.hooks.changes import CLEAR
 from runtimeproxy.hooks.claimants import Claimant
@@ -24,7 +24,6 @@ from runtimeproxy.hooks.fields import (
     SYSCTL,
     UNIFIED,
     Field,
-    MergedField,
 )
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
@@ -43,8 +42,6 @@ from runtimeproxy.pods.records import Book, ContainerRecord, Level, PodRecord
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.units import MIN_CPU_SHARES, UNLIMITED
 
-NO_FIELDS: Final[Mapping[Field, MergedField]] = MappingProxyType({})
-"""The empty mapping that all calls share."""
 KUBEPODS: Final = "kubepods"
 """The cgroup of all pods; with systemd the last part of its slice's name. Source: kubelet,
 pkg/kubelet/cm/node_container_manager_linux.go, defaultNodeAllocatableCgroupName."""
@@ -90,7 +87,7 @@ def _amounts(
 
 
 def claims_of(
-    fields: Mapping[Field, MergedField], *, is_container: bool, is_base_known: bool = True
+    fields: Mapping[Field, Resolved], *, is_container: bool, is_base_known: bool = True
 ) -> dict[str, tuple[Claim, ...]]:
     """The claims on the fields of a decision, by cgroup parameter.
 

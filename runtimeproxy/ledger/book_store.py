@@ -20,6 +20,7 @@ from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger import books, unapplied
 from runtimeproxy.ledger.books import Formats, Value, Wanted
 from runtimeproxy.ledger.fields import is_of_kubelet
+from runtimeproxy.ledger.fitting import OF_CHILDREN
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.tree import QUOTA
 from runtimeproxy.ledger.unapplied import UnappliedCause, UnappliedStage, UnappliedValues, Withheld
@@ -211,6 +212,13 @@ class Books:
                 if entry is not None and any(claim.role is Role.AT_MOST for claim in entry.claims):
                     return True
         return False
+
+    def needs_room(self, pod_cgroup: str) -> bool:
+        """Whether a pod's cgroup may have to be raised for a container."""
+        if not self.is_v1:
+            return False
+        known = self._find(pod_cgroup)
+        return known is not None and not OF_CHILDREN.isdisjoint(known.book.entries)
 
     # --- claims ------------------------------------------------------------------------------------------
 

@@ -17,8 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from runtimeproxy.cgroups.order import loosened
 from runtimeproxy.cgroups.writer import CgroupValues, FileText
 from runtimeproxy.fields.tables import NEUTRAL, V2_FILES, check_value, clamped
-from runtimeproxy.hooks.algebra import Claim, Resolved, Role, resolve
-from runtimeproxy.hooks.changes import Clear
+from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role, resolve
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger.fields import KUBELET_ON_PODS, Base, base_of, is_of_kubelet
@@ -519,7 +518,7 @@ def _used(result: Resolved, fitted: Value | None) -> tuple[Claim, ...]:
     return (*result.used, Claim(TREE, Role.SET, fitted))
 
 
-def _in_range(name: str, result: Resolved) -> Value | Clear | None:
+def _in_range(name: str, result: Resolved) -> FieldValue:
     """The resolved value, within the range of its parameter where it was calculated."""
     value = result.value
     is_given = any(claim.role is Role.SET and claim.value == value for claim in result.used)

@@ -19,6 +19,7 @@ from runtimeproxy.cgroups.paths import cgroup_id, cgroup_path, path_or_none, pat
 from runtimeproxy.errors import RuntimeProxyError, described
 from runtimeproxy.hooks.audit import AuditSink
 from runtimeproxy.hooks.decision import Decision
+from runtimeproxy.ledger.answer_audit import AnswerAudit
 from runtimeproxy.ledger.answers import (
     at_next_start,
     by_parameter,
@@ -108,6 +109,7 @@ class Evaluator:
         prepare: Before pods are asked about; None for nothing.
         finish: When all values are written; None for nothing.
         audit: Takes the audit entries of changed values; None for none.
+        answers: Takes the decisions, for the audit; None for none.
 
     Attributes:
         unevaluated: The pods that could not be evaluated.
@@ -129,6 +131,7 @@ class Evaluator:
         prepare: Step | None = None,
         finish: Step | None = None,
         audit: AuditSink | None = None,
+        answers: AnswerAudit | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -143,6 +146,7 @@ class Evaluator:
         self._prepare = prepare
         self._finish = finish
         self._audit = audit
+        self._answers = answers
         self._now_s = clock
         self._sleep = sleep
         self._pace = Pace(clock)
@@ -196,6 +200,8 @@ class Evaluator:
         self._pace.resume()
         running = [pod for pod in self._store.pods if _is_evaluated(pod)]
         self.unevaluated.keep(running)
+        if self._answers is not None:
+            self._answers.keep({pod.uid for pod in self._store.pods})
         await self._note_unknown()
         self._with_first_values &= {each.id for each in (*self._store.pods, *self._store.containers)}
         changed: list[_ChangedPod] = []
@@ -221,6 +227,8 @@ class Evaluator:
                 UnappliedCause.TURN, UnappliedCause.CHANGE_ENDED, self.changes.problem
             )
         await self._make_others()
+        if self._answers is not None:
+            self._answers.close()
         if self._finish is not None and is_complete:
             await self._finish()
 
@@ -368,6 +376,9 @@ class Evaluator:
             if found.state is Lifecycle.RUNNING and found.detailed
         )
         decision, decisions = await self._evaluate(pod, containers)
+        if self._answers is not None:
+            cgroups = (self._cgroup_of(pod, each) for each in containers)
+            await self._answers.add([(decision, pod.cgroup_parent), *zip(decisions, cgroups, strict=True)])
         requested, is_known, sees = pod_values(containers), not pod.recovered, self.by_file_since_s is None
         asked = wanted_of(decision, target_of(pod), requested, is_base_known=is_known)
         wanted = [_with_withheld(asked, at_next_start(decision, pod, sees_creation=sees))]

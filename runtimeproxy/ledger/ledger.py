@@ -70,6 +70,22 @@ class Ledger:
         path = path_or_none(cgroup)
         return {} if path is None else self._files.look(path, names)
 
+    def compared(self, cgroup: str, values: Mapping[str, str]) -> Mapping[str, tuple[str, bool]]:
+        """The present values of a cgroup's files by parameter, and whether each is the given one.
+
+        Raises:
+            OSError: No file can be read at all.
+        """
+        formats, found = self.books.formats, self.look(cgroup, values)
+        compared: dict[str, tuple[str, bool]] = {}
+        for name, each in found.items():
+            text = values[name]
+            value: Value = int(text) if text.removeprefix("-").isdecimal() else text
+            with suppress(ValueError, TypeError):  # the file holds something else
+                now = formats.decode(name, each.text)
+                compared[name] = "" if now is None else str(now), formats.matches(name, value, each.text)
+        return compared
+
     def yielded(self) -> tuple[Yielded, ...]:
         return self._settlement.planner.foreign.yielded()
 
@@ -269,11 +285,6 @@ class Ledger:
     def before_update(self, cgroup: str, quota_us: int) -> None:
         if (path := path_or_none(cgroup)) is not None:
             self._settlement.before_update(path, quota_us)
-
-    def needs_room(self, pod_cgroup: str) -> bool:
-        """Whether `make_room` might write to a pod's cgroup; for the event loop's thread."""
-        book = self.books.record(pod_cgroup)
-        return book is not None and self.books.is_v1 and not fitting.OF_CHILDREN.isdisjoint(book.entries)
 
     def make_room(self, pod_cgroup: str, values: Mapping[str, Value]) -> None:
         """Raises the quota and the CPUs of a pod, if they are ours, to those of a container to be created.

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.ledger.answer_audit import AnswerAudit
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.ledger.sysctls import Sysctls
     from runtimeproxy.node.snapshot import Node
@@ -77,6 +78,7 @@ class Upkeep:
         is_idle: Whether nothing is to be done: no policies are loaded, or another process decides.
         sysctls: Those that policies set; None leaves them alone.
         audit: Takes the audit entries of changed values; None for none.
+        answers: Takes the decisions, for the audit; None for none.
 
     Attributes:
         on_observed: Called with what claims with a lease are to leave to koordlet, and its feature gates.
@@ -92,10 +94,12 @@ class Upkeep:
         is_idle: Callable[[], bool],
         sysctls: Sysctls | None = None,
         audit: AuditSink | None = None,
+        answers: AnswerAudit | None = None,
     ) -> None:
         self._store = store
         self._ledger = ledger
         self._books = ledger.books
+        self._answers = answers
         self._sysctls = sysctls
         self._chain = chain
         self._cgroup_of = cgroup_of
@@ -114,6 +118,7 @@ class Upkeep:
             self._prepare,
             self._finish,
             audit,
+            answers,
         )
         self._barrier: Barrier | None = None
         if sysctls is not None:
@@ -346,11 +351,23 @@ class Upkeep:
             views = await self.in_worker(partial(with_rests, partial(_class_views, pods, self._ledger)))
             for cgroup, view in views.items():
                 decision = await chain.evaluate(view)
+                await self._note_answer(decision, cgroup)
                 wanted.append(wanted_of(decision, CgroupTarget(Level.QOS_CLASS, cgroup)))
         if Hook.EVALUATE_NODE not in chain.hooks:
             return wanted, chain.unsettled
         decision = await chain.evaluate(await self.in_worker(chain.node.snapshot))
+        await self._note_answer(decision)
         return (*wanted, *wanted_of_node(decision)), decision.without_answer | chain.unsettled
+
+    async def _note_answer(self, decision: Decision, cgroup: str = "") -> None:
+        if self._answers is not None:
+            await self._answers.add(((decision, cgroup),))
+
+    async def present_values(self, cgroup: str, values: Mapping[str, str]) -> Mapping[str, tuple[str, bool]]:
+        """Values of files by parameter, and whether they are the given ones; empty if none can be read."""
+        with suppress(OSError):  # a TimeoutError, too
+            return await self.in_worker(partial(self._ledger.compared, cgroup, values))
+        return {}
 
     async def _prepare(self) -> None:
         """Releases values of hook servers that are gone, and sets the CPU mode and the sysctls."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
-from runtimeproxy.qos import DEFAULT_PRIORITIES, NEVER_EVICTED, PriorityClass, QoSClass
+from runtimeproxy.qos import NEVER_EVICTED, PriorityClass, QoSClass
 from runtimeproxy.qosmanager.plugin import (
     Decision,
     Eviction,
@@ -32,8 +32,6 @@ from runtimeproxy.qosmanager.snapshot import NODE_CGROUP, Pod, Snapshot
 TERMINATION_S: Final = 30.0
 """A pod that was evicted and is still there is taken for released so long. Source: Kubernetes' default of
 terminationGracePeriodSeconds."""
-BATCH_PRIORITY: Final = DEFAULT_PRIORITIES[PriorityClass.BATCH]
-"""The priority of a BE pod if it is not known."""
 
 Amounts: TypeAlias = Mapping[str, int]
 """Millicores or bytes by kind, such as `used cpu`."""
@@ -161,10 +159,6 @@ def allowed(pods: Iterable[Pod], feature: str, priority_threshold: int | None = 
     if priority_threshold is None:
         return [pod for pod in found if pod.qos is QoSClass.BE]
     return [pod for pod in found if pod.eviction.is_enabled and pod.priority_value <= priority_threshold]
-
-
-def be_priority(pod: Pod) -> int:
-    return BATCH_PRIORITY if pod.priority is None else pod.priority
 
 
 def by_priority(pods: Iterable[Pod], amount_of: Callable[[Pod], float]) -> list[Pod]:
@@ -319,7 +313,7 @@ class EvictPlugin(Plugin[_StateT]):
         else:
             # Sorts are stable: of equal pods the last name comes first.
             pods.sort(key=lambda pod: pod.name, reverse=True)
-            pods.sort(key=lambda pod: (be_priority(pod), -usage[pod.uid]))
+            pods.sort(key=lambda pod: (pod.priority_value, -usage[pod.uid]))
         arithmetic = (
             f"{self.text_of(used)} used of {self.text_of(capacity)} ({int(used) * 100 // capacity} %), "
             f"threshold {threshold} %, down to {lower} %"

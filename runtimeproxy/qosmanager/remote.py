@@ -36,6 +36,9 @@ DECIDE_S: Final = 1.5
 the thread hanging."""
 MOST_ANSWER_BYTES: Final = 4 << 20
 """Some times the claims that a plugin may have."""
+MOST_ANSWER_FIELDS: Final = 2 * MOST_CLAIMS
+"""Claims, evictions and the like. With more an answer is not read at all: empty ones take 2 bytes in it, and
+80 in memory."""
 MOST_NEEDS: Final = 16
 LONGEST_WINDOW_S: Final = 3_600.0
 LONGEST_POD_WINDOW_S: Final = 300.0
@@ -110,7 +113,9 @@ class RemotePlugin(Plugin[RemoteState]):
         from cri_api.runtimeproxy.v1 import plugin_pb2
 
         # Another connection may lead to another process, which has to be told everything again.
-        self._client = BlockingClient(self._options.endpoint, MOST_ANSWER_BYTES, reconnects=False)
+        self._client = BlockingClient(
+            self._options.endpoint, MOST_ANSWER_BYTES, max_fields=MOST_ANSWER_FIELDS, reconnects=False
+        )
         stub: QoSPluginStub = self._client.stub(plugin_pb2.DESCRIPTOR.services_by_name["QoSPlugin"])
         request = plugin_pb2.DescribeRequest(
             name=self.name,

@@ -1,7 +1,7 @@
 """Runs other policies over a recording, and compares their decisions with those that were made.
 
-The calls of `calls` and the chain of `hooks` do the work, with records and node of the recording: so
-each decision is that of a daemon with these policies. No runtime is asked, no file is written. Hook servers
+Each call goes through the calls of the CRI proxy, with records and node of the recording: so each decision is
+that of a daemon with these policies. No runtime is asked, no file is written. Hook servers
 are not called: what they set is left out of the comparison.
 """
 
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from google.protobuf import json_format
 
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall
-from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import CALL_TYPES
+from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import frame_message
+from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import CALL_TYPES, InterceptedCall
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CallSettings
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
-from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
-from runtimeproxy.frontends.cri_proxy.interception import Outcome
+from runtimeproxy.frontends.cri_proxy.calls.methods import SERVICES, CallKind
+from runtimeproxy.frontends.cri_proxy.interception import CallHead, Outcome
 from runtimeproxy.hooks.claimants import ClaimantKind
 from runtimeproxy.hooks.settings import USUAL_RULES, ChainRules
 from runtimeproxy.node.snapshot import FixedNode, Node
@@ -36,9 +36,16 @@ from runtimeproxy.record.entries import Recording, RecordingError, decision_docu
 from runtimeproxy.record.values import BadValueError, with_fields
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from google.protobuf.message import Message
+
     from runtimeproxy.cgroups.writer import WriteResult
+    from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall
     from runtimeproxy.hooks.audit import AuditEntry
+    from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.loaded import LoadedPolicy
+    from runtimeproxy.hooks.policy import Hook
     from runtimeproxy.ledger.books import Wanted
 
 _REFUSAL: Final = "refusal"
@@ -191,13 +198,12 @@ class _Replayer:
         kind = CallKind(body["method"])
         request = message_type(f"{kind}Request")()
         json_format.ParseDict(body["request"], request, ignore_unknown_fields=True)
+        # As the kubelet made it, for one that is refused now: the recording may go on with its container.
         call = CALL_TYPES[kind](self._services, request)
         is_known = call.find_records() or kind is CallKind.CREATE_CONTAINER
         result.first_s, result.last_s = result.first_s or time_s, time_s
-        decisions: list[Mapping[str, Any]] = []
-        if is_known:
-            decisions = await self._decide(call)
-        self._open[number] = call
+        decided = await self._decide(kind, request) if is_known else _Decided()
+        self._open[number] = decided.call or call
         if not is_known and body["decisions"]:
             result.skipped[_NO_RECORD] += 1
             return
@@ -208,25 +214,20 @@ class _Replayer:
             "method": kind.value,
             **_names(self._services.store, request),
         }
-        found = list(self._compared(about, body["decisions"], decisions))
+        found = list(self._compared(about, body["decisions"], decided.documents))
         result.differences += found
         result.differing += bool(found)
 
-    async def _decide(self, call: CriCall) -> list[Mapping[str, Any]]:
-        """As `calls.intercepted_call.InterceptedCall`, without waiting and without a runtime."""
-        documents = list[Mapping[str, Any]]()
-        call.correct()
-        for question in call.before():
-            decision = await self._offline.decide(question)
-            if decision is not None:
-                documents.append(decision_document(question.hook, decision))
-                if decision.refusal is not None:
-                    # The recording may go on with its container: then the record is needed.
-                    return documents
-            question.on_decided(decision)
-        call.adjust()
-        call.on_sent()
-        return documents
+    async def _decide(self, kind: CallKind, request: Message) -> _Decided:
+        """Has the request decided as if it came from the kubelet; nothing is done with the result."""
+        decided = _Decided()
+        self._services.recorder = decided
+        path = f"/{SERVICES[0]}/{kind}"
+        handler = InterceptedCall(self._services, CallHead(path, None, "identity"), decided)
+        handler.on_message(frame_message(request.SerializeToString()))
+        await decided.is_over.wait()
+        decided.call = handler.call
+        return decided
 
     def _take_response(self, body: Mapping[str, Any]) -> None:
         call = self._open.pop(int(body["number"]), None)
@@ -275,6 +276,42 @@ class _Replayer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+class _Decided:
+    """In place of relay and recorder: what is decided on one call."""
+
+    started_s = 0.0
+    calls = 0
+
+    def __init__(self) -> None:
+        self.documents: list[Mapping[str, Any]] = []
+        self.call: CriCall | None = None
+        self.is_over = asyncio.Event()
+
+    def begin(self, kind: CallKind, frame: bytes, encoding: str) -> _Decided:
+        return self
+
+    def on_decision(self, hook: Hook, decision: Decision) -> None:
+        self.documents.append(decision_document(hook, decision))
+
+    def on_decided(self) -> None:
+        return
+
+    def on_response(self, outcome: Outcome, frame: bytes) -> None:
+        return
+
+    def forward(self, data: bytes | None) -> None:
+        self.is_over.set()
+
+    def refuse(self, code: int, text: str) -> None:
+        self.is_over.set()
+
+    def reserve(self, size_bytes: int, on_granted: Callable[[], None]) -> None:
+        on_granted()
+
+    def keep(self, size_bytes: int) -> bool:
+        return True
 
 
 def _flat(decisions: Sequence[Mapping[str, Any]]) -> dict[tuple[int, str, str], _Set]:
@@ -331,6 +368,9 @@ class _NoFiles:
     @property
     def books(self) -> _NoFiles:
         return self
+
+    def record(self, identity: str) -> None:
+        return
 
     def book(self, wanted: Wanted) -> None:
         return

@@ -46,7 +46,6 @@ class Parts:
 
     Attributes:
         core: Decides.
-        hook_servers: Those that are registered.
         runtime: The container runtime.
         kubernetes: The API server; None without it.
         pod_names: Names in records that are probably misspelled.
@@ -61,7 +60,6 @@ class Parts:
     """
 
     core: Core
-    hook_servers: HookServers
     runtime: RuntimeLink
     kubernetes: KubernetesLink | None
     pod_names: MisspelledNames
@@ -164,7 +162,6 @@ def make_parts(
     store = core.store
     return Parts(
         core=core,
-        hook_servers=hook_servers,
         runtime=RuntimeLink(client, core.inventory, settings, threads.background),
         kubernetes=kubernetes,
         pod_names=MisspelledNames(store.pods, core.node),

@@ -18,6 +18,7 @@ from runtimeproxy.config.validation import feature_gates
 from runtimeproxy.hooks.owners import BUILT_IN
 from runtimeproxy.ledger import leases
 from runtimeproxy.ledger.upkeep import KOORDLETS_CLAIMS
+from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.koordlet import koordlets
 from runtimeproxy.node.snapshot import Input, InputState
 from runtimeproxy.pods.record_views import recorded_pod
@@ -209,6 +210,7 @@ class QosManagerWatch:
         self._has_koordlet = False
         self._looked_for_koordlet_s = -float("inf")
         self._told = ""
+        self._failures = FailureLog()
         self.wanted: frozenset[str] = frozenset()
         self.last = Verdict(State.NOT_WANTED)
 
@@ -227,8 +229,8 @@ class QosManagerWatch:
 
     def take(self, report: ManagerReport) -> None:
         if self.report is not None and self.report.pid != report.pid and self.is_heard:
-            text = "two QoS managers report: process %d and process %d"
-            logger.warning(text, self.report.pid, report.pid)
+            text = f"two QoS managers report: process {self.report.pid} and process {report.pid}"
+            self._failures.report(MANAGER, "", text)
         self._heard = _Heard(report, self._now_s(), time.time())
 
     def failing(self) -> tuple[PluginReport, ...]:

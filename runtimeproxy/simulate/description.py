@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from runtimeproxy.fields.tables import clamped
-from runtimeproxy.frontends.cri_proxy.calls.messages import written_value
-from runtimeproxy.hooks.algebra import Claim, resolve
+from runtimeproxy.hooks.algebra import Claim, Resolved, resolve
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, shown
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.claimants import labels_of
@@ -18,10 +17,10 @@ from runtimeproxy.hooks.fields import (
     RESOURCES,
     UNIFIED,
     Field,
-    MergedField,
     Value,
     fitted,
     is_same,
+    written_value,
 )
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook, Mode
@@ -159,19 +158,19 @@ class Description:
                 changes=tuple(self._dry_run(asked, each) for each in entries),
             )
 
-    def _with_base(self, field: Field, merged: MergedField, asked: Asked) -> MergedField:
+    def _with_base(self, field: Field, merged: Resolved, asked: Asked) -> Resolved:
         """The value of a file with the kubelet's value as the base, which a call does not know."""
         base = asked.cgroup_values.get(field.key) if field.group == CGROUP else None
         if base is None:
             return merged
         merged = merged._replace(original=base)
-        if merged.resolved is None:
+        if not merged.steps:
             return merged
         resolved = resolve(field.key, base, merged.claims, rule=self.rule)
         value = resolved.value
         if isinstance(value, int | str):
             value = clamped(field.key, value)
-        return merged._replace(value=value, owners=resolved.owners, resolved=resolved)
+        return resolved._replace(value=value, original=base, claims=merged.claims)
 
     def _depends(self, asked: Asked, field: Field, names: Iterable[str]) -> Iterator[str]:
         """The unknown inputs of these policies, and the variants in which they answer otherwise."""
@@ -197,10 +196,10 @@ class Description:
         self,
         asked: Asked,
         field: Field,
-        merged: MergedField,
+        merged: Resolved,
         entries: Mapping[tuple[str, str], AuditEntry],
     ) -> Iterator[PolicyChange]:
-        notes = {each.claim: each for each in merged.resolved.notes} if merged.resolved is not None else {}
+        notes = {each.claim: each for each in merged.notes}
         for claim in merged.claims:
             note = notes.get(claim)
             yield PolicyChange(
@@ -276,17 +275,17 @@ def _remarks(decision: Decision) -> Iterator[Remark]:
         ):
             yield Remark(policy=entry.policy, kind=entry.kind, reason=entry.reason, field=entry.field)
     for field, merged in decision.merged.fields.items():
-        if merged.resolved is not None and merged.resolved.problem:
+        if merged.problem:
             yield Remark(
                 policy=labels_of(merged.owners),
                 kind=AuditKind.VOID,
-                reason=merged.resolved.problem,
+                reason=merged.problem,
                 field=str(field),
             )
 
 
 def before_and_after(
-    field: Field, merged: MergedField, decision: Decision
+    field: Field, merged: Resolved, decision: Decision
 ) -> tuple[str | None, str | None, bool]:
     """The value before and after the policies, and whether these differ."""
     before, value = _text(field, merged.original), result_of(field, merged, decision)
@@ -300,10 +299,8 @@ def before_and_after(
     return before, _text(field, value), True
 
 
-def _counts(claim: Claim, merged: MergedField) -> bool:
-    if merged.resolved is not None:
-        return claim in merged.resolved.used
-    return claim.owner in merged.owners
+def _counts(claim: Claim, merged: Resolved) -> bool:
+    return claim in merged.used if merged.steps else claim.owner in merged.owners
 
 
 def _text(field: Field, value: Value | float) -> str | None:
@@ -312,5 +309,5 @@ def _text(field: Field, value: Value | float) -> str | None:
     return str(value) if isinstance(value, float) else shown(field, value)
 
 
-def result_of(field: Field, merged: MergedField, decision: Decision) -> Value:
+def result_of(field: Field, merged: Resolved, decision: Decision) -> Value:
     return fitted(decision.merged.start, field, merged.value) if merged.owners else merged.original

@@ -1,7 +1,7 @@
 """Asks the policies about the requests for a pod, as a call does, and says what they would change.
 
-The drafts of `calls` and the chain of `hooks` do the work, so the answer is that of a call. Where something
-is not known, the pod is simulated again with it otherwise; fields with another result depend on it.
+The core and the chain of `hooks` decide, so the answer is that of a call. Where something is not known, the
+pod is simulated again with it otherwise; fields with another result depend on it.
 """
 
 from __future__ import annotations
@@ -9,26 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final, NamedTuple
 
-from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.frontends.cri_proxy.calls.create_container import ContainerDraft
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import Question
+from runtimeproxy.core.questions import Question
 from runtimeproxy.frontends.cri_proxy.calls.messages import (
-    edit_cgroup_parent,
+    requested_container,
     requested_pod,
     requested_summary,
 )
-from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import PodDraft
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import CGROUP_PARENT
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import USUAL_RULES, ChainRules
+from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node.snapshot import FixedNode, Input, InputState, KubeletFacts, Node
 from runtimeproxy.offline import OfflineChain
-from runtimeproxy.pods.records import PodRecord
+from runtimeproxy.pods.resources import read_resources
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.simulate.description import CGROUPS, INPUT_TEXTS, Asked, Description, result_of
 from runtimeproxy.simulate.kubelet import ContainerCreation, PodCalls
@@ -119,38 +116,24 @@ class _Simulator:
         """Asks about all requests for a pod, in their order; a refusal ends it."""
         self._chain.node = FixedNode(variant.node)
         calls, asked = variant.calls, list[Asked]()
-        record: PodRecord | None = None
+        summary = requested_summary(calls.config, None)
+        pod = requested_pod(calls.config, None, summary, calls.runtime_handler)
         if calls.runs_sandbox:
-            draft = PodDraft(_copy(calls.config), calls.runtime_handler)
-            view = draft.view()
-            decision = await self._decide(draft.question())
-            name = calls.config.metadata.name
+            decision = await self._decide(Question(Hook.PRE_RUN_POD_SANDBOX, pod, lambda: pod))
             hook, values = Hook.PRE_RUN_POD_SANDBOX, calls.cgroup_values
-            asked.append(Asked("pod", name, hook, view, decision, {}, values))
-            draft.keep_decision(decision)
-            record = draft.record(_SIMULATED_ID)
+            asked.append(Asked("pod", pod.name, hook, pod, decision, {}, values))
+            pod = replace(decision.merged.new_pod if decision is not None else pod, id=_SIMULATED_ID)
         for call in calls.containers:
             if asked and asked[-1].decision is not None and asked[-1].decision.refusal is not None:
                 break
-            asked.append(await self._ask_container(call, calls, record))
+            asked.append(await self._ask_container(call, pod))
         return asked
 
-    async def _ask_container(
-        self, call: ContainerCreation, calls: PodCalls, record: PodRecord | None
-    ) -> Asked:
-        """As `calls.create_container.CreateContainer`, without records of a daemon."""
-        sandbox, config = _copy(calls.config), api_pb2.ContainerConfig()
-        config.CopyFrom(call.config)
-        if record is not None and CGROUP_PARENT in record.owners:
-            edit_cgroup_parent(sandbox, record.cgroup_parent)
-        summary = requested_summary(sandbox, record)
-        pod = requested_pod(sandbox, record, summary)
-        draft = ContainerDraft(config, 0)
-        question = Question(
-            Hook.PRE_CREATE_CONTAINER, summary, partial(draft.view, lambda: pod), edit=draft.edit
-        )
-        decision = await self._decide(question)
-        return Asked(call.kind.value, config.metadata.name, question.hook, pod, decision, call.unknown)
+    async def _ask_container(self, call: ContainerCreation, pod: PodView) -> Asked:
+        resources = read_resources(call.config.linux.resources)
+        view = requested_container(call.config, pod, resources)
+        decision = await self._decide(Question(Hook.PRE_CREATE_CONTAINER, pod, lambda: view))
+        return Asked(call.kind.value, view.name, Hook.PRE_CREATE_CONTAINER, pod, decision, call.unknown)
 
     async def _decide(self, question: Question) -> Decision | None:
         self._before_each()
@@ -210,9 +193,3 @@ def _values(asked: Sequence[Asked]) -> dict[tuple[str, str], object]:
             if field.group != CGROUP_PARENT:
                 found[each.name, str(field)] = result_of(field, merged, decision)
     return found
-
-
-def _copy(config: api_pb2.PodSandboxConfig) -> api_pb2.PodSandboxConfig:
-    copy = api_pb2.PodSandboxConfig()
-    copy.CopyFrom(config)
-    return copy

@@ -51,7 +51,7 @@ function _shtab_koord_runtime_proxy_using
 end
 
 set -g _shtab_koord_runtime_proxy_commands status pods explain audit policy doctor check-config check-slo simulate record replay list-policies version demo bypass upgrade restore check-removal
-set -g _shtab_koord_runtime_proxy_opts_with_value --admin-socket --backend-runtime-mode --config --endpoint --file --for --hook-config-dir --kind --koord-runtimeproxy-endpoint --limit --log-format --log-level --max-size --namespace --node-annotations --node-labels --node-objects-dir --out --output --pod --policies-dir --policy --reason --remote-image-service-endpoint --remote-runtime-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --selector --state-dir --timeout --tracing-endpoint -f
+set -g _shtab_koord_runtime_proxy_opts_with_value --admin-socket --backend-runtime-mode --config --endpoint --file --for --hook-config-dir --kind --koord-runtimeproxy-endpoint --limit --log-format --log-level --max-size --namespace --node-annotations --node-labels --node-objects-dir --out --output --pod --policies-dir --policy --reason --remote-image-service-endpoint --remote-runtime-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --selector --since --state-dir --timeout --tracing-endpoint --until -f
 
 complete -c koord-runtime-proxy -e
 complete -c koord-runtime-proxy -f
@@ -95,11 +95,13 @@ complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using explain' -l
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a audit -d 'show what policies changed, refused, or failed to do'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l since -x -d 'only from then on: 2h or 3d (ago), yesterday, 3 days ago, 14:30, 2026-11-20, or RFC 3339'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l until -x -d 'only until then, in the same way'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l follow -d 'go on with decisions to come, until Ctrl-C'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l pod -x -d 'only this pod, by [NAMESPACE/]NAME or uid'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l policy -x -d 'only this policy'
-complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l kind -xka "changed would-change conflict refused failed invalid left-out pending void off not-applied" -d 'only entries of this kind: changed, would-change, conflict, refused, failed, invalid, left-out, pending, void, off, not-applied; may be repeated'
-complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l limit -x -d 'at most so many of the remembered decisions, the newest ones (default: all)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l kind -xka "changed would-change conflict refused failed invalid left-out pending void off not-applied start stop upgrade gap mode bypass strategy" -d 'only entries of this kind: changed, would-change, conflict, refused, failed, invalid, left-out, pending, void, off, not-applied, start, stop, upgrade, gap, mode, bypass, strategy; may be repeated'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l limit -x -d 'at most so many of the past entries, the newest ones (default: all)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l endpoint -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: that of the configuration)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l timeout -x -d 'how long the daemon may take (default: 10s)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l output -xka "text json yaml" -d 'text for people; JSON or YAML as the API has it (default: text)'

@@ -79,6 +79,7 @@ def explained_pod() -> api_pb2.ExplainResponse:
         applied="512",
         observed="512\n",
         observed_value="512",
+        way=api_pb2.ExplainedField.WAY_MESSAGE,
     )
     quota = api_pb2.ExplainedField(
         name="cpu.cfs_quota_us",
@@ -89,6 +90,7 @@ def explained_pod() -> api_pb2.ExplainResponse:
         observed="max 100000\n",
         observed_value="-1",
         is_different=True,
+        way=api_pb2.ExplainedField.WAY_FILE,
         problem="another program has changed it",
     )
     untouched = api_pb2.ExplainedField(name="memory.min", observed="0\n", observed_value="0")

@@ -238,11 +238,11 @@ def test_an_explanation() -> None:
         "uid uid-1, sandbox s1",
         "",
         "container main  c1",
-        "  FIELD             REQUESTED  RESOLVED  APPLIED  NOW",
-        "  cpu.shares        2          512       512      512",
+        "  FIELD             REQUESTED  RESOLVED  APPLIED  NOW  BY",
+        "  cpu.shares        2          512       512      512  message",
         "    batch-resource  512: batch resources of a best-effort pod [cluster strategy of cm.yaml]",
         "    suppress        at most 1024 (void: the value is below it)",
-        "  cpu.cfs_quota_us  ?          50000     50000    -1",
+        "  cpu.cfs_quota_us  ?          50000     50000    -1   file",
         "    runtime  its specification has -1, until the kubelet's next update",
         "    note     another program has changed it",
         "  cpu-burst  off: strategies not known",
@@ -253,7 +253,7 @@ def test_an_explanation() -> None:
 
 def test_an_explanation_of_everything() -> None:
     text = explanation(explained_pod(), is_everything=True)
-    assert "  memory.min        -          -         -        0\n" in text
+    assert "  memory.min        -          -         -        0    -\n" in text
     assert "container main  c1\n  kubepods/besteffort/pod1/c1\n" in text
     assert "  cpuset     nothing\n" in text
     assert "--all" not in text
@@ -262,14 +262,15 @@ def test_an_explanation_of_everything() -> None:
 def test_an_explanation_in_a_narrow_terminal() -> None:
     lines = explanation(explained_pod(), 45).splitlines()
     assert max(map(len, lines)) <= 45
-    assert lines[4:9] == [
+    assert lines[4:10] == [
         "  cpu.shares",
         "    requested  2",
         "    resolved   512",
         "    applied    512",
         "    now        512",
+        "    by         message",
     ]
-    assert lines[9].startswith("    batch-resource  512: batch resources of")
+    assert lines[10].startswith("    batch-resource  512: batch resources of")
 
 
 def test_a_pod_that_is_left_alone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtimeproxy.commands.catalog import AUDIT_KINDS, COMMANDS
-from runtimeproxy.commands.values import duration_s, label_selector, shown_duration, shown_time
+from runtimeproxy.commands.values import (
+    duration_s,
+    label_selector,
+    past_moment,
+    shown_duration,
+    shown_time,
+)
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.labels import LabelOperator, LabelRequirement, LabelSelector
 
@@ -119,7 +126,7 @@ def test_a_selector_of_pairs_matches_what_has_them(wanted: dict[str, str], label
 
 @given(st.text(max_size=30))
 def test_any_text_is_a_selector_or_refused(text: str) -> None:
-    for parse in (label_selector, duration_s):
+    for parse in (label_selector, duration_s, past_moment):
         # Any other error would fail the test.
         with contextlib.suppress(argparse.ArgumentTypeError):
             parse(text)
@@ -133,3 +140,46 @@ def test_commands_find_the_admin_socket_by_the_daemons_socket() -> None:
     admin = [command for command in COMMANDS if "--admin-socket" in command.arguments]
     assert {command.name for command in admin} >= {"policy", "bypass", "record"}
     assert all("--endpoint" in command.arguments for command in admin)
+
+
+NOW = datetime(2026, 11, 23, 12, 0, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("now", "2026-11-23T12:00:00Z"),
+        ("2h", "2026-11-23T10:00:00Z"),
+        ("1h30m", "2026-11-23T10:30:00Z"),
+        ("90s ago", "2026-11-23T11:58:30Z"),
+        ("3d", "2026-11-20T12:00:00Z"),
+        ("today", "2026-11-23T00:00:00+01:00"),
+        ("Yesterday", "2026-11-22T00:00:00+01:00"),
+        ("3 days ago", "2026-11-20T00:00:00+01:00"),
+        ("1 day ago", "2026-11-22T00:00:00+01:00"),
+        ("12:30", "2026-11-23T12:30:00+01:00"),
+        # Still to come today.
+        ("14:30:15", "2026-11-22T14:30:15+01:00"),
+        ("2026-11-20", "2026-11-20T00:00:00+01:00"),
+        ("2026-11-20 14:30", "2026-11-20T14:30:00+01:00"),
+        ("2026-11-20T14:30:00Z", "2026-11-20T14:30:00Z"),
+        ("2026-11-20t14:30:00z", "2026-11-20T14:30:00Z"),
+        ("2026-11-20T14:30:00.123-05:00", "2026-11-20T14:30:00.123-05:00"),
+    ],
+)
+def test_a_past_moment(text: str, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "CET-1")
+    time.tzset()
+    try:
+        assert past_moment(text, NOW) == datetime.fromisoformat(moment)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "25:00", "2026-13-01", "5", "-2h", "0001-01-01", "9" * 400, "\udcff"]
+)
+def test_no_past_moment(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a time such as 2h, yesterday, 14:30"):
+        past_moment(text)

@@ -193,6 +193,16 @@ def test_parts_are_counted_before_anything_is_parsed() -> None:
     assert len(pieces) <= len(body) // 2 // PIECE_BYTES + 1
 
 
+def test_fields_are_counted_before_anything_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = api_pb2.ListContainersResponse
+    body = kind(containers=[api_pb2.Container(id="x" * 10)] * 20_000).SerializeToString()
+    assert len(parse(kind, body, max_fields=20_000).containers) == 20_000
+    pieces: list[None] = []
+    with pytest.raises(TooManyPartsError):
+        parse(kind, body, max_fields=19_999, on_piece=lambda: pieces.append(None))
+    assert not pieces
+
+
 @pytest.mark.parametrize("place", ["annotation", "variable", "unknown"])
 def test_single_long_texts_are_no_parts(place: str) -> None:
     request = api_pb2.CreateContainerRequest()

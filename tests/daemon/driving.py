@@ -9,10 +9,15 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
+from runtimeproxy.testing.builders import (
+    container_config,
+    create_container_request,
+    default_resources,
+    pod_sandbox_config,
+)
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 
 if TYPE_CHECKING:
@@ -38,6 +43,7 @@ class Pod:
     client: CriClient
     config: api_pb2.PodSandboxConfig
     envs: Mapping[str, str] = field(default_factory=dict)
+    resources: api_pb2.LinuxContainerResources = field(default_factory=default_resources)
     id: str = ""
     container: str = ""
 
@@ -50,9 +56,8 @@ class Pod:
     @property
     def create_request(self) -> api_pb2.CreateContainerRequest:
         """What creates its container."""
-        return create_container_request(
-            self.id, container_config("main", pod=self.config, envs=self.envs), self.config
-        )
+        config = container_config("main", pod=self.config, envs=self.envs, resources=self.resources)
+        return create_container_request(self.id, config, self.config)
 
     def create(self) -> Pod:
         """Creates the container."""
@@ -118,6 +123,16 @@ def shares_of(pod: Pod) -> int:
 def release(fifo: Path) -> None:
     """Ends the reading of a FIFO; waits until a process reads."""
     fifo.write_bytes(b"")
+
+
+GIVES_ENV: Final = """
+from runtimeproxy.hooks import ContainerChange, Policy
+class Gives(Policy):
+    name = 'gives-env'
+    def container(self, container, node):
+        return ContainerChange(env={'GIVEN': 'secret'})
+"""
+"""A policy whose change only a creation can carry."""
 
 
 def policy_file(daemon: ProxyProcess, name: str, shares: int = 2) -> Path:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,10 @@ from tests.daemon.driving import batch_pod
 from tests.daemon.upgrading import Family
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
+from tests.lab.programs import REPOSITORY
 from tests.lab.proxy_process import ProxyProcess
+
+NOBODY = 65534
 
 
 def entries(daemon: ProxyProcess, *words: str) -> list[dict[str, Any]]:
@@ -205,3 +210,63 @@ def test_files_and_rotations_are_read_with_and_without_the_daemon(daemons: Daemo
     assert entries(daemon, "--pod", "default/pod-2", "--limit", "1")[0]["pod"] == "pod-2"
     times = [each["time"] for each in while_down]
     assert times == sorted(times)
+
+
+def test_since_with_follow_has_each_entry_once(daemons: Daemons, audit_file: Path) -> None:
+    daemon = daemons.start(f"[audit]\nfile = '{audit_file}'\n")
+    make_pod(daemon, "one")
+    wait_until(lambda: audit_file.exists() and '"one"' in audit_file.read_text(), "the lines")
+    program, option, module, *flags = daemon.command()
+    words = [program, option, module, "audit", "--follow", "--since", "1h", "--output", "json", *flags]
+    found: list[dict[str, Any]] = []
+    with subprocess.Popen(
+        words, cwd=REPOSITORY, env=daemon.environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as following:
+        assert following.stdout is not None
+        expected = len(entries(daemon, "--since", "1h"))
+        while len(found) < expected:
+            found.append(json.loads(following.stdout.readline()))
+        assert {each["pod"] for each in found} == {"", "one"}
+        make_pod(daemon, "two")
+        while found[-1]["pod"] != "two":
+            found.append(json.loads(following.stdout.readline()))
+        following.send_signal(signal.SIGINT)
+        found += map(json.loads, following.stdout)
+        assert following.wait(30) == 130
+    # The file has times to the millisecond.
+    rows = [json.dumps({**each, "time": ""}) for each in found]
+    assert len(rows) == len(set(rows))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_without_the_daemon_only_the_right_to_read_is_needed(daemons: Daemons, audit_file: Path) -> None:
+    daemon = daemons.start(f"[audit]\nfile = '{audit_file}'\n")
+    make_pod(daemon, "one")
+    wait_until(lambda: audit_file.exists() and '"one"' in audit_file.read_text(), "the lines")
+    daemon.terminate()
+    program, option, module, *flags = daemon.command()
+
+    def as_nobody(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program, option, module, "audit", *words, *flags],
+            cwd=REPOSITORY,
+            env=daemon.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=(),
+        )
+
+    for folder in (audit_file.parent, *audit_file.parents[1:-2], daemon.folder):
+        folder.chmod(0o755)
+    daemon.config_file.chmod(0o644)
+    refused = as_nobody()
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert f"audit.file cannot be read: {audit_file}: cannot be read: Permission denied" in refused.stderr
+    audit_file.chmod(0o644)
+    done = as_nobody("--pod", "default/one")
+    assert (done.returncode, "default/one" in done.stdout) == (0, True)
+    assert f"read from {audit_file}\n" in done.stderr

@@ -15,13 +15,15 @@ from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.signals import UPGRADE
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
+from runtimeproxy.testing.builders import KubeletQos, pod_sandbox_config
 from tests.daemon.conftest import Daemons
-from tests.daemon.driving import Pod, batch_pod, policy_file
+from tests.daemon.driving import GIVES_ENV, Pod, batch_pod, policy_file
 from tests.daemon.kubelet import kubelet as running_kubelet
 from tests.daemon.test_systemd_socket import PASSES, passed
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient, outcome_of
 from tests.lab.deadline import wait_until
-from tests.lab.proxy_process import ProxyProcess
+from tests.lab.node_objects import NodeObjects
+from tests.lab.proxy_process import ManagerProcess, ProxyProcess
 
 __all__ = ["passed"]
 
@@ -105,13 +107,7 @@ def test_what_only_the_creation_can_carry_is_not_applicable(
     daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str
 ) -> None:
     daemon = daemons.prepare(standalone)
-    policy_file(daemon, "gives_env").write_text(
-        "from runtimeproxy.hooks import ContainerChange, Policy\n"
-        "class Gives(Policy):\n"
-        "    name = 'gives-env'\n"
-        "    def container(self, container, node):\n"
-        "        return ContainerChange(env={'GIVEN': 'secret'})\n"
-    )
+    policy_file(daemon, "gives_env").write_text(GIVES_ENV)
     daemon.start()
     made = run_batch(kubelet, cgroup_files).start()
 
@@ -219,6 +215,47 @@ def test_a_bound_of_a_qos_manager_is_written(
     assert not answer.refused
     assert cgroup_files.read("/kubepods/besteffort", "cpu.max").split()[0] == "20000"
     assert cgroup_files.read(cgroup_of(made), "cpu.max").split()[0] == "max"
+
+
+def test_a_strategy_is_applied_and_ends(
+    daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str
+) -> None:
+    daemon = daemons.prepare(standalone)
+    objects = NodeObjects(daemon.objects_folder)
+    objects.strategies({"cpu-burst-config": {"clusterStrategy": {"policy": "cpuBurstOnly"}}})
+    daemon.start()
+    config = pod_sandbox_config("web", qos="LS", kubelet_qos=KubeletQos.BURSTABLE)
+    cgroup_files.make(config.linux.cgroup_parent)
+    resources = cri.LinuxContainerResources(cpu_period=100_000, cpu_quota=50_000, cpu_shares=512)
+    made = Pod(kubelet, config, resources=resources).run().create().start()
+
+    def burst() -> str:
+        return cgroup_files.read(cgroup_of(made), "cpu.max.burst").strip()
+
+    before = burst()
+    wait_until(lambda: burst() not in ("", "0"), "the burst")
+    fields = {each.name: each for each in explain(daemon, made.config.metadata.uid).targets[1].fields}
+    field = fields["cpu.cfs_burst_us"]
+    assert (field.claims[0].owner, field.way) == ("cpu-burst", api_pb2.ExplainedField.WAY_FILE)
+    objects.strategies({"cpu-burst-config": {"clusterStrategy": {"policy": "none"}}})
+    wait_until(lambda: burst() in (before, "0"), "the end of the burst")
+
+
+def test_a_qos_manager_runs_beside_it(daemons: Daemons, standalone: str) -> None:
+    daemon = daemons.prepare(standalone)
+    strategy = {"resource-threshold-config": {"clusterStrategy": {"enable": True}}}
+    NodeObjects(daemon.objects_folder).strategies(strategy)
+    daemon.start()
+    manager = ManagerProcess(daemon.folder, daemon.config_file, daemon.socket, daemon.options.environment)
+    try:
+        manager.start()
+        running = api_pb2.QosManagerStatus.STATE_RUNNING
+        wait_until(lambda: status_of(daemon).qos_manager.state == running, "the manager's report")
+        found = status_of(daemon)
+        assert (found.daemon.mode, found.qos_manager.report.pid) == ("standalone", manager.pid)
+        assert "cpu-suppress" in {each.name for each in found.qos_manager.report.plugins}
+    finally:
+        manager.close()
 
 
 def test_a_socket_from_systemd_serves_the_api(

@@ -156,16 +156,15 @@ def test_guaranteed_pods_ask_for_a_core(pod: object) -> None:
 
 
 def test_a_demo_without_changes_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _report([], []) == 1
+    assert _report([], [], untouched={"trading": {"cpuset": "why"}}) == 1
     shown = capsys.readouterr().out
-    assert "trading, QoS class LSE: untouched" in shown
-    assert "selects this pod, and found nothing to change" in shown
+    assert "trading, QoS class LSE: untouched\n  cpuset  why\n" in shown
 
 
 def test_a_failure_of_a_policy_is_shown_and_is_no_change(capsys: pytest.CaptureFixture[str]) -> None:
     assert _report([ShownChange("web", "p", "left-out: r", "main", "f", "")], []) == 1
     shown = capsys.readouterr().out
-    assert "web, no QoS class\n  p: left-out: r\n    main  f\n" in shown
+    assert "web, no QoS class\n  p\n    main  f\n            left-out: r\n" in shown
     assert "0 changed, 7 untouched" in shown
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from runtimeproxy.cgroups.writer import WriteResult
-from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.algebra import Claim, Resolved, Role
 from runtimeproxy.hooks.claimants import parse_claimant
 from runtimeproxy.hooks.decision import Decision
-from runtimeproxy.hooks.fields import CGROUP, Field, Merged, MergedField
+from runtimeproxy.hooks.fields import CGROUP, Field, Merged
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.ledger.books import Wanted
@@ -32,5 +32,5 @@ def set_values(
 
 def decision_of(claims: Claims, silent: frozenset[str] = frozenset()) -> Decision:
     """A decision with these claims on a cgroup."""
-    fields = {Field(CGROUP, name): MergedField(None, None, (), each) for name, each in claims.items()}
+    fields = {Field(CGROUP, name): Resolved(None, claims=each) for name, each in claims.items()}
     return Decision(hook=Hook.EVALUATE_POD, merged=Merged(PodView(), fields), without_answer=silent)

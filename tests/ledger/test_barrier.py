@@ -20,10 +20,10 @@ import pytest
 
 from policies.group_identity import BVT, CORE_SCHED_SYSCTL, GROUP_IDENTITY_SYSCTL
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
-from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.algebra import Claim, Resolved, Role
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Decision
-from runtimeproxy.hooks.fields import SYSCTL, Field, Merged, MergedField
+from runtimeproxy.hooks.fields import SYSCTL, Field, Merged
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView, PodView
@@ -147,7 +147,7 @@ class Policies:
                 return decision_of({})
             # What is switched on comes first here: the mode is to bring its own order.
             wanted = dict(sorted(zip(NAMES, self.mode, strict=True), key=lambda each: each[1] == "0"))
-            fields = {Field(SYSCTL, name): MergedField(value, None) for name, value in wanted.items()}
+            fields = {Field(SYSCTL, name): Resolved(value) for name, value in wanted.items()}
             return Decision(hook=Hook.EVALUATE_NODE, merged=Merged(PodView(), fields))
         value = -1 if isinstance(view, PodView | ContainerView) else 2
         claims = {BVT: (Claim(Claimant("group-identity"), Role.SET, value),)} if self.mode is ON else {}

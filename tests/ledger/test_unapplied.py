@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.cgroups.writer import CgroupWriter
-from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.algebra import Claim, Resolved, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject
 from runtimeproxy.hooks.claimants import Claimant, parse_claimant
 from runtimeproxy.hooks.decision import Decision
-from runtimeproxy.hooks.fields import ANNOTATIONS, ENV, Field, Merged, MergedField
+from runtimeproxy.hooks.fields import ANNOTATIONS, ENV, Field, Merged
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import PodView, Resources
 from runtimeproxy.ledger.answers import at_next_start, left_out, without_cgroup
@@ -247,9 +247,9 @@ async def test_the_runtime_does_not_say_what_was_asked_for_a_container(scene: Sc
 
 def test_what_a_message_has_given_is_in_force_without_a_known_cgroup() -> None:
     fields = {
-        Field("resources", "cpu_quota_us"): MergedField(50_000, None, (Claimant("batch"),), a_set(50_000)),
-        Field("resources", "cpu_shares"): MergedField(2, None, (Claimant("batch"),), a_set(2)),
-        Field("cgroup", "cpu.idle"): MergedField(1, None, (Claimant("batch"),), a_set(1)),
+        Field("resources", "cpu_quota_us"): Resolved(50_000, (Claimant("batch"),), claims=a_set(50_000)),
+        Field("resources", "cpu_shares"): Resolved(2, (Claimant("batch"),), claims=a_set(2)),
+        Field("cgroup", "cpu.idle"): Resolved(1, (Claimant("batch"),), claims=a_set(1)),
     }
     decision = Decision(hook=Hook.EVALUATE_CONTAINER, merged=Merged(PodView(), fields))
     record = ContainerRecord(id="box", booked=Resources(cpu_quota_us=50_000, cpu_shares=512))
@@ -312,10 +312,10 @@ async def test_files_that_cannot_be_read(scene: Scene, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("is_recovered", [False, True])
 def test_what_only_a_creation_can_give(*, is_recovered: bool) -> None:
     fields = {
-        Field(ENV, "GPU"): MergedField("0", None, (Claimant("gpu-env"),)),
-        Field(ENV, "OLD"): MergedField("0", None, (Claimant("gpu-env"),)),
-        Field(ANNOTATIONS, "same"): MergedField("yes", None, (Claimant("marks"),)),
-        Field(ANNOTATIONS, "other"): MergedField("yes", None, (Claimant("marks"),)),
+        Field(ENV, "GPU"): Resolved("0", (Claimant("gpu-env"),)),
+        Field(ENV, "OLD"): Resolved("0", (Claimant("gpu-env"),)),
+        Field(ANNOTATIONS, "same"): Resolved("yes", (Claimant("marks"),)),
+        Field(ANNOTATIONS, "other"): Resolved("yes", (Claimant("marks"),)),
     }
     decision = Decision(hook=Hook.EVALUATE_CONTAINER, merged=Merged(PodView(), fields))
     owners = {"env[OLD]": (Claimant("gpu-env"),), "annotations[other]": (Claimant("marks"),)}

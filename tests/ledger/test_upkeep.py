@@ -405,3 +405,15 @@ async def test_records_that_are_those_of_the_runtime(scene: Scene) -> None:
     await scene.upkeep.on_compared()
     assert scene.is_requested
     assert scene.ledger.books.record(POD) is not None
+
+
+async def test_they_are_evaluated_although_a_file_hangs(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hangs(work: Callable[[], object]) -> object:
+        raise TimeoutError("a file hangs")
+
+    monkeypatch.setattr(scene.upkeep, "in_worker", hangs)
+    with pytest.raises(TimeoutError):
+        await scene.upkeep.on_compared()
+    assert scene.is_requested

@@ -38,8 +38,16 @@ from runtimeproxy.slo.schema import MemoryQoSStrategy as MemoryStrategy
 from runtimeproxy.slo.strategies import Strategies
 
 SIZE = 256 * 1024
-MOST_CPU_S = 2.0
-"""Of one policy's turn. Work that grows with the square of the length takes minutes. It takes up to 0.3 s."""
+READ_SIZE = MAX_ANNOTATION_LENGTH - 100
+"""Of what is within an annotation that is just short enough to be read."""
+MOST_CPU_S = 0.1
+"""Of one policy's turn, of which the shortest of some counts. It takes up to 4 ms; long integers took 370."""
+TRIES = 5
+
+
+def _quantity(value: str) -> str:
+    return '{"containers":{"main":{"limits":{"kubernetes.io/batch-cpu":' + value + "}}}}"
+
 
 HOSTILE: dict[str, str] = {
     "lists in lists": "[" * SIZE,
@@ -65,6 +73,18 @@ HOSTILE: dict[str, str] = {
     + ",".join('{"node":1,"resources":{"cpu":"1"}}' for _ in range(SIZE // 36))
     + "]}",
     "kinds of devices": "{" + ",".join(f'"{number}":[]' for number in range(SIZE // 10)) + "}",
+    "digits, not too long to be read": "9" * READ_SIZE,
+    "a number of CPUs": '{"cpuset":' + "9" * READ_SIZE + "}",
+    "a NUMA node": '{"numaNodeResources":[{"node":' + "9" * READ_SIZE + ',"resources":{"cpu":"1"}}]}',
+    "numbers of NUMA nodes": '{"numaNodeResources":['
+    + ",".join('{"node":' + "9" * 4_000 + "}" for _ in range(READ_SIZE // 4_020))
+    + "]}",
+    "a quantity, not too long to be read": _quantity('"' + "9" * READ_SIZE + '"'),
+    "a quantity that is a number": _quantity("9" * READ_SIZE),
+    "a quantity with an exponent": _quantity('"' + "9" * READ_SIZE + 'e999"'),
+    "a minor number": '{"gpu":[{"minor":' + "9" * READ_SIZE + "}]}",
+    "a percentage": '{"policy":"auto","cpuBurstPercent":' + "9" * READ_SIZE + "}",
+    "a limit percentage": '{"policy":"auto","minLimitPercent":' + "9" * READ_SIZE + "}",
 }
 
 _CLASS = ClassQoS(cpu_qos=CpuQoS(enable=True), memory_qos=MemoryStrategy(enable=True, min_limit_percent=50))
@@ -98,10 +118,13 @@ def test_a_turn_takes_as_long_as_the_text_is(turn: Callable[[ContainerView], obj
     for qos in (QoSClass.LSR, QoSClass.LS, QoSClass.BE):
         pod = PodView(qos=qos, annotations=annotations, cgroup_parent="/kubepods/pod1")
         view = ContainerView(name="main", pod=pod)
-        before_s = time.thread_time()
-        with suppress(RuntimeProxyError):
-            turn(view)
-        assert time.thread_time() - before_s < MOST_CPU_S
+        took_s: list[float] = []
+        while not took_s or (min(took_s) >= MOST_CPU_S and len(took_s) < TRIES):
+            before_s = time.thread_time()
+            with suppress(RuntimeProxyError):
+                turn(view)
+            took_s.append(time.thread_time() - before_s)
+        assert min(took_s) < MOST_CPU_S
 
 
 def longest(begin: str, item: str, end: str) -> str:

@@ -221,7 +221,11 @@ def with_value(value: str | None) -> Callable[..., Any]:
         (with_target("p" * 1_000), "a claim has the target <ClaimLevel.POD: 'pod'> 'ppp"),
         (
             lambda *_: plugin_pb2.DecideResponse(claims=[api_pb2.Claim()] * 500_000),
-            "it answers with 500000 claims, at most 10000 are possible",
+            "RESOURCE_EXHAUSTED: the answer has more than 20000 fields",
+        ),
+        (
+            lambda *_: plugin_pb2.DecideResponse(claims=[api_pb2.Claim(reason="x" * 10)] * 10_001),
+            "it answers with 10001 claims, at most 10000 are possible",
         ),
         (
             lambda *_: plugin_pb2.DecideResponse(evictions=[plugin_pb2.ProposedEviction()] * 65),

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, cast
 
 import pytest
+from google.protobuf import json_format
+from google.protobuf.timestamp_pb2 import Timestamp
 
+from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.config.settings import (
     CgroupsSettings,
     LedgerSettings,
@@ -19,6 +23,8 @@ from runtimeproxy.ledger.leases import LEASE_S
 from runtimeproxy.node.snapshot import Node
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.qosmanager.manager import built_in_plugins
+from runtimeproxy.qosmanager.status import lines
+from runtimeproxy.service.api.qos_manager import qos_manager_status, report_of
 from runtimeproxy.service.qos_manager import (
     KOORDLET_S,
     START,
@@ -238,6 +244,33 @@ async def test_a_koordlet_is_looked_for_before_one_is_missing(caplog: pytest.Log
     scene.has_koordlet = False
     await scene.state_after(KOORDLET_S)
     assert await scene.state_after(LEASE_S) is State.MISSING
+
+
+async def test_two_managers_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    for pid in (7, 8) * 50:
+        scene.watch.take(report(pid))
+    (line,) = caplog.messages
+    assert line.endswith("two QoS managers report: process 7 and process 8")
+
+
+@pytest.mark.parametrize("started_s", [1 << 62, -(1 << 62), 253_402_300_799])
+def test_whatever_is_reported_can_be_shown(started_s: int) -> None:
+    message = api_pb2.QosManagerReport(
+        version="\x1b[2J\n" + "1" * 100_000,
+        started_at=Timestamp(seconds=started_s),
+        plugins=[
+            api_pb2.QosPluginStatus(name="\x1b[2J\n" + "x" * 100_000, mode=cast("Any", 77), problem="\x9b2J")
+        ],
+    )
+    scene = Scene()
+    scene.watch.take(report_of(message))
+    status = qos_manager_status(scene.watch)
+    json_format.MessageToJson(status)
+    shown = list(lines(status, datetime.now(UTC)))
+    assert shown[0].startswith("koord-qos-manager: running")
+    assert all(line.isprintable() for line in shown)
+    assert max(map(len, shown)) < 4_000
 
 
 async def test_a_plugin_that_cannot_do_its_work() -> None:

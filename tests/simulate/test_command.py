@@ -110,8 +110,7 @@ def test_a_table_of_the_fields(run: Run) -> None:
         "    cpuset      -1: CPUs that the LSR pod has for itself need no quota = -1\n"
         "    depends on  the node's CPUs\n"
         "  resources.cpuset_cpus   -          0-3     depends\n"
-        "    cpuset      0-3: CPUs allocated by the scheduler "
-        "(annotation scheduling.koordinator.sh/resource-status) = 0-3\n"
+        "    cpuset      0-3: CPUs allocated by the scheduler (resource-status) = 0-3\n"
         "    depends on  the node's CPUs\n"
     )
 

@@ -112,6 +112,34 @@ def test_alerts_say_what_is_wrong_with_labels_that_they_have() -> None:
         assert used - {"instance"} <= labels, rule["alert"]
 
 
+def sections(document: Path) -> dict[str, str]:
+    """The texts of a document by the anchors of their headings, as browsers of Markdown make them."""
+    parts = re.split(r"^## (.*)$", document.read_text(), flags=re.MULTILINE)[1:]
+    anchors = (re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in parts[::2])
+    return dict(zip(anchors, parts[1::2], strict=True))
+
+
+def test_each_alert_leads_to_what_the_document_says_of_its_metric() -> None:
+    document = sections(MONITORING.parent / "FAILURES.md")
+    for rule in rules():
+        name, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert name == "FAILURES.md"
+        used = names(rule["expr"]) | set(re.findall(r"\b(?:up|process_\w+)\b", rule["expr"]))
+        assert any(f"`{each}`" in document[anchor] for each in used), rule["alert"]
+
+
+def test_claims_that_lapse_and_a_missing_manager_have_alerts() -> None:
+    metrics = {name for rule in rules() for name in names(rule["expr"])}
+    assert {"claim_lapses_total", "qos_plugin_missing", "qos_plugin_failing"} <= metrics
+
+
+def test_each_panel_says_what_it_shows() -> None:
+    panels = [each for each in json.loads(DASHBOARD.read_text())["panels"] if each["type"] != "row"]
+    said = [each["description"] for each in panels]
+    assert len(set(said)) == len(panels)
+    assert all(each.endswith(".") and len(each) > 20 for each in said)
+
+
 def promtool(*words: str | Path) -> str:
     command = [debian_program("promtool"), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -3627,6 +3627,31 @@ Global___ExplainedTarget: _TypeAlias = ExplainedTarget  # noqa: Y015
 class ExplainedField(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    class _Way:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _WayEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ExplainedField._Way.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        WAY_UNSPECIFIED: ExplainedField._Way.ValueType  # 0
+        """Nothing was applied."""
+        WAY_MESSAGE: ExplainedField._Way.ValueType  # 1
+        """In a message to the runtime, whose specification of the container holds it."""
+        WAY_FILE: ExplainedField._Way.ValueType  # 2
+        """It was written to the file."""
+        WAY_NEXT_START: ExplainedField._Way.ValueType  # 3
+        """Only with the next container or sandbox, as it counts at the creation."""
+
+    class Way(_Way, metaclass=_WayEnumTypeWrapper): ...
+    WAY_UNSPECIFIED: ExplainedField.Way.ValueType  # 0
+    """Nothing was applied."""
+    WAY_MESSAGE: ExplainedField.Way.ValueType  # 1
+    """In a message to the runtime, whose specification of the container holds it."""
+    WAY_FILE: ExplainedField.Way.ValueType  # 2
+    """It was written to the file."""
+    WAY_NEXT_START: ExplainedField.Way.ValueType  # 3
+    """Only with the next container or sandbox, as it counts at the creation."""
+
     NAME_FIELD_NUMBER: _builtins.int
     FILE_FIELD_NUMBER: _builtins.int
     REQUESTED_FIELD_NUMBER: _builtins.int
@@ -3643,6 +3668,7 @@ class ExplainedField(_message.Message):
     OBSERVED_VALUE_FIELD_NUMBER: _builtins.int
     IS_OBSERVED_ONLY_FIELD_NUMBER: _builtins.int
     UNAPPLIED_FIELD_NUMBER: _builtins.int
+    WAY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """A cgroup parameter (cpu.cfs_quota_us), or a field of the message such as env[NAME] or cgroup_parent."""
     file: _builtins.str
@@ -3671,6 +3697,8 @@ class ExplainedField(_message.Message):
     """The present content in the notation of this parameter; absent if it could not be read."""
     is_observed_only: _builtins.bool
     """Only written once and then observed: a hook server's value of a pod, or koordlet's."""
+    way: Global___ExplainedField.Way.ValueType
+    """How the value was applied last, or will be."""
     @_builtins.property
     def claims(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExplainedClaim]:
         """In the order in which they count."""
@@ -3702,10 +3730,11 @@ class ExplainedField(_message.Message):
         observed_value: _builtins.str | None = ...,
         is_observed_only: _builtins.bool = ...,
         unapplied: _abc.Iterable[Global___UnappliedValue] | None = ...,
+        way: Global___ExplainedField.Way.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_applied", b"_applied", "_booked", b"_booked", "_observed", b"_observed", "_observed_value", b"_observed_value", "_original", b"_original", "_requested", b"_requested", "_resolved", b"_resolved", "applied", b"applied", "booked", b"booked", "observed", b"observed", "observed_value", b"observed_value", "original", b"original", "requested", b"requested", "resolved", b"resolved", "yielded", b"yielded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_applied", b"_applied", "_booked", b"_booked", "_observed", b"_observed", "_observed_value", b"_observed_value", "_original", b"_original", "_requested", b"_requested", "_resolved", b"_resolved", "applied", b"applied", "booked", b"booked", "claims", b"claims", "file", b"file", "is_different", b"is_different", "is_observed_only", b"is_observed_only", "is_request_unknown", b"is_request_unknown", "name", b"name", "observed", b"observed", "observed_value", b"observed_value", "original", b"original", "problem", b"problem", "requested", b"requested", "resolved", b"resolved", "unapplied", b"unapplied", "yielded", b"yielded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_applied", b"_applied", "_booked", b"_booked", "_observed", b"_observed", "_observed_value", b"_observed_value", "_original", b"_original", "_requested", b"_requested", "_resolved", b"_resolved", "applied", b"applied", "booked", b"booked", "claims", b"claims", "file", b"file", "is_different", b"is_different", "is_observed_only", b"is_observed_only", "is_request_unknown", b"is_request_unknown", "name", b"name", "observed", b"observed", "observed_value", b"observed_value", "original", b"original", "problem", b"problem", "requested", b"requested", "resolved", b"resolved", "unapplied", b"unapplied", "way", b"way", "yielded", b"yielded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__applied: _TypeAlias = _typing.Literal["applied"]  # noqa: Y015
     _WhichOneofArgType__applied: _TypeAlias = _typing.Literal["_applied", b"_applied"]  # noqa: Y015

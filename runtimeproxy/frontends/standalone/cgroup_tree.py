@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RENEW_S: Final = 60.0
+"""How often folders are read without an event: the prefix of `--cgroup-root` is watched only once the
+kubelet's folder is in it."""
 GATHER_S: Final = 0.1
 """How long changes are gathered: a pod that starts makes a dozen."""
 KUBEPODS: Final = "kubepods"
@@ -63,7 +66,9 @@ class CgroupTree:
                 self._changed.clear()
                 if await loop.run_in_executor(self._executor, self._renew, inotify):
                     self._on_change()
-                await self._changed.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RENEW_S):
+                        await self._changed.wait()
                 await asyncio.sleep(GATHER_S)
         finally:
             loop.remove_reader(inotify.fileno())
@@ -105,15 +110,22 @@ def kubelet_folders(folder: Path, levels: int = MOST_LEVELS, *, is_inside: bool 
     yield folder
     if not levels:
         return
-    names: list[str] = []
-    with suppress(OSError), os.scandir(folder) as entries:
-        names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
-    for name in names:
+    is_top = levels == MOST_LEVELS
+    for name in folders_in(folder):
         is_kubelets = is_inside or KUBEPODS in name
         if is_kubelets and not is_pod(name):
             yield from kubelet_folders(folder / name, levels - 1, is_inside=True)
         elif is_kubelets:
             yield folder / name
+        elif is_top and any(KUBEPODS in each for each in folders_in(folder / name)):
+            # The prefix of `--cgroup-root`.
+            yield from kubelet_folders(folder / name, levels - 1)
+
+
+def folders_in(folder: Path) -> list[str]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        return [each.name for each in entries if each.is_dir(follow_symlinks=False)]
+    return []
 
 
 def is_pod(name: str) -> bool:

@@ -58,6 +58,9 @@ class Follower:
         self._evaluator = evaluator
         self._client = client
         self._spawn = spawn
+        # Pods of which something has changed, and those that are evaluated now.
+        self._changed_pods: set[str] = set()
+        self._evaluated_pods: set[str] = set()
         self._since_s = evaluator.by_file_since_s = since_s
         inventory.on_complete.insert(0, self._mark_known)
 
@@ -82,8 +85,21 @@ class Follower:
         pod_id = await self._take_pod(event.id) if event.is_pod else await self._take_container(event.id)
         pod = self._store.pods.get(pod_id)
         if pod is not None and pod.state is Lifecycle.RUNNING:
-            # Not awaited: files may hang, and other pods' events must not wait for them.
-            self._spawn(self._evaluator.evaluate_pod(pod.id))
+            self._changed_pods.add(pod.id)
+            if pod.id not in self._evaluated_pods:
+                # Not awaited: files may hang, and other pods' events must not wait for them.
+                self._evaluated_pods.add(pod.id)
+                self._spawn(self._evaluate(pod.id))
+
+    async def _evaluate(self, pod_id: str) -> None:
+        # The events of a pod that come meanwhile lead to one more evaluation.
+        try:
+            while pod_id in self._changed_pods:
+                self._changed_pods.discard(pod_id)
+                await self._evaluator.evaluate_pod(pod_id)
+        finally:
+            self._changed_pods.discard(pod_id)
+            self._evaluated_pods.discard(pod_id)
 
     async def _take_pod(self, identity: str) -> str:
         found = await self._client.pod(identity)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from runtimeproxy.hooks.decision import FailureKind, ServerError
 from runtimeproxy.hooks.loaded import MAX_PRIORITY, Cancellable, LoadedPolicy, OnResponse
 from runtimeproxy.hooks.policy import HOOKS_BEFORE, FailurePolicy, Hook, Policy
 from runtimeproxy.hooks.remote.protocol import EXCHANGES, NO_SUCH_METHOD, Exchange
+from runtimeproxy.hooks.remote.server_state import ServerCounts
 from runtimeproxy.hooks.selector import PodSelector, PodTraits
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.http2.client import (
@@ -55,8 +57,12 @@ _MAX_TEXT_LENGTH: Final = 1_024
 """Bound on a server's error text: a status message has to fit into one header block."""
 _ON_LOOP_BYTES: Final = 64 * 1024
 """Longer responses, and those to longer requests, are read in a worker thread."""
+_ON_LOOP_COMPARISONS: Final = 4 * 1024 * 1024
+"""Characters of an error's text times bytes of variables: more are compared in a worker thread, as that many
+take a millisecond."""
 _MIN_SECRET_LENGTH: Final = 8
 """Values of variables that are as short as `true` or `8080` are not secret, and occur in any text."""
+_REPLACED: Final = re.compile("\x01\0*")
 _TRANSPORT_CODES: Final = frozenset(
     {StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.CANCELLED}
 )
@@ -183,19 +189,6 @@ class _Reachable(PodSelector):
         return not self.breaker.is_open
 
 
-@dataclass(slots=True)
-class ServerCounts:
-    """Calls of one hook server since it is registered; times are seconds since the epoch."""
-
-    calls: int = 0
-    failures: int = 0
-    last_error: str = ""
-    """Of the last failure; empty if there was none."""
-    last_error_s: float = 0.0
-    opened_s: float | None = None
-    """Since when it is skipped; None while it is not."""
-
-
 class HookServer:
     """A registered hook server: its connection, its breaker and the policy that stands for it.
 
@@ -286,9 +279,11 @@ class HookServer:
     def _on_end(
         self, request: _HookRequest, timeout_s: float, on_response: OnResponse, outcome: bytes | RpcError
     ) -> None:
-        # A short response is compared with the whole request.
-        response_bytes = len(outcome) if isinstance(outcome, bytes) else 0
-        is_long = max(len(request.data), response_bytes) > _ON_LOOP_BYTES
+        # A short response is compared with the whole request, and an error's text with all variables.
+        if isinstance(outcome, bytes):
+            is_long = max(len(request.data), len(outcome)) > _ON_LOOP_BYTES
+        else:
+            is_long = len(outcome.text) * sum(map(len, _env(request.view).values())) > _ON_LOOP_COMPARISONS
         loop = asyncio.get_running_loop()
         on_response(partial(self._read, request, timeout_s, outcome, loop), is_long)
 
@@ -371,8 +366,6 @@ def _server_error(error: RpcError) -> ServerError:
     """Only an error that the server itself answers has its own code."""
     code = error.code if isinstance(error, AnsweredError) else StatusCode.UNAVAILABLE
     kind = FailureKind.TIMED_OUT if isinstance(error, LateError) else FailureKind.FAILED
-    # For the kubelet NotFound on stop and remove is success.
-    code = StatusCode.FAILED_PRECONDITION if code is StatusCode.NOT_FOUND else code
     return ServerError(kind, code, error.text)
 
 
@@ -423,10 +416,22 @@ def _without_secrets(error: RpcError, view: PodView | ContainerView) -> RpcError
 
     Values of several lines are looked for by line, because texts that quote them often escape their ends.
     """
-    values = view.env.values() if isinstance(view, ContainerView) else ()
+    values = _env(view).values()
     lines = {line for value in values for line in value.decode(errors="replace").splitlines()}
-    text = error.text
     # The longest first: a secret that contains another one would otherwise be replaced in part only.
-    for secret in sorted((line for line in lines if len(line) >= _MIN_SECRET_LENGTH), key=len, reverse=True):
-        text = text.replace(secret, "***")
+    secrets = sorted((line for line in lines if len(line) >= _MIN_SECRET_LENGTH), key=len, reverse=True)
+    longest = len(secrets[0]) if secrets else 1
+    most = 4 * _MAX_TEXT_LENGTH + longest
+    text = error.text[:most]
+    for secret in secrets:
+        # As long as the secret, so that the places of all else stay.
+        text = text.replace(secret, "\x01".ljust(len(secret), "\0"))
+    if len(error.text) > most:
+        # A secret that is cut is not found.
+        text = text[: 1 - longest or None]
+    text = _REPLACED.sub("***", text)
     return type(error)(error.code, text[:_MAX_TEXT_LENGTH])
+
+
+def _env(view: PodView | ContainerView) -> Mapping[str, bytes]:
+    return view.env if isinstance(view, ContainerView) else {}

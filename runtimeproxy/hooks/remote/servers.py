@@ -7,15 +7,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.remote.registrations import Registration
+from runtimeproxy.hooks.remote.server_state import Server
 from runtimeproxy.hooks.remote.watcher import FolderWatchSettings, RegistrationWatcher
-
-if TYPE_CHECKING:
-    from runtimeproxy.hooks.remote.server import ServerCounts
 
 logger = logging.getLogger(__name__)
 
@@ -23,26 +21,6 @@ MAX_SERVERS: Final = 64
 """Hook servers in use; a node has one or two."""
 FIRST_READ_S: Final = 10.0
 """How long policies wait for the first reading of the folder, because a file system may hang."""
-
-
-class Server(Protocol):
-    """A hook server in use; see `HookServer`."""
-
-    @property
-    def registration(self) -> Registration: ...
-
-    @property
-    def trouble(self) -> str: ...
-
-    @property
-    def openings(self) -> int: ...
-
-    @property
-    def counts(self) -> ServerCounts: ...
-
-    def as_policy(self) -> LoadedPolicy: ...
-
-    def close(self) -> None: ...
 
 
 class _Used(NamedTuple):

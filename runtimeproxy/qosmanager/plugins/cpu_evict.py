@@ -21,7 +21,6 @@ from runtimeproxy.qosmanager.eviction import (
     EvictState,
     ReleaseTask,
     allowed,
-    be_priority,
     request_of,
     requested_name,
 )
@@ -190,7 +189,7 @@ def _by_satisfaction(snapshot: Snapshot, samples: Sequence[BeSample]) -> Release
         return None
     ordered = sorted(
         allowed(snapshot.pods, "BECPUEvict"),
-        key=lambda pod: (be_priority(pod), -_used_share(snapshot, pod), pod.uid),
+        key=lambda pod: (pod.priority_value, -_used_share(snapshot, pod), pod.uid),
     )
     arithmetic = (
         f"BE pods have {average.limit:.0f}m and use {average.used:.0f}m of {average.request:.0f}m requested, "

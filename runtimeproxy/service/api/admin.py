@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.api_names import MODE_OF
+from runtimeproxy.background import ShieldedTasks
 from runtimeproxy.core.eviction import MOST_GRACE_S
 from runtimeproxy.errors import PolicyLoadError, StatusCode
 from runtimeproxy.hooks.modes import MOST_OVERRIDES, Override, with_override, without
@@ -63,6 +64,7 @@ class AdminServicer:
     def __init__(self, parts: Parts, executor: Executor) -> None:
         self._parts = parts
         self._executor = executor
+        self._changes = ShieldedTasks()
 
     async def SetBypass(  # noqa: N802  # the method's name in the service
         self, request: api_pb2.SetBypassRequest, context: Context
@@ -92,7 +94,9 @@ class AdminServicer:
                 text = f"the mode of {request.policy} is for all that it claims, not for some pods"
                 await context.abort(StatusCode.INVALID_ARGUMENT, text)
             try:
-                await policies.change_modes(lambda present: changed(present, request, time.time()))
+                change = policies.change_modes(lambda present: changed(present, request, time.time()))
+                # What is on disk is to be in effect, too, when the client goes away.
+                await self._changes.run(change)
             except ValueError as error:
                 await context.abort(StatusCode.INVALID_ARGUMENT, str(error))
             except OSError as error:

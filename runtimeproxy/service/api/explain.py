@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -21,6 +21,7 @@ from runtimeproxy.hooks.algebra import Claim, ClaimOutcome
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.decision import evaluation_of, unmet_for
 from runtimeproxy.hooks.fields import ANNOTATIONS, CGROUP_PARENT, LABELS, RESOURCES, UNIFIED, pod_of
+from runtimeproxy.hooks.loaded import LoadedPolicy, overridden_methods
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import books
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from runtimeproxy.core.policies import PolicySet
     from runtimeproxy.hooks.claimants import Claimant
     from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.views import Resources
     from runtimeproxy.ledger.books import Formats
     from runtimeproxy.ledger.claim_places import ClaimKey
@@ -149,14 +149,17 @@ class Explainer:
         containers = find_containers(store, pod, container_text)
         node, view = self._node.latest, recorded_pod(pod)
         subjects = list(self._subjects(pod, view, containers, only_containers=bool(container_text)))
-        found = await self._look(subjects)
+        decisions = [
+            None
+            if subject.view is None
+            else await self._policies.chain.evaluate(subject.view, budget_s=EVALUATION_S)
+            for subject in subjects
+        ]
+        found = await self._look(zip(subjects, decisions, strict=True))
         strategy = node.strategy_for(view)
         strategies = list(strategy_fields(strategy, strategy.provenance))
         targets = []
-        for subject in subjects:
-            decision = None
-            if subject.view is not None:
-                decision = await self._policies.chain.evaluate(subject.view, budget_s=EVALUATION_S)
+        for subject, decision in zip(subjects, decisions, strict=True):
             files = found.get(subject.cgroup, FilesRead())
             targets.append(self._target(subject, files, decision, node, strategies))
         label, names = self._policies.skip_label, names_of(pod, node)
@@ -191,13 +194,13 @@ class Explainer:
             if self._ledger.books.record(cgroup) is not None:
                 yield _Subject(Level.QOS_CLASS, cgroup, qos=qos)
 
-    async def _look(self, subjects: Iterable[_Subject]) -> Mapping[str, FilesRead]:
+    async def _look(self, subjects: Iterable[tuple[_Subject, Decision | None]]) -> Mapping[str, FilesRead]:
         """Reads the files of all cgroups in a thread, for a bounded time."""
         ledger = self._ledger
         wanted = {
-            each.cgroup: tuple(book.entries)
-            for each in subjects
-            if each.cgroup and (book := ledger.books.record(each.cgroup)) is not None and book.entries
+            subject.cgroup: names
+            for subject, decision in subjects
+            if subject.cgroup and (names := tuple(self._names(subject, decision)))
         }
         if not wanted:
             return {}
@@ -210,6 +213,15 @@ class Explainer:
         self._hung.add(run)
         run.add_done_callback(self._hung.discard)
         return dict.fromkeys(wanted, FilesRead(problem=f"its files could not be read within {LOOK_S:g} s"))
+
+    def _names(self, subject: _Subject, decision: Decision | None) -> Iterable[str]:
+        """The parameters of a cgroup that have a value, or would have one without dry-run."""
+        book = self._ledger.books.record(subject.cgroup)
+        entries = () if decision is None else decision.audit
+        of_policies = (parameter_of(each.field) for each in entries if each.kind is AuditKind.WOULD_CHANGE)
+        of_owners = (key.field for _, key, _ in self._dry_run_claims(subject))
+        names = (*(() if book is None else book.entries), *of_policies, *of_owners)
+        return dict.fromkeys(filter(None, names))
 
     def _target(
         self,
@@ -230,6 +242,31 @@ class Explainer:
             for name, owners in sorted(record.owners.items()):
                 if not parameter_of(name):
                     fields[name] = _message_field(record, name, owners)
+        self._add_dry_run(subject, entries, fields)
+        self._add_observed(files, fields)
+        self._add_unapplied(subject, fields)
+        self._add_strategies(fields.values(), strategies, decision, node)
+        box = record if isinstance(record, ContainerRecord) else None
+        view = subject.view
+        answers = () if view is None else _answers(self._policies, view, node, decision)
+        return api_pb2.ExplainedTarget(
+            level=LEVELS[subject.level],
+            cgroup=subject.cgroup,
+            container=box.name if box is not None else "",
+            container_id=box.id if box is not None else "",
+            fields=fields.values(),
+            policies=answers,
+            problem=files.problem,
+        )
+
+    def _add_dry_run(
+        self,
+        subject: _Subject,
+        entries: Iterable[AuditEntry],
+        fields: dict[str, api_pb2.ExplainedField],
+    ) -> None:
+        """Adds what policies and owners in dry-run would change."""
+        record = subject.record
         for audited in entries:
             if audited.kind is AuditKind.WOULD_CHANGE and audited.field:
                 name = parameter_of(audited.field) or audited.field
@@ -254,20 +291,14 @@ class Explainer:
                     lease_end=wall_time(owned.end_s(key.role), self._leased.now_s()),
                 )
             )
-        self._add_unapplied(subject, fields)
-        self._add_strategies(fields.values(), strategies, decision, node)
-        box = record if isinstance(record, ContainerRecord) else None
-        policies, view = self._policies.chain.policies, subject.view
-        answers = () if view is None else _answers(policies, view, node, decision)
-        return api_pb2.ExplainedTarget(
-            level=LEVELS[subject.level],
-            cgroup=subject.cgroup,
-            container=box.name if box is not None else "",
-            container_id=box.id if box is not None else "",
-            fields=fields.values(),
-            policies=answers,
-            problem=files.problem,
-        )
+
+    def _add_observed(self, files: FilesRead, fields: Mapping[str, api_pb2.ExplainedField]) -> None:
+        """Adds the contents of files to fields that have no value of ours."""
+        for name, file in files.present.items():
+            if name in fields and not fields[name].HasField("observed"):
+                observed = shown(self._ledger.books.formats.decode(name, file.text))
+                now = api_pb2.ExplainedField(file=file.file, observed=file.text, observed_value=observed)
+                fields[name].MergeFrom(now)
 
     def _add_unapplied(self, subject: _Subject, fields: dict[str, api_pb2.ExplainedField]) -> None:
         """Adds what is wanted of the cgroup and not in force, with the reasons."""
@@ -280,6 +311,8 @@ class Explainer:
             name = parameter_of(each.field) or each.field
             field = fields.setdefault(name, api_pb2.ExplainedField(name=name))
             field.unapplied.extend(unapplied_messages([each]))
+            if each.cause is UnappliedCause.NEXT_START:
+                field.way = api_pb2.ExplainedField.WAY_NEXT_START
             if not field.problem and each.cause is not UnappliedCause.CONFLICT:
                 field.problem = each.reason
 
@@ -329,6 +362,7 @@ class Explainer:
             or self._left(book.id, name)
             or (_difference(name, entry, result.value, found, record, formats) if not files.problem else ""),
             is_observed_only=entry.is_once or name in ledger.books.observed,
+            way=_way(entry),
         )
         for each in ledger.yielded():
             if each.name == name and "/" + "/".join(each.path) == book.id:
@@ -375,6 +409,15 @@ class Explainer:
                     continue
                 wanted = parts.get(str(claim.owner), frozenset())
                 claim.strategies.extend(each for each in strategies if each.path.split(".")[0] in wanted)
+
+
+def _way(entry: Entry) -> api_pb2.ExplainedField.Way.ValueType:
+    """How the applied value of a cgroup parameter got there."""
+    if entry.resolved is None:
+        return api_pb2.ExplainedField.WAY_UNSPECIFIED
+    # The runtime writes what its specification holds.
+    is_in_message = entry.resolved == entry.booked
+    return api_pb2.ExplainedField.WAY_MESSAGE if is_in_message else api_pb2.ExplainedField.WAY_FILE
 
 
 def _identity(cgroup: str) -> str:
@@ -469,8 +512,9 @@ def _message_field(
         )
         for each in owners
     ]
+    way = api_pb2.ExplainedField.WAY_MESSAGE
     return api_pb2.ExplainedField(
-        name=name, requested=requested, claims=claims, applied=value, resolved=value
+        name=name, requested=requested, claims=claims, applied=value, resolved=value, way=way
     )
 
 
@@ -495,7 +539,7 @@ def _resource(resources: Resources, name: str) -> str | None:
 
 
 def _answers(
-    policies: Iterable[LoadedPolicy],
+    policies: PolicySet,
     view: PodView | ContainerView,
     node: Node,
     decision: Decision | None,
@@ -510,9 +554,59 @@ def _answers(
         owners = {claim.owner.name for each in decision.merged.fields.values() for claim in each.claims}
         wanting = {name: reasons.get(name, "") for name in owners}
     hook = evaluation_of(view)
-    for policy in policies:
+    pod = view.pod if isinstance(view, ContainerView) else view
+    off = _off_by_command(policies, pod)
+    in_use = {name: policy for name, policy in _in_use(policies, pod, node).items() if name not in off}
+    for name, policy in in_use.items():
         if hook in policy.methods or policy.remote_hooks:
-            yield _answer(policy, view, node, by_policy.get(policy.name, []), wanting.get(policy.name))
+            yield _answer(policy, view, node, by_policy.get(name, []), wanting.get(name))
+    yield from _not_in_use(policies, view, in_use.keys(), off)
+
+
+def _in_use(policies: PolicySet, pod: PodView, node: Node) -> dict[str, LoadedPolicy]:
+    """The policies by name; of one that runs in several modes the part for this pod, else any."""
+    parts: dict[str, LoadedPolicy] = {}
+    for policy in policies.chain.policies:
+        if policy.name not in parts or policy.selector_on(node).matches(pod):
+            parts[policy.name] = policy
+    return parts
+
+
+def _not_in_use(
+    policies: PolicySet, view: PodView | ContainerView, in_use: Collection[str], off: Mapping[str, str]
+) -> Iterator[api_pb2.PolicyAnswer]:
+    """The policies that are off or not loaded."""
+    method = "container" if isinstance(view, ContainerView) else "pod"
+    for each in policies.loaded.classes:
+        if method in overridden_methods(each) and each.name not in in_use:
+            is_configured = policies.configured(each.name).enabled is False
+            default = "off by the configuration" if is_configured else "off by default"
+            yield api_pb2.PolicyAnswer(
+                policy=each.name,
+                mode=api_pb2.MODE_OFF,
+                outcome=api_pb2.PolicyAnswer.OUTCOME_OFF,
+                reason=off.get(each.name, default),
+            )
+    names = {each.name for each in policies.loaded.classes}
+    for problem in policies.loaded.problems:
+        if problem.name not in names:
+            yield api_pb2.PolicyAnswer(
+                policy=problem.name,
+                mode=api_pb2.MODE_OFF,
+                outcome=api_pb2.PolicyAnswer.OUTCOME_FAILED,
+                reason=f"not loaded: {problem.text}",
+            )
+
+
+def _off_by_command(policies: PolicySet, pod: PodView) -> dict[str, str]:
+    """Why policies are off for a pod that an operator has switched off; the last command counts."""
+    found: dict[str, str] = {}
+    for each in policies.modes.present:
+        if each.selector.matches(pod):
+            found.pop(each.policy, None)
+            if each.mode is Mode.OFF:
+                found[each.policy] = "off by command" + (f": {each.reason}" if each.reason else "")
+    return found
 
 
 def _answer(
@@ -522,12 +616,12 @@ def _answer(
     entries: list[AuditEntry],
     wanted_for: str | None,
 ) -> api_pb2.PolicyAnswer:
-    outcome, reason = api_pb2.PolicyAnswer.OUTCOME_NOTHING, ""
+    outcome, reason = api_pb2.PolicyAnswer.OUTCOME_NOTHING, "selects this pod, and found nothing to change"
     pod = view.pod if isinstance(view, ContainerView) else view
     if policy.remote_hooks:
         outcome, reason = api_pb2.PolicyAnswer.OUTCOME_NOT_ASKED, "hook servers are asked in calls only"
-    elif not policy.selector_on(node).matches(pod):
-        outcome = api_pb2.PolicyAnswer.OUTCOME_NOT_SELECTED
+    elif why_not := policy.why_not_for(pod, node):
+        outcome, reason = api_pb2.PolicyAnswer.OUTCOME_NOT_SELECTED, why_not
     elif (unmet := unmet_for(policy, view, node)) is not None:
         outcome, reason = api_pb2.PolicyAnswer.OUTCOME_OFF, str(unmet)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -32,7 +33,7 @@ def report_of(message: api_pb2.QosManagerReport) -> ManagerReport:
     """What a manager says; long texts are cut, and plugins beyond the bound are left out."""
     plugins = tuple(
         PluginReport(
-            each.name[:MOST_TEXT],
+            _line(each.name),
             MODE_OF.get(each.mode, Mode.OFF),
             each.is_wanted,
             each.claims,
@@ -41,7 +42,9 @@ def report_of(message: api_pb2.QosManagerReport) -> ManagerReport:
         )
         for each in itertools.islice(message.plugins, MOST_PLUGINS)
     )
-    return ManagerReport(_line(message.version), message.pid, message.started_at.seconds, plugins)
+    # Not later than now, and a time that a reader can show.
+    started_s = min(max(message.started_at.seconds, 0), int(time.time()))
+    return ManagerReport(_line(message.version), message.pid, started_s, plugins)
 
 
 def _line(text: str) -> str:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.loading import LateLoad, LoadProblem
     from runtimeproxy.hooks.policy import Policy
-    from runtimeproxy.hooks.remote.servers import Server
+    from runtimeproxy.hooks.remote.server_state import Server
     from runtimeproxy.http2.server import Budget
     from runtimeproxy.ledger.evaluate import Evaluator
     from runtimeproxy.ledger.leased import LeasedClaims
@@ -123,7 +123,7 @@ def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
     """
     core, proxy, settings = parts.core, parts.proxy, parts.configuration.settings
     policies, node = core.policies, core.node
-    servers = parts.hook_servers
+    servers = policies.servers
     store = core.store
     uids = {pod.uid for pod in store.pods}
     status = api_pb2.GetStatusResponse(

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
     from runtimeproxy.frontends.cri_proxy.relay.counts import RelayCounts
     from runtimeproxy.hooks.counts import PolicyCounts
-    from runtimeproxy.hooks.remote.servers import HookServers
+    from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.kubernetes.source import KubernetesSource
     from runtimeproxy.ledger.leased import LeasedClaims
     from runtimeproxy.ledger.ledger import Ledger
@@ -140,7 +140,7 @@ def samples(parts: Parts, received: Received) -> Iterator[Sample]:
     policies, audit, ledger = core.policies, core.audit, core.ledger
     yield from _of_loaded(policies, core.node)
     yield from of_policies(audit.counts)
-    yield from _of_servers(parts.hook_servers)
+    yield from _of_servers(policies.servers)
     yield from _of_ledger(ledger)
     yield from of_books(ledger.books)
     yield from _of_upkeep(core.upkeep, core.state)
@@ -282,7 +282,7 @@ def of_policies(counts: PolicyCounts) -> Iterator[Sample]:
         yield Sample(name, number, labels)
 
 
-def _of_servers(servers: HookServers) -> Iterator[Sample]:
+def _of_servers(servers: Servers) -> Iterator[Sample]:
     for name, server in servers.servers.items():
         yield Sample("hook_server_skipped", bool(server.trouble), (name,))
         yield Sample("hook_server_breaker_openings_total", server.openings, (name,))

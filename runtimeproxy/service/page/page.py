@@ -135,7 +135,7 @@ class NodePage:
         await pods.wait()
         runtime = await parts.runtime.version()
         audit.flush()
-        entries = list(audit.ring.entries)[-ENTRIES:]
+        entries = [each for each in audit.ring.entries if each.hook][-ENTRIES:]
         node = servicer.node.response(0, parts.configuration.settings)
         changed = pods.take()
         watchers = servicer.watchers

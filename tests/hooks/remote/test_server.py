@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -219,6 +220,11 @@ SECRETS = {
         r"'***\n***\n'",
     ),
     "longer than what is told": ({"KEY": b"k" * 2_000}, "bad " + "k" * 2_000, "bad ***"),
+    "cut again and again": (
+        {"A": b"a" * 1_000, "B": b"bbbbbbbb"},
+        ("a" * 1_000 + "bbbbbbbb") * 10,
+        "******" * 4 + "***",
+    ),
     "where the text is cut": ({"KEY": b"k" * 100}, "x" * 1_000 + "k" * 100, "x" * 1_000 + "***"),
 }
 
@@ -231,6 +237,38 @@ async def test_no_part_of_a_secret_is_told(
     with pytest.raises(ServerError) as caught:
         await ask(ignored, view=replace(VIEW, env=env))
     assert caught.value.text == told
+
+
+@pytest.mark.parametrize(
+    ("env", "text_length", "is_long"),
+    [
+        pytest.param({"TOKEN": b"secret-value"}, 30_000, False, id="long-text"),
+        pytest.param(
+            {f"V{number}": b"%08d" % number for number in range(3_000)}, 100, False, id="short-text"
+        ),
+        pytest.param(
+            {f"V{number}": b"%08d" % number for number in range(3_000)}, 30_000, True, id="both-long"
+        ),
+        pytest.param({"NOT_UTF8": b"\xff" * 1_000_000}, 30_000, True, id="not-in-the-request"),
+    ],
+)
+async def test_a_long_error_is_compared_with_many_variables_in_a_worker_thread(
+    ignored: HookServer, serving: HookServing, env: dict[str, bytes], text_length: int, is_long: bool
+) -> None:
+    serving.behave(Behaviour(kind="error", text="x" * text_length))
+    came: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    request = ignored.as_policy().remote_hooks[PRE](replace(VIEW, env=env))
+    request.send(PATIENT_S, lambda _, is_long: came.set_result(is_long))
+    assert await came is is_long
+
+
+async def test_a_long_text_is_compared_in_a_moment(ignored: HookServer, serving: HookServing) -> None:
+    env = {f"V{number}": b"%015d" % number for number in range(100_000)}
+    serving.behave(Behaviour(kind="error", text="x" * 60_000))
+    began_s = time.thread_time()
+    with pytest.raises(ServerError):
+        await ask(ignored, view=replace(VIEW, env=env))
+    assert time.thread_time() - began_s < 1.5
 
 
 async def test_a_long_error_is_cut(ignored: HookServer, serving: HookServing) -> None:

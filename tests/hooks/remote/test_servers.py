@@ -17,7 +17,8 @@ from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.remote.registrations import Registration
-from runtimeproxy.hooks.remote.server import FAILURES_TO_OPEN, ServerCounts
+from runtimeproxy.hooks.remote.server import FAILURES_TO_OPEN
+from runtimeproxy.hooks.remote.server_state import ServerCounts
 from runtimeproxy.hooks.remote.servers import MAX_SERVERS, HookServers
 from runtimeproxy.hooks.remote.watcher import FolderWatchSettings
 from runtimeproxy.hooks.views import ContainerView, PodView

@@ -196,6 +196,18 @@ class TestBySatisfaction:
         assert uids(decision) == ["c", "b"]
         assert decision.state.cool_until_s == 1_000.0 + COOL_S
 
+    def test_a_pod_without_a_priority_has_that_of_its_class(self) -> None:
+        pods = (
+            be("a", priority=0),
+            be("b", priority=None),
+            be("c"),
+            be("d", priority=5_501),
+            be("e", priority=5_000),
+        )
+        usage = {"a": 2.0, "b": 4.0, "c": 1.0, "d": 2.0, "e": 1.0}
+        decision = decided(pods, usage=usage, be_limit_cores=9.5, **SATISFACTION)
+        assert uids(decision) == ["e", "b"]
+
     def test_the_reason_has_the_arithmetic(self) -> None:
         decision = decided(self.PODS, usage=dict.fromkeys("abcde", 2.0), be_limit_cores=10.0, **SATISFACTION)
         assert decision.evictions[0].reason == (

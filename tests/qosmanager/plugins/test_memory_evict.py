@@ -85,9 +85,11 @@ def test_be_pods_go_by_priority_usage_and_name() -> None:
         be("d", priority=None),
         be("e"),
         be("f", priority=5_000),
+        be("g", priority=0),
+        be("h", priority=None, priority_class=PriorityClass.FREE),
     ]
-    usage = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 1.5, "e": 1.0, "f": 0.5}
-    assert uids(decided(pods, usage_gib=usage)) == ["f", "b", "d", "e", "a", "c"]
+    usage = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 1.5, "e": 1.0, "f": 0.5, "g": 1.7, "h": 0.1}
+    assert uids(decided(pods, usage_gib=usage)) == ["h", "f", "b", "g", "d", "e", "a", "c"]
 
 
 def test_bytes_are_counted_as_they_are() -> None:

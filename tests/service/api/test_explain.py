@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +14,9 @@ from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.service.api.pods import AmbiguousPodError, UnknownPodError, find_containers, find_pod
+from runtimeproxy.testing import FakeRuntime
 from tests.daemon.conftest import Daemons
-from tests.daemon.driving import BATCH_SHARES, batch_pod
+from tests.daemon.driving import BATCH_SHARES, GIVES_ENV, batch_pod, policy_file
 from tests.daemon.driving import pod as named_pod
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
@@ -101,10 +104,48 @@ def test_each_field_of_a_pod(explained: tuple[Any, ProxyProcess, CriClient]) -> 
     assert (claim.owner, claim.role, claim.effect) == ("batch-resource", Claim.ROLE_SET, Claim.EFFECT_USED)
     assert claim.value == shares.resolved == shares.booked == str(BATCH_SHARES)
     assert shares.requested
+    assert shares.way == api_pb2.ExplainedField.WAY_MESSAGE
     assert claim.reason
     policies = {each.policy: each for each in box.policies}
     assert policies["batch-resource"].outcome == api_pb2.PolicyAnswer.OUTCOME_CHANGES
     assert policies["gpu-env"].outcome == api_pb2.PolicyAnswer.OUTCOME_NOT_SELECTED
+
+
+def test_each_policy_says_why_it_changes_nothing(explained: tuple[Any, ProxyProcess, CriClient]) -> None:
+    api, daemon, client = explained
+    named_pod(client, "plain").run().create().start()
+    run_command(daemon, "policy", "cpu-burst", "off", "--reason", "a test")
+    pod, box = explain(api, "default/plain").targets[:2]
+    found = {each.policy: (each.outcome, each.reason) for each in box.policies}
+    answer = api_pb2.PolicyAnswer
+    nothing = (answer.OUTCOME_NOTHING, "selects this pod, and found nothing to change")
+    assert found == {
+        "seeing": nothing,
+        "waiting": nothing,
+        "batch-resource": (answer.OUTCOME_NOT_SELECTED, "selects QoS class BE only"),
+        "cpuset": (
+            answer.OUTCOME_NOT_SELECTED,
+            "no annotation scheduling.koordinator.sh/resource-status",
+        ),
+        "group-identity": (answer.OUTCOME_NOT_SELECTED, "this node has no strategies"),
+        "gpu-env": (
+            answer.OUTCOME_NOT_SELECTED,
+            "no annotation scheduling.koordinator.sh/device-allocated",
+        ),
+        "cpu-burst": (answer.OUTCOME_OFF, "off by command: a test"),
+        "cpu-normalization": (answer.OUTCOME_OFF, "off by default"),
+        "memory-qos": (answer.OUTCOME_OFF, "off by default"),
+    }
+    assert "gpu-env" not in {each.policy for each in pod.policies}
+    shown, everything = (run_command(daemon, "explain", "plain", *more) for more in ((), ("--all",)))
+    assert "off by" not in shown
+    assert "cpu-normalization  off: off by default" in everything
+
+
+def run_command(daemon: ProxyProcess, *arguments: str) -> str:
+    command = [sys.executable, "-m", "runtimeproxy", *arguments, "--endpoint", str(daemon.socket)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout
 
 
 def test_what_the_kernel_has(explained: tuple[Any, ProxyProcess, CriClient]) -> None:
@@ -120,6 +161,24 @@ def test_what_the_kernel_has(explained: tuple[Any, ProxyProcess, CriClient]) -> 
     assert field.HasField("original")
     assert field.observed_value == field.applied
     assert not field.is_different
+    assert field.way == api_pb2.ExplainedField.WAY_FILE
+
+
+def test_what_runs_gets_with_its_next_start_only(daemons: Daemons, runtime: FakeRuntime) -> None:
+    with CriClient(runtime.socket_path) as client:
+        batch_pod(client, "one").run().create().start()
+    daemon = daemons.prepare()
+    policy_file(daemon, "gives_env").write_text(GIVES_ENV)
+    daemon.start()
+    with CriClient(daemon.socket) as client:
+        api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+
+        def ways() -> list[int]:
+            fields = (field for target in explain(api, "one").targets for field in target.fields)
+            return [each.way for each in fields if each.name == "env[GIVEN]"]
+
+        wait_until(ways, "the variable")
+        assert ways() == [api_pb2.ExplainedField.WAY_NEXT_START]
 
 
 def test_values_of_variables_stay_in_the_daemon(explained: tuple[Any, ProxyProcess, CriClient]) -> None:

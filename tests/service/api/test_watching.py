@@ -12,14 +12,15 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditRing
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.pods.store import PodStore
-from runtimeproxy.service.api.audit_feed import entry_message, matches
+from runtimeproxy.service.api.audit_feed import AuditFeed, entry_message, matches
 from runtimeproxy.service.api.pod_feed import PodFeed
 from runtimeproxy.service.api.pods import PodAmounts, amounts_of, extended_amounts
 from runtimeproxy.service.api.watching import (
@@ -132,10 +133,32 @@ def test_an_entry_names_its_call_and_trace() -> None:
         ({"policy": "cpu-burst"}, False),
         ({"kinds": ["refused"]}, False),
         ({"kinds": ["refused", "changed"], "pod": "web", "policy": "cpuset"}, True),
+        ({"since": Timestamp(seconds=1, nanos=500_000_000)}, True),
+        ({"since": Timestamp(seconds=1, nanos=500_000_001)}, False),
+        ({"until": Timestamp(seconds=1, nanos=500_000_000)}, True),
+        ({"until": Timestamp(seconds=1)}, False),
+        ({"since": Timestamp(seconds=1), "until": Timestamp(seconds=2), "pod": "web"}, True),
     ],
 )
 def test_filters_of_the_audit(request_: dict[str, Any], is_match: bool) -> None:
     assert matches(api_pb2.WatchAuditRequest(**request_), ENTRY) is is_match
+
+
+async def test_the_past_is_in_the_order_of_time_and_its_beginning_is_said() -> None:
+    ring = AuditRing()
+    for time_s in (3.0, 5.0, 4.0):
+        ring(ENTRY._replace(time_s=time_s))
+    feed = AuditFeed(ring, lambda: None)
+
+    async def answers(**request: Any) -> list[api_pb2.WatchAuditResponse]:
+        return [each async for each in feed.watch(api_pb2.WatchAuditRequest(**request))]
+
+    (plain,) = await answers(limit=2)
+    assert [each.time.seconds for each in plain.entries] == [4, 5]
+    assert not plain.HasField("oldest")
+    first, second = await answers(since=Timestamp(seconds=4))
+    assert (first.oldest.seconds, len(first.entries)) == (3, 0)
+    assert [each.time.seconds for each in second.entries] == [4, 5]
 
 
 def pods(api: Any, **request: Any) -> Any:

@@ -9,11 +9,16 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.core.events import pending_values
+from runtimeproxy.core.questions import (
+    NOTHING_DECIDED,
+    Question,
+    decided_values,
+    owners_with_fitted,
+    values_within_bounds,
+)
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
     NO_WORK,
     CriCall,
-    Question,
     Work,
     make_room,
     take_cpus,
@@ -28,11 +33,10 @@ from runtimeproxy.frontends.cri_proxy.calls.messages import (
     requested_summary,
 )
 from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import PodDraft
-from runtimeproxy.hooks import CgroupChange, ContainerChange, ContainerView, Hook
+from runtimeproxy.hooks import ContainerView, Hook
 from runtimeproxy.hooks.fields import CGROUP_PARENT
-from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter
-from runtimeproxy.ledger.books import TREE
-from runtimeproxy.pods.drafts import fitted_change, fitted_owners
+from runtimeproxy.ledger.answers import by_parameter
+from runtimeproxy.pods.drafts import fitted_change
 from runtimeproxy.pods.record_views import PodSummary, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, kept_annotations, read_resources
@@ -40,11 +44,9 @@ from runtimeproxy.slo.names import RESOURCE_STATUS
 
 if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
-    from runtimeproxy.hooks import PodView, Resources
+    from runtimeproxy.hooks import ContainerChange, PodView, Resources
     from runtimeproxy.hooks.changes import Change
-    from runtimeproxy.hooks.claimants import Owners
     from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.hooks.fields import Field, MergedField
 
 
 class ContainerDraft:
@@ -52,7 +54,7 @@ class ContainerDraft:
 
     Attributes:
         config: The request's; edited in place.
-        pending: The cgroup values that wait for the container's cgroup.
+        decided: What policies decided on it.
         fitted: The values that it has because of bounds above, by cgroup parameter.
         make_record: Makes the record from id, sandbox id and state; None until `prepare`.
     """
@@ -60,9 +62,7 @@ class ContainerDraft:
     def __init__(self, config: api_pb2.ContainerConfig, evaluation: int) -> None:
         self.config = config
         self._evaluation = evaluation
-        self.owners: Owners = NO_ENTRIES
-        self.pending: Mapping[str, int | str] = NO_ENTRIES
-        self.fields: Mapping[Field, MergedField] = NO_FIELDS
+        self.decided = NOTHING_DECIDED
         self.fitted: Mapping[str, int | str] = NO_ENTRIES
         self.make_record: Callable[..., ContainerRecord] | None = None
         # Read before anything is changed, but not before it is needed: most containers have no policy.
@@ -88,12 +88,11 @@ class ContainerDraft:
 
     def fit(self, services: CallServices, pod_cgroup: str) -> bool:
         """Changes what bounds of the pod's cgroup and above do not allow; returns whether anything was."""
-        if not services.ledger.books.is_bounded(pod_cgroup):
-            return False
-        given = read_resources(self.config.linux.resources)
-        fitted = services.ledger.within_bounds(pod_cgroup, by_parameter(given))
+        values = partial(read_resources, self.config.linux.resources)
+        fitted = values_within_bounds(services.ledger, pod_cgroup, values)
         if not fitted:
             return False
+        given = values()
         self._requested = self._requested or given
         self.fitted = {**self.fitted, **fitted}
         self._is_changed |= edit_resources(self.config.linux.resources, fitted_change(fitted), given)
@@ -101,18 +100,12 @@ class ContainerDraft:
 
     def keep_decision(self, decision: Decision | None) -> None:
         if decision is not None:
-            self.owners = decision.owners
-            if isinstance(decision.change, CgroupChange) and decision.change.cgroup:
-                self.pending = pending_values(decision, "")
-            self.fields = NO_FIELDS if decision.unwritten else decision.merged.fields
+            self.decided = decided_values(decision)
 
     def prepare(self) -> Callable[..., ContainerRecord]:
         """Makes the part of the record that is known before the response; it does not change any more."""
         config = self.config
         requested = self._requested or read_resources(config.linux.resources)
-        owners = self.owners
-        if self.fitted:
-            owners = {**fitted_owners(self.fitted, TREE), **owners}
         self.make_record = partial(
             ContainerRecord,
             name=config.metadata.name,
@@ -121,8 +114,8 @@ class ContainerDraft:
             annotations=kept_annotations(config.annotations),
             requested=requested,
             booked=read_resources(config.linux.resources) if self._is_changed else requested,
-            owners=owners or NO_ENTRIES,
-            pending_cgroup=dict(self.pending) or NO_ENTRIES,
+            owners=owners_with_fitted(self.decided.owners, self.fitted) or NO_ENTRIES,
+            pending_cgroup=dict(self.decided.pending) or NO_ENTRIES,
             evaluation=self._evaluation,
         )
         return self.make_record
@@ -267,7 +260,7 @@ class CreateContainer(CriCall):
         record = make(id=identity, pod_id=self.pod_key, created_s=time.time())
         store.containers.put(record)
         draft, pod = self._draft, store.pods.get(self.pod_key)
-        self.book_later(pod, record, draft.fields, draft.fitted)
+        self.book_later(pod, record, draft.decided.fields, draft.fitted)
 
     def _unseen_pod(self) -> PodRecord:
         seen = PodDraft(self._request.sandbox_config, "").record(self._request.pod_sandbox_id)

@@ -5,21 +5,14 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from runtimeproxy.core.events import DueWrites, book_container, write_due
+from runtimeproxy.core.questions import container_question
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import UnreadableMessageError
-from runtimeproxy.hooks import Hook, PodView, Resources
 from runtimeproxy.hooks.audit import NO_ORIGIN
-from runtimeproxy.pods.record_views import (
-    container_in_force,
-    recorded_container,
-    recorded_pod,
-    recorded_summary,
-)
-from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.hooks.fields import NO_FIELDS
 from runtimeproxy.pods.resources import (
     MAX_KEPT_BYTES,
     NO_ENTRIES,
@@ -31,49 +24,17 @@ from runtimeproxy.pods.resources import (
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
+    from runtimeproxy.core.questions import Question
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
-    from runtimeproxy.hooks import ContainerView
-    from runtimeproxy.hooks.changes import Change
-    from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.hooks.fields import Field, MergedField, View
-    from runtimeproxy.hooks.selector import PodTraits
+    from runtimeproxy.hooks import Hook, Resources
+    from runtimeproxy.hooks.algebra import Resolved
+    from runtimeproxy.hooks.fields import Field
+    from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 Work: TypeAlias = "Callable[[CallServices], Awaitable[None]]"
 """Something that takes time, before the request is sent or after the answer."""
 
 NO_WORK: Final[Sequence[Work]] = ()
-
-
-def no_edit(change: Change) -> bool:
-    """For calls whose message has no fields that a policy may change."""
-    return False
-
-
-def _ignore(decision: Decision | None) -> None:
-    return
-
-
-@dataclass(slots=True)
-class Question:
-    """One hook of a call: its input for policies, and the target of their decision.
-
-    Attributes:
-        pod: What selectors look at.
-        make_view: Makes the view for policies; called only when a policy is to run, in any thread, without
-            access to the store.
-        cgroup: The cgroup for the decision's cgroup values; empty while it does not exist.
-        is_deferred: Whether those values are not written before the decision is applied.
-        edit: Applies a change to the request; returns whether that differs now. Runs in any thread.
-        on_decided: Takes the decision, once it is applied; None if no policy had to run.
-    """
-
-    hook: Hook
-    pod: PodTraits
-    make_view: Callable[[], View]
-    cgroup: str = ""
-    is_deferred: bool = False
-    edit: Callable[[Change], bool] = no_edit
-    on_decided: Callable[[Decision | None], None] = _ignore
 
 
 class TooMuchToKeepError(UnreadableMessageError):
@@ -239,12 +200,13 @@ class CriCall(ABC):
         self,
         pod: PodRecord | None,
         record: ContainerRecord,
-        fields: Mapping[Field, MergedField],
+        fields: Mapping[Field, Resolved] | None,
         fitted: Mapping[str, int | str] = NO_ENTRIES,
     ) -> None:
         # In the loop's next turn: the answer goes first.
         if pod is not None and (fields or fitted):
-            asyncio.get_running_loop().call_soon(book_container, self.services, pod, record, fields, fitted)
+            arguments = self.services, pod, record, fields or NO_FIELDS, fitted
+            asyncio.get_running_loop().call_soon(book_container, *arguments)
 
     def write_later(self, due: DueWrites) -> Work:
         return partial(write_due, due=due, origin=self.origin)
@@ -284,7 +246,7 @@ class ContainerCall(CriCall):
             await lookups.pod(record.pod_id)
 
     def question(self, hook: Hook, record: ContainerRecord, updated: Resources | None = None) -> Question:
-        return container_question(self.services, hook, record, self.pod, updated)
+        return container_question(self.services.inventory, hook, record, self.pod, updated)
 
 
 class PodCall(CriCall):
@@ -305,34 +267,6 @@ class PodCall(CriCall):
 
     async def fetch_records(self) -> None:
         await self.services.lookups.pod(self.pod_id)
-
-
-def container_question(
-    services: CallServices,
-    hook: Hook,
-    record: ContainerRecord,
-    pod: PodRecord | None,
-    updated: Resources | None = None,
-) -> Question:
-    """A question about a recorded container; `updated` are the resources that an update asks for.
-
-    Without an update its values are those in force.
-    """
-    cgroup = "" if record.state is Lifecycle.CREATED else services.inventory.cgroup_of(pod, record)
-
-    def make_view() -> ContainerView:
-        view = PodView() if pod is None else recorded_pod(pod)
-        if updated is None:
-            return container_in_force(record, view)
-        return recorded_container(record, view, updated)
-
-    return Question(hook, PodView() if pod is None else recorded_summary(pod), make_view, cgroup)
-
-
-def pod_question(hook: Hook, record: PodRecord, *, has_cgroup: bool = True) -> Question:
-    """A question about a recorded pod; `has_cgroup` says whether its cgroup is there to be written to."""
-    cgroup = record.cgroup_parent if has_cgroup else ""
-    return Question(hook, recorded_summary(record), partial(recorded_pod, record), cgroup)
 
 
 # --- work ------------------------------------------------------------------------------------------------
@@ -358,7 +292,7 @@ def make_room(
 ) -> Sequence[Work]:
     """Raises a pod's own limits before the runtime makes or starts a container with these values in it."""
     parent, ledger = pod.cgroup_parent if pod is not None else "", services.ledger
-    if not ledger.needs_room(parent):
+    if not ledger.books.needs_room(parent):
         return NO_WORK
     return (in_executor(ledger.make_room, parent, values()),)
 

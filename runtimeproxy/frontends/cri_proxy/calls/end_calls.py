@@ -10,14 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.core.questions import Question, container_question, pod_question
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
     NO_WORK,
     ContainerCall,
     PodCall,
-    Question,
     Work,
-    container_question,
-    pod_question,
 )
 from runtimeproxy.hooks import Hook
 from runtimeproxy.pods.records import Lifecycle
@@ -135,7 +133,7 @@ class RemovePodSandbox(PodCall):
         if pod is not None:
             containers = store.containers.members(pod.id)
             self._removed = tuple(
-                container_question(self.services, Hook.POST_REMOVE_CONTAINER, each, pod)
+                container_question(self.services.inventory, Hook.POST_REMOVE_CONTAINER, each, pod)
                 for each in containers
             )
         self._is_gone = True

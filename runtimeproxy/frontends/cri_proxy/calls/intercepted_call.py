@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from runtimeproxy.cgroups.writer import WriteResult
+    from runtimeproxy.core.questions import Question
     from runtimeproxy.frontends.cri_proxy.calls.call_trace import CallTrace
-    from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall, Question, Work
+    from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall, Work
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallRecording, CallServices
     from runtimeproxy.frontends.cri_proxy.calls.long_work import Check
     from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind, Method
@@ -245,6 +246,11 @@ class InterceptedCall:
 
     async def _in_worker(self, work: Callable[[], ResultT]) -> ResultT:
         return await self._services.long_work.run(self._head.connection, lambda check: work())
+
+    @property
+    def call(self) -> CriCall | None:
+        # None before the request is parsed, and once it is refused, cancelled or answered.
+        return self._call
 
     # --- the decision --------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias
 
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
 from runtimeproxy.frontends.cri_proxy.calls.call_order import CallOrder
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.events import CgroupLedger
     from runtimeproxy.core.policies import Spawn
+    from runtimeproxy.core.questions import PendingUpdate
     from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
     from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
-    from runtimeproxy.hooks import ContainerView, PodView, Resources
+    from runtimeproxy.hooks import ContainerView, PodView
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.policy import Hook
@@ -134,15 +135,6 @@ class CallRecorder(Protocol):
 
     def begin(self, kind: CallKind, frame: bytes, encoding: str) -> CallRecording:
         """A request has arrived."""
-
-
-class PendingUpdate(NamedTuple):
-    """An update of a container that the runtime has not answered."""
-
-    sent: Resources
-    """From the kubelet."""
-    forwarded: Resources
-    """The same with the changes of policies."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -24,15 +24,14 @@ from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.fields.declaration import Kind
 from runtimeproxy.fields.tables import CRI_FIELDS
 from runtimeproxy.hooks.changes import Clear, ContainerChange, PodChange, ResourceChange, TextEntries
+from runtimeproxy.hooks.fields import written_value
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.pods.record_views import PodSummary
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.pods.resources import NO_RESOURCES, read_entries, read_resources
 from runtimeproxy.qos import kube_qos_class, priority_class, qos_class
-from runtimeproxy.units import UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping, MutableSequence
@@ -300,20 +299,6 @@ def _remove(items: MutableSequence[api_pb2.KeyValue], places: Sequence[int]) -> 
     kept = [item for place, item in enumerate(items) if place not in gone]
     del items[:]
     items.extend(kept)
-
-
-def written_value(name: str, value: int | str | Clear, *, update: bool) -> int | str:
-    """The value in a message for "set" or "clear" of a scalar; 0 or "" empty the field.
-
-    "No limit" is an absent field where a container is created: CRI-O refuses a limit of -1 there.
-    """
-    field = CRI_FIELDS[name]
-    if not update and value == UNLIMITED and field.unlimited_is_absent:
-        return 0
-    if not isinstance(value, Clear):
-        return value
-    empty = 0 if field.kind is Kind.NUMBER else ""
-    return field.neutral if update and field.neutral is not None else empty
 
 
 def scalar_edits(

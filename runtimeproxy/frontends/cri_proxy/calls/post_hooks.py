@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from runtimeproxy.core.questions import decide
 from runtimeproxy.pods.inventory import RuntimeUnavailableError
 
 if TYPE_CHECKING:
@@ -68,15 +69,7 @@ async def _run_post_hooks(
     if not call.find_records():
         await call.fetch_records()
     for question in call.after():
-        policies = chain.policies_for(question.hook, question.pod)
-        if policies:
-            await chain.decide(
-                question.hook,
-                question.make_view(),
-                policies,
-                budget_s=services.settings.budget_s,
-                origin=call.origin,
-            )
+        await decide(chain, question, services.settings.budget_s, call.origin)
 
 
 async def _guarded(services: CallServices, method: Method, work: Callable[[], Awaitable[None]]) -> None:

@@ -13,8 +13,9 @@ from runtimeproxy.core.events import (
     pending_values,
     write_decision,
 )
+from runtimeproxy.core.questions import Question
 from runtimeproxy.frontends.cri_proxy.calls.create_container import ContainerDraft
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import Question, Work
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import Work
 from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import NewSandbox
 from runtimeproxy.hooks import Hook, PodView
 from runtimeproxy.pods.record_views import container_in_force, recorded_pod
@@ -100,7 +101,7 @@ class RestorePod(NewSandbox):
             draft = self._containers.get(record.name)
             if draft is not None:
                 running = replace(record, pending_cgroup=NO_ENTRIES)
-                self.book_later(self._record, running, draft.fields)
+                self.book_later(self._record, running, draft.decided.fields)
             self._restored.append(record)
         return works
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.core.events import DueWrites
+from runtimeproxy.core.questions import Question
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
     NO_WORK,
     CriCall,
-    Question,
     Work,
     repair,
     take_cpus,

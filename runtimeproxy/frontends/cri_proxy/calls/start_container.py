@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.core.events import on_started, pending_values
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import ContainerCall, Question, Work, make_room, repair
+from runtimeproxy.core.events import on_started
+from runtimeproxy.core.questions import NOTHING_DECIDED, Question, decided_values
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import ContainerCall, Work, make_room, repair
 from runtimeproxy.hooks import Hook
 from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.pods.drafts import slice_of
@@ -17,7 +18,6 @@ from runtimeproxy.pods.resources import NO_ENTRIES
 
 if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
-    from runtimeproxy.hooks.claimants import Owners
     from runtimeproxy.hooks.decision import Decision
 
 
@@ -28,8 +28,7 @@ class StartContainer(ContainerCall):
 
     def __init__(self, services: CallServices, request: api_pb2.StartContainerRequest) -> None:
         super().__init__(services, request, request.container_id)
-        self._pending: Mapping[str, int | str] = NO_ENTRIES
-        self._owners: Owners = NO_ENTRIES
+        self._decided = NOTHING_DECIDED
 
     def before(self) -> Sequence[Question]:
         """Cgroup values wait for the cgroup."""
@@ -41,9 +40,8 @@ class StartContainer(ContainerCall):
         return (question,)
 
     def _keep_decision(self, cgroup: str, decision: Decision | None) -> None:
-        self._pending = pending_values(decision, cgroup)
-        if decision is not None and self._pending:
-            self._owners = decision.owners
+        if decision is not None:
+            self._decided = decided_values(decision, cgroup)
 
     def preparations(self, until_s: float) -> Sequence[Work]:
         # Room for the values of the runtime's specification.
@@ -56,7 +54,8 @@ class StartContainer(ContainerCall):
         services, record, pod = self.services, self.record, self.pod
         if record is None:
             return ()
-        due = on_started(services, record, self._pending, self._owners)
+        pending = self._decided.pending
+        due = on_started(services, record, pending, self._decided.owners if pending else NO_ENTRIES)
         services.catch_up(record.pod_id, record.evaluation)
         # The container's scope was started in the pod's slice: systemd has set that again, as it sees it.
         works = repair(services, slice_of(pod))

@@ -8,47 +8,48 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.core.events import (
-    DueWrites,
-    pending_values,
-    wanted_of_container,
+from runtimeproxy.core.questions import (
+    NOTHING_DECIDED,
+    DecidedValues,
+    PendingUpdate,
+    Question,
+    decided_values,
+    due_of_container,
+    due_of_pod,
+    pod_question,
+    updated_container,
+    values_within_bounds,
+    with_updates,
 )
 from runtimeproxy.fields.tables import CRI_FIELDS, UPDATABLE
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
     NO_WORK,
     ContainerCall,
     PodCall,
-    Question,
     Work,
     in_executor,
-    pod_question,
     repair,
 )
-from runtimeproxy.frontends.cri_proxy.calls.interceptor import PendingUpdate
 from runtimeproxy.frontends.cri_proxy.calls.messages import edit_entries, edit_resources
 from runtimeproxy.hooks import ContainerChange, Hook, PodChange, Resources
-from runtimeproxy.ledger.answers import NO_FIELDS, by_parameter, claims_of, pod_values, target_of
-from runtimeproxy.ledger.books import TREE, Wanted
+from runtimeproxy.ledger.answers import by_parameter, pod_values
 from runtimeproxy.pods.drafts import (
     fitted_change,
-    fitted_owners,
     has_taken,
     merged_owners,
     quotas_after_update,
     released_change,
     released_fields,
 )
-from runtimeproxy.pods.record_views import is_resize, recorded_container, recorded_pod
+from runtimeproxy.pods.record_views import is_resize
 from runtimeproxy.pods.records import Lifecycle
-from runtimeproxy.pods.resources import NO_ENTRIES, bounded, kept_annotations, overlay, read_resources
+from runtimeproxy.pods.resources import NO_ENTRIES, kept_annotations, overlay, read_resources
 
 if TYPE_CHECKING:
     from runtimeproxy.core.events import CgroupLedger
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks.changes import Change
-    from runtimeproxy.hooks.claimants import Owners
     from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.hooks.fields import Field, MergedField
     from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 
@@ -69,17 +70,13 @@ class UpdateContainerResources(ContainerCall):
         self._in_force: Resources | None = None
         self._update: PendingUpdate | None = None
         self._update_key = ""
-        self._owners: Owners = NO_ENTRIES
         self._released: Collection[str] = ()
         # What bounds above have changed, by cgroup parameter.
         self._fitted: Mapping[str, int | str] = NO_ENTRIES
         # The pod's cgroup, and what the runtime's specification holds; see `_expected`.
         self._parent = ""
         self._booked = Resources()
-        self._pending: Mapping[str, int | str] = NO_ENTRIES
-        # What all policies want now; None if they could not be asked.
-        self._fields: Mapping[Field, MergedField] | None = NO_FIELDS
-        self._silent: frozenset[str] = frozenset()
+        self._decided = NOTHING_DECIDED
         self._evaluation = services.evaluation
         self._before: ContainerRecord | None = None
         # The record that it was made from, and the one that is valid afterwards.
@@ -95,25 +92,23 @@ class UpdateContainerResources(ContainerCall):
         if expected is None:
             return ()
         # As long as no policy has to run.
-        self._silent = self.services.chain.unsettled
+        self._decided = DecidedValues(silent=self.services.chain.unsettled)
         question = self.question(Hook.PRE_UPDATE_CONTAINER_RESOURCES, expected, self._sent)
         question.edit, question.is_deferred, question.on_decided = self._edit, True, self._keep_decision
         return (question,)
 
     def _keep_decision(self, decision: Decision | None) -> None:
         if decision is not None:
-            self._owners, self._pending = decision.owners, pending_values(decision, "", is_deferred=True)
-            self._silent = decision.without_answer
-            self._fields = None if decision.unwritten else decision.merged.fields
+            self._decided = decided_values(decision, is_deferred=True)
 
     def preparations(self, until_s: float) -> Sequence[Work]:
         """Lowers the bursts before the quotas: none may be below the burst."""
         record, pod, ledger = self.record, self.pod, self.services.ledger
-        if record is None or pod is None or (self._sent.cpu_quota_us is None and not self._pending):
+        if record is None or pod is None or (self._sent.cpu_quota_us is None and not self._decided.pending):
             return NO_WORK
         cgroup = "" if record.state is Lifecycle.CREATED else self.services.inventory.cgroup_of(pod, record)
         is_managed = any(map(ledger.books.is_managed, filter(None, (pod.cgroup_parent, cgroup))))
-        if not is_managed and not self._pending:
+        if not is_managed and not self._decided.pending:
             return NO_WORK
         members = self.services.store.containers.members(record.pod_id)
         others = [each.requested for each in _running(members) if each.id != record.id]
@@ -127,13 +122,7 @@ class UpdateContainerResources(ContainerCall):
         record = self.record
         if record is None:
             return None
-        expected = record
-        for update in self.services.pending_updates.get(record.id, ()):
-            expected = replace(
-                expected,
-                requested=overlay(expected.requested, update.sent),
-                booked=overlay(expected.booked, update.forwarded),
-            )
+        expected = with_updates(record, self.services.pending_updates.get(record.id, ()))
         self._parent = self.pod.cgroup_parent if self.pod is not None else ""
         self._booked = expected.booked
         # Which of two concurrent updates the runtime makes last is not known.
@@ -150,7 +139,9 @@ class UpdateContainerResources(ContainerCall):
 
     def _put_back(self, expected: ContainerRecord) -> bool:
         requested = overlay(expected.requested, self._sent)
-        self._released = released = released_fields(expected, requested, self._owners, self._silent)
+        self._released = released = released_fields(
+            expected, requested, self._decided.owners, self._decided.silent
+        )
         if not released:
             return False
         change = released_change(released, requested)
@@ -163,10 +154,9 @@ class UpdateContainerResources(ContainerCall):
 
         The runtime writes all that its specification holds again, not only what the update carries.
         """
-        ledger, given = self.services.ledger, _given(self._request.linux)
-        if not ledger.books.is_bounded(self._parent):
-            return False
-        fitted = ledger.within_bounds(self._parent, by_parameter(overlay(self._booked, given)))
+        given = _given(self._request.linux)
+        values = partial(overlay, self._booked, given)
+        fitted = values_within_bounds(self.services.ledger, self._parent, values)
         if not fitted:
             return False
         self._fitted = {**self._fitted, **fitted}
@@ -226,38 +216,20 @@ class UpdateContainerResources(ContainerCall):
 
     def _book(self, record: ContainerRecord) -> Sequence[Work]:
         """Has the files compared with what policies want now, if they want or wanted anything."""
-        services, pod, fields = self.services, self.pod, self._fields
-        if fields is None or pod is None or record.state is Lifecycle.STOPPED:
+        pod, decided = self.pod, self._decided
+        if pod is None or record.state is Lifecycle.STOPPED:
             return NO_WORK
         if record.state is Lifecycle.CREATED:
-            self.book_later(pod, record, fields, self._fitted)
+            if decided.fields is not None:
+                self.book_later(pod, record, decided.fields, self._fitted)
             return NO_WORK
-        cgroup = services.inventory.cgroup_of(pod, record)
-        if not (cgroup and (fields or self._fitted or services.ledger.books.is_managed(cgroup))):
-            return NO_WORK
-        wanted = wanted_of_container(pod, record, cgroup, fields, self._fitted, self._silent)
-        hook = Hook.PRE_UPDATE_CONTAINER_RESOURCES
-        make_view = partial(recorded_container, record, recorded_pod(pod))
-        due = DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted, self._evaluation)
-        return (self.write_later(due),)
+        due = due_of_container(self.services, pod, record, decided, self._fitted, self._evaluation)
+        return NO_WORK if due is None else (self.write_later(due),)
 
     def _updated(self, record: ContainerRecord) -> ContainerRecord:
-        # Policies see the annotations of updates from now on, as with Koordinator's proxy.
-        annotations = record.annotations
-        if self._annotations:
-            # Many updates, each with others, would add up.
-            annotations = bounded({**annotations, **self._annotations}) or annotations
-        owners = {**fitted_owners(self._fitted, TREE), **self._owners}
-        return replace(
-            record,
-            requested=overlay(record.requested, self._sent),
-            booked=overlay(record.booked, self._forwarded),
-            owners=merged_owners(record.owners, self._sent, owners, self._released),
-            annotations=annotations,
-            recovered=record.recovered and not is_resize(self._sent),
-            pending_cgroup={**record.pending_cgroup, **self._pending}
-            if record.state is Lifecycle.CREATED
-            else record.pending_cgroup,
+        update = PendingUpdate(self._sent, self._forwarded)
+        return updated_container(
+            record, update, self._decided, self._fitted, self._released, self._annotations
         )
 
     async def confirm(self) -> Sequence[Work] | None:
@@ -290,10 +262,7 @@ class UpdatePodSandboxResources(PodCall):
         self._sent = self._forwarded = read_resources(request.resources)
         self._overhead = read_resources(request.overhead)
         self._in_force: Resources | None = None
-        self._owners: Owners = NO_ENTRIES
-        self._pending: Mapping[str, int | str] = NO_ENTRIES
-        self._fields: Mapping[Field, MergedField] | None = NO_FIELDS
-        self._silent: frozenset[str] = frozenset()
+        self._decided = NOTHING_DECIDED
         self._evaluation = services.evaluation
 
     def before(self) -> Sequence[Question]:
@@ -302,16 +271,15 @@ class UpdatePodSandboxResources(PodCall):
         if record is None:
             return ()
         self._in_force = record.booked if record.detailed else None
-        self._silent = self.services.chain.unsettled
+        # As long as no policy has to run.
+        self._decided = DecidedValues(silent=self.services.chain.unsettled)
         question = pod_question(Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, self._asked(record))
         question.edit, question.is_deferred, question.on_decided = self._edit, True, self._keep_decision
         return (question,)
 
     def _keep_decision(self, decision: Decision | None) -> None:
         if decision is not None:
-            self._owners, self._pending = decision.owners, pending_values(decision, "", is_deferred=True)
-            self._silent = decision.without_answer
-            self._fields = None if decision.unwritten else decision.merged.fields
+            self._decided = decided_values(decision, is_deferred=True)
 
     def repairs(self) -> Sequence[Work]:
         """Whatever the runtime answers: containerd 2.2 answers with an error, which the kubelet ignores."""
@@ -325,7 +293,7 @@ class UpdatePodSandboxResources(PodCall):
         if record is None:
             return NO_WORK
         booked = overlay(record.booked, self._forwarded)
-        owners = merged_owners(record.owners, self._sent, self._owners)
+        owners = merged_owners(record.owners, self._sent, self._decided.owners)
         return self._remember(replace(self._asked(record), booked=booked, owners=owners))
 
     def on_failure(self) -> Sequence[Work]:
@@ -346,14 +314,8 @@ class UpdatePodSandboxResources(PodCall):
 
     def _remember(self, updated: PodRecord) -> Sequence[Work]:
         self.services.store.pods.put(updated)
-        cgroup, fields = updated.cgroup_parent, self._fields
-        if not (cgroup and fields is not None and (fields or self.services.ledger.books.is_managed(cgroup))):
-            return NO_WORK
-        claims = claims_of(fields, is_container=False, is_base_known=not updated.recovered)
-        wanted = Wanted(target_of(updated), claims, unanswered=self._silent)
-        hook, make_view = Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, partial(recorded_pod, updated)
-        due = DueWrites(cgroup, self._pending, self._owners, hook, make_view, wanted, self._evaluation)
-        return (self.write_later(due),)
+        due = due_of_pod(self.services, updated, self._decided, self._evaluation)
+        return NO_WORK if due is None else (self.write_later(due),)
 
     async def confirm(self) -> Sequence[Work] | None:
         """A status does not show it: the call counts as failed, and the kubelet repeats it."""

@@ -20,7 +20,7 @@ from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import InterceptedC
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallInterceptor, CallServices, CallSettings
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
 from runtimeproxy.frontends.cri_proxy.interception import CallHandler, CallHead, Outcome
-from runtimeproxy.hooks import EVERY_POD, CgroupChange, Hook, PodSelector, Policy
+from runtimeproxy.hooks import EVERY_POD, CgroupChange, FailurePolicy, Hook, PodSelector, Policy
 from runtimeproxy.hooks.algebra import resolve
 from runtimeproxy.hooks.audit import AuditEntry
 from runtimeproxy.hooks.chain import Chain
@@ -150,6 +150,9 @@ class RecordedLedger:
     @property
     def books(self) -> RecordedLedger:
         return self
+
+    def record(self, identity: str) -> None:
+        return None
 
     def book(self, wanted: Wanted) -> None:
         self.booked.append(wanted)
@@ -392,6 +395,7 @@ class ServerInTable:
 
     answers: Mapping[Hook, Answer | Callable[[Any], Answer]]
     name: str = "server.json"
+    failure_policy: FailurePolicy = FailurePolicy.IGNORE
     seen: list[tuple[str, Any]] = field(default_factory=list)
 
     def loaded(self) -> LoadedPolicy:
@@ -401,6 +405,7 @@ class ServerInTable:
             policy=Policy(),
             priority=100,
             timeout_s=30.0,
+            failure_policy=self.failure_policy,
             remote_hooks={hook: partial(_Request, self, hook) for hook in self.answers},
         )
 
@@ -420,8 +425,11 @@ class _Request:
         return found(view) if callable(found) else found
 
 
-def server(answers: Mapping[Hook, Answer | Callable[[Any], Answer]]) -> ServerInTable:
-    return ServerInTable(answers)
+def server(
+    answers: Mapping[Hook, Answer | Callable[[Any], Answer]],
+    failure_policy: FailurePolicy = FailurePolicy.IGNORE,
+) -> ServerInTable:
+    return ServerInTable(answers, failure_policy=failure_policy)
 
 
 def waited(event: threading.Event) -> None:

@@ -14,6 +14,7 @@ from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.errors import MESSAGE_PREFIX, RefusalError, StatusCode
 from runtimeproxy.hooks import ContainerChange, FailurePolicy, Hook, PodChange, ResourceChange
 from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.hooks.decision import REFUSAL_PREFIX, FailureKind, ServerError
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.testing.builders import pod_sandbox_config
@@ -90,6 +91,13 @@ def refusing(code: StatusCode) -> Callable[[object], None]:
     return refuse
 
 
+def failing(code: StatusCode) -> Callable[[object], None]:
+    def fail(_: object) -> None:
+        raise ServerError(FailureKind.FAILED, code, "not on this node")
+
+    return fail
+
+
 @pytest.mark.conformance(33)
 @pytest.mark.parametrize("method", ["CreateContainer", "StartContainer", "UpdateContainerResources"])
 @pytest.mark.parametrize("code", [StatusCode.RESOURCE_EXHAUSTED, StatusCode.NOT_FOUND])
@@ -98,7 +106,7 @@ async def test_a_refusal_keeps_its_code_but_for_not_found(
 ) -> None:
     hooks = (Hook.PRE_START_CONTAINER, Hook.PRE_UPDATE_CONTAINER_RESOURCES)
     strict = policy("strict", container=refusing(code))
-    await desk.load(strict, server(dict.fromkeys(hooks, refusing(code))))
+    await desk.load(strict, server(dict.fromkeys(hooks, failing(code)), FailurePolicy.FAIL))
     pod = pod_sandbox_config()
     await desk.run_pod(pod, POD_ID)
     if method == "CreateContainer":
@@ -109,8 +117,8 @@ async def test_a_refusal_keeps_its_code_but_for_not_found(
     await call.reply.done()
     ((found, text),) = call.reply.refused
     assert found == (StatusCode.FAILED_PRECONDITION if code is StatusCode.NOT_FOUND else code)
-    name = "strict" if method == "CreateContainer" else "server.json"
-    assert text == f"{MESSAGE_PREFIX}{name}: not on this node"
+    refused_by = "strict" if method == "CreateContainer" else f"server.json: {REFUSAL_PREFIX[:-2]}"
+    assert text == f"{MESSAGE_PREFIX}{refused_by}: not on this node"
     await desk.idle()
     assert desk.waiting_keys == 0
 

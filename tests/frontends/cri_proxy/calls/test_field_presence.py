@@ -7,10 +7,10 @@ import pytest
 from runtimeproxy.frontends.cri_proxy.calls.messages import (
     entry_edits,
     scalar_edits,
-    written_value,
 )
 from runtimeproxy.hooks import CLEAR, ResourceChange, Resources
 from runtimeproxy.hooks.changes import Clear, TextEntries
+from runtimeproxy.hooks.fields import written_value
 from runtimeproxy.pods.drafts import given_fields
 
 NOTHING = Resources()
