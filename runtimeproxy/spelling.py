@@ -30,7 +30,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def nearest_key(name: str, known: Collection[str]) -> str:
-    """As `nearest`; else the shortest known key that has a group or unit more, as `step_us` has for `step`."""
+    """As `nearest`; else the shortest known key with a group or unit more, such as `step_us` for `step`."""
     longer = [each for each in known if each.startswith(f"{name}_") or each.endswith(f"_{name}")]
     return nearest(name, known) or (min(longer, key=len, default="") if len(name) > 2 else "")
 
