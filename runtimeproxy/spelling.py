@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 MOST_EDITS: Final = 2
@@ -27,6 +27,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
         if (number := edits(folded, each.lower(), most)) is not None:
             found, least = each, number
     return found
+
+
+def nearest_key(name: str, known: Collection[str]) -> str:
+    """As `nearest`; else the shortest known key with a group or unit more, such as `step_us` for `step`."""
+    longer = [each for each in known if each.startswith(f"{name}_") or each.endswith(f"_{name}")]
+    return nearest(name, known) or (min(longer, key=len, default="") if len(name) > 2 else "")
 
 
 def did_you_mean(guess: str) -> str:

@@ -12,7 +12,7 @@ from runtimeproxy.slo.keys import SECTION_BY_KEY
 from runtimeproxy.slo.loading import load
 from runtimeproxy.slo.names import NODE_ANNOTATIONS, NODE_LABELS
 from runtimeproxy.slo.object_names import MAX_NAMES, NODE_NAMES, POD_NAMES, name_problems
-from runtimeproxy.spelling import edits, nearest
+from runtimeproxy.spelling import edits, nearest, nearest_key
 from tests.slo.configs import loaded, pod
 
 BURST = "cpu-burst-config"
@@ -222,3 +222,11 @@ def test_a_newer_koordinators_field_in_an_annotation_is_no_problem_of_a_policy()
     assert problems(burstShares=1) == ()
     (problem,) = problems(cpuBurstPercnt=1)
     assert problem.endswith("did you mean cpuBurstPercent?")
+
+
+@pytest.mark.parametrize(
+    ("name", "guess"),
+    [("step", "step_us"), ("endpoint", "proxy_endpoint"), ("step_su", "step_us"), ("us", ""), ("other", "")],
+)
+def test_a_key_without_its_unit_or_group(name: str, guess: str) -> None:
+    assert nearest_key(name, ["proxy_runtime_endpoint", "proxy_endpoint", "step_us"]) == guess

@@ -34,7 +34,7 @@ from typing import (
 from runtimeproxy.config.settings import GROUPS, TABLES, Settings, Within
 from runtimeproxy.config.validation import Problem
 from runtimeproxy.labels import LabelRequirement, LabelSelector
-from runtimeproxy.spelling import did_you_mean, nearest
+from runtimeproxy.spelling import did_you_mean, nearest_key
 
 if TYPE_CHECKING:
     from pydantic_core import SchemaValidator, ValidationError
@@ -172,7 +172,7 @@ def _problems(
         reason = _REASONS.get(each["type"]) or message[:1].lower() + message[1:]
         if each["type"] == "extra_forbidden":
             known = known_keys(key[:-1])
-            reason += did_you_mean(nearest(key[-1], known)) or f"; known keys: {', '.join(known)}"
+            reason += did_you_mean(nearest_key(key[-1], known)) or f"; known keys: {', '.join(known)}"
         yield key, reason
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, get_origin, get_type_hints
 from runtimeproxy.config.settings import DEFAULT_CONFIG_PATH, GROUPS, Settings
 from runtimeproxy.config.validation import CombinedConfigError, checked
 from runtimeproxy.errors import ConfigError
-from runtimeproxy.spelling import did_you_mean, nearest
+from runtimeproxy.spelling import did_you_mean, nearest_key
 
 Key = tuple[str, ...]
 """The parts of a dotted key."""
@@ -198,8 +198,7 @@ def _variable_problem(name: str, text: str, hints: Mapping[str, object]) -> str:
     if name not in hints:
         # Without the common prefix, or else every name is near to every other.
         known = [each.removeprefix(PREFIX) for each in hints]
-        without_group = [each for each in known if each.endswith(name.removeprefix(PREFIX))]
-        guess = nearest(name.removeprefix(PREFIX), known) or next(iter(without_group), "")
+        guess = nearest_key(name.removeprefix(PREFIX), known)
         return "no setting has this name" + did_you_mean(guess and PREFIX + guess)
     try:
         text.encode()
