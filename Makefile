@@ -28,7 +28,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 	--no-emit-find-links --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-python wheel sdist deb image sbom lint format bench readability scenarios restarts upgrades fuzz tools e2e e2e-api e2e-node e2e-versions \
+.PHONY: help run test test-slow test-python wheel sdist deb deb-check image sbom lint format bench readability scenarios restarts upgrades fuzz tools e2e e2e-api e2e-node e2e-versions \
 	proto lock clean command-files session screenshot effect
 
 help:  ## list the targets
@@ -70,6 +70,9 @@ sdist: $(INSTALLED)  ## build the source distribution into dist/
 
 deb: wheel  ## build the Debian package into dist/ (ARCH=arm64: for the other machine)
 	sh $(PACKAGES)/build_deb.sh $(BIN)/python $(WHEEL) dist
+
+deb-check:  ## lintian of the newest package in dist/, and the package in a Debian 13 of its own (as root; needs lintian, mmdebstrap); 5 minutes
+	sh tests/lab/check_deb.sh $$(ls -t dist/*.deb | head -n 1)
 
 image: wheel  ## build the container image (needs buildah; BASE is its Debian 12)
 	rm -rf dist/image

@@ -3,8 +3,9 @@
 #
 # PYTHON has pip; WHEEL is this project's. Variables:
 #   ARCH      amd64 or arm64 (default: this machine's)
-#   PYTHONS   versions of Debian's python3 to build for (default: 3.11 of Debian 12, 3.13 of Debian 13)
+#   PYTHONS   versions of python3 to build for (default: 3.11 of Debian 12, 3.12 of Ubuntu 24.04, 3.13 of Debian 13)
 #   REVISION  of the package (default: 1)
+#   DEBFULLNAME, DEBEMAIL   who builds it; the project itself has no address
 set -eu
 
 python=$1 wheel=$2 folder=$3
@@ -40,8 +41,8 @@ install_into() { # PYTHON_VERSION FOLDER ARGUMENT...
         --platform "manylinux2014_$machine" --platform "manylinux_2_17_$machine" \
         --implementation cp --python-version "$for_python" --target "$target" --upgrade "$@"
 }
-depends="" last=""
-for each in ${PYTHONS:-3.11 3.13}; do
+depends="" next=""
+for each in ${PYTHONS:-3.11 3.12 3.13}; do
     site=$prefix/lib/python$each/site-packages
     install_into "$each" "$site" --require-hashes --requirement "$here/requirements.lock"
     rm -rf "${site:?}/bin"
@@ -49,10 +50,14 @@ for each in ${PYTHONS:-3.11 3.13}; do
     rm -rf "$share" "${site:?}/bin"
     mv "$site/share" "$share"
     # Of the first version on, but not of those between: (>= 3.11), (<< 3.12) | (>= 3.13), (<< 3.14).
-    depends="${depends:+$depends | }python3 (>= $each~)"
-    last=3.$((${each#3.} + 1))
-    depends="$depends, python3 (<< $last~)"
+    if [ -z "$next" ]; then
+        depends="python3 (>= $each~)"
+    elif [ "$each" != "$next" ]; then
+        depends="$depends, python3 (<< $next~) | python3 (>= $each~)"
+    fi
+    next=3.$((${each#3.} + 1))
 done
+depends="$depends, python3 (<< $next~)"
 program() { # NAME MODULE
     cat >"$prefix/bin/$1" <<END
 #!/opt/$name/bin/python3
@@ -82,13 +87,30 @@ for command in "$name" koord-qos-manager; do
 done
 install -D -m 644 "$here/debian/copyright" "$root/usr/share/doc/$name/copyright"
 install -D -m 644 "$here/../../CHANGELOG.md" "$root/usr/share/doc/$name/changelog"
-gzip -9n "$root/usr/share/doc/$name/changelog"
+install -D -m 644 "$here/debian/lintian-overrides" "$root/usr/share/lintian/overrides/$name"
+# Files of the dependencies, some of which are executable without being a program.
+find "$prefix/lib" -type f -perm /111 -exec chmod 644 {} +
+
+# The same sources give the same package.
+if [ -z "${SOURCE_DATE_EPOCH:-}" ] && changed=$(git -C "$here" log -1 --format=%ct 2>/dev/null); then
+    export SOURCE_DATE_EPOCH="$changed"
+fi
+maintainer=${DEBFULLNAME:-The developers of $name}
+cat >"$root/usr/share/doc/$name/changelog.Debian" <<END
+$name ($package_version) unstable; urgency=medium
+
+  * The changes of the program are in changelog.gz.
+
+ -- $maintainer <${DEBEMAIL:-}>  $(LC_ALL=C date --utc --rfc-email --date "@${SOURCE_DATE_EPOCH:-$(date +%s)}")
+END
+gzip -9n "$root/usr/share/doc/$name/changelog" "$root/usr/share/doc/$name/changelog.Debian"
 mkdir -p "$root/usr/sbin"
 ln -s "/opt/$name/bin/$name" "/opt/$name/bin/koord-qos-manager" "$root/usr/sbin/"
 
 size=$(du --summarize --block-size=1024 "$root" | cut -f1)
 mkdir "$root/DEBIAN"
 sed -e "s/@VERSION@/$package_version/" -e "s/@ARCH@/$arch/" -e "s/@SIZE@/$size/" -e "s/@PYTHONS@/$depends/" \
+    -e "s/@MAINTAINER@/$maintainer${DEBEMAIL:+ <$DEBEMAIL>}/" \
     "$here/debian/control.in" >"$root/DEBIAN/control"
 echo "/etc/$name/config.toml" >"$root/DEBIAN/conffiles"
 install -m 755 -t "$root/DEBIAN" "$here/debian/postinst" "$here/debian/prerm" "$here/debian/postrm"
@@ -96,9 +118,5 @@ install -m 755 -t "$root/DEBIAN" "$here/debian/postinst" "$here/debian/prerm" "$
     >"$work/md5sums"
 mv "$work/md5sums" "$root/DEBIAN/md5sums"
 
-# The same sources give the same package.
-if [ -z "${SOURCE_DATE_EPOCH:-}" ] && changed=$(git -C "$here" log -1 --format=%ct 2>/dev/null); then
-    export SOURCE_DATE_EPOCH="$changed"
-fi
 mkdir -p "$folder"
 dpkg-deb --root-owner-group --build "$root" "$folder/${name}_${package_version}_$arch.deb"

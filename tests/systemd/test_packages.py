@@ -32,6 +32,22 @@ def test_packages_have_the_dependencies_that_are_tested() -> None:
     assert wanted <= names
 
 
+def test_the_package_is_built_for_each_python_that_is_declared() -> None:
+    (built,) = re.findall(r"PYTHONS:-([\d. ]+)\}", (FOLDER / "build_deb.sh").read_text())
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    declared = [each.rpartition(" ")[2] for each in project["classifiers"] if ":: 3." in each]
+    assert built.split() == declared == ["3.11", "3.12", "3.13"]
+
+
+def test_each_override_of_lintian_is_explained() -> None:
+    lines = (FOLDER / "debian" / "lintian-overrides").read_text().splitlines()
+    overrides = [line for line in lines if not line.startswith("#")]
+    assert lines[0].startswith("# ")
+    assert all(re.fullmatch(r"koord-runtime-proxy: [a-z-]+ \*", line) for line in overrides)
+    document = (FOLDER / "README.md").read_text()
+    assert all(f"`{line.split()[1]}`" in document for line in overrides)
+
+
 @pytest.mark.debian
 def test_shellcheck_finds_nothing_wrong_with_the_scripts() -> None:
     assert {path.name for path in SCRIPTS} == {"build_deb.sh", "postinst", "postrm", "prerm"}
