@@ -29,17 +29,14 @@ class AuditQueues:
         changes: Of values of what runs, and of the daemon; they have lines of their own in the log.
         claims: Of claims with a lease and evictions, and of what policies in dry-run would change.
         report: Has decisions audited that have not been yet.
-        on_decided: Gets the entries of `decisions`, too.
     """
 
     def __init__(self, sinks: Sequence[AuditSink], events: Sequence[AuditSink]) -> None:
         self.report: Callable[[], None] = lambda: None
-        self.on_decided: AuditSink = lambda _: None
         self.counts = PolicyCounts()
         self.ring = AuditRing()
         self._log = AuditLog()
-        readers = (self.counts.count_entry, self._decided, self.ring, self._log)
-        self.decisions = AuditQueue((*readers, *events, *sinks))
+        self.decisions = AuditQueue((self.counts.count_entry, self.ring, self._log, *events, *sinks))
         self.changes = AuditQueue((self.ring, *sinks))
         self.claims = AuditQueue((self.ring, self._log, *events, *sinks))
 
@@ -58,9 +55,6 @@ class AuditQueues:
         """Takes what has happened to the daemon, a policy or a strategy; the log has a line of its own."""
         entry = AuditEntry(time.time(), "", kind, policy, mode, "", "", "", "", target=target)
         self.changes(entry._replace(field=field, old=old, new=new, reason=reason))
-
-    def _decided(self, entry: AuditEntry) -> None:
-        self.on_decided(entry)
 
     def flush(self) -> None:
         """Hands on the entries that are gathered."""

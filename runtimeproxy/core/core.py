@@ -121,7 +121,7 @@ class Core:
             self.audit.decisions,
             lambda cgroup, values: self.upkeep.present_values(cgroup, values),  # noqa: PLW0108 - made below
         )
-        self.audit.on_decided = self._answers.on_entry
+        self.audit.ring.followers[self._answers] = self._answers.on_entry
         self.upkeep = Upkeep(
             self.store,
             self.ledger,
