@@ -8,11 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.core.events import DueWrites, pending_values, wanted_of_container
-from runtimeproxy.hooks import CgroupChange, Hook, PodView
+from runtimeproxy.hooks import CgroupChange, Hook, PodChange, PodView
 from runtimeproxy.hooks.audit import NO_ORIGIN
-from runtimeproxy.hooks.fields import NO_FIELDS
-from runtimeproxy.ledger.answers import by_parameter, claims_of, target_of
+from runtimeproxy.hooks.fields import NO_FIELDS, plain_cgroup_values
+from runtimeproxy.ledger.answers import by_parameter, claims_of, target_of, wanted_of
 from runtimeproxy.ledger.books import TREE, Wanted
+from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.drafts import fitted_owners, merged_owners
 from runtimeproxy.pods.record_views import (
     container_in_force,
@@ -21,7 +22,7 @@ from runtimeproxy.pods.record_views import (
     recorded_pod,
     recorded_summary,
 )
-from runtimeproxy.pods.records import Lifecycle
+from runtimeproxy.pods.records import Level, Lifecycle
 from runtimeproxy.pods.resources import NO_ENTRIES, bounded, overlay
 
 if TYPE_CHECKING:
@@ -150,6 +151,34 @@ def values_within_bounds(
 def owners_with_fitted(owners: Owners, fitted: Mapping[str, int | str]) -> Owners:
     """The owners of a container's fields, with those of values that bounds above have changed."""
     return {**fitted_owners(fitted, TREE), **owners} if fitted else owners
+
+
+class DecidedPod(NamedTuple):
+    """The part of a decision on a new pod that its record and cgroup get once it is there."""
+
+    change: PodChange = PodChange()
+    owners: Owners = NO_ENTRIES
+    late: Wanted | None = None
+    """The wanted cgroup values, if not all could be written before."""
+
+
+NOTHING_DECIDED_ON_POD: Final = DecidedPod()
+
+
+def decided_pod(decision: Decision) -> DecidedPod:
+    change, wanted = decision.pod_change or PodChange(), wanted_of(decision, CgroupTarget(Level.POD, ""))
+    # What is counted from the value in the file has no plain value yet.
+    is_late = decision.unwritten or wanted.claims.keys() - plain_cgroup_values(change).keys()
+    return DecidedPod(change, decision.owners, wanted if wanted.claims and is_late else None)
+
+
+def due_at_creation(record: PodRecord, decided: DecidedPod, evaluation: int) -> DueWrites | None:
+    """The cgroup values of a pod that were not written before it was created; see `DueWrites`."""
+    if decided.late is None or not record.cgroup_parent:
+        return None
+    wanted = decided.late._replace(target=target_of(record))
+    hook, make_view = Hook.PRE_RUN_POD_SANDBOX, partial(recorded_pod, record)
+    return DueWrites(record.cgroup_parent, {}, decided.owners, hook, make_view, wanted, evaluation)
 
 
 # --- updates -----------------------------------------------------------------------------------------------

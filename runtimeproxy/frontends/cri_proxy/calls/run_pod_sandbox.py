@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.core.events import DueWrites
-from runtimeproxy.core.questions import Question
+from runtimeproxy.core.questions import NOTHING_DECIDED_ON_POD, Question, decided_pod, due_at_creation
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
     NO_WORK,
     CriCall,
@@ -19,13 +18,8 @@ from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
 )
 from runtimeproxy.frontends.cri_proxy.calls.messages import edit_pod, requested_pod, requested_summary
 from runtimeproxy.hooks import Clear, Hook, PodChange
-from runtimeproxy.hooks.fields import plain_cgroup_values
-from runtimeproxy.ledger.answers import target_of, wanted_of
-from runtimeproxy.ledger.books import Wanted
-from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.drafts import slice_of
-from runtimeproxy.pods.record_views import recorded_pod
-from runtimeproxy.pods.records import NO_CHANGES, Level, PodRecord
+from runtimeproxy.pods.records import NO_CHANGES, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, kept_annotations, read_resources
 from runtimeproxy.slo.names import RESOURCE_STATUS
 
@@ -33,7 +27,6 @@ if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import PodView
     from runtimeproxy.hooks.changes import Change, TextEntries
-    from runtimeproxy.hooks.claimants import Owners
     from runtimeproxy.hooks.decision import Decision
 
 
@@ -54,9 +47,7 @@ class PodDraft:
         self.runtime_handler = runtime_handler
         self._priority = priority
         self.requested = read_resources(config.linux.resources)
-        self._change = PodChange()
-        self._owners: Owners = NO_ENTRIES
-        self._late: Wanted | None = None
+        self.decided = NOTHING_DECIDED_ON_POD
         self._make_record: Callable[..., PodRecord] | None = None
 
     def view(self) -> PodView:
@@ -75,22 +66,7 @@ class PodDraft:
 
     def keep_decision(self, decision: Decision | None) -> None:
         if decision is not None:
-            self._change = decision.pod_change or self._change
-            self._owners = decision.owners
-            wanted = wanted_of(decision, CgroupTarget(Level.POD, ""))
-            # What is counted from the value in the file has no plain value yet.
-            if wanted.claims and (
-                decision.unwritten or wanted.claims.keys() - plain_cgroup_values(self._change).keys()
-            ):
-                self._late = wanted
-
-    def due_writes(self, record: PodRecord, evaluation: int) -> DueWrites | None:
-        """The cgroup values that have not been written before the call; for `evaluation` see `DueWrites`."""
-        if self._late is None or not record.cgroup_parent:
-            return None
-        wanted = self._late._replace(target=target_of(record))
-        hook, make_view = Hook.PRE_RUN_POD_SANDBOX, partial(recorded_pod, record)
-        return DueWrites(record.cgroup_parent, {}, self._owners, hook, make_view, wanted, evaluation)
+            self.decided = decided_pod(decision)
 
     def prepare(self) -> Callable[..., PodRecord]:
         """Makes the part of the record that is known before the response; it does not change any more."""
@@ -103,14 +79,14 @@ class PodDraft:
             attempt=about.attempt,
             labels=compact(config.labels),
             annotations=kept_annotations(config.annotations),
-            label_changes=_changes(self._change.labels),
-            annotation_changes=_changes(self._change.annotations),
+            label_changes=_changes(self.decided.change.labels),
+            annotation_changes=_changes(self.decided.change.annotations),
             runtime_handler=self.runtime_handler,
             cgroup_parent=config.linux.cgroup_parent,
             overhead=read_resources(config.linux.overhead),
             requested=self.requested,
             booked=read_resources(config.linux.resources),
-            owners=dict(self._owners) or NO_ENTRIES,
+            owners=dict(self.decided.owners) or NO_ENTRIES,
             priority=self._priority,
         )
         return self._make_record
@@ -184,7 +160,7 @@ class NewSandbox(CriCall):
         self.services.store.pods.put(self._record)
         # The sandbox's scope was started in the pod's slice: systemd has set that again, as it sees it.
         works = repair(self.services, slice_of(self._record))
-        due = self._draft.due_writes(self._record, self._evaluation)
+        due = due_at_creation(self._record, self._draft.decided, self._evaluation)
         if due is not None:
             return (*works, self.write_later(due))
         self.services.catch_up(identity, self._evaluation)
