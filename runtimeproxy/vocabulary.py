@@ -54,6 +54,16 @@ class Mode(StrEnum):
     """It does not run. Operators and the configuration say so; a policy that the chain runs never has it."""
 
 
+class ClaimKey(NamedTuple):
+    """The place of a claim: an owner has at most one claim per key."""
+
+    level: ClaimLevel
+    target: str
+    """Id of a container, uid of a pod, a QoS class of Kubernetes, or the name of a host application."""
+    field: str
+    role: Role
+
+
 class PluginReport(NamedTuple):
     """What a QoS manager tells the daemon of one plugin."""
 

@@ -17,9 +17,9 @@ from runtimeproxy.hooks.fields import CGROUP, Field
 from runtimeproxy.hooks.owners import Owner
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.ledger.books import TREE, LeftReason, ValueChange
-from runtimeproxy.ledger.claim_places import ClaimKey
 from runtimeproxy.ledger.target import EVALUATIONS, CgroupTarget
 from runtimeproxy.pods.records import Level, is_leased
+from runtimeproxy.vocabulary import ClaimKey
 
 logger = logging.getLogger(__name__)
 

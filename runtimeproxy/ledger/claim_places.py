@@ -13,20 +13,10 @@ from runtimeproxy.ledger.answers import class_cgroups, target_of
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
-from runtimeproxy.vocabulary import ClaimLevel, Role
+from runtimeproxy.vocabulary import ClaimKey, ClaimLevel
 
 if TYPE_CHECKING:
     from runtimeproxy.pods.store import PodStore
-
-
-class ClaimKey(NamedTuple):
-    """The place of a claim: an owner has at most one claim per key."""
-
-    level: ClaimLevel
-    target: str
-    """Id of a container, uid of a pod, a QoS class of Kubernetes, or the name of a host application."""
-    field: str
-    role: Role
 
 
 class ClaimPlace(NamedTuple):

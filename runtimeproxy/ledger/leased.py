@@ -33,7 +33,7 @@ from runtimeproxy.ledger import leases
 from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import Applied, ClaimAudit
-from runtimeproxy.ledger.claim_places import ClaimKey, ClaimPlaces
+from runtimeproxy.ledger.claim_places import ClaimPlaces
 from runtimeproxy.ledger.leases import Answer, Lease, Phase
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.tree import QUOTA
@@ -41,7 +41,7 @@ from runtimeproxy.ledger.unapplied import OTHER_MODE, Unapplied, UnappliedCause,
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, is_leased
 from runtimeproxy.state.state_file import StateFile
-from runtimeproxy.vocabulary import ClaimLevel, Mode, Role
+from runtimeproxy.vocabulary import ClaimKey, ClaimLevel, Mode, Role
 
 if TYPE_CHECKING:
     from runtimeproxy.ledger.ledger import Ledger

@@ -14,8 +14,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy import __version__
-from runtimeproxy.api_names import LEVEL_OF, ROLE_OF, ROLES, TARGETS, plugin_status
+from runtimeproxy import __version__, api_names
+from runtimeproxy.api_names import plugin_status
 from runtimeproxy.config.schema import validator_of
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass, priority_class_with_default
 from runtimeproxy.qosmanager.plugin import Claim, Role, Target
@@ -31,7 +31,7 @@ from runtimeproxy.qosmanager.snapshot import (
 )
 from runtimeproxy.slo.schema import CgroupBase, Colocation, CpuBurstStrategy, PodCpuBurst, Threshold
 from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, parse_cpu_list
-from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES
+from runtimeproxy.vocabulary import MOST_CLAIM_REASON_BYTES, ClaimKey
 
 if TYPE_CHECKING:
     from pydantic_core import SchemaValidator
@@ -197,8 +197,11 @@ def _validators(kind: Any) -> dict[str, SchemaValidator]:  # noqa: ANN401 - a da
 
 
 def key_message(claim: Claim) -> api_pb2.ClaimKey:
-    target = api_pb2.ClaimTarget(**{TARGETS[claim.target.level]: claim.target.id})
-    return api_pb2.ClaimKey(target=target, field=claim.field, role=ROLES[claim.role])
+    return api_names.key_message(_key(claim))
+
+
+def _key(claim: Claim) -> ClaimKey:
+    return ClaimKey(claim.target.level, claim.target.id, claim.field, claim.role)
 
 
 def cut_bytes(text: str, most: int) -> str:
@@ -208,24 +211,20 @@ def cut_bytes(text: str, most: int) -> str:
 
 def claim_message(claim: Claim) -> api_pb2.Claim:
     reason = cut_bytes(claim.reason, MOST_CLAIM_REASON_BYTES)
-    message = api_pb2.Claim(key=key_message(claim), value=str(claim.value), reason=reason)
-    if claim.ceiling is not None:
-        message.ceiling = claim.ceiling
-    return message
+    return api_names.claim_message(_key(claim), claim.value, claim.ceiling, reason)
 
 
 def claims_of(messages: Iterable[api_pb2.Claim]) -> Iterator[Claim]:
     # Claims of roles and targets that are not known here are left out.
     for message in messages:
-        role = ROLE_OF.get(message.key.role)
-        kind = message.key.target.WhichOneof("target")
-        if role in (None, Role.SCALE) or kind is None or not message.HasField("value"):
+        key = api_names.key_of(message.key)
+        if isinstance(key, str) or key.role is Role.SCALE or not message.HasField("value"):
             continue
-        is_list = message.key.field.startswith("cpuset.")
+        is_list = key.field.startswith("cpuset.")
         yield Claim(
-            Target(LEVEL_OF[kind], getattr(message.key.target, kind)),
-            message.key.field,
-            role,
+            Target(key.level, key.target),
+            key.field,
+            key.role,
             message.value if is_list else int(message.value),
             message.ceiling if message.HasField("ceiling") else None,
             message.reason,

@@ -23,7 +23,7 @@ from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import change_log, leased
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import ClaimAudit
-from runtimeproxy.ledger.claim_places import ClaimKey, ClaimPlaces
+from runtimeproxy.ledger.claim_places import ClaimPlaces
 from runtimeproxy.ledger.foreign import OVERWRITES
 from runtimeproxy.ledger.journal import Journal
 from runtimeproxy.ledger.leased import ClaimsRequest, GivenClaim, LeasedClaims, Refused
@@ -34,7 +34,7 @@ from runtimeproxy.pods.checkpoint.codec import RowKind, decode, encode
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, Lifecycle, PodRecord
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.testing import CgroupFiles
-from runtimeproxy.vocabulary import ClaimLevel, Mode, Role
+from runtimeproxy.vocabulary import ClaimKey, ClaimLevel, Mode, Role
 
 QUOTA, BURST, CPUS = "cpu.cfs_quota_us", "cpu.cfs_burst_us", "cpuset.cpus"
 CLASS = "/kubepods/besteffort"

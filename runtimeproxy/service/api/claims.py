@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.api_names import LEVEL_OF, MODES, ROLE_OF, ROLES, TARGETS
+from runtimeproxy import api_names
+from runtimeproxy.api_names import MODES, key_of
 from runtimeproxy.core.eviction import EvictionMethod, PodEvictionOutcome, Result
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import Clear
 from runtimeproxy.hooks.owners import Owner, claim_of, refusal
-from runtimeproxy.ledger.claim_places import ClaimKey
 from runtimeproxy.ledger.leased import (
     INVALID,
     NOT_ALLOWED,
@@ -26,7 +26,7 @@ from runtimeproxy.ledger.leased import (
 )
 from runtimeproxy.ledger.leases import LEASE_S, Answer, Phase
 from runtimeproxy.service.api.values import duration, timestamp
-from runtimeproxy.vocabulary import MOST_TARGET, Mode
+from runtimeproxy.vocabulary import MOST_TARGET, ClaimKey, Mode
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
@@ -86,7 +86,7 @@ def request_of(message: api_pb2.SetClaimsRequest, owner: Owner) -> ClaimsRequest
     given: list[GivenClaim] = []
     refused: list[Refused] = []
     for place, each in enumerate(message.claims):
-        key = key_of(each.key)
+        key = _bounded_key(each.key)
         if isinstance(key, str):
             refused.append(Refused(place, INVALID, key))
             continue
@@ -99,7 +99,7 @@ def request_of(message: api_pb2.SetClaimsRequest, owner: Owner) -> ClaimsRequest
                 given.append(GivenClaim(place, key, _claim(owner, key, each)))
             except ValueError as error:
                 refused.append(Refused(place, INVALID, str(error), key))
-    keys = map(key_of, message.ended)
+    keys = map(_bounded_key, message.ended)
     ended = [key for key in keys if not isinstance(key, str)]
     return ClaimsRequest(
         message.owner, message.session, message.sequence, message.is_whole, given, ended, refused
@@ -112,17 +112,11 @@ def _claim(owner: Owner, key: ClaimKey, message: api_pb2.Claim) -> Claim:
     return claim_of(owner, key.field, key.role, value, ceiling, message.reason)
 
 
-def key_of(message: api_pb2.ClaimKey) -> ClaimKey | str:
-    """What a claim is for, or why that cannot be read."""
-    kind, role = message.target.WhichOneof("target"), ROLE_OF.get(message.role)
-    if kind is None:
-        return "the target is missing, or of a kind that is not known"
-    target: str = getattr(message.target, kind)
-    if not 0 < len(target) <= MOST_TARGET:
-        return f"the target is not of 1 to {MOST_TARGET} characters"
-    if role is None:
-        return f"the role {message.role} is not known"
-    return ClaimKey(LEVEL_OF[kind], target, message.field, role)
+def _bounded_key(message: api_pb2.ClaimKey) -> ClaimKey | str:
+    key = key_of(message)
+    if isinstance(key, str) or 0 < len(key.target) <= MOST_TARGET:
+        return key
+    return f"the target is not of 1 to {MOST_TARGET} characters"
 
 
 def response_of(response: ClaimsResponse) -> api_pb2.SetClaimsResponse:
@@ -192,15 +186,8 @@ def _by_key(item: tuple[ClaimKey, Claim]) -> ClaimKey:
 
 
 def claim_message(key: ClaimKey, claim: Claim) -> api_pb2.Claim:
-    target = api_pb2.ClaimTarget(**{TARGETS[key.level]: key.target})
-    message = api_pb2.Claim(
-        key=api_pb2.ClaimKey(target=target, field=key.field, role=ROLES[key.role]),
-        ceiling=claim.ceiling,
-        reason=str(claim.reason),
-    )
-    if claim.value is not None and not isinstance(claim.value, Clear):
-        message.value = str(claim.value)
-    return message
+    value = None if isinstance(claim.value, Clear) else claim.value
+    return api_names.claim_message(key, value, claim.ceiling, str(claim.reason))
 
 
 def evict_response(result: Result) -> api_pb2.EvictResponse:

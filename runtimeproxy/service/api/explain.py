@@ -37,7 +37,7 @@ from runtimeproxy.service.api.strategies import source_field, strategy_fields
 from runtimeproxy.service.api.unapplied import unapplied_messages
 from runtimeproxy.service.api.values import shown, timestamp
 from runtimeproxy.service.pod_names import names_of
-from runtimeproxy.vocabulary import ClaimLevel
+from runtimeproxy.vocabulary import ClaimKey, ClaimLevel
 
 if TYPE_CHECKING:
     from runtimeproxy.cgroups.writer import FileText
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.views import Resources
     from runtimeproxy.ledger.books import Formats
-    from runtimeproxy.ledger.claim_places import ClaimKey
     from runtimeproxy.ledger.leased import LeasedClaims, OwnedClaims
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.service.api.pods import PodMessages

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.api_names import MODE_OF, plugin_status
+from runtimeproxy.api_names import plugin_report, plugin_status
 from runtimeproxy.service.api.values import timestamp
 from runtimeproxy.service.qos_manager import MANAGER, ManagerReport, State
-from runtimeproxy.vocabulary import Mode, PluginReport
 
 if TYPE_CHECKING:
     from runtimeproxy.service.qos_manager import QosManagerWatch
@@ -32,15 +31,8 @@ _STATES: Final = {
 def report_of(message: api_pb2.QosManagerReport) -> ManagerReport:
     """What a manager says; long texts are cut, and plugins beyond the bound are left out."""
     plugins = tuple(
-        PluginReport(
-            _line(each.name),
-            MODE_OF.get(each.mode, Mode.OFF),
-            each.is_wanted,
-            each.claims,
-            _line(each.problem),
-            _line(each.explanation),
-        )
-        for each in itertools.islice(message.plugins, MOST_PLUGINS)
+        each._replace(name=_line(each.name), problem=_line(each.problem), explanation=_line(each.explanation))
+        for each in map(plugin_report, itertools.islice(message.plugins, MOST_PLUGINS))
     )
     # Not later than now, and a time that a reader can show.
     started_s = min(max(message.started_at.seconds, 0), int(time.time()))
