@@ -51,7 +51,7 @@ function _shtab_koord_runtime_proxy_using
 end
 
 set -g _shtab_koord_runtime_proxy_commands status pods explain audit policy doctor check-config check-slo simulate record replay list-policies version demo bypass upgrade restore check-removal
-set -g _shtab_koord_runtime_proxy_opts_with_value --admin-socket --backend-runtime-mode --config --endpoint --file --for --hook-config-dir --kind --koord-runtimeproxy-endpoint --limit --log-format --log-level --max-size --namespace --node-annotations --node-labels --node-objects-dir --out --output --pod --policies-dir --policy --reason --remote-image-service-endpoint --remote-runtime-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --selector --state-dir --timeout --tracing-endpoint -f
+set -g _shtab_koord_runtime_proxy_opts_with_value --admin-socket --backend-runtime-mode --config --endpoint --file --for --hook-config-dir --kind --koord-runtimeproxy-endpoint --limit --log-format --log-level --max-size --namespace --node-annotations --node-labels --node-objects-dir --out --output --pod --policies-dir --policy --reason --remote-image-service-endpoint --remote-runtime-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --selector --since --state-dir --timeout --tracing-endpoint --until -f
 
 complete -c koord-runtime-proxy -e
 complete -c koord-runtime-proxy -f
@@ -82,9 +82,10 @@ complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using pods' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using pods' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using pods' -l namespace -x -d 'only pods of this namespace'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using pods' -l wide -d 'a row for the pod and for each container, with the values that policies set'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using pods' -l endpoint -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: that of the configuration)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using pods' -l timeout -x -d 'how long the daemon may take (default: 10s)'
-complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using pods' -l output -xka "text json yaml" -d 'text for people; JSON or YAML as the API has it (default: text)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using pods' -l output -xka "text json yaml name" -d 'text for people; JSON or YAML as the API has it (default: text); name: NAMESPACE/NAME of each'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a explain -d 'show why the values of a pod are what they are'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using explain' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using explain' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
@@ -92,14 +93,17 @@ complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using explain' -l
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using explain' -l endpoint -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: that of the configuration)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using explain' -l timeout -x -d 'how long the daemon may take (default: 10s)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using explain' -l output -xka "text json yaml" -d 'text for people; JSON or YAML as the API has it (default: text)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using explain; and test $_shtab_koord_runtime_proxy_npos -eq 0' -ka "(type -q koord-runtime-proxy; and koord-runtime-proxy pods --output name 2>/dev/null)" -d '[NAMESPACE/]POD[/CONTAINER]; a pod by its name, its uid, or the beginning of an id'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a audit -d 'show what policies changed, refused, or failed to do'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l since -x -d 'only from then on: 2h or 3d (ago), yesterday, 3 days ago, 14:30, 2026-11-20, or RFC 3339'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l until -x -d 'only until then, in the same way'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l follow -d 'go on with decisions to come, until Ctrl-C'
-complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l pod -x -d 'only this pod, by [NAMESPACE/]NAME or uid'
-complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l policy -x -d 'only this policy'
-complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l kind -xka "changed would-change conflict refused failed invalid left-out pending void off not-applied" -d 'only entries of this kind: changed, would-change, conflict, refused, failed, invalid, left-out, pending, void, off, not-applied; may be repeated'
-complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l limit -x -d 'at most so many of the remembered decisions, the newest ones (default: all)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l pod -xka "(type -q koord-runtime-proxy; and koord-runtime-proxy pods --output name 2>/dev/null)" -d 'only this pod, by [NAMESPACE/]NAME or uid'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l policy -xka "(type -q koord-runtime-proxy; and koord-runtime-proxy list-policies --output name 2>/dev/null)" -d 'only this policy'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l kind -xka "changed would-change conflict refused failed invalid left-out pending void off not-applied start stop upgrade gap mode bypass strategy" -d 'only entries of this kind: changed, would-change, conflict, refused, failed, invalid, left-out, pending, void, off, not-applied, start, stop, upgrade, gap, mode, bypass, strategy; may be repeated'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l limit -x -d 'at most so many of the past entries, the newest ones (default: all)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l endpoint -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: that of the configuration)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l timeout -x -d 'how long the daemon may take (default: 10s)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using audit' -l output -xka "text json yaml" -d 'text for people; JSON or YAML as the API has it (default: text)'
@@ -114,6 +118,7 @@ complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using policy' -l 
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using policy' -l admin-socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s admin socket (default: that of the configuration)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using policy' -l timeout -x -d 'how long the daemon may take (default: 10s)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using policy' -l output -xka "text json yaml" -d 'text for people; JSON or YAML as the API has it (default: text)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using policy; and test $_shtab_koord_runtime_proxy_npos -eq 0' -ka "(type -q koord-runtime-proxy; and koord-runtime-proxy list-policies --output name 2>/dev/null)" -d 'the policy, or plugin:NAME of the QoS manager'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using policy; and test $_shtab_koord_runtime_proxy_npos -eq 1' -ka "enforce dry-run off reset" -d 'its mode'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a doctor -d 'examine the installation on this node: what is wrong, and what to do'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using doctor' -s h -l help -d 'show this help message and exit'
@@ -124,6 +129,7 @@ complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using doctor' -l 
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a check-config -d 'check flags, environment, file, policies and hook servers'"'"' registrations'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-config' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-config' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-config' -l output -xka "text json yaml" -d '(default: text)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a check-slo -d 'show what strategies say, where each value comes from, and what is wrong'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-slo' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-slo' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
@@ -157,9 +163,11 @@ complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using replay; and
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a list-policies -d 'list all policies with their methods and settings'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using list-policies' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using list-policies' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using list-policies' -l output -xka "text json yaml name" -d 'name: one a line, for scripts (default: text)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a version -d 'show the version'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using version' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using version' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using version' -l output -xka "text json yaml" -d '(default: text)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a demo -d 'drive a pod of each QoS class through the proxy and show what changes'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using demo' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using demo' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
@@ -178,6 +186,7 @@ complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using restore' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using restore' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using restore' -l dry-run -d 'only show the changes'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using restore' -l output -xka "text json yaml" -d '(default: text)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a check-removal -d 'fail while a kubelet'"'"'s endpoint is the proxy'"'"'s socket; packages ask before they are removed'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-removal' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-removal' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
