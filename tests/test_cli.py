@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -142,6 +143,36 @@ def test_list_policies_shows_what_is_configured(tmp_path: Path) -> None:
     assert rows["batch-resource"][-2:] == ["pod,", "container"]
     assert all(line.strip() for line in done.stdout.splitlines())
     assert "    from policies.batch_resource:BatchResource" in done.stdout.splitlines()
+
+
+def test_programs_get_json(tmp_path: Path) -> None:
+    path = configured(tmp_path, "[policies.batch-resource]\npriority = 7\n[policies.nonsense]\n")
+    done = run("list-policies", "--config", path, "--output", "json")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    first = next(each for each in found["policies"] if each["name"] == "batch-resource")
+    assert first.pop("description").startswith("Sets CPU shares")
+    assert first == {
+        "name": "batch-resource",
+        "priority": 7,
+        "mode": "enforce",
+        "failurePolicy": "ignore",
+        "methods": ["pod", "container"],
+        "origin": "policies.batch_resource:BatchResource",
+    }
+    (problem,) = found["problems"]
+    assert problem["name"] == "nonsense"
+    assert problem["text"].startswith("settings: no policy named nonsense; there are: batch-resource")
+    names = run("list-policies", "--output", "name").stdout.splitlines()
+    assert {"batch-resource", "memory-qos"} <= set(names)
+    version = json.loads(run("version", "--output", "json").stdout)
+    assert version == {"name": "koord-runtime-proxy", "version": __version__}
+    done = run("check-config", "--config", path, "--output", "json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["file"], found["valid"]) == (2, path, False)
+    assert found["problems"] == [{"source": path, "key": "policies.nonsense", "reason": problem["text"]}]
+    done = run("check-config", "--config", configured(tmp_path, ""), "--output", "json")
+    assert (done.returncode, json.loads(done.stdout)["problems"]) == (0, [])
 
 
 def test_list_policies_shows_what_cannot_be_loaded(tmp_path: Path) -> None:

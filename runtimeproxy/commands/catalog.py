@@ -38,9 +38,10 @@ _REPEATED: Final[Mapping[str, Any]] = {"action": "append", "default": []}
 _NODE_LABELS: Final[_Options] = {
     "--node-labels": _option("K=V,...", "labels of the node, beside those of its Node object", **_REPEATED),
 }
-_OUTPUT: Final = _output(
-    "json", "yaml", text="text for people; JSON or YAML as the API has it (default: text)"
-)
+_OUTPUT_TEXT: Final = "text for people; JSON or YAML as the API has it (default: text)"
+_OUTPUT: Final = _output("json", "yaml", text=_OUTPUT_TEXT)
+_FORMS: Final = _output("json", "yaml")
+"""Of commands that need no daemon."""
 _TIMEOUT: Final[_Options] = {
     "--timeout": _option(
         "TIME", "how long the daemon may take (default: 10s)", type=duration_s, default=10.0
@@ -92,10 +93,12 @@ COMMANDS: Final = (
         "pods",
         "status:pods",
         "list pods, their QoS classes and the policies that have changed them",
-        usage="[--namespace NAME] ",
+        usage="[--namespace NAME] [--wide] ",
         arguments={
             "--namespace": _text("NAME", "only pods of this namespace"),
+            "--wide": _switch("a row for the pod and for each container, with the values that policies set"),
             **_READING,
+            **_output("json", "yaml", "name", text=f"{_OUTPUT_TEXT}; name: NAMESPACE/NAME of each"),
         },
     ),
     Command(
@@ -120,7 +123,7 @@ COMMANDS: Final = (
         ", and how the daemon, modes, bypass and strategies changed: the last 500 entries that the daemon "
         "remembers, a line for each field. With --since or --until they come from audit.file and its "
         "rotations, if that is set; while the daemon is down from there, too, or from the state folder.",
-        "[--since TIME] [--until TIME] [--follow] [--pod POD] [--policy NAME] ",
+        "[--since TIME] [--until TIME] [--follow] [--pod POD] [--policy POLICY] ",
         {
             "--since": _option(
                 "TIME",
@@ -130,7 +133,7 @@ COMMANDS: Final = (
             "--until": _option("TIME", "only until then, in the same way", type=past_moment),
             "--follow": _switch("go on with decisions to come, until Ctrl-C"),
             "--pod": _text("POD", "only this pod, by [NAMESPACE/]NAME or uid"),
-            "--policy": _text("NAME", "only this policy"),
+            "--policy": _text("POLICY", "only this policy"),
             "--kind": _option(
                 "KIND",
                 f"only entries of this kind: {', '.join(AUDIT_KINDS)}; may be repeated",
@@ -151,9 +154,9 @@ COMMANDS: Final = (
         "steer:policy",
         "set the mode of a policy, for all pods or some, for a time or until it is reset",
         ". It stands above the configuration, also after a reload and a restart; reset takes it back.",
-        "NAME (enforce | dry-run | off | reset) [--namespace NAME] [--selector LABELS] [--for TIME] ",
+        "POLICY (enforce | dry-run | off | reset) [--namespace NAME] [--selector LABELS] [--for TIME] ",
         {
-            "name": _text("NAME", "the policy, or plugin:NAME of the QoS manager"),
+            "name": _text("POLICY", "the policy, or plugin:NAME of the QoS manager"),
             "mode": {"choices": ("enforce", "dry-run", "off", "reset"), "help": "its mode"},
             "--namespace": _option("NAME", "only for pods of this namespace; may be repeated", **_REPEATED),
             "--selector": _option(
@@ -183,6 +186,7 @@ COMMANDS: Final = (
         "checks:check_config",
         "check flags, environment, file, policies and hook servers' registrations",
         ". Prints every problem, and the exit code is 2 then; warnings leave it 0.",
+        arguments=_FORMS,
     ),
     Command(
         "check-slo",
@@ -267,8 +271,9 @@ COMMANDS: Final = (
         "checks:list_policies",
         "list all policies with their methods and settings",
         ". Also those that cannot be loaded, with the reason; the exit code is 1 then.",
+        arguments=_output("json", "yaml", "name", text="name: one a line, for scripts (default: text)"),
     ),
-    Command("version", "process:version", "show the version"),
+    Command("version", "process:version", "show the version", arguments=_FORMS),
     Command("demo", "process:demo", "drive a pod of each QoS class through the proxy and show what changes"),
     Command(
         "bypass",
@@ -296,7 +301,7 @@ COMMANDS: Final = (
         ", from the checkpoint in the state folder: to remove the proxy from a node, after it has ended. "
         "Values that another program has changed since are left alone.",
         "[--dry-run] ",
-        {"--dry-run": _switch("only show the changes")},
+        {"--dry-run": _switch("only show the changes"), **_FORMS},
     ),
     Command(
         "check-removal",

@@ -43,16 +43,18 @@ def upgrade(arguments: Namespace) -> int:
 def restore(arguments: Namespace) -> int:
     """Gives what runs the kubelet's values back."""
     settings = load_settings(arguments)
-    from runtimeproxy.commands.output import Page
+    from runtimeproxy.commands.output import Page, print_value
     from runtimeproxy.kubelet_endpoints import kubelet_settings
-    from runtimeproxy.restore.command import HEADERS, is_complete, restore, table_row
+    from runtimeproxy.restore.command import HEADERS, is_complete, lines_as_json, restore, table_row
     from runtimeproxy.signals import is_served
 
     proxy = settings.proxy
     for each in () if is_served(proxy.endpoint) else kubelet_settings(proxy.endpoint):
         print(f"{PROGRAM}: warning: {each.advice(proxy)}", file=sys.stderr)
     lines = restore(settings, dry_run=arguments.dry_run)
-    if lines:
+    if arguments.output != "text":
+        print_value(lines_as_json(lines), arguments.output)
+    elif lines:
         Page().table(HEADERS, map(table_row, lines))
     else:
         print("nothing to restore")
@@ -70,8 +72,13 @@ def check_removal(arguments: Namespace) -> int:
     return ExitCode.OK
 
 
-def version(_: Namespace) -> int:
-    print(f"{PROGRAM} {__version__}")
+def version(arguments: Namespace) -> int:
+    if arguments.output == "text":
+        print(f"{PROGRAM} {__version__}")
+    else:
+        from runtimeproxy.commands.output import print_value
+
+        print_value({"name": PROGRAM, "version": __version__}, arguments.output)
     return ExitCode.OK
 
 

@@ -22,6 +22,7 @@ from runtimeproxy.commands.output import (
     print_message,
 )
 from runtimeproxy.commands.values import enum_name, moment, shown_time, utc_now
+from runtimeproxy.documents.reading import printable
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -51,7 +52,10 @@ def pods(arguments: Namespace) -> int:
         for response in api.WatchPods(request, timeout=arguments.timeout):
             found.pods.extend(response.snapshot.pods)
     if arguments.output == "text":
-        show_pods(found.pods, Page())
+        show_pods(found.pods, Page(), is_wide=arguments.wide)
+    elif arguments.output == "name":
+        for name in sorted({f"{each.namespace}/{each.name}" for each in found.pods}):
+            print(printable(name))
     else:
         print_message(found, arguments.output)
     return ExitCode.OK
@@ -318,9 +322,15 @@ def _owner_row(owner: api_pb2.ClaimOwner, now: datetime) -> Sequence[Words]:
     )
 
 
-def show_pods(found: Sequence[api_pb2.Pod], page: Page) -> None:
+def show_pods(found: Sequence[api_pb2.Pod], page: Page, *, is_wide: bool = False) -> None:
+    """Prints a row for each pod; if wide, one with the values for its own cgroup and each container."""
     if not found:
         page.line("no pods")
+        return
+    pods = sorted(found, key=lambda pod: (pod.namespace, pod.name, pod.attempt))
+    if is_wide:
+        columns = ("NAMESPACE", "NAME", "QOS", "KUBERNETES QOS", "STATE", "OF", "CHANGED BY", "VALUES")
+        page.table(columns, (row for each in pods for row in _wide_rows(each)))
         return
     rows = (
         (
@@ -332,9 +342,29 @@ def show_pods(found: Sequence[api_pb2.Pod], page: Page) -> None:
             " ".join(container.name for container in each.containers) or "-",
             ", ".join(each.policies) or ("not known" if each.is_recovered else "-"),
         )
-        for each in sorted(found, key=lambda pod: (pod.namespace, pod.name, pod.attempt))
+        for each in pods
     )
     page.table(("NAMESPACE", "NAME", "QOS", "KUBERNETES QOS", "STATE", "CONTAINERS", "CHANGED BY"), rows)
+
+
+def _wide_rows(pod: api_pb2.Pod) -> Iterator[Sequence[Words]]:
+    about = (pod.namespace, pod.name, pod.qos_class or "-", pod.kube_qos_class or "-")
+    yield *about, _state(enum_name(api_pb2.Pod.State, pod.state)), "pod", *_values(pod.fields)
+    for each in pod.containers:
+        state = _state(enum_name(api_pb2.Container.State, each.state))
+        yield *about, state, each.name, *_values(each.fields)
+
+
+def _values(fields: Iterable[api_pb2.OwnedField]) -> tuple[str, str]:
+    """Who has changed something, and the fields with their values."""
+    found = list(fields)
+    owners = sorted({name for each in found for name in each.owner.split("+")})
+    values = (f"{_parameter(each.name)} {each.value}".rstrip() for each in found)
+    return ", ".join(owners) or "-", ", ".join(values) or "-"
+
+
+def _parameter(field: str) -> str:
+    return field[len("cgroup[") : -1] if field.startswith("cgroup[") else field
 
 
 def mode_name(mode: int) -> str:

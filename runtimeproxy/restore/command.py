@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy.cgroups.order import loosened
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
@@ -101,6 +101,22 @@ def table_row(line: Line) -> tuple[str, ...]:
     reason = " ".join(line.reason.split())
     old, new = ("-" if value is None or value == "" else str(value) for value in (line.old, line.new))
     return line.target, line.field, old, new, f"{line.status}: {reason}" if reason else line.status
+
+
+def lines_as_json(lines: Iterable[Line]) -> dict[str, Any]:
+    listed = list(lines)
+    values = [
+        {
+            "target": each.target,
+            "field": each.field,
+            "from": each.old,
+            "to": each.new,
+            "result": each.status.value,
+            "reason": each.reason,
+        }
+        for each in listed
+    ]
+    return {"complete": is_complete(listed), "values": values}
 
 
 def states(ledger: Ledger, writer: CgroupWriter) -> tuple[CgroupState, ...]:

@@ -8,22 +8,22 @@
 _shtab_koord_runtime_proxy_subparsers=(status pods explain audit policy doctor check-config check-slo simulate record replay list-policies version demo bypass upgrade restore check-removal)
 
 _shtab_koord_runtime_proxy_status_option_strings=(-h --help --config --endpoint --timeout --output)
-_shtab_koord_runtime_proxy_pods_option_strings=(-h --help --config --namespace --endpoint --timeout --output)
+_shtab_koord_runtime_proxy_pods_option_strings=(-h --help --config --namespace --wide --endpoint --timeout --output)
 _shtab_koord_runtime_proxy_explain_option_strings=(-h --help --config --all --endpoint --timeout --output)
 _shtab_koord_runtime_proxy_audit_option_strings=(-h --help --config --since --until --follow --pod --policy --kind --limit --endpoint --timeout --output)
 _shtab_koord_runtime_proxy_policy_option_strings=(-h --help --config --namespace --selector --for --reason --endpoint --admin-socket --timeout --output)
 _shtab_koord_runtime_proxy_doctor_option_strings=(-h --help --config --endpoint --timeout --output)
-_shtab_koord_runtime_proxy_check_config_option_strings=(-h --help --config)
+_shtab_koord_runtime_proxy_check_config_option_strings=(-h --help --config --output)
 _shtab_koord_runtime_proxy_check_slo_option_strings=(-h --help --config --node-labels --node-annotations --pod --strict --output)
 _shtab_koord_runtime_proxy_simulate_option_strings=(-h --help --config -f --file --node-labels --webhook --output)
 _shtab_koord_runtime_proxy_record_option_strings=(-h --help --config --out --for --max-size --endpoint --admin-socket)
 _shtab_koord_runtime_proxy_replay_option_strings=(-h --help --config --all --output)
-_shtab_koord_runtime_proxy_list_policies_option_strings=(-h --help --config)
-_shtab_koord_runtime_proxy_version_option_strings=(-h --help --config)
+_shtab_koord_runtime_proxy_list_policies_option_strings=(-h --help --config --output)
+_shtab_koord_runtime_proxy_version_option_strings=(-h --help --config --output)
 _shtab_koord_runtime_proxy_demo_option_strings=(-h --help --config)
 _shtab_koord_runtime_proxy_bypass_option_strings=(-h --help --config --reason --endpoint --admin-socket --timeout)
 _shtab_koord_runtime_proxy_upgrade_option_strings=(-h --help --config)
-_shtab_koord_runtime_proxy_restore_option_strings=(-h --help --config --dry-run)
+_shtab_koord_runtime_proxy_restore_option_strings=(-h --help --config --dry-run --output)
 _shtab_koord_runtime_proxy_check_removal_option_strings=(-h --help --config)
 _shtab_koord_runtime_proxy_option_strings=(-h --help --koord-runtimeproxy-endpoint --remote-runtime-service-endpoint --remote-image-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --hook-config-dir --policies-dir --node-objects-dir --tracing-endpoint --state-dir --log-level --log-format --backend-runtime-mode --config --version)
 
@@ -31,10 +31,14 @@ _shtab_koord_runtime_proxy_status___config_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_status___endpoint_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_pods___config_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_pods___endpoint_COMPGEN=_shtab_compgen_files
+_shtab_koord_runtime_proxy_explain_pos_0_COMPGEN=_koord_runtime_proxy_pods
 _shtab_koord_runtime_proxy_explain___config_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_explain___endpoint_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_audit___config_COMPGEN=_shtab_compgen_files
+_shtab_koord_runtime_proxy_audit___pod_COMPGEN=_koord_runtime_proxy_pods
+_shtab_koord_runtime_proxy_audit___policy_COMPGEN=_koord_runtime_proxy_policies
 _shtab_koord_runtime_proxy_audit___endpoint_COMPGEN=_shtab_compgen_files
+_shtab_koord_runtime_proxy_policy_pos_0_COMPGEN=_koord_runtime_proxy_policies
 _shtab_koord_runtime_proxy_policy___config_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_policy___endpoint_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_policy___admin_socket_COMPGEN=_shtab_compgen_files
@@ -72,17 +76,21 @@ _shtab_koord_runtime_proxy___state_dir_COMPGEN=_shtab_compgen_dirs
 _shtab_koord_runtime_proxy___config_COMPGEN=_shtab_compgen_files
 
 _shtab_koord_runtime_proxy_status___output_choices=(text json yaml)
-_shtab_koord_runtime_proxy_pods___output_choices=(text json yaml)
+_shtab_koord_runtime_proxy_pods___output_choices=(text json yaml name)
 _shtab_koord_runtime_proxy_explain___output_choices=(text json yaml)
 _shtab_koord_runtime_proxy_audit___kind_choices=(changed would-change conflict refused failed invalid left-out pending void off not-applied start stop upgrade gap mode bypass strategy)
 _shtab_koord_runtime_proxy_audit___output_choices=(text json yaml)
 _shtab_koord_runtime_proxy_policy_pos_1_choices=(enforce dry-run off reset)
 _shtab_koord_runtime_proxy_policy___output_choices=(text json yaml)
 _shtab_koord_runtime_proxy_doctor___output_choices=(text json yaml)
+_shtab_koord_runtime_proxy_check_config___output_choices=(text json yaml)
 _shtab_koord_runtime_proxy_check_slo___output_choices=(text json)
 _shtab_koord_runtime_proxy_simulate___output_choices=(text json yaml)
 _shtab_koord_runtime_proxy_replay___output_choices=(text json yaml)
+_shtab_koord_runtime_proxy_list_policies___output_choices=(text json yaml name)
+_shtab_koord_runtime_proxy_version___output_choices=(text json yaml)
 _shtab_koord_runtime_proxy_bypass_pos_0_choices=(on off)
+_shtab_koord_runtime_proxy_restore___output_choices=(text json yaml)
 _shtab_koord_runtime_proxy_pos_0_choices=(status pods explain audit policy doctor check-config check-slo simulate record replay list-policies version demo bypass upgrade restore check-removal)
 _shtab_koord_runtime_proxy___log_level_choices=(debug info warning error)
 _shtab_koord_runtime_proxy___log_format_choices=(auto text json)
@@ -91,6 +99,7 @@ _shtab_koord_runtime_proxy_status__h_nargs=0
 _shtab_koord_runtime_proxy_status___help_nargs=0
 _shtab_koord_runtime_proxy_pods__h_nargs=0
 _shtab_koord_runtime_proxy_pods___help_nargs=0
+_shtab_koord_runtime_proxy_pods___wide_nargs=0
 _shtab_koord_runtime_proxy_explain__h_nargs=0
 _shtab_koord_runtime_proxy_explain___help_nargs=0
 _shtab_koord_runtime_proxy_explain___all_nargs=0
@@ -135,6 +144,17 @@ _shtab_koord_runtime_proxy__h_nargs=0
 _shtab_koord_runtime_proxy___help_nargs=0
 _shtab_koord_runtime_proxy___version_nargs=0
 
+
+# Custom Preamble
+_koord_runtime_proxy_pods() {
+  compgen -W "$(koord-runtime-proxy pods --output name 2>/dev/null)" -- "$1"
+}
+
+_koord_runtime_proxy_policies() {
+  compgen -W "$(koord-runtime-proxy list-policies --output name 2>/dev/null)" -- "$1"
+}
+
+# End Custom Preamble
 
 # $1=COMP_WORDS[1]
 _shtab_compgen_files() {

@@ -143,6 +143,24 @@ def test_the_runtime_that_is_away() -> None:
     assert "does not answer since " in status_text(found)
 
 
+def test_pods_with_their_values(run: Run, served: Served) -> None:
+    quota = api_pb2.OwnedField(name="cgroup[cpu.cfs_quota_us]", owner="batch-resource", value="58334")
+    variable = api_pb2.OwnedField(name="env[A]", owner="gpu-env")
+    box = api_pb2.Container(name="main", state=api_pb2.Container.STATE_RUNNING, fields=[quota, variable])
+    pod = api_pb2.Pod(
+        namespace="a", name="web", state=api_pb2.Pod.STATE_READY, containers=[box], fields=[quota]
+    )
+    snapshot = api_pb2.PodSnapshot(pods=[pod])
+    served.api.answers["WatchPods"] = [api_pb2.WatchPodsResponse(snapshot=snapshot)]
+    header, *lines = run("pods", "--wide", *served.flags).out.splitlines()
+    assert header.endswith("  OF    CHANGED BY               VALUES")
+    assert [" ".join(line.split()) for line in lines] == [
+        "a web - - ready pod batch-resource cpu.cfs_quota_us 58334",
+        "a web - - running main batch-resource, gpu-env cpu.cfs_quota_us 58334, env[A]",
+    ]
+    assert run("pods", "--output", "name", *served.flags).out == "a/web\n"
+
+
 def test_pods(run: Run, served: Served) -> None:
     pods = [
         api_pb2.Pod(namespace="b", name="x", state=api_pb2.Pod.STATE_STOPPED, is_recovered=True),

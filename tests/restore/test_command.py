@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sqlite3
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -182,6 +183,12 @@ def test_a_dry_run_changes_nothing(served: Left, runtime: FakeRuntime) -> None:
         return done if done.stdout.count("to be restored") == 6 else None
 
     assert wait_until(planned, "the daemon's checkpoint").returncode == 0
+    found = json.loads(served.restore("--dry-run", "--output", "json").stdout)
+    assert found["complete"]
+    assert {each["result"] for each in found["values"]} == {"to be restored"}
+    quota = next(each for each in found["values"] if each["field"] == "cpu.cfs_quota_us")
+    assert quota.keys() == {"target", "field", "from", "to", "result", "reason"}
+    assert isinstance(quota["from"], int)
     assert shares_of(served.pod) == BATCH_SHARES
     assert served.pod_file("cpu.weight") == "20"
     assert "UpdateContainerResources" not in runtime.recorded.methods

@@ -53,6 +53,25 @@ _COMPLETE: Final = {"FILE": shtab.FILE, "SOCKET": shtab.FILE, "DIR": shtab.DIREC
 """What stands in place of an argument, by its metavar."""
 
 
+def _names(what: str, command: str) -> dict[str, Any]:
+    """Names that a command prints, one a line."""
+    run, function = f"{PROGRAM} {command} --output name 2>/dev/null", f"_koord_runtime_proxy_{what}"
+    zsh = f'local -a names; names=(${{(f)"$({run})"}}); compadd -a names'
+    return {
+        "bash": function,
+        "zsh": function,
+        "fish": f"(type -q {PROGRAM}; and {run})",
+        "preamble": {
+            "bash": f'{function}() {{\n  compgen -W "$({run})" -- "$1"\n}}\n',
+            "zsh": f"{function}() {{\n  {zsh}\n}}\n",
+        },
+    }
+
+
+_NAMES: Final = {"POD": _names("pods", "pods"), "POLICY": _names("policies", "list-policies")}
+"""By metavar."""
+
+
 def main() -> None:
     """Writes all files."""
     for name, text in files().items():
@@ -80,6 +99,8 @@ def completion(program: Program, shell: str) -> str:
                 action.choices[command.dest].description = command.help
         if action.metavar in _COMPLETE:
             action.complete = _COMPLETE[action.metavar]  # type: ignore[attr-defined]
+        if action.metavar in _NAMES:
+            action.complete = _NAMES[action.metavar]  # type: ignore[attr-defined]
     return shtab.complete(parser, shell).rstrip() + "\n"
 
 

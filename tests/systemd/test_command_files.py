@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -88,14 +89,50 @@ def test_bash_completes(words: str, offered: set[str]) -> None:
     assert completed(f"koord-runtime-proxy {words}") == offered
 
 
+NAMES = [
+    ("explain sh", {"shop/web", "shop/db"}),
+    ("audit --pod shop/w", {"shop/web"}),
+    ("audit --policy cpu-b", {"cpu-burst"}),
+    ("policy cpus", {"cpuset"}),
+]
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that knows pods and policies by name."""
+    names = 'case "$*" in "pods --output name") echo shop/web; echo shop/db;; '
+    names += '"list-policies --output name") echo cpu-burst; echo cpuset;; *) exit 1; esac'
+    file = tmp_path / "koord-runtime-proxy"
+    file.write_text(f"#!/bin/sh\n{names}\n")
+    file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("named")
+@pytest.mark.parametrize(("words", "offered"), NAMES)
+def test_bash_completes_names(words: str, offered: set[str]) -> None:
+    assert completed(f"koord-runtime-proxy {words}") == offered
+
+
+@pytest.mark.debian
+@pytest.mark.usefixtures("named")
+def test_fish_completes_names() -> None:
+    assert completed_by_fish([words for words, _ in NAMES]) == [offered for _, offered in NAMES]
+
+
 @pytest.mark.debian
 def test_fish_completes() -> None:
-    lines = [f'complete -C "koord-runtime-proxy {words}"; echo END' for words, _ in OFFERED]
+    assert completed_by_fish([words for words, _ in OFFERED]) == [offered for _, offered in OFFERED]
+
+
+def completed_by_fish(lists: Iterable[str]) -> list[set[str]]:
+    """What fish offers for the last word of each command line."""
+    lines = [f'complete -C "koord-runtime-proxy {words}"; echo END' for words in lists]
     script = "\n".join((f"source {FOLDER / COMPLETIONS['fish']}", *lines))
     done = subprocess.run([program("fish"), "-c", script], capture_output=True, text=True, check=True)
     parts = done.stdout.split("END\n")[:-1]
-    found = [{line.partition("\t")[0] for line in part.splitlines() if line} for part in parts]
-    assert (found, done.stderr) == ([offered for _, offered in OFFERED], "")
+    assert done.stderr == ""
+    return [{line.partition("\t")[0] for line in part.splitlines() if line} for part in parts]
 
 
 @pytest.mark.debian
