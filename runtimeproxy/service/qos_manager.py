@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from runtimeproxy.slo.schema import CpuBurstPolicy
 
 logger = logging.getLogger(__name__)
+_failures: Final = FailureLog()
 
 MANAGER: Final = "koord-qos-manager"
 START: Final = f"systemctl start {MANAGER}"
@@ -210,7 +211,6 @@ class QosManagerWatch:
         self._has_koordlet = False
         self._looked_for_koordlet_s = -float("inf")
         self._told = ""
-        self._failures = FailureLog()
         self.wanted: frozenset[str] = frozenset()
         self.last = Verdict(State.NOT_WANTED)
 
@@ -230,7 +230,7 @@ class QosManagerWatch:
     def take(self, report: ManagerReport) -> None:
         if self.report is not None and self.report.pid != report.pid and self.is_heard:
             text = f"two QoS managers report: process {self.report.pid} and process {report.pid}"
-            self._failures.report(MANAGER, "", text)
+            _failures.report(MANAGER, "", text)
         self._heard = _Heard(report, self._now_s(), time.time())
 
     def failing(self) -> tuple[PluginReport, ...]:

@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
-from runtimeproxy.documents.reading import printable
-from runtimeproxy.errors import described
-from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.checkpoint.codec import RowKind
 from runtimeproxy.service.api.watching import Watcher, Watchers
@@ -24,7 +21,6 @@ from runtimeproxy.service.api.watching import Watcher, Watchers
 if TYPE_CHECKING:
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.node.sources import OnChange, OnPodsChanged
-    from runtimeproxy.pods.records import PodRecord
     from runtimeproxy.service.api.pods import PodMessages
 
 GATHER_S: Final = 0.1
@@ -86,7 +82,6 @@ class PodFeed:
         self._changed_books = _ChangedBooks()
         self._timer: asyncio.TimerHandle | None = None
         self._before = NOBODY
-        self._failures = FailureLog()
 
     async def watch(
         self, request: api_pb2.WatchPodsRequest
@@ -142,7 +137,7 @@ class PodFeed:
             for number, record in enumerate(self._store.pods, 1):
                 # What has changed meanwhile is made by `_send_changes`.
                 if record.id not in self._known and self._store.pods.get(record.id) is record:
-                    message = self._message(record)
+                    message = self._messages.of_or_none(record)
                     if message is not None:
                         self._known[record.id] = message
                 if number % IN_A_TURN == 0:
@@ -225,7 +220,7 @@ class PodFeed:
                         self._pod_of.pop(box.id, None)
                     self.watchers.put(api_pb2.WatchPodsResponse(removed=before))
                 continue
-            now = self._message(record)
+            now = self._messages.of_or_none(record)
             if now is None:
                 continue
             self._known[identity] = now
@@ -233,16 +228,6 @@ class PodFeed:
                 self.watchers.put(api_pb2.WatchPodsResponse(added=now))
             elif now != before:
                 self.watchers.put(api_pb2.WatchPodsResponse(changed=now))
-
-    def _message(self, record: PodRecord) -> api_pb2.Pod | None:
-        """None if it cannot be made: watchers are told of all others."""
-        try:
-            return self._messages.of(record)
-        except Exception as error:  # noqa: BLE001 - whatever a record holds
-            pod = printable(f"{record.namespace}/{record.name}")
-            text = f"watchers are not told of pod {pod}: {described(error)}"
-            self._failures.report("WatchPods", record.id, text)
-            return None
 
     def _note_books(self) -> None:
         books = self._changed_books.take()

@@ -7,13 +7,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cri_api.runtimeproxy.v1 import api_pb2
-from runtimeproxy.documents.reading import InputError, json_value, member
-from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.documents.reading import InputError, json_value, member, printable
+from runtimeproxy.errors import RuntimeProxyError, described
 from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import resolve
 from runtimeproxy.hooks.claimants import labels_of, texts_of
 from runtimeproxy.hooks.fields import CGROUP, RESOURCES
 from runtimeproxy.ledger.tree import QUOTA
+from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -130,6 +131,18 @@ class PodMessages:
         self.inventory = inventory
         self.ledger = ledger
         self.node = node
+        self._failures = FailureLog()
+
+    def of_or_none(self, pod: PodRecord) -> api_pb2.Pod | None:
+        """As `of`; None if the message cannot be made, which is logged."""
+        try:
+            return self.of(pod)
+        except Exception as error:  # noqa: BLE001 - whatever a record holds
+            name = printable(f"{pod.namespace}/{pod.name}")
+            self._failures.report(
+                "WatchPods", pod.id, f"watchers are not told of pod {name}: {described(error)}"
+            )
+            return None
 
     def of(self, pod: PodRecord) -> api_pb2.Pod:
         """A pod with its containers."""

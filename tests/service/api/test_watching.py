@@ -22,7 +22,7 @@ from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.service.api.audit_feed import AuditFeed, entry_message, matches
 from runtimeproxy.service.api.pod_feed import PodFeed
-from runtimeproxy.service.api.pods import PodAmounts, amounts_of, extended_amounts
+from runtimeproxy.service.api.pods import PodAmounts, PodMessages, amounts_of, extended_amounts
 from runtimeproxy.service.api.watching import (
     SLOW_S,
     SlowWatcherError,
@@ -257,13 +257,14 @@ def test_a_pod_has_the_cpus_that_the_scheduler_gave_it(own_api: Any, client: Cri
     assert found == {"LSE": "0-1", "LSR": "0-1", "LS": "", "BE": ""}
 
 
-class OnePoisoned:
-    """In place of `PodMessages`: no message can be made of one of the pods, until it is mended."""
+class OnePoisoned(PodMessages):
+    """No message can be made of a pod with a negative attempt."""
 
     def __init__(self) -> None:
-        self.inventory = SimpleNamespace(store=PodStore())
-        self.ledger = SimpleNamespace(books=SimpleNamespace(on_change=None))
-        self.node = SimpleNamespace(on_change=None, on_pods_changed=None)
+        inventory: Any = SimpleNamespace(store=PodStore())
+        ledger: Any = SimpleNamespace(books=SimpleNamespace(on_change=None))
+        node: Any = SimpleNamespace(on_change=None, on_pods_changed=None)
+        super().__init__(inventory, ledger, node)
 
     def put(self, name: str, **fields: Any) -> None:
         self.inventory.store.pods.put(PodRecord(id=name, name=name, namespace="shop", **fields))
@@ -273,7 +274,7 @@ class OnePoisoned:
 
 
 async def test_a_pod_without_a_message_costs_watchers_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    messages: Any = OnePoisoned()
+    messages = OnePoisoned()
     for name in ("bad", "good"):
         messages.put(name, attempt=-1 if name == "bad" else 0)
     feed = PodFeed(messages)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import stat
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -195,6 +196,50 @@ async def test_clients_that_are_being_answered_keep_their_places(socket_folder: 
     go_on.set()
     assert all(each.startswith(b"HTTP/1.1 200 ") for each in await asyncio.gather(*answered))
     server.close()
+
+
+FLOOD = """
+import socket, sys
+print("begun", flush=True)
+while True:
+    try:
+        each = socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5)
+        each.sendall(b"GET /metrics HTTP/1.1\\r\\n\\r\\n")
+        while each.recv(65536):
+            pass
+        each.close()
+    except OSError:
+        pass
+"""
+"""Connects, asks and reads without end."""
+
+
+async def test_scrapes_beside_a_flood(caplog: pytest.LogCaptureFixture) -> None:
+    async def long(accept: str) -> Exposition:
+        return Exposition("text/plain", bytes(300_000))
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    server = MetricsServer(TcpAddress("127.0.0.1", port), long)
+    await server.open()
+    flood = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FLOOD, str(port), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert flood.stdout is not None
+        assert await flood.stdout.readline() == b"begun\n"
+        for _ in range(50):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(REQUEST)
+            answer = await ended(reader)
+            writer.close()
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert answer.endswith(bytes(300_000))
+    finally:
+        flood.kill()
+        await flood.wait()
+        server.close()
+    assert not caplog.messages
 
 
 async def test_clients_that_do_not_read_make_room(socket_folder: Path) -> None:
