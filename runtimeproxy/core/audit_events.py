@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.core.audit import NODE
 from runtimeproxy.hooks.audit import AuditKind
+from runtimeproxy.node.snapshot import NO_STRATEGIES
 from runtimeproxy.slo.values import as_json, given_values, value_at
 
 if TYPE_CHECKING:
     from runtimeproxy.core.audit import AuditQueues
     from runtimeproxy.hooks.modes import Override
     from runtimeproxy.hooks.selector import PodSelector
+    from runtimeproxy.node.snapshot import Input, Node
+    from runtimeproxy.node.sources import NodeSources, OnChange
     from runtimeproxy.slo.strategies import Strategies
     from runtimeproxy.vocabulary import Mode
 
@@ -83,6 +86,29 @@ def pods_text(selector: PodSelector) -> str:
 
 def _time(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="seconds")
+
+
+class StrategyAudit:
+    """Audits changes of the node's strategies; called with each new snapshot and the changed inputs.
+
+    Args:
+        audit: Takes the entries.
+        node: Where snapshots come from.
+        then: Called next, with the same arguments.
+    """
+
+    def __init__(self, audit: AuditQueues, node: NodeSources, then: OnChange) -> None:
+        self._audit = audit
+        self._sources = node
+        self._then = then
+        self._last = node.latest.strategies
+
+    def __call__(self, node: Node, inputs: frozenset[Input]) -> None:
+        # What is read first after a start without saved inputs is no change.
+        if self._sources.settled.is_set() or self._last is not NO_STRATEGIES:
+            audit_strategies(self._audit, self._last, node.strategies)
+        self._last = node.strategies
+        self._then(node, inputs)
 
 
 def audit_strategies(audit: AuditQueues, before: Strategies, after: Strategies) -> None:

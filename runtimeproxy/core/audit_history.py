@@ -91,6 +91,10 @@ class AuditHistory:
             return
         ring = self._audit.ring
         ring.entries = deque((*saved.entries, *ring.entries), ring.entries.maxlen)
+        # What was told before is not told again.
+        for follower in ring.followers.values():
+            for entry in saved.entries:
+                follower(entry)
         if not saved.has_ended and not is_successor:
             reason = "the process before this one was killed, has crashed, or the node went down"
             reason += "; audit.file has more" if self._has_file else ""

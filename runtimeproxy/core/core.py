@@ -5,7 +5,7 @@ It imports most of the code, protobuf included, so the daemon imports it when it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.config.validation import owners_of, places_of
 from runtimeproxy.core.audit import AuditQueues
-from runtimeproxy.core.audit_events import audit_configured_modes, audit_strategies
+from runtimeproxy.core.audit_events import StrategyAudit, audit_configured_modes
 from runtimeproxy.core.audit_history import AuditHistory
 from runtimeproxy.core.eviction import Bounds, ContainerStopper, Evictor
 from runtimeproxy.core.eviction_history import EvictionHistory
@@ -32,7 +32,6 @@ from runtimeproxy.ledger.leased import LeasedClaims
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.ledger.upkeep import Upkeep
-from runtimeproxy.node.snapshot import NO_STRATEGIES
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.inventory import Inventory
 from runtimeproxy.pods.records import Level
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.owners import Owner
     from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.node.api_server import ApiServerInputs
-    from runtimeproxy.node.snapshot import Input, Node
     from runtimeproxy.vocabulary import Mode
 
 
@@ -116,12 +114,12 @@ class Core:
         writer = CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups()
         self.ledger = Ledger(writer, journal, boot_id)
         sysctls = Sysctls(folder, boot_id) if settings.cgroups.enabled else None
-        self._answers = AnswerAudit(
+        answers = AnswerAudit(
             self.audit.claims,
             self.audit.decisions,
             lambda cgroup, values: self.upkeep.present_values(cgroup, values),  # noqa: PLW0108 - made below
         )
-        self.audit.ring.followers[self._answers] = self._answers.on_entry
+        self.audit.ring.followers[answers] = answers.on_entry
         self.upkeep = Upkeep(
             self.store,
             self.ledger,
@@ -131,7 +129,7 @@ class Core:
             self._is_idle,
             sysctls,
             self.audit.changes,
-            self._answers,
+            answers,
         )
         self.leased = LeasedClaims(
             self.ledger,
@@ -170,8 +168,7 @@ class Core:
         self.upkeep.configure(settings.ledger)
         self._configure_owners()
         self.upkeep.on_observed = self._on_observed
-        self._strategies = self.node.latest.strategies
-        self.node.on_change = self._on_node_changed
+        self.node.on_change = StrategyAudit(self.audit, self.node, self.upkeep.on_node_changed)
         self.node.on_pods_changed = self.upkeep.on_pods_changed
         self.inventory.on_complete.append(self._on_inventory)
 
@@ -229,9 +226,6 @@ class Core:
 
     def start(self) -> None:
         """Starts the background work; the front end sees to the inventory."""
-        # What was told before a restart is not told again.
-        for entry in self.audit.ring.entries:
-            self._answers.on_entry(entry)
         checkpoint = self.state.checkpoint
         self._spawn(checkpoint.writer.run())
         self._spawn(checkpoint.follow())
@@ -275,13 +269,6 @@ class Core:
         if event is PolicyEvent.CHAIN:
             self.upkeep.on_policies(problem.name for problem in self.policies.loaded.problems)
         self.upkeep.on_servers([policy.name for policy in self.policies.servers.policies])
-
-    def _on_node_changed(self, node: Node, inputs: Collection[Input]) -> None:
-        # What is read first after a start without saved inputs is no change.
-        if self.node.settled.is_set() or self._strategies is not NO_STRATEGIES:
-            audit_strategies(self.audit, self._strategies, node.strategies)
-        self._strategies = node.strategies
-        self.upkeep.on_node_changed(node, inputs)
 
     def _configure_owners(self) -> None:
         owners = owners_of(self.policies.settings)

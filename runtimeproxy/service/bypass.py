@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from runtimeproxy.frontends.front_end import BypassSwitch
@@ -31,6 +31,9 @@ class Cause(StrEnum):
     BREAKER = "breaker"
     PREDECESSOR = "predecessor"
     """It was chosen in the process before this one, which an upgrade replaced."""
+
+
+OnTurned: TypeAlias = Callable[[bool, Cause, str], None]
 
 
 class BypassStatus(NamedTuple):
@@ -66,7 +69,8 @@ class Bypass:
         interceptor: decides while its bypass is off.
         failures: returns how many errors there have been in the proxy's own code since the start.
         is_configured: whether the configuration asks for the bypass.
-        on_end: called when calls are intercepted again, after calls that no record has seen.
+        on_turned: called when it is turned on or off: whether it is on, by what, and the operator's reason.
+            When it is off calls are intercepted again, after calls that no record has seen.
         clock: a monotonic time in seconds.
         wall_clock: seconds since the epoch.
 
@@ -74,7 +78,6 @@ class Bypass:
         openings: how often the breaker has opened.
         chosen: the operator's choice; None if it is what the configuration says, or the configuration has
             changed since.
-        on_turned: called when it is turned on or off: whether it is on, by what, and the operator's reason.
     """
 
     def __init__(
@@ -82,18 +85,17 @@ class Bypass:
         interceptor: BypassSwitch,
         failures: Callable[[], int],
         is_configured: bool,
-        on_end: Callable[[], None],
+        on_turned: OnTurned,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._interceptor = interceptor
         self._failures = failures
-        self._on_end = on_end
+        self._on_turned = on_turned
         self._clock = clock
         self._wall_clock = wall_clock
         self._is_configured = is_configured
         self.chosen: bool | None = None
-        self.on_turned: Callable[[bool, Cause, str], None] = lambda _is_on, _by, _reason: None
         self.openings = 0
         self._choice = _Choice()
         self._since_s: float | None = None
@@ -156,10 +158,8 @@ class Bypass:
         self._interceptor.bypass = is_open or (self._is_configured if self.chosen is None else self.chosen)
         if self._interceptor.bypass and (not was_on or self._since_s is None):
             self._since_s = self._wall_clock()
-        if was_on and not self._interceptor.bypass:
-            self._on_end()
         if was_on != self._interceptor.bypass:
-            self.on_turned(not was_on, by, self._choice.reason if by is self._choice.by else "")
+            self._on_turned(not was_on, by, self._choice.reason if by is self._choice.by else "")
 
     def _apply(self, is_on: bool, by: Cause) -> None:
         if not is_on:

@@ -150,11 +150,12 @@ class Daemon:
         self._outputs = _Outputs(AuditFile(settings.audit), _traces(settings), sink)
         self._front_end = self._make_front_end(settings, environ)
         predecessor = self._predecessor
+        self.parts: Parts | None = None
         self._bypass = Bypass(
             self._front_end.switch,
             lambda: self._front_end.internal_errors,
             not settings.hooks.enabled,
-            self._compare_soon,
+            self._on_bypass,
         )
         if predecessor is not None and predecessor.bypass is not None:
             self._bypass.choose(predecessor.bypass, Cause.PREDECESSOR)
@@ -166,7 +167,6 @@ class Daemon:
         self._tasks = BackgroundTasks(self.finish)
         self._servers = OwnServers(admin_socket(settings))
         self._loader = loader
-        self.parts: Parts | None = None
 
     @property
     def ready(self) -> asyncio.Event:
@@ -414,6 +414,12 @@ class Daemon:
         self._bypass.choose(is_on)
         if self._life.ready.is_set():
             self._notifier.status(self._status())
+
+    def _on_bypass(self, is_on: bool, by: Cause, reason: str) -> None:
+        if self.parts is not None:
+            self.parts.audit_bypass(is_on, by, reason)
+        if not is_on:
+            self._compare_soon()
 
     def _compare_soon(self) -> None:
         if self.parts is not None:

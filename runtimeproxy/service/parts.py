@@ -100,31 +100,30 @@ class Parts:
         spawn(self.qos_manager.run())
 
     def audit_start(self, *, is_successor: bool) -> None:
-        """Audits the start, and the bypass if it is on; from now on also changes of the bypass."""
-        reason = f"{_PROCESS}, mode {self.front_end.mode}"
+        """Audits the start, and the bypass if it is on."""
+        reason, audit = f"{_PROCESS}, mode {self.front_end.mode}", self.core.audit
         if is_successor:
-            self.core.audit.add_event(
-                AuditKind.UPGRADE, f"{reason}: it serves in place of process {os.getppid()}"
-            )
+            audit.add_event(AuditKind.UPGRADE, f"{reason}: it serves in place of process {os.getppid()}")
         else:
-            self.core.audit.add_event(AuditKind.START, reason)
+            audit.add_event(AuditKind.START, reason)
         status = self.bypass.status
         if status.is_on and status.cause is not None:
-            self._audit_bypass(True, status.cause, status.reason)
-        self.bypass.on_turned = self._audit_bypass
+            self.audit_bypass(True, status.cause, status.reason)
 
     def audit_upgrade_problem(self, problem: str) -> None:
-        self.core.audit.add_event(AuditKind.UPGRADE, f"not upgraded, {_PROCESS} goes on: {problem}")
+        audit = self.core.audit
+        audit.add_event(AuditKind.UPGRADE, f"not upgraded, {_PROCESS} goes on: {problem}")
 
-    def _audit_bypass(self, is_on: bool, by: Cause, reason: str) -> None:
-        old, new = ("off", "on") if is_on else ("on", "off")
+    def audit_bypass(self, is_on: bool, by: Cause, reason: str) -> None:
+        audit, (old, new) = self.core.audit, ("off", "on") if is_on else ("on", "off")
         why = f"by {by}: {reason}" if reason else f"by {by}"
-        self.core.audit.add_event(AuditKind.BYPASS, why, field="bypass", old=old, new=new)
+        audit.add_event(AuditKind.BYPASS, why, field="bypass", old=old, new=new)
 
     async def close(self, threads: ThreadPools) -> None:
         """Tells and writes the rest, and closes connections."""
+        audit = self.core.audit
         if not self.life.retired.is_set():
-            self.core.audit.add_event(AuditKind.STOP, _PROCESS)
+            audit.add_event(AuditKind.STOP, _PROCESS)
         if self.kubernetes is not None:
             await self.kubernetes.close(threads.background)
         await self.runtime.client.close()

@@ -41,8 +41,11 @@ def make_pod(daemon: ProxyProcess, name: str) -> None:
 
 
 def wait_until_saved(daemon: ProxyProcess, text: str) -> None:
-    path = daemon.state_folder / "audit.json"
-    wait_until(lambda: path.exists() and text in path.read_text(), "the audit to be saved", 60)
+    wait_until_written(daemon.state_folder / "audit.json", text)
+
+
+def wait_until_written(path: Path, text: str) -> None:
+    wait_until(lambda: path.exists() and text in path.read_text(), f"{text} in {path.name}", 60)
 
 
 def test_a_restart_keeps_the_entries_and_is_one(daemons: Daemons) -> None:
@@ -186,7 +189,7 @@ def test_files_and_rotations_are_read_with_and_without_the_daemon(daemons: Daemo
     daemon = daemons.start(f"[audit]\nfile = '{audit_file}'\nmax_bytes = 65536\n")
     for number, suffix in ((1, ".2.gz"), (2, ".1")):
         make_pod(daemon, f"pod-{number}")
-        wait_until(lambda name=f"pod-{number}": name in audit_file.read_text(), "the lines")  # type: ignore[misc]
+        wait_until_written(audit_file, f"pod-{number}")
         rotated = audit_file.with_name(audit_file.name + suffix.removesuffix(".gz"))
         audit_file.rename(rotated)
         if suffix.endswith(".gz"):
@@ -197,7 +200,7 @@ def test_files_and_rotations_are_read_with_and_without_the_daemon(daemons: Daemo
         daemon.signal(signal.SIGHUP)
         daemon.wait_for_state("READY=1")
     make_pod(daemon, "pod-3")
-    wait_until(lambda: audit_file.exists() and "pod-3" in audit_file.read_text(), "the lines")
+    wait_until_written(audit_file, "pod-3")
     while_up = entries(daemon, "--since", "1h")
     daemon.terminate()
     done = daemon.run("audit")
@@ -215,7 +218,7 @@ def test_files_and_rotations_are_read_with_and_without_the_daemon(daemons: Daemo
 def test_since_with_follow_has_each_entry_once(daemons: Daemons, audit_file: Path) -> None:
     daemon = daemons.start(f"[audit]\nfile = '{audit_file}'\n")
     make_pod(daemon, "one")
-    wait_until(lambda: audit_file.exists() and '"one"' in audit_file.read_text(), "the lines")
+    wait_until_written(audit_file, '"one"')
     program, option, module, *flags = daemon.command()
     words = [program, option, module, "audit", "--follow", "--since", "1h", "--output", "json", *flags]
     found: list[dict[str, Any]] = []
@@ -242,7 +245,7 @@ def test_since_with_follow_has_each_entry_once(daemons: Daemons, audit_file: Pat
 def test_without_the_daemon_only_the_right_to_read_is_needed(daemons: Daemons, audit_file: Path) -> None:
     daemon = daemons.start(f"[audit]\nfile = '{audit_file}'\n")
     make_pod(daemon, "one")
-    wait_until(lambda: audit_file.exists() and '"one"' in audit_file.read_text(), "the lines")
+    wait_until_written(audit_file, '"one"')
     daemon.terminate()
     program, option, module, *flags = daemon.command()
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallInterceptor, CallSettings
-from runtimeproxy.service.bypass import COOL_DOWN_S, MOST_FAILURES, WINDOW_S, Bypass
+from runtimeproxy.service.bypass import COOL_DOWN_S, MOST_FAILURES, WINDOW_S, Bypass, Cause
 
 
 @dataclass
@@ -15,6 +15,7 @@ class Stand:
     errors: int = 0
     now_s: float = 1000.0
     ended: int = 0
+    turned: list[tuple[bool, Cause, str]] = field(default_factory=list)
     interceptor: CallInterceptor = field(default_factory=lambda: CallInterceptor(CallSettings(budget_s=2.0)))
     bypass: Bypass = field(init=False)
 
@@ -32,13 +33,28 @@ class Stand:
         """Whether it is on after as many errors as open the breaker."""
         return self.after(0, MOST_FAILURES)
 
-    def _note(self) -> None:
-        self.ended += 1
+    def _note(self, is_on: bool, by: Cause, reason: str) -> None:
+        self.turned.append((is_on, by, reason))
+        self.ended += not is_on
 
 
 @pytest.fixture
 def stand() -> Stand:
     return Stand()
+
+
+def test_what_has_turned_it_is_told(stand: Stand) -> None:
+    stand.bypass.choose(True, Cause.COMMAND, "a test")
+    stand.bypass.choose(True, Cause.SIGNAL)
+    stand.bypass.configure(False)
+    stand.fail()
+    stand.after(COOL_DOWN_S + 1)
+    assert stand.turned == [
+        (True, Cause.COMMAND, "a test"),
+        (False, Cause.CONFIGURATION, ""),
+        (True, Cause.BREAKER, ""),
+        (False, Cause.BREAKER, ""),
+    ]
 
 
 def test_an_operators_choice(stand: Stand) -> None:

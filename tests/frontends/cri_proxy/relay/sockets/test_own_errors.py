@@ -142,7 +142,7 @@ async def test_a_defect_while_the_runtime_stays_away_keeps_no_client_from_its_an
 async def test_many_defects_turn_the_bypass_on(tmp_path: Path) -> None:
     async with Stage(tmp_path, DefectiveInterceptor("message")) as stage:
         gate = CallInterceptor(CallSettings(budget_s=2.0))
-        bypass = Bypass(gate, lambda: stage.server.defect_count, False, lambda: None)
+        bypass = Bypass(gate, lambda: stage.server.defect_count, False, lambda *_: None)
         while not gate.bypass:
             defects = stage.server.defect_count
             client, _ = await stage.pair()
