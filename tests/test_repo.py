@@ -47,6 +47,7 @@ def test_the_changelog_has_its_releases_in_order_below_what_comes() -> None:
     releases = [tuple(map(int, each.groups())) for each in found if each is not None]
     assert len(releases) == len(headings) - 1
     assert releases == sorted(releases, reverse=True)
+    assert releases[0] >= (0, 2, 0)
 
 
 def test_every_flag_sets_a_key_and_says_what_it_does() -> None:

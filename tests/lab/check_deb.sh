@@ -14,8 +14,8 @@ mountpoint -q "$root/proc" || mount -t proc proc "$root/proc"
 inside() {
     chroot "$root" "$@"
 }
-cp "$deb" "$root/root/package.deb"
-inside dpkg --install /root/package.deb
+cp "$deb" "$root/package.deb"
+inside dpkg --install /package.deb
 inside $name version
 inside $name check-config
 inside $name demo >"$root/demo"
