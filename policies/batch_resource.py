@@ -31,7 +31,8 @@ from runtimeproxy.hooks import (
     Source,
 )
 from runtimeproxy.hooks.algebra import divided
-from runtimeproxy.hooks.reasons import Part, ratio_source
+from runtimeproxy.hooks.reasons import Part
+from runtimeproxy.hooks.sources import ratio_source
 from runtimeproxy.node.snapshot import Input, Node
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.slo.schema import CpuSuppressPolicy, Threshold

@@ -24,7 +24,7 @@ from runtimeproxy.hooks import (
     Reason,
     Resources,
 )
-from runtimeproxy.hooks.reasons import strategy_source
+from runtimeproxy.hooks.sources import strategy_source
 from runtimeproxy.node.snapshot import Feature, Input, Node
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.slo.names import CPU_BURST

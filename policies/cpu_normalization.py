@@ -27,7 +27,7 @@ from runtimeproxy.hooks import (
     Scale,
 )
 from runtimeproxy.hooks.algebra import divided
-from runtimeproxy.hooks.reasons import ratio_source
+from runtimeproxy.hooks.sources import ratio_source
 from runtimeproxy.node.snapshot import Input, Node
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.units import MIN_CPU_QUOTA_US

@@ -25,7 +25,7 @@ from runtimeproxy.hooks import (
     Reason,
     ResolvedPod,
 )
-from runtimeproxy.hooks.reasons import strategy_source
+from runtimeproxy.hooks.sources import strategy_source
 from runtimeproxy.node.snapshot import Feature, Input, Node
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.slo.names import CPU_QOS

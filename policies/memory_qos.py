@@ -32,7 +32,8 @@ from runtimeproxy.hooks import (
     Reason,
     ResolvedPod,
 )
-from runtimeproxy.hooks.reasons import Part, strategy_source
+from runtimeproxy.hooks.reasons import Part
+from runtimeproxy.hooks.sources import strategy_source
 from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.slo.names import MEMORY_QOS

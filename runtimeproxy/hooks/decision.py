@@ -6,7 +6,7 @@ All functions are pure but for the policies that they call: they know no threads
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -428,16 +428,12 @@ def make_decision(subject: Subject, progress: Progress) -> Decision:
     return Decision(
         hook=subject.hook,
         merged=merged,
-        change=change_from(subject.hook, changed, _joined(merged.reasons)) if changed else None,
+        change=change_from(subject.hook, changed) if changed else None,
         without_answer=progress.without_answer,
         owners=owners,
         written_once=frozenset(written_once),
         audit=DecisionAudit(subject, notes) if notes else (),
     )
-
-
-def _joined(reasons: Mapping[str, str]) -> str:
-    return "; ".join(f"{policy}: {reason}" for policy, reason in reasons.items())
 
 
 def _notes(field: Field, resolved: Resolved) -> Iterator[AuditNote]:

@@ -137,12 +137,12 @@ def _entries_of(group: str, given: Any) -> Mapping[str, Value]:  # noqa: ANN401 
     return entries
 
 
-def change_from(hook: Hook, fields: Fields, reason: str) -> Change:
-    """Return the change that sets these fields; the reverse of `fields_of`."""
+def change_from(hook: Hook, fields: Fields) -> Change:
+    """Return the change that sets these fields, without reasons; the reverse of `fields_of`."""
     groups: dict[str, dict[str, Any]] = {}
     for field, value in fields.items():
         groups.setdefault(field.group, {})[field.key] = value
-    arguments: dict[str, Any] = {"reason": reason}
+    arguments: dict[str, Any] = {}
     for group, entries in groups.items():
         if group in (MOUNTS, DEVICES):
             arguments[group] = tuple(entries.values())
@@ -303,7 +303,7 @@ def merge(
             after = _resolved(merged.start, key, before.original, claims, rule)
             rival = _rival(before, value)
         else:
-            rival = labels_of(before.owners) if before.value != value else ""
+            rival = labels_of(before.owners) if before.owners and before.value != value else ""
             if before.owners and (not rival or rule is ConflictRule.EARLIER):
                 after = before._replace(claims=claims)
             else:

@@ -109,9 +109,7 @@ def test_a_value_set_back_by_a_later_policy_is_no_change() -> None:
 def test_reasons_are_gathered() -> None:
     first, _ = merge(Merged(ContainerView()), "p0", {SHARES: 5}, reason="one")
     second, _ = merge(first, "p1", {QUOTA: 2_000}, reason="two")
-    change = decision_of(second).change
-    assert change is not None
-    assert change.reason == "p0: one; p1: two"
+    assert decision_of(second).merged.reasons == {"p0": "one", "p1": "two"}
 
 
 def test_the_container_view_shows_a_change() -> None:
