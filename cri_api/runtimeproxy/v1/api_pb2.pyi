@@ -3911,7 +3911,9 @@ class PolicyAnswer(_message.Message):
         OUTCOME_NOT_SELECTED: PolicyAnswer._Outcome.ValueType  # 3
         """It is not for this pod."""
         OUTCOME_OFF: PolicyAnswer._Outcome.ValueType  # 4
-        """An input is not known, or the kernel lacks a feature."""
+        """An input is not known, or the kernel lacks a feature; with MODE_OFF, the configuration or an operator has
+        switched it off.
+        """
         OUTCOME_FAILED: PolicyAnswer._Outcome.ValueType  # 5
         OUTCOME_REFUSES: PolicyAnswer._Outcome.ValueType  # 6
         OUTCOME_NOT_ASKED: PolicyAnswer._Outcome.ValueType  # 7
@@ -3926,7 +3928,9 @@ class PolicyAnswer(_message.Message):
     OUTCOME_NOT_SELECTED: PolicyAnswer.Outcome.ValueType  # 3
     """It is not for this pod."""
     OUTCOME_OFF: PolicyAnswer.Outcome.ValueType  # 4
-    """An input is not known, or the kernel lacks a feature."""
+    """An input is not known, or the kernel lacks a feature; with MODE_OFF, the configuration or an operator has
+    switched it off.
+    """
     OUTCOME_FAILED: PolicyAnswer.Outcome.ValueType  # 5
     OUTCOME_REFUSES: PolicyAnswer.Outcome.ValueType  # 6
     OUTCOME_NOT_ASKED: PolicyAnswer.Outcome.ValueType  # 7
