@@ -271,8 +271,8 @@ async def test_the_node_is_evaluated(whole: LoadedPolicy, workers: Workers) -> N
     assert decision.change == NodeChange(
         sysctl={"kernel.sched_core": 1},
         cgroups={"/host/app": {"cpu.bvt_warp_ns": 2}},
-        reason="whole: test",
     )
+    assert decision.merged.reasons == {"whole": "test"}
     assert {entry.target for entry in decision.audit} == {"node"}
 
 

@@ -20,6 +20,7 @@ from runtimeproxy import api_names
 from runtimeproxy.service.api import status as status_module
 from runtimeproxy.service.api.status import problems_of, read_memory
 from runtimeproxy.testing import FakeRuntime
+from runtimeproxy.vocabulary import PluginReport
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import batch_pod, pod, release
 from tests.daemon.installed import WAIT_FOR
@@ -306,6 +307,8 @@ def filled() -> Iterator[tuple[str, str]]:
                 is_inside = node.func.attr in ("CopyFrom", "extend")
                 if is_inside and isinstance(node.func.value, ast.Attribute):
                     yield "GetStatusResponse", node.func.value.attr
+    # `api_names.plugin_status` copies them by name.
+    yield from (("QosPluginStatus", each) for each in PluginReport._fields)
 
 
 def test_every_declared_field_is_filled() -> None:
