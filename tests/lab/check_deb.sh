@@ -11,6 +11,7 @@ trap 'umount "$root/proc" 2>/dev/null || true; rm -rf --one-file-system "$root"'
 mmdebstrap --quiet --variant=apt --include=python3 trixie "$root"
 mountpoint -q "$root/proc" || mount -t proc proc "$root/proc"
 [ -c "$root/dev/null" ] || mknod -m 666 "$root/dev/null" c 1 3
+[ -c "$root/dev/urandom" ] || mknod -m 444 "$root/dev/urandom" c 1 9
 inside() {
     chroot "$root" "$@"
 }
