@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -108,6 +109,15 @@ def pod_cgroup(path: str) -> Iterator[str]:
         remove_tree(path)
         for parent in [str(parent) for parent in Path(path).parents][:-1]:
             _remove_if_empty(parent)
+
+
+def kill_processes(cgroup: str) -> None:
+    """Kills the processes of a cgroup and of all below it."""
+    for file in (controllers()["cpu"] / cgroup.lstrip("/")).rglob("cgroup.procs"):
+        # Either may be gone.
+        with suppress(OSError):
+            for pid in map(int, file.read_text().split()):
+                os.kill(pid, signal.SIGKILL)
 
 
 def remove_tree(cgroup: str) -> None:
