@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from cri_api.runtimeproxy.v1 import api_pb2
+from tests.daemon.failures.claims import admin_of
 from tests.lab.browser import LAPTOP, PHONE, WALL, Browser, Size
 from tests.lab.busy_node import NODE_NAME, PODS, STRATEGIES, WORKLOADS, BusyNode
 from tests.lab.proxy_process import ProxyProcess
@@ -307,6 +309,19 @@ def test_a_policy_and_a_plugin_of_one_name_are_told_apart(browser: Browser, node
     assert shown
     assert all(each.startswith("plugin:") for each in shown)
     assert browser.text("#qos-manager").startswith("koord-qos-manager does not run")
+    plugin = api_pb2.QosPluginStatus(
+        name="cpu-burst", mode=api_pb2.MODE_ENFORCE, is_wanted=True, claims=3, explanation="<b>calm</b>"
+    )
+    report = api_pb2.QosManagerReport(version="1", pid=7, plugins=[plugin])
+    with admin_of(node.daemon) as admin:
+        admin.ReportQosManager(api_pb2.ReportQosManagerRequest(report=report), timeout=30)
+    browser.wait_for(
+        "document.querySelector('#qos-manager').innerText.startsWith('koord-qos-manager 1 runs')"
+    )
+    shown = browser.text("#plugin-table tbody tr").split("\t")
+    assert shown == ["plugin:cpu-burst", "enforce", "in use", "3", "<b>calm</b>"]
+    assert browser.text("#policy-table").count("cpu-burst") == 1
+    assert browser.run(OVERFLOW) == 0
 
 
 def test_what_happened_to_the_daemon_is_among_the_last_hour(browser: Browser, node: BusyNode) -> None:

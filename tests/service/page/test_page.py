@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from google.protobuf.json_format import MessageToDict
 
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
-from runtimeproxy.service.page.page import is_own_host
+from runtimeproxy.service.http import HttpRequest, HttpResponse
+from runtimeproxy.service.page.page import MOST_ASKING, NodePage, is_own_host
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.driving import batch_pod
 from tests.lab.cri_client import CriClient
@@ -238,6 +242,29 @@ def test_one_pod_is_explained_as_by_the_api(site: Site) -> None:
         ]
         assert any("batch-cpu" in each and " = " in each for each in reasons)
         pod.remove()
+
+
+def test_browsers_that_ask_for_one_pod_share_its_answer_and_few_wait() -> None:
+    asked: list[str] = []
+
+    class Explainer:
+        async def explain(self, pod: str, _container: str) -> api_pb2.ExplainResponse:
+            asked.append(pod)
+            return api_pb2.ExplainResponse(notes=["b"])
+
+    async def load() -> Any:
+        return SimpleNamespace(explainer=Explainer())
+
+    async def ask() -> list[HttpResponse]:
+        with ThreadPoolExecutor(1) as thread:
+            page = NodePage(load, thread)
+            request = HttpRequest("/page/pod", "id=a", {"host": "localhost"})
+            return await asyncio.gather(*(page.respond(request) for _ in range(MOST_ASKING + 1)))
+
+    *answered, refused = asyncio.run(ask())
+    assert [(each.status, each.data) for each in answered] == [("200 OK", b'{"notes":["b"]}')] * MOST_ASKING
+    assert refused.status == "503 Service Unavailable"
+    assert asked == ["a"]
 
 
 def test_events_of_the_daemon_are_shown(site: Site) -> None:
