@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 PAGE_PATH: Final = "/page"
-"""All paths of the page are this one, or below it."""
+"""All paths of the page are this one, or below it; `/` leads to it."""
 
 
 class HttpRequest(NamedTuple):

@@ -52,7 +52,7 @@ listen = "{listen}"
 page = {page}
 [node]
 name = "{name}"
-shared_pools = "computed"
+shared_pools = "{shared_pools}"
 kubelet_dir = "{kubelet}"
 sysfs_root = "{sysfs}"
 [cgroups]
@@ -113,9 +113,18 @@ class BusyNode:
         cores: In each of two sockets, with two threads each; 0 for CPUs that are not known.
         listen: `[metrics] listen`; a free port of 127.0.0.1 by default.
         has_page: Whether the daemon serves the page.
+        shared_pools: `[node] shared_pools`.
     """
 
-    def __init__(self, folder: Path, *, cores: int = 16, listen: str = "", has_page: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        cores: int = 16,
+        listen: str = "",
+        has_page: bool = True,
+        shared_pools: str = "computed",
+    ) -> None:
         self.port = free_port()
         self.files = CgroupFiles(folder / "cgroup", version=2)
         state = RuntimeState(PodCgroups(CgroupDriver.CGROUPFS, self.files))
@@ -129,6 +138,7 @@ class BusyNode:
             listen=listen or self.port,
             page=str(has_page).lower(),
             name=NODE_NAME,
+            shared_pools=shared_pools,
             kubelet=folder / "kubelet",
             sysfs=self.machine.sysfs if cores else folder / "none",
             cgroups=folder / "cgroup",
@@ -177,7 +187,7 @@ class BusyNode:
         return BusyPod(self.client, config)
 
     def fill(self, number: int = PODS) -> None:
-        """Starts the pods of all workloads, at most so many of them all."""
+        """Starts so many pods: of all workloads by their shares, then more of the last one."""
         prepared = list(islice(self._prepared(), number))
         with ThreadPoolExecutor(_CLIENTS) as executor:
             list(executor.map(lambda pod: pod.run().create().start(), prepared))
@@ -187,6 +197,8 @@ class BusyNode:
         for workload in WORKLOADS:
             for number in range(workload.share):
                 yield self.pod(f"{workload.name}-{number}", workload)
+        for number in count(WORKLOADS[-1].share):
+            yield self.pod(f"{WORKLOADS[-1].name}-{number}", WORKLOADS[-1])
 
 
 def free_port() -> int:

@@ -13,8 +13,9 @@ from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.documents.reading import InputError
 from runtimeproxy.ledger.answers import class_cgroups
-from runtimeproxy.node.derived import reservation_of
+from runtimeproxy.node.derived import pod_cpus, reservation_of
 from runtimeproxy.node.snapshot import Feature, Input, InputState
+from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
 from runtimeproxy.service.api.status import inputs_of
 from runtimeproxy.service.api.strategies import all_fields, strategy_fields
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.policies import PolicySet
     from runtimeproxy.hooks.loaded import LoadedPolicy
-    from runtimeproxy.node.snapshot import Node, Pools
+    from runtimeproxy.node.snapshot import Node, PodCpus, Pools
     from runtimeproxy.node.sources import NodeSources
+    from runtimeproxy.pods.records import PodRecord
     from runtimeproxy.pods.store import PodStore
 
 PREFIXES: Final = (
@@ -65,15 +67,17 @@ class NodeFeed:
     def response(self, known_generation: int, settings: Settings) -> api_pb2.GetNodeResponse:
         node, chain = self._node.latest, self._policies.chain
         cgroups = _class_cgroups(self._store)
-        names = {uid: name for uid, name in _pod_names(self._store).items() if uid in _holders(node)}
-        made_of = (node, settings, self._node.problems, chain, names, cgroups)
+        allocations = allocations_of(self._store.pods, node)
+        holders = _holders(node, allocations)
+        names = {uid: name for uid, name in _pod_names(self._store).items() if uid in holders}
+        made_of = (node, settings, self._node.problems, chain, names, cgroups, allocations)
         # A snapshot has many parts, and is another object when one of them has changed.
         is_same = len(self._made_of) == len(made_of) and all(
             one is other or (index > 1 and one == other)
             for index, (one, other) in enumerate(zip(made_of, self._made_of, strict=True))
         )
         if not is_same:
-            response = node_of(self._node, chain.policies, settings, names, cgroups)
+            response = node_of(self._node, chain.policies, settings, names, cgroups, allocations)
             self._made_of = made_of
             response.generation = self._generation
             if response != self._latest:
@@ -91,6 +95,7 @@ def node_of(
     settings: Settings,
     names: Mapping[str, str],
     cgroups: Mapping[KubeQoSClass, str],
+    allocations: Mapping[str, PodCpus],
 ) -> api_pb2.GetNodeResponse:
     """All that is known of the node.
 
@@ -100,6 +105,7 @@ def node_of(
         settings: Those in effect.
         names: Of the pods that have CPUs for themselves, by uid.
         cgroups: Of the QoS classes.
+        allocations: The CPUs that pods have for themselves, by uid.
     """
     node, root = sources.latest, settings.cgroups.root
     uname = os.uname()
@@ -108,13 +114,13 @@ def node_of(
     reserved, reserved_cpus = reserved_of(node)
     response = api_pb2.GetNodeResponse(
         name=settings.node.name or uname.nodename.strip().lower(),
-        cpus=cpus_of(node, names),
+        cpus=cpus_of(node, names, allocations),
         pools=pools_of(node.pools),
         allocations=[
             api_pb2.CpuAllocation(
                 pod_uid=uid, pod=names.get(uid, ""), qos_class=each.qos, cpus=format_cpu_list(each.cpus)
             )
-            for uid, each in sorted(node.allocations.items())
+            for uid, each in sorted(allocations.items())
         ],
         memory_bytes=node.memory_bytes,
         cgroups=api_pb2.CgroupFacts(
@@ -152,9 +158,21 @@ def _pod_names(store: PodStore) -> Mapping[str, str]:
     return {pod.uid: f"{pod.namespace}/{pod.name}" for pod in store.pods}
 
 
-def _holders(node: Node) -> set[str]:
+def allocations_of(pods: Iterable[PodRecord], node: Node) -> Mapping[str, PodCpus]:
+    """The CPUs that pods have for themselves, by uid.
+
+    The node's allocations are kept only where shared pools are computed; else annotations have them.
+    """
+    if node.allocations:
+        return node.allocations
+    running = (pod for pod in pods if pod.state is not Lifecycle.STOPPED)
+    found = ((pod.uid, pod_cpus(pod.labels, pod.annotations, node.facts.last_cpu)) for pod in running)
+    return {uid: cpus for uid, cpus in found if uid and cpus is not None}
+
+
+def _holders(node: Node, allocations: Mapping[str, PodCpus]) -> set[str]:
     static = node.kubelet.static_cpus if node.kubelet is not None else {}
-    return {*node.allocations, *(uid for uid, _ in static)}
+    return {*allocations, *(uid for uid, _ in static)}
 
 
 def _class_cgroups(store: PodStore) -> dict[KubeQoSClass, str]:
@@ -210,9 +228,11 @@ def shown_texts(texts: Mapping[str, str]) -> Mapping[str, str]:
     return {key: text for key, text in texts.items() if key.startswith(PREFIXES) or f"{KOORDINATOR}/" in key}
 
 
-def cpus_of(node: Node, names: Mapping[str, str]) -> Iterator[api_pb2.Cpu]:
-    members = _members(node)
-    owners = {cpu: uid for uid, each in node.allocations.items() for cpu in each.cpus}
+def cpus_of(
+    node: Node, names: Mapping[str, str], allocations: Mapping[str, PodCpus]
+) -> Iterator[api_pb2.Cpu]:
+    members = _members(node, allocations)
+    owners = {cpu: uid for uid, each in allocations.items() for cpu in each.cpus}
     if node.kubelet is not None:
         for (uid, _), cpus in node.kubelet.static_cpus.items():
             owners |= dict.fromkeys(cpus, uid)
@@ -232,10 +252,10 @@ def cpus_of(node: Node, names: Mapping[str, str]) -> Iterator[api_pb2.Cpu]:
         yield message
 
 
-def _members(node: Node) -> list[tuple[str, frozenset[int]]]:
+def _members(node: Node, allocations: Mapping[str, PodCpus]) -> list[tuple[str, frozenset[int]]]:
     """What CPUs are for, by name."""
     found: dict[str, frozenset[int]] = {}
-    for each in node.allocations.values():
+    for each in allocations.values():
         name = each.qos.lower() or "allocated"
         found[name] = found.get(name, frozenset()) | each.cpus
     if node.pools is not None:

@@ -40,6 +40,7 @@ class RuntimeProxyServicer:
         parts: See above.
         pods: All watchers of pods.
         node: What is known of the node.
+        explainer: Says why a pod's values are what they are.
     """
 
     def __init__(self, parts: Parts, executor: Executor) -> None:
@@ -47,7 +48,7 @@ class RuntimeProxyServicer:
         self._executor = executor
         core, audit = parts.core, parts.core.audit
         messages = PodMessages(core.inventory, core.ledger, core.node)
-        self._explainer = Explainer(messages, core.policies, core.leased, executor)
+        self.explainer = Explainer(messages, core.policies, core.leased, executor)
         self._simulator = Simulator(core.policies, core.node)
         self.pods = PodFeed(messages)
         self.node = NodeFeed(core.store, core.node, core.policies)
@@ -118,7 +119,7 @@ class RuntimeProxyServicer:
         if not request.pod:
             await context.abort(StatusCode.INVALID_ARGUMENT, "no pod is given")
         try:
-            return await self._explainer.explain(request.pod, request.container)
+            return await self.explainer.explain(request.pod, request.container)
         except UnknownPodError as error:
             await context.abort(StatusCode.NOT_FOUND, str(error))
         except AmbiguousPodError as error:

@@ -63,7 +63,7 @@ class MetricsServer:
     Args:
         address: an IP address and port, or the path of a Unix socket.
         read: makes the response for metrics.
-        page: makes those below `PAGE_PATH`; None if there is no page.
+        page: makes those for `/` and below `PAGE_PATH`; None if there is no page.
     """
 
     def __init__(self, address: TcpAddress | str, read: Read, page: Page | None = None) -> None:
@@ -190,7 +190,8 @@ class MetricsServer:
         return _encoded(await self._answer(request), has_body=method == "GET")
 
     async def _answer(self, request: HttpRequest) -> HttpResponse:
-        if self._page is not None and (request.path + "/").startswith(f"{PAGE_PATH}/"):
+        is_of_page = request.path == "/" or (request.path + "/").startswith(f"{PAGE_PATH}/")
+        if self._page is not None and is_of_page:
             return await self._page(request)
         if request.path != PATH:
             return HttpResponse("404 Not Found", "text/plain", f"Metrics are at {PATH}.\n".encode())

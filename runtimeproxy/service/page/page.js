@@ -114,14 +114,14 @@ function showStatus(status) {
     change ? `changing running pods: ${number(change.done)} of ${number(change.pods)}` : "",
   ].filter(Boolean);
   fill("facts", facts, () => [facts.join(" · ")]);
-  showPolicies(status.policies || [], status.hookServers || [], status.claimOwners || []);
-  showQosManager(status.qosManager || {});
+  showPolicies(status.policies || [], status.hookServers || []);
+  showQosManager(status.qosManager || {}, status.claimOwners || []);
 }
 
-function showPolicies(policies, servers, owners) {
-  fill("policy-table", [policies, servers, owners], () => [
+function showPolicies(policies, servers) {
+  fill("policy-table", [policies, servers], () => [
     h("thead", {}, row("th", "Policy", "Mode", "State", h("td", { class: "number" }, "Runs"), "Note")),
-    h("tbody", {}, ...policies.map(policyRow), ...servers.map(serverRow), ...owners.map(ownerRow)),
+    h("tbody", {}, ...policies.map(policyRow), ...servers.map(serverRow)),
   ]);
 }
 
@@ -156,30 +156,57 @@ function serverRow(server) {
   );
 }
 
-// A plugin of a QoS manager.
-function ownerRow(owner) {
-  const state = word(owner.state, "STATE_");
-  return row(
-    "td",
-    own(owner.name),
-    word(owner.mode, "MODE_"),
-    state === "leased" ? "in use" : state,
-    h("td", { class: "number" }, number(owner.requests)),
-    h("td", { class: owner.problem ? "bad" : "quiet" }, own(owner.problem || plural(owner.claims || 0, "claim"))),
-  );
-}
+// ----- QoS manager
 
-function showQosManager(manager) {
+function showQosManager(manager, owners) {
   const state = word(manager.state, "STATE_") || "not-wanted";
   const report = manager.report || {};
+  const heard = manager.lastHeard ? `, last heard at ${clock(manager.lastHeard)}` : "";
   const about = {
-    running: `koord-qos-manager ${report.version || ""} runs, process ${report.pid || 0}.`,
+    running: `koord-qos-manager ${report.version || ""} runs for ${since(report.startedAt)}, process ${report.pid || 0}${heard}.`,
     starting: "No report of koord-qos-manager has come yet.",
     missing: manager.note,
     left: "koord-qos-manager does not run, and is not needed here.",
     "not-wanted": "koord-qos-manager does not run, and no strategy asks for it.",
   }[state] || state;
   fill("qos-manager", [about, state], () => [h("span", { class: state === "missing" ? "bad" : undefined }, own(about))]);
+  // A manager that does not run has left its last report.
+  const plugins = new Map((state === "running" ? report.plugins || [] : []).map((each) => [each.name, each]));
+  const claims = new Map(owners.map((each) => [each.name, each]));
+  const names = [...new Set([...plugins.keys(), ...(manager.wanted || []), ...claims.keys()])].sort();
+  const rows = names.map((name) => pluginCells(name, plugins.get(name), claims.get(name), manager));
+  fill("plugin-table", rows, () =>
+    rows.length
+      ? [
+          h("thead", {}, row("th", "Plugin", "Mode", "State", h("td", { class: "number" }, "Claims"), "Note")),
+          h("tbody", {}, ...rows.map(([name, mode, text, isBad, count, note]) =>
+            row(
+              "td",
+              own(name),
+              mode,
+              h("td", { class: isBad ? "bad" : undefined }, text),
+              h("td", { class: "number" }, number(count)),
+              h("td", { class: isBad ? "bad" : "quiet" }, own(note)),
+            ),
+          )),
+        ]
+      : [],
+  );
+}
+
+// Of a plugin, or another owner of claims; its name is that of its claims, as a policy may have the same.
+function pluginCells(name, plugin, owner, manager) {
+  const problem = (plugin && plugin.problem) || (owner && (owner.problem || owner.refusal)) || "";
+  const mode = word(((owner || {}).mode) || ((plugin || {}).mode), "MODE_") || "-";
+  const isMissing = (manager.missing || []).includes(name);
+  const lease = word((owner || {}).state, "STATE_");
+  let text = lease === "leased" ? "in use" : lease || "none";
+  if (plugin) text = mode === "off" ? "off" : plugin.isWanted ? "in use" : "not asked for";
+  if ((manager.left || []).includes(name)) text = "left to others";
+  if (problem) text = "has a problem";
+  if (isMissing) text = "missing";
+  const count = ((owner || {}).claims) || ((plugin || {}).claims) || 0;
+  return [`plugin:${name}`, mode, text, Boolean(problem) || isMissing, count, problem || (plugin || {}).explanation || ""];
 }
 
 // ----- CPUs
@@ -315,15 +342,22 @@ function showInputs(inputs) {
 
 // ----- live rewrites
 
+const AUDIT_MS = 3600 * 1000;
 let newest = null;
+let audit = [];
 
 function showAudit(entries) {
-  const about = entries.length ? "What policies changed, newest first." : "No policy has changed anything yet.";
+  const hour = entries.filter((entry) => Date.now() - new Date(entry.time) < AUDIT_MS);
+  const about = hour.some((entry) => entry.hook)
+    ? "What policies changed, and what happened to the daemon, within the last hour; newest first."
+    : entries.some((entry) => entry.hook)
+      ? "No policy has changed anything within the last hour."
+      : "No policy has changed anything yet.";
   fill("rewrites-about", about, () => [about]);
-  const decisions = groups(entries, (entry) => [entry.time, entry.hook, entry.target, entry.uid, entry.containerId, entry.container].join("\n"));
+  const decisions = groups(hour, (entry) => [entry.time, entry.hook, entry.target, entry.uid, entry.containerId, entry.container].join("\n"));
   const before = newest;
-  newest = entries.length ? entries[0].time : newest;
-  fill("decisions", entries, () =>
+  newest = hour.length ? hour[0].time : newest;
+  fill("decisions", hour, () =>
     [...decisions.values()].map((found) => decisionItem(found, before !== null && found[0].time > before)),
   );
 }
@@ -337,13 +371,13 @@ function decisionItem(entries, isFresh) {
     h("time", { datetime: first.time }, clock(first.time)),
     own(pod),
     " ",
-    h("span", { class: "quiet" }, first.call || "while running"),
+    h("span", { class: "quiet" }, first.call || (first.hook ? "while running" : "")),
     h("ul", {}, ...entries.map(entryItem)),
   );
 }
 
 function entryItem(entry) {
-  const isBad = ["refused", "failed", "invalid", "left-out"].includes(entry.kind);
+  const isBad = ["refused", "failed", "invalid", "left-out", "gap"].includes(entry.kind);
   const change = entry.before || entry.after ? [`${entry.before || "-"} → `, h("span", { class: "to" }, entry.after || "-")] : [];
   const why = [entry.policy, entry.reason, entry.note].filter(Boolean).join(": ");
   return h(
@@ -369,8 +403,7 @@ function showPods(pods) {
     known.add(id);
     const item = items.get(id);
     if (item && item.text === text) continue;
-    const isOpen = item ? item.element.open : false;
-    const made = { text, pod, words: wordsOf(pod), element: podItem(pod, isOpen) };
+    const made = { text, pod, words: wordsOf(pod), element: podItem(pod, item && item.element.open ? item.element : null) };
     if (item) item.element.replaceWith(made.element);
     items.set(id, made);
   }
@@ -421,7 +454,7 @@ function placePods() {
   const about = !all.length
     ? "No pod is known on this node."
     : shownPods
-      ? "By Koordinator's QoS class. A pod opens to the values that policies have set."
+      ? "By Koordinator's QoS class. A pod opens to what was requested, what was there before, and why it is another."
       : "No pod has this in its name or policies.";
   fill("pods-about", about, () => [about]);
 }
@@ -452,7 +485,8 @@ function valuesOf(pod) {
   ];
 }
 
-function podItem(pod, isOpen) {
+// `before`: the open element in whose place this one is; its reasons stay until new ones have come.
+function podItem(pod, before) {
   const isStopped = pod.state === "STATE_STOPPED";
   const count = valuesOf(pod).length;
   const id = `${pod.namespace || ""}/${pod.name || ""}`;
@@ -468,12 +502,20 @@ function podItem(pod, isOpen) {
       h("span", { class: "quiet" }, count ? plural(count, "value") : "untouched"),
     ),
   );
-  const open = () => {
-    if (element.open && element.children.length === 1) element.append(podInside(pod));
+  let inside = null;
+  const onToggle = () => {
+    if (element.open === (inside !== null)) return;
+    if (inside !== null) inside.remove();
+    inside = element.open ? podInside(pod) : null;
+    if (inside === null) return;
+    const reasons = inside.querySelector(".reasons");
+    if (before) reasons.replaceChildren(...before.querySelector(".reasons").childNodes);
+    element.append(inside);
+    askReasons(element, pod, reasons);
   };
-  element.addEventListener("toggle", open);
-  element.open = isOpen;
-  open();
+  element.addEventListener("toggle", onToggle);
+  element.open = Boolean(before);
+  onToggle();
   return element;
 }
 
@@ -486,22 +528,107 @@ function podInside(pod) {
     pod.isRecovered ? "found at the runtime: what policies did before is not known" : "",
     pod.policies && pod.policies.length ? `policies: ${pod.policies.join(", ")}` : "no policy has set anything",
   ].filter(Boolean);
-  const values = valuesOf(pod);
-  const table = h("table", {}, h("thead", {}, row("th", "Where", "Field", "Value", "Policy")), h("tbody", {}, ...values.map(([where, field]) =>
-    row("td", own(where), h("code", {}, own(field.name)), h("code", {}, own(field.value === undefined ? "-" : field.value || "none")), own(field.owner)),
-  )));
   return h(
     "div",
     { class: "inside" },
     h("p", { class: "quiet" }, own(facts.join(" · "))),
     h("p", { class: "quiet" }, h("code", {}, own(`uid ${pod.uid || "not known"}`))),
-    values.length ? h("div", { class: "wide" }, table) : "",
+    h("div", { class: "reasons" }, h("p", { class: "quiet" }, "Asking the daemon.")),
   );
+}
+
+// ----- reasons
+
+let asked = Promise.resolve();
+
+// Asks for one pod after the other, however many are opened: an answer takes the daemon some milliseconds.
+function askReasons(element, pod, place) {
+  asked = asked.then(async () => {
+    if (!place.isConnected || !element.open) return;
+    try {
+      const response = await fetch(`page/pod?id=${encodeURIComponent(pod.sandboxId)}`, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS) });
+      if (!response.ok) throw new Error((await response.text()).trim() || `status ${response.status}`);
+      place.replaceChildren(...reasonsOf(await response.json()));
+    } catch (error) {
+      const why = error instanceof TypeError || error.name === "TimeoutError" ? "the daemon does not answer" : error.message;
+      place.replaceChildren(h("p", { class: "bad" }, own(`Why is not known: ${why}. Open the pod again to ask again.`)));
+    }
+  });
+}
+
+function reasonsOf(found) {
+  const problems = [...(found.problems || []), ...(found.isSkipped ? ["policies leave it alone: it has the skip label"] : [])];
+  return [
+    ...problems.map((text) => h("p", { class: "bad" }, own(text))),
+    ...(found.notes || []).map((text) => h("p", { class: "quiet" }, own(text))),
+    ...(found.targets || []).flatMap(targetParts),
+  ];
+}
+
+function targetParts(target) {
+  const level = word(target.level, "LEVEL_");
+  const title = { container: `container ${target.container}`, pod: "pod", "qos-class": "QoS class" }[level] || "node";
+  const fields = (target.fields || []).filter(isChanged);
+  const answers = target.policies || [];
+  const outcome = (answer) => word(answer.outcome, "OUTCOME_");
+  const isTrouble = (answer) => ["failed", "refuses"].includes(outcome(answer)) || (outcome(answer) === "off" && answer.mode !== "MODE_OFF");
+  const others = answers.filter((answer) => outcome(answer) !== "changes" && !isTrouble(answer));
+  const answerItem = (answer) =>
+    h("li", {}, own(answer.policy), " ", h("span", { class: "quiet" }, own([outcome(answer), answer.reason].filter(Boolean).join(": "))));
+  return [
+    h("h3", {}, own(title)),
+    target.problem ? h("p", { class: "bad" }, own(target.problem)) : "",
+    ...(fields.length ? fields.map(fieldPart) : [h("p", { class: "quiet" }, "Nothing is changed here.")]),
+    h("ul", {}, ...answers.filter(isTrouble).map(answerItem)),
+    others.length
+      ? h("details", {}, h("summary", { class: "quiet" }, `${plural(others.length, "policy", "policies")} without a change here`), h("ul", {}, ...others.map(answerItem)))
+      : "",
+  ].filter(Boolean);
+}
+
+// Something wants, wrote or changed the value, or should have.
+function isChanged(field) {
+  return Boolean(field.claims || field.problem || field.unapplied || field.isDifferent || field.applied !== undefined || field.yielded);
+}
+
+function fieldPart(field) {
+  const known = (text) => (text === undefined ? "-" : text || "none");
+  const values = {
+    requested: field.requested === undefined && field.isRequestUnknown ? "not known" : known(field.requested),
+    before: known(field.original),
+    value: known(field.applied === undefined ? field.resolved : field.applied),
+    now: known(field.observedValue),
+  };
+  const remarks = (field.claims || []).map((claim) => [claim.owner, claimText(claim)]);
+  if (field.yielded) remarks.push(["yielded", `left to another program, which writes ${field.yielded.theirs || ""}`]);
+  for (const each of field.unapplied || []) remarks.push(["not applied", `${each.wanted || ""} (${each.cause}): ${each.reason || ""}`]);
+  if (field.problem && !(field.unapplied || []).some((each) => each.reason === field.problem)) remarks.push(["note", field.problem]);
+  return h(
+    "div",
+    { class: "field" },
+    h("p", {}, h("code", {}, own(field.name))),
+    h("dl", {}, ...Object.entries(values).map(([name, value]) =>
+      h("div", {}, h("dt", {}, name), h("dd", { class: name === "now" && field.isDifferent ? "bad" : undefined }, h("code", {}, own(value)))),
+    )),
+    h("ul", {}, ...remarks.map(([owner, text]) => h("li", {}, own(owner), " ", h("span", { class: "quiet" }, own(text))))),
+  );
+}
+
+// As the command `explain` has it.
+function claimText(claim) {
+  const forms = { ROLE_SCALE: `divided by ${claim.value}`, ROLE_ADD: `${claim.value} more`, ROLE_AT_MOST: `at most ${claim.value}` };
+  const claimed = claim.value === undefined ? "cleared" : forms[claim.role] || claim.value;
+  const reason = claim.reason || "";
+  const sources = new Set((claim.strategies || []).map((each) => (each.provenance || {}).text || each.path));
+  const named = [...sources].filter((text) => !reason.includes(`(${text})`)).join("; ");
+  const effect = word(claim.effect, "EFFECT_");
+  const less = ["", "used", "unspecified"].includes(effect) ? "" : [effect.replace("-", " "), claim.effectReason].filter(Boolean).join(": ");
+  return `${claimed}${reason ? `: ${reason}` : ""}${named ? ` [${named}]` : ""}${less ? ` (${less})` : ""}`;
 }
 
 // ----- polling
 
-const SHOW = { status: showStatus, node: showNode, pods: showPods, audit: showAudit };
+const SHOW = { status: showStatus, node: showNode, pods: showPods };
 let tags = [];
 let answeredAt = null;
 let pause = POLL_MS;
@@ -517,7 +644,10 @@ async function poll() {
     if (!response.ok) throw new Error((await response.text()).trim() || `status ${response.status}`);
     const data = await response.json();
     tags = data.tags;
+    if (data.audit) audit = data.audit;
     for (const [part, show] of Object.entries(SHOW)) if (part in data) show(data[part]);
+    // What is older than an hour goes also if nothing new has come.
+    showAudit(audit);
     answeredAt = new Date();
     pause = POLL_MS;
     $("away").hidden = true;

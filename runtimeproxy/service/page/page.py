@@ -2,7 +2,7 @@
 
 The page polls. It names the parts that it has by their tags, and gets the others. What is read is shared by
 all clients for a second, and is read and encoded in a worker thread; the loop's thread only follows changes
-of pods.
+of pods. Why a pod's values are what they are is asked for one pod at a time, when somebody opens it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import unquote
 
 from google.protobuf.json_format import MessageToDict
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.service.api.audit_feed import entry_message
+from runtimeproxy.service.api.pods import AmbiguousPodError, UnknownPodError
 from runtimeproxy.service.api.status import StatusReading, read_memory, status_of
 from runtimeproxy.service.http import PAGE_PATH, HttpResponse
 
@@ -42,7 +45,12 @@ IDLE_S: Final = 30.0
 READY_S: Final = 5.0
 """How long the first poll waits for all pods; 250 of them take 20 ms of CPU time."""
 ENTRIES: Final = 200
-"""Of the audit, newest first; the page shows no more."""
+"""Of decisions in the audit, newest first; the page shows no more."""
+EVENTS: Final = 50
+"""Of what has happened to the daemon, policies and strategies: many decisions do not push them out."""
+MOST_ASKING: Final = 8
+"""Browsers that wait for the explanation of a pod at a time. One takes some milliseconds, and each page asks
+for one after the other."""
 
 _ASSETS: Final = {
     PAGE_PATH: ("page.html", "text/html; charset=utf-8"),
@@ -51,6 +59,7 @@ _ASSETS: Final = {
     f"{PAGE_PATH}/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 _DATA: Final = f"{PAGE_PATH}/data"
+_POD: Final = f"{PAGE_PATH}/pod"
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
@@ -84,6 +93,9 @@ class NodePage:
         self._read_s = -FRESH_S
         self._pods: _PodWatch | None = None
         self._idle: asyncio.TimerHandle | None = None
+        self._asking = 0
+        self._explaining = asyncio.Lock()
+        self._explained: dict[str, tuple[float, bytes]] = {}
 
     async def respond(self, request: HttpRequest) -> HttpResponse:
         """The response to a request below `PAGE_PATH`."""
@@ -91,24 +103,28 @@ class NodePage:
         host = request.fields.get("host", "")
         if not is_own_host(host, _own_names()):
             # A site elsewhere may give its name an address of this node, and is then the same origin.
-            text = f"{host!r} is not this node: use its name, an address, or localhost.\n"
-            return HttpResponse(
-                "421 Misdirected Request", "text/plain; charset=utf-8", text.encode(), _FIELDS
-            )
+            text = f"{host!r} is not this node: use its name, an address, or localhost."
+            return _problem("421 Misdirected Request", text)
         if request.path in _ASSETS:
             name, content_type = _ASSETS[request.path]
             data = await run(self._thread, Path(__file__).with_name(name).read_bytes)
             return HttpResponse("200 OK", content_type, data, _FIELDS)
-        if request.path != _DATA:
-            return HttpResponse(
-                "404 Not Found", "text/plain", f"The page is at {PAGE_PATH}.\n".encode(), _FIELDS
-            )
+        if request.path == "/":
+            return HttpResponse("302 Found", "text/plain", b"", (*_FIELDS, ("Location", PAGE_PATH)))
+        if request.path not in (_DATA, _POD):
+            return _problem("404 Not Found", f"The page is at {PAGE_PATH}.")
         try:
-            async with self._lock:
-                await self._refresh()
+            if request.path == _POD:
+                data = await self._explanation(unquote(request.query.removeprefix("id=")))
+            else:
+                async with self._lock:
+                    await self._refresh()
+                data = self._parts.unknown_to(request.query)
+        except (UnknownPodError, AmbiguousPodError) as error:
+            return _problem("404 Not Found", str(error))
         except RuntimeProxyError as error:
-            return HttpResponse("503 Service Unavailable", "text/plain", f"{error}\n".encode(), _FIELDS)
-        return HttpResponse("200 OK", "application/json", self._parts.unknown_to(request.query), _FIELDS)
+            return _problem("503 Service Unavailable", str(error))
+        return HttpResponse("200 OK", "application/json", data, _FIELDS)
 
     def close(self) -> None:
         if self._idle is not None:
@@ -117,6 +133,35 @@ class NodePage:
         if self._pods is not None:
             self._pods.close()
             self._pods = None
+
+    async def _explanation(self, identity: str) -> bytes:
+        """Why the values of a pod are what they are: what `Explain` answers, as JSON; shared for a second.
+
+        Raises:
+            UnknownPodError, AmbiguousPodError: No one pod has this id.
+            RuntimeProxyError: The daemon cannot say it now.
+        """
+        if not identity:
+            raise UnknownPodError("no pod is given")
+        if self._asking >= MOST_ASKING:
+            raise RuntimeProxyError("too many ask for pods just now: try again")
+        loop = asyncio.get_running_loop()
+        self._asking += 1
+        try:
+            async with self._explaining:
+                self._explained = {
+                    name: (read_s, data)
+                    for name, (read_s, data) in self._explained.items()
+                    if loop.time() - read_s < FRESH_S
+                }
+                if identity not in self._explained:
+                    servicer: RuntimeProxyServicer = await self._load()
+                    found = await servicer.explainer.explain(identity, "")
+                    data = await loop.run_in_executor(self._thread, _encoded, found, "pod", "strategies")
+                    self._explained[identity] = loop.time(), data
+                return self._explained[identity][1]
+        finally:
+            self._asking -= 1
 
     async def _refresh(self) -> None:
         """Reads everything, if that was not done within the last second."""
@@ -135,9 +180,14 @@ class NodePage:
         await pods.wait()
         runtime = await parts.runtime.version()
         audit.flush()
-        entries = [each for each in audit.ring.entries if each.hook][-ENTRIES:]
+        newest = tuple(reversed(audit.ring.entries))
+        decisions = islice((each for each in newest if each.hook), ENTRIES)
+        events = islice((each for each in newest if not each.hook), EVENTS)
+        entries = [*decisions, *events]
         node = servicer.node.response(0, parts.configuration.settings)
         changed = pods.take()
+        for identity in changed:
+            self._explained.pop(identity, None)
         watchers = servicer.watchers
 
         def status() -> api_pb2.GetStatusResponse:
@@ -166,6 +216,10 @@ class NodePage:
             return await asyncio.get_running_loop().run_in_executor(self._thread, make)
         except (RuntimeError, LookupError):
             return make()
+
+
+def _problem(status: str, text: str) -> HttpResponse:
+    return HttpResponse(status, "text/plain; charset=utf-8", f"{text}\n".encode(), _FIELDS)
 
 
 class _PodWatch:

@@ -41,9 +41,9 @@ def test_each_cpu_with_its_pools_and_owner() -> None:
         cpus=tuple(Cpu(number, number // 2, 0, 0, -1 if number == 3 else 7) for number in range(4)),
         pools=Pools(ls=(Pool(0, 0, frozenset({1, 2})),), be=(Pool(0, 0, frozenset({1, 2, 3})),)),
         kubelet=KubeletFacts(reserved_cpus=frozenset({3}), static_cpus={("uid-2", "main"): frozenset({2})}),
-        allocations={"uid-1": PodCpus(QoSClass.LSR, frozenset({0}))},
     )
-    cpus = list(cpus_of(node, {"uid-1": "shop/web"}))
+    allocations = {"uid-1": PodCpus(QoSClass.LSR, frozenset({0}))}
+    cpus = list(cpus_of(node, {"uid-1": "shop/web"}, allocations))
     assert [list(cpu.pools) for cpu in cpus] == [
         ["lsr"],
         ["ls", "be"],
@@ -57,7 +57,7 @@ def test_each_cpu_with_its_pools_and_owner() -> None:
 
 
 def test_the_cpus_of_a_node_that_is_not_known() -> None:
-    assert list(cpus_of(Node(), {})) == []
+    assert list(cpus_of(Node(), {}, {})) == []
 
 
 def test_labels_of_nobodys_business_are_left_out() -> None:

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from cri_api.runtimeproxy.v1 import api_pb2
+from tests.daemon.failures.claims import admin_of
 from tests.lab.browser import LAPTOP, PHONE, WALL, Browser, Size
 from tests.lab.busy_node import NODE_NAME, PODS, STRATEGIES, WORKLOADS, BusyNode
 from tests.lab.proxy_process import ProxyProcess
@@ -29,6 +31,20 @@ CHANGED = ".pod:not([data-old])"
 OTHER_CLASSES = "[data-class=LSE], [data-class=LSR], [data-class=SYSTEM], [data-class=none]"
 """Classes without a CPU burst. BE pods have none either, but their CPUs are compared after a minute."""
 READY = "document.querySelectorAll('.pod').length >= arguments[0]"
+DESK = Size(1280, 800)
+NARROW = Size(400, 800)
+STICKING_OUT = """
+const width = document.documentElement.clientWidth;
+const isLeftOut = (each) => each.matches('.skip') || each.closest('.pod:not([open]) .id');
+const isSeen = (each) => each.checkVisibility() && !isLeftOut(each);
+const sides = (each) => each.getBoundingClientRect();
+const scrolled = ['section', '.wide', '.inside', '.field', '.pods'];
+return [...document.body.querySelectorAll('*')].filter(isSeen).filter((each) =>
+  sides(each).right > width + 0.5 || sides(each).left < -0.5
+  || scrolled.some((selector) => each.matches(selector)) && each.scrollWidth > each.clientWidth + 1
+).map((each) => `${each.tagName} ${each.id} ${each.className}: ${each.innerText.slice(0, 60)}`);
+"""
+"""The elements that reach over the window, or whose content has no room in them."""
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -244,3 +260,86 @@ def test_a_node_of_which_nothing_is_known(browser: Browser, socket_folder: Path)
             browser.wait_for(f"{about}.startsWith('No strategy is set')")
             assert browser.run(OVERFLOW) == 0
             assert browser.console() == []
+
+
+@pytest.mark.parametrize("pods", [4, 400])
+def test_nothing_overflows(browser: Browser, socket_folder: Path, pods: int) -> None:
+    with BusyNode(socket_folder) as node:
+        node.fill(pods)
+        for size in (DESK, NARROW):
+            browser.open(node.url, size)
+            browser.wait_for("document.querySelectorAll('.pod').length == arguments[0]", pods)
+            browser.wait_for("document.querySelector('#strategy-table').innerText.includes('storage')")
+            assert browser.run(STICKING_OUT) == []
+            browser.run(
+                "document.querySelectorAll('.pod:nth-child(-n+2)').forEach((each) => { each.open = true; })"
+            )
+            opened = "document.querySelectorAll('.pod[open]').length"
+            browser.wait_for(
+                f"{opened} > 0 && document.querySelectorAll('.reasons h3').length >= 2 * {opened}"
+            )
+            assert browser.run(STICKING_OUT) == []
+            assert browser.run(OVERFLOW) == 0
+            assert browser.console() == []
+
+
+def test_an_opened_pod_says_why_and_only_it_is_asked_for(browser: Browser, node: BusyNode) -> None:
+    browser.open(node.url)
+    browser.wait_for(READY, PODS)
+    browser.wait_for("document.querySelector('#as-of').innerText != ''")
+    list(browser.requests())
+    browser.run("document.querySelector('[data-class=BE] .pod').open = true")
+    browser.wait_for("document.querySelector('.pod[open] .field') !== null")
+    text = browser.text(".pod[open] .reasons")
+    assert "batch-resource" in text
+    assert "batch-cpu limit 1500m = 150000" in text
+    assert {"requested", "before", "value", "now"} <= set(text.split())
+    asked = [url for url in browser.requests() if "/page/pod?" in url]
+    assert len(asked) == 1
+    assert browser.console() == []
+
+
+def test_a_policy_and_a_plugin_of_one_name_are_told_apart(browser: Browser, node: BusyNode) -> None:
+    browser.open(node.url)
+    browser.wait_for(READY, PODS)
+    assert "plugin:" not in browser.text("#policy-table")
+    shown = browser.run(
+        "return [...document.querySelectorAll('#plugin-table tbody tr')].map((e) => e.innerText)"
+    )
+    assert shown
+    assert all(each.startswith("plugin:") for each in shown)
+    assert browser.text("#qos-manager").startswith("koord-qos-manager does not run")
+    plugin = api_pb2.QosPluginStatus(
+        name="cpu-burst", mode=api_pb2.MODE_ENFORCE, is_wanted=True, claims=3, explanation="<b>calm</b>"
+    )
+    report = api_pb2.QosManagerReport(version="1", pid=7, plugins=[plugin])
+    with admin_of(node.daemon) as admin:
+        admin.ReportQosManager(api_pb2.ReportQosManagerRequest(report=report), timeout=30)
+    browser.wait_for(
+        "document.querySelector('#qos-manager').innerText.startsWith('koord-qos-manager 1 runs')"
+    )
+    shown = browser.text("#plugin-table tbody tr").split("\t")
+    assert shown == ["plugin:cpu-burst", "enforce", "in use", "3", "<b>calm</b>"]
+    assert browser.text("#policy-table").count("cpu-burst") == 1
+    assert browser.run(OVERFLOW) == 0
+
+
+def test_what_happened_to_the_daemon_is_among_the_last_hour(browser: Browser, node: BusyNode) -> None:
+    browser.open(node.url)
+    browser.wait_for(READY, PODS)
+    node.daemon.signal(signal.SIGUSR1)
+    browser.wait_for("document.querySelector('#decisions').innerText.includes('bypass')")
+    node.daemon.signal(signal.SIGUSR2)
+    browser.wait_for("document.querySelector('#verdict').innerText == 'All is well'")
+
+
+def test_the_cpus_of_an_lsr_pod_have_an_owner_where_pools_are_not_computed(
+    browser: Browser, socket_folder: Path
+) -> None:
+    with BusyNode(socket_folder, shared_pools="nrt") as node:
+        node.fill(4)
+        browser.open(node.url)
+        browser.wait_for(READY, 4)
+        browser.wait_for("document.querySelector('#legend').innerText.includes('LSR')")
+        assert "search/ranking-0 LSR 10-13" in browser.text("#owners")
+        assert number_of(browser, "#topology .cpu.is-lsr") == 8

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import MessageToDict
 
-from runtimeproxy.service.page.page import is_own_host
+from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.service.http import HttpRequest, HttpResponse
+from runtimeproxy.service.page.page import MOST_ASKING, NodePage, is_own_host
 from runtimeproxy.testing import FakeRuntime
 from tests.daemon.driving import batch_pod
 from tests.lab.cri_client import CriClient
@@ -165,6 +171,10 @@ def test_what_is_served(site: Site, path: str, content_type: str, start: bytes) 
         ("/page/data", "PUT", "localhost", 405),
         ("/page", "GET", "attacker.example", 421),
         ("/page/data", "GET", "attacker.example", 421),
+        ("/page/pod?id=1", "GET", "attacker.example", 421),
+        ("/", "GET", "attacker.example", 421),
+        ("/page/pod", "GET", "localhost", 404),
+        ("/page/pod?id=none", "GET", "localhost", 404),
         # Prometheus may use any name.
         ("/metrics", "GET", "prometheus.example", 200),
     ],
@@ -207,8 +217,66 @@ def test_pods_and_decisions_come_and_go(site: Site) -> None:
     assert "pods" not in site.data(tags)
 
 
+def test_the_root_leads_to_the_page(site: Site) -> None:
+    status, fields, body = site.get("/")
+    assert (status, fields["Location"], body) == (302, "/page", b"")
+    assert fields["Content-Security-Policy"].startswith("default-src 'none'; ")
+
+
+def test_one_pod_is_explained_as_by_the_api(site: Site) -> None:
+    with CriClient(site.daemon.socket) as client:
+        api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+        pod = batch_pod(client, "explained").run().create().start()
+        status, _, body = site.get(f"/page/pod?id={pod.id}")
+        assert status == 200
+        shown = json.loads(body)
+        found = MessageToDict(api.Explain(api_pb2.ExplainRequest(pod=pod.id)))
+        for answer in (shown, found):
+            answer.pop("time")
+        assert shown == {key: part for key, part in found.items() if key not in ("pod", "strategies")}
+        reasons = [
+            claim["reason"]
+            for target in shown["targets"]
+            for field in target["fields"]
+            for claim in field["claims"]
+        ]
+        assert any("batch-cpu" in each and " = " in each for each in reasons)
+        pod.remove()
+
+
+def test_browsers_that_ask_for_one_pod_share_its_answer_and_few_wait() -> None:
+    asked: list[str] = []
+
+    class Explainer:
+        async def explain(self, pod: str, _container: str) -> api_pb2.ExplainResponse:
+            asked.append(pod)
+            return api_pb2.ExplainResponse(notes=["b"])
+
+    async def load() -> Any:
+        return SimpleNamespace(explainer=Explainer())
+
+    async def ask() -> list[HttpResponse]:
+        with ThreadPoolExecutor(1) as thread:
+            page = NodePage(load, thread)
+            request = HttpRequest("/page/pod", "id=a", {"host": "localhost"})
+            return await asyncio.gather(*(page.respond(request) for _ in range(MOST_ASKING + 1)))
+
+    *answered, refused = asyncio.run(ask())
+    assert [(each.status, each.data) for each in answered] == [("200 OK", b'{"notes":["b"]}')] * MOST_ASKING
+    assert refused.status == "503 Service Unavailable"
+    assert asked == ["a"]
+
+
+def test_events_of_the_daemon_are_shown(site: Site) -> None:
+    entries = site.data()["audit"]
+    start = [each for each in entries if each["kind"] == "start"]
+    assert [each["target"] for each in start] == ["daemon"]
+    assert "hook" not in start[0]
+
+
 def test_without_the_key_there_is_no_page(socket_folder: Path) -> None:
     for site in sites(socket_folder, has_page=False):
+        assert site.get("/")[0] == 404
         assert site.get("/page")[0] == 404
         assert site.get("/page/data")[0] == 404
         assert site.get("/metrics")[0] == 200
