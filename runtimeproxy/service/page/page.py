@@ -47,7 +47,7 @@ READY_S: Final = 5.0
 ENTRIES: Final = 200
 """Of decisions in the audit, newest first; the page shows no more."""
 EVENTS: Final = 50
-"""Of what has happened to the daemon, policies and strategies: many decisions do not push them out."""
+"""Of what has happened to the daemon, policies and strategies, as far as the ring of the audit has it."""
 MOST_ASKING: Final = 8
 """Browsers that wait for the explanation of a pod at a time. One takes some milliseconds, and each page asks
 for one after the other."""

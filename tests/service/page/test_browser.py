@@ -328,7 +328,11 @@ def test_what_happened_to_the_daemon_is_among_the_last_hour(browser: Browser, no
     browser.open(node.url)
     browser.wait_for(READY, PODS)
     node.daemon.signal(signal.SIGUSR1)
-    browser.wait_for("document.querySelector('#decisions').innerText.includes('bypass')")
+    strategy = {"clusterStrategy": {"enable": True, "cpuSuppressThresholdPercent": 60}}
+    node.objects.strategies({**STRATEGIES, "resource-threshold-config": strategy})
+    tags = "[...document.querySelectorAll('#decisions .tag')].map((each) => each.innerText)"
+    for kind in ("bypass", "strategy"):
+        browser.wait_for(f"{tags}.includes(arguments[0])", kind)
     node.daemon.signal(signal.SIGUSR2)
     browser.wait_for("document.querySelector('#verdict').innerText == 'All is well'")
 
