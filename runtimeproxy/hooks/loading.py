@@ -391,7 +391,11 @@ def _may_have_entry_points() -> bool:
     if any(hasattr(finder, "find_distributions") for finder in sys.meta_path if finder is not PathFinder):
         return True
     for place in map(Path, sys.path):
-        if place.is_file():  # an archive
+        try:
+            is_archive = place.is_file()
+        except PermissionError:  # so is what it holds
+            continue
+        if is_archive:
             return True
         for file in (*place.glob("*.dist-info/entry_points.txt"), *place.glob("*.egg-info/entry_points.txt")):
             try:

@@ -9,10 +9,11 @@ import importlib
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy.listener import is_locked
 
@@ -90,7 +91,10 @@ class LocalServer:
         self._server = server = make_server(probe, stopping, api, budget)
         self._listeners = [await loop.create_unix_server(server.protocol, sock=self._socket)]
         if public is not None:
-            self._listeners.append(await loop.create_unix_server(server.protocol, sock=public.dup()))
+            # Of systemd's socket Python 3.13 would remove the file at the end.
+            keep: dict[str, Any] = {} if sys.version_info < (3, 13) else {"cleanup_socket": False}
+            serving = loop.create_unix_server(server.protocol, sock=public.dup(), **keep)
+            self._listeners.append(await serving)
 
     async def stop(self) -> None:
         """Ends the server and removes its directory; calls in progress are cut."""

@@ -41,6 +41,17 @@ def write_strategy(daemon: ProxyProcess, identity: int) -> None:
     new.replace(daemon.objects_folder / "config.json")
 
 
+def start(daemon: ProxyProcess) -> None:
+    """Starts it and waits until it knows the strategies: else the calls may be decided without them."""
+
+    def are_strategies_known() -> bool:
+        rows = map(str.split, daemon.run("status").stdout.splitlines())
+        return any(row[:2] == ["strategies", "known"] for row in rows)
+
+    daemon.start()
+    wait_until(are_strategies_known, "the strategies")
+
+
 def would_change(daemon: ProxyProcess) -> list[tuple[str, str, str]]:
     found = entries(daemon, "--policy", "group-identity", "--kind", "would-change", "--pod", "default/batch")
     assert {each["field"] for each in found} == {"cgroup[cpu.bvt_warp_ns]"}
@@ -50,7 +61,7 @@ def would_change(daemon: ProxyProcess) -> list[tuple[str, str, str]]:
 def test_a_changed_strategy_tells_what_it_would_change(daemons: Daemons, cgroup_files: CgroupFiles) -> None:
     daemon = daemons.prepare("[policies.group-identity]\nmode = 'dry-run'\n")
     write_strategy(daemon, -1)
-    daemon.start()
+    start(daemon)
     with CriClient(daemon.socket) as client:
         made = batch_pod(client)
         cgroup_files.make(made.config.linux.cgroup_parent)
@@ -74,7 +85,7 @@ def test_a_changed_strategy_tells_what_it_would_change(daemons: Daemons, cgroup_
 def test_explain_shows_what_the_file_has_now(daemons: Daemons, cgroup_files: CgroupFiles) -> None:
     daemon = daemons.prepare("[policies.group-identity]\nmode = 'dry-run'\n")
     write_strategy(daemon, -1)
-    daemon.start()
+    start(daemon)
     with CriClient(daemon.socket) as client:
         made = batch_pod(client)
         cgroup_files.make(made.config.linux.cgroup_parent)
