@@ -262,6 +262,7 @@ def test_a_node_of_which_nothing_is_known(browser: Browser, socket_folder: Path)
             assert browser.console() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pods", [4, 400])
 def test_nothing_overflows(browser: Browser, socket_folder: Path, pods: int) -> None:
     with BusyNode(socket_folder) as node:
