@@ -712,7 +712,12 @@ def with_noted(
         entry = entries.get(name, Entry())
         others = tuple(claim for claim in entry.claims if not is_leased(claim))
         claims = tuple(Claim(parse_claimant(owner), Role(role), None) for owner, role in leases)
-        entries[name] = entry._replace(claims=(*others, *claims))
+        entry = entry._replace(claims=(*others, *claims))
+        if not entry.claims and entry.resolved is None and name in present:
+            # Killed while it gave the value back: only the file may still have it, if it is not just empty.
+            held = formats.decode(name, present[name].text)
+            entry = entry._replace(resolved="" if held is None else held)
+        entries[name] = entry
     return replace(found, entries=entries, originals={**found.originals, **noted.originals})
 
 

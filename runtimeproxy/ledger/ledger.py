@@ -363,7 +363,7 @@ class Ledger:
                 continue
             present: Mapping[str, FileText] = {}
             with suppress(OSError):
-                present = self._files.look(path, noted.values)
+                present = self._files.look(path, (*noted.values, *noted.leases))
             found[path] = books.with_noted(found.get(path), noted, present, self._files, self._boot_id)
         self.counts.recovered += len(found)
         for book in found.values():

@@ -79,3 +79,21 @@ def test_of_a_very_long_journal_the_first_lines_count(
     assert book.originals.keys() == {"cpu.max"}
     assert "only the first" in journal.unusable
     assert "not usable" not in journal.unusable
+
+
+@pytest.mark.parametrize(
+    ("text", "resolved"),
+    [("50000 100000\n", 50_000), ("max 100000\n", -1), ("", "")],
+    ids=["held", "done", "cut"],
+)
+def test_a_claim_that_ended_with_its_process_is_still_to_be_given_back(
+    tmp_path: Path, text: str, resolved: object
+) -> None:
+    """The line stands before the write: what the file holds is ours, and the checkpoint has no value."""
+    ledger, _ = ledger_after(
+        tmp_path, line({"cpu.max": ["max 100000\n", 7]}, leases={"cpu.cfs_quota_us": []})
+    )
+    (tmp_path / "cgroup" / POD.lstrip("/") / "cpu.max").write_text(text)
+    (book,) = ledger.read_journal()
+    entry = book.entries["cpu.cfs_quota_us"]
+    assert (entry.claims, entry.resolved) == ((), resolved)
