@@ -34,7 +34,7 @@ class Told:
         return {name: each for name, each in self.files.items() if name in values}
 
     async def evaluate(self, *entries: AuditEntry, uid: str = "u") -> list[tuple[str, str, str]]:
-        """Returns what is told of a decision on a pod."""
+        """The entries that a decision on a pod leads to."""
         self.entries.clear()
         view = PodView(uid=uid, name="web")
         decision = Decision(hook=Hook.EVALUATE_POD, merged=Merged(view), audit=entries)

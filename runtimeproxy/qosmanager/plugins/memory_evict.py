@@ -7,7 +7,7 @@ Three features, each with a gate of its own (policies spec 3.4):
 - `MemoryAllocatableEvict`: pods of low priority request more than a share of what is allocatable.
 
 Unlike in Koordinator, what a pod releases is counted in bytes as it is, not a thousand times, and a pod that
-would release less than 1 MiB stays: its end would help nobody.
+would release less than 1 MiB stays: evicting it would not help.
 """
 
 from __future__ import annotations
