@@ -346,12 +346,22 @@ class CheckpointWriter:
         """
         async with self._writing:
             try:
-                return await self._in_thread(lambda file: file.load())
+                return await self._load_file()
             except _DISK_ERRORS as error:
                 self._on_read = on_late
                 self._due.set()
                 self._log_failure(error)
                 return None
+
+    async def _load_file(self) -> Saved:
+        before = self.set_aside
+        try:
+            return await self._in_thread(lambda file: file.load())
+        finally:
+            if self.set_aside != before:
+                # The new file has none of the records that this process has saved before.
+                self._all_due = True
+                self._due.set()
 
     async def changed_by_others(self) -> bool:
         # Another process has written to the file since `load`, or since the last call of this.
@@ -453,7 +463,7 @@ class CheckpointWriter:
     async def _read_late(self, on_read: Callable[[Saved], None]) -> bool:
         """Reads the file that could not be read at the start; returns whether that succeeded."""
         try:
-            saved = await self._in_thread(lambda file: file.load())
+            saved = await self._load_file()
         except _DISK_ERRORS as error:
             self._log_failure(error)
             return False

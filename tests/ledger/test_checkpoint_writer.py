@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable
@@ -279,6 +280,19 @@ async def test_a_file_that_is_spoilt_meanwhile_is_rebuilt(
     assert await writer.flush()
     assert len(saved(folder).containers) == 2
     assert [record.message[:38] for record in caplog.records] == ["the records are rebuilt from the runti"]
+
+
+async def test_a_file_that_is_found_cut_when_it_is_read_again_is_rebuilt(
+    writer: CheckpointWriter, store: PodStore, folder: Path
+) -> None:
+    """As while a predecessor ends, or after an upgrade that has failed."""
+    async with running(writer):
+        store.containers.put(box(1))
+        await on_disk(folder, 1)
+        os.truncate(folder / FILE_NAME, 0)
+        assert await writer.load(unexpected) == Saved()
+        await on_disk(folder, 1)
+    assert writer.set_aside == 1
 
 
 async def test_a_damaged_file_is_set_aside_at_the_start(

@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import sys
 from contextlib import closing
+from pathlib import Path
 from typing import Final
 
 from runtimeproxy.signals import UPGRADE
@@ -45,13 +46,25 @@ def checkpoint_is_damaged(scene: Scene) -> ProxyProcess:
 def checkpoint_is_harmed(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     path = daemon.state_folder / "records.db"
+    with CriClient(daemon.socket) as client:
+        pod(client).run()
+    # A file that is still being made is not counted as harmed.
+    wait_until(lambda: _has_records(path), "a record in the file")
     os.truncate(path, 0)
     scene.wait_for(daemon, "checkpoint_set_aside_total", 1)
-    # Not one that is being made: that would not be open yet, and so not be lost.
-    wait_until(lambda: path.exists() and path.stat().st_size > 8192, "a new file")
+    wait_until(lambda: _has_records(path), "the record in a new file")
     path.unlink()
     scene.wait_for(daemon, "checkpoint_set_aside_total", 2)
     return daemon
+
+
+def _has_records(path: Path) -> bool:
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as opened:
+            (count,) = opened.execute("SELECT count(*) FROM records").fetchone()
+    except sqlite3.Error:
+        return False
+    return bool(count)
 
 
 def rows_are_unreadable(scene: Scene) -> ProxyProcess:
