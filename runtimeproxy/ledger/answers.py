@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_PARAMETERS
-from runtimeproxy.hooks.algebra import Claim, Resolved, Role
+from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role
 from runtimeproxy.hooks.audit import AuditKind, shown
 from runtimeproxy.hooks.changes import CLEAR
 from runtimeproxy.hooks.claimants import Claimant
@@ -24,6 +24,7 @@ from runtimeproxy.hooks.fields import (
     SYSCTL,
     UNIFIED,
     Field,
+    is_same,
 )
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
@@ -197,13 +198,13 @@ def left_out(decision: Decision, *, is_container: bool) -> dict[str, Withheld]:
     return found
 
 
-def _has(record: PodRecord | ContainerRecord, field: Field, value: object) -> bool:
+def _has(record: PodRecord | ContainerRecord, field: Field, value: FieldValue) -> bool:
     """Whether something that runs was made with a value."""
     wanted = None if value is CLEAR else value
     if field.group == UNIFIED:
         return record.booked.unified.get(field.key) == wanted
     if field.group == RESOURCES:
-        return getattr(record.booked, field.key, None) == wanted
+        return is_same(field, getattr(record.booked, field.key, None), value)
     if field.group in (LABELS, ANNOTATIONS):
         entries: Mapping[str, str] = getattr(record, field.group)
         return entries.get(field.key) == wanted

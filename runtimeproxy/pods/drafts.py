@@ -17,6 +17,8 @@ _MEMORY_LIMITS: Final = frozenset(
     (f"{RESOURCES}.memory_limit_bytes", f"{RESOURCES}.memory_swap_limit_bytes", f"{UNIFIED}[memory.max]")
 )
 
+_CREATION_ONLY: Final = frozenset(f"{RESOURCES}.{name}" for name in CRI_FIELDS if name not in UPDATABLE)
+
 
 def given_fields(resources: Resources) -> frozenset[str]:
     """The fields that have a value, by the names under which changed fields have owners."""
@@ -41,15 +43,16 @@ def released_fields(
 ) -> frozenset[str]:
     """The resources that a policy owns by the record and that none wants any more.
 
-    What a hook server set still holds. A memory limit is not lowered in passing: if the container uses more,
-    the kernel refuses it, and with it the whole update.
+    Without those that no update changes: the container keeps them. What a hook server set still holds. A
+    memory limit is not lowered in passing: if the container uses more, the kernel refuses it, and with it the
+    whole update.
 
     `without_answer`: the policies whose earlier values still hold.
     """
     released: set[str] = set()
     for name, owners in record.owners.items():
         still_holds = any(each.kind is ClaimantKind.SERVER or each.name in without_answer for each in owners)
-        if name.startswith(RESOURCES) and name not in wanted and not still_holds:
+        if name.startswith(RESOURCES) and name not in (*wanted, *_CREATION_ONLY) and not still_holds:
             released.add(name)
     if is_lower(requested.memory_limit_bytes, record.booked.memory_limit_bytes):
         released -= _MEMORY_LIMITS

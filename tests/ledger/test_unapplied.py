@@ -17,7 +17,7 @@ from runtimeproxy.hooks.algebra import Claim, Resolved, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject
 from runtimeproxy.hooks.claimants import Claimant, parse_claimant
 from runtimeproxy.hooks.decision import Decision
-from runtimeproxy.hooks.fields import ANNOTATIONS, ENV, Field, Merged
+from runtimeproxy.hooks.fields import ANNOTATIONS, ENV, RESOURCES, Field, Merged
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import PodView, Resources
 from runtimeproxy.ledger.answers import at_next_start, left_out, without_cgroup
@@ -316,6 +316,8 @@ def test_what_only_a_creation_can_give(*, is_recovered: bool) -> None:
         Field(ENV, "OLD"): Resolved("0", (Claimant("gpu-env"),)),
         Field(ANNOTATIONS, "same"): Resolved("yes", (Claimant("marks"),)),
         Field(ANNOTATIONS, "other"): Resolved("yes", (Claimant("marks"),)),
+        # The record has none: that is the same as 0.
+        Field(RESOURCES, "oom_score_adj"): Resolved(0, (Claimant("scores"),)),
     }
     decision = Decision(hook=Hook.EVALUATE_CONTAINER, merged=Merged(PodView(), fields))
     owners = {"env[OLD]": (Claimant("gpu-env"),), "annotations[other]": (Claimant("marks"),)}

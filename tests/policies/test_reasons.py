@@ -257,10 +257,7 @@ def test_reasons_are_the_same_everywhere(
 
     audited = wait_until(audit, "the audit has all changes")
     texts = {place: change.reason for place, change in simulated.items()}
-    # Records do not hold why variables were set.
-    assert {place: claim.reason for place, claim in claims.items() if claim.reason} == {
-        place: text for place, text in texts.items() if not place.field.startswith("env[")
-    }
+    assert {place: claim.reason for place, claim in claims.items() if claim.reason} == texts
     assert audited == {place: texts[place] for place in audited}
     for place, claim in claims.items():
         sources = {each.provenance.text for each in claim.strategies} - {"default"}

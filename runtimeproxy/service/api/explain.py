@@ -240,7 +240,7 @@ class Explainer:
         if record is not None:
             for name, owners in sorted(record.owners.items()):
                 if not parameter_of(name):
-                    fields[name] = _message_field(record, name, owners)
+                    fields[name] = _message_field(record, name, owners, decision)
         self._add_dry_run(subject, entries, fields)
         self._add_observed(files, fields)
         self._add_unapplied(subject, fields)
@@ -272,6 +272,8 @@ class Explainer:
                 field = fields.setdefault(name, api_pb2.ExplainedField(name=name))
                 if not field.claims and isinstance(record, ContainerRecord):
                     requested = shown(by_parameter(record.requested).get(name))
+                    if audited.field.startswith(f"{RESOURCES}."):
+                        requested = _resource(record.requested, audited.field)
                     field.MergeFrom(api_pb2.ExplainedField(requested=requested))
                 field.claims.append(_dry_run_claim(audited))
         for owned, key, claim in self._dry_run_claims(subject):
@@ -495,10 +497,20 @@ def _dry_run_claim(entry: AuditEntry) -> api_pb2.ExplainedClaim:
 
 
 def _message_field(
-    record: PodRecord | ContainerRecord, name: str, owners: Iterable[Claimant]
+    record: PodRecord | ContainerRecord, name: str, owners: Iterable[Claimant], decision: Decision | None
 ) -> api_pb2.ExplainedField:
-    """A field of the message that is not a cgroup parameter."""
+    """A field of the message that is not a cgroup parameter.
+
+    Records do not have the reasons: they are those of what policies would answer now, where that is the same.
+    """
     value, requested = _message_value(record, name), None
+    reasons: dict[Claimant, str] = {}
+    merged = {} if decision is None else decision.merged.fields
+    by_policy = {} if decision is None else decision.merged.reasons
+    for field, each in merged.items():
+        if str(field) == name and value in (NOT_RECORDED, shown(each.value)):
+            reasons = {owner: by_policy.get(owner.name, "") for owner in each.owners}
+            reasons |= {claim.owner: str(claim.reason) for claim in each.claims}
     if name.startswith(f"{RESOURCES}."):
         requested = _resource(record.requested, name)
     claims = [
@@ -506,6 +518,7 @@ def _message_field(
             owner=each.label,
             role=api_pb2.ExplainedClaim.ROLE_SET,
             value=value,
+            reason=reasons.get(each, ""),
             effect=api_pb2.ExplainedClaim.EFFECT_USED,
             mode=api_pb2.MODE_ENFORCE,
         )

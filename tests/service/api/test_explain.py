@@ -181,6 +181,31 @@ def test_what_runs_gets_with_its_next_start_only(daemons: Daemons, runtime: Fake
         assert ways() == [api_pb2.ExplainedField.WAY_NEXT_START]
 
 
+SCORES = """
+from runtimeproxy.hooks import ContainerChange, Policy, ResourceChange
+class Scores(Policy):
+    name = 'scores'
+    def container(self, container, node):
+        return ContainerChange(resources=ResourceChange(oom_score_adj=-500), reason='its annotation')
+"""
+
+
+@pytest.mark.parametrize("mode", ["enforce", "dry-run"])
+def test_a_value_without_a_file_has_its_reason(daemons: Daemons, mode: str) -> None:
+    daemon = daemons.prepare(f"[policies.scores]\nmode = '{mode}'\n")
+    policy_file(daemon, "scores").write_text(SCORES)
+    daemon.start()
+    with CriClient(daemon.socket) as client:
+        batch_pod(client, "one").run().create().start()
+        api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+        box = explain(api, "one").targets[1]
+    (field,) = (each for each in box.fields if each.name == "resources.oom_score_adj")
+    (claim,) = field.claims
+    assert (claim.owner, claim.value) == ("scores", "-500")
+    assert claim.reason == "its annotation"
+    assert field.requested == "1000"
+
+
 def test_values_of_variables_stay_in_the_daemon(explained: tuple[Any, ProxyProcess, CriClient]) -> None:
     api, _, client = explained
     pod = batch_pod(client, "one")

@@ -138,6 +138,18 @@ class Fickle:
         return self.change
 
 
+async def test_an_oom_score_that_no_policy_wants_any_more_keeps_its_owner(desk: Surroundings) -> None:
+    answer = Fickle(ContainerChange(resources=ResourceChange(oom_score_adj=-500, cpu_shares=2048)))
+    await desk.load(policy(container=answer))
+    await with_container(desk)
+    answer.change = None
+    call = desk.call("UpdateContainerResources", update(cpuset_cpus="0"))
+    await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
+    record = record_of(desk)
+    assert record.booked.oom_score_adj == -500
+    assert record.owners == {"resources.oom_score_adj": (Claimant("test"),)}
+
+
 async def test_a_field_that_the_kubelet_sends_and_nobody_claims_is_its_own_again(desk: Surroundings) -> None:
     answer = Fickle(SHARES)
     await desk.load(policy(container=answer))
