@@ -122,7 +122,10 @@ def wait_for_status(pattern: str, unit: str = SERVICE) -> str:
         text = shown("StatusText", unit)
         return text if re.search(pattern, text) else ""
 
-    return wait_until(matching, f"a status line like {pattern!r}", PATIENCE_S)
+    try:
+        return wait_until(matching, f"a status line like {pattern!r}", PATIENCE_S)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}; it is {shown('StatusText', unit)!r}") from None
 
 
 class Journal:

@@ -34,6 +34,7 @@ from tests.node.guest.pods import BATCH, MOVED_TO, as_v2
 
 RESTARTS = 3
 _WATCHDOG_S = 20
+_LOADED = r"^\d+ policies\b"
 _GOOD = '[log]\nlevel = "debug"\n'
 _DRY_RUN = '[policies.cpuset]\nmode = "dry-run"\n'
 _BROKEN = '[hooks]\nbudget_s = "soon"\n'
@@ -47,7 +48,7 @@ def reload_takes_a_good_configuration(_: Node) -> str:
     systemctl("reload", SERVICE)
     journal.wait_for("configuration reloaded")
     expect("MainPID", main_pid(), before)
-    return wait_for_status("policies; ")
+    return wait_for_status(_LOADED)
 
 
 def reload_refuses_a_broken_configuration(_: Node) -> str:
@@ -65,7 +66,7 @@ def reload_refuses_a_broken_configuration(_: Node) -> str:
     expect("ActiveState", shown("ActiveState"), "active")
     expect("MainPID", main_pid(), before)
     _call()
-    wait_for_status("policies; ")
+    wait_for_status(_LOADED)
     return reason
 
 
