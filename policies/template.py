@@ -39,7 +39,10 @@ class Template(Policy):
         self._options = options or TemplateOptions()
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
-        """Return the score, from the QoS class alone: the same at creation, updates and re-evaluation."""
+        """Return the score, from the QoS class alone: the same at creation, updates and re-evaluation.
+
+        A runtime applies a score at the creation only: what runs gets it with the next container.
+        """
         score = oom_score_adj(container.pod.qos, self._options)
         if score is None:
             return None

@@ -97,7 +97,10 @@ class PodChange(CgroupChange):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerChange(CgroupChange):
-    """A change of a container; env, mounts, devices and cgroup parent are applied at creation only."""
+    """A change of a container.
+
+    Env, mounts, devices, cgroup parent and `resources.oom_score_adj` are applied at creation only.
+    """
 
     resources: ResourceChange | None = None
     annotations: TextEntries = field(default_factory=dict)

@@ -174,10 +174,11 @@ def memory_bytes(entries: Mapping[str, str | None]) -> int:
 
 def read_by_policies(entries: Mapping[str, str]) -> Mapping[str, str]:
     # The annotations that policies of this project, strategies and selectors can read.
-    return {key: entries[key] for key in entries if _has_known_domain(key)}
+    return {key: entries[key] for key in entries if has_known_domain(key)}
 
 
-def _has_known_domain(name: str) -> bool:
+def has_known_domain(name: str) -> bool:
+    """Whether an annotation is of a domain that policies read."""
     domain, slash, _ = name.partition("/")
     return bool(slash) and any(f".{domain}".endswith(f".{each}") for each in _DOMAINS)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy.hooks.audit import shown
 from runtimeproxy.hooks.fields import ANNOTATIONS, ENV, Field, Value
+from runtimeproxy.pods.resources import LAST_APPLIED, has_known_domain
 
 if TYPE_CHECKING:
     from google._upb._message import FieldDescriptor as FieldOfC
@@ -29,12 +30,8 @@ KEY_BYTES: Final = 32
 """Of the key of the hashes."""
 
 _HASH_BYTES: Final = 8
-_KEPT_DOMAINS: Final = ("koordinator.sh", "kubernetes.io", "katalyst.kubewharf.io")
-"""Domains of the annotations that policies read."""
 _OF_KUBELET: Final = "io.kubernetes."
 """Prefix of the annotations that the kubelet makes."""
-_NEVER_KEPT: Final = frozenset({"kubectl.kubernetes.io/last-applied-configuration"})
-"""The whole manifest, with its variables and commands."""
 _CREDENTIAL_NAME: Final = re.compile(
     r"passw(or)?d|passphrase|secret|token|credential|api[-_.]?key|private[-_.]?key|access[-_.]?key|\bauth\b",
     re.IGNORECASE,
@@ -93,11 +90,8 @@ def annotation_value(name: str, value: str, key: bytes) -> str:
 
 def keeps_annotation(name: str) -> bool:
     """Whether the values of this annotation are kept, unless they are long or look like credentials."""
-    domain, slash, _ = name.partition("/")
-    is_known = name.startswith(_OF_KUBELET) or (
-        slash != "" and any(domain == each or domain.endswith(f".{each}") for each in _KEPT_DOMAINS)
-    )
-    return is_known and name not in _NEVER_KEPT and not _CREDENTIAL_NAME.search(name)
+    is_known = name.startswith(_OF_KUBELET) or has_known_domain(name)
+    return is_known and name != LAST_APPLIED and not _CREDENTIAL_NAME.search(name)
 
 
 def hashed(text: str, key: bytes) -> str:
