@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from policies.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError, BatchContainer, batch_specification
@@ -31,7 +31,7 @@ from runtimeproxy.hooks import (
     Source,
 )
 from runtimeproxy.hooks.algebra import divided
-from runtimeproxy.hooks.reasons import Part
+from runtimeproxy.hooks.reasons import LateReason, Part
 from runtimeproxy.hooks.sources import ratio_source
 from runtimeproxy.node.snapshot import Input, Node
 from runtimeproxy.qos import QoSClass
@@ -73,6 +73,8 @@ class QuotaRule:
     has_quotas: bool = True
     ratio: float = -1.0
     """The divisor; applied if above 1."""
+    origin: Part = ""
+    """The option or strategy that changes the quotas, for reasons; empty if none does."""
 
 
 def quota_rule(
@@ -223,7 +225,7 @@ class BatchResource(Policy):
         }
         known = {name: value for name, value in named.items() if value is not None}
         problems = tuple(each for found in specification.problems.values() for each in found)
-        reasons = self._reasons(tuple(listed.values()), values, rule, node, pod.resources)
+        reasons = _reasons(tuple(listed.values()), values, rule, pod.resources)
         return PodChange(
             cgroup=known, problems=problems, reason=_REASON, reasons=dict(zip(named, reasons, strict=True))
         )
@@ -249,60 +251,61 @@ class BatchResource(Policy):
             memory_swap_limit_bytes=swap_bytes,
         )
         problems = specification.problems.get(container.name, ())
-        of_cpu_shares, of_quota, of_memory = self._reasons((batch,), values, rule, node)
+        of_cpu_shares, of_quota, of_memory = _reasons((batch,), values, rule)
         reasons = {"cpu_shares": of_cpu_shares, "cpu_quota_us": of_quota, "memory_limit_bytes": of_memory}
         if swap_bytes is not None:
             reasons["memory_swap_limit_bytes"] = Reason("memory limit + requested swap = ", swap_bytes)
         return ContainerChange(resources=resources, problems=problems, reason=_REASON, reasons=reasons)
 
     def _rule(self, node: Node) -> QuotaRule:
-        return quota_rule(node.strategies.threshold, node.normalization_ratio, self._options)
+        rule = quota_rule(node.strategies.threshold, node.normalization_ratio, self._options)
+        if rule.has_quotas and rule.ratio <= 1:
+            return rule
+        return replace(rule, origin=self._origin(rule, node))
 
-    def _reasons(
-        self,
-        containers: Sequence[BatchContainer],
-        values: BatchValues,
-        rule: QuotaRule,
-        node: Node,
-        native: Resources | None = None,
-    ) -> tuple[Reason, Reason, Reason]:
-        """Return those of shares, quota and memory limit; of values that are not known they do not count."""
-        shares, quota_us, memory_bytes = (0, 0, 0) if native is None else _native(native)
-        return (
-            _shares_reason(containers, values.cpu_shares, shares),
-            self._quota_reason(containers, values.cpu_quota_us, quota_us, rule, node),
-            _memory_reason(containers, values.memory_limit_bytes, memory_bytes),
-        )
-
-    def _quota_reason(
-        self,
-        containers: Sequence[BatchContainer],
-        quota_us: int | None,
-        native_us: int,
-        rule: QuotaRule,
-        node: Node,
-    ) -> Reason:
-        limits = [each.limit_cpu_millicores or 0 for each in containers]
-        if min(limits) <= 0:
-            return Reason(_lacking("batch-cpu limit", containers), " = ", UNLIMITED)
-        if not rule.has_quotas:
-            by: Part = "by the option cfs_quota_enabled"
-            if self._options.cfs_quota_enabled is None:
-                path = "threshold.cpu_suppress_policy"
-                by = Source(path, node.strategies.provenance_of(path))
-            return Reason("best-effort pods share one quota ", by, " = ", UNLIMITED)
-        if quota_us in (None, UNLIMITED):
-            return Reason("a container without batch resources has no CPU limit = ", UNLIMITED)
-        total, batch_us = sum(limits), (quota_us or 0) - native_us
-        reason = Reason(_amount("batch-cpu limit", containers), total, "m")
-        if rule.ratio > 1:
+    def _origin(self, rule: QuotaRule, node: Node) -> Part:
+        if rule.has_quotas:
             is_option = self._options.cpu_normalization_ratio is not None
-            source = "(option cpu_normalization_ratio)" if is_option else ratio_source(node)
-            unscaled_us = cpu_quota_us_from_millicores(total)
-            reason = reason.then(" = ", unscaled_us, ", / ", rule.ratio, " normalization ratio ", source)
-        if batch_us == MIN_CPU_QUOTA_US:
-            reason = reason.then(", at least ", MIN_CPU_QUOTA_US)
-        return _with_native(reason.then(" = ", batch_us), native_us, quota_us)
+            return "(option cpu_normalization_ratio)" if is_option else ratio_source(node)
+        if self._options.cfs_quota_enabled is not None:
+            return "by the option cfs_quota_enabled"
+        path = "threshold.cpu_suppress_policy"
+        return Source(path, node.strategies.provenance_of(path))
+
+
+def _reasons(
+    containers: tuple[BatchContainer, ...],
+    values: BatchValues,
+    rule: QuotaRule,
+    native: Resources | None = None,
+) -> tuple[Reason, Reason, Reason]:
+    """Return those of shares, quota and memory limit; of values that are not known they do not count."""
+    shares, quota_us, memory_bytes = (0, 0, 0) if native is None else _native(native)
+    return (
+        LateReason(_shares_reason, (containers, values.cpu_shares, shares)),
+        LateReason(_quota_reason, (containers, values.cpu_quota_us, quota_us, rule)),
+        LateReason(_memory_reason, (containers, values.memory_limit_bytes, memory_bytes)),
+    )
+
+
+def _quota_reason(
+    containers: Sequence[BatchContainer], quota_us: int | None, native_us: int, rule: QuotaRule
+) -> Reason:
+    limits = [each.limit_cpu_millicores or 0 for each in containers]
+    if min(limits) <= 0:
+        return Reason(_lacking("batch-cpu limit", containers), " = ", UNLIMITED)
+    if not rule.has_quotas:
+        return Reason("best-effort pods share one quota ", rule.origin, " = ", UNLIMITED)
+    if quota_us in (None, UNLIMITED):
+        return Reason("a container without batch resources has no CPU limit = ", UNLIMITED)
+    total, batch_us = sum(limits), (quota_us or 0) - native_us
+    reason = Reason(_amount("batch-cpu limit", containers), total, "m")
+    if rule.ratio > 1:
+        unscaled_us = cpu_quota_us_from_millicores(total)
+        reason = reason.then(" = ", unscaled_us, ", / ", rule.ratio, " normalization ratio ", rule.origin)
+    if batch_us == MIN_CPU_QUOTA_US:
+        reason = reason.then(", at least ", MIN_CPU_QUOTA_US)
+    return _with_native(reason.then(" = ", batch_us), native_us, quota_us)
 
 
 def _shares_reason(containers: Sequence[BatchContainer], shares: int | None, native_shares: int) -> Reason:

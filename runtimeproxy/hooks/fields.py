@@ -170,11 +170,12 @@ def plain_cgroup_values(change: Change) -> Mapping[str, int | str]:
 def current_value(view: View, field: Field) -> Value:
     """Return a view's value of a field; None if there is none, or if views do not have the field."""
     group, key = field
-    pod = pod_of(view)
-    if pod is None or group == CGROUP:
+    if isinstance(view, ContainerView):
+        container, pod, resources = view, view.pod, view.current
+    elif isinstance(view, PodView):
+        container, pod, resources = None, view, view.resources
+    else:
         return None
-    container = view if isinstance(view, ContainerView) else None
-    resources = pod.resources if container is None else container.current
     if group == RESOURCES:
         value: Value = getattr(resources, key)
         return value
@@ -207,15 +208,11 @@ def is_same(field: Field, old: Value, new: Value) -> bool:
     if new is CLEAR:
         return old is None
     if old is None:
-        return field.group == RESOURCES and _is_same_as_absent(field.key, new)
+        neutral = CRI_FIELDS[field.key].neutral if field.group == RESOURCES else None
+        return neutral in (0, units.UNLIMITED) and new == neutral
     if isinstance(old, bytes) and isinstance(new, str):
         return old == new.encode()
     return old == new
-
-
-def _is_same_as_absent(name: str, value: Value) -> bool:
-    field = CRI_FIELDS[name]
-    return value == field.neutral and value in (0, units.UNLIMITED)
 
 
 # --- merging ---------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -31,30 +32,30 @@ class Reason:
     value that the reason is for. A reason equals another one of the same text, and that text.
     """
 
-    __slots__ = ("_parts", "_text")
+    __slots__ = ("_parts",)
 
     def __init__(self, *parts: Part) -> None:
         self._parts = parts
-        self._text: str | None = None
 
     def then(self, *parts: Part) -> Reason:
-        return Reason(*self._parts, *parts)
+        return Reason(*self.parts(), *parts)
+
+    def parts(self) -> tuple[Part, ...]:
+        return self._parts
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """The fields of strategies that the value follows from."""
-        return tuple(each for each in self._parts if isinstance(each, Source))
+        return tuple(each for each in self.parts() if isinstance(each, Source))
 
     def __str__(self) -> str:
-        if self._text is None:
-            self._text = "".join(map(_shown, self._parts))
-        return self._text
+        return "".join(map(_shown, self.parts()))
 
     def __repr__(self) -> str:
         return f"Reason({str(self)!r})"
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Reason) and self._parts == other._parts:
+        if type(self) is type(other) is Reason and self._parts == other._parts:
             return True
         return isinstance(other, Reason | str) and str(self) == str(other)
 
@@ -66,6 +67,30 @@ class Reason:
 
     def __gt__(self, other: Reason | str) -> bool:
         return str(self) > str(other)
+
+
+@dataclass(eq=False, repr=False)
+class LateReason(Reason):
+    """A reason that is not even put together before it is read, for arithmetic with several cases.
+
+    `make` is a quick function of the arguments alone, and raises nothing: it runs in any thread. The
+    arguments are immutable and small, for they are kept as long as the value.
+    """
+
+    __slots__ = ("arguments", "make")
+
+    make: Callable[..., Reason]
+    arguments: tuple[object, ...]
+
+    def parts(self) -> tuple[Part, ...]:
+        return self.make(*self.arguments).parts()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, LateReason) and (self.make, self.arguments) == (other.make, other.arguments):
+            return True
+        return Reason.__eq__(self, other)
+
+    __hash__ = Reason.__hash__
 
 
 NO_REASONS: Final[Mapping[str, Reason | str]] = MappingProxyType({})

@@ -165,7 +165,11 @@ _SHAPES: Final[Mapping[str, tuple[tuple[type[Any], ...], Any, str]]] = {
 }
 """The types of a change's attributes, the value that changes nothing, and the type's name; in the order in
 which they are merged."""
-_TEXTS: Final = {"problems": str, "requires": str, "reasons": (str, Reason)}
+_TEXTS: Final[Mapping[str, tuple[type[Any], ...]]] = {
+    "problems": (str,),
+    "requires": (str,),
+    "reasons": (str, Reason),
+}
 """The attributes whose items have to be texts."""
 _NESTED: Final = (flat.RESOURCES, flat.MOUNTS, flat.DEVICES, flat.NODE_CGROUP)
 """The attributes whose items have a shape of their own."""
@@ -186,7 +190,10 @@ def _well_formed(change: Change, left_out: list[LeftOut]) -> dict[str, Any]:
         is_right = isinstance(value, types)
         if is_right and value == empty:
             continue
-        if not is_right or (name in _TEXTS and not _has_texts(value, _TEXTS[name])):
+        if is_right and name in _TEXTS:
+            for item in value if isinstance(value, tuple) else value.values():
+                is_right = is_right and isinstance(item, _TEXTS[name])
+        if not is_right:
             left_out.append(LeftOut(name, "", f"is {_kind(value)}, not {wanted}"))
         else:
             given[name] = _well_formed_items(name, value, left_out) if name in _NESTED else value
@@ -212,11 +219,6 @@ def _well_formed_items(name: str, value: Any, left_out: list[LeftOut]) -> object
     return kept
 
 
-def _has_texts(value: Any, types: Any) -> bool:  # noqa: ANN401 - a policy may return anything
-    items = value if isinstance(value, tuple) else value.values()
-    return all(isinstance(each, types) for each in items)
-
-
 def _specs(name: str, values: object, left_out: list[LeftOut]) -> tuple[object, ...]:
     """Return the mounts or devices that have a path in the container, which is their name."""
     kind = MountSpec if name == flat.MOUNTS else DeviceSpec
@@ -232,9 +234,11 @@ def _specs(name: str, values: object, left_out: list[LeftOut]) -> tuple[object, 
 def _fitted_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     if value is CLEAR:
         return value, ""
-    if CRI_FIELDS[name].only_set and isinstance(value, _ROLES):
+    if not isinstance(value, _ROLES):
+        return _fitted_plain(CRI_FIELDS[name], value, node)
+    if CRI_FIELDS[name].only_set:
         raise ValueError(f"takes a value only, not {_kind(value)}")
-    return _fitted_value(CRI_FIELDS[name], value, node)
+    return _fitted_role(CRI_FIELDS[name], value, node)
 
 
 def _fitted_pod_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
@@ -263,7 +267,9 @@ def _fitted_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, 
         if name not in NEUTRAL:
             raise ValueError("has no neutral value, so it cannot be taken away")
         return value, ""
-    return _fitted_value(FIELDS[name], value, node)
+    if isinstance(value, _ROLES):
+        return _fitted_role(FIELDS[name], value, node)
+    return _fitted_plain(FIELDS[name], value, node)
 
 
 def _fitted_node_file(place: object, value: Value, node: NodeFacts) -> tuple[Value, str]:
@@ -283,12 +289,6 @@ def _fitted_sysctl(name: object, value: Value, _: NodeFacts) -> tuple[Value, str
 
 
 _ROLES: Final = (Scale, Add, AtMost)
-
-
-def _fitted_value(field: Declaration, value: Value, node: NodeFacts) -> tuple[Value, str]:
-    if isinstance(value, _ROLES):
-        return _fitted_role(field, value, node)
-    return _fitted_plain(field, value, node)
 
 
 def _fitted_role(field: Declaration, value: Scale | Add | AtMost, node: NodeFacts) -> tuple[Value, str]:

@@ -205,12 +205,13 @@ class Books:
         """Whether a bound of a pod, or above, applies to its containers."""
         path = path_or_none(pod_cgroup) or ()
         for length in range(1, len(path) + 1):
-            known = self.find(path[:length])
+            known = self._known.get(path[:length])
             entries = known.book.entries if known is not None else {}
             for name in BOUNDING:
                 entry = entries.get(name)
-                if entry is not None and any(claim.role is Role.AT_MOST for claim in entry.claims):
-                    return True
+                for claim in entry.claims if entry is not None else ():
+                    if claim.role is Role.AT_MOST:
+                        return True
         return False
 
     def needs_room(self, pod_cgroup: str) -> bool:

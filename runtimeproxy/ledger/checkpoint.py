@@ -110,7 +110,6 @@ class CheckpointSync:
         self._inventory = inventory
         self._store = store = inventory.store
         self._cgroups = cgroups
-        self._is_standby = is_standby
         self._loading: set[asyncio.Task[None]] = set()
         self._flushed = _Moment()
         self.on_loaded: Callable[[], None] = lambda: None
@@ -123,7 +122,7 @@ class CheckpointSync:
         self.writer = CheckpointWriter(
             folder, thread, sources, self._all_ids, cgroups.note_saved, is_standby=is_standby
         )
-        store.on_change = self._on_change
+        store.on_change = self.writer.note
         cgroups.books.on_change = partial(self.writer.note_from_thread, RowKind.BOOK)
 
     async def load(self) -> None:
@@ -208,11 +207,6 @@ class CheckpointSync:
         if saved.unreadable:
             about = {"rows": saved.unreadable, "folder": str(self._folder)}
             logger.warning("rows of the checkpoint cannot be read", extra=about)
-
-    def _on_change(self, kind: RowKind, identity: str, is_event: bool) -> None:
-        # While a successor decides, it compares the runtime's reports with its own records.
-        if is_event or not self._is_standby():
-            self.writer.note(kind, identity, is_event)
 
     def _all_ids(self) -> Iterator[tuple[RowKind, str]]:
         yield from ((RowKind.POD, pod.id) for pod in self._store.pods)
@@ -303,6 +297,8 @@ class CheckpointWriter:
 
         `seen`: whether a call of the kubelet is the cause; a report of the runtime never overrides that.
         """
+        if not seen and self._is_standby():
+            return  # a successor that decides compares the runtime's reports with its own records
         key = kind, identity
         self._noted[key] = seen or self._noted.get(key, False)
         self._due.set()
@@ -503,7 +499,9 @@ class CheckpointWriter:
         self._all_due = self._all_due or everything
         self._due.set()
         for key, seen in batch.items():
-            self.note(*key, seen=seen)
+            self._noted[key] = seen or self._noted.get(key, False)
+            if seen:
+                self._is_urgent.set()
 
     def _change(self, kind: RowKind, identity: str, *, seen: bool) -> RowChange:
         record = self._sources[kind](identity)

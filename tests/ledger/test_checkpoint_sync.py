@@ -181,7 +181,7 @@ async def test_a_predecessor_no_longer_writes_what_the_runtime_says(
         old.store.containers.put(OWNED)
         await settled(old)
         await new.sync.merge()
-        old.sync._is_standby = lambda: True
+        old.sync.writer._is_standby = lambda: True
         newer = replace(OWNED, name="newer")
         new.store.containers.put(newer)
         await settled(new)

@@ -221,9 +221,7 @@ def of_relay(counts: RelayCounts) -> Iterator[Sample]:
             continue
         refused = dict(each.refused)
         outcomes = {
-            "succeeded": each.succeeded,
-            "failed": each.failed,
-            "unknown": each.unknown,
+            **{outcome.value: number for outcome, number in each.ended.items()},
             "cancelled": each.cancelled,
             "refused": sum(refused.values()),
         }

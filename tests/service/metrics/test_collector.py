@@ -69,7 +69,7 @@ def test_methods_that_were_never_called_have_no_series() -> None:
     counts = RelayCounts({"/a/X": "X", "/a/Y": "Y"})
     counts.of("/a/X").begun = 2
     counts.of("/a/X").refused[8] = 1
-    counts.of("/a/X").count_end(Outcome.FAILED)
+    counts.of("/a/X").ended[Outcome.FAILED] += 1
     counts.of("/else").begun = 5
     found = written(*of_relay(counts))
     assert {key[1]: value for key, value in found.items() if key[0] == "calls_total"} == {

@@ -155,12 +155,12 @@ class CriCall(ABC):
         """
         return False
 
-    def on_end(self) -> None:
-        """The call has ended in any way, before `on_success` if it succeeded. Also for one not sent."""
-        return
+    def on_end(self) -> Sequence[Work]:
+        """The call has ended in any way, before `on_success` if it succeeded. Also for one not sent.
 
-    def repairs(self) -> Sequence[Work]:
-        """The work that is due however the call has ended, as the kubelet has written before it made it."""
+        Returns:
+            The work that is due however it has ended, as the kubelet has written before it made the call.
+        """
         return NO_WORK
 
     @abstractmethod

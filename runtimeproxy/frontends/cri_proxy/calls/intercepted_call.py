@@ -545,8 +545,7 @@ class InterceptedCall:
 
     def _end_unsent(self, call: CriCall) -> None:
         # The kubelet may have written to cgroups before it made the call.
-        call.on_end()
-        if works := call.repairs():
+        if works := call.on_end():
             start_works(self._services, self._method, call, works)
         if call.on_cancelled():
             self._services.on_unsettled()
@@ -562,8 +561,7 @@ class InterceptedCall:
                 services.on_unsettled()
             return
         try:
-            call.on_end()
-            if works := call.repairs():
+            if works := call.on_end():
                 start_works(services, method, call, works)
             if outcome is Outcome.SUCCEEDED and (after := _recorded(call, data)) is not None:
                 if after or not services.chain.hooks.isdisjoint(method.after):

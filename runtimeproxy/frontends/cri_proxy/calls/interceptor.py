@@ -175,10 +175,10 @@ class CallServices:
     internal_errors: int = 0
     changed: int = 0
     problems: Counter[tuple[str, str]] = field(default_factory=Counter)
+    store: PodStore = field(init=False)
 
-    @property
-    def store(self) -> PodStore:
-        return self.inventory.store
+    def __post_init__(self) -> None:
+        self.store = self.inventory.store
 
     @property
     def evaluation(self) -> int:

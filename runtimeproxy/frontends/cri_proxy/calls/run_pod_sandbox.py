@@ -127,9 +127,10 @@ class NewSandbox(CriCall):
         taking = partial(allocations.admit, self._draft.view())
         return (take_cpus(type(self).__name__, until_s, taking),)
 
-    def on_end(self) -> None:
+    def on_end(self) -> Sequence[Work]:
         if self.services.allocations is not None:
             self.services.allocations.settle(self._draft.config.metadata.uid)
+        return NO_WORK
 
     def on_failure(self) -> Sequence[Work]:
         if self.services.allocations is not None:

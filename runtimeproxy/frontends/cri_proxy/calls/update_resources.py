@@ -170,11 +170,17 @@ class UpdateContainerResources(ContainerCall):
         self._update = PendingUpdate(self._sent, self._forwarded)
         self.services.pending_updates.setdefault(self._update_key, []).append(self._update)
 
-    def on_end(self) -> None:
+    def on_end(self) -> Sequence[Work]:
+        """The pod is resized before or after its containers, as the values rise or fall."""
         all_pending = self.services.pending_updates
         left = [each for each in all_pending.pop(self._update_key, ()) if each is not self._update]
         if left:
             all_pending[self._update_key] = left
+        pod = self.pod
+        cgroup = pod.cgroup_parent if pod is not None else ""
+        if not is_resize(self._sent):
+            return repair(self.services, cgroup)
+        return resized(self.services, cgroup)
 
     def prepare(self) -> None:
         # It is valid afterwards unless the present record changes meanwhile.
@@ -184,14 +190,6 @@ class UpdateContainerResources(ContainerCall):
     def release(self) -> None:
         # All that is needed of it is read.
         self.request = self._request = api_pb2.UpdateContainerResourcesRequest()
-
-    def repairs(self) -> Sequence[Work]:
-        """The pod is resized before or after its containers, as the values rise or fall."""
-        pod = self.pod
-        cgroup = pod.cgroup_parent if pod is not None else ""
-        if not is_resize(self._sent):
-            return repair(self.services, cgroup)
-        return resized(self.services, cgroup)
 
     def on_success(self, response: bytes) -> Sequence[Work]:
         """Lays the update over the requested and the booked resources."""
@@ -281,7 +279,7 @@ class UpdatePodSandboxResources(PodCall):
         if decision is not None:
             self._decided = decided_values(decision, is_deferred=True)
 
-    def repairs(self) -> Sequence[Work]:
+    def on_end(self) -> Sequence[Work]:
         """Whatever the runtime answers: containerd 2.2 answers with an error, which the kubelet ignores."""
         record = self.record
         cgroup = record.cgroup_parent if record is not None else ""

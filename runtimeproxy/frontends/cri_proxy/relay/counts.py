@@ -18,28 +18,19 @@ class MethodCounts:
 
     Attributes:
         begun: calls whose headers were read, passing ones included.
-        succeeded: intercepted calls that the runtime answered with a message.
-        failed: intercepted calls that the runtime answered with an error.
-        unknown: intercepted calls that the runtime has got, and whose answer was not seen.
+        ended: intercepted calls that the runtime has got, by outcome.
         cancelled: intercepted calls that ended before the runtime had got them.
         refused: calls that the proxy ended with an error itself, by status code.
         held: how long intercepted calls were held, from the whole message to the decision, in seconds.
     """
 
-    __slots__ = ("begun", "cancelled", "failed", "held", "refused", "succeeded", "unknown")
+    __slots__ = ("begun", "cancelled", "ended", "held", "refused")
 
     def __init__(self) -> None:
-        self.begun = self.succeeded = self.failed = self.unknown = self.cancelled = 0
+        self.begun = self.cancelled = 0
+        self.ended = dict.fromkeys(Outcome, 0)
         self.refused: Counter[int] = Counter()
         self.held = Histogram()
-
-    def count_end(self, outcome: Outcome) -> None:
-        if outcome is Outcome.SUCCEEDED:
-            self.succeeded += 1
-        elif outcome is Outcome.FAILED:
-            self.failed += 1
-        else:
-            self.unknown += 1
 
 
 class RelayCounts:

@@ -357,7 +357,7 @@ class InterceptedStream:
 
     def _end(self, outcome: Outcome, data: bytes = b"") -> None:
         handler = self._finish()
-        self._counts.count_end(outcome)
+        self._counts.ended[outcome] += 1
         self._relay.special_streams.pop(self.stream_id, None)
         if handler is not None:
             handler.on_response(outcome, data)
@@ -462,8 +462,7 @@ class RequestBody:
         if not self._is_receiving:
             raise PeerError(ErrorCode.PROTOCOL_ERROR, "DATA after END_STREAM")
         self._is_receiving = not is_last
-        if is_last and not self.content and self._is_short(content):
-            self._take_short(content)
+        if is_last and not self.content and self._take_short(content):
             return None
         self._append(content)
         self._held_bytes = len(self.content)
@@ -482,14 +481,23 @@ class RequestBody:
             self._charge()
         return None
 
-    def _take_short(self, content: bytes) -> None:
-        """Takes a whole message, as nearly all come; charged if it is held, not if it is decided at once."""
-        self.content, self._held_bytes = content, len(content)
+    def _take_short(self, content: bytes) -> bool:
+        """Takes a whole message if it needs no reservation, as nearly all; returns whether it does not.
+
+        It is charged if it is held, not if it is decided at once.
+        """
+        size_bytes = len(content)
+        if size_bytes > self._small_bytes or size_bytes > self._limit_bytes:
+            return False
+        if PREFIX_BYTES + int.from_bytes(content[1:PREFIX_BYTES], "big") > size_bytes:
+            return False
+        self.content, self._held_bytes = content, size_bytes
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.on_message()
         if self._held_bytes:
             self._charge()
+        return True
 
     def _append(self, content: bytes) -> None:
         if not self.content:
@@ -498,13 +506,6 @@ class RequestBody:
             self.content += content
         else:
             self.content = bytearray(self.content) + content
-
-    def _is_short(self, content: bytes) -> bool:
-        """Whether a whole message needs no reservation."""
-        size_bytes = len(content)
-        if size_bytes > self._small_bytes or size_bytes > self._limit_bytes:
-            return False
-        return PREFIX_BYTES + int.from_bytes(content[1:PREFIX_BYTES], "big") <= size_bytes
 
     def replace(self, size_bytes: int) -> None:
         """The received bytes are of no use any more: this much is held instead of them."""
