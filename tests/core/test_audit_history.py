@@ -209,10 +209,13 @@ WEB = selector_of(["a"], LabelSelector(match_labels={"app": "web"}))
             id="another",
         ),
         pytest.param(
-            [Override("p", Mode.OFF), Override("plugin:x", Mode.OFF)],
+            [Override("p", Mode.OFF, until_s=0.0), Override("plugin:x", Mode.OFF)],
             [],
             TIME_IS_OVER,
-            [("p", "off", "enforce", TIME_IS_OVER), ("plugin:x", "off", "", TIME_IS_OVER)],
+            [
+                ("p", "off", "enforce", f"{TIME_IS_OVER}: it ended at 1970-01-01T00:00:00+00:00"),
+                ("plugin:x", "off", "", TIME_IS_OVER),
+            ],
             id="ended",
         ),
     ],
