@@ -148,7 +148,7 @@ def _show_remembered(arguments: Namespace, request: api_pb2.WatchAuditRequest, p
         for response in api.WatchAudit(request, timeout=timeout_s):
             if response.HasField("oldest") and moment(response.oldest) > moment(request.since):
                 oldest = moment(response.oldest).astimezone().isoformat(timespec="seconds")
-                printer.note(f"the daemon remembers nothing of before {oldest}; audit.file keeps more")
+                printer.note(f"the daemon does not remember all of before {oldest}; audit.file keeps more")
             printer.add(response.entries)
 
 

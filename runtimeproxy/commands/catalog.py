@@ -120,9 +120,10 @@ COMMANDS: Final = (
         "audit",
         "audit:audit",
         "show what policies changed, refused, or failed to do",
-        ", and how the daemon, modes, bypass and strategies changed: the last 500 entries that the daemon "
-        "remembers, a line for each field. With --since or --until they come from audit.file and its "
-        "rotations, if that is set; while the daemon is down from there, too, or from the state folder.",
+        ", and how the daemon, modes, bypass and strategies changed: the entries that the daemon remembers, "
+        "the last 500 about policies and 200 others, a line for each field. With --since or --until they "
+        "come from audit.file and its rotations, if that is set; while the daemon is down from there, too, "
+        "or from the state folder.",
         "[--since TIME] [--until TIME] [--follow] [--pod POD] [--policy POLICY] ",
         {
             "--since": _option(

@@ -261,7 +261,7 @@ class AuditSettings:
     and changes of modes, bypass and strategies have lines, too. It is made with mode 0600. A reload opens it
     again, after another program has renamed it. The command `audit` reads it with its rotations, also those
     of logrotate in gz, xz or bz2. The log has the same, also in systemd's journal. Without a file the last
-    500 entries are kept in the state folder, which a crash may cost the last 10 s of."""
+    entries are kept in the state folder, which a crash may cost the last 10 s of."""
     max_bytes: Annotated[int, Within(4096, 1024 * 1024 * _MIB)] = 64 * _MIB
     """Size from which on the file is renamed to `.1`, that to `.2`, and so on. A line has some hundred
     bytes."""

@@ -52,7 +52,9 @@ def audit_modes(
             _add_mode(audit, each.policy, _mode(old, each, configured), str(each.mode), reason)
     for each in old:
         if not _mode(new, each, {}):
-            reason = "; ".join(filter(None, (why, pods_text(each.selector))))
+            ended = each.until_s if why == TIME_IS_OVER else None
+            at = "" if ended is None else f": it ended at {_time(ended)}"
+            reason = "; ".join(filter(None, (why + at, pods_text(each.selector))))
             _add_mode(audit, each.policy, str(each.mode), _mode([], each, configured), reason)
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from datetime import datetime
 from functools import partial
@@ -79,7 +78,7 @@ class AuditHistory:
         self._has_file = has_file
         self._now_s = clock
         self._is_saving = False
-        self._last: AuditEntry | None = None
+        self._saved: int | None = None
         self.problem = ""
 
     async def load(self, *, is_successor: bool) -> None:
@@ -90,7 +89,7 @@ class AuditHistory:
         if saved is None:
             return
         ring = self._audit.ring
-        ring.entries = deque((*saved.entries, *ring.entries), ring.entries.maxlen)
+        ring.restore(saved.entries)
         # What was told before is not told again.
         for follower in ring.followers.values():
             for entry in saved.entries:
@@ -119,12 +118,11 @@ class AuditHistory:
             return
         self._is_saving = not has_ended
         self._audit.flush()
-        entries = tuple(self._audit.ring.entries)
-        last = entries[-1] if entries else None
-        if last is self._last and not (is_first or has_ended):
+        ring = self._audit.ring
+        if ring.taken == self._saved and not (is_first or has_ended):
             return
-        self._last = last
-        work = partial(self._save, entries, self._now_s(), has_ended=has_ended)
+        self._saved = ring.taken
+        work = partial(self._save, ring.entries, self._now_s(), has_ended=has_ended)
         saving = asyncio.get_running_loop().run_in_executor(self._thread, work)
         saving.add_done_callback(self._on_saved)
         await asyncio.wait({saving}, timeout=MOST_S)
@@ -136,14 +134,14 @@ class AuditHistory:
             logger.warning("%s; a restart forgets them", problem)
         self.problem = problem
         if problem:
-            self._last = None
+            self._saved = None
 
     async def take_back(self) -> None:
         """Goes on with saving: the process that took over has failed."""
         self._is_saving = True
         await self.save(is_first=True)
 
-    def _save(self, entries: tuple[AuditEntry, ...], now_s: float, *, has_ended: bool) -> None:
+    def _save(self, entries: Sequence[AuditEntry], now_s: float, *, has_ended: bool) -> None:
         saved = {"time": time_text(now_s), "has_ended": has_ended, "entries": list(documents(entries))}
         self.file.save(saved)
 

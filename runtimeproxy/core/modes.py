@@ -23,6 +23,7 @@ class ModeOverrides:
 
     Attributes:
         present: Those in effect, oldest first.
+        ended: Those whose time was over when the file was read; for the audit, which forgets them.
         is_read: Whether the file has been read.
     """
 
@@ -30,13 +31,15 @@ class ModeOverrides:
         effect = "modes of policies that were set by command do not count"
         self.file = StateFile(state_folder / FILE, effect, version=VERSION)
         self.present: tuple[Override, ...] = ()
+        self.ended: tuple[Override, ...] = ()
         self.is_read = False
 
     async def read(self, thread: Executor) -> None:
         """Takes what is saved, without modes whose time is over; nothing if the file cannot be used."""
         run = asyncio.get_running_loop().run_in_executor
-        saved = await run(thread, partial(self.file.load, _overrides))
-        self.present = present(saved or (), time.time())
+        saved = await run(thread, partial(self.file.load, _overrides)) or ()
+        self.present = present(saved, time.time())
+        self.ended = tuple(each for each in saved if each not in self.present)
         self.is_read = True
 
     async def save(self, overrides: tuple[Override, ...], thread: Executor) -> None:

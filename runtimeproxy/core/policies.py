@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -153,6 +153,8 @@ class PolicySet:
                 logger.exception("policies or their modes cannot be brought up to date")
 
     async def _catch_up(self) -> None:
+        if self.modes.ended:
+            await self._forget_ended_modes()
         if len(present(self.modes.present, time.time())) < len(self.modes.present):
             await self._end_modes()
         if self._is_late.is_set():
@@ -194,11 +196,7 @@ class PolicySet:
         async with self._changing:
             before = self.modes.present
             overrides = change(before)
-            thread = BackgroundThreads(1, "policy-modes")
-            try:
-                await self.modes.save(overrides, thread)
-            finally:
-                thread.shutdown()
+            await self._save_modes(overrides)
             audit_modes(self._audit, before, overrides, self.configured_modes(), why)
             self._announce(PolicyEvent.MODES)
             loaded = {each.name for each in self.loaded.policies}
@@ -209,13 +207,28 @@ class PolicySet:
             self.chain = self._new_chain()
             self._announce(PolicyEvent.CHAIN)
 
+    async def _save_modes(self, overrides: tuple[Override, ...]) -> None:
+        thread = BackgroundThreads(1, "policy-modes")
+        try:
+            await self.modes.save(overrides, thread)
+        finally:
+            thread.shutdown()
+
+    async def _forget_ended_modes(self) -> None:
+        # Those whose time was over before this process has read them.
+        async with self._changing:
+            ended, self.modes.ended = self.modes.ended, ()
+            _log_ended(ended)
+            audit_modes(self._audit, ended, (), self.configured_modes(), TIME_IS_OVER)
+            try:
+                await self._save_modes(self.modes.present)
+            except OSError as error:
+                logger.warning("modes that have ended cannot be taken out of their file: %s", error)
+
     async def _end_modes(self) -> None:
         def without_ended(overrides: tuple[Override, ...]) -> tuple[Override, ...]:
             left = present(overrides, time.time())
-            for each in overrides:
-                if each not in left:
-                    text = "policy %s: the mode %s that was set by command has ended"
-                    logger.warning(text, each.policy, each.mode, extra={"policy": each.policy})
+            _log_ended(each for each in overrides if each not in left)
             return left
 
         try:
@@ -289,3 +302,9 @@ class PolicySet:
     def _announce(self, event: PolicyEvent) -> None:
         for tell in self.on_event:
             tell(event)
+
+
+def _log_ended(overrides: Iterable[Override]) -> None:
+    for each in overrides:
+        text = "policy %s: the mode %s that was set by command has ended"
+        logger.warning(text, each.policy, each.mode, extra={"policy": each.policy})

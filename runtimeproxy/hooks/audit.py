@@ -45,7 +45,11 @@ _MAX_REASON_LENGTH: Final = 1_024
 _NO_POD: Final = PodView()
 
 REMEMBERED: Final = 500
-"""Entries; with the texts of common policies they take some hundred KiB. A pod with one container has ten."""
+"""Entries of hooks; with the texts of common policies they take some hundred KiB. A pod with one container
+has ten."""
+
+REMEMBERED_EVENTS: Final = 200
+"""Entries without a hook; a change of strategies has at most 51."""
 
 
 class AuditKind(StrEnum):
@@ -409,18 +413,45 @@ class AuditRing:
     """The last audit entries, for those who look at a running daemon. Used in the event loop's thread.
 
     Attributes:
-        entries: The newest ones, oldest first.
+        decisions: The newest ones of hooks, in the order in which they came.
+        events: The newest ones without a hook: pods that come and go do not push them out.
+        taken: How many have come.
         last_failures: By policy, its last entry of a failure.
         followers: Called with each new entry; they must not raise.
     """
 
-    def __init__(self, size: int = REMEMBERED) -> None:
-        self.entries: deque[AuditEntry] = deque(maxlen=size)
+    def __init__(self) -> None:
+        self.decisions: deque[AuditEntry] = deque(maxlen=REMEMBERED)
+        self.events: deque[AuditEntry] = deque(maxlen=REMEMBERED_EVENTS)
+        self.taken = 0
         self.last_failures: dict[str, AuditEntry] = {}
         self.followers: dict[object, Callable[[AuditEntry], None]] = {}
 
+    @property
+    def entries(self) -> list[AuditEntry]:
+        """All of them, in the order of their times."""
+        return sorted((*self.decisions, *self.events), key=lambda each: each.time_s)
+
+    @property
+    def complete_from_s(self) -> float | None:
+        """From when on it has all entries, in seconds since the epoch; None without any."""
+        full = [each[0].time_s for each in (self.decisions, self.events) if len(each) == each.maxlen]
+        return max(full, default=min((each.time_s for each in self.entries), default=None))
+
+    def restore(self, entries: Iterable[AuditEntry]) -> None:
+        """Puts entries of an earlier process before those of this one."""
+        own = self.entries
+        self.decisions.clear()
+        self.events.clear()
+        for entry in (*entries, *own):
+            self._keep(entry)
+
+    def _keep(self, entry: AuditEntry) -> None:
+        (self.decisions if entry.hook else self.events).append(entry)
+
     def __call__(self, entry: AuditEntry) -> None:
-        self.entries.append(entry)
+        self._keep(entry)
+        self.taken += 1
         if entry.kind in _FAILURES:
             self.last_failures[entry.policy] = entry
         for follower in tuple(self.followers.values()) if self.followers else ():

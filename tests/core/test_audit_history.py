@@ -20,8 +20,10 @@ from runtimeproxy.core.audit_events import (
     audit_strategies,
 )
 from runtimeproxy.core.audit_history import FILE, AuditHistory
-from runtimeproxy.hooks.audit import REMEMBERED, AuditEntry, AuditKind
+from runtimeproxy.hooks.audit import REMEMBERED, REMEMBERED_EVENTS, AuditEntry, AuditKind, Subject
 from runtimeproxy.hooks.modes import Override, selector_of
+from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.views import PodView
 from runtimeproxy.labels import LabelSelector
 from runtimeproxy.slo.schema import Threshold
 from runtimeproxy.slo.strategies import Layer, Provenance, Strategies
@@ -49,6 +51,12 @@ class Process:
     def tell(self, *reasons: str) -> None:
         for each in reasons:
             self.audit.add_event(AuditKind.START, each)
+
+    def decide(self, number: int, time_s: float = 1_000.0) -> None:
+        """Audits so many entries of one second each, about pods."""
+        for each in range(number):
+            pod = Subject(Hook.PRE_CREATE_CONTAINER, PodView(name=f"pod-{each}"), time_s + each)
+            self.audit.decisions(pod.entry(AuditKind.CHANGED, "p", ""))
 
 
 async def test_a_process_goes_on_where_the_last_one_ended(tmp_path: Path, thread: ThreadPoolExecutor) -> None:
@@ -89,10 +97,42 @@ async def test_only_what_is_new_is_written(tmp_path: Path, thread: ThreadPoolExe
     written = (tmp_path / FILE).stat().st_ino
     await process.history.save()
     assert (tmp_path / FILE).stat().st_ino == written
-    process.tell(*("more",) * REMEMBERED)
+    process.tell(*("more",) * (REMEMBERED_EVENTS + 1))
+    process.decide(REMEMBERED + 1)
     await process.history.save()
     saved = json.loads((tmp_path / FILE).read_text())
-    assert sum(len(each["changes"]) for each in saved["entries"]) == REMEMBERED
+    assert sum(len(each["changes"]) for each in saved["entries"]) == REMEMBERED + REMEMBERED_EVENTS
+
+
+async def test_pods_that_come_and_go_do_not_push_events_out(
+    tmp_path: Path, thread: ThreadPoolExecutor
+) -> None:
+    first = Process(tmp_path, thread)
+    await first.history.load(is_successor=False)
+    first.tell("one")
+    first.decide(2 * REMEMBERED)
+    await first.history.save(has_ended=True)
+    second = Process(tmp_path, thread)
+    await second.history.load(is_successor=False)
+    second.decide(2 * REMEMBERED, time_s=5_000.0)
+    second.tell("two")
+    second.audit.flush()
+    assert [each.reason for each in second.audit.ring.events] == ["one", "two"]
+    assert [each.time_s for each in second.audit.ring.decisions] == [
+        5_500.0 + each for each in range(REMEMBERED)
+    ]
+
+
+async def test_from_when_on_nothing_is_missing(tmp_path: Path, thread: ThreadPoolExecutor) -> None:
+    process = Process(tmp_path, thread)
+    ring = process.audit.ring
+    process.decide(REMEMBERED - 1)
+    process.tell("later than all")
+    process.audit.flush()
+    assert ring.complete_from_s == 1_000.0
+    process.decide(2, time_s=2_000.0)
+    process.audit.flush()
+    assert ring.complete_from_s == 1_001.0
 
 
 async def test_an_upgrade_that_fails_is_gone_on_after(tmp_path: Path, thread: ThreadPoolExecutor) -> None:
@@ -169,10 +209,13 @@ WEB = selector_of(["a"], LabelSelector(match_labels={"app": "web"}))
             id="another",
         ),
         pytest.param(
-            [Override("p", Mode.OFF), Override("plugin:x", Mode.OFF)],
+            [Override("p", Mode.OFF, until_s=0.0), Override("plugin:x", Mode.OFF)],
             [],
             TIME_IS_OVER,
-            [("p", "off", "enforce", TIME_IS_OVER), ("plugin:x", "off", "", TIME_IS_OVER)],
+            [
+                ("p", "off", "enforce", f"{TIME_IS_OVER}: it ended at 1970-01-01T00:00:00+00:00"),
+                ("plugin:x", "off", "", TIME_IS_OVER),
+            ],
             id="ended",
         ),
     ],

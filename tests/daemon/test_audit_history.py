@@ -162,6 +162,27 @@ def test_modes_and_bypass_are_entries(daemons: Daemons) -> None:
     assert kinds(daemon, "--policy", "cpuset") == ["mode"]
 
 
+def test_a_mode_that_ends_while_the_daemon_is_down_is_an_entry(daemons: Daemons) -> None:
+    daemon = daemons.start()
+    assert daemon.run("policy", "batch-resource", "off", "--for", "1h").returncode == 0
+    assert daemon.run("policy", "cpuset", "off").returncode == 0
+    daemon.terminate()
+    # As if the daemon had been down for an hour.
+    file = daemon.state_folder / "modes.json"
+    saved = json.loads(file.read_text())
+    saved["overrides"][0]["until_s"] = 1_000_000_000.0
+    file.write_text(json.dumps(saved))
+    for _ in range(2):
+        daemon.start()
+        wait_until(lambda: "batch-resource" not in file.read_text(), "the end of the mode")
+        (ended,) = entries(daemon, "--policy", "batch-resource", "--kind", "mode")[1:]
+        assert (ended["before"], ended["after"]) == ("off", "enforce")
+        assert ended["reason"] == "its time is over: it ended at 2001-09-09T01:46:40+00:00"
+        # Once, and others stay.
+        daemon.terminate()
+        assert [each["policy"] for each in json.loads(file.read_text())["overrides"]] == ["cpuset"]
+
+
 def config_map(percent: int) -> str:
     strategy = json.dumps({"clusterStrategy": {"cpuSuppressThresholdPercent": percent, "enable": True}})
     about = {"name": "slo-controller-config", "namespace": "koordinator-system"}

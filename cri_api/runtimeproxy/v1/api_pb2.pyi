@@ -4278,8 +4278,8 @@ class WatchAuditRequest(_message.Message):
     follow: _builtins.bool
     """Whether the stream goes on with what is to come; else it ends after what is remembered."""
     limit: _builtins.int
-    """At most so many of the remembered entries, the newest ones; 0 for all. The daemon remembers 500, also of
-    the processes before it.
+    """At most so many of the remembered entries, the newest ones; 0 for all. The daemon remembers 500 that are
+    about what policies do, and 200 others, also of the processes before it.
     """
     skip_recent: _builtins.bool
     """Whether the remembered entries are left out."""
@@ -4325,7 +4325,7 @@ class WatchAuditResponse(_message.Message):
 
     @_builtins.property
     def oldest(self) -> _timestamp_pb2.Timestamp:
-        """In the first response where `since` is given: the time of the oldest entry that is remembered."""
+        """In the first response where `since` is given: from when on all entries are remembered."""
 
     def __init__(
         self,

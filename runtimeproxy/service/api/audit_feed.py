@@ -43,9 +43,9 @@ class AuditFeed:
         watcher: Watcher[AuditEntry] = Watcher(restarts=False)
         self.watchers.add(watcher)
         try:
-            remembered = sorted(self._ring.entries, key=lambda each: each.time_s)
+            remembered = self._ring.entries
             if request.HasField("since") and remembered:
-                yield api_pb2.WatchAuditResponse(oldest=timestamp(remembered[0].time_s))
+                yield api_pb2.WatchAuditResponse(oldest=timestamp(self._ring.complete_from_s))
             recent = [] if request.skip_recent else [each for each in remembered if matches(request, each)]
             for response in _responses(recent[-request.limit :] if request.limit else recent):
                 yield response

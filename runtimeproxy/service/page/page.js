@@ -345,6 +345,7 @@ function showInputs(inputs) {
 const AUDIT_MS = 3600 * 1000;
 let newest = null;
 let audit = [];
+let auditFrom = {};
 
 function showAudit(entries) {
   const hour = entries.filter((entry) => Date.now() - new Date(entry.time) < AUDIT_MS);
@@ -353,7 +354,11 @@ function showAudit(entries) {
     : entries.some((entry) => entry.hook)
       ? "No policy has changed anything within the last hour."
       : "No policy has changed anything yet.";
-  fill("rewrites-about", about, () => [about]);
+  const missing = [["decisions", "policies changed"], ["events", "happened to the daemon"]]
+    .filter(([kind]) => Date.now() - new Date(auditFrom[kind]) < AUDIT_MS)
+    .map(([kind, text]) => `What ${text} is known from ${clock(auditFrom[kind])} on.`);
+  const texts = [about, ...missing].join(" ");
+  fill("rewrites-about", texts, () => [texts]);
   const decisions = groups(hour, (entry) => [entry.time, entry.hook, entry.target, entry.uid, entry.containerId, entry.container].join("\n"));
   const before = newest;
   newest = hour.length ? hour[0].time : newest;
@@ -645,6 +650,7 @@ async function poll() {
     const data = await response.json();
     tags = data.tags;
     if (data.audit) audit = data.audit;
+    if (data.auditFrom) auditFrom = data.auditFrom;
     for (const [part, show] of Object.entries(SHOW)) if (part in data) show(data[part]);
     // What is older than an hour goes also if nothing new has come.
     showAudit(audit);

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 from google.protobuf.json_format import MessageToDict
 
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.core.audit_lines import time_text
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.service.api.audit_feed import entry_message
 from runtimeproxy.service.api.pods import AmbiguousPodError, UnknownPodError
@@ -46,8 +47,6 @@ READY_S: Final = 5.0
 """How long the first poll waits for all pods; 250 of them take 20 ms of CPU time."""
 ENTRIES: Final = 200
 """Of decisions in the audit, newest first; the page shows no more."""
-EVENTS: Final = 50
-"""Of what has happened to the daemon, policies and strategies, as far as the ring of the audit has it."""
 MOST_ASKING: Final = 8
 """Browsers that wait for the explanation of a pod at a time. One takes some milliseconds, and each page asks
 for one after the other."""
@@ -180,10 +179,12 @@ class NodePage:
         await pods.wait()
         runtime = await parts.runtime.version()
         audit.flush()
-        newest = tuple(reversed(audit.ring.entries))
-        decisions = islice((each for each in newest if each.hook), ENTRIES)
-        events = islice((each for each in newest if not each.hook), EVENTS)
-        entries = [*decisions, *events]
+        decisions = tuple(islice(reversed(audit.ring.decisions), ENTRIES))
+        events = tuple(audit.ring.events)
+        known_from = {
+            "decisions": decisions[-1] if len(audit.ring.decisions) > ENTRIES else None,
+            "events": events[0] if len(events) == audit.ring.events.maxlen else None,
+        }
         node = servicer.node.response(0, parts.configuration.settings)
         changed = pods.take()
         for identity in changed:
@@ -201,7 +202,7 @@ class NodePage:
             self._parts.put_status(found)
             self._parts.put_node(node)
             self._parts.put_pods(changed)
-            self._parts.put_audit(entries)
+            self._parts.put_audit((*decisions, *events), known_from)
 
         await loop.run_in_executor(self._thread, put)
         self._read_s = loop.time()
@@ -310,12 +311,15 @@ class _Parts:
         if changed or "pods" not in self._parts:
             self._put("pods", _array(self._pods.values()))
 
-    def put_audit(self, entries: Iterable[AuditEntry]) -> None:
+    def put_audit(self, entries: Iterable[AuditEntry], known_from: Mapping[str, AuditEntry | None]) -> None:
+        """Takes audit entries, and the first of each sort before which others are missing, if any are."""
         newest_first = sorted(entries, key=lambda each: each.time_s, reverse=True)
         self._entries = {
             each: self._entries.get(each) or _encoded(entry_message(each)) for each in newest_first
         }
         self._put("audit", _array(self._entries[each] for each in newest_first))
+        times = {name: time_text(each.time_s) for name, each in known_from.items() if each is not None}
+        self._put("auditFrom", json.dumps(times).encode())
 
     def unknown_to(self, query: str) -> bytes:
         """The parts whose tags are not in `known=TAG.TAG`, and the tags of all."""

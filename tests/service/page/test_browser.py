@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,8 +13,10 @@ import pytest
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from tests.daemon.failures.claims import admin_of
+from tests.daemon.upgrading import Family
 from tests.lab.browser import LAPTOP, PHONE, WALL, Browser, Size
 from tests.lab.busy_node import NODE_NAME, PODS, STRATEGIES, WORKLOADS, BusyNode
+from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
 
 pytestmark = [pytest.mark.debian, pytest.mark.xdist_group("chromium"), pytest.mark.timeout(300)]
@@ -45,6 +48,12 @@ return [...document.body.querySelectorAll('*')].filter(isSeen).filter((each) =>
 ).map((each) => `${each.tagName} ${each.id} ${each.className}: ${each.innerText.slice(0, 60)}`);
 """
 """The elements that reach over the window, or whose content has no room in them."""
+KINDS = ("mode", "stop", "gap", "upgrade")
+OF_KIND = """[...document.querySelectorAll('#decisions > li')].find(
+  (each) => [...each.querySelectorAll('.tag')].some((tag) => tag.innerText == arguments[0])
+)"""
+SHOWS_KIND = f"{OF_KIND} !== undefined"
+"""Whether an entry of the audit has this kind."""
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -331,11 +340,40 @@ def test_what_happened_to_the_daemon_is_among_the_last_hour(browser: Browser, no
     node.daemon.signal(signal.SIGUSR1)
     strategy = {"clusterStrategy": {"enable": True, "cpuSuppressThresholdPercent": 60}}
     node.objects.strategies({**STRATEGIES, "resource-threshold-config": strategy})
-    tags = "[...document.querySelectorAll('#decisions .tag')].map((each) => each.innerText)"
-    for kind in ("bypass", "strategy"):
-        browser.wait_for(f"{tags}.includes(arguments[0])", kind)
+    # The start was before the entries of 250 pods, of which the audit remembers 500.
+    for kind in ("bypass", "strategy", "start"):
+        browser.wait_for(SHOWS_KIND, kind)
+    assert "What policies changed is known from " in browser.text("#rewrites-about")
+    assert "happened to the daemon is" not in browser.text("#rewrites-about")
     node.daemon.signal(signal.SIGUSR2)
     browser.wait_for("document.querySelector('#verdict').innerText == 'All is well'")
+
+
+def test_ends_and_modes_are_among_the_last_hour(browser: Browser, socket_folder: Path) -> None:
+    with BusyNode(socket_folder) as node, ExitStack() as at_end:
+        daemon, saved = node.daemon, node.daemon.state_folder / "audit.json"
+        node.fill(4)
+        browser.open(node.url, NARROW)
+        browser.wait_for(READY, 4)
+        assert daemon.run("policy", "cpu-burst", "dry-run", "--reason", "<b>try</b>").returncode == 0
+        browser.wait_for(SHOWS_KIND, "mode")
+        daemon.restart()
+        browser.wait_for(SHOWS_KIND, "stop")
+        wait_until(lambda: '"has_ended":false' in saved.read_text(), "the first save")
+        daemon.kill()
+        daemon.start()
+        browser.wait_for(SHOWS_KIND, "gap")
+        at_end.enter_context(Family(daemon)).upgrade()
+        browser.wait_for(SHOWS_KIND, "upgrade")
+        found = {kind: browser.run(f"return {OF_KIND}.innerText", kind) for kind in KINDS}
+        assert "node\nmode mode enforce → dry-run cpu-burst: by command; <b>try</b>" in found["mode"]
+        assert "daemon\nstop " in found["stop"]
+        assert "the process before this one was killed" in found["gap"]
+        assert "it serves in place of process " in found["upgrade"]
+        is_bad = f"return {OF_KIND}.querySelector('.is-bad') !== null"
+        assert [kind for kind in KINDS if browser.run(is_bad, kind)] == ["gap"]
+        assert browser.run(STICKING_OUT) == []
+        assert browser.text("#rewrites-about").endswith("newest first.")
 
 
 def test_the_cpus_of_an_lsr_pod_have_an_owner_where_pools_are_not_computed(

@@ -28,7 +28,7 @@ from tests.lab.programs import REPOSITORY
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
 NAMES = frozenset({"node-a", "node-a.example.org"})
-PARTS = ("status", "node", "pods", "audit")
+PARTS = ("status", "node", "pods", "audit", "auditFrom")
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,9 @@ def test_browsers_that_ask_for_one_pod_share_its_answer_and_few_wait() -> None:
 
 
 def test_events_of_the_daemon_are_shown(site: Site) -> None:
-    entries = site.data()["audit"]
+    data = site.data()
+    entries = data["audit"]
+    assert data["auditFrom"] == {}, "none is missing"
     start = [each for each in entries if each["kind"] == "start"]
     assert [each["target"] for each in start] == ["daemon"]
     assert "hook" not in start[0]
