@@ -75,7 +75,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         root, self._made = Path(self.root), tempfile.mkdtemp()
         installed = frozenset(installed_files(root))
         for number, name in enumerate(sorted(installed)):
-            # Copies: hatchling installs a file of the repository once, and pyproject.toml has places for some.
+            # Copies: hatchling installs a file once, and pyproject.toml has places of their own for some.
             path = Path(self._made, str(number))
             shutil.copy(root / name, path)
             if name.suffix == ".md":
