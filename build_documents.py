@@ -75,10 +75,11 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         root, self._made = Path(self.root), tempfile.mkdtemp()
         installed = frozenset(installed_files(root))
         for number, name in enumerate(sorted(installed)):
-            path = root / name
+            # Copies: hatchling installs a file once, and pyproject.toml has places of their own for some.
+            path = Path(self._made, str(number))
+            shutil.copy(root / name, path)
             if name.suffix == ".md":
-                path = Path(self._made, f"{number}.md")
-                text = (root / name).read_text(encoding="utf-8")
+                text = path.read_text(encoding="utf-8")
                 path.write_text(installed_text(text, name, installed), encoding="utf-8")
             build_data["shared_data"][str(path)] = f"{SHARE}/{name}"
 

@@ -70,7 +70,7 @@ def audit(arguments: Namespace) -> int:
         if arguments.follow or printer.has_entries or error.code is not ExitCode.NO_DAEMON:
             raise
         _show_without_daemon(arguments, request, printer, error)
-    printer.end("since the start of the daemon" if since is None and until is None else "in that time")
+    printer.end("" if since is None and until is None else " in that time")
     return ExitCode.OK
 
 
@@ -96,7 +96,7 @@ class _Printer:
 
     def end(self, when: str) -> None:
         if self._page is not None and not self.has_entries:
-            self._page.line(f"no such decisions {when}")
+            self._page.line(f"no such entries{when}")
 
 
 class _Recent:

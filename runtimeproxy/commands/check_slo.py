@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections import Counter
@@ -377,15 +378,19 @@ def _wanted_by(
         if not pods:
             return []
         node = offline.inputs.node
-        try:
-            ratio = normalization_ratio(annotations, strategies.cpu_normalization, processor)
-        except InputError:
-            ratio = node.normalization_ratio
+        ratio, path = node.normalization_ratio, node.normalization_path
+        with contextlib.suppress(InputError):
+            ratio, path = normalization_ratio(annotations, strategies.cpu_normalization, processor) or (
+                None,
+                "",
+            )
         known = dict.fromkeys((Input.STRATEGIES, Input.NORMALIZATION), InputState.KNOWN)
         if ratio is None:
             known[Input.NORMALIZATION] = InputState.WITHDRAWN
         states = {**node.states, **known}
-        node = replace(node, strategies=strategies, normalization_ratio=ratio, states=states)
+        node = replace(
+            node, strategies=strategies, normalization_ratio=ratio, normalization_path=path, states=states
+        )
         return wanted_values(pods, offline.policies.policies, offline.settings.hooks.rules, node)
 
     return wanted

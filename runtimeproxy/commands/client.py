@@ -44,10 +44,14 @@ def client_settings(arguments: Namespace) -> Settings:
 
     With a wrong configuration the daemon still runs with its old one, and can be asked.
     """
-    reading = read_settings(arguments)
-    for error in reading.errors:
-        print(f"{PROGRAM}: warning: {error}; the default is used", file=sys.stderr)
-    return reading.settings
+    found: Settings | None = getattr(arguments, "client_settings", None)
+    if found is None:
+        reading = read_settings(arguments)
+        for error in reading.errors:
+            print(f"{PROGRAM}: warning: {error}; the default is used", file=sys.stderr)
+        # A command may ask several times, and warns once.
+        arguments.client_settings = found = reading.settings
+    return found
 
 
 def endpoint_of(arguments: Namespace) -> str:

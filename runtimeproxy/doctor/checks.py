@@ -89,7 +89,11 @@ def check_daemon(facts: Facts) -> Findings:
         yield _warning(f"{endpoint}: this user may not connect", _AS_ROOT)
     elif facts.endpoint is not SocketState.ANSWERS:
         what = "does not exist" if facts.endpoint is SocketState.MISSING else "has no process that listens"
-        yield _problem(f"{endpoint} {what}: no daemon serves", start)
+        if facts.is_file_denied:
+            text = f"{endpoint} {what}, but the configuration may name another socket"
+            yield _warning(text, _AS_ROOT)
+        else:
+            yield _problem(f"{endpoint} {what}: no daemon serves", start)
     elif facts.api_error:
         yield Finding(Severity.PROBLEM if facts.is_served else Severity.WARNING, facts.api_error)
     else:
@@ -340,8 +344,10 @@ def check_qos_manager(facts: Facts) -> Findings:
         yield _ok(found.note)
     elif found.is_running:
         yield _ok("koord-qos-manager runs")
-    else:
+    elif facts.version:
         yield _ok("no strategy asks for one, as far as the daemon says")
+    else:
+        yield _warning("whether strategies ask for one is not known: the daemon has not answered")
 
 
 def _how_to_start(unit: Mapping[str, str] | None) -> str:
@@ -359,6 +365,9 @@ def _how_to_start(unit: Mapping[str, str] | None) -> str:
 def check_state_folder(facts: Facts) -> Findings:
     """Whether records and originals of values survive a restart."""
     path, folder = facts.settings.state.dir, facts.state_folder
+    if folder.is_denied:
+        yield _warning(f"this user may not see {path}", _AS_ROOT)
+        return
     if not folder.exists:
         level = Severity.PROBLEM if facts.is_served else Severity.WARNING
         yield Finding(level, f"{path} does not exist: no restart keeps anything", f"mkdir -m 0700 {path}")

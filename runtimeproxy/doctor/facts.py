@@ -69,6 +69,8 @@ class FolderFacts(NamedTuple):
     """The state folder."""
 
     exists: bool = True
+    is_denied: bool = False
+    """Whether this user may not see if it is there."""
     mode: int = 0o700
     free_bytes: int = 2**40
 
@@ -110,6 +112,8 @@ class Facts:
     """Files and folders that this user may not read."""
     configuration_denied: tuple[str, ...] = ()
     """What is wrong by this user's rights: the daemon's may be others."""
+    is_file_denied: bool = False
+    """Whether this user may not read the configuration file: defaults are in place of its settings."""
     policies: tuple[PolicyFacts, ...] = ()
     endpoint: SocketState = SocketState.MISSING
     is_served: bool = False

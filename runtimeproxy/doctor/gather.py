@@ -86,6 +86,8 @@ def gather(reading: Reading, offline: Offline, answer: ApiAnswer, root: Path = P
         configuration_problems=tuple(map(str, findings.problems)),
         configuration_warnings=tuple(map(str, findings.warnings)),
         configuration_denied=tuple(map(str, configuration_denied)),
+        # An error of a whole source is one of the file.
+        is_file_denied=any(not each.key for each in configuration_denied if each in reading.errors),
         policies=tuple(
             PolicyFacts(each.name, frozenset(each.policy.features), each.name in settings.policies)
             for each in offline.policies.policies
@@ -250,6 +252,8 @@ def unit_properties(text: str) -> dict[str, str]:
 def _state_folder(path: Path) -> FolderFacts:
     try:
         status, system = path.stat(), os.statvfs(path)
+    except PermissionError:
+        return FolderFacts(exists=False, is_denied=True)
     except OSError:
         return FolderFacts(exists=False)
     return FolderFacts(mode=stat.S_IMODE(status.st_mode), free_bytes=system.f_bavail * system.f_frsize)

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 from runtimeproxy.hooks.reasons import Part, Source
 from runtimeproxy.node.snapshot import Node
-from runtimeproxy.slo.names import CPU_NORMALIZATION_RATIO
 from runtimeproxy.slo.strategies import BY_DEFAULT, Provenance
-
-_RATIO_MODEL: Final = "cpu_normalization.ratio_model."
-_RATIO: Final = "cpu_normalization.default_ratio"
-_NORMALIZES: Final = "cpu_normalization.enable"
 
 
 def strategy_source(provenance: Mapping[str, Provenance], path: str, switch: str) -> tuple[Part, ...]:
@@ -28,9 +22,7 @@ def strategy_source(provenance: Mapping[str, Provenance], path: str, switch: str
 
 def ratio_source(node: Node) -> Part:
     """Return where the node's normalization ratio comes from."""
-    if CPU_NORMALIZATION_RATIO in node.annotations:
+    path = node.normalization_path
+    if not path:
         return "(Node annotation)"
-    provenance = node.strategies.provenance
-    of_models = (each for each in provenance if each.startswith(_RATIO_MODEL))
-    path = next(of_models, _RATIO if _RATIO in provenance else _NORMALIZES)
-    return Source(path, provenance.get(path, BY_DEFAULT))
+    return Source(path, node.strategies.provenance_of(path))

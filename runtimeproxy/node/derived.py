@@ -144,18 +144,28 @@ def _by_numa_node(cpus: Iterable[Cpu]) -> tuple[Pool, ...]:
 MIN_RATIO: Final = 1.0
 MAX_RATIO: Final = 5.0
 """Source: koord-manager, policies spec 2.3."""
+_OF_ALL_MODELS: Final = "cpu_normalization.default_ratio"
+_OF_MODEL: Final = "cpu_normalization.ratio_model"
 _DECIMALS: Final = 2
 """In the ratio that koord-manager publishes."""
 
 
+class NormalizationRatio(NamedTuple):
+    """How much faster the node's CPUs are, and where that comes from."""
+
+    ratio: float
+    path: str
+    """The field of a strategy that it follows from; empty: the Node's annotation."""
+
+
 def normalization_ratio(
     annotations: Mapping[str, str], strategy: CpuNormalizationStrategy, processor: Processor
-) -> float | None:
+) -> NormalizationRatio | None:
     """The ratio; None if normalization is disabled. Source: policies spec 2.3. Raises InputError."""
     # The node's annotation wins over the strategy.
     text = annotations.get(CPU_NORMALIZATION_RATIO)
     if text is not None:
-        return _published(text)
+        return NormalizationRatio(_published(text), "")
     if not strategy.enable:
         return None
     cpu = shortened(repr(processor.model))
@@ -163,7 +173,7 @@ def normalization_ratio(
     if model is None:
         if strategy.default_ratio is None:
             raise InputError(f"has nothing for the CPU {cpu}, and there is no defaultRatio", "ratioModel")
-        return round(strategy.default_ratio, _DECIMALS)
+        return NormalizationRatio(round(strategy.default_ratio, _DECIMALS), _OF_ALL_MODELS)
     name, ratio = {
         (False, False): ("baseRatio", model.base_ratio),
         (True, False): ("hyperThreadEnabledRatio", model.hyper_thread_enabled_ratio),
@@ -174,7 +184,7 @@ def normalization_ratio(
         raise InputError(f"of the CPU {cpu} is missing", f"ratioModel.{name}")
     if not MIN_RATIO <= ratio <= MAX_RATIO:
         raise InputError(f"is {ratio:g}, not in {MIN_RATIO:g} to {MAX_RATIO:g}", f"ratioModel.{name}")
-    return round(ratio, _DECIMALS)
+    return NormalizationRatio(round(ratio, _DECIMALS), f"{_OF_MODEL}.{processor.model}")
 
 
 def _published(text: str) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from runtimeproxy.documents.reading import InputError, printable
 from runtimeproxy.node.api_server import ApiServerInputs, joined
 from runtimeproxy.node.derived import (
+    NormalizationRatio,
     SharedCpus,
     normalization_ratio,
     published_pools,
@@ -116,7 +117,7 @@ class NodeInputs:
         self._local_read_s: float | None = None
         self._pools: Pools | None = None
         self._shared: SharedCpus | None = None
-        self._ratio: float | None = None
+        self._ratio: NormalizationRatio | None = None
         self._problems: list[str] = []
         self._saved: dict[str, Any] | None = None
         self._saved_s = -SAVE_PODS_S
@@ -228,7 +229,7 @@ class NodeInputs:
             "allocatable": node.allocatable or None,
             "strategies": strategies,
             "pools": self._pools,
-            "normalization_ratio": self._ratio,
+            **self._normalization(),
             "requests": requests or {},
             "live_pods": api_server.pods if api_server is not None else EMPTY,
         }
@@ -300,6 +301,11 @@ class NodeInputs:
         self._ratio = ratio
         return _state(ratio is not None, is_unknown=False)
 
+    def _normalization(self) -> dict[str, Any]:
+        """Those of the snapshot, by which they are saved, too."""
+        ratio, path = self._ratio or (None, "")
+        return {"normalization_ratio": ratio, "normalization_path": path}
+
     # The next start
 
     def _take(self, saved: Any) -> None:  # noqa: ANN401 - JSON
@@ -311,7 +317,8 @@ class NodeInputs:
             self._objects.restore(saved["objects"]["files"], self._object_reader())
             self._strategies.restore(saved["strategies"])
             ratio = saved["normalization_ratio"]
-            self._ratio = float(ratio) if ratio is not None else None
+            path = str(saved.get("normalization_path", ""))
+            self._ratio = NormalizationRatio(float(ratio), path) if ratio is not None else None
         if self._api_server is not None and saved.get("api_server") is not None:
             self._api_server.restore(saved["api_server"], self._object_reader())
 
@@ -325,7 +332,7 @@ class NodeInputs:
                 "files": objects.saved() if objects is not None else {},
             },
             "strategies": self._strategies.saved(),
-            "normalization_ratio": self._ratio,
+            **self._normalization(),
             "api_server": self._api_server.saved() if self._api_server is not None else None,
         }
 

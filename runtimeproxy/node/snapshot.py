@@ -135,7 +135,7 @@ FIELDS: Final[Mapping[Input, tuple[str, ...]]] = {
     Input.NODE_OBJECT: ("labels", "annotations", "capacity", "allocatable"),
     Input.POOLS: ("pools",),
     Input.STRATEGIES: ("strategies",),
-    Input.NORMALIZATION: ("normalization_ratio",),
+    Input.NORMALIZATION: ("normalization_ratio", "normalization_path"),
     Input.POD_REQUESTS: ("requests",),
 }
 """The fields of `Node` that belong to an input."""
@@ -198,6 +198,8 @@ class Node:
     normalization_ratio: float | None = None
     """How much faster this node's CPUs are than those that requests are meant for, 1.0 to 5.0; None: not
     known, or normalization is disabled."""
+    normalization_path: str = ""
+    """The field of the strategies that the ratio follows from; empty: the Node's annotation."""
     requests: Mapping[tuple[str, str], Mapping[str, int]] = field(default_factory=dict)
     """Requests by pod uid and container name, in the units of `capacity`, from the kubelet's own state."""
     allocations: Mapping[str, PodCpus] = field(default_factory=dict)

@@ -141,6 +141,10 @@ def test_a_wrong_configuration_is_no_reason_to_show_nothing(
     assert done.code == 0
     assert "drain_s" in done.err
     assert "; the default is used\n" in done.err
+    # Once, however often the daemon is asked.
+    served.api.answers["WatchAudit"] = []
+    done = run("audit", "--since", "1h", "--config", str(tmp_path / "config.toml"))
+    assert (done.code, done.err.count("the default is used")) == (0, 1)
 
 
 def test_an_endpoint_that_is_no_socket_path(run: Run) -> None:

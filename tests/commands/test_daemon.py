@@ -111,7 +111,7 @@ def test_the_audit(ask: Run) -> None:
         ("batch-resource", "2", "512")
     ]
     assert "batch-resource  resources.cpu_shares 2 -> 512: " in ask("audit", "--pod", "default/spark").out
-    assert ask("audit", "--policy", "cpuset").out == "no such decisions since the start of the daemon\n"
+    assert ask("audit", "--policy", "cpuset").out == "no such entries\n"
 
 
 def test_the_bypass_is_seen(ask: Run, daemon: ProxyProcess) -> None:

@@ -129,6 +129,21 @@ def unit(**changes: str) -> dict[str, str]:
             "run doctor as root",
         ),
         (
+            "daemon",
+            {"endpoint": SocketState.MISSING, "is_file_denied": True},
+            Severity.WARNING,
+            "may name another socket",
+            "run doctor as root",
+        ),
+        ("QoS manager", {"version": ""}, Severity.WARNING, "is not known: the daemon has not answered", ""),
+        (
+            "state folder",
+            {"state_folder": FolderFacts(exists=False, is_denied=True)},
+            Severity.WARNING,
+            "may not see",
+            "run doctor as root",
+        ),
+        (
             "QoS manager",
             {"qos_manager": QosManagerFacts(is_missing=True, note="It is missing.")},
             Severity.PROBLEM,

@@ -123,7 +123,17 @@ def test_doctor_says_what_it_may_not_see(node: Path) -> None:
     assert "this user may not read /etc/kubelet.yaml" in by_check["kubelet"]
     assert by_check["CPU manager"].endswith("is not known to this user")
     assert by_check["node objects"] == f"this user may not read {node}/node.d"
+    assert by_check["state folder"] == f"this user may not see {node}/own/state"
     assert by_check["API server"] == f"this user may not read {node}/kube/config"
+
+
+def test_a_configuration_that_it_may_not_read_is_no_problem_of_the_node(node: Path) -> None:
+    config = node / "config.toml"
+    config.chmod(0o600)
+    found = json.loads(run(str(node)).stdout)
+    assert [each["text"] for each in found if each["level"] == "problem"] == []
+    (daemon,) = (each["text"] for each in found if each["check"] == "daemon")
+    assert daemon.endswith("but the configuration may name another socket")
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -230,6 +231,7 @@ MODEL = ModelRatio(
     hyper_thread_turbo_enabled_ratio=1.5,
 )
 STRATEGY = CpuNormalizationStrategy(enable=True, ratio_model={"X": MODEL, "Y": ModelRatio(base_ratio=1.2)})
+OF_X = "cpu_normalization.ratio_model.X"
 
 
 def processor(model: str = "X", **flags: Any) -> Processor:
@@ -237,26 +239,34 @@ def processor(model: str = "X", **flags: Any) -> Processor:
 
 
 @pytest.mark.parametrize(
-    ("annotation", "strategy", "of", "ratio"),
+    ("annotation", "strategy", "of", "expected"),
     [
-        (None, STRATEGY, processor(), 1.1),
-        (None, STRATEGY, processor(has_hyper_threads=True), 1.25),
-        (None, STRATEGY, processor(has_turbo=True), 1.33),
-        (None, STRATEGY, processor(has_hyper_threads=True, has_turbo=True), 1.5),
-        (None, STRATEGY, processor("Y"), 1.2),
-        (None, CpuNormalizationStrategy(enable=True, default_ratio=1.4), processor("Z"), 1.4),
+        (None, STRATEGY, processor(), (1.1, OF_X)),
+        (None, STRATEGY, processor(has_hyper_threads=True), (1.25, OF_X)),
+        (None, STRATEGY, processor(has_turbo=True), (1.33, OF_X)),
+        (None, STRATEGY, processor(has_hyper_threads=True, has_turbo=True), (1.5, OF_X)),
+        (None, STRATEGY, processor("Y"), (1.2, "cpu_normalization.ratio_model.Y")),
+        (
+            None,
+            replace(STRATEGY, default_ratio=1.4),
+            processor("Z"),
+            (1.4, "cpu_normalization.default_ratio"),
+        ),
         (None, CpuNormalizationStrategy(ratio_model={"X": MODEL}), processor(), None),
         (None, CpuNormalizationStrategy(), processor(), None),
-        ("1.20", STRATEGY, processor(), 1.2),
-        ("1.00", CpuNormalizationStrategy(), processor(), 1.0),
-        ("5", CpuNormalizationStrategy(), processor(), 5.0),
+        ("1.20", STRATEGY, processor(), (1.2, "")),
+        ("1.00", CpuNormalizationStrategy(), processor(), (1.0, "")),
+        ("5", CpuNormalizationStrategy(), processor(), (5.0, "")),
     ],
 )
 def test_the_normalization_ratio(
-    annotation: str | None, strategy: CpuNormalizationStrategy, of: Processor, ratio: float | None
+    annotation: str | None,
+    strategy: CpuNormalizationStrategy,
+    of: Processor,
+    expected: tuple[float, str] | None,
 ) -> None:
     annotations = {} if annotation is None else {CPU_NORMALIZATION_RATIO: annotation}
-    assert normalization_ratio(annotations, strategy, of) == ratio
+    assert normalization_ratio(annotations, strategy, of) == expected
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import pytest
 
+from runtimeproxy.hooks.sources import ratio_source
 from runtimeproxy.node.derived import SharedCpus
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.input_file import GRACE_S
@@ -728,6 +729,33 @@ def test_the_ratio_is_computed_where_no_annotation_gives_it(watched: Watched) ->
     write(watched.objects / "cm.yaml", config_map(cpu_normalization_config={"enable": False}))
     node = watched.look()
     assert (node.normalization_ratio, node.state_of(Input.NORMALIZATION)) == (None, WITHDRAWN)
+
+
+def test_the_ratio_comes_from_the_strategy_of_the_nodes_own_cpu(watched: Watched) -> None:
+    def source(model: str) -> str:
+        info = {"cpuModel": model, "hyperThreadEnabled": False, "turboEnabled": False}
+        write(watched.objects / "nrt.yaml", topology({"node.koordinator.sh/cpu-basic-info": info}))
+        return str(ratio_source(watched.look()))
+
+    of_node = {"name": "gold", "nodeSelector": {"matchLabels": {"pool": "a"}}}
+    config = {
+        "enable": True,
+        "ratioModel": {"A": {"baseRatio": 1.5}, "B": {"baseRatio": 1.6}},
+        "nodeConfigs": [{**of_node, "ratioModel": {"B": {"baseRatio": 1.1}}, "defaultRatio": 1.2}],
+    }
+    write(watched.objects / "cm.yaml", config_map(cpu_normalization_config=config), node_object())
+    assert source("A").startswith("(cluster strategy of cpu-normalization-config in ")
+    assert source("B").startswith("(node strategy gold of cpu-normalization-config in ")
+    restored = watched.start()
+    assert str(ratio_source(restored)).startswith("(node strategy gold of ")
+    # The default, which no model has an entry for.
+    assert source("C").startswith("(node strategy gold of ")
+    bad = node_object(annotations={RATIO: "9"})
+    write(watched.objects / "cm.yaml", config_map(cpu_normalization_config=config), bad)
+    assert source("C").startswith("(node strategy gold of "), "the ratio stays as it is"
+    good = node_object(annotations={RATIO: "2.00"})
+    write(watched.objects / "cm.yaml", config_map(cpu_normalization_config=config), good)
+    assert source("C") == "(Node annotation)"
 
 
 def test_cpus_are_switched_off_and_on(watched: Watched) -> None:

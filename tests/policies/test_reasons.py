@@ -389,6 +389,7 @@ def memory(*, allocatable: int | None = None, **strategy: object) -> Node:
             on(
                 {"cpu-normalization-config": {"enable": True, "defaultRatio": 1.5}},
                 normalization_ratio=1.5,
+                normalization_path="cpu_normalization.default_ratio",
             ),
             {
                 "cpu.cfs_quota_us": "CPU quota 200000 / 1.5 normalization ratio "

@@ -50,6 +50,7 @@ NODE = Node(
     kubelet=KubeletFacts("static", frozenset({0}), static_cpus={("uid", "main"): frozenset({1})}),
     pools=Pools(ls=(Pool(0, 0, frozenset({0, 1})),)),
     normalization_ratio=1.3,
+    normalization_path="cpu_normalization.default_ratio",
     requests={("uid", "main"): {"cpu": 100}},
     allocations={"uid": PodCpus(QoSClass.LSR, frozenset({1}))},
     strategies=Strategies(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -154,6 +155,22 @@ def test_nothing_is_given_back_by_an_upgrade_or_without_records(
     assert (done.returncode, done.stderr) == (0, "")
     assert not (installed.root / "log").exists() or "koord-runtime-proxy restore" not in installed.log()
     assert not (installed.state / "not-restored").exists()
+
+
+def test_a_wheel_has_man_pages_and_completions_where_shells_look_for_them(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path), "-t", "wheel"]
+    subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with ZipFile(wheel) as archive:
+        shared = {name.partition(".data/data/")[2] for name in archive.namelist()}
+    for program in ("koord-runtime-proxy", "koord-qos-manager"):
+        assert {
+            f"share/man/man8/{program}.8",
+            f"share/bash-completion/completions/{program}",
+            f"share/zsh/site-functions/_{program}",
+            f"share/fish/vendor_completions.d/{program}.fish",
+            f"share/koord-runtime-proxy/systemd/man/{program}.8",
+        } <= shared
 
 
 @pytest.mark.slow
