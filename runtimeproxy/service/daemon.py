@@ -464,7 +464,7 @@ class Daemon:
             if self.parts is not None and upgradable.upgrade_problem:
                 self.parts.audit_upgrade_problem(upgradable.upgrade_problem)
         else:
-            logger.warning("upgrade refused: in stand-alone mode a restart costs no call")
+            logger.warning("upgrade refused: in mode %s a restart costs no call", self._front_end.mode)
 
     async def _flush_state(self) -> None:
         if self.parts is not None:
