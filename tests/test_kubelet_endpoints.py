@@ -8,6 +8,7 @@ import pytest
 
 from runtimeproxy.config.settings import ProxySettings
 from runtimeproxy.kubelet_endpoints import is_enabled_unit, kubelet_settings
+from runtimeproxy.service import kubelet as place_of_before
 
 SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"
 OURS = f"unix://{SOCKET}"
@@ -126,3 +127,8 @@ def test_whether_the_service_is_enabled(tmp_path: Path, cgroup: str, link: str, 
     (tmp_path / link).parent.mkdir(parents=True)
     (tmp_path / link).symlink_to("/nowhere")
     assert is_enabled_unit(tmp_path) is is_enabled
+
+
+def test_a_daemon_of_the_version_before_finds_the_search_at_its_end() -> None:
+    assert place_of_before.kubelet_settings is kubelet_settings
+    assert place_of_before.is_enabled_unit is is_enabled_unit

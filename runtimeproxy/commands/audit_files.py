@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import heapq
-import json
 import os
 import re
 import stat
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 from runtimeproxy.core.audit_lines import entries_of, time_text
-from runtimeproxy.documents.reading import printable
+from runtimeproxy.documents.reading import InputError, parse_object, printable
 from runtimeproxy.errors import described
 from runtimeproxy.hooks.audit import AuditEntry
 
@@ -29,7 +28,7 @@ _ROTATED: Final = r"[.-](?P<number>\d[\dT_.-]*?)(?P<suffix>\.(?:gz|xz|bz2|zst))?
 """What logrotate or the daemon append to the name."""
 _TIME: Final = b'{"time":"'
 _TIME_LENGTH: Final = len("2026-11-20T10:00:00.000+00:00")
-_BROKEN: Final = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+_BROKEN: Final = (InputError, ValueError, TypeError, LookupError, AttributeError)
 
 
 class _Opened(NamedTuple):
@@ -95,7 +94,7 @@ class AuditFiles:
                 if time and not since <= time.decode("ascii", "replace") <= until:
                     continue
                 try:
-                    document = json.loads(line)
+                    document = parse_object(line)
                     entries_of(document)
                     # Texts of one form are compared.
                     is_wanted = since <= document["time"] <= until

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role
@@ -143,26 +143,32 @@ def sysctls_of(decision: Decision) -> dict[str, int | str]:
     }
 
 
+Carries: TypeAlias = Callable[[Level, Field], bool]
+"""Whether the front end gives a field of a pod or container in the message of its creation."""
+
+
+def carries_all(level: Level, field: Field) -> bool:
+    return True
+
+
 def at_next_start(
-    decision: Decision, record: PodRecord | ContainerRecord, *, sees_creation: bool = True
+    decision: Decision, record: PodRecord | ContainerRecord, carries: Carries = carries_all
 ) -> dict[str, Withheld]:
     """Wanted values that only creation can give to something that runs already, by field.
-
-    `sees_creation`: whether the next one gets it: the daemon's mode changes messages.
 
     Records have the names of variables, mounts and devices that policies gave, and not their values: another
     value of one of these is not seen.
     """
     found: dict[str, Withheld] = {}
     is_container = isinstance(record, ContainerRecord)
-    what = "container" if is_container else "sandbox"
+    what, level = ("container", Level.CONTAINER) if is_container else ("sandbox", Level.POD)
     for field, each in decision.merged.fields.items():
         if _parameter(field, is_container=is_container) or each.value is None:
             continue
         if not _has(record, field, each.value):
             claims = each.claims or tuple(Claim(owner, Role.SET, None) for owner in each.owners)
             cause, reason = UnappliedCause.NEXT_START, f"it counts at the creation only: with the next {what}"
-            if not sees_creation:
+            if not carries(level, field):
                 cause, reason = UnappliedCause.NOT_IN_MODE, NOT_IN_MODE
             value = shown(field, each.value) or "cleared"
             found[str(field)] = Withheld(claims, cause, reason, value)

@@ -21,8 +21,10 @@ from runtimeproxy.hooks.audit import AuditSink
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.ledger.answer_audit import AnswerAudit
 from runtimeproxy.ledger.answers import (
+    Carries,
     at_next_start,
     by_parameter,
+    carries_all,
     owned_claims,
     pod_values,
     target_of,
@@ -115,6 +117,7 @@ class Evaluator:
         unevaluated: The pods that could not be evaluated.
         by_file_since_s: What is created from then on gets its first values by file, in seconds since the
             epoch; None where the message of its creation has them.
+        carries: What that message can have.
         has_evaluated: Whether everything has been evaluated once, with an error or without. Before that the
             books may be older than the files.
     """
@@ -157,6 +160,7 @@ class Evaluator:
         self.rounds = 0
         self.unevaluated = UnevaluatedPods()
         self.by_file_since_s: float | None = None
+        self.carries: Carries = carries_all
         # Ids of pods and containers that have their first values, by file.
         self._with_first_values: set[str] = set()
         self.has_evaluated = False
@@ -379,9 +383,9 @@ class Evaluator:
         if self._answers is not None:
             cgroups = (self._cgroup_of(pod, each) for each in containers)
             await self._answers.add([(decision, pod.cgroup_parent), *zip(decisions, cgroups, strict=True)])
-        requested, is_known, sees = pod_values(containers), not pod.recovered, self.by_file_since_s is None
+        requested, is_known = pod_values(containers), not pod.recovered
         asked = wanted_of(decision, target_of(pod), requested, is_base_known=is_known)
-        wanted = [_with_withheld(asked, at_next_start(decision, pod, sees_creation=sees))]
+        wanted = [_with_withheld(asked, at_next_start(decision, pod, self.carries))]
         are_new = [self._is_new(pod)]
         for record, each in zip(containers, decisions, strict=True):
             cgroup = self._cgroup_of(pod, record)
@@ -392,7 +396,7 @@ class Evaluator:
                     self._books.book(Wanted(target, owned_claims(record), requested, booked))
                 is_known = not record.recovered
                 asked = wanted_of(each, target, requested, booked, is_base_known=is_known)
-                wanted.append(_with_withheld(asked, at_next_start(each, record, sees_creation=sees)))
+                wanted.append(_with_withheld(asked, at_next_start(each, record, self.carries)))
                 are_new.append(self._is_new(record))
         found = [self._books.record(each.target.cgroup) for each in wanted]
         if not self.changes.rates.lowers_memory:

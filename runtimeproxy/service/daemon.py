@@ -464,7 +464,7 @@ class Daemon:
             if self.parts is not None and upgradable.upgrade_problem:
                 self.parts.audit_upgrade_problem(upgradable.upgrade_problem)
         else:
-            logger.warning("upgrade refused: in stand-alone mode a restart costs no call")
+            logger.warning("upgrade refused: in mode %s a restart costs no call", self._front_end.mode)
 
     async def _flush_state(self) -> None:
         if self.parts is not None:
@@ -529,7 +529,9 @@ class Daemon:
         try:
             async with asyncio.timeout(KUBELETS_S):
                 found = await kubelets
-        except OSError:  # a TimeoutError too; with too few file descriptors the search cannot be imported
+        except (OSError, ImportError):
+            # A TimeoutError too. The search cannot be imported with too few file descriptors, or once another
+            # version is installed that has it elsewhere.
             logger.warning("stopped; whether a kubelet still uses %s is not known", address)
             return
         if found and is_served(address):

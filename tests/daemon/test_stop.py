@@ -233,10 +233,17 @@ runtimeproxy.kubelet_endpoints.kubelet_settings = fails
 sys.argv = sys.argv[3:]
 runpy.run_module("runtimeproxy", run_name="__main__", alter_sys=False)
 """
+OTHER_FILES = """\
+import runpy, sys
+sys.modules["runtimeproxy.kubelet_endpoints"] = None
+sys.argv = sys.argv[3:]
+runpy.run_module("runtimeproxy", run_name="__main__", alter_sys=False)
+"""
 
 
-def test_a_search_for_kubelets_that_fails_does_not_fail_the_stop(daemons: Daemons) -> None:
-    daemon = daemons.start(wrapper=(sys.executable, "-c", BLIND))
+@pytest.mark.parametrize("program", [BLIND, OTHER_FILES])
+def test_a_search_for_kubelets_that_fails_does_not_fail_the_stop(daemons: Daemons, program: str) -> None:
+    daemon = daemons.start(wrapper=(sys.executable, "-c", program))
     assert daemon.terminate() == 0
     *_, unknown, stopped = (record["message"] for record in daemon.log_records)
     assert unknown == f"stopped; whether a kubelet still uses {daemon.socket} is not known"

@@ -28,7 +28,7 @@ from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause, UnappliedStage, UnappliedValues, Withheld
 from runtimeproxy.ledger.unapplied_audit import INTERVAL_S, MOST_ENTRIES, UnappliedAudit
-from runtimeproxy.pods.records import ContainerRecord, Level
+from runtimeproxy.pods.records import ContainerRecord, Level, PodRecord
 from tests.ledger.test_evaluate import CLASS, Scene
 from tests.ledger.test_leased import Node, first, suppress
 
@@ -331,8 +331,16 @@ def test_what_only_a_creation_can_give(*, is_recovered: bool) -> None:
     }
     assert found["env[GPU]"].claims[0].owner == Claimant("gpu-env")
     assert "next container" in found["env[GPU]"].reason
-    without_messages = at_next_start(decision, record, sees_creation=False)
-    assert {each.cause for each in without_messages.values()} == {UnappliedCause.NOT_IN_MODE}
+    # A front end whose message has annotations of containers, and no more.
+    found = at_next_start(
+        decision, record, lambda level, field: (level, field.group) == (Level.CONTAINER, ANNOTATIONS)
+    )
+    assert {name: each.cause for name, each in found.items()} == {
+        "env[GPU]": UnappliedCause.NOT_IN_MODE,
+        "annotations[other]": UnappliedCause.NEXT_START,
+    }
+    of_pod = at_next_start(decision, PodRecord(id="pod"), lambda level, field: level is Level.CONTAINER)
+    assert {each.cause for each in of_pod.values()} == {UnappliedCause.NOT_IN_MODE}
 
 
 @pytest.mark.parametrize(

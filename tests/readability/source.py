@@ -86,6 +86,11 @@ def repeated_class_names(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
     return {name: found for name, found in sorted(places.items()) if len(found) > 1}
 
 
+def calls_of(tree: ast.Module) -> Iterator[str]:
+    """What a module calls, as it is written: `json.loads`, `self.path.write_text`."""
+    return (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
 def code_lines(text: str) -> int:
     """Lines that are neither blank, nor comment, nor docstring."""
     lines = {

@@ -9,6 +9,7 @@ import pytest
 
 from tests.readability.source import (
     attributes,
+    calls_of,
     circles,
     composing_objects,
     parsed,
@@ -44,6 +45,31 @@ def test_only_tests_and_examples_import_the_grpc_library(trees: dict[str, ast.Mo
         if any(alias.name.partition(".")[0] == "grpc" for alias in node.names)
     ]
     assert [name for name in found if not name.startswith(allowed)] == []
+
+
+def test_one_reader_of_json_and_yaml_and_one_way_to_replace_a_file(trees: dict[str, ast.Module]) -> None:
+    """A second reader has other bounds; a file that is not replaced as a whole may be cut by a crash."""
+    allowed = {
+        # A deep copy, in which dates are texts.
+        "runtimeproxy.config.sources": {"json.loads"},
+        # What another language would have, without this package.
+        "runtimeproxy.qosmanager.examples.squeeze": {"json.loads"},
+        # Files of the kernel.
+        "runtimeproxy.process": {"write_text"},
+        "runtimeproxy.ledger.sysctls": {"write_text"},
+    }
+    found = [
+        (name, call)
+        for name, tree in trees.items()
+        if not name.startswith(("runtimeproxy.documents.", "runtimeproxy.testing.", "runtimeproxy.demo."))
+        for call in calls_of(tree)
+        if call in {"json.loads", "json.load", "yaml.safe_load", "yaml.load", "yaml.parse", "os.replace"}
+        or call.rpartition(".")[2] in {"write_text", "write_bytes", "NamedTemporaryFile", "JSONDecoder"}
+    ]
+    assert [
+        (name, call) for name, call in found if not {call, call.rpartition(".")[2]} & allowed.get(name, set())
+    ] == []
+    assert {name for name, _ in found} == allowed.keys()
 
 
 def test_imports_for_types_make_circles_too() -> None:

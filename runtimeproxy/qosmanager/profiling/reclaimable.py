@@ -6,11 +6,11 @@ policies spec 3.10.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from runtimeproxy.documents.reading import InputError, list_of, mapping_of, parse_json
 from runtimeproxy.qos import PriorityClass, QoSClass
 from runtimeproxy.slo.schema import CalculatePolicy, Colocation, MidReclaimMode
 from runtimeproxy.units import quantity_bytes
@@ -180,14 +180,17 @@ def third_party_batch(annotations: Mapping[str, str]) -> ResourceAmounts:
     """
     names = ("kubernetes.io/batch-cpu", "kubernetes.io/batch-memory")
     try:
-        allocations = json.loads(annotations.get(THIRD_PARTY_ALLOCATIONS) or "{}").get("allocations") or ()
+        annotation = mapping_of(parse_json(annotations.get(THIRD_PARTY_ALLOCATIONS) or "{}"))
+        allocations = map(mapping_of, list_of(annotation.get("allocations")))
         given = [
-            each.get("resources") or {} for each in allocations if each["priority"] == PriorityClass.BATCH
+            mapping_of(each.get("resources"))
+            for each in allocations
+            if each["priority"] == PriorityClass.BATCH
         ]
         return summed(
             ResourceAmounts(*(quantity_bytes(str(each.get(name, 0))) for name in names)) for each in given
         )
-    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+    except (InputError, ValueError, LookupError) as error:
         raise ValueError(f"annotation {THIRD_PARTY_ALLOCATIONS} of the node: {error}") from None
 
 

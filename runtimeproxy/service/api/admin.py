@@ -220,7 +220,8 @@ class AdminServicer:
         await self._check("", context)
         policies, proxy = self._parts.core.policies, self._parts.proxy
         if proxy is None:
-            await context.abort(StatusCode.FAILED_PRECONDITION, "in stand-alone mode there are no calls")
+            why = f"in mode {self._parts.front_end.mode} there are no calls"
+            await context.abort(StatusCode.FAILED_PRECONDITION, why)
         services = proxy.services
         if services is None or not policies.is_loaded:
             await context.abort(StatusCode.UNAVAILABLE, "the policies are not loaded yet; call again")
