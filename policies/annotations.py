@@ -1,8 +1,8 @@
 """Reads Koordinator's JSON annotations as Go does, and so accepts the same annotations as koordlet.
 
 Go matches the keys of a struct in any case and treats null as absent; the keys of a map match exactly.
-Unknown keys are ignored, and a single value of a wrong type is an error of the whole annotation (policies
-spec 1.6).
+Unknown keys are ignored, and a single value of a wrong type is an error of the whole annotation. Source: Go,
+package encoding/json, Unmarshal.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from runtimeproxy.slo.names import RESOURCE_STATUS as RESOURCE_STATUS
 from runtimeproxy.units import MAX_CPU_ID, is_cpu_list, longest_cpu_list, quantity_bytes, quantity_millicores
 
 DEVICE_ALLOCATED: Final = "scheduling.koordinator.sh/device-allocated"
-"""The scheduler's allocation of devices. Source: policies spec 1.2, 1.6.8."""
+"""The scheduler's allocation of devices. Source: Koordinator apis/extension/device_share.go."""
 
 BATCH_CPU: Final = "kubernetes.io/batch-cpu"
-"""In whole millicores. Source: policies spec 1.5."""
+"""In whole millicores. Source: Koordinator pkg/util, GetBatchMilliCPUFromResourceList."""
 BATCH_MEMORY: Final = "kubernetes.io/batch-memory"
-"""In bytes. Source: policies spec 1.5."""
+"""In bytes. Source: Koordinator pkg/util, GetBatchMemoryFromResourceList."""
 
 REMEMBERED_ANNOTATIONS: Final = 256
 REMEMBERED_LENGTH: Final = 2_048
@@ -147,7 +147,7 @@ _NO_STATUS: Final = ResourceStatus()
 
 
 def resource_status(annotations: Mapping[str, str], last_cpu: int | None = None) -> ResourceStatus:
-    """Return the scheduler's allocation for a pod. Source: policies spec 1.6.1, 2.4.
+    """Return the scheduler's allocation for a pod. Source: Koordinator apis/extension/numa_aware.go.
 
     `last_cpu`, of the node, bounds what is read; None: not known.
 

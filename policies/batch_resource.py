@@ -2,9 +2,9 @@
 
 The kubelet gives a pod that only requests `kubernetes.io/batch-cpu` and `-memory` the least CPU weight and
 no limits. A webhook writes the amounts into an annotation; this policy converts them to the cgroup values of
-the same amounts of native resources (policies spec 2.2). All containers that the annotation names count, init
-containers and sidecars too. A container that it does not name keeps the kubelet's values, which are added to
-those of the pod's own cgroup.
+the same amounts of native resources. All containers that the annotation names count, init containers and
+sidecars too. A container that it does not name keeps the kubelet's values, which are added to those of the
+pod's own cgroup. Source: Koordinator pkg/koordlet/runtimehooks/hooks/batchresource.
 
 Quotas are divided by the node's CPU normalization ratio. They are left unlimited while best-effort pods are
 suppressed by one quota for all.
@@ -80,7 +80,7 @@ class QuotaRule:
 def quota_rule(
     threshold: Threshold, normalization_ratio: float | None, options: BatchResourceOptions
 ) -> QuotaRule:
-    """Return the rule of a node. Source: policies spec 2.2, "rule inputs"."""
+    """Return the rule of a node. Source: parseRule."""
     is_suppressed = threshold.enable and threshold.cpu_suppress_policy is CpuSuppressPolicy.CFS_QUOTA
     enabled, ratio = options.cfs_quota_enabled, options.cpu_normalization_ratio
     if ratio is None:
@@ -100,7 +100,7 @@ class BatchValues:
 
 
 def container_values(container: BatchContainer, rule: QuotaRule) -> BatchValues:
-    """Return the cgroup values of a container. Source: policies spec 2.2, container level."""
+    """Return the cgroup values of a container. Source: SetContainerResources."""
     request, limit = container.request_cpu_millicores, container.limit_cpu_millicores
     memory_bytes = container.limit_memory_bytes
     if memory_bytes is not None and memory_bytes <= 0:
@@ -121,7 +121,7 @@ def pod_values(
 ) -> BatchValues | None:
     """Return the cgroup values of a pod; None if no container is listed.
 
-    One container without a limit makes the pod unlimited. Source: policies spec 2.2, pod level.
+    One container without a limit makes the pod unlimited. Source: SetPodResources.
 
     Args:
         containers: those that the annotation lists.

@@ -2,8 +2,9 @@
 
 The kernel keeps the saved time, up to `cpu.cfs_burst_us` (`cpu.max.burst` in version 2). This policy sets it
 for containers in percent of their CPU limit, and for pods in percent of the sum of these limits, by the
-strategy in `cpu-burst-config` (policies spec 3.2.2). The other part of CPU burst, larger quotas for throttled
-containers, needs samples of CPU usage, and this policy does not implement it.
+strategy in `cpu-burst-config`. The other part of CPU burst, larger quotas for throttled containers, needs
+samples of CPU usage: a plugin of the QoS manager has it.
+Source: Koordinator pkg/koordlet/qosmanager/plugins/cpuburst/cpu_burst.go.
 
 The kernel refuses a burst above the quota. So the ledger bounds it by the resolved quota (`ledger/tree.py`),
 and lowers it before the quota; an unlimited container needs none.
@@ -34,7 +35,7 @@ from runtimeproxy.units import CPU_PERIOD_US
 
 BURST: Final = "cpu.cfs_burst_us"
 MAX_BURST_US: Final = 100_000_000
-"""The largest burst of cgroup version 1. Source: policies spec 5.5."""
+"""The largest burst of cgroup version 1. Source: Koordinator pkg/koordlet/util/system, CPUBurstValidator."""
 
 _POLICIES: Final = (CpuBurstPolicy.AUTO, CpuBurstPolicy.CPU_BURST_ONLY)
 _CLASSES: Final = frozenset({QoSClass.LS, QoSClass.SYSTEM, QoSClass.NONE})
@@ -43,7 +44,7 @@ _PERCENT: Final = "cpu_burst.cpu_burst_percent"
 
 
 def burst_us(quota_us: int | None, period_us: int | None, strategy: Strategy) -> int:
-    """Return the burst of a container or pod; 0 for none. Source: policies spec 3.2.2.
+    """Return the burst of a container or pod; 0 for none. Source: applyCPUBurst.
 
     The CFS quota stands for the CPU limit; None, 0 and -1 are no limit. Without a period it is 100 ms.
     """

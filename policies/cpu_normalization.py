@@ -1,8 +1,9 @@
 """CPU normalization: smaller CPU quotas on a node whose CPUs are faster than those that limits are meant for.
 
 With a limit of two CPUs, a container gets more done on fast CPUs than on slow ones. This policy divides the
-CFS quota of pods that share CPUs, and of all their containers, by the node's ratio (policies spec 2.3).
+CFS quota of pods that share CPUs, and of all their containers, by the node's ratio.
 Quotas of `BE` pods are divided by `batch-resource`, which sets them; pods with CPUs of their own have none.
+Source: Koordinator pkg/koordlet/runtimehooks/hooks/cpunormalization/cpu_normalization.go.
 
 Its claims are of the role `scale` only: the kubelet's quota stays the base, and comes back when the ratio is
 withdrawn. Init containers and sidecars count like other containers.
@@ -38,7 +39,7 @@ _SHARING: Final = frozenset({QoSClass.LS, QoSClass.NONE})
 
 
 def quota_scale(ratio: float | None) -> Scale | None:
-    """Return the division of quotas by a node's ratio; None for no division. Source: policies spec 2.3."""
+    """Return the division of quotas by a node's ratio; None: none. Source: adjustContainerCFSQuota."""
     # Quotas are never raised.
     if ratio is None or not math.isfinite(ratio) or ratio <= 1:
         return None
@@ -46,7 +47,7 @@ def quota_scale(ratio: float | None) -> Scale | None:
 
 
 def shares_cpus(qos: QoSClass, *, has_cpuset: bool) -> bool:
-    """Return whether a pod runs on CPUs that it shares. Source: policies spec 2.3, "applies"."""
+    """Return whether a pod runs on CPUs that it shares. Source: isPodCPUShare."""
     return qos is QoSClass.LS or (qos is QoSClass.NONE and not has_cpuset)
 
 

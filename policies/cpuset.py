@@ -3,8 +3,8 @@
 The scheduler writes a pod's own CPUs into an annotation. All containers of the pod get exactly these. Of
 `LSE` and `LSR` pods the quotas of containers and pod are removed: throttling has no use on CPUs that belong
 to the pod alone. Others with such an annotation are bound to its CPUs, keep their quotas, and take none from
-others. Pods without CPUs of their own get the shared pools of their class, where the node knows any (policies
-spec 2.4).
+others. Pods without CPUs of their own get the shared pools of their class, where the node knows any.
+Source: Koordinator pkg/koordlet/runtimehooks/hooks/cpuset/rule.go.
 
 CPUs that the kubelet's CPU manager gave to one container alone stay as they are. Where this policy decides,
 the kubelet's updates carry the same CPUs as the creation.
@@ -71,9 +71,9 @@ def container_cpus(
 ) -> str | Clear | None:
     """Return the CPUs of a pod's container as a list, CLEAR for no own CPUs, None to leave them alone.
 
-    Source: policies spec 2.4, decision order, with two differences: CPUs that the kubelet's CPU manager gave
-    to this container alone are left alone unless the scheduler allocated some; and while the CPU manager's
-    policy is not known, containers without a class of their own are left alone.
+    Source: getContainerCPUSet, with two differences: CPUs that the kubelet's CPU manager gave to this
+    container alone are left alone unless the scheduler allocated some; and while the CPU manager's policy is
+    not known, containers without a class of their own are left alone.
     """
     if status.cpus is not None:
         return status.cpus
@@ -94,7 +94,7 @@ def container_cpus(
 
 
 def host_cpus(qos: QoSClass, pools: Pools) -> str | None:
-    """Return the CPUs of a host application; None to leave them alone. Source: policies spec 2.4."""
+    """Return the CPUs of a host application; None to leave them alone. Source: getHostAppCpuset."""
     return _joined(pools.ls) if qos is QoSClass.LS else None
 
 

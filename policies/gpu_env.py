@@ -1,8 +1,8 @@
 """GPU environment: makes the GPUs that Koordinator's scheduler allocated to a pod visible in its containers.
 
 For pods with the label of HAMi-core, HAMi's interposer library is mounted and preloaded, and its environment
-gets the first GPU's share of memory and cores (policies spec 2.6). Koordinator can add these mounts only
-through NRI; here they are part of the change.
+gets the first GPU's share of memory and cores. Koordinator can add these mounts only through NRI; here they
+are part of the change. Source: Koordinator pkg/koordlet/runtimehooks/hooks/gpu/gpu.go.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runtimeproxy.node.snapshot import Node
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 """The visible GPUs, for NVIDIA's container toolkit."""
 ISOLATION_PROVIDER_LABEL: Final = "koordinator.sh/gpu-isolation-provider"
-"""Pod label. Source: policies spec 1.1."""
+"""Pod label. Source: Koordinator apis/extension/device_share.go."""
 HAMI_CORE: Final = "HAMi-core"
 """Value of the label: HAMi's interposer library limits memory and cores."""
 GPU_CORE: Final = "koordinator.sh/gpu-core"

@@ -3,8 +3,8 @@
 Kernels with group identity (Anolis, Alibaba Cloud Linux) have a file `cpu.bvt_warp_ns` in each cgroup: 2 and
 1 are latency-sensitive, -1 yields to them, 0 is neutral. This policy sets it for pods, their containers,
 the directories of Kubernetes' QoS classes and host applications, from `cpuQOS` of the classes in
-`resource-qos-config` (policies spec 2.1). `runtimeproxy.slo` finds the class of a pod, and merges pod
-strategies and the annotation `koordinator.sh/cpuQOS`.
+`resource-qos-config`. `runtimeproxy.slo` finds the class of a pod, and merges pod strategies and the
+annotation `koordinator.sh/cpuQOS`. Source: Koordinator pkg/koordlet/runtimehooks/hooks/groupidentity/rule.go.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PATH: Final = "cpu_qos.group_identity"
 
 
 def is_on(strategies: Strategies) -> bool:
-    """Return whether any class or pod strategy has a group identity. Source: policies spec 2.1, "rule"."""
+    """Return whether any class or pod strategy has a group identity. Source: parseRule."""
     qos = strategies.qos
     if qos.policies.cpu_policy is not CpuPolicy.GROUP_IDENTITY:
         return False
@@ -52,7 +52,7 @@ def is_on(strategies: Strategies) -> bool:
 
 
 def directory_identity(directory: KubeQoSClass, qos: QoSStrategy) -> int | None:
-    """Return the identity of the directory of a Kubernetes QoS class. Source: policies spec 2.1, "dir"."""
+    """Return the identity of a Kubernetes QoS class's directory. Source: getKubeQOSDirBvtValue."""
     if directory is KubeQoSClass.GUARANTEED:
         return _NEUTRAL
     of_class = qos.ls_class if directory is KubeQoSClass.BURSTABLE else qos.be_class
@@ -60,7 +60,7 @@ def directory_identity(directory: KubeQoSClass, qos: QoSStrategy) -> int | None:
 
 
 def host_identity(qos_class: QoSClass, qos: QoSStrategy) -> int | None:
-    """Return the identity of a host application; 0 without a class. Source: policies spec 2.1, "host app"."""
+    """Return the identity of a host application; 0 without a class. Source: getHostQOSBvtValue."""
     if qos_class in (QoSClass.LSE, QoSClass.LSR):
         return qos.lsr_class.cpu_qos.group_identity
     if qos_class is QoSClass.LS:

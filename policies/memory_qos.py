@@ -1,7 +1,8 @@
 """Memory QoS: protection, throttling, early reclaim and OOM priority of memory, by QoS class.
 
 By `memoryQOS` of the pod's class in `resource-qos-config`, by pod strategies and by the annotation
-`koordinator.sh/memoryQOS`, all merged by `runtimeproxy.slo` (policies spec 3.6):
+`koordinator.sh/memoryQOS`, all merged by `runtimeproxy.slo`
+(source: Koordinator pkg/koordlet/qosmanager/plugins/cgreconcile/cgroup_reconcile.go):
 
 - `memory.min` and `memory.low` protect a part of the request, for containers, pods and, as the sum of
   their pods, the directories of QoS classes;
@@ -42,7 +43,7 @@ from runtimeproxy.slo.strategies import PodStrategy, Provenance
 from runtimeproxy.units import MAX_INT64, UNLIMITED
 
 PAGE_BYTES: Final = 4_096
-"""The page that Koordinator rounds to. Source: policies spec 3.6, floor_page."""
+"""The page that Koordinator rounds to. Source: Koordinator pkg/koordlet/util/system, PageSize."""
 
 _FEATURE_OF: Final = {
     name: Feature(each.feature) for name, each in PARAMETERS.items() if each.feature.startswith("memory-")
@@ -95,7 +96,7 @@ def sum_of(containers: Iterable[MemoryAmounts]) -> MemoryAmounts:
 
 
 def protected_bytes(request_bytes: int, strategy: Strategy) -> dict[str, int]:
-    """Return `memory.min` and `memory.low` of a container or pod. Source: policies spec 3.6."""
+    """Return `memory.min` and `memory.low` of a container or pod. Source: calculatePodResources."""
     values: dict[str, int] = {}
     if strategy.min_limit_percent is not None:
         values["memory.min"] = _percent_of(request_bytes, strategy.min_limit_percent)
@@ -141,7 +142,7 @@ def high_bytes(
 ) -> int | None:
     """Return `memory.high` of a container, -1 for `max`; None if it is not configured or not known.
 
-    Without a limit (-1 and 0) the node's allocatable memory takes its place. Source: policies spec 3.6.
+    Without a limit (-1, 0) it is the node's allocatable memory. Source: calculateContainerResources.
     """
     percent = strategy.throttling_percent
     if percent is None:
@@ -160,13 +161,13 @@ def high_bytes(
 
 
 def class_values(strategy: Strategy) -> dict[str, int]:
-    """Return the values that do not depend on requests and limits. Source: policies spec 3.6."""
+    """Return the values that do not depend on requests and limits. Source: calculatePodResources."""
     configured = ((name, getattr(strategy, attribute)) for name, attribute in _CLASS_ATTRIBUTES.items())
     return {name: value for name, value in configured if value is not None}
 
 
 def page_cache_values(limit_bytes: int, strategy: Strategy) -> dict[str, int]:
-    """Return the bounds of a pod's page cache; limits of -1 and 0 are none. Source: policies spec 3.6."""
+    """Return the bounds of a pod's page cache; limits of -1 and 0 are none. Source: calculatePodResources."""
     size = strategy.page_cache_limit_size
     if size is not None:
         size = min(size, limit_bytes) if limit_bytes > 0 else size

@@ -148,7 +148,7 @@ class Conditions:
 
         So `pool=a` and `disk=ssd` do not overlap, though an object may have both labels; nor do selectors
         that name no value, by `Exists` and `NotIn`. Source: Koordinator's webhook, which compares selectors
-        by label sets that it makes of their values (policies spec 4.4; pkg/webhook/cm/plugins/sloconfig).
+        by label sets that it makes of their values (pkg/webhook/cm/plugins/sloconfig).
         """
         return self._contain(other) or other._contain(self)
 

@@ -7,10 +7,10 @@ from enum import StrEnum
 from typing import Final
 
 QOS_CLASS_LABEL: Final = "koordinator.sh/qosClass"
-"""Pod label with the Koordinator QoS class. Source: Koordinator apis/extension (policies spec 1.1)."""
+"""Pod label with the Koordinator QoS class. Source: Koordinator apis/extension/constants.go."""
 
 PRIORITY_CLASS_LABEL: Final = "koordinator.sh/priority-class"
-"""Pod label with the Koordinator priority class. Source: Koordinator apis/extension (policies spec 1.1)."""
+"""Pod label with the Koordinator priority class. Source: Koordinator apis/extension/constants.go."""
 
 
 class QoSClass(StrEnum):
@@ -54,7 +54,7 @@ PRIORITY_BANDS: Final[Mapping[PriorityClass, range]] = {
     PriorityClass.BATCH: range(5_000, 6_000),
     PriorityClass.FREE: range(3_000, 4_000),
 }
-"""The pod priorities of each class. Source: Koordinator apis/extension/priority.go (policies spec 1.5)."""
+"""The pod priorities of each class. Source: Koordinator apis/extension/priority.go."""
 
 DEFAULT_PRIORITIES: Final[Mapping[PriorityClass, int]] = {
     PriorityClass.PROD: 9_500,
@@ -63,7 +63,7 @@ DEFAULT_PRIORITIES: Final[Mapping[PriorityClass, int]] = {
     PriorityClass.FREE: 3_500,
     PriorityClass.NONE: 0,
 }
-"""The priority value of a class alone. Source: Koordinator apis/extension/priority.go (policies spec 1.5)."""
+"""The priority value of a class alone. Source: Koordinator apis/extension/priority.go."""
 
 DEFAULT_PRIORITY_CLASSES: Final[Mapping[QoSClass, PriorityClass]] = {
     **dict.fromkeys(QoSClass, PriorityClass.PROD),
@@ -80,7 +80,7 @@ _QOS_BY_KUBE_QOS: Final = {KubeQoSClass.BURSTABLE: QoSClass.LS, KubeQoSClass.BES
 def qos_class(labels: Mapping[str, str]) -> QoSClass:
     """Return the raw QoS class: the label's, or NONE when it is absent or unknown.
 
-    This look-up is the one of all runtime hooks. Source: policies spec 1.4.
+    This look-up is the one of all runtime hooks. Source: Koordinator apis/extension/qos_utils.go.
     """
     return _QOS_BY_LABEL.get(labels.get(QOS_CLASS_LABEL, ""), QoSClass.NONE)
 
@@ -90,7 +90,7 @@ def qos_class_with_default(
 ) -> QoSClass:
     """Return the QoS class, from the Kubernetes QoS class when the label names none.
 
-    This look-up chooses memory and resctrl classes. Source: policies spec 1.4.
+    This look-up chooses memory and resctrl classes. Source: the same, GetPodQoSClassWithDefault.
 
     `guaranteed`: the class of a Guaranteed pod without a label.
     """
@@ -100,7 +100,7 @@ def qos_class_with_default(
 def kube_qos_class(cgroup_parent: str) -> KubeQoSClass:
     """Return the Kubernetes QoS class that a pod's cgroup parent (path or slice) stands for.
 
-    An empty or foreign path is Guaranteed. Source: policies spec 1.4.
+    An empty or foreign path is Guaranteed. Source: Koordinator pkg/koordlet/util, GetKubeQoSByCgroupParent.
     """
     if "besteffort" in cgroup_parent:
         return KubeQoSClass.BEST_EFFORT
@@ -112,7 +112,7 @@ def kube_qos_class(cgroup_parent: str) -> KubeQoSClass:
 def priority_class(labels: Mapping[str, str], priority: int | None = None) -> PriorityClass:
     """Return the raw priority class: the label's, and only without a label that of the priority's band.
 
-    An unknown label is NONE whatever the priority. Source: policies spec 1.5.
+    An unknown label is NONE whatever the priority. Source: Koordinator apis/extension/priority.go.
 
     `priority`: the pod's `spec.priority`; None where it is not known, as in the CRI.
     """
@@ -129,7 +129,7 @@ def priority_class_with_default(
 ) -> PriorityClass:
     """Return the priority class, from the QoS class when neither label nor priority names one.
 
-    Source: policies spec 1.5: BE is batch, every other class prod.
+    BE is batch, every other class prod. Source: Koordinator apis/extension/priority_utils.go.
 
     `kube_qos`: of the same pod, for the QoS class of one without a label; None: it has no class then.
     """

@@ -23,7 +23,7 @@ SHARES_PER_CPU: Final = 1_024
 """cpu.shares of one whole CPU. Source: kubelet pkg/kubelet/cm/helpers_linux.go."""
 
 CPU_PERIOD_US: Final = 100_000
-"""The CFS period that Kubernetes and Koordinator assume everywhere (policies spec 2.0.4)."""
+"""The CFS period that Kubernetes and Koordinator (pkg/koordlet/util/system) assume everywhere."""
 MIN_CPU_PERIOD_US: Final = 1_000
 """Source: Linux kernel/sched/core.c, min_cfs_quota_period."""
 MAX_CPU_PERIOD_US: Final = 1_000_000
@@ -79,7 +79,7 @@ def checked_time_s(time_s: float) -> float:
 def cpu_shares_from_millicores(cpu_millicores: int) -> int:
     """Return the cpu.shares of a CPU request; 2 for none.
 
-    Source: kubelet MilliCPUToShares, Koordinator MilliCPUToShares (policies spec 2.0.4).
+    Source: kubelet pkg/kubelet/cm, Koordinator pkg/koordlet/util/system, MilliCPUToShares.
     """
     if cpu_millicores <= 0:
         return MIN_CPU_SHARES
@@ -89,7 +89,7 @@ def cpu_shares_from_millicores(cpu_millicores: int) -> int:
 def cpu_quota_us_from_millicores(cpu_millicores: int) -> int:
     """Return the CFS quota of a CPU limit for a period of 100 ms; -1 for none; at most the kernel's maximum.
 
-    Source: Koordinator MilliCPUToQuota (policies spec 2.0.4), which knows the least quota only.
+    Source: Koordinator pkg/koordlet/util/system, MilliCPUToQuota, which knows the least quota only.
     """
     quota_us = cpu_millicores * CPU_PERIOD_US // 1_000
     if quota_us <= 0:
@@ -113,8 +113,7 @@ class WeightFormula(StrEnum):
     """How a runtime or kubelet turns cpu.shares into cpu.weight."""
 
     LINEAR = "linear"
-    """Source: runc before 1.3.2, crun before 1.23, Koordinator ConvertCPUSharesToWeight (policies spec
-    5.4)."""
+    """Source: runc before 1.3.2, crun before 1.23, Koordinator pkg/koordlet/util/system/cgroup2.go."""
     QUADRATIC = "quadratic"
     """1,024 shares are the weight 100. Source: opencontainers/cgroups 0.0.5 ConvertCPUSharesToCgroupV2Value,
     which runc has from 1.3.2 on; crun from 1.23 on."""
@@ -139,7 +138,7 @@ def cpu_weight_from_shares(cpu_shares: int, formula: WeightFormula = WeightFormu
 def cpu_shares_from_weight(cpu_weight: int, formula: WeightFormula = WeightFormula.LINEAR) -> int:
     """Return a cpu.shares with a cgroup v2 cpu.weight; of the quadratic formula the largest.
 
-    Source: of the linear one, Koordinator ConvertCPUWeightToShares (policies spec 5.4).
+    Source: of the linear one, Koordinator pkg/koordlet/util/system/cgroup2.go, ConvertCPUWeightToShares.
 
     Raises:
         ValueError: the weight lies outside 1 to 10,000.

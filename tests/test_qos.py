@@ -1,4 +1,4 @@
-"""QoS and priority classes, with the vectors of the policies specification as ids."""
+"""QoS and priority classes. Cases Vnnn are those of Koordinator's apis/extension (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversions, with the vectors of the policies specification as ids."""
+"""Conversions. Cases Vnnn are those of Koordinator's pkg/koordlet/util/system (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 

@@ -429,7 +429,7 @@ FEATURE_GATES: Final[Mapping[str, bool]] = {
     "MemoryAllocatableEvict": False,
 }
 """Koordinator's feature gates of the plugins, and their defaults; those of what policies do here are not
-among them. Source: Koordinator pkg/features/koordlet_features.go (policies spec 3.0)."""
+among them. Source: Koordinator pkg/features/koordlet_features.go."""
 
 _STARTED_WITH: Final = (
     *("daemon", "proxy", "cgroups", "node", "slo"),

@@ -6,13 +6,13 @@ Cgroup parameters come first, in the order in which looser values of one cgroup 
   opencontainers/runtime-spec, config-linux.md;
 - ranges and neutral values of mainline files, after the kernel's own checks: kernel/sched/core.c,
   kernel/sched/sched.h, mm/memcontrol.c, Documentation/admin-guide/cgroup-v2.rst; of files that only Anolis
-  kernels have, Koordinator's values of a disabled class (policies spec 3.6);
+  kernels have, Koordinator's values of a disabled class (pkg/util/sloconfig, NoneMemoryQOS);
 - what the kubelet writes: pkg/kubelet/cm/helpers_linux.go, ResourceConfigForPod; from 1.36 on memory.low of
   Burstable pods, from 1.37 on memory.high (ApplyPodLevelMemoryHigh); qos_container_manager_linux.go,
   UpdateCgroups. What its feature MemoryQoS writes to classes depends on its version (`node/kubelet.py`): the
   policy `memory-qos` leaves it out;
 - what koordlet writes: Koordinator pkg/koordlet/runtimehooks/hooks (groupidentity, coresched, tc) and
-  pkg/koordlet/qosmanager/plugins (cpuburst, cpusuppress, cgreconcile); policies spec 2 and 3, feature gates.
+  pkg/koordlet/qosmanager/plugins (cpuburst, cpusuppress, cgreconcile); gates: pkg/features.
 """
 
 from __future__ import annotations

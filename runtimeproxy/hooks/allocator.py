@@ -27,8 +27,8 @@ class SharePools:
     """LSE and LSR pods have the CPUs from the scheduler for themselves; the shared pools are what is left.
 
     No other pod may use the CPUs of an `LSE` pod; only `BE` pods may use those of an `LSR` pod. The scheduler
-    has decided: this only notes which pods there are. Source: policies spec 2.4, share pool computation.
-    All functions are pure and quick: they run in the loop.
+    has decided: this only notes which pods there are. Source: koordlet's share pools, as in
+    `node.derived`. All functions are pure and quick: they run in the loop.
     """
 
     def __init__(self, last_cpu: Callable[[], int | None] = lambda: None) -> None:

@@ -70,7 +70,7 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = MappingProxyType(
         "memory-evict": BuiltIn(may_evict=True),
     }
 )
-"""The plugins of `koord-qos-manager`. What each writes: policies spec 3.1, 3.2, 3.3 and 3.4."""
+"""The plugins of `koord-qos-manager`. What each writes: Koordinator pkg/koordlet/qosmanager/plugins."""
 
 
 def parse_rule(text: str) -> Rule:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 GROUP_IDENTITY_SYSCTL: Final = "kernel.sched_group_identity_enabled"
 CORE_SCHED_SYSCTL: Final = "kernel.sched_core"
 SYSCTLS: Final = (GROUP_IDENTITY_SYSCTL, CORE_SCHED_SYSCTL)
-"""The sysctls of the modes. Source: policies spec 2.1 and 2.5, "sysctl"."""
+"""The sysctls of the modes. Source: Koordinator pkg/koordlet/util/system."""
 
 
 class CpuMode(StrEnum):

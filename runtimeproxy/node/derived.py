@@ -69,7 +69,7 @@ def computed_pools(
     pods: Iterable[PodCpus],
     topology: TopologyFacts,
 ) -> Pools:
-    """The pools as koordlet computes them. Source: policies spec 2.4, share pool computation."""
+    """The pools as koordlet computes them. Source: pkg/koordlet/statesinformer/impl, calCPUSharePools."""
     system = topology.system_cpus or frozenset()
     # The kubelet's reserved CPUs stay in: else a full node would have none for pods without a request.
     taken = frozenset[int]().union(*static_cpus, topology.reserved_cpus)
@@ -143,7 +143,7 @@ def _by_numa_node(cpus: Iterable[Cpu]) -> tuple[Pool, ...]:
 
 MIN_RATIO: Final = 1.0
 MAX_RATIO: Final = 5.0
-"""Source: koord-manager, policies spec 2.3."""
+"""Source: Koordinator pkg/slo-controller/noderesource/plugins/cpunormalization/plugin.go."""
 _OF_ALL_MODELS: Final = "cpu_normalization.default_ratio"
 _OF_MODEL: Final = "cpu_normalization.ratio_model"
 _DECIMALS: Final = 2
@@ -161,7 +161,7 @@ class NormalizationRatio(NamedTuple):
 def normalization_ratio(
     annotations: Mapping[str, str], strategy: CpuNormalizationStrategy, processor: Processor
 ) -> NormalizationRatio | None:
-    """The ratio; None if normalization is disabled. Source: policies spec 2.3. Raises InputError."""
+    """The ratio; None if normalization is disabled. Source: the same, Calculate. Raises InputError."""
     # The node's annotation wins over the strategy.
     text = annotations.get(CPU_NORMALIZATION_RATIO)
     if text is not None:

@@ -29,19 +29,19 @@ SYSTEMD: Final = "systemd"
 CGROUPFS: Final = "cgroupfs"
 """The kubelet's cgroup drivers. Source: kubelet.config.k8s.io/v1beta1, cgroupDriver."""
 _ROOT_NAMES: Final = {"kubepods.slice": SYSTEMD, "kubepods": CGROUPFS}
-"""Name of the kubelet's root cgroup by driver. Source: policies spec 1.7."""
+"""Name of the kubelet's root cgroup by driver. Source: Koordinator pkg/koordlet/util/system."""
 
 _FILES: Final[Mapping[Feature, Mapping[str, str]]] = {
     Feature.IO_LIMITS: {"blkio": "blkio.throttle.read_bps_device", "io": "io.max"},
     Feature.IO_WEIGHT: {"blkio": "blkio.cost.weight", "io": "io.weight"},
 }
-"""A file by controller. Source: policies spec 3.8; Linux Documentation/admin-guide/cgroup-v2.rst, IO."""
+"""A file by controller. Source: the same; Linux Documentation/admin-guide/cgroup-v2.rst, IO."""
 _SYSCTLS: Final = {
     Feature.CORE_SCHED: "sys/kernel/sched_core",
     Feature.GROUP_IDENTITY_SYSCTL: "sys/kernel/sched_group_identity_enabled",
 }
 _SCHED_FEATURES: Final = ("kernel/debug/sched/features", "kernel/debug/sched_features")
-"""Source: policies spec 2.5; Linux kernel/sched/debug.c, which has moved the file in 5.13."""
+"""Source: Koordinator pkg/koordlet/util/system; Linux kernel/sched/debug.c, which moved the file in 5.13."""
 
 
 class Processor(NamedTuple):

@@ -44,8 +44,7 @@ CPU_MANAGER_POLICY: Final = "kubelet.koordinator.sh/cpu-manager-policy"
 CPU_BASIC_INFO: Final = "node.koordinator.sh/cpu-basic-info"
 """Annotations of a NodeResourceTopology, which koordlet publishes. Go matches keys in any case.
 
-Source: Koordinator apis/extension, numa_aware.go, system_qos.go, node.go, cpu_normalization.go (policies
-spec 1.3).
+Source: Koordinator apis/extension, numa_aware.go, system_qos.go, node.go, cpu_normalization.go.
 """
 
 _MAX_NODES: Final = 1024

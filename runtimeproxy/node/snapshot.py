@@ -49,7 +49,7 @@ class InputState(StrEnum):
 class Feature(StrEnum):
     """Features of kernels: files, those of fields as declared, and sysctls.
 
-    Source: policies spec 2.1, 2.5, 3.6, 3.7, 5.4.
+    Source: Koordinator pkg/koordlet/util/system.
     """
 
     BVT = "bvt"

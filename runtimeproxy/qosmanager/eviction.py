@@ -1,7 +1,8 @@
 """Which pods to evict: from amounts that have to be released to proposals, with the limits that keep it safe.
 
-Source: policies spec 3.3 to 3.5. A pod is credited to all that has to be released, with what it uses or
-requests of it, so that no pod is evicted for what another one has released already. Beyond Koordinator:
+Source: Koordinator pkg/koordlet/qosmanager/plugins: cpuevict/cpu_evict.go, memoryevict/memory_evict.go,
+util/evict.go. A pod is credited to all that has to be released, with what it uses or requests of it, so that
+no pod is evicted for what another one has released already. Beyond Koordinator:
 
 - pods of the classes SYSTEM and LSE are never evicted;
 - a pod is not chosen again for some time, whether its containers were restarted or it was refused;
@@ -96,7 +97,7 @@ def choose(
     unit: Callable[[int], str] = str,
     least: int = 1,
 ) -> Choice:
-    """Return the pods to evict for all tasks together. Source: policies spec 3.5.
+    """Return the pods to evict for all tasks together. Source: KillAndEvictPods.
 
     What two tasks want is released once. `releases_of` has all kinds of amounts that the eviction of a pod
     releases; `unit` writes an amount for people. A pod that releases less than `least` of all is not evicted.
@@ -162,7 +163,7 @@ def allowed(pods: Iterable[Pod], feature: str, priority_threshold: int | None = 
 
 
 def by_priority(pods: Iterable[Pod], amount_of: Callable[[Pod], float]) -> list[Pod]:
-    """Return the order of evictions; of equal priority the largest first. Source: policies spec 3.3, 3.4."""
+    """Return the order of evictions; of equal priority the largest first. Source: cpu_evict.go."""
 
     def rank(pod: Pod) -> tuple[int, int, int, float, str]:
         priority = pod.priority_value
@@ -177,7 +178,7 @@ def is_threshold_pair(threshold: int, lower: int) -> bool:
 
 
 def usage_release(used: float, capacity: int, threshold: int, lower: int) -> int:
-    """Return the usage to be released, in millicores or bytes; 0 for nothing. Source: policies spec 3.3, 3.4.
+    """Return the usage to be released, in millicores or bytes; 0 for nothing. Source: cpu_evict.go.
 
     Nothing is released below `threshold`, in percent of the capacity; `lower`, to which usage falls, may be
     negative.
@@ -190,7 +191,7 @@ _RESOURCES: Final = {PriorityClass.BATCH: "kubernetes.io/batch-", PriorityClass.
 
 
 def resource_of(pod: Pod, name: str) -> str:
-    # Source: policies spec 1.5.
+    # Source: Koordinator apis/extension/resource.go, ResourceNameMap.
     return f"{_RESOURCES.get(pod.priority_class, '')}{name}"
 
 
@@ -203,11 +204,11 @@ def request_of(pod: Pod, resource: str) -> int:
 
 
 MAX_ALLOCATABLE_PRIORITY: Final = 7_999
-"""Evictions by requests end below koord-prod. Source: policies spec 3.3."""
+"""Evictions by requests end below koord-prod. Source: cpu_evict.go."""
 
 
 def beyond_allocatable(requested: int, allocatable: int, threshold_percent: int, lower_percent: int) -> int:
-    """Return how much of the requests has to be released; 0 for nothing. Source: policies spec 3.3, 3.4.
+    """Return how much of the requests has to be released; 0 for nothing. Source: cpu_evict.go.
 
     Requests are of one resource. Nothing is released up to the threshold, in percent of the allocatable; all
     of them if the node has nothing allocatable.
@@ -290,7 +291,7 @@ class EvictPlugin(Plugin[_StateT]):
     def usage_task(
         self, snapshot: Snapshot, feature: str, threshold: int, lower: int | None, priority: int | None
     ) -> ReleaseTask | None:
-        """Return the task of a feature that goes by the node's usage. Source: policies spec 3.3, 3.4.
+        """Return the task of a feature that goes by the node's usage. Source: cpu_evict.go, memory_evict.go.
 
         Percentages are of the capacity; without `lower` it is 2 below `threshold`. `priority`: see `allowed`.
         """
@@ -323,7 +324,7 @@ class EvictPlugin(Plugin[_StateT]):
     def allocatable_task(
         self, snapshot: Snapshot, feature: str, threshold: int | None, lower: int | None
     ) -> ReleaseTask | None:
-        """Return the task of a feature that goes by requests. Source: policies spec 3.3, 3.4.
+        """Return the task of a feature that goes by requests. Source: cpu_evict.go, memory_evict.go.
 
         Percentages are of the allocatable; without both nothing is released.
         """

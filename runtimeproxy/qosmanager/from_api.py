@@ -47,7 +47,7 @@ _STATES: Final = {
 }
 _KUBE_QOS_CLASSES: Final = frozenset(map(str, KubeQoSClass))
 _SUB_PRIORITY: Final = "koordinator.sh/priority"
-"""Label of a pod. Source: Koordinator apis/extension (policies spec 1.1)."""
+"""Label of a pod. Source: Koordinator apis/extension/constants.go."""
 _INT32: Final = re.compile(r"-?[0-9]{1,10}")
 
 

@@ -3,7 +3,7 @@
 A ClusterColocationProfile gives pods a QoS class and a priority class; here these are those of the manifest,
 and each stands for the other where only one is given. Then CPU and memory of the class become extended
 resources, and an annotation carries them to the node. Source: Koordinator pkg/webhook/pod/mutating,
-cluster_colocation_profile.go and extended_resource_spec.go; policies spec 1.5, 1.6.2.
+cluster_colocation_profile.go and extended_resource_spec.go.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMES: Final[Mapping[PriorityClass, Mapping[str, str]]] = {
     PriorityClass.BATCH: {"cpu": _BATCH[0], "memory": _BATCH[1]},
     PriorityClass.MID: {"cpu": "kubernetes.io/mid-cpu", "memory": "kubernetes.io/mid-memory"},
 }
-"""The extended resources in place of the native ones. Source: policies spec 1.5."""
+"""The extended resources in place of the native ones. Source: apis/extension/resource.go, ResourceNameMap."""
 
 
 def mutated(pod: ManifestPod) -> tuple[ManifestPod, tuple[str, ...]]:

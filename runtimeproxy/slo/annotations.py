@@ -1,6 +1,7 @@
 """A pod's annotations about its QoS. An invalid one is reported and ignored, as the function says.
 
-Source: policies spec 1.2, 1.6; ranges are checked, which Koordinator does for some only.
+Source: Koordinator apis/slo/v1alpha1/pod.go and apis/extension. Ranges are checked, which it does for some
+only.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ GATES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "memory-evict": ("BEMemoryEvict", "MemoryEvict", "MemoryAllocatableEvict"),
     }
 )
-"""Koordinator's feature gates of each plugin: one of them is to be on. Source: policies spec 3.0."""
+"""Koordinator's feature gates of each plugin: one of them is to be on. Source: its pkg/features."""
 QUOTA_BURST: Final = frozenset({CpuBurstPolicy.AUTO, CpuBurstPolicy.CFS_QUOTA_BURST_ONLY})
-"""CPU burst by the quota, which moves from second to second. Source: policies spec 3.2."""
+"""CPU burst by the quota, which moves from second to second. Source: koordlet's genOperationByContainer."""
 
 
 def asked_plugins(*, has_thresholds: bool, bursts: Iterable[CpuBurstPolicy]) -> frozenset[str]:

@@ -23,7 +23,7 @@ _BASES: Final[Mapping[str, Mapping[CgroupBase, str]]] = {
         CgroupBase.KUBEPODS_BEST_EFFORT: "kubepods/besteffort",
     },
 }
-"""Directories by cgroup driver. Source: kubelet pkg/kubelet/cm; policies spec 1.7."""
+"""Directories by cgroup driver. Source: kubelet pkg/kubelet/cm; Koordinator pkg/koordlet/util/system."""
 _CLASS_SLICE: Final = re.compile(r"(?:.+-)?kubepods(?:-burstable|-besteffort)?\.slice")
 _POD_SLICE: Final = re.compile(r"(?:.+-)?kubepods-(?:burstable-|besteffort-)?pod.+\.slice")
 
@@ -31,7 +31,7 @@ _POD_SLICE: Final = re.compile(r"(?:.+-)?kubepods-(?:burstable-|besteffort-)?pod
 def host_application_cgroup(application: HostApplication, cgroup_driver: str | None) -> str:
     """Return the path of a host application's cgroup below a controller's mount.
 
-    Source: policies spec 1.6.11.
+    Source: Koordinator pkg/koordlet/util/host_application.go.
 
     Raises:
         ValueError: the driver is not known and the path depends on it, or the path leaves its base, or names
@@ -62,7 +62,7 @@ def host_application_cgroup(application: HostApplication, cgroup_driver: str | N
 
 
 def _is_kubelets(names: Sequence[str]) -> bool:
-    """Return whether a cgroup is that of a QoS class, or of a pod or in one. Source: policies spec 1.7."""
+    """Return whether a cgroup is that of a QoS class, or of a pod or in one."""
     if "kubepods" in names:
         below = names[names.index("kubepods") + 1 :]
         below = below[1:] if below and below[0] in ("burstable", "besteffort") else below

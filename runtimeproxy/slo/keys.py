@@ -1,7 +1,8 @@
 """Reads the keys of the ConfigMap `slo-controller-config`, and a NodeSLO, one by one.
 
 A key is a cluster strategy, node strategies and pod strategies. It is used as a whole or not at all.
-Source: policies spec 4.1; pod strategies: Koordinator's pull request 2557 (policies spec 0), generalized.
+Source: Koordinator apis/configuration/slo_controller_config.go; pod strategies: its pull request 2557, not
+merged, generalized.
 """
 
 from __future__ import annotations
@@ -457,7 +458,7 @@ class _KeyReader:
         return selector
 
 
-# Checks beyond single fields, like those of Koordinator's webhook (policies spec 4.4)
+# Checks beyond single fields, like those of Koordinator's webhook (pkg/webhook/cm/plugins/sloconfig)
 
 
 def _check(section: Section, cluster: Overlay, values: Overlay, place: str, report: Report) -> None:

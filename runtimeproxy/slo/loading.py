@@ -1,9 +1,10 @@
 """Loads the strategies of a node: from a ConfigMap's keys, a NodeSLO, and the node's labels and annotations.
 
-The merge is that of koord-manager and koordlet together (policies spec 4.3): default < cluster strategy <
-first matching node strategy < the node's own annotations and labels; then disabled classes get the values
-that switch them off. A section of a NodeSLO is merged by koord-manager already and stands in the place of
-cluster strategy and node strategies; pod strategies stand in the ConfigMap only.
+The merge is that of koord-manager (pkg/slo-controller/nodeslo/resource_strategy.go) and koordlet
+(pkg/koordlet/statesinformer/impl/states_nodeslo.go) together: default < cluster strategy < first matching
+node strategy < the node's own annotations and labels; then disabled classes get the values that switch them
+off. A section of a NodeSLO is merged by koord-manager already and stands in the place of cluster strategy and
+node strategies; pod strategies stand in the ConfigMap only.
 """
 
 from __future__ import annotations
@@ -300,7 +301,7 @@ def _dotted(section: Section, path: Path) -> str:
 
 
 def _with_disabled(strategy: QoSStrategy, provenance: dict[str, Provenance]) -> QoSStrategy:
-    """Gives disabled QoS of classes the values that switch it off (policies spec 4.3, step 10)."""
+    """Gives disabled QoS of classes the values that switch it off. Source: mergeNoneResourceQOSIfDisabled."""
     classes = {}
     for name in CAN_BE_DISABLED:
         of_class = getattr(strategy, name)

@@ -1,6 +1,6 @@
 """Labels and annotations of pods and nodes in Koordinator's domains: which ones Koordinator has.
 
-Source: Koordinator apis/extension (policies spec 1.1 to 1.3), and `AnnotationSoftEviction` and the like of
+Source: Koordinator apis/extension, and `AnnotationSoftEviction` and the like of
 the descheduler; those of Koordinator's other objects are not listed.
 """
 

@@ -1,7 +1,7 @@
 """Reads the JSON of strategies as Go does, against the schema: what is set, and what is wrong with it.
 
 Go matches the keys of a struct in any case and takes null, and an empty text for one of several words, for
-absent; the keys of a map match exactly (policies spec 1.6). What is set is an overlay: the value of each
+absent; the keys of a map match exactly (package encoding/json). What is set is an overlay: the value of each
 field that is there, by its path. So merging strategies is merging mappings.
 """
 

@@ -4,7 +4,7 @@ An attribute's name is Koordinator's JSON key in snake_case, and its value has K
 marks in the annotations, which `reading` checks. None means that nothing is set. A dataclass without
 arguments holds the values of a node without configuration.
 
-Source: Koordinator apis/slo/v1alpha1 and apis/configuration (policies spec 1.6, 4.2).
+Source: Koordinator apis/slo/v1alpha1 and apis/configuration; defaults: pkg/util/sloconfig.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Switch: TypeAlias = Annotated[int, Range(0, 1)]
 Natural: TypeAlias = Annotated[int, Range(0, _INT64_MAX)]
 Positive: TypeAlias = Annotated[int, Range(1, _INT64_MAX)]
 Ratio: TypeAlias = Annotated[float, Range(1, 5)]
-"""Source: policies spec 2.3."""
+"""Source: Koordinator pkg/slo-controller/noderesource/plugins/cpunormalization/plugin.go."""
 BandwidthShare: TypeAlias = Annotated[int | str, Bandwidth()]
 
 
@@ -359,7 +359,7 @@ class QoSStrategy:
     """`resource-qos-config`, NodeSLO's `resourceQOSStrategy`.
 
     CPU, memory and resctrl QoS of `lsr_class`, `ls_class` and `be_class` that are not enabled hold the values
-    that switch them off (policies spec 4.3, step 10).
+    that switch them off, as koordlet's mergeNoneResourceQOSIfDisabled does.
     """
 
     policies: QoSPolicies = field(default_factory=QoSPolicies)
@@ -387,7 +387,7 @@ PRODUCT_DEFAULTS: Final = QoSStrategy(
     ls_class=_class_default(2, is_expeller=True, wmark=(95, 20, -25)),
     be_class=_class_default(-1, wmark=(95, 20, 50), cat_end=30),
 )
-"""The values that a class has once it is enabled and nothing else is said. Source: policies spec 3.6, 4.2."""
+"""The values that a class has once it is enabled and nothing else is said. Source: nodeslo_config.go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

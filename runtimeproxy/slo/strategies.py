@@ -46,7 +46,7 @@ from runtimeproxy.slo.schema import (
 )
 
 CAN_BE_DISABLED: Final = ("lsr_class", "ls_class", "be_class")
-"""Classes whose CPU, memory and resctrl QoS is off while `enable` is false (policies spec 4.3, step 10)."""
+"""Classes whose CPU, memory and resctrl QoS is off while `enable` is false, as in `loading`."""
 
 MAX_REMEMBERED: Final = 1_024
 """Resolved pod strategies of one state of the configuration; pods that differ in nothing share one."""
@@ -63,7 +63,9 @@ _CLASS_NAMES: Final = {
     QoSClass.SYSTEM: "system_class",
     QoSClass.NONE: "lsr_class",
 }
-"""Source: policies spec 3.6; without a class a pod has one by its Kubernetes QoS class."""
+"""Source: Koordinator pkg/koordlet/qosmanager/helpers, GetPodResourceQoSByQoSClass.
+
+Without a class a pod has one by its Kubernetes QoS class."""
 _RESCTRL_GROUPS: Final = {"lsr_class": "LSR", "ls_class": "LS", "be_class": "BE"}
 _ANNOTATIONS: Final = (
     CPU_BURST,
@@ -149,9 +151,9 @@ class PodStrategy:
 
     cpu_burst: CpuBurstStrategy = field(default_factory=CpuBurstStrategy)
     cpu_qos: CpuQoS = field(default_factory=CpuQoS)
-    """Of the class of the pod's group identity (policies spec 2.1)."""
+    """Of the class of the pod's group identity: see `cpu_class`."""
     memory_qos: MemoryQoSStrategy = field(default_factory=MemoryQoSStrategy)
-    """Of the pod's class by label, or else by its Kubernetes QoS class (policies spec 3.6)."""
+    """Of the pod's class by label, or else by its Kubernetes QoS class."""
     resctrl_qos: PodResctrl = field(default_factory=PodResctrl)
     network_qos: PodNetwork = field(default_factory=PodNetwork)
     blkio_qos: BlkioQoS = field(default_factory=BlkioQoS)
@@ -294,8 +296,9 @@ class PodResolver:
 def cpu_class(qos: QoSClass, kube_qos: KubeQoSClass, classes: QoSStrategy) -> str:
     """Return the class, as an attribute of `QoSStrategy`, whose CPU QoS applies to a pod.
 
-    Source: policies spec 2.1. SYSTEM pods and those without a class have one by their Kubernetes QoS class;
-    a Guaranteed one has LSR's, or LS's where only that one is enabled.
+    SYSTEM pods and those without a class have one by their Kubernetes QoS class; a Guaranteed one has
+    LSR's, or LS's where only that one is enabled. Source: Koordinator pkg/koordlet/runtimehooks/hooks,
+    groupidentity/rule.go.
     """
     if qos not in (QoSClass.SYSTEM, QoSClass.NONE):
         return _CLASS_NAMES[qos]

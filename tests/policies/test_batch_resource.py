@@ -1,4 +1,4 @@
-"""Batch resources, with the vectors of the policies specification as ids."""
+"""Batch resources. Cases Vnnn are those of Koordinator's batch_resource_test.go (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPU burst by the kernel, with the vectors of the policies specification as ids."""
+"""CPU burst by the kernel. Cases Vnnn are those of Koordinator's cpu_burst_test.go (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPU normalization, with the vectors of the policies specification as ids."""
+"""CPU normalization. Cases Vnnn are those of Koordinator's cpu_normalization_test.go (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 

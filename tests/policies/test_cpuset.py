@@ -1,6 +1,6 @@
-"""CPU sets, with the vectors of the policies specification as ids.
+"""CPU sets. Cases Vnnn are those of Koordinator's cpuset/rule_test.go (CONTRIBUTING.md).
 
-Pools are sets of CPUs here: `0-7,8-15` of the specification is `0-15`.
+Pools are sets of CPUs here: Koordinator's `0-7,8-15` is `0-15`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GPU environment, with the vectors of the policies specification as ids."""
+"""GPU environment. Cases Vnnn are those of Koordinator's gpu_test.go (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 

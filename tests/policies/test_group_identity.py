@@ -1,4 +1,4 @@
-"""Group identity, with the vectors of the policies specification as ids."""
+"""Group identity. Cases Vnnn are those of Koordinator's groupidentity/rule_test.go (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 

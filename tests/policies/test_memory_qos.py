@@ -1,4 +1,4 @@
-"""Memory QoS, with the vectors of the policies specification as ids.
+"""Memory QoS. Cases Vnnn are those of Koordinator's cgroup_reconcile_test.go (CONTRIBUTING.md).
 
 Koordinator's largest number, which the kernel reads as `max`, is -1 here.
 """

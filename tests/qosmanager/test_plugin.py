@@ -27,7 +27,7 @@ def test_a_decision_without_claims_releases_all() -> None:
 
 
 def test_the_gates_of_evictions_are_off_by_default() -> None:
-    # Source: policies spec 3.0.
+    # Source: Koordinator pkg/features/koordlet_features.go.
     gates = feature_gates([])
     assert {name for name, is_on in gates.items() if is_on} == {"BECPUSuppress", "CPUBurst"}
     assert feature_gates(["CPUBurst=false", "BECPUEvict=true"]) == {

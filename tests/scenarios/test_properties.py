@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
 CEILING = 3
 """Of a quota, in limits, by `AUTO`."""
 GROWTH = 0.1
-"""Of the node: what BE pods get back in a second. Source: policies spec 3.1."""
+"""Of the node: what BE pods get back in a second. Source: cpu_suppress.go, beMaxIncreaseCPUPercent."""
 GROWN_S = 12
 """After which all can be given back."""
 

@@ -1,6 +1,6 @@
 """Koordinator's rule for larger quotas, as a plugin, for comparison: all containers of a node move together.
 
-Written from the facts of the policies specification, 3.2.1 and 3.2.3: on overload every quota above the limit
+As pkg/koordlet/qosmanager/plugins/cpuburst/cpu_burst.go does it: on overload every quota above the limit
 shrinks by a fifth each second; below nine tenths of the threshold every throttled one grows by a fifth;
 between the two nothing grows. It keeps no state but the quotas.
 """

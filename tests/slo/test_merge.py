@@ -1,4 +1,4 @@
-"""The merge of layers, and that each value's provenance names its layer (policies spec 4.3, 6.19)."""
+"""The merge of layers, and that each value's provenance names its layer."""
 
 from __future__ import annotations
 

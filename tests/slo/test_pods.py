@@ -206,7 +206,7 @@ def test_override_pod_counts_for_the_parts_that_the_strategy_sets() -> None:
     assert result.cpu_qos.group_identity == -1
 
 
-# Group identity (policies spec 2.1, 6.5)
+# Group identity
 
 IDENTITIES = {
     "clusterStrategy": {
@@ -290,7 +290,7 @@ def test_a_pod_strategy_enables_and_disables_group_identity() -> None:
     )
 
 
-# Memory QoS (policies spec 3.6, 6.15)
+# Memory QoS
 
 
 @pytest.mark.parametrize(

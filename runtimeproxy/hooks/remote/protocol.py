@@ -1,6 +1,6 @@
 """The protocol of hook servers: a view becomes a request, and a response becomes the change that it asks for.
 
-All functions are pure. Source: Koordinator apis/runtime/v1alpha1/api.proto (koord-runtime-proxy spec 3.4).
+All functions are pure. Source: Koordinator apis/runtime/v1alpha1/api.proto.
 
 The protocol's scalars have no presence, so `oom_score_adj` 0 and an empty cpuset may mean "set 0", "clear"
 or nothing at all. Koordinator's proxy always takes them for values. Koordlet relies on that, because it
@@ -48,7 +48,7 @@ _NUMBERS: Final = frozenset(
 )
 """Those where 0 is no value, so that it can only mean "unchanged"."""
 _POD_CGROUP_NAMES: Final = frozenset({"cpu.shares", "cpu.cfs_quota_us", "memory.limit_in_bytes"})
-"""What Koordinator sets on a pod's own cgroup (policies spec, batch resources)."""
+"""What Koordinator sets on a pod's own cgroup. Source: pkg/koordlet/runtimehooks/hooks/batchresource."""
 _POD_ECHO: Final = ("labels", "annotations", "cgroup_parent", "resources")
 _CONTAINER_ECHO: Final = ("container_annotations", "pod_cgroup_parent", "container_resources")
 """Fields that an echo repeats."""
@@ -205,7 +205,7 @@ EXCHANGES: Final[Mapping[Hook, Exchange]] = {
     ),
     Hook.POST_STOP_CONTAINER: Exchange(f"{_PATH}PostStopContainerHook", *_CONTAINER_HOOK),
 }
-"""Source: Koordinator apis/runtime/v1alpha1/api.proto (koord-runtime-proxy spec 3.4)."""
+"""Source: Koordinator apis/runtime/v1alpha1/api.proto."""
 
 
 def _message(kind: type[MessageT], maps: Mapping[str, Mapping[str, str]], **fields: Any) -> MessageT:  # noqa: ANN401

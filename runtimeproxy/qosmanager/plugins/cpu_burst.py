@@ -4,8 +4,9 @@ By the strategy of its pod a container gets a larger quota while it is throttled
 value that policies lead to, so that CPU normalization keeps its effect. The other part of CPU burst, that of
 the kernel (`cpu.cfs_burst_us`), needs no samples: it is the policy `cpu-burst`.
 
-Source of the formulas: policies spec 3.2. Unlike Koordinator, which scales all bursting containers down
-together once the shared CPUs are overloaded, and up again below, and so swings around the threshold:
+Source: Koordinator pkg/koordlet/qosmanager/plugins/cpuburst/cpu_burst.go. Unlike Koordinator, which scales
+all bursting containers down together once the shared CPUs are overloaded, and up again below, and so swings
+around the threshold:
 
 - On overload only as much is taken back as leads below the threshold, from pods of the lowest priority first.
 - Growth ends where the shared CPUs would no longer count as idle; pods of the highest priority come first.
@@ -38,12 +39,12 @@ from runtimeproxy.slo.schema import PodCpuBurst
 from runtimeproxy.units import CPU_PERIOD_US
 
 CLASSES: Final = frozenset({QoSClass.LS, QoSClass.SYSTEM, QoSClass.NONE})
-"""QoS classes that burst, by the label. Source: policies spec 3.2."""
+"""QoS classes that burst, by the label. Source: Koordinator pkg/util, IsPodCPUBurstable."""
 
 WINDOW_S: Final = 5.0
-"""Over which the usage of the shared CPUs is averaged. Source: policies spec 3.2.1, a sample each second."""
+"""Over which the usage of the shared CPUs is averaged. Source: getNodeStateForBurst, a sample each second."""
 COOLING_PERCENT: Final = 90
-"""Of the threshold: above it nothing grows. Source: policies spec 3.2.1."""
+"""Of the threshold: above it nothing grows. Source: getNodeStateForBurst."""
 RELIEF_PERCENT: Final = 95
 """Of the threshold: an overload is reduced to it, the middle of cooling."""
 HOLD_S: Final = 10.0
@@ -74,12 +75,12 @@ class Operation(StrEnum):
 
 
 def pool_ratio(total_cores: float, used_cores: float) -> float:
-    """Return the usage of the shared CPUs, 0 to 1 and above; 1 without any. Source: policies spec 3.2.1."""
+    """Return the usage of the shared CPUs, 0 to 1 and above; 1 without any. Source: getNodeStateForBurst."""
     return used_cores / total_cores if total_cores > 0 else 1.0
 
 
 def pool_state(ratio: float | None, threshold_percent: int) -> PoolState:
-    """Return the state of the shared CPUs; without a ratio it is not known. Source: policies spec 3.2.1."""
+    """Return the state of the shared CPUs; without a ratio it is not known. Source: as `pool_ratio`."""
     if ratio is None:
         return PoolState.UNKNOWN
     if ratio * 100 >= threshold_percent:
@@ -97,14 +98,14 @@ class Bucket(NamedTuple):
 
 
 def new_bucket(capacity: int, container_id: str, now_s: float) -> Bucket:
-    """Return a bucket, filled up to a half at most. Source: policies spec 3.2.4."""
+    """Return a bucket, filled up to a half at most. Source: burstLimiter."""
     # Containers that start together must not end together: Koordinator draws lots, here the id decides.
     share = zlib.crc32(container_id.encode()) / 2**33
     return Bucket(int(capacity * share), capacity, now_s)
 
 
 def refilled(bucket: Bucket, usage_percent: int, now_s: float) -> Bucket:
-    """Return the bucket after the usage, in percent of the limit, since then. Source: policies spec 3.2.4."""
+    """Return the bucket after the usage, in percent of the limit, since then. Source: burstLimiter."""
     tokens = bucket.tokens
     if usage_percent >= 100 or usage_percent < 60:
         tokens += (100 - usage_percent) * max(now_s - bucket.at_s, 0.0)
@@ -114,7 +115,7 @@ def refilled(bucket: Bucket, usage_percent: int, now_s: float) -> Bucket:
 def limited(
     bucket: Bucket | None, strategy: PodCpuBurst, usage_percent: int, container_id: str, now_s: float
 ) -> tuple[Bucket | None, bool]:
-    """Return the bucket after this round, and whether quotas may grow. Source: policies spec 3.2.4."""
+    """Return the bucket after this round, and whether quotas may grow. Source: cfsBurstAllowedByLimiter."""
     period_s, percent = strategy.cfs_quota_burst_period_seconds, strategy.cfs_quota_burst_percent
     if period_s < 0:
         return None, True
@@ -128,7 +129,7 @@ def limited(
 
 
 def operation(strategy: PodCpuBurst, throttled: float | None, *, is_allowed: bool) -> Operation:
-    """Return what a container asks for, apart from the node's state. Source: policies spec 3.2.3."""
+    """Return what a container asks for, apart from the node's state. Source: genOperationByContainer."""
     if strategy.policy not in QUOTA_BURST:
         return Operation.RESET
     if not is_allowed:
@@ -141,7 +142,7 @@ def ceiling_us(base_us: int, strategy: PodCpuBurst) -> int:
 
 
 def stepped(current_us: int, base_us: int, ceil_us: int, op: Operation) -> int:
-    """Return the quota after one operation, within base and ceiling. Source: policies spec 3.2.3."""
+    """Return the quota after one operation, within base and ceiling. Source: applyCFSQuotaBurst."""
     target = {
         Operation.UP: current_us * 12 // 10,
         Operation.DOWN: current_us * 8 // 10,
@@ -314,7 +315,7 @@ class CpuBurstPlugin(Plugin[BurstState]):
 
 
 def share_pool(snapshot: Snapshot) -> SharePool:
-    """Return the CPUs that pods without CPUs of their own share. Source: policies spec 3.2.1.
+    """Return the CPUs that pods without CPUs of their own share. Source: getNodeStateForBurst.
 
     The total is without the requests of LSE and LSR pods, the usage without that of LSE, LSR and BE pods.
     """

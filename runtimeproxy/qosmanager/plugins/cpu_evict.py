@@ -1,6 +1,6 @@
 """CPU evict: BE pods that get too little of what they request, and pods of low priority on a busy node.
 
-Three features, each with a gate of its own (policies spec 3.3):
+Three features (Koordinator pkg/koordlet/qosmanager/plugins/cpuevict), each with a gate of its own:
 
 - `BECPUEvict`: what is left to BE pods is far below what they request, and they use all of it;
 - `CPUAllocatableEvict`: pods of low priority request more than a share of what is allocatable;
@@ -30,13 +30,13 @@ from runtimeproxy.slo.dynamic import GATES
 from runtimeproxy.slo.schema import CpuEvictPolicy, Threshold
 
 COOL_S: Final = 20.0
-"""Between two evictions, and after the start. Source: policies spec 3.0."""
+"""Between two evictions, and after the start. Source: Koordinator pkg/koordlet/qosmanager/framework."""
 LONGEST_WINDOW_S: Final = 300.0
 """Bounds `cpuEvictTimeWindowSeconds`."""
 USAGE_PERCENT: Final = 90
-"""Of their limit: BE pods that use less are not short of CPU. Source: policies spec 3.3."""
+"""Of their limit: BE pods that use less are not short of CPU. Source: isBECPUUsageHighEnough."""
 LEAST_LIMIT_MILLICORES: Final = 1_000
-"""With less BE pods are short of CPU whatever they use. Source: policies spec 3.3."""
+"""With less BE pods are short of CPU whatever they use. Source: the same."""
 BATCH_CPU: Final = "kubernetes.io/batch-cpu"
 
 
@@ -51,7 +51,9 @@ class BeCpu(NamedTuple):
 def satisfaction_release(
     cpu: BeCpu, lower_percent: int, upper_percent: int, usage_percent: int = USAGE_PERCENT
 ) -> int:
-    """Return the request to be released, in millicores; 0 for nothing. Source: policies spec 3.3.
+    """Return the request to be released, in millicores; 0 for nothing.
+
+    Source: calculateResourceMilliToReleaseBySatisfaction.
 
     Args:
         cpu: limit, usage and request of all BE pods.
@@ -71,7 +73,7 @@ def satisfaction_release(
 def both_releases(
     average: BeCpu, last: BeCpu, lower_percent: int, upper_percent: int, usage_percent: int = USAGE_PERCENT
 ) -> int:
-    """Return what both the average and the last sample want to be released. Source: policies spec 3.3."""
+    """Return what both the average and the last sample want to be released. Source: cpu_evict.go."""
     release = satisfaction_release(average, lower_percent, upper_percent, usage_percent)
     if (average.limit, average.request) == (last.limit, last.request):
         return release

@@ -2,7 +2,8 @@
 
 By the policy of the strategy that bounds the quota of their QoS class, or its CPUs. The bound falls at once,
 and rises in steps. Unlike in Koordinator nothing is divided by zero or negative, and CPUs that became
-exclusive are taken from BE pods even if few are left. Source of all formulas: policies spec 3.1.
+exclusive are taken from BE pods even if few are left.
+Source: Koordinator pkg/koordlet/qosmanager/plugins/cpusuppress/cpu_suppress.go.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from runtimeproxy.slo.schema import CgroupBase, CpuSuppressPolicy
 from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, format_cpu_list, parse_cpu_list
 
 MIN_QUOTA_US: Final = 2_000
-"""The least quota of all BE pods together. Source: policies spec 3.1.2."""
+"""The least quota of all BE pods together. Source: beMinQuota."""
 MIN_CPUS: Final = 2
-"""The least number of CPUs of BE pods. Source: policies spec 3.1.1."""
+"""The least number of CPUs of BE pods. Source: beMinCPUSetCores."""
 GROWTH_PERCENT: Final = 10
-"""The share of the node's CPUs that BE pods get back in one step. Source: policies spec 3.1."""
+"""The share of the node's CPUs that BE pods get back in one step. Source: beMaxIncreaseCPUPercent."""
 QUOTA_DEADBAND_PERCENT: Final = 1
-"""Of the node's CPUs: smaller changes of the quota are left out. Source: policies spec 3.1.2."""
+"""Of the node's CPUs: smaller changes of the quota are left out. Source: suppressBypassQuotaDeltaRatio."""
 CPU_DEADBAND_MILLICORES: Final = 250
 """One CPU more is given only if so much of it is left for BE pods: else it would come and go with each
 fraction of a core."""
@@ -62,7 +63,7 @@ def be_millicores(
     host_applications: Iterable[Used] = (),
     reserved_millicores: int = 0,
 ) -> int:
-    """Return the CPU that is left for all BE pods, 0 at least. Source: policies spec 3.1.
+    """Return the CPU that is left for all BE pods, 0 at least. Source: calculateBESuppressCPU.
 
     Percentages are of the capacity: what all pods and the system use together, and what BE pods keep. Pods
     that are gone are taken for pods of other classes. `reserved_millicores` are kept for the system, used or
@@ -82,7 +83,7 @@ def floor_millicores(capacity_millicores: int, min_percent: int | None) -> int:
 def next_quota_us(
     target_millicores: int, current_us: int, capacity_millicores: int, min_percent: int | None = None
 ) -> int:
-    """Return the quota of all BE pods, for a period of 100 ms. Source: policies spec 3.1.2."""
+    """Return the quota of all BE pods, for a period of 100 ms. Source: adjustByCfsQuota."""
     quota_us = max(_quota_us(target_millicores), MIN_QUOTA_US)
     if current_us == UNLIMITED:
         return quota_us
@@ -102,7 +103,7 @@ def next_cpu_count(
     capacity_millicores: int = 0,
     min_percent: int | None = None,
 ) -> int:
-    """Return how many of the node's CPUs BE pods get. Source: policies spec 3.1.1."""
+    """Return how many of the node's CPUs BE pods get. Source: adjustByCPUSet."""
     count = max(-(-target_millicores // 1_000), MIN_CPUS)
     if count == current + 1 and target_millicores <= current * 1_000 + CPU_DEADBAND_MILLICORES:
         count = current
@@ -115,8 +116,8 @@ def spread_cpus(cpus: Iterable[Cpu], count: int) -> tuple[int, ...]:
     """Return so many of the CPUs, whole cores first, spread over NUMA nodes and sockets; in this order.
 
     The larger a NUMA node's part is, the earlier it has its turn. Whole cores are taken in rounds until one
-    finds none; single CPUs where the last round ended. Fewer CPUs than `count`: none. Source: policies spec
-    3.1.1.
+    finds none; single CPUs where the last round ended. Fewer CPUs than `count`: none.
+    Source: calculateBESuppressCPUSetPolicy.
     """
     buckets = _buckets(cpus)
     if count <= 0 or sum(map(len, buckets)) < count:
@@ -155,7 +156,7 @@ def _whole_cores(bucket: Sequence[Cpu]) -> Iterator[tuple[Cpu, Cpu]]:
 
 
 def select_cpus(cpus: Iterable[Cpu], count: int, lsr_cpus: frozenset[int] = frozenset()) -> frozenset[int]:
-    """Return so many CPUs for BE pods, those of LSR pods by their share. Source: policies spec 3.1.1."""
+    """Return so many CPUs for BE pods, those of LSR pods by their share. Source: adjustByCPUSet."""
     there = list(cpus)
     lsr = [cpu for cpu in there if cpu.id in lsr_cpus]
     others = [cpu for cpu in there if cpu.id not in lsr_cpus]
@@ -173,7 +174,7 @@ def be_cpus(node: Node, pods: Iterable[Pod]) -> tuple[Cpu, ...]:
     """Return the CPUs that BE pods may have at all.
 
     Not those of LSE pods, of reservations, of SYSTEM pods alone, and of containers to which the kubelet's CPU
-    manager has given some of their own. Source: policies spec 3.1.1, full BE set.
+    manager has given some of their own. Source: calcBECPUSet.
     """
     taken = node.reserved_cpus
     if node.is_system_exclusive:

@@ -1,6 +1,6 @@
 """Memory evict: pods that have to go before the node runs out of memory.
 
-Three features, each with a gate of its own (policies spec 3.4):
+Three features (Koordinator pkg/koordlet/qosmanager/plugins/memoryevict), each with a gate of its own:
 
 - `BEMemoryEvict`: memory usage of the node is above a threshold; BE pods go;
 - `MemoryEvict`: the same; pods up to a priority go that allow it;
@@ -21,7 +21,7 @@ from runtimeproxy.qosmanager.snapshot import LOOK_BACK_S, Level, Metric, Snapsho
 from runtimeproxy.slo.dynamic import GATES
 
 COOL_S: Final = 4.0
-"""Between two evictions, and after the start. Source: policies spec 3.0."""
+"""Between two evictions, and after the start. Source: Koordinator pkg/koordlet/qosmanager/framework."""
 _MIB: Final = 1 << 20
 
 

@@ -55,7 +55,7 @@ TRAINING_S: Final = 60.0
 SAVING_S: Final = 600.0
 """Models are saved this often: a crash costs as many samples."""
 AGGREGATIONS_S: Final = (300.0, 600.0, 1_800.0)
-"""Source: policies spec 4.2, metricAggregatePolicy."""
+"""Source: Koordinator pkg/util/sloconfig/colocation_config.go, metricAggregatePolicy."""
 _MODELS_FILE: Final = "prediction.json"
 _NODE_METRIC_FILE: Final = "node-metric.json"
 _NODE_METRIC_PATH: Final = "/node-metric"

@@ -1,7 +1,7 @@
 """A histogram whose samples lose half of their weight with each half-life, and whose buckets grow.
 
-Source of shape and constants: policies spec 3.10; Kubernetes autoscaler, vertical-pod-autoscaler
-pkg/recommender/util, whose histograms Koordinator uses.
+Source of shape and constants: Koordinator pkg/koordlet/prediction/predict_server.go and pkg/util/histogram,
+after those of the Kubernetes autoscaler, vertical-pod-autoscaler pkg/recommender/util.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Expected peaks from the past: of each pod, of each priority class, and of the rest of the system.
 
-Source of models and formulas: policies spec 3.10. The models are the state; saved as one JSON text, they
-outlive the process.
+Source: Koordinator pkg/koordlet/prediction, predict_server.go and peak_predictor.go. The models are the
+state; saved as one JSON text, they outlive the process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Batch and mid resources of the node: what pods of lower priority may be given. All functions are pure.
 
-What koord-manager computes for a node of a cluster, from the samples of this node. Source of all formulas:
-policies spec 3.10.
+What koord-manager computes for a node of a cluster, from the samples of this node. Source:
+Koordinator pkg/slo-controller/noderesource/plugins, batchresource and midresource.
 """
 
 from __future__ import annotations

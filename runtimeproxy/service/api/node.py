@@ -202,8 +202,8 @@ def _host_application(node: Node, application: HostApplication) -> api_pb2.HostA
 def reserved_of(node: Node) -> tuple[dict[str, int], frozenset[int]]:
     """What of the node is not for pods, and the CPUs that are set apart for that. Pure.
 
-    By resource the larger one of what is not allocatable and of the node's annotation. Source: policies spec
-    3.1, nodeReserved.
+    By resource the larger one of what is not allocatable and of the node's annotation.
+    Source: Koordinator pkg/koordlet/qosmanager/helpers, GetNodeResourceReserved.
     """
     reserved: dict[str, int] = {}
     if node.capacity is not None and node.allocatable is not None:

@@ -1,4 +1,4 @@
-"""CPU burst by quota, with the vectors of the policies specification as ids."""
+"""CPU burst by quota. Cases Vnnn are those of Koordinator's cpu_burst_test.go (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPU evict, with the vectors of the policies specification as ids."""
+"""CPU evict. Cases Vnnn are those of Koordinator's cpu_evict_test.go (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 

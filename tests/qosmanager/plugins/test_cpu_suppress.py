@@ -1,4 +1,4 @@
-"""CPU suppress, with the vectors of the policies specification as ids."""
+"""CPU suppress. Cases Vnnn are those of Koordinator's cpu_suppress_test.go (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 

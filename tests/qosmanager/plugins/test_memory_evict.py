@@ -1,4 +1,4 @@
-"""Memory evict, with the vectors of the policies specification as ids."""
+"""Memory evict. Cases Vnnn are those of Koordinator's memory_evict_test.go (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch and mid resources: each formula of the specification as a table."""
+"""Batch and mid resources: each formula as a table."""
 
 import json
 from collections.abc import Mapping
