@@ -69,7 +69,7 @@ class Recorder:
             encoder.start, time.time(), services.chain.node.latest, records, services.chain.policies
         )
         # From now on: a call that ends while the records are written follows them.
-        services.recorder = self
+        services.reports.recorder = self
         try:
             yield await run(executor, lambda: b"".join(start()))
             while not self.problem:
@@ -119,8 +119,8 @@ class Recorder:
         """Ends the recording, with a reason; what waits is not written any more."""
         self.problem = self.problem or problem
         self._waiting.clear()
-        if self._services.recorder is self:
-            self._services.recorder = None
+        if self._services.reports.recorder is self:
+            self._services.reports.recorder = None
         self._wake.set()
 
 

@@ -19,7 +19,7 @@ from google.protobuf import json_format
 
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import frame_message
 from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import CALL_TYPES, InterceptedCall
-from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CallSettings
+from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallReports, CallServices, CallSettings
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
 from runtimeproxy.frontends.cri_proxy.calls.methods import SERVICES, CallKind
 from runtimeproxy.frontends.cri_proxy.interception import CallHead, Outcome
@@ -144,7 +144,7 @@ class _Replayer:
             executor=self._executor,
             long_work=LongWork(self._executor),
             spawn=self._spawn,
-            on_unsettled=lambda: None,
+            reports=CallReports(),
         )
         # Calls without a response so far, by number.
         self._open: dict[int, CriCall] = {}
@@ -221,7 +221,7 @@ class _Replayer:
     async def _decide(self, kind: CallKind, request: Message) -> _Decided:
         """Has the request decided as if it came from the kubelet; nothing is done with the result."""
         decided = _Decided()
-        self._services.recorder = decided
+        self._services.reports.recorder = decided
         path = f"/{SERVICES[0]}/{kind}"
         handler = InterceptedCall(self._services, CallHead(path, None, "identity"), decided)
         handler.on_message(frame_message(request.SerializeToString()))

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.core.events import take_due_writes, write_due
 from runtimeproxy.core.policies import PolicyEvent
 from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import InterceptedCall
-from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CallSettings, OpenCall
+from runtimeproxy.frontends.cri_proxy.calls.interceptor import (
+    CallReports,
+    CallServices,
+    CallSettings,
+    OpenCall,
+)
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
 from runtimeproxy.ledger.upkeep import WORK_S
 from runtimeproxy.pods.lookup import Lookups
@@ -34,6 +39,7 @@ def call_services(
     settings: Settings,
     threads: ThreadPools,
     spawn: Spawn,
+    reports: CallReports,
     is_standby: Callable[[], bool],
 ) -> CallServices:
     """Joins intercepted calls to the core.
@@ -51,7 +57,7 @@ def call_services(
         executor=threads.background,
         long_work=LongWork(threads.make("long-requests", LONG_REQUEST_THREADS), give_back_memory),
         spawn=spawn,
-        on_unsettled=inventory.confirm_all,
+        reports=reports,
         evaluator=core.upkeep.evaluator,
         allocations=core.state.allocations,
     )

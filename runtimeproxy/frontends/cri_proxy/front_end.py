@@ -92,7 +92,7 @@ class CriProxy(FrontEnd):
     @property
     def internal_errors(self) -> int:
         """How many errors there have been in the proxy's own code since the start."""
-        of_calls = self.services.internal_errors if self.services is not None else 0
+        of_calls = self.interceptor.reports.internal_errors
         return of_calls + (self.server.defect_count if self.is_open else 0)
 
     @property
@@ -141,7 +141,9 @@ class CriProxy(FrontEnd):
         await run(threads.background, importlib.import_module, module)
         from runtimeproxy.frontends.cri_proxy.core_calls import call_services
 
-        self.services = call_services(core, client, settings, threads, spawn, lambda: self.is_standby)
+        self.services = call_services(
+            core, client, settings, threads, spawn, self.interceptor.reports, lambda: self.is_standby
+        )
 
     def decide(self) -> None:
         # From now on intercepted calls are decided, those that wait for it first.

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runtimeproxy.core.questions import PendingUpdate
 
 
 class KeyedQueue:
@@ -48,10 +52,15 @@ class KeyedQueue:
 
 
 class CallOrder(KeyedQueue):
-    """The queues of calls, and the post hooks that still run, by pod."""
+    """The queues of calls, and the post hooks that still run, by pod.
+
+    Attributes:
+        updates: Those that the runtime has not answered, oldest first, by container.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.updates: dict[str, list[PendingUpdate]] = {}
         self._post_hooks: dict[str, set[asyncio.Future[None]]] = {}
 
     def __len__(self) -> int:

@@ -305,11 +305,11 @@ def take_cpus(kind: str, until_s: float, taking: Callable[[], Awaitable[None]]) 
             async with asyncio.timeout_at(until_s):
                 await taking()
         except TimeoutError:
-            services.problems[kind, "cpus_not_left"] += 1
+            services.reports.problems[kind, "cpus_not_left"] += 1
             text = "other pods have not left its CPUs in time"
-            services.failures.report(kind, text, text)
+            services.reports.failures.report(kind, text, text)
         except Exception as error:  # noqa: BLE001 - that others keep its CPUs stops no pod
-            services.internal_errors += 1
-            services.failures.report(kind, type(error).__name__, type(error).__name__)
+            services.reports.internal_errors += 1
+            services.reports.failures.report(kind, type(error).__name__, type(error).__name__)
 
     return run

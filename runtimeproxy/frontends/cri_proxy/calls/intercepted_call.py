@@ -179,8 +179,8 @@ class InterceptedCall:
         """Parses the request; a short one at once."""
         services = self._services
         self._until_s = asyncio.get_running_loop().time() + services.settings.hold_s(self._head)
-        if services.recorder is not None:
-            self._recorded = services.recorder.begin(self._method.kind, data, self._head.encoding)
+        if services.reports.recorder is not None:
+            self._recorded = services.reports.recorder.begin(self._method.kind, data, self._head.encoding)
         try:
             if len(data) > PARSE_IN_LOOP_BYTES or data.startswith(COMPRESSED):
                 self._task = services.spawn(self._parse_long(data))
@@ -441,7 +441,7 @@ class InterceptedCall:
             self._forward(call, frame)
         elif self._is_unseen:
             self._reply.forward(frame)
-            self._services.changed += frame is not None
+            self._services.reports.changed += frame is not None
             self._end_decision()
 
     def _edited_frame(self, call: CriCall) -> bytes | None:
@@ -455,7 +455,7 @@ class InterceptedCall:
             self._forget(call)
         self._reply.forward(frame)
         if frame is not None:
-            self._services.changed += 1
+            self._services.reports.changed += 1
         if self._recorded is not None:
             self._recorded.on_decided()
         # Not before the message is written, and then the response need not wait for it.
@@ -476,7 +476,7 @@ class InterceptedCall:
         call.on_end()
         self._call = None
         self._is_unseen = True
-        self._services.problems[self._method.kind, "no_memory"] += 1
+        self._services.reports.problems[self._method.kind, "no_memory"] += 1
         self._report(NoDecisionError("the record has no room beside those of other calls"))
 
     async def _prepare_long(self, call: CriCall) -> None:
@@ -521,7 +521,7 @@ class InterceptedCall:
             text, problem = "the request cannot be read", "unreadable"
         elif isinstance(error, NoDecisionError):
             code, text, problem = StatusCode.UNAVAILABLE, str(error), "not_in_time"
-        self._services.problems[self._method.kind, problem] += 1
+        self._services.reports.problems[self._method.kind, problem] += 1
         if policy is FailurePolicy.FAIL:
             self._refuse(code, text)
         else:
@@ -548,7 +548,7 @@ class InterceptedCall:
         if works := call.on_end():
             start_works(self._services, self._method, call, works)
         if call.on_cancelled():
-            self._services.on_unsettled()
+            self._services.inventory.confirm_all()
 
     def on_response(self, outcome: Outcome, data: bytes) -> None:
         """Updates the records before the response goes to the client, and starts the post hooks."""
@@ -558,7 +558,7 @@ class InterceptedCall:
             self._recorded.on_response(outcome, data)
         if call is None:
             if self._is_unseen and outcome is not Outcome.FAILED:
-                services.on_unsettled()
+                services.inventory.confirm_all()
             return
         try:
             if works := call.on_end():
@@ -586,8 +586,8 @@ class InterceptedCall:
         cause = type(error).__name__
         text = str(error) if isinstance(error, _WITHOUT_QUOTES) else cause
         if not isinstance(error, _FORESEEN):
-            self._services.internal_errors += 1
-        self._services.failures.report(self._method.kind, cause, text)
+            self._services.reports.internal_errors += 1
+        self._services.reports.failures.report(self._method.kind, cause, text)
 
 
 def _recorded(call: CriCall, data: bytes) -> Sequence[Work] | None:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.events import CgroupLedger
     from runtimeproxy.core.policies import Spawn
-    from runtimeproxy.core.questions import PendingUpdate
     from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
     from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
     from runtimeproxy.hooks import ContainerView, PodView
@@ -137,6 +136,25 @@ class CallRecorder(Protocol):
         """A request has arrived."""
 
 
+@dataclass(slots=True)
+class CallReports:
+    """What is told of calls: to metrics and status, the log, and a recording.
+
+    Attributes:
+        recorder: Records calls; None, as mostly, if nothing is recorded.
+        internal_errors: How many errors there have been in the proxy's own code.
+        changed: How many calls were forwarded with a changed request.
+        problems: How many calls went on without what they should have had, by kind of call and cause.
+        failures: Logs each cause once per interval.
+    """
+
+    recorder: CallRecorder | None = None
+    internal_errors: int = 0
+    changed: int = 0
+    problems: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failures: FailureLog = field(default_factory=FailureLog)
+
+
 @dataclass(slots=True, kw_only=True)
 class CallServices:
     """What intercepted calls share. Used in the event loop's thread, but for `ledger`.
@@ -146,15 +164,8 @@ class CallServices:
         lookups: Asks the runtime for single records.
         ledger: Writes cgroup values, in worker threads.
         long_work: Worker threads for long requests.
-        on_unsettled: Called when neither the response nor the runtime shows the outcome of a call; the
-            records should be compared with the runtime then.
         evaluator: Of what runs; None if nothing is evaluated.
         allocations: The CPUs of pods; None where the pools of shared CPUs do not depend on them.
-        recorder: Records calls; None, as mostly, if nothing is recorded.
-        pending_updates: Oldest first, by container.
-        internal_errors: How many errors there have been in the proxy's own code.
-        changed: How many calls were forwarded with a changed request.
-        problems: How many calls went on without what they should have had, by kind of call and cause.
     """
 
     settings: CallSettings
@@ -165,16 +176,10 @@ class CallServices:
     executor: Executor
     long_work: LongWork
     spawn: Spawn
-    on_unsettled: Callable[[], None]
+    reports: CallReports
     evaluator: PodEvaluator | None = None
     allocations: CpuAllocations | None = None
-    recorder: CallRecorder | None = None
-    pending_updates: dict[str, list[PendingUpdate]] = field(default_factory=dict)
     order: CallOrder = field(default_factory=CallOrder)
-    failures: FailureLog = field(default_factory=FailureLog)
-    internal_errors: int = 0
-    changed: int = 0
-    problems: Counter[tuple[str, str]] = field(default_factory=Counter)
     store: PodStore = field(init=False)
 
     def __post_init__(self) -> None:
@@ -205,16 +210,14 @@ class CallInterceptor:
         bypass: While it is set, new calls pass without policies; the records are then only as new as the last
             comparison with the runtime.
         waiting: Calls that wait for `start`, in the order of their arrival.
-        failures: Logs calls for which `start` came too late, once per interval.
-        late: How many these were, by kind of call.
+        reports: Of all calls, those included for which `start` came too late.
     """
 
     def __init__(self, settings: CallSettings, on_unseen: Callable[[], None] | None = None) -> None:
         self.settings = settings
         self.bypass = False
         self.on_unseen = on_unseen
-        self.failures = FailureLog()
-        self.late: Counter[str] = Counter()
+        self.reports = CallReports()
         self._open_call: OpenCall | None = None
         self.waiting: dict[_WaitingCall, None] = {}
 
@@ -286,9 +289,9 @@ class _WaitingCall:
 
     def _give_up(self) -> None:
         self._stop_waiting()
-        kind = BY_PATH[self._head.path].kind
-        self._interceptor.late[kind] += 1
-        self._interceptor.failures.report(kind, NOT_LOADED, NOT_LOADED)
+        kind, reports = BY_PATH[self._head.path].kind, self._interceptor.reports
+        reports.problems[kind, "not_loaded"] += 1
+        reports.failures.report(kind, NOT_LOADED, NOT_LOADED)
         if self._interceptor.settings.on_failure is FailurePolicy.FAIL:
             self._reply.refuse(StatusCode.UNAVAILABLE, MESSAGE_PREFIX + NOT_LOADED)
         else:

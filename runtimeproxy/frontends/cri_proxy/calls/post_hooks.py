@@ -46,8 +46,8 @@ async def _settle(services: CallServices, method: Method, call: CriCall) -> None
     try:
         works = await call.confirm()
     except RuntimeUnavailableError as error:
-        services.failures.report(method.kind, "unsettled", f"outcome of the call unknown: {error}")
-        services.on_unsettled()
+        services.reports.failures.report(method.kind, "unsettled", f"outcome of the call unknown: {error}")
+        services.inventory.confirm_all()
     else:
         if works is not None:
             start_post_hooks(services, method, call, works)
@@ -76,6 +76,6 @@ async def _guarded(services: CallServices, method: Method, work: Callable[[], Aw
     try:
         await work()
     except Exception as error:  # noqa: BLE001 - a bug costs one call's post hooks, not the daemon
-        services.internal_errors += 1
+        services.reports.internal_errors += 1
         cause = type(error).__name__
-        services.failures.report(method.kind, f"after {cause}", f"{cause} after the call")
+        services.reports.failures.report(method.kind, f"after {cause}", f"{cause} after the call")

@@ -122,7 +122,7 @@ class UpdateContainerResources(ContainerCall):
         record = self.record
         if record is None:
             return None
-        expected = with_updates(record, self.services.pending_updates.get(record.id, ()))
+        expected = with_updates(record, self.services.order.updates.get(record.id, ()))
         self._parent = self.pod.cgroup_parent if self.pod is not None else ""
         self._booked = expected.booked
         # Which of two concurrent updates the runtime makes last is not known.
@@ -168,11 +168,11 @@ class UpdateContainerResources(ContainerCall):
         """Updates that are decided from now on take this one into account."""
         self._update_key = self.turn_key
         self._update = PendingUpdate(self._sent, self._forwarded)
-        self.services.pending_updates.setdefault(self._update_key, []).append(self._update)
+        self.services.order.updates.setdefault(self._update_key, []).append(self._update)
 
     def on_end(self) -> Sequence[Work]:
         """The pod is resized before or after its containers, as the values rise or fall."""
-        all_pending = self.services.pending_updates
+        all_pending = self.services.order.updates
         left = [each for each in all_pending.pop(self._update_key, ()) if each is not self._update]
         if left:
             all_pending[self._update_key] = left

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,12 @@ from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import frame_message
 from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import InterceptedCall
-from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallInterceptor, CallServices, CallSettings
+from runtimeproxy.frontends.cri_proxy.calls.interceptor import (
+    CallInterceptor,
+    CallReports,
+    CallServices,
+    CallSettings,
+)
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
 from runtimeproxy.frontends.cri_proxy.interception import CallHandler, CallHead, Outcome
 from runtimeproxy.hooks import EVERY_POD, CgroupChange, FailurePolicy, Hook, PodSelector, Policy
@@ -237,17 +242,18 @@ class Surroundings:
         self._tasks: set[asyncio.Task[None]] = set()
         self.interceptor = CallInterceptor(settings, self._count_unsettled)
         self.failures = RecordedFailures()
+        inventory = Inventory(self.store)
+        inventory.source = self
         self.services = CallServices(
             settings=settings,
             chain=Chain((), self.workers),
-            inventory=Inventory(self.store),
+            inventory=inventory,
             lookups=Lookups(self.store, self.runtime, lookup_timeout_s),
             ledger=self.ledger,
             executor=self._executor,
             long_work=LongWork(self._executor),
             spawn=self._spawn,
-            on_unsettled=self._count_unsettled,
-            failures=self.failures,
+            reports=CallReports(failures=self.failures),
         )
 
     @property
@@ -331,6 +337,13 @@ class Surroundings:
 
     def _count_unsettled(self) -> None:
         self.unsettled += 1
+
+    def confirm(self, containers: Iterable[str]) -> None:
+        """All records are to be compared: what has become of a call is not known."""
+        self._count_unsettled()
+
+    def compare_soon(self) -> None:
+        """Comes with it."""
 
 
 @dataclass

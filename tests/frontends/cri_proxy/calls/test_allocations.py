@@ -113,7 +113,7 @@ async def test_an_error_stops_no_pod(desk: Surroundings, allocations: Allocation
     call = desk.call("RunPodSandbox", run_request())
     await call.succeeded(api_pb2.RunPodSandboxResponse(pod_sandbox_id=POD_ID))
     assert desk.failures.causes == ["RecursionError"]
-    assert desk.services.internal_errors == 1
+    assert desk.services.reports.internal_errors == 1
 
 
 async def test_calls_of_other_pods_do_not_even_start_a_task(
