@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 PACKAGE: Final = "runtimeproxy"
+_SHARED_BY_CALLS: Final = "cri_proxy.calls.interceptor"
 _IMPORTERS: Final = ("runtimeproxy", "policies")
 _NO_CODE: Final = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
@@ -174,12 +175,13 @@ def attributes(node: ast.ClassDef) -> set[str]:
 def composing_objects(trees: dict[str, ast.Module]) -> dict[str, int]:
     """How many attributes the objects of each class of the core, of the service, and of front ends have.
 
-    What a front end is made of, such as a connection of the relay, is not composed of the daemon's parts.
+    Of what a front end is made of, only what its calls share is composed of the daemon's parts; a connection
+    of the relay, say, is not.
     """
     found: dict[str, int] = {}
     for name, tree in trees.items():
         package, _, rest = name.removeprefix(f"{PACKAGE}.").partition(".")
-        is_front_end = package == "frontends" and rest.count(".") <= 1
+        is_front_end = package == "frontends" and (rest.count(".") <= 1 or rest == _SHARED_BY_CALLS)
         if package not in ("core", "service") and not is_front_end:
             continue
         for node in ast.walk(tree):

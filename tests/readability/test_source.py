@@ -86,7 +86,11 @@ def test_imports_for_types_make_circles_too() -> None:
 
 def test_no_object_is_composed_of_many_parts(trees: dict[str, ast.Module]) -> None:
     found = composing_objects(trees)
-    assert {"runtimeproxy.core.core.Core", "runtimeproxy.service.daemon.Daemon"} <= found.keys()
+    assert {
+        "runtimeproxy.core.core.Core",
+        "runtimeproxy.frontends.cri_proxy.calls.interceptor.CallServices",
+        "runtimeproxy.service.daemon.Daemon",
+    } <= found.keys()
     assert {name: number for name, number in found.items() if number > MANY_ATTRIBUTES} == {}
 
 

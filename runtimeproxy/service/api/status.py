@@ -683,13 +683,11 @@ def _clients(server: RelayServer, own: Budget) -> api_pb2.Clients:
 def _calls(proxy: CriProxy) -> api_pb2.CallStatus:
     counts, services, problems = proxy.server.counts, proxy.services, Counter[str]()
     methods = counts.by_method.values()
-    if services is not None:
-        for (_, cause), number in services.problems.items():
-            problems[cause] += number
+    for (_, cause), number in proxy.problems.items():
+        problems[cause] += number
     refused = Counter[int]()
     for each in methods:
         refused.update(each.refused)
-    late = sum(proxy.interceptor.late.values())
     too_large = problems["too_large"] + counts.too_large
     return api_pb2.CallStatus(
         decided=sum(sum(each.held.counts) for each in methods),
@@ -698,7 +696,7 @@ def _calls(proxy: CriProxy) -> api_pb2.CallStatus:
         unparsable=problems["unreadable"],
         too_large=too_large,
         no_memory=refused[StatusCode.RESOURCE_EXHAUSTED] - too_large,
-        undecided=late + problems["not_in_time"] + problems["internal_error"],
+        undecided=problems["not_loaded"] + problems["not_in_time"] + problems["internal_error"],
     )
 
 

@@ -202,13 +202,10 @@ def _of_proxy(proxy: CriProxy, received: Received) -> Iterator[Sample]:
 
 
 def _of_calls(proxy: CriProxy) -> Iterator[Sample]:
-    budget, services = proxy.server.budget, proxy.services
+    budget = proxy.server.budget
     yield Sample("held_bytes", budget.used_bytes)
     yield Sample("held_budget_bytes", budget.limit_bytes)
-    problems = Counter(dict(services.problems) if services is not None else {})
-    for kind, number in dict(proxy.interceptor.late).items():
-        problems[kind, "not_loaded"] += number
-    for (kind, cause), number in problems.items():
+    for (kind, cause), number in proxy.problems.items():
         yield Sample("call_problems_total", number, (kind, cause))
 
 
