@@ -94,9 +94,12 @@ _PODS: Final = {
     "plain": ("", KubeletQos.BURSTABLE, {}),
 }
 """By name: QoS class, the kubelet's, annotations."""
-_OF_THE_MOMENT: Final = frozenset({"time", "leaseEnd", "since", "containerId", "unapplied", "reason"})
+_OF_THE_MOMENT: Final = frozenset(
+    {"time", "leaseEnd", "since", "containerId", "unapplied", "reason", "strategies"}
+)
 _MEASURED: Final = re.compile(r"\d+\.\d+(?= cores|,|$)")
-"""These differ from one answer to the next; reasons are for people, and differ from version to version."""
+"""These differ from one answer to the next; reasons are for people, and they, and the strategies that they
+name, differ from version to version."""
 
 
 @dataclass(frozen=True)
