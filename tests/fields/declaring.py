@@ -29,6 +29,13 @@ SYNTHETIC = (
         direction=Direction.UNION,
     ),
     Declaration(
+        name="cpuset.mems.made_up",
+        kind=Kind.MEMORY_NODES,
+        neutral="",
+        v2=formats.cpu_list("cpuset.mems.made_up"),
+        direction=Direction.UNION,
+    ),
+    Declaration(
         name="cpuset.made_up_kind",
         kind=Kind.TEXT,
         neutral="member",
@@ -67,6 +74,7 @@ SYNTHETIC = (
 FILES = {
     "cpu.made_up_ns": "0",
     "cpuset.cpus.made_up": "",
+    "cpuset.mems.made_up": "",
     "cpuset.made_up_kind": "member",
     "memory.made_up": "max",
     "memory.made_up.max": "max",

@@ -22,10 +22,12 @@ from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
 from tests.daemon.conftest import Daemons, daemons, loop, runtime
 from tests.daemon.driving import Pod
+from tests.fields import wanting
 from tests.fields.declaring import FILES
 from tests.fields.wanting import ANNOTATION
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
+from tests.lab.node_objects import NodeObjects
 from tests.lab.proxy_process import ProxyProcess
 from tests.service.api.conftest import status_of
 
@@ -40,9 +42,12 @@ ON, OFF = (f"[policies.wanting]\nenabled = {each}\n{OWNER}" for each in ("true",
 WANTED = {
     "cpu.made_up_ns": "7",
     "cpuset.cpus.made_up": "0-3",
+    "cpuset.mems.made_up": "0",
     "cpuset.made_up_kind": "root",
     "memory.made_up": str(1 << 20),
 }
+BY_STRATEGY = {name: str(value) for name, value in wanting.BY_STRATEGY.items()}
+MIN_PERCENT = {"resource-threshold-config": {"clusterStrategy": {"cpuSuppressMinPercent": 50}}}
 REQUESTED = {**{name: FILES[name] for name in WANTED}, "memory.made_up": str(REQUESTED_BYTES)}
 
 
@@ -135,6 +140,7 @@ def test_from_creation_to_restore(site: Site) -> None:
     for name, value in {
         "cpu.made_up_ns": "7",
         "cpuset.cpus.made_up": "0-3",
+        "cpuset.mems.made_up": "0",
         "cpuset.made_up_kind": "root",
     }.items():
         assert (fields[name].applied, fields[name].observed_value, fields[name].problem) == (value, value, "")
@@ -146,6 +152,13 @@ def test_from_creation_to_restore(site: Site) -> None:
         str(1 << 20),
     )
     claims_hold_and_end(site)
+    # A strategy.
+    strategies = NodeObjects(site.daemon.objects_folder)
+    strategies.strategies(MIN_PERCENT)
+    site.wait_for(**BY_STRATEGY)
+    site.wait_for(parent, **{**BY_STRATEGY, "memory.made_up": str(1 << 30)})
+    strategies.strategies({})
+    site.wait_for()
     # The policy goes: the kubelet's values come back.
     site.configure(OFF)
     requested = REQUESTED | {"memory.made_up": str(4 << 20)}
@@ -209,6 +222,7 @@ OUT_OF_RANGE: dict[str, Any] = {"made_up_score": 11}
             ContainerChange(cgroup={"cpuset.cpus.made_up": Scale(2.0)}),
             "is a CPU list, which Scale cannot change",
         ),
+        (ContainerChange(cgroup={"cpuset.mems.made_up": "a"}), "not a CPU list"),
         (ContainerChange(cgroup={"cpuset.made_up_kind": "isolated"}), "is not one of member, root"),
         (ContainerChange(cgroup={"cpuset.made_up_kind": Scale(2.0)}), "is a text, which Scale cannot change"),
         (ContainerChange(cgroup={"memory.made_up.max": 5}), "is not a known cgroup parameter"),
@@ -229,4 +243,4 @@ def test_what_is_cleared_becomes_neutral() -> None:
     names = [name for name in PARAMETERS if "made_up" in name]
     change = ContainerChange(cgroup=dict.fromkeys(names, CLEAR))
     assert not usable(Hook.PRE_CREATE_CONTAINER, change, Merged(ContainerView())).left_out
-    assert len(names) == 4
+    assert len(names) == 5

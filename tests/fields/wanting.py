@@ -20,8 +20,16 @@ ANNOTATION = "test/wants"
 OF_CGROUP: dict[str, CgroupValue] = {
     "cpu.made_up_ns": 7,
     "cpuset.cpus.made_up": "0-3",
+    "cpuset.mems.made_up": "0",
     "cpuset.made_up_kind": "root",
 }
+BY_STRATEGY: dict[str, CgroupValue] = {
+    "cpu.made_up_ns": 9,
+    "cpuset.cpus.made_up": "1",
+    "cpuset.mems.made_up": "1",
+    "cpuset.made_up_kind": "member",
+}
+"""While the cluster strategy of resource-threshold-config has a `cpuSuppressMinPercent`."""
 OF_POD: dict[str, CgroupValue] = {**OF_CGROUP, "memory.made_up_in_bytes": 1 << 30}
 OF_MESSAGE: dict[str, Any] = {"made_up_bytes": AtMost(1 << 20), "made_up_score": -3}
 OF_UNIFIED = {"memory.made_up.max": "65536"}
@@ -33,10 +41,17 @@ class Wanting(Policy):
     name = "wanting"
 
     def pod(self, pod: PodView, node: Node) -> PodChange | None:
-        return PodChange(cgroup=OF_POD, reason="wanted") if ANNOTATION in pod.annotations else None
+        if ANNOTATION not in pod.annotations:
+            return None
+        return PodChange(cgroup={**OF_POD, **_by_strategy(node)}, reason="wanted")
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         if ANNOTATION not in container.pod.annotations:
             return None
         resources = ResourceChange(**OF_MESSAGE, unified=OF_UNIFIED)
-        return ContainerChange(resources=resources, cgroup=OF_CGROUP, reason="wanted")
+        cgroup = {**OF_CGROUP, **_by_strategy(node)}
+        return ContainerChange(resources=resources, cgroup=cgroup, reason="wanted")
+
+
+def _by_strategy(node: Node) -> dict[str, CgroupValue]:
+    return BY_STRATEGY if node.strategies.threshold.cpu_suppress_min_percent is not None else {}
