@@ -15,9 +15,11 @@ from runtimeproxy.config.validation import owners_of, places_of
 from runtimeproxy.core.audit import AuditQueues
 from runtimeproxy.core.audit_events import StrategyAudit, audit_configured_modes
 from runtimeproxy.core.audit_history import AuditHistory
+from runtimeproxy.core.events import write_missed
 from runtimeproxy.core.eviction import Bounds, ContainerStopper, Evictor
 from runtimeproxy.core.eviction_history import EvictionHistory
 from runtimeproxy.core.policies import PolicyEvent, PolicySet, Spawn
+from runtimeproxy.core.services import CoreServices
 from runtimeproxy.core.state import SavedState
 from runtimeproxy.hooks.allocator import SharePools
 from runtimeproxy.hooks.loading import PolicyLoader
@@ -84,6 +86,7 @@ class Core:
         upkeep: Keeps the values of what runs.
         leased: Claims of owners outside of this process.
         evictor: Evicts pods for them.
+        services: For front ends that carry decisions.
         state: What survives this process.
     """
 
@@ -102,8 +105,7 @@ class Core:
         self._spawn = spawn
         self._is_standby = is_standby
         folder, boot_id, disk = Path(settings.state.dir), read_boot_id(), threads.make("checkpoint")
-        self.store = PodStore()
-        self.inventory = Inventory(self.store)
+        self.inventory = Inventory(PodStore())
         inputs = api_server.inputs if api_server is not None else None
         self.node = NodeSources(places_of(settings), threads.make("node"), api_server=inputs)
         self.audit = AuditQueues(sinks, (api_server.on_audit,) if api_server is not None else ())
@@ -152,6 +154,15 @@ class Core:
                 self.upkeep.evaluator.move_off,
                 disk,
             )
+        self.services = CoreServices(
+            chain=self.policies.chain,
+            inventory=self.inventory,
+            ledger=self.ledger,
+            executor=threads.background,
+            spawn=spawn,
+            evaluator=self.upkeep.evaluator,
+            allocations=allocations,
+        )
         self.state = SavedState(
             CheckpointSync(folder, self.inventory, self.ledger, disk, is_standby),
             journal,
@@ -171,7 +182,11 @@ class Core:
         self.upkeep.on_observed = self._on_observed
         self.node.on_change = StrategyAudit(self.audit, self.node, self.upkeep.on_node_changed)
         self.node.on_pods_changed = self.upkeep.on_pods_changed
-        self.inventory.on_complete.append(self._on_inventory)
+        self.inventory.on_complete += (self._on_inventory, self._write_missed)
+
+    @property
+    def store(self) -> PodStore:
+        return self.inventory.store
 
     @property
     def summary(self) -> str:
@@ -265,6 +280,10 @@ class Core:
         if not self._is_standby():
             await self.upkeep.on_compared()
 
+    async def _write_missed(self) -> None:
+        if not self._is_standby():
+            await write_missed(self.services)
+
     def _on_policies(self, event: PolicyEvent) -> None:
         if event is PolicyEvent.MODES:
             self._configure_owners()
@@ -272,6 +291,7 @@ class Core:
                 self._spawn(self.leased.sync_all())
             return
         if event is PolicyEvent.CHAIN:
+            self.services.chain = self.policies.chain
             self.upkeep.on_policies(problem.name for problem in self.policies.loaded.problems)
         self.upkeep.on_servers([policy.name for policy in self.policies.servers.policies])
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
@@ -24,96 +24,17 @@ from runtimeproxy.ledger.answers import (
     wanted_of,
 )
 from runtimeproxy.ledger.books import Wanted, with_fitted_claims
+from runtimeproxy.ledger.upkeep import WORK_S
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
-from runtimeproxy.pods.records import Book, ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
+    from runtimeproxy.core.services import CgroupLedger, CoreServices
     from runtimeproxy.hooks.algebra import Resolved
-    from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
-    from runtimeproxy.pods.inventory import Inventory
-    from runtimeproxy.pods.store import PodStore
 
 _IS_THERE: Final = "the cgroup is there now"
-
-
-class CgroupBooks(Protocol):
-    """What is wanted in cgroups. Reads and writes no file."""
-
-    def record(self, identity: str) -> Book | None:
-        """The book of a cgroup; None if nothing is wanted there."""
-
-    def book(self, wanted: Wanted) -> object:
-        """Takes the answer of all policies for one cgroup."""
-
-    def is_managed(self, cgroup: str) -> bool:
-        """Whether values were written to this cgroup that are to stay there."""
-
-    def is_bounded(self, pod_cgroup: str) -> bool:
-        """Whether a bound of a pod, or above, applies to its containers."""
-
-    def needs_room(self, pod_cgroup: str) -> bool:
-        """Whether a pod's cgroup may have to be raised for a container."""
-
-    def note_requests(self, pod_cgroup: str, requested: Mapping[str, int | str]) -> None:
-        """Found in the pod's files, these values are the kubelet's own."""
-
-
-class CgroupLedger(Protocol):
-    """The values of cgroups; thread safe. For worker threads, unless a method says otherwise."""
-
-    @property
-    def books(self) -> CgroupBooks: ...
-
-    def change(self, wanted: Sequence[Wanted]) -> Sequence[WriteResult]:
-        """Takes the answers of all policies for some cgroups and writes what follows.
-
-        Never raises for an error of the kernel.
-        """
-
-    def start(self, wanted: Wanted) -> Sequence[WriteResult]:
-        """Writes the values of a cgroup that exists now: those of its book, or these if it has none."""
-
-    def repair(self, cgroup: str) -> None:
-        """Writes values again that another program has changed; never raises for an error of the kernel."""
-
-    def on_resized(self, cgroup: str, written: Mapping[str, int | str] = ...) -> None:
-        """The same after the kubelet has written to a pod's cgroup itself, and what, as far as known."""
-
-    def make_room(self, pod_cgroup: str, values: Mapping[str, int | str]) -> None:
-        """Raises the limits of a pod's cgroup, if they are ours, to these of a container to be created."""
-
-    def within_bounds(self, pod_cgroup: str, values: Mapping[str, int | str]) -> Mapping[str, int | str]:
-        """What bounds change of a container's values; reads and writes no file."""
-
-    def before_update(self, cgroup: str, quota_us: int) -> None:
-        """Lowers the burst of a container whose quota the next update lowers to this."""
-
-
-class EventServices(Protocol):
-    """What is needed to act on an event."""
-
-    @property
-    def chain(self) -> Chain: ...
-
-    @property
-    def store(self) -> PodStore: ...
-
-    @property
-    def ledger(self) -> CgroupLedger: ...
-
-    @property
-    def executor(self) -> Executor:
-        """Worker threads for cgroup files."""
-
-    @property
-    def inventory(self) -> Inventory: ...
-
-    def catch_up(self, pod_id: str, evaluation: int) -> None:
-        """Evaluates a sandbox if an evaluation of several pods has begun since policies decided on it."""
 
 
 class DueWrites(NamedTuple):
@@ -179,13 +100,13 @@ def write_before(
 
 
 async def write_decision(
-    services: EventServices, decision: Decision, cgroup: str, origin: Origin = NO_ORIGIN
+    core: CoreServices, decision: Decision, cgroup: str, origin: Origin = NO_ORIGIN
 ) -> None:
     """Writes and audits the values of a pod's cgroup before the pod is created, once all else is decided."""
     run = asyncio.get_running_loop().run_in_executor
-    written = await run(services.executor, write_before, services.ledger, decision, cgroup)
+    written = await run(core.executor, write_before, core.ledger, decision, cgroup)
     subject = Subject(decision.hook, decision.merged.start, time.time(), origin=origin)
-    _audit_late_writes(services, subject, decision.owners, cgroup, written)
+    _audit_late_writes(core, subject, decision.owners, cgroup, written)
 
 
 # --- a container was created, started or updated -----------------------------------------------------------
@@ -216,23 +137,23 @@ def wanted_of_container(
 
 
 def book_container(
-    services: EventServices,
+    core: CoreServices,
     pod: PodRecord,
     record: ContainerRecord,
     fields: Mapping[Field, Resolved],
     fitted: Mapping[str, int | str] = NO_ENTRIES,
 ) -> None:
     """Books what policies want of a container that was created."""
-    cgroup = services.inventory.cgroup_of(pod, record)
+    cgroup = core.inventory.cgroup_of(pod, record)
     if not cgroup:
         return
     wanted = wanted_of_container(pod, record, cgroup, fields, fitted)
     if wanted.claims:
-        services.ledger.books.book(wanted)
+        core.ledger.books.book(wanted)
 
 
 def on_started(
-    services: EventServices,
+    core: CoreServices,
     record: ContainerRecord,
     values: Mapping[str, int | str] = NO_ENTRIES,
     owners: Owners = NO_ENTRIES,
@@ -240,7 +161,7 @@ def on_started(
     """Records that a container runs.
 
     Args:
-        services: Of all events.
+        core: What acts on events.
         record: Of before.
         values: The cgroup values that policies gave at its start.
         owners: Of these.
@@ -248,7 +169,7 @@ def on_started(
     Returns:
         All cgroup values that have waited for it.
     """
-    store = services.store
+    store = core.store
     pod = store.pods.get(record.pod_id)
     running = replace(record, state=Lifecycle.RUNNING, pending_cgroup=NO_ENTRIES)
     store.containers.put(running)
@@ -256,7 +177,7 @@ def on_started(
     if not values:
         return None
     return due_at_start(
-        services.inventory.cgroup_of(pod, running), values, {**record.owners, **owners}, running, pod
+        core.inventory.cgroup_of(pod, running), values, {**record.owners, **owners}, running, pod
     )
 
 
@@ -275,18 +196,18 @@ def due_at_start(
     return DueWrites(cgroup, values, owners, Hook.POST_START_CONTAINER, make_view)
 
 
-def take_due_writes(services: EventServices) -> Iterator[DueWrites]:
+def take_due_writes(core: CoreServices) -> Iterator[DueWrites]:
     """The cgroup values that still wait although their container runs: the event of its start was lost.
 
     They no longer wait once they are taken.
     """
-    store = services.store
+    store = core.store
     for identity in [container.id for container in store.containers]:
         record = store.containers.get(identity)
         if record is None or record.state is not Lifecycle.RUNNING or not record.pending_cgroup:
             continue
         pod = store.pods.get(record.pod_id)
-        cgroup = services.inventory.cgroup_of(pod, record)
+        cgroup = core.inventory.cgroup_of(pod, record)
         if cgroup:
             store.containers.put(replace(record, pending_cgroup=NO_ENTRIES))
             yield due_at_start(cgroup, record.pending_cgroup, record.owners, record, pod)
@@ -295,16 +216,24 @@ def take_due_writes(services: EventServices) -> Iterator[DueWrites]:
 # --- after -------------------------------------------------------------------------------------------------
 
 
-async def write_due(services: EventServices, due: DueWrites, origin: Origin = NO_ORIGIN) -> None:
+async def write_due(core: CoreServices, due: DueWrites, origin: Origin = NO_ORIGIN) -> None:
     """Writes and audits cgroup values that have waited for an event."""
     run = asyncio.get_running_loop().run_in_executor
     view = due.make_view()
-    written = await run(services.executor, _write_due, services.ledger, due, view)
+    written = await run(core.executor, _write_due, core.ledger, due, view)
     subject = Subject(due.hook, view, time.time(), origin=origin)
-    _audit_late_writes(services, subject, due.owners, due.cgroup, written)
+    _audit_late_writes(core, subject, due.owners, due.cgroup, written)
     if due.evaluation is not None:
         # After the write: that undoes what an evaluation since the answer has claimed.
-        services.catch_up((view.pod if isinstance(view, ContainerView) else view).id, due.evaluation)
+        core.catch_up((view.pod if isinstance(view, ContainerView) else view).id, due.evaluation)
+
+
+async def write_missed(core: CoreServices) -> None:
+    """Writes the cgroup values of containers the event of whose start was lost."""
+    for due in take_due_writes(core):
+        # If a file hangs, the others are written after the next list of what runs.
+        async with asyncio.timeout(WORK_S):
+            await write_due(core, due)
 
 
 def _write_due(
@@ -339,13 +268,13 @@ def _unwritten(
 
 
 def _audit_late_writes(
-    services: EventServices,
+    core: CoreServices,
     subject: Subject,
     owners: Owners,
     cgroup: str,
     written: Mapping[str, WriteResult],
 ) -> None:
-    book = services.ledger.books.record(cgroup) if cgroup else None
+    book = core.ledger.books.record(cgroup) if cgroup else None
     entries = {} if book is None else book.entries
     for name, result in written.items():
         if result.outcome is not WriteOutcome.UNCHANGED:
@@ -354,4 +283,4 @@ def _audit_late_writes(
             claims = entries[name].claims if name in entries else ()
             own = dict.fromkeys(str(claim.reason) for claim in claims if claim.owner in owned_by)
             reason = result.error or "; ".join(filter(None, own)) or _IS_THERE
-            services.chain.audit(subject.entry(kind_of_write(result), labels_of(owned_by), reason, update))
+            core.chain.audit(subject.entry(kind_of_write(result), labels_of(owned_by), reason, update))

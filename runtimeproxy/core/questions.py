@@ -1,20 +1,20 @@
-"""What a front end asks the policies about pods and containers, and what it keeps of their decisions."""
+"""What a front end asks the policies, keeps of their decisions, and has to do before and after an event."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from runtimeproxy.core.events import DueWrites, pending_values, wanted_of_container
+from runtimeproxy.core.events import DueWrites, book_container, pending_values, wanted_of_container
 from runtimeproxy.hooks import CgroupChange, Hook, PodChange, PodView
 from runtimeproxy.hooks.audit import NO_ORIGIN
 from runtimeproxy.hooks.fields import NO_FIELDS, plain_cgroup_values
-from runtimeproxy.ledger.answers import by_parameter, claims_of, target_of, wanted_of
+from runtimeproxy.ledger.answers import by_parameter, claims_of, pod_values, target_of, wanted_of
 from runtimeproxy.ledger.books import TREE, Wanted
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.pods.drafts import fitted_owners, merged_owners
 from runtimeproxy.pods.record_views import (
     container_in_force,
     is_resize,
@@ -23,10 +23,17 @@ from runtimeproxy.pods.record_views import (
     recorded_summary,
 )
 from runtimeproxy.pods.records import Level, Lifecycle
-from runtimeproxy.pods.resources import NO_ENTRIES, bounded, overlay
+from runtimeproxy.pods.resources import NO_ENTRIES, bounded
+from runtimeproxy.pods.updates import (
+    PendingUpdate,
+    fitted_owners,
+    merged_owners,
+    quotas_after_update,
+    with_updates,
+)
 
 if TYPE_CHECKING:
-    from runtimeproxy.core.events import CgroupLedger, EventServices
+    from runtimeproxy.core.services import CgroupLedger, CoreServices, EventProblems, Work
     from runtimeproxy.hooks import ContainerView, Resources
     from runtimeproxy.hooks.algebra import Resolved
     from runtimeproxy.hooks.audit import Origin
@@ -38,6 +45,8 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.selector import PodTraits
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.records import ContainerRecord, PodRecord
+
+NO_WORK: Final[Sequence[Work]] = ()
 
 
 def no_edit(change: Change) -> bool:
@@ -104,7 +113,7 @@ def pod_question(hook: Hook, record: PodRecord, *, has_cgroup: bool = True) -> Q
 async def decide(
     chain: Chain, question: Question, budget_s: float, origin: Origin = NO_ORIGIN
 ) -> Decision | None:
-    """Has the policies decide, for callers that apply nothing; None if none is about the pod."""
+    """Has the policies decide, where nothing is applied, as after an event; None if none is about the pod."""
     policies = chain.policies_for(question.hook, question.pod)
     if not policies:
         return None
@@ -184,26 +193,6 @@ def due_at_creation(record: PodRecord, decided: DecidedPod, evaluation: int) -> 
 # --- updates -----------------------------------------------------------------------------------------------
 
 
-class PendingUpdate(NamedTuple):
-    """An update of a container that the runtime has not answered."""
-
-    sent: Resources
-    """From the kubelet."""
-    forwarded: Resources
-    """The same with the changes of policies."""
-
-
-def with_updates(record: ContainerRecord, updates: Iterable[PendingUpdate]) -> ContainerRecord:
-    """The record as it is when the runtime has answered these."""
-    for update in updates:
-        record = replace(
-            record,
-            requested=overlay(record.requested, update.sent),
-            booked=overlay(record.booked, update.forwarded),
-        )
-    return record
-
-
 def updated_container(
     record: ContainerRecord,
     update: PendingUpdate,
@@ -238,7 +227,7 @@ def updated_container(
 
 
 def due_of_container(
-    services: EventServices,
+    core: CoreServices,
     pod: PodRecord,
     record: ContainerRecord,
     decided: DecidedValues,
@@ -246,10 +235,10 @@ def due_of_container(
     evaluation: int,
 ) -> DueWrites | None:
     """The writes after an update of a container that runs; None if its files stay as they are."""
-    cgroup, fields = services.inventory.cgroup_of(pod, record), decided.fields
+    cgroup, fields = core.inventory.cgroup_of(pod, record), decided.fields
     if fields is None or not cgroup:
         return None
-    if not (fields or fitted or services.ledger.books.is_managed(cgroup)):
+    if not (fields or fitted or core.ledger.books.is_managed(cgroup)):
         return None
     wanted = wanted_of_container(pod, record, cgroup, fields, fitted, decided.silent)
     hook = Hook.PRE_UPDATE_CONTAINER_RESOURCES
@@ -258,15 +247,120 @@ def due_of_container(
 
 
 def due_of_pod(
-    services: EventServices, record: PodRecord, decided: DecidedValues, evaluation: int
+    core: CoreServices, record: PodRecord, decided: DecidedValues, evaluation: int
 ) -> DueWrites | None:
     """The writes after an update of a pod; None if its files stay as they are."""
     cgroup, fields = record.cgroup_parent, decided.fields
     if fields is None or not cgroup:
         return None
-    if not (fields or services.ledger.books.is_managed(cgroup)):
+    if not (fields or core.ledger.books.is_managed(cgroup)):
         return None
     claims = claims_of(fields, is_container=False, is_base_known=not record.recovered)
     wanted = Wanted(target_of(record), claims, unanswered=decided.silent)
     hook, make_view = Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, partial(recorded_pod, record)
     return DueWrites(cgroup, decided.pending, decided.owners, hook, make_view, wanted, evaluation)
+
+
+# --- work before and after an event ------------------------------------------------------------------------
+
+
+def make_room(
+    core: CoreServices, pod: PodRecord | None, values: Callable[[], Mapping[str, int | str]]
+) -> Sequence[Work]:
+    """Raises a pod's own limits before the runtime makes or starts a container with these values in it."""
+    parent, ledger = pod.cgroup_parent if pod is not None else "", core.ledger
+    if not ledger.books.needs_room(parent):
+        return NO_WORK
+    return (core.in_executor(ledger.make_room, parent, values()),)
+
+
+def take_cpus(
+    problems: EventProblems, kind: str, until_s: float, taking: Callable[[], Awaitable[None]]
+) -> Work:
+    """Takes a pod's own CPUs, and waits until other pods have left them; they keep no pod from starting.
+
+    `kind`: of the event. `until_s`: when it has to go on, by the loop's clock. `taking`: `admit` or `create`
+    of `CoreServices.allocations`.
+    """
+
+    async def run() -> None:
+        try:
+            async with asyncio.timeout_at(until_s):
+                await taking()
+        except TimeoutError:
+            problems.counts[kind, "cpus_not_left"] += 1
+            text = "other pods have not left its CPUs in time"
+            problems.failures.report(kind, text, text)
+        except Exception as error:  # noqa: BLE001 - that others keep its CPUs stops no pod
+            problems.report_bug(kind, error)
+
+    return run
+
+
+def lower_bursts(
+    core: CoreServices, record: ContainerRecord, pod: PodRecord, update: PendingUpdate, *, has_pending: bool
+) -> Sequence[Work]:
+    """Lowers the bursts before the runtime lowers the quotas: none may be below the burst.
+
+    `has_pending`: whether policies have given values that wait for the update.
+    """
+    if update.sent.cpu_quota_us is None and not has_pending:
+        return NO_WORK
+    cgroup = "" if record.state is Lifecycle.CREATED else core.inventory.cgroup_of(pod, record)
+    is_managed = any(map(core.ledger.books.is_managed, filter(None, (pod.cgroup_parent, cgroup))))
+    if not is_managed and not has_pending:
+        return NO_WORK
+    members = core.store.containers.members(record.pod_id)
+    others = [each.requested for each in _running(members) if each.id != record.id]
+    quotas_us = quotas_after_update(
+        cgroup, pod.cgroup_parent, update.sent.cpu_quota_us, update.forwarded.cpu_quota_us, others
+    )
+    return (core.in_executor(_lower_bursts, core.ledger, quotas_us),) if quotas_us else NO_WORK
+
+
+def _lower_bursts(ledger: CgroupLedger, quotas_us: Mapping[str, int]) -> None:
+    for cgroup, quota_us in quotas_us.items():
+        ledger.before_update(cgroup, quota_us)
+
+
+def repair(core: CoreServices, cgroup: str) -> Sequence[Work]:
+    """Writes values of policies again that another program may have replaced, if there are any."""
+    if not cgroup or not core.ledger.books.is_managed(cgroup):
+        return NO_WORK
+    return (core.in_executor(core.ledger.repair, cgroup),)
+
+
+def resized(core: CoreServices, cgroup: str, written: Mapping[str, int | str] = NO_ENTRIES) -> Sequence[Work]:
+    """The same after the kubelet has resized a pod in its cgroup.
+
+    Source: kubelet 1.33, in-place resize.
+
+    `cgroup`: the pod's; empty if it is not known. `written`: what the kubelet has written there, by cgroup
+    parameter, as far as the event says it.
+    """
+    if not cgroup or not core.ledger.books.is_managed(cgroup):
+        return NO_WORK
+    return (core.in_executor(core.ledger.on_resized, cgroup, written),)
+
+
+def note_requests(core: CoreServices, pod: PodRecord) -> None:
+    """Notes a resized pod's new sums; the kubelet writes them after the event if they are lower."""
+    if core.ledger.books.is_managed(pod.cgroup_parent):
+        members = core.store.containers.members(pod.id)
+        core.ledger.books.note_requests(pod.cgroup_parent, pod_values(_running(members)))
+
+
+def _running(containers: Collection[ContainerRecord]) -> list[ContainerRecord]:
+    return [each for each in containers if each.state is not Lifecycle.STOPPED]
+
+
+def book_later(
+    core: CoreServices,
+    pod: PodRecord | None,
+    record: ContainerRecord,
+    fields: Mapping[Field, Resolved] | None,
+    fitted: Mapping[str, int | str] = NO_ENTRIES,
+) -> None:
+    # In the loop's next turn: the answer goes first.
+    if pod is not None and (fields or fitted):
+        asyncio.get_running_loop().call_soon(book_container, core, pod, record, fields or NO_FIELDS, fitted)

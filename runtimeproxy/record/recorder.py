@@ -62,14 +62,12 @@ class Recorder:
 
     async def lines(self, executor: Executor) -> AsyncGenerator[bytes, None]:
         """Records calls until the caller stops, and yields lines; ends early with `problem` set."""
-        services, run = self._services, asyncio.get_running_loop().run_in_executor
+        services, core, run = self._services, self._services.core, asyncio.get_running_loop().run_in_executor
         encoder = Encoder(os.urandom(KEY_BYTES))
-        records = (*services.store.pods, *services.store.containers)
-        start = partial(
-            encoder.start, time.time(), services.chain.node.latest, records, services.chain.policies
-        )
+        records = (*core.store.pods, *core.store.containers)
+        start = partial(encoder.start, time.time(), core.chain.node.latest, records, core.chain.policies)
         # From now on: a call that ends while the records are written follows them.
-        services.reports.recorder = self
+        services.recorder = self
         try:
             yield await run(executor, lambda: b"".join(start()))
             while not self.problem:
@@ -95,7 +93,7 @@ class Recorder:
 
     @property
     def node(self) -> Node:
-        return self._services.chain.node.latest
+        return self._services.core.chain.node.latest
 
     def begin(self, kind: CallKind, frame: bytes, encoding: str) -> CallInRecording:
         return CallInRecording(self, kind, frame, encoding)
@@ -119,8 +117,8 @@ class Recorder:
         """Ends the recording, with a reason; what waits is not written any more."""
         self.problem = self.problem or problem
         self._waiting.clear()
-        if self._services.reports.recorder is self:
-            self._services.reports.recorder = None
+        if self._services.recorder is self:
+            self._services.recorder = None
         self._wake.set()
 
 

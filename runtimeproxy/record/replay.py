@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from google.protobuf import json_format
 
+from runtimeproxy.core.services import CoreServices
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import frame_message
 from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import CALL_TYPES, InterceptedCall
-from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallReports, CallServices, CallSettings
+from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CallSettings
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
 from runtimeproxy.frontends.cri_proxy.calls.methods import SERVICES, CallKind
 from runtimeproxy.frontends.cri_proxy.interception import CallHead, Outcome
@@ -137,14 +138,16 @@ class _Replayer:
         store = PodStore()
         self._services = CallServices(
             settings=CallSettings(budget_s=rules.budget_s),
-            chain=self._offline.chain,
-            inventory=Inventory(store),
+            core=CoreServices(
+                chain=self._offline.chain,
+                inventory=Inventory(store),
+                ledger=_NoFiles(),
+                executor=self._executor,
+                spawn=self._spawn,
+                evaluator=_NoEvaluations(),
+            ),
             lookups=Lookups(store, _NoRuntime()),
-            ledger=_NoFiles(),
-            executor=self._executor,
             long_work=LongWork(self._executor),
-            spawn=self._spawn,
-            reports=CallReports(),
         )
         # Calls without a response so far, by number.
         self._open: dict[int, CriCall] = {}
@@ -167,7 +170,7 @@ class _Replayer:
     async def _take(self, kind: str, body: Mapping[str, Any]) -> None:
         if kind == "node":
             self._node = with_fields(self._node, body)
-            self._services.chain.node = FixedNode(self._node)
+            self._services.core.chain.node = FixedNode(self._node)
         elif kind == "record":
             self._take_record(body)
         elif kind == "call":
@@ -181,7 +184,7 @@ class _Replayer:
             record = decode(kind, body["id"], json.dumps(body["body"]))
         except BadRowError as error:
             raise ValueError(str(error)) from error
-        store = self._services.store
+        store = self._services.core.store
         if isinstance(record, PodRecord):
             store.pods.put(record)
         elif isinstance(record, ContainerRecord):
@@ -212,7 +215,7 @@ class _Replayer:
             "number": number,
             "time_s": time_s,
             "method": kind.value,
-            **_names(self._services.store, request),
+            **_names(self._services.core.store, request),
         }
         found = list(self._compared(about, body["decisions"], decided.documents))
         result.differences += found
@@ -221,7 +224,7 @@ class _Replayer:
     async def _decide(self, kind: CallKind, request: Message) -> _Decided:
         """Has the request decided as if it came from the kubelet; nothing is done with the result."""
         decided = _Decided()
-        self._services.reports.recorder = decided
+        self._services.recorder = decided
         path = f"/{SERVICES[0]}/{kind}"
         handler = InterceptedCall(self._services, CallHead(path, None, "identity"), decided)
         handler.on_message(frame_message(request.SerializeToString()))
@@ -360,6 +363,15 @@ class _NoRuntime:
 
     async def container(self, identity: str, *, with_pod: bool = False) -> ContainerRecord | None:
         raise RuntimeUnavailableError("a replay has no runtime")
+
+
+class _NoEvaluations:
+    """In place of what asks about running pods."""
+
+    rounds = 0
+
+    async def evaluate_pod(self, identity: str) -> None:
+        return
 
 
 class _NoFiles:

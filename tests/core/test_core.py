@@ -14,8 +14,6 @@ import pytest
 from runtimeproxy.background import BackgroundTasks, ThreadPools
 from runtimeproxy.config.settings import CgroupsSettings, Settings, StateSettings
 from runtimeproxy.core.core import Core
-from runtimeproxy.frontends.cri_proxy import core_calls
-from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallReports
 from runtimeproxy.hooks.modes import Override, with_override
 from runtimeproxy.hooks.owners import Owner, claim_of
 from runtimeproxy.hooks.remote.servers import HookServers
@@ -127,10 +125,7 @@ async def test_a_file_that_hangs_ends_neither_the_comparison_nor_values_that_wai
     for box in boxes:
         pending = ContainerRecord(id=box, pod_id="s1", state=Lifecycle.RUNNING, pending_cgroup=PENDING)
         core.store.containers.put(pending)
-    core_calls.call_services(
-        core, cores.client, cores.settings, cores.threads, cores.tasks.spawn, CallReports(), lambda: False
-    )
-    monkeypatch.setattr(core_calls, "WORK_S", 0.05)
+    monkeypatch.setattr("runtimeproxy.core.events.WORK_S", 0.05)
     free, started = threading.Event(), list[str]()
 
     def start(wanted: Wanted) -> tuple[()]:

@@ -41,7 +41,7 @@ async def test_one_that_is_not_read_ends(around: Surroundings, limits: dict[str,
             assert recorder.problem == ""
             decide(recorder)
             assert recorder.problem == TOO_SLOW
-            assert services.reports.recorder is None
+            assert services.recorder is None
             # Calls that had begun go on.
             decide(recorder)
             assert [each async for each in lines] == []
@@ -70,4 +70,4 @@ async def test_one_that_is_read_goes_on(around: Surroundings) -> None:
             decide(recorder)
             assert b'"number":8,' in await anext(lines)
         assert recorder.problem == ENDED
-        assert services.reports.recorder is None
+        assert services.recorder is None

@@ -41,7 +41,7 @@ def explained(stand: Stand, pod_id: str) -> api_pb2.ExplainResponse:
     assert loop is not None
 
     async def explain() -> api_pb2.ExplainResponse:
-        assert await parts.front_end.services.order.wait_for_post_hooks(pod_id, loop.time() + WAIT_S)
+        assert await parts.front_end.services.core.order.wait_for_post_hooks(pod_id, loop.time() + WAIT_S)
         return await Explainer(messages, core.policies, core.leased, executor).explain(pod_id, "")
 
     with ThreadPoolExecutor(1) as executor:

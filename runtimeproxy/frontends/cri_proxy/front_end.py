@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from collections import Counter
 from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING
 
@@ -92,8 +93,16 @@ class CriProxy(FrontEnd):
     @property
     def internal_errors(self) -> int:
         """How many errors there have been in the proxy's own code since the start."""
-        of_calls = self.interceptor.reports.internal_errors
+        of_calls = self.services.core.problems.internal_errors if self.services is not None else 0
         return of_calls + (self.server.defect_count if self.is_open else 0)
+
+    @property
+    def problems(self) -> Counter[tuple[str, str]]:
+        """How many calls went on without what they should have had, by kind of call and cause."""
+        found = Counter(dict(self.services.core.problems.counts) if self.services is not None else {})
+        for kind, number in dict(self.interceptor.late).items():
+            found[kind, "not_loaded"] += number
+        return found
 
     @property
     def summaries(self) -> tuple[str, str]:
@@ -141,9 +150,7 @@ class CriProxy(FrontEnd):
         await run(threads.background, importlib.import_module, module)
         from runtimeproxy.frontends.cri_proxy.core_calls import call_services
 
-        self.services = call_services(
-            core, client, settings, threads, spawn, self.interceptor.reports, lambda: self.is_standby
-        )
+        self.services = call_services(core.services, client, settings, threads)
 
     def decide(self) -> None:
         # From now on intercepted calls are decided, those that wait for it first.

@@ -225,7 +225,7 @@ class AdminServicer:
         services = proxy.services
         if services is None or not policies.is_loaded:
             await context.abort(StatusCode.UNAVAILABLE, "the policies are not loaded yet; call again")
-        if services.reports.recorder is not None:
+        if services.recorder is not None:
             await context.abort(StatusCode.ALREADY_EXISTS, "another recording goes on; end it first")
         recorder = Recorder(services)
         ending = asyncio.ensure_future(self._end_with_process(recorder))

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from runtimeproxy.core.modes import ModeOverrides
     from runtimeproxy.core.policies import PolicySet
     from runtimeproxy.core.state import SavedState
+    from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
     from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
     from runtimeproxy.hooks.audit import AuditEntry
@@ -140,7 +141,7 @@ def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
         upgrade=_upgrade(proxy) if proxy is not None else None,
         audit_file=_audit_file(parts.audit_file),
         tracing=_tracing(parts.traces),
-        recording=_recording(proxy) if proxy is not None else None,
+        recording=_recording(proxy.services) if proxy is not None else None,
         kubernetes=_kubernetes(parts.kubernetes),
         claim_owners=_claim_owners(core.leased),
         evictions=_evictions(core.evictor),
@@ -680,9 +681,9 @@ def _clients(server: RelayServer, own: Budget) -> api_pb2.Clients:
 
 
 def _calls(proxy: CriProxy) -> api_pb2.CallStatus:
-    counts, reports, problems = proxy.server.counts, proxy.interceptor.reports, Counter[str]()
+    counts, services, problems = proxy.server.counts, proxy.services, Counter[str]()
     methods = counts.by_method.values()
-    for (_, cause), number in reports.problems.items():
+    for (_, cause), number in proxy.problems.items():
         problems[cause] += number
     refused = Counter[int]()
     for each in methods:
@@ -690,7 +691,7 @@ def _calls(proxy: CriProxy) -> api_pb2.CallStatus:
     too_large = problems["too_large"] + counts.too_large
     return api_pb2.CallStatus(
         decided=sum(sum(each.held.counts) for each in methods),
-        changed=reports.changed,
+        changed=services.changed if services is not None else 0,
         refused=refused.total(),
         unparsable=problems["unreadable"],
         too_large=too_large,
@@ -724,8 +725,8 @@ def _tracing(traces: Traces | None) -> api_pb2.TracingStatus | None:
     )
 
 
-def _recording(proxy: CriProxy) -> api_pb2.RecordingStatus | None:
-    recorder = proxy.interceptor.reports.recorder
+def _recording(services: CallServices | None) -> api_pb2.RecordingStatus | None:
+    recorder = services.recorder if services is not None else None
     if recorder is None:
         return None
     return api_pb2.RecordingStatus(started_at=timestamp(recorder.started_s), calls=recorder.calls)

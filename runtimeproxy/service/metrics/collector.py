@@ -202,10 +202,10 @@ def _of_proxy(proxy: CriProxy, received: Received) -> Iterator[Sample]:
 
 
 def _of_calls(proxy: CriProxy) -> Iterator[Sample]:
-    budget, reports = proxy.server.budget, proxy.interceptor.reports
+    budget = proxy.server.budget
     yield Sample("held_bytes", budget.used_bytes)
     yield Sample("held_budget_bytes", budget.limit_bytes)
-    for (kind, cause), number in dict(reports.problems).items():
+    for (kind, cause), number in proxy.problems.items():
         yield Sample("call_problems_total", number, (kind, cause))
 
 

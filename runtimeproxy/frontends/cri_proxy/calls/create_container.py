@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.core.questions import (
+    NO_WORK,
     NOTHING_DECIDED,
     Question,
+    book_later,
     decided_values,
+    make_room,
     owners_with_fitted,
+    take_cpus,
     values_within_bounds,
 )
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
-    NO_WORK,
-    CriCall,
-    Work,
-    make_room,
-    take_cpus,
-)
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall
 from runtimeproxy.frontends.cri_proxy.calls.messages import (
     LastValues,
     edit_cgroup_parent,
@@ -36,13 +34,14 @@ from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import PodDraft
 from runtimeproxy.hooks import ContainerView, Hook
 from runtimeproxy.hooks.fields import CGROUP_PARENT
 from runtimeproxy.ledger.answers import by_parameter
-from runtimeproxy.pods.drafts import fitted_change
 from runtimeproxy.pods.record_views import PodSummary, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, kept_annotations, read_resources
+from runtimeproxy.pods.updates import fitted_change
 from runtimeproxy.slo.names import RESOURCE_STATUS
 
 if TYPE_CHECKING:
+    from runtimeproxy.core.services import CoreServices, Work
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import ContainerChange, PodView, Resources
     from runtimeproxy.hooks.changes import Change
@@ -86,10 +85,10 @@ class ContainerDraft:
         self._is_changed |= is_changed
         return is_changed
 
-    def fit(self, services: CallServices, pod_cgroup: str) -> bool:
+    def fit(self, core: CoreServices, pod_cgroup: str) -> bool:
         """Changes what bounds of the pod's cgroup and above do not allow; returns whether anything was."""
         values = partial(read_resources, self.config.linux.resources)
-        fitted = values_within_bounds(services.ledger, pod_cgroup, values)
+        fitted = values_within_bounds(core.ledger, pod_cgroup, values)
         if not fitted:
             return False
         given = values()
@@ -139,7 +138,7 @@ class CreateContainer(CriCall):
     def __init__(self, services: CallServices, request: api_pb2.CreateContainerRequest) -> None:
         super().__init__(services, request)
         self._request = request
-        self._draft = ContainerDraft(request.config, services.evaluation)
+        self._draft = ContainerDraft(request.config, services.core.evaluator.rounds)
         self._pod: PodRecord | None = None
         self._summary: PodSummary | None = None
         self._unseen: PodRecord | None = None
@@ -149,7 +148,7 @@ class CreateContainer(CriCall):
         request, pod = self._request, self._pod
         if pod is None or not pod.detailed:
             # What this call needs of a detailed record never changes.
-            pod = self._pod = self.services.store.pods.get(request.pod_sandbox_id)
+            pod = self._pod = self.core.store.pods.get(request.pod_sandbox_id)
         self.pod_key = pod.id if pod is not None else request.pod_sandbox_id
         # The container has no id yet.
         self.turn_key = f"{self.pod_key}/{request.config.metadata.name}/{request.config.metadata.attempt}"
@@ -157,7 +156,7 @@ class CreateContainer(CriCall):
 
     async def fetch_records(self) -> None:
         if self._request.pod_sandbox_id:
-            await self.services.lookups.pod(self._request.pod_sandbox_id)
+            await self.lookups.pod(self._request.pod_sandbox_id)
 
     def correct(self) -> bool:
         """Names the cgroup parent in which the sandbox really lies, if a policy may have changed it."""
@@ -177,21 +176,20 @@ class CreateContainer(CriCall):
 
     def adjust(self) -> bool:
         # Policies do not know the bounds above.
-        return self._draft.fit(self.services, self._parent)
+        return self._draft.fit(self.core, self._parent)
 
     def preparations(self, until_s: float) -> Sequence[Work]:
         """Room for the values of the edited request, and the CPUs that the pod has by its record."""
-        services, pod = self.services, self._pod
+        core, pod = self.core, self._pod
         works: list[Work] = []
-        if services.allocations is not None:
+        if core.allocations is not None:
             annotations = self._request.sandbox_config.annotations if pod is None else pod.annotations
             if RESOURCE_STATUS in annotations:
                 # The pod began with those of its record.
                 view = ContainerView(pod=self._pod_view() if pod is None else recorded_pod(pod))
-                works.append(
-                    take_cpus("CreateContainer", until_s, partial(services.allocations.create, view))
-                )
-        return (*works, *make_room(services, pod, self._values))
+                taking = partial(core.allocations.create, view)
+                works.append(take_cpus(core.problems, "CreateContainer", until_s, taking))
+        return (*works, *make_room(core, pod, self._values))
 
     def _values(self) -> Mapping[str, int | str]:
         return by_parameter(read_resources(self._request.config.linux.resources))
@@ -222,7 +220,7 @@ class CreateContainer(CriCall):
     async def confirm(self) -> Sequence[Work] | None:
         """Whether the runtime has a container of this name and attempt in the sandbox."""
         about = self._request.config.metadata
-        found = await self.services.lookups.container_named(self.pod_key, about.name, about.attempt)
+        found = await self.lookups.container_named(self.pod_key, about.name, about.attempt)
         if found is None:
             return None
         self._remember(found.id)
@@ -252,7 +250,7 @@ class CreateContainer(CriCall):
         return self._request.sandbox_config.linux.cgroup_parent
 
     def _remember(self, identity: str) -> None:
-        store = self.services.store
+        store = self.core.store
         self.find_records()
         if self._pod is None and self._request.pod_sandbox_id:
             store.pods.put(self._unseen or self._unseen_pod())
@@ -260,7 +258,7 @@ class CreateContainer(CriCall):
         record = make(id=identity, pod_id=self.pod_key, created_s=time.time())
         store.containers.put(record)
         draft, pod = self._draft, store.pods.get(self.pod_key)
-        self.book_later(pod, record, draft.decided.fields, draft.fitted)
+        book_later(self.core, pod, record, draft.decided.fields, draft.fitted)
 
     def _unseen_pod(self) -> PodRecord:
         seen = PodDraft(self._request.sandbox_config, "").record(self._request.pod_sandbox_id)

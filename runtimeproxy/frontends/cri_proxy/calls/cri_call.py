@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from runtimeproxy.core.events import DueWrites, book_container, write_due
-from runtimeproxy.core.questions import container_question
+from runtimeproxy.core.events import DueWrites, write_due
+from runtimeproxy.core.questions import NO_WORK, container_question
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import UnreadableMessageError
 from runtimeproxy.hooks.audit import NO_ORIGIN
-from runtimeproxy.hooks.fields import NO_FIELDS
 from runtimeproxy.pods.resources import (
     MAX_KEPT_BYTES,
     NO_ENTRIES,
@@ -25,16 +23,10 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from runtimeproxy.core.questions import Question
+    from runtimeproxy.core.services import Work
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import Hook, Resources
-    from runtimeproxy.hooks.algebra import Resolved
-    from runtimeproxy.hooks.fields import Field
     from runtimeproxy.pods.records import ContainerRecord, PodRecord
-
-Work: TypeAlias = "Callable[[CallServices], Awaitable[None]]"
-"""Something that takes time, before the request is sent or after the answer."""
-
-NO_WORK: Final[Sequence[Work]] = ()
 
 
 class TooMuchToKeepError(UnreadableMessageError):
@@ -89,6 +81,7 @@ class CriCall(ABC):
     `Question.edit` and `Question.make_view`. They are called in the order in which they stand here.
 
     Attributes:
+        core: What acts on events.
         request: The request; edited in place.
         turn_key: Calls with the same key are decided in the order of arrival. Set by `find_records`.
         pod_key: The pod whose post hooks this call waits for; empty if unknown. Set by `find_records`.
@@ -105,7 +98,8 @@ class CriCall(ABC):
     origin = NO_ORIGIN
 
     def __init__(self, services: CallServices, request: Message) -> None:
-        self.services = services
+        self.core = services.core
+        self.lookups = services.lookups
         self.request = request
 
     @abstractmethod
@@ -196,20 +190,8 @@ class CriCall(ABC):
         """The questions after success."""
         return ()
 
-    def book_later(
-        self,
-        pod: PodRecord | None,
-        record: ContainerRecord,
-        fields: Mapping[Field, Resolved] | None,
-        fitted: Mapping[str, int | str] = NO_ENTRIES,
-    ) -> None:
-        # In the loop's next turn: the answer goes first.
-        if pod is not None and (fields or fitted):
-            arguments = self.services, pod, record, fields or NO_FIELDS, fitted
-            asyncio.get_running_loop().call_soon(book_container, *arguments)
-
     def write_later(self, due: DueWrites) -> Work:
-        return partial(write_due, due=due, origin=self.origin)
+        return partial(write_due, self.core, due, self.origin)
 
 
 class ContainerCall(CriCall):
@@ -221,12 +203,12 @@ class ContainerCall(CriCall):
 
     @property
     def record(self) -> ContainerRecord | None:
-        return self.services.store.containers.get(self.container_id)
+        return self.core.store.containers.get(self.container_id)
 
     @property
     def pod(self) -> PodRecord | None:
         record = self.record
-        return self.services.store.pods.get(record.pod_id) if record is not None else None
+        return self.core.store.pods.get(record.pod_id) if record is not None else None
 
     def find_records(self) -> bool:
         record = self.record
@@ -238,15 +220,15 @@ class ContainerCall(CriCall):
         return record.detailed and pod is not None and pod.detailed
 
     async def fetch_records(self) -> None:
-        record, lookups = self.record, self.services.lookups
+        record = self.record
         if record is None or not record.detailed:
-            await lookups.container(self.container_id)
+            await self.lookups.container(self.container_id)
         record, pod = self.record, self.pod
         if record is not None and record.pod_id and not (pod is not None and pod.detailed):
-            await lookups.pod(record.pod_id)
+            await self.lookups.pod(record.pod_id)
 
     def question(self, hook: Hook, record: ContainerRecord, updated: Resources | None = None) -> Question:
-        return container_question(self.services.inventory, hook, record, self.pod, updated)
+        return container_question(self.core.inventory, hook, record, self.pod, updated)
 
 
 class PodCall(CriCall):
@@ -258,7 +240,7 @@ class PodCall(CriCall):
 
     @property
     def record(self) -> PodRecord | None:
-        return self.services.store.pods.get(self.pod_id)
+        return self.core.store.pods.get(self.pod_id)
 
     def find_records(self) -> bool:
         record = self.record
@@ -266,50 +248,4 @@ class PodCall(CriCall):
         return record is not None and record.detailed
 
     async def fetch_records(self) -> None:
-        await self.services.lookups.pod(self.pod_id)
-
-
-# --- work ------------------------------------------------------------------------------------------------
-
-
-def in_executor(work: Callable[..., None], *arguments: object) -> Work:
-    """Work for a thread that may write files."""
-
-    async def run(services: CallServices) -> None:
-        await asyncio.get_running_loop().run_in_executor(services.executor, work, *arguments)
-
-    return run
-
-
-def repair(services: CallServices, cgroup: str) -> Sequence[Work]:
-    """Writes values of policies again that another program may have replaced, if there are any."""
-    ledger = services.ledger
-    return (in_executor(ledger.repair, cgroup),) if cgroup and ledger.books.is_managed(cgroup) else NO_WORK
-
-
-def make_room(
-    services: CallServices, pod: PodRecord | None, values: Callable[[], Mapping[str, int | str]]
-) -> Sequence[Work]:
-    """Raises a pod's own limits before the runtime makes or starts a container with these values in it."""
-    parent, ledger = pod.cgroup_parent if pod is not None else "", services.ledger
-    if not ledger.books.needs_room(parent):
-        return NO_WORK
-    return (in_executor(ledger.make_room, parent, values()),)
-
-
-def take_cpus(kind: str, until_s: float, taking: Callable[[], Awaitable[None]]) -> Work:
-    """Takes a pod's own CPUs, and waits until other pods have left them; they keep no pod from starting."""
-
-    async def run(services: CallServices) -> None:
-        try:
-            async with asyncio.timeout_at(until_s):
-                await taking()
-        except TimeoutError:
-            services.reports.problems[kind, "cpus_not_left"] += 1
-            text = "other pods have not left its CPUs in time"
-            services.reports.failures.report(kind, text, text)
-        except Exception as error:  # noqa: BLE001 - that others keep its CPUs stops no pod
-            services.reports.internal_errors += 1
-            services.reports.failures.report(kind, type(error).__name__, type(error).__name__)
-
-    return run
+        await self.lookups.pod(self.pod_id)

@@ -10,17 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.core.questions import Question, container_question, pod_question
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
-    NO_WORK,
-    ContainerCall,
-    PodCall,
-    Work,
-)
+from runtimeproxy.core.questions import NO_WORK, Question, container_question, pod_question
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import ContainerCall, PodCall
 from runtimeproxy.hooks import Hook
 from runtimeproxy.pods.records import Lifecycle
 
 if TYPE_CHECKING:
+    from runtimeproxy.core.services import Work
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
 
 
@@ -37,7 +33,7 @@ class StopContainer(ContainerCall):
         record = self.record
         self._was_running = record is not None and record.state is not Lifecycle.STOPPED
         if record is not None and self._was_running:
-            self.services.store.containers.put(replace(record, state=Lifecycle.STOPPED))
+            self.core.store.containers.put(replace(record, state=Lifecycle.STOPPED))
         return NO_WORK
 
     def after(self) -> Sequence[Question]:
@@ -48,7 +44,7 @@ class StopContainer(ContainerCall):
 
     async def confirm(self) -> Sequence[Work] | None:
         """Whether the container has stopped or is gone."""
-        found = await self.services.lookups.confirm_container(self.container_id)
+        found = await self.lookups.confirm_container(self.container_id)
         return self.on_success(b"") if found is None or found.state is Lifecycle.STOPPED else None
 
 
@@ -65,7 +61,7 @@ class StopPodSandbox(PodCall):
         record = self.record
         self._was_running = record is not None and record.state is not Lifecycle.STOPPED
         if record is not None and self._was_running:
-            self.services.store.pods.put(replace(record, state=Lifecycle.STOPPED))
+            self.core.store.pods.put(replace(record, state=Lifecycle.STOPPED))
         return NO_WORK
 
     def after(self) -> Sequence[Question]:
@@ -76,7 +72,7 @@ class StopPodSandbox(PodCall):
 
     async def confirm(self) -> Sequence[Work] | None:
         """Whether the sandbox has stopped or is gone."""
-        found = await self.services.lookups.confirm_pod(self.pod_id)
+        found = await self.lookups.confirm_pod(self.pod_id)
         return self.on_success(b"") if found is None or found.state is Lifecycle.STOPPED else None
 
 
@@ -101,7 +97,7 @@ class RemoveContainer(ContainerCall):
             self.pod_key = record.pod_id
             self._removed = (self.question(Hook.POST_REMOVE_CONTAINER, record),)
         self._is_gone = True
-        self.services.store.containers.remove(self.container_id)
+        self.core.store.containers.remove(self.container_id)
         return NO_WORK
 
     def after(self) -> Sequence[Question]:
@@ -109,7 +105,7 @@ class RemoveContainer(ContainerCall):
 
     async def confirm(self) -> Sequence[Work] | None:
         """Whether the container is gone."""
-        found = await self.services.lookups.confirm_container(self.container_id)
+        found = await self.lookups.confirm_container(self.container_id)
         return self.on_success(b"") if found is None else None
 
 
@@ -129,11 +125,11 @@ class RemovePodSandbox(PodCall):
             await super().fetch_records()
 
     def on_success(self, response: bytes) -> Sequence[Work]:
-        pod, store = self.record, self.services.store
+        pod, store = self.record, self.core.store
         if pod is not None:
             containers = store.containers.members(pod.id)
             self._removed = tuple(
-                container_question(self.services.inventory, Hook.POST_REMOVE_CONTAINER, each, pod)
+                container_question(self.core.inventory, Hook.POST_REMOVE_CONTAINER, each, pod)
                 for each in containers
             )
         self._is_gone = True
@@ -146,5 +142,5 @@ class RemovePodSandbox(PodCall):
 
     async def confirm(self) -> Sequence[Work] | None:
         """Whether the sandbox is gone."""
-        found = await self.services.lookups.confirm_pod(self.pod_id)
+        found = await self.lookups.confirm_pod(self.pod_id)
         return self.on_success(b"") if found is None else None

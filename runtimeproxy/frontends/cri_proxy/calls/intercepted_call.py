@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 
     from runtimeproxy.cgroups.writer import WriteResult
     from runtimeproxy.core.questions import Question
+    from runtimeproxy.core.services import Work
     from runtimeproxy.frontends.cri_proxy.calls.call_trace import CallTrace
-    from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall, Work
+    from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallRecording, CallServices
     from runtimeproxy.frontends.cri_proxy.calls.long_work import Check
     from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind, Method
@@ -115,6 +116,7 @@ class InterceptedCall:
     __slots__ = (
         "_call",
         "_chain",
+        "_core",
         "_edits",
         "_head",
         "_is_begun",
@@ -140,6 +142,7 @@ class InterceptedCall:
         self, services: CallServices, head: CallHead, reply: Reply, trace: CallTrace | None = None
     ) -> None:
         self._services = services
+        self._core = services.core
         self._trace = trace
         self._head = head
         self._reply = reply
@@ -179,18 +182,18 @@ class InterceptedCall:
         """Parses the request; a short one at once."""
         services = self._services
         self._until_s = asyncio.get_running_loop().time() + services.settings.hold_s(self._head)
-        if services.reports.recorder is not None:
-            self._recorded = services.reports.recorder.begin(self._method.kind, data, self._head.encoding)
+        if services.recorder is not None:
+            self._recorded = services.recorder.begin(self._method.kind, data, self._head.encoding)
         try:
             if len(data) > PARSE_IN_LOOP_BYTES or data.startswith(COMPRESSED):
-                self._task = services.spawn(self._parse_long(data))
+                self._task = self._core.spawn(self._parse_long(data))
                 return
             body = bytes(payload(data, services.settings.max_message_bytes))
             self._size_bytes = len(body)
             call_type = CALL_TYPES[self._method.kind]
             request = call_type.request_type.FromString(body)
-            if MOST_MEMORY_PER_BYTE * len(body) > services.store.room_bytes:
-                check_room(request, services.store.room_bytes)
+            if MOST_MEMORY_PER_BYTE * len(body) > self._core.store.room_bytes:
+                check_room(request, self._core.store.room_bytes)
             self._decide(call_type(services, request))
         except Exception as error:  # noqa: BLE001 - the relay's loop must survive any bug in here
             self._fail(error)
@@ -219,7 +222,7 @@ class InterceptedCall:
             body = message.take()
             request = parse(call_type.request_type, body, max_parts_bytes=MAX_PARTS_BYTES, on_piece=check)
             self._size_bytes = kept_bytes(request)
-            check_room(request, services.store.room_bytes)
+            check_room(request, self._core.store.room_bytes)
             return call_type(services, request)
 
         if message.is_compressed:
@@ -256,7 +259,7 @@ class InterceptedCall:
 
     def _decide(self, call: CriCall) -> None:
         """Asks policies about the call; in a task if it has to wait for something first."""
-        services, hooks, method = self._services, self._services.chain.hooks, self._method
+        core, hooks, method = self._core, self._core.chain.hooks, self._method
         self._call = call
         if self._trace is None:
             call.origin = Origin(method.kind, partial(_trace_id, self._head))
@@ -266,7 +269,7 @@ class InterceptedCall:
         is_asked = not hooks.isdisjoint(method.before)
         is_known = call.find_records() or not (is_asked or not hooks.isdisjoint(method.after))
         self._turn_key = call.turn_key
-        if is_known and services.order.is_idle(call.turn_key, call.pod_key):
+        if is_known and core.order.is_idle(call.turn_key, call.pod_key):
             self._begin(call)
         else:
             self._enter()
@@ -275,10 +278,10 @@ class InterceptedCall:
     def _enter(self) -> None:
         # From now on the next calls with this key wait for their turn.
         if self._turn is None:
-            self._turn = self._services.order.enter(self._turn_key)
+            self._turn = self._core.order.enter(self._turn_key)
 
     def _in_task(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
-        self._task = self._services.spawn(self._guarded(work, *arguments))
+        self._task = self._core.spawn(self._guarded(work, *arguments))
 
     async def _guarded(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
         try:
@@ -296,25 +299,25 @@ class InterceptedCall:
             async with asyncio.timeout_at(until_s):
                 if self._turn is not None:
                     await self._turn
-        has_hooks = not services.chain.hooks.isdisjoint((*method.before, *method.after))
+        has_hooks = not self._core.chain.hooks.isdisjoint((*method.before, *method.after))
         if not call.find_records() and has_hooks:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until_s):
                     await call.fetch_records()
             call.find_records()
-        await services.order.wait_for_post_hooks(call.pod_key, until_s)
+        await self._core.order.wait_for_post_hooks(call.pod_key, until_s)
         self._begin(call)
 
     def _begin(self, call: CriCall) -> None:
         self._is_changed = call.correct()
-        self._chain = self._services.chain
+        self._chain = self._core.chain
         if not self._chain.hooks.isdisjoint(self._method.before):
             self._questions = iter(call.before())
         self._ask(call)
 
     def _ask(self, call: CriCall) -> None:
         """Asks the remaining questions, as far as that takes no time; then the call goes on."""
-        chain = self._chain or self._services.chain
+        chain = self._chain or self._core.chain
         for question in self._questions:
             policies = chain.policies_for(question.hook, question.pod)
             if not policies:
@@ -381,9 +384,7 @@ class InterceptedCall:
         self._edits = Edits.DONE
         if not (isinstance(change, CgroupChange) and change.cgroup):
             return {}
-        return write_before(
-            self._services.ledger, decision, question.cgroup, is_deferred=question.is_deferred
-        )
+        return write_before(self._core.ledger, decision, question.cgroup, is_deferred=question.is_deferred)
 
     def _has_writes(self, decision: Decision) -> bool:
         question, change = self._question, decision.change
@@ -428,10 +429,10 @@ class InterceptedCall:
     async def _make_ready(self, call: CriCall, works: Sequence[Work]) -> None:
         for question, change in self._unapplied:
             run = asyncio.get_running_loop().run_in_executor
-            self._is_changed |= await run(self._services.executor, question.edit, change)
+            self._is_changed |= await run(self._core.executor, question.edit, change)
             self._is_changed |= call.adjust()
         for work in works:
-            await work(self._services)
+            await work()
         frame = await self._in_worker(partial(self._edited_frame, call)) if call.is_long else None
         if call.is_long:
             await self._prepare_long(call)
@@ -441,7 +442,7 @@ class InterceptedCall:
             self._forward(call, frame)
         elif self._is_unseen:
             self._reply.forward(frame)
-            self._services.reports.changed += frame is not None
+            self._services.changed += frame is not None
             self._end_decision()
 
     def _edited_frame(self, call: CriCall) -> bytes | None:
@@ -455,7 +456,7 @@ class InterceptedCall:
             self._forget(call)
         self._reply.forward(frame)
         if frame is not None:
-            self._services.reports.changed += 1
+            self._services.changed += 1
         if self._recorded is not None:
             self._recorded.on_decided()
         # Not before the message is written, and then the response need not wait for it.
@@ -476,7 +477,7 @@ class InterceptedCall:
         call.on_end()
         self._call = None
         self._is_unseen = True
-        self._services.reports.problems[self._method.kind, "no_memory"] += 1
+        self._core.problems.counts[self._method.kind, "no_memory"] += 1
         self._report(NoDecisionError("the record has no room beside those of other calls"))
 
     async def _prepare_long(self, call: CriCall) -> None:
@@ -521,7 +522,7 @@ class InterceptedCall:
             text, problem = "the request cannot be read", "unreadable"
         elif isinstance(error, NoDecisionError):
             code, text, problem = StatusCode.UNAVAILABLE, str(error), "not_in_time"
-        self._services.reports.problems[self._method.kind, problem] += 1
+        self._core.problems.counts[self._method.kind, problem] += 1
         if policy is FailurePolicy.FAIL:
             self._refuse(code, text)
         else:
@@ -546,9 +547,9 @@ class InterceptedCall:
     def _end_unsent(self, call: CriCall) -> None:
         # The kubelet may have written to cgroups before it made the call.
         if works := call.on_end():
-            start_works(self._services, self._method, call, works)
+            start_works(self._core, self._method, call, works)
         if call.on_cancelled():
-            self._services.inventory.confirm_all()
+            self._core.inventory.confirm_all()
 
     def on_response(self, outcome: Outcome, data: bytes) -> None:
         """Updates the records before the response goes to the client, and starts the post hooks."""
@@ -558,25 +559,25 @@ class InterceptedCall:
             self._recorded.on_response(outcome, data)
         if call is None:
             if self._is_unseen and outcome is not Outcome.FAILED:
-                services.inventory.confirm_all()
+                self._core.inventory.confirm_all()
             return
         try:
             if works := call.on_end():
-                start_works(services, method, call, works)
+                start_works(self._core, method, call, works)
             if outcome is Outcome.SUCCEEDED and (after := _recorded(call, data)) is not None:
-                if after or not services.chain.hooks.isdisjoint(method.after):
+                if after or not self._core.chain.hooks.isdisjoint(method.after):
                     start_post_hooks(services, method, call, after)
             elif outcome is not Outcome.FAILED:
-                services.spawn(settle(services, method, call))
+                self._core.spawn(settle(services, method, call))
             elif works := call.on_failure():
-                start_works(services, method, call, works)
+                start_works(self._core, method, call, works)
         except Exception as error:  # noqa: BLE001 - the response must reach the client whatever happens here
             self._report(error)
 
     def _end_decision(self) -> None:
         """Lets the next call of the container be decided; may be called again."""
         if self._turn is not None:
-            self._services.order.leave(self._turn_key, self._turn)
+            self._core.order.leave(self._turn_key, self._turn)
         # These keep the whole request, and more, and the runtime may take long.
         self._chain = None
         self._questions, self._question, self._unapplied = _NO_QUESTIONS, None, []
@@ -586,8 +587,8 @@ class InterceptedCall:
         cause = type(error).__name__
         text = str(error) if isinstance(error, _WITHOUT_QUOTES) else cause
         if not isinstance(error, _FORESEEN):
-            self._services.reports.internal_errors += 1
-        self._services.reports.failures.report(self._method.kind, cause, text)
+            self._core.problems.internal_errors += 1
+        self._core.problems.failures.report(self._method.kind, cause, text)
 
 
 def _recorded(call: CriCall, data: bytes) -> Sequence[Work] | None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias
 
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
-from runtimeproxy.frontends.cri_proxy.calls.call_order import CallOrder
 from runtimeproxy.frontends.cri_proxy.calls.methods import BY_PATH
 from runtimeproxy.frontends.cri_proxy.interception import (
     DEFAULT_MAX_MESSAGE_BYTES,
@@ -26,20 +25,13 @@ from runtimeproxy.hooks.policy import FailurePolicy
 from runtimeproxy.logs import FailureLog
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from runtimeproxy.config.settings import Settings
-    from runtimeproxy.core.events import CgroupLedger
-    from runtimeproxy.core.policies import Spawn
+    from runtimeproxy.core.services import CoreServices
     from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
     from runtimeproxy.frontends.cri_proxy.calls.methods import CallKind
-    from runtimeproxy.hooks import ContainerView, PodView
-    from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.policy import Hook
-    from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.lookup import Lookups
-    from runtimeproxy.pods.store import PodStore
 
 OpenCall: TypeAlias = Callable[[CallHead, Reply], CallHandler]
 
@@ -81,33 +73,6 @@ class CallSettings:
         return max(0.0, budget_s - head.waited_s)
 
 
-class PodEvaluator(Protocol):
-    """Asks the policies about what runs when something has changed."""
-
-    @property
-    def rounds(self) -> int:
-        """How many evaluations of more than one pod have begun."""
-
-    async def evaluate_pod(self, identity: str) -> None:
-        """Asks about one sandbox and its running containers, and writes what follows."""
-
-
-class CpuAllocations(Protocol):
-    """The CPUs that pods have for themselves. The coroutines may be cancelled."""
-
-    async def admit(self, pod: PodView) -> None:
-        """Allocates a pod's CPUs before its sandbox is created, and waits until other pods have left them."""
-
-    async def create(self, container: ContainerView) -> None:
-        """The same before one of its containers is created, if that has not been done."""
-
-    def settle(self, uid: str) -> None:
-        """The call that creates a pod's sandbox has ended; if it succeeded, the record follows at once."""
-
-    def release(self, uid: str) -> None:
-        """The pod's sandbox was not created."""
-
-
 class CallRecording(Protocol):
     """One call of a recording. Its methods take notes, and never wait."""
 
@@ -136,67 +101,24 @@ class CallRecorder(Protocol):
         """A request has arrived."""
 
 
-@dataclass(slots=True)
-class CallReports:
-    """What is told of calls: to metrics and status, the log, and a recording.
-
-    Attributes:
-        recorder: Records calls; None, as mostly, if nothing is recorded.
-        internal_errors: How many errors there have been in the proxy's own code.
-        changed: How many calls were forwarded with a changed request.
-        problems: How many calls went on without what they should have had, by kind of call and cause.
-        failures: Logs each cause once per interval.
-    """
-
-    recorder: CallRecorder | None = None
-    internal_errors: int = 0
-    changed: int = 0
-    problems: Counter[tuple[str, str]] = field(default_factory=Counter)
-    failures: FailureLog = field(default_factory=FailureLog)
-
-
 @dataclass(slots=True, kw_only=True)
 class CallServices:
-    """What intercepted calls share. Used in the event loop's thread, but for `ledger`.
+    """What intercepted calls share. Used in the event loop's thread.
 
     Attributes:
-        chain: The policies; a call that is being decided keeps the chain that it began with.
+        core: What acts on events.
         lookups: Asks the runtime for single records.
-        ledger: Writes cgroup values, in worker threads.
         long_work: Worker threads for long requests.
-        evaluator: Of what runs; None if nothing is evaluated.
-        allocations: The CPUs of pods; None where the pools of shared CPUs do not depend on them.
+        recorder: Records calls; None, as mostly, if nothing is recorded.
+        changed: How many calls were forwarded with a changed request.
     """
 
     settings: CallSettings
-    chain: Chain
-    inventory: Inventory
+    core: CoreServices
     lookups: Lookups
-    ledger: CgroupLedger
-    executor: Executor
     long_work: LongWork
-    spawn: Spawn
-    reports: CallReports
-    evaluator: PodEvaluator | None = None
-    allocations: CpuAllocations | None = None
-    order: CallOrder = field(default_factory=CallOrder)
-    store: PodStore = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.store = self.inventory.store
-
-    @property
-    def evaluation(self) -> int:
-        # Evaluations of more than one pod.
-        return self.evaluator.rounds if self.evaluator is not None else 0
-
-    def catch_up(self, pod_id: str, evaluation: int) -> None:
-        """Evaluates a sandbox if an evaluation of more than one pod has begun since policies decided on it.
-
-        That one has not seen it, or not its container, or what it claimed is replaced by the older decision.
-        """
-        if self.evaluator is not None and evaluation != self.evaluator.rounds:
-            self.spawn(self.evaluator.evaluate_pod(pod_id))
+    recorder: CallRecorder | None = None
+    changed: int = 0
 
 
 class CallInterceptor:
@@ -210,14 +132,16 @@ class CallInterceptor:
         bypass: While it is set, new calls pass without policies; the records are then only as new as the last
             comparison with the runtime.
         waiting: Calls that wait for `start`, in the order of their arrival.
-        reports: Of all calls, those included for which `start` came too late.
+        failures: Logs calls for which `start` came too late, once per interval.
+        late: How many these were, by kind of call.
     """
 
     def __init__(self, settings: CallSettings, on_unseen: Callable[[], None] | None = None) -> None:
         self.settings = settings
         self.bypass = False
         self.on_unseen = on_unseen
-        self.reports = CallReports()
+        self.failures = FailureLog()
+        self.late: Counter[str] = Counter()
         self._open_call: OpenCall | None = None
         self.waiting: dict[_WaitingCall, None] = {}
 
@@ -289,9 +213,9 @@ class _WaitingCall:
 
     def _give_up(self) -> None:
         self._stop_waiting()
-        kind, reports = BY_PATH[self._head.path].kind, self._interceptor.reports
-        reports.problems[kind, "not_loaded"] += 1
-        reports.failures.report(kind, NOT_LOADED, NOT_LOADED)
+        kind = BY_PATH[self._head.path].kind
+        self._interceptor.late[kind] += 1
+        self._interceptor.failures.report(kind, NOT_LOADED, NOT_LOADED)
         if self._interceptor.settings.on_failure is FailurePolicy.FAIL:
             self._reply.refuse(StatusCode.UNAVAILABLE, MESSAGE_PREFIX + NOT_LOADED)
         else:

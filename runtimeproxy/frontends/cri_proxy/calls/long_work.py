@@ -12,8 +12,8 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Final, TypeAlias, TypeVar
 
+from runtimeproxy.core.order import KeyedQueue
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.frontends.cri_proxy.calls.call_order import KeyedQueue
 from runtimeproxy.hooks.workers import SWITCH_INTERVAL
 
 ResultT = TypeVar("ResultT")

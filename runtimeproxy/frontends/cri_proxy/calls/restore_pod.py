@@ -13,9 +13,8 @@ from runtimeproxy.core.events import (
     pending_values,
     write_decision,
 )
-from runtimeproxy.core.questions import Question
+from runtimeproxy.core.questions import Question, book_later
 from runtimeproxy.frontends.cri_proxy.calls.create_container import ContainerDraft
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import Work
 from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import NewSandbox
 from runtimeproxy.hooks import Hook, PodView
 from runtimeproxy.pods.record_views import container_in_force, recorded_pod
@@ -23,6 +22,7 @@ from runtimeproxy.pods.records import ContainerRecord, Lifecycle
 from runtimeproxy.pods.resources import NO_ENTRIES
 
 if TYPE_CHECKING:
+    from runtimeproxy.core.services import Work
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks.decision import Decision
 
@@ -35,7 +35,7 @@ class RestorePod(NewSandbox):
     def __init__(self, services: CallServices, request: api_pb2.RestorePodRequest) -> None:
         super().__init__(services, request)
         self._containers = {
-            config.metadata.name: ContainerDraft(config, services.evaluation)
+            config.metadata.name: ContainerDraft(config, services.core.evaluator.rounds)
             for config in request.container_configs
         }
         self._container_questions: list[Question] = []
@@ -76,7 +76,7 @@ class RestorePod(NewSandbox):
         if decision is None or not pending_values(decision, "", is_deferred=True):
             return works
         cgroup = self._draft.config.linux.cgroup_parent
-        return (*works, partial(write_decision, decision=decision, cgroup=cgroup, origin=self.origin))
+        return (*works, partial(write_decision, self.core, decision, cgroup, self.origin))
 
     def prepare(self) -> None:
         super().prepare()
@@ -95,13 +95,13 @@ class RestorePod(NewSandbox):
         works = list(self._remember(answer.pod_sandbox_id))
         for each in answer.restored_containers:
             record = self._container(each.name, each.container_id, answer.pod_sandbox_id)
-            due = on_started(self.services, record)
+            due = on_started(self.core, record)
             if due is not None:
                 works.append(self.write_later(due))
             draft = self._containers.get(record.name)
             if draft is not None:
                 running = replace(record, pending_cgroup=NO_ENTRIES)
-                self.book_later(self._record, running, draft.decided.fields)
+                book_later(self.core, self._record, running, draft.decided.fields)
             self._restored.append(record)
         return works
 
@@ -110,7 +110,7 @@ class RestorePod(NewSandbox):
 
     def _started(self, record: ContainerRecord) -> Question:
         pod = recorded_pod(self._record) if self._record is not None else PodView()
-        cgroup = self.services.inventory.cgroup_of(self._record, record)
+        cgroup = self.core.inventory.cgroup_of(self._record, record)
         return Question(Hook.POST_START_CONTAINER, pod, partial(container_in_force, record, pod), cgroup)
 
     def _container(self, name: str, identity: str, pod_id: str) -> ContainerRecord:

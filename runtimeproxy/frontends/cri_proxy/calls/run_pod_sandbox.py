@@ -8,22 +8,25 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.core.questions import NOTHING_DECIDED_ON_POD, Question, decided_pod, due_at_creation
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
+from runtimeproxy.core.questions import (
     NO_WORK,
-    CriCall,
-    Work,
+    NOTHING_DECIDED_ON_POD,
+    Question,
+    decided_pod,
+    due_at_creation,
     repair,
     take_cpus,
 )
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall
 from runtimeproxy.frontends.cri_proxy.calls.messages import edit_pod, requested_pod, requested_summary
 from runtimeproxy.hooks import Clear, Hook, PodChange
-from runtimeproxy.pods.drafts import slice_of
 from runtimeproxy.pods.records import NO_CHANGES, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, kept_annotations, read_resources
+from runtimeproxy.pods.updates import slice_of
 from runtimeproxy.slo.names import RESOURCE_STATUS
 
 if TYPE_CHECKING:
+    from runtimeproxy.core.services import Work
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks import PodView
     from runtimeproxy.hooks.changes import Change, TextEntries
@@ -109,11 +112,10 @@ class NewSandbox(CriCall):
 
     def __init__(self, services: CallServices, request: _Request) -> None:
         super().__init__(services, request)
-        live = services.chain.node.latest.live_pods.get(request.config.metadata.uid)
-        priority = live.priority if live is not None else None
+        priority = services.core.priority_of(request.config.metadata.uid)
         self._draft = PodDraft(request.config, request.runtime_handler, priority)
         self._record: PodRecord | None = None
-        self._evaluation = services.evaluation
+        self._evaluation = services.core.evaluator.rounds
 
     def find_records(self) -> bool:
         self.turn_key = self.pod_key = f"uid:{self._draft.config.metadata.uid}"
@@ -121,20 +123,20 @@ class NewSandbox(CriCall):
 
     def preparations(self, until_s: float) -> Sequence[Work]:
         """Takes the CPUs of the pod as policies have changed it."""
-        allocations, config = self.services.allocations, self._draft.config
+        allocations, config = self.core.allocations, self._draft.config
         if allocations is None or RESOURCE_STATUS not in config.annotations:
             return NO_WORK
         taking = partial(allocations.admit, self._draft.view())
-        return (take_cpus(type(self).__name__, until_s, taking),)
+        return (take_cpus(self.core.problems, type(self).__name__, until_s, taking),)
 
     def on_end(self) -> Sequence[Work]:
-        if self.services.allocations is not None:
-            self.services.allocations.settle(self._draft.config.metadata.uid)
+        if self.core.allocations is not None:
+            self.core.allocations.settle(self._draft.config.metadata.uid)
         return NO_WORK
 
     def on_failure(self) -> Sequence[Work]:
-        if self.services.allocations is not None:
-            self.services.allocations.release(self._draft.config.metadata.uid)
+        if self.core.allocations is not None:
+            self.core.allocations.release(self._draft.config.metadata.uid)
         return NO_WORK
 
     @property
@@ -153,18 +155,18 @@ class NewSandbox(CriCall):
     async def confirm(self) -> Sequence[Work] | None:
         """Whether the runtime has a sandbox of this attempt; more comes with the next list."""
         about = self._draft.config.metadata
-        found = await self.services.lookups.pod_named(about.uid, about.attempt)
+        found = await self.lookups.pod_named(about.uid, about.attempt)
         return self._remember(found.id) if found is not None else None
 
     def _remember(self, identity: str) -> Sequence[Work]:
         self._record = self._draft.record(identity)
-        self.services.store.pods.put(self._record)
+        self.core.store.pods.put(self._record)
         # The sandbox's scope was started in the pod's slice: systemd has set that again, as it sees it.
-        works = repair(self.services, slice_of(self._record))
+        works = repair(self.core, slice_of(self._record))
         due = due_at_creation(self._record, self._draft.decided, self._evaluation)
         if due is not None:
             return (*works, self.write_later(due))
-        self.services.catch_up(identity, self._evaluation)
+        self.core.catch_up(identity, self._evaluation)
         return works
 
 

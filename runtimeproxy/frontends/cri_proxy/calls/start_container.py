@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.core.events import on_started
-from runtimeproxy.core.questions import NOTHING_DECIDED, Question, decided_values
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import ContainerCall, Work, make_room, repair
+from runtimeproxy.core.questions import NOTHING_DECIDED, Question, decided_values, make_room, repair
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import ContainerCall
 from runtimeproxy.hooks import Hook
 from runtimeproxy.ledger.answers import by_parameter
-from runtimeproxy.pods.drafts import slice_of
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.resources import NO_ENTRIES
+from runtimeproxy.pods.updates import slice_of
 
 if TYPE_CHECKING:
+    from runtimeproxy.core.services import Work
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks.decision import Decision
 
@@ -45,20 +46,20 @@ class StartContainer(ContainerCall):
 
     def preparations(self, until_s: float) -> Sequence[Work]:
         # Room for the values of the runtime's specification.
-        return make_room(self.services, self.pod, self._booked)
+        return make_room(self.core, self.pod, self._booked)
 
     def _booked(self) -> Mapping[str, int | str]:
         return by_parameter(self.record.booked) if self.record is not None else NO_ENTRIES
 
     def on_success(self, response: bytes) -> Sequence[Work]:
-        services, record, pod = self.services, self.record, self.pod
+        core, record, pod = self.core, self.record, self.pod
         if record is None:
             return ()
         pending = self._decided.pending
-        due = on_started(services, record, pending, self._decided.owners if pending else NO_ENTRIES)
-        services.catch_up(record.pod_id, record.evaluation)
+        due = on_started(core, record, pending, self._decided.owners if pending else NO_ENTRIES)
+        core.catch_up(record.pod_id, record.evaluation)
         # The container's scope was started in the pod's slice: systemd has set that again, as it sees it.
-        works = repair(services, slice_of(pod))
+        works = repair(core, slice_of(pod))
         return works if due is None else (*works, self.write_later(due))
 
     def after(self) -> Sequence[Question]:
@@ -67,5 +68,5 @@ class StartContainer(ContainerCall):
         return () if record is None else (self.question(Hook.POST_START_CONTAINER, record),)
 
     async def confirm(self) -> Sequence[Work] | None:
-        found = await self.services.lookups.confirm_container(self.container_id)
+        found = await self.lookups.confirm_container(self.container_id)
         return self.on_success(b"") if found is not None and found.state is Lifecycle.RUNNING else None

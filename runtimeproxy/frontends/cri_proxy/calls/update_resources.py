@@ -9,44 +9,42 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.core.questions import (
+    NO_WORK,
     NOTHING_DECIDED,
     DecidedValues,
-    PendingUpdate,
     Question,
+    book_later,
     decided_values,
     due_of_container,
     due_of_pod,
+    lower_bursts,
+    note_requests,
     pod_question,
+    repair,
+    resized,
     updated_container,
     values_within_bounds,
-    with_updates,
 )
 from runtimeproxy.fields.tables import CRI_FIELDS, UPDATABLE
-from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
-    NO_WORK,
-    ContainerCall,
-    PodCall,
-    Work,
-    in_executor,
-    repair,
-)
+from runtimeproxy.frontends.cri_proxy.calls.cri_call import ContainerCall, PodCall
 from runtimeproxy.frontends.cri_proxy.calls.messages import edit_entries, edit_resources
 from runtimeproxy.hooks import ContainerChange, Hook, PodChange, Resources
-from runtimeproxy.ledger.answers import by_parameter, pod_values
-from runtimeproxy.pods.drafts import (
-    fitted_change,
-    has_taken,
-    merged_owners,
-    quotas_after_update,
-    released_change,
-    released_fields,
-)
+from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.pods.record_views import is_resize
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.resources import NO_ENTRIES, kept_annotations, overlay, read_resources
+from runtimeproxy.pods.updates import (
+    PendingUpdate,
+    fitted_change,
+    has_taken,
+    merged_owners,
+    released_change,
+    released_fields,
+    with_updates,
+)
 
 if TYPE_CHECKING:
-    from runtimeproxy.core.events import CgroupLedger
+    from runtimeproxy.core.services import Work
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
@@ -77,7 +75,7 @@ class UpdateContainerResources(ContainerCall):
         self._parent = ""
         self._booked = Resources()
         self._decided = NOTHING_DECIDED
-        self._evaluation = services.evaluation
+        self._evaluation = services.core.evaluator.rounds
         self._before: ContainerRecord | None = None
         # The record that it was made from, and the one that is valid afterwards.
         self._prepared: tuple[ContainerRecord, ContainerRecord] | None = None
@@ -92,7 +90,7 @@ class UpdateContainerResources(ContainerCall):
         if expected is None:
             return ()
         # As long as no policy has to run.
-        self._decided = DecidedValues(silent=self.services.chain.unsettled)
+        self._decided = DecidedValues(silent=self.core.chain.unsettled)
         question = self.question(Hook.PRE_UPDATE_CONTAINER_RESOURCES, expected, self._sent)
         question.edit, question.is_deferred, question.on_decided = self._edit, True, self._keep_decision
         return (question,)
@@ -102,27 +100,18 @@ class UpdateContainerResources(ContainerCall):
             self._decided = decided_values(decision, is_deferred=True)
 
     def preparations(self, until_s: float) -> Sequence[Work]:
-        """Lowers the bursts before the quotas: none may be below the burst."""
-        record, pod, ledger = self.record, self.pod, self.services.ledger
-        if record is None or pod is None or (self._sent.cpu_quota_us is None and not self._decided.pending):
+        record, pod = self.record, self.pod
+        if record is None or pod is None:
             return NO_WORK
-        cgroup = "" if record.state is Lifecycle.CREATED else self.services.inventory.cgroup_of(pod, record)
-        is_managed = any(map(ledger.books.is_managed, filter(None, (pod.cgroup_parent, cgroup))))
-        if not is_managed and not self._decided.pending:
-            return NO_WORK
-        members = self.services.store.containers.members(record.pod_id)
-        others = [each.requested for each in _running(members) if each.id != record.id]
-        quotas_us = quotas_after_update(
-            cgroup, pod.cgroup_parent, self._sent.cpu_quota_us, self._forwarded.cpu_quota_us, others
-        )
-        return (in_executor(_lower_bursts, ledger, quotas_us),) if quotas_us else NO_WORK
+        update = PendingUpdate(self._sent, self._forwarded)
+        return lower_bursts(self.core, record, pod, update, has_pending=bool(self._decided.pending))
 
     def _expected(self) -> ContainerRecord | None:
         """The record as it is when the runtime has answered the updates that are on their way."""
         record = self.record
         if record is None:
             return None
-        expected = with_updates(record, self.services.order.updates.get(record.id, ()))
+        expected = with_updates(record, self.core.pending_updates.get(record.id, ()))
         self._parent = self.pod.cgroup_parent if self.pod is not None else ""
         self._booked = expected.booked
         # Which of two concurrent updates the runtime makes last is not known.
@@ -156,7 +145,7 @@ class UpdateContainerResources(ContainerCall):
         """
         given = _given(self._request.linux)
         values = partial(overlay, self._booked, given)
-        fitted = values_within_bounds(self.services.ledger, self._parent, values)
+        fitted = values_within_bounds(self.core.ledger, self._parent, values)
         if not fitted:
             return False
         self._fitted = {**self._fitted, **fitted}
@@ -168,19 +157,19 @@ class UpdateContainerResources(ContainerCall):
         """Updates that are decided from now on take this one into account."""
         self._update_key = self.turn_key
         self._update = PendingUpdate(self._sent, self._forwarded)
-        self.services.order.updates.setdefault(self._update_key, []).append(self._update)
+        self.core.pending_updates.setdefault(self._update_key, []).append(self._update)
 
     def on_end(self) -> Sequence[Work]:
         """The pod is resized before or after its containers, as the values rise or fall."""
-        all_pending = self.services.order.updates
+        all_pending = self.core.pending_updates
         left = [each for each in all_pending.pop(self._update_key, ()) if each is not self._update]
         if left:
             all_pending[self._update_key] = left
         pod = self.pod
         cgroup = pod.cgroup_parent if pod is not None else ""
         if not is_resize(self._sent):
-            return repair(self.services, cgroup)
-        return resized(self.services, cgroup)
+            return repair(self.core, cgroup)
+        return resized(self.core, cgroup)
 
     def prepare(self) -> None:
         # It is valid afterwards unless the present record changes meanwhile.
@@ -199,18 +188,10 @@ class UpdateContainerResources(ContainerCall):
         before, updated = self._prepared or (None, record)
         # Another update may have ended meanwhile.
         updated = updated if before is record else self._updated(record)
-        self.services.store.containers.put(updated)
-        self._note_requests()
+        self.core.store.containers.put(updated)
+        if self.pod is not None and is_resize(self._sent):
+            note_requests(self.core, self.pod)
         return self._book(updated)
-
-    def _note_requests(self) -> None:
-        """Notes the pod's new sums; the kubelet writes them after this call if they are lower."""
-        services, pod = self.services, self.pod
-        if pod is None or not is_resize(self._sent):
-            return
-        if services.ledger.books.is_managed(pod.cgroup_parent):
-            members = services.store.containers.members(pod.id)
-            services.ledger.books.note_requests(pod.cgroup_parent, pod_values(_running(members)))
 
     def _book(self, record: ContainerRecord) -> Sequence[Work]:
         """Has the files compared with what policies want now, if they want or wanted anything."""
@@ -219,9 +200,9 @@ class UpdateContainerResources(ContainerCall):
             return NO_WORK
         if record.state is Lifecycle.CREATED:
             if decided.fields is not None:
-                self.book_later(pod, record, decided.fields, self._fitted)
+                book_later(self.core, pod, record, decided.fields, self._fitted)
             return NO_WORK
-        due = due_of_container(self.services, pod, record, decided, self._fitted, self._evaluation)
+        due = due_of_container(self.core, pod, record, decided, self._fitted, self._evaluation)
         return NO_WORK if due is None else (self.write_later(due),)
 
     def _updated(self, record: ContainerRecord) -> ContainerRecord:
@@ -232,9 +213,9 @@ class UpdateContainerResources(ContainerCall):
 
     async def confirm(self) -> Sequence[Work] | None:
         """Whether all reported values are those of the update; else it counts as failed."""
-        found = await self.services.lookups.confirm_container(self.container_id)
+        found = await self.lookups.confirm_container(self.container_id)
         if found is None:
-            self.services.store.containers.remove(self.container_id)
+            self.core.store.containers.remove(self.container_id)
             return None
         return self.on_success(b"") if has_taken(self._forwarded, found.booked) else None
 
@@ -261,7 +242,7 @@ class UpdatePodSandboxResources(PodCall):
         self._overhead = read_resources(request.overhead)
         self._in_force: Resources | None = None
         self._decided = NOTHING_DECIDED
-        self._evaluation = services.evaluation
+        self._evaluation = services.core.evaluator.rounds
 
     def before(self) -> Sequence[Question]:
         """May change the resources."""
@@ -270,7 +251,7 @@ class UpdatePodSandboxResources(PodCall):
             return ()
         self._in_force = record.booked if record.detailed else None
         # As long as no policy has to run.
-        self._decided = DecidedValues(silent=self.services.chain.unsettled)
+        self._decided = DecidedValues(silent=self.core.chain.unsettled)
         question = pod_question(Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, self._asked(record))
         question.edit, question.is_deferred, question.on_decided = self._edit, True, self._keep_decision
         return (question,)
@@ -283,7 +264,7 @@ class UpdatePodSandboxResources(PodCall):
         """Whatever the runtime answers: containerd 2.2 answers with an error, which the kubelet ignores."""
         record = self.record
         cgroup = record.cgroup_parent if record is not None else ""
-        return resized(self.services, cgroup, by_parameter(self._sent))
+        return resized(self.core, cgroup, by_parameter(self._sent))
 
     def on_success(self, response: bytes) -> Sequence[Work]:
         """Lays the update over the requested and the booked resources."""
@@ -307,19 +288,19 @@ class UpdatePodSandboxResources(PodCall):
         record = self.record
         if record is None or (asked := self._asked(record)) == record:
             return False
-        self.services.store.pods.put(asked)
+        self.core.store.pods.put(asked)
         return True
 
     def _remember(self, updated: PodRecord) -> Sequence[Work]:
-        self.services.store.pods.put(updated)
-        due = due_of_pod(self.services, updated, self._decided, self._evaluation)
+        self.core.store.pods.put(updated)
+        due = due_of_pod(self.core, updated, self._decided, self._evaluation)
         return NO_WORK if due is None else (self.write_later(due),)
 
     async def confirm(self) -> Sequence[Work] | None:
         """A status does not show it: the call counts as failed, and the kubelet repeats it."""
-        found = await self.services.lookups.confirm_pod(self.pod_id)
+        found = await self.lookups.confirm_pod(self.pod_id)
         if found is None:
-            self.services.store.remove_pod(self.pod_id)
+            self.core.store.remove_pod(self.pod_id)
         return None
 
     def _asked(self, record: PodRecord) -> PodRecord:
@@ -337,31 +318,6 @@ class UpdatePodSandboxResources(PodCall):
         )
         self._forwarded = read_resources(message)
         return changed
-
-
-def resized(
-    services: CallServices, cgroup: str, written: Mapping[str, int | str] = NO_ENTRIES
-) -> Sequence[Work]:
-    """Writes the values of policies in a pod's cgroup again, after the kubelet has resized the pod there.
-
-    Source: kubelet 1.33, in-place resize.
-
-    `cgroup`: the pod's; empty if it is not known. `written`: what the kubelet has written there, by cgroup
-    parameter, as far as the call says it.
-    """
-    if not cgroup or not services.ledger.books.is_managed(cgroup):
-        return NO_WORK
-    return (in_executor(services.ledger.on_resized, cgroup, written),)
-
-
-def _lower_bursts(ledger: CgroupLedger, quotas_us: Mapping[str, int]) -> None:
-    # In a worker thread: before the quotas of these cgroups are lowered.
-    for cgroup, quota_us in quotas_us.items():
-        ledger.before_update(cgroup, quota_us)
-
-
-def _running(containers: Collection[ContainerRecord]) -> list[ContainerRecord]:
-    return [each for each in containers if each.state is not Lifecycle.STOPPED]
 
 
 def _given(message: api_pb2.LinuxContainerResources) -> Resources:

@@ -15,14 +15,10 @@ from google.protobuf.message import Message
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
+from runtimeproxy.core.services import CoreServices, EventProblems
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import frame_message
 from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import InterceptedCall
-from runtimeproxy.frontends.cri_proxy.calls.interceptor import (
-    CallInterceptor,
-    CallReports,
-    CallServices,
-    CallSettings,
-)
+from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallInterceptor, CallServices, CallSettings
 from runtimeproxy.frontends.cri_proxy.calls.long_work import LongWork
 from runtimeproxy.frontends.cri_proxy.interception import CallHandler, CallHead, Outcome
 from runtimeproxy.hooks import EVERY_POD, CgroupChange, FailurePolicy, Hook, PodSelector, Policy
@@ -215,6 +211,23 @@ class RecordedLedger:
         self.noted.append((pod_cgroup, dict(requested)))
 
 
+class Rounds:
+    """Counts evaluations of everything, and keeps the pods that are evaluated apart from these.
+
+    With each, it keeps how many answers have been claimed before.
+    """
+
+    def __init__(self, ledger: RecordedLedger) -> None:
+        self.rounds = 1
+        self.pods: list[str] = []
+        self.claimed: list[int] = []
+        self._ledger = ledger
+
+    async def evaluate_pod(self, identity: str) -> None:
+        self.pods.append(identity)
+        self.claimed.append(len(self._ledger.claimed))
+
+
 class RecordedFailures(FailureLog):
     """Keeps the causes."""
 
@@ -240,26 +253,30 @@ class Surroundings:
         self.workers = Workers()
         self._executor = ThreadPoolExecutor(2)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.interceptor = CallInterceptor(settings, self._count_unsettled)
+        self.interceptor = CallInterceptor(settings, self.compare_soon)
         self.failures = RecordedFailures()
-        inventory = Inventory(self.store)
-        inventory.source = self
-        self.services = CallServices(
-            settings=settings,
+        self.inventory = Inventory(self.store)
+        self.inventory.source = self
+        self.core = CoreServices(
             chain=Chain((), self.workers),
-            inventory=inventory,
-            lookups=Lookups(self.store, self.runtime, lookup_timeout_s),
+            inventory=self.inventory,
             ledger=self.ledger,
             executor=self._executor,
-            long_work=LongWork(self._executor),
             spawn=self._spawn,
-            reports=CallReports(failures=self.failures),
+            evaluator=Rounds(self.ledger),
+            problems=EventProblems(failures=self.failures),
+        )
+        self.services = CallServices(
+            settings=settings,
+            core=self.core,
+            lookups=Lookups(self.store, self.runtime, lookup_timeout_s),
+            long_work=LongWork(self._executor),
         )
 
     @property
     def waiting_keys(self) -> int:
         """Keys for which something waits."""
-        return len(self.services.order)
+        return len(self.core.order)
 
     @property
     def tasks(self) -> int:
@@ -275,7 +292,7 @@ class Surroundings:
             for policy in policies
         ]
         chain = Chain(loaded, self.workers, sink=self.audit.append, skip_label=self.skip_label)
-        self.services.chain = chain
+        self.core.chain = chain
         self.interceptor.start(partial(InterceptedCall, self.services))
         return chain
 
@@ -335,15 +352,11 @@ class Surroundings:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _count_unsettled(self) -> None:
+    def compare_soon(self) -> None:
         self.unsettled += 1
 
     def confirm(self, containers: Iterable[str]) -> None:
-        """All records are to be compared: what has become of a call is not known."""
-        self._count_unsettled()
-
-    def compare_soon(self) -> None:
-        """Comes with it."""
+        """Nothing: that `compare_soon` is called, too, is counted."""
 
 
 @dataclass

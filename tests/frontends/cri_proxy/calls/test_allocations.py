@@ -48,7 +48,7 @@ class Allocations:
 
 @pytest.fixture
 async def allocations(desk: Surroundings) -> Allocations:
-    desk.services.allocations = made = Allocations()
+    desk.core.allocations = made = Allocations()
     await desk.load()
     return made
 
@@ -99,7 +99,7 @@ async def test_a_pod_that_is_not_made_is_released(desk: Surroundings, allocation
 async def test_others_that_stay_cost_the_calls_time_and_no_more(allocations: Allocations) -> None:
     desk = Surroundings(replace(PATIENT, budget_s=0.01))
     try:
-        desk.services.allocations = allocations
+        desk.core.allocations = allocations
         await desk.load()
         call = desk.call("RunPodSandbox", run_request())
         await call.succeeded(api_pb2.RunPodSandboxResponse(pod_sandbox_id=POD_ID))
@@ -113,7 +113,7 @@ async def test_an_error_stops_no_pod(desk: Surroundings, allocations: Allocation
     call = desk.call("RunPodSandbox", run_request())
     await call.succeeded(api_pb2.RunPodSandboxResponse(pod_sandbox_id=POD_ID))
     assert desk.failures.causes == ["RecursionError"]
-    assert desk.services.reports.internal_errors == 1
+    assert desk.core.problems.internal_errors == 1
 
 
 async def test_calls_of_other_pods_do_not_even_start_a_task(

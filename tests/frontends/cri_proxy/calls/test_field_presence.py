@@ -11,7 +11,7 @@ from runtimeproxy.frontends.cri_proxy.calls.messages import (
 from runtimeproxy.hooks import CLEAR, ResourceChange, Resources
 from runtimeproxy.hooks.changes import Clear, TextEntries
 from runtimeproxy.hooks.fields import written_value
-from runtimeproxy.pods.drafts import given_fields
+from runtimeproxy.pods.updates import given_fields
 
 NOTHING = Resources()
 

@@ -302,7 +302,7 @@ async def test_values_that_a_restored_pod_gets_late_are_audited_in_the_loop(desk
 
     chain = await desk.load()
     loaded = bind(policy(pod=PodChange(cgroup={"cpu.shares": 3})))
-    desk.services.chain = Chain([loaded], chain.workers, sink=sink)
+    desk.core.chain = Chain([loaded], chain.workers, sink=sink)
     request = api_pb2.RestorePodRequest(config=pod_sandbox_config("web", uid="u1", qos="BE"))
     await desk.call("RestorePod", request).reply.done()
     assert found == [("pending", "cgroup[cpu.shares]"), ("changed", "cgroup[cpu.shares]")]
@@ -312,7 +312,7 @@ async def test_a_call_keeps_the_policies_that_it_began_with(desk: Surroundings) 
     newer = policy("newer", container=SHARES)
 
     def reloaded(_: PodView) -> None:
-        desk.services.chain = Chain([bind(newer)], desk.workers)
+        desk.core.chain = Chain([bind(newer)], desk.workers)
 
     older = policy("older", pod=reloaded, container=None)
     await desk.load(older)

@@ -35,7 +35,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Surroundings]:
     await with_container(made)
     await made.idle()
     files, journal = CgroupFiles(tmp_path / "cgroup", version=2), Journal(tmp_path / "state", "boot")
-    made.services.ledger = Ledger(CgroupWriter(files.root), journal, "boot")
+    made.core.ledger = Ledger(CgroupWriter(files.root), journal, "boot")
     made.store.containers.put(replace(record_of(made), state=Lifecycle.RUNNING))
     await made.load(TEST)
     yield made
@@ -61,7 +61,7 @@ async def test_an_update_of_a_container(desk: Surroundings, parent: str) -> None
     assert sent.linux.cpu_shares == 2048
     await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
     await desk.idle()
-    assert (desk.services.reports.internal_errors, desk.failures.causes) == (0, [])
+    assert (desk.core.problems.internal_errors, desk.failures.causes) == (0, [])
     assert {each.field: each.kind for each in desk.audit} == {
         "resources.cpu_shares": AuditKind.CHANGED,
         "cgroup[cpu.cfs_burst_us]": AuditKind.PENDING,
@@ -77,7 +77,7 @@ async def test_an_update_of_a_pod(desk: Surroundings, parent: str) -> None:
     call = desk.call("UpdatePodSandboxResources", request)
     await call.succeeded(api_pb2.UpdatePodSandboxResourcesResponse())
     await desk.idle()
-    assert (desk.services.reports.internal_errors, desk.failures.causes) == (0, [])
+    assert (desk.core.problems.internal_errors, desk.failures.causes) == (0, [])
     # What says so is the attempt to write the value, whose reason is about this pod.
     assert [each.kind for each in desk.audit] == [AuditKind.PENDING, AuditKind.FAILED]
     assert repr(parent)[:20] in desk.audit[-1].reason

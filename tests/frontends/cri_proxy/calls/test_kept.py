@@ -61,7 +61,7 @@ async def test_more_counts_as_a_request_that_cannot_be_read(
     await desk.load(policy("p", pod=PodChange(labels={"a": "b"})))
     call = desk.call("RunPodSandbox", request_)
     await call.reply.done()
-    assert desk.services.reports.problems["RunPodSandbox", "unreadable"] == 1
+    assert desk.core.problems.counts["RunPodSandbox", "unreadable"] == 1
     if on_unreadable is FailurePolicy.FAIL:
         assert [code for code, _ in call.reply.refused] == [StatusCode.INVALID_ARGUMENT]
     else:
@@ -83,7 +83,7 @@ async def test_a_pod_for_which_the_records_have_no_room_counts_so_too(
     desk.store.max_bytes = 8 * size_bytes
     call = desk.call("RunPodSandbox", run_request({"koordinator.sh/large": "x" * size_bytes}))
     await call.reply.done()
-    assert desk.services.reports.problems["RunPodSandbox", "unreadable"] == 1
+    assert desk.core.problems.counts["RunPodSandbox", "unreadable"] == 1
     assert desk.failures.causes == ["TooMuchToKeepError"]
     if on_unreadable is FailurePolicy.FAIL:
         assert [code for code, _ in call.reply.refused] == [StatusCode.INVALID_ARGUMENT]

@@ -29,6 +29,7 @@ from tests.frontends.cri_proxy.calls.scripted import (
     CONTAINER_ID,
     POD_ID,
     HeldForTest,
+    Rounds,
     Surroundings,
     policy,
     server,
@@ -149,7 +150,7 @@ async def test_systemd_scopes_carry_the_runtimes_prefix(desk: Surroundings) -> N
     desk.store.containers.put(
         ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID, pending_cgroup={"memory.use_priority_oom": 1})
     )
-    desk.services.inventory.runtime_name = "cri-o"
+    desk.inventory.runtime_name = "cri-o"
     await done(desk, "StartContainer")
     assert desk.ledger.written[0][0] == f"/kubepods.slice/kubepods-podu1.slice/crio-{CONTAINER_ID}.scope"
 
@@ -302,25 +303,8 @@ async def test_a_pod_that_is_too_small_gets_room_before_its_container(desk: Surr
     assert quotas == [(config.linux.cgroup_parent, 50_000)] * 2
 
 
-class Rounds:
-    """Counts evaluations of everything, and keeps the pods that are evaluated apart from these.
-
-    With each, it keeps how many answers have been claimed before.
-    """
-
-    def __init__(self, desk: Surroundings) -> None:
-        self.rounds = 1
-        self.pods: list[str] = []
-        self.claimed: list[int] = []
-        self._writer = desk.ledger
-
-    async def evaluate_pod(self, identity: str) -> None:
-        self.pods.append(identity)
-        self.claimed.append(len(self._writer.claimed))
-
-
 async def test_what_was_decided_before_an_evaluation_is_evaluated_when_it_runs(desk: Surroundings) -> None:
-    desk.services.evaluator = found = Rounds(desk)
+    desk.core.evaluator = found = Rounds(desk.ledger)
     await desk.load()
     config = pod_sandbox_config("web")
     call = desk.call("RunPodSandbox", api_pb2.RunPodSandboxRequest(config=config))
@@ -335,7 +319,7 @@ async def test_what_was_decided_before_an_evaluation_is_evaluated_when_it_runs(d
 
 
 async def test_what_was_decided_after_the_last_evaluation_is_not_evaluated_again(desk: Surroundings) -> None:
-    desk.services.evaluator = found = Rounds(desk)
+    desk.core.evaluator = found = Rounds(desk.ledger)
     await desk.load()
     await with_settled_container(desk)
     await done(desk, "StartContainer")
@@ -351,7 +335,7 @@ async def test_an_update_that_was_decided_before_an_evaluation_does_not_undo_it(
     await desk.load(policy(container=cpus))
     await with_settled_container(desk)
     await done(desk, "StartContainer")
-    desk.services.evaluator = found = Rounds(desk)
+    desk.core.evaluator = found = Rounds(desk.ledger)
     request = api_pb2.UpdateContainerResourcesRequest(container_id=CONTAINER_ID)
     request.linux.cpu_shares = 512
     call = desk.call("UpdateContainerResources", request)

@@ -15,6 +15,7 @@ import pytest
 from google.protobuf.message import Message
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.core.services import CoreServices
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import frame_message
 from runtimeproxy.frontends.cri_proxy.calls.intercepted_call import MAX_PARTS_BYTES
 from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices, CallSettings
@@ -153,7 +154,8 @@ async def test_the_request_is_dropped_when_it_is_sent(desk: Surroundings) -> Non
 
 def kept_bytes(handler: object) -> int:
     """The request in all its forms, as far as a handler keeps it."""
-    elsewhere = (type, FunctionType, dict, asyncio.Future, CallServices, RecordedReply, PodRecord)
+    shared = (type, FunctionType, dict, asyncio.Future, CallServices, CoreServices)
+    elsewhere = (*shared, RecordedReply, PodRecord)
     todo: list[object] = [handler]
     seen: dict[int, object] = {}
     size_bytes = 0

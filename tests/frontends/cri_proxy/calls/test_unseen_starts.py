@@ -26,9 +26,9 @@ async def test_they_are_due_once_it_runs(
     waiting = ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID, state=state, pending_cgroup=VALUES)
     desk.store.containers.put(waiting)
     desk.store.containers.put(ContainerRecord(id="other", pod_id=POD_ID, state=Lifecycle.RUNNING))
-    due = [(each.cgroup, each.values) for each in take_due_writes(desk.services)]
+    due = [(each.cgroup, each.values) for each in take_due_writes(desk.core)]
     assert due == ([(f"{PARENT}/{CONTAINER_ID}", VALUES)] if is_due else [])
-    assert list(take_due_writes(desk.services)) == []
+    assert list(take_due_writes(desk.core)) == []
     record = desk.store.containers.get(CONTAINER_ID)
     assert record is not None
     assert bool(record.pending_cgroup) is not is_due

@@ -22,8 +22,8 @@ from runtimeproxy.hooks import (
 )
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.node.snapshot import FixedNode, Input, InputState, Node
-from runtimeproxy.pods.drafts import has_taken
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.updates import has_taken
 from runtimeproxy.testing.builders import container_config, pod_sandbox_config
 from tests.frontends.cri_proxy.calls.one_container import SHARES, record_of, with_container
 from tests.frontends.cri_proxy.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy, server
@@ -375,7 +375,7 @@ async def test_an_update_is_decided_with_those_that_are_under_way(desk: Surround
     for call in (first, second):
         await call.succeeded(api_pb2.UpdateContainerResourcesResponse())
     assert record_of(desk).booked.cpu_quota_us == 20_000
-    assert desk.services.order.updates == {}
+    assert desk.core.pending_updates == {}
 
 
 async def test_two_updates_under_way_are_both_recorded(desk: Surroundings) -> None:
@@ -402,12 +402,12 @@ async def test_an_update_that_has_ended_is_under_way_no_more(desk: Surroundings,
     await with_container(desk)
     call = desk.call("UpdateContainerResources", update(cpu_quota=50_000))
     await call.reply.done()
-    assert CONTAINER_ID in desk.services.order.updates
+    assert CONTAINER_ID in desk.core.pending_updates
     if end == "failed":
         await call.ended(Outcome.FAILED)
     else:
         call.handler.on_cancelled()
-    assert desk.services.order.updates == {}
+    assert desk.core.pending_updates == {}
 
 
 async def test_annotations_of_an_update_are_shown_from_then_on(desk: Surroundings) -> None:

@@ -1,10 +1,10 @@
-"""The order of intercepted calls."""
+"""The order of events that wait for a decision."""
 
 from __future__ import annotations
 
 import asyncio
 
-from runtimeproxy.frontends.cri_proxy.calls.call_order import CallOrder, KeyedQueue
+from runtimeproxy.core.order import EventOrder, KeyedQueue
 
 
 def clock() -> float:
@@ -56,7 +56,7 @@ async def test_a_wait_that_has_timed_out_keeps_its_place_until_it_leaves() -> No
 
 
 async def test_other_keys_do_not_wait() -> None:
-    order = CallOrder()
+    order = EventOrder()
     order.enter("a")
     assert order.enter("b").done()
     assert order.is_idle("c", "c")
@@ -64,7 +64,7 @@ async def test_other_keys_do_not_wait() -> None:
 
 
 async def test_post_hooks_block_their_pod_only() -> None:
-    order = CallOrder()
+    order = EventOrder()
     hooks = asyncio.get_running_loop().create_future()
     order.block(("uid:1", "pod-1"), hooks)
     assert not order.is_idle("x", "pod-1")
@@ -78,7 +78,7 @@ async def test_post_hooks_block_their_pod_only() -> None:
 
 
 async def test_an_unknown_pod_blocks_nothing() -> None:
-    order = CallOrder()
+    order = EventOrder()
     hooks = asyncio.get_running_loop().create_future()
     order.block(("",), hooks)
     assert order.is_idle("x", "")

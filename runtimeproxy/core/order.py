@@ -1,18 +1,13 @@
-"""The order of intercepted calls. Used in the event loop's thread only.
+"""The order of events that wait for a decision, as intercepted calls. Used in the event loop's thread only.
 
 Decisions for one container are made in the order of arrival, and do not wait for the runtime's answers. The
-next intercepted call of a pod waits for the post hooks of that pod. Calls of different pods never wait for
-each other.
+next event of a pod waits for the post hooks of that pod. Events of different pods never wait for each other.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from runtimeproxy.core.questions import PendingUpdate
 
 
 class KeyedQueue:
@@ -51,16 +46,11 @@ class KeyedQueue:
             queue[0].set_result(None)
 
 
-class CallOrder(KeyedQueue):
-    """The queues of calls, and the post hooks that still run, by pod.
-
-    Attributes:
-        updates: Those that the runtime has not answered, oldest first, by container.
-    """
+class EventOrder(KeyedQueue):
+    """The queues of events, and the post hooks that still run, by pod."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.updates: dict[str, list[PendingUpdate]] = {}
         self._post_hooks: dict[str, set[asyncio.Future[None]]] = {}
 
     def __len__(self) -> int:
@@ -70,7 +60,7 @@ class CallOrder(KeyedQueue):
         return turn_key not in self._queues and pod_key not in self._post_hooks
 
     def block(self, pod_keys: tuple[str, ...], post_hooks: asyncio.Future[None]) -> None:
-        """Makes the next calls of a pod wait for post hooks; an empty key stands for no pod."""
+        """Makes the next events of a pod wait for post hooks; an empty key stands for no pod."""
         keys = tuple(filter(None, pod_keys))
         for key in keys:
             self._post_hooks.setdefault(key, set()).add(post_hooks)

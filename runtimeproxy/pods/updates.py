@@ -1,9 +1,10 @@
-"""What becomes of a pod or container by a call: its resources, and the owners of its fields. Pure."""
+"""What becomes of a pod or container by an update: its resources, and the owners of its fields. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
 from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS, UPDATABLE
 from runtimeproxy.hooks.changes import CLEAR, ResourceChange
@@ -11,13 +12,33 @@ from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, Owners
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
-from runtimeproxy.pods.resources import NO_ENTRIES
+from runtimeproxy.pods.resources import NO_ENTRIES, overlay
 
 _MEMORY_LIMITS: Final = frozenset(
     (f"{RESOURCES}.memory_limit_bytes", f"{RESOURCES}.memory_swap_limit_bytes", f"{UNIFIED}[memory.max]")
 )
 
 _CREATION_ONLY: Final = frozenset(f"{RESOURCES}.{name}" for name in CRI_FIELDS if name not in UPDATABLE)
+
+
+class PendingUpdate(NamedTuple):
+    """An update of a container that the runtime has not answered."""
+
+    sent: Resources
+    """From the kubelet."""
+    forwarded: Resources
+    """The same with the changes of policies."""
+
+
+def with_updates(record: ContainerRecord, updates: Iterable[PendingUpdate]) -> ContainerRecord:
+    """The record as it is when the runtime has answered these."""
+    for update in updates:
+        record = replace(
+            record,
+            requested=overlay(record.requested, update.sent),
+            booked=overlay(record.booked, update.forwarded),
+        )
+    return record
 
 
 def given_fields(resources: Resources) -> frozenset[str]:
