@@ -32,7 +32,7 @@ from runtimeproxy.frontends.cri_proxy.calls.cri_call import (
 )
 from runtimeproxy.frontends.cri_proxy.calls.messages import edit_entries, edit_resources
 from runtimeproxy.hooks import ContainerChange, Hook, PodChange, Resources
-from runtimeproxy.ledger.answers import by_parameter, pod_values
+from runtimeproxy.ledger.answers import by_parameter, requested_of_pod
 from runtimeproxy.pods.drafts import (
     fitted_change,
     has_taken,
@@ -135,7 +135,7 @@ class UpdateContainerResources(ContainerCall):
         if expected is None:
             return False
         is_changed = self._put_back(expected) if expected.owners else False
-        return self._fit() or is_changed
+        return self._fit_to_bounds() or is_changed
 
     def _put_back(self, expected: ContainerRecord) -> bool:
         requested = overlay(expected.requested, self._sent)
@@ -149,7 +149,7 @@ class UpdateContainerResources(ContainerCall):
         self._forwarded = _given(self._request.linux)
         return changed
 
-    def _fit(self) -> bool:
+    def _fit_to_bounds(self) -> bool:
         """Changes what bounds of the pod's cgroup and above do not allow; returns whether anything was.
 
         The runtime writes all that its specification holds again, not only what the update carries.
@@ -210,7 +210,7 @@ class UpdateContainerResources(ContainerCall):
             return
         if services.ledger.books.is_managed(pod.cgroup_parent):
             members = services.store.containers.members(pod.id)
-            services.ledger.books.note_requests(pod.cgroup_parent, pod_values(_running(members)))
+            services.ledger.books.note_requests(pod.cgroup_parent, requested_of_pod(_running(members)))
 
     def _book(self, record: ContainerRecord) -> Sequence[Work]:
         """Has the files compared with what policies want now, if they want or wanted anything."""
