@@ -12,7 +12,7 @@ from runtimeproxy.core.events import DueWrites, book_container, pending_values, 
 from runtimeproxy.hooks import CgroupChange, Hook, PodChange, PodView
 from runtimeproxy.hooks.audit import NO_ORIGIN
 from runtimeproxy.hooks.fields import NO_FIELDS, plain_cgroup_values
-from runtimeproxy.ledger.answers import by_parameter, claims_of, pod_values, target_of, wanted_of
+from runtimeproxy.ledger.answers import by_parameter, claims_of, requested_of_pod, target_of, wanted_of
 from runtimeproxy.ledger.books import TREE, Wanted
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.record_views import (
@@ -347,7 +347,7 @@ def note_requests(core: CoreServices, pod: PodRecord) -> None:
     """Notes a resized pod's new sums; the kubelet writes them after the event if they are lower."""
     if core.ledger.books.is_managed(pod.cgroup_parent):
         members = core.store.containers.members(pod.id)
-        core.ledger.books.note_requests(pod.cgroup_parent, pod_values(_running(members)))
+        core.ledger.books.note_requests(pod.cgroup_parent, requested_of_pod(_running(members)))
 
 
 def _running(containers: Collection[ContainerRecord]) -> list[ContainerRecord]:
