@@ -299,22 +299,22 @@ def _quota_reason(
     if quota_us in (None, UNLIMITED):
         return Reason("a container without batch resources has no CPU limit = ", UNLIMITED)
     total, batch_us = sum(limits), (quota_us or 0) - native_us
-    reason = Reason(_amount("batch-cpu limit", containers), total, "m")
+    parts: list[Part] = [_amount("batch-cpu limit", containers), total, "m"]
     if rule.ratio > 1:
         unscaled_us = cpu_quota_us_from_millicores(total)
-        reason = reason.then(" = ", unscaled_us, ", / ", rule.ratio, " normalization ratio ", rule.origin)
+        parts += (" = ", unscaled_us, ", / ", rule.ratio, " normalization ratio ", rule.origin)
     if batch_us == MIN_CPU_QUOTA_US:
-        reason = reason.then(", at least ", MIN_CPU_QUOTA_US)
-    return _with_native(reason.then(" = ", batch_us), native_us, quota_us)
+        parts += (", at least ", MIN_CPU_QUOTA_US)
+    return Reason(*parts, " = ", batch_us, *_of_others(native_us, quota_us))
 
 
 def _shares_reason(containers: Sequence[BatchContainer], shares: int | None, native_shares: int) -> Reason:
     requested = sum(max(each.request_cpu_millicores or 0, 0) for each in containers)
     batch_shares = cpu_shares_from_millicores(requested)
-    reason = Reason(_amount("batch-cpu request", containers), requested, "m")
+    parts: list[Part] = [_amount("batch-cpu request", containers), requested, "m"]
     if batch_shares == MIN_CPU_SHARES:
-        reason = reason.then(", at least ", MIN_CPU_SHARES)
-    return _with_native(reason.then(" = ", batch_shares), native_shares, shares)
+        parts += (", at least ", MIN_CPU_SHARES)
+    return Reason(*parts, " = ", batch_shares, *_of_others(native_shares, shares))
 
 
 def _memory_reason(
@@ -324,8 +324,9 @@ def _memory_reason(
         return Reason(_lacking("batch-memory limit", containers), " = ", UNLIMITED)
     if limit_bytes in (None, UNLIMITED):
         return Reason("a container without batch resources has no memory limit = ", UNLIMITED)
-    reason = Reason(_amount("batch-memory limit", containers), "= ", (limit_bytes or 0) - native_bytes)
-    return _with_native(reason, native_bytes, limit_bytes)
+    batch_bytes = (limit_bytes or 0) - native_bytes
+    others = _of_others(native_bytes, limit_bytes)
+    return Reason(_amount("batch-memory limit", containers), "= ", batch_bytes, *others)
 
 
 def _amount(resource: str, containers: Sequence[BatchContainer]) -> str:
@@ -336,5 +337,5 @@ def _lacking(resource: str, containers: Sequence[BatchContainer]) -> str:
     return f"no {resource}" if len(containers) == 1 else f"a container has no {resource}"
 
 
-def _with_native(reason: Reason, native: int, value: int | None) -> Reason:
-    return reason.then(", + ", native, " of other containers = ", value or 0) if native else reason
+def _of_others(native: int, value: int | None) -> tuple[Part, ...]:
+    return (", + ", native, " of other containers = ", value or 0) if native else ()

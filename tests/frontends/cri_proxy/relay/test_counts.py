@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimeproxy.counts import OTHER
+from runtimeproxy.frontends.cri_proxy.interception import Outcome
 from runtimeproxy.frontends.cri_proxy.relay.counts import MethodCounts, RelayCounts
 from tests.frontends.cri_proxy.relay.playbook import HELD, PASSING, Play, forward_as_it_came, opened
 from tests.peers.wire import Frame, data, message, reset, wire
@@ -34,9 +35,14 @@ def test_each_call_counts_once_whether_it_passes_or_is_held() -> None:
 
 @pytest.mark.parametrize(
     ("end", "outcome"),
-    [("message", "succeeded"), ("error", "failed"), ("reset", "unknown"), ("lost", "unknown")],
+    [
+        ("message", Outcome.SUCCEEDED),
+        ("error", Outcome.FAILED),
+        ("reset", Outcome.UNKNOWN),
+        ("lost", Outcome.UNKNOWN),
+    ],
 )
-def test_an_intercepted_call_ends_once(end: str, outcome: str) -> None:
+def test_an_intercepted_call_ends_once(end: str, outcome: Outcome) -> None:
     play = opened(forward_as_it_came)
     play.client(play.call(3, HELD), data(3, message(b"a"), end=True))
     if end == "message":
@@ -46,8 +52,8 @@ def test_an_intercepted_call_ends_once(end: str, outcome: str) -> None:
     elif end == "reset":
         play.client(reset(3))
     play.relay.on_lost()
-    ends = {name: getattr(counts_of(play), name) for name in ("succeeded", "failed", "unknown", "cancelled")}
-    assert ends == {**dict.fromkeys(ends, 0), outcome: 1}
+    assert counts_of(play).ended == {each: int(each is outcome) for each in Outcome}
+    assert counts_of(play).cancelled == 0
 
 
 def test_a_call_that_ends_while_it_is_held_is_cancelled() -> None:
