@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -368,7 +369,8 @@ def test_ends_and_modes_are_among_the_last_hour(browser: Browser, socket_folder:
         found = {kind: browser.run(f"return {OF_KIND}.innerText", kind) for kind in KINDS}
         assert "node\nmode mode enforce → dry-run cpu-burst: by command; <b>try</b>" in found["mode"]
         assert "daemon\nstop " in found["stop"]
-        assert "the process before this one was killed" in found["gap"]
+        times = r"gap audit [\d:]{8} → [\d:]{8} the process before this one was killed, "
+        assert re.search(times, found["gap"])
         assert "it serves in place of process " in found["upgrade"]
         is_bad = f"return {OF_KIND}.querySelector('.is-bad') !== null"
         assert [kind for kind in KINDS if browser.run(is_bad, kind)] == ["gap"]
