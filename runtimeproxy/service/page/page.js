@@ -39,6 +39,8 @@ const number = (value) => Number(value || 0).toLocaleString("en");
 const plural = (count, one, many) => `${number(count)} ${Number(count) === 1 ? one : many || `${one}s`}`;
 const word = (value, prefix) => (value || "").replace(prefix, "").toLowerCase().replaceAll("_", "-");
 const clock = (time) => new Date(time).toLocaleTimeString("en-GB");
+// With the day where that is not today.
+const moment = (time) => (new Date(time).toDateString() === new Date().toDateString() ? clock(time) : new Date(time).toLocaleString("en-GB"));
 
 const shown = new Map();
 
@@ -383,7 +385,9 @@ function decisionItem(entries, isFresh) {
 
 function entryItem(entry) {
   const isBad = ["refused", "failed", "invalid", "left-out", "gap"].includes(entry.kind);
-  const change = entry.before || entry.after ? [`${entry.before || "-"} → `, h("span", { class: "to" }, entry.after || "-")] : [];
+  // The values of a gap are its beginning and end.
+  const [before, after] = [entry.before, entry.after].map((value) => (entry.kind === "gap" ? moment(value) : value || "-"));
+  const change = entry.before || entry.after ? [`${before} → `, h("span", { class: "to" }, after)] : [];
   const why = [entry.policy, entry.reason, entry.note].filter(Boolean).join(": ");
   return h(
     "li",
