@@ -39,8 +39,8 @@ for each in "$compiled" /usr/share/doc/$name/README.Debian /usr/share/doc/$name/
 done
 for each in $name koord-qos-manager; do
     gzip --test "$root/usr/share/man/man8/$each.8.gz"
-    inside bash -n /usr/share/bash-completion/completions/$each
-    inside $each --version
+    inside bash -n /usr/share/bash-completion/completions/"$each"
+    inside "$each" --version
 done
 inside $name check-config
 inside $name demo >"$root/demo"
