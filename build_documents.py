@@ -21,6 +21,8 @@ FOLDERS = ("systemd",)
 DOCUMENTS = ("*.md", "cri_api/**/*.md", "policies/**/*.md", "runtimeproxy/**/*.md")
 LEFT_OUT = frozenset({"CONTRIBUTING.md"})
 """What only a clone can follow."""
+PACKAGES = PurePosixPath("systemd/packages")
+"""Of this folder the documents only: the rest builds packages, of a clone."""
 
 _CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _IMAGE = re.compile(r"!\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
@@ -33,6 +35,8 @@ def installed_files(root: Path) -> Iterator[PurePosixPath]:
     patterns = (*DOCUMENTS, *(f"{folder}/**/*" for folder in FOLDERS))
     for path in sorted({path for pattern in patterns for path in root.glob(pattern)}):
         name = PurePosixPath(path.relative_to(root).as_posix())
+        if PACKAGES in name.parents and name.suffix != ".md":
+            continue
         if path.is_file() and "__pycache__" not in name.parts and str(name) not in LEFT_OUT:
             yield name
 

@@ -1,6 +1,8 @@
-"""The version that is built: that of this commit's tag, else the CHANGELOG's latest release with `.devN`.
+"""The version that is built: that of this commit's tag, or of the version to come, with `.devN`.
 
-hatchling runs it (`tool.hatch.version` of pyproject.toml); a source distribution has its version in PKG-INFO.
+To come is the next patch after the newest tag (0.2.1 after v0.2.0), or the CHANGELOG's latest release if that
+is higher or nothing is tagged. Installers sort 0.2.0, 0.2.1.dev9, 0.2.1. hatchling runs it
+(`tool.hatch.version` of pyproject.toml); a source distribution has its version in PKG-INFO.
 """
 
 from __future__ import annotations
@@ -9,16 +11,32 @@ import re
 import subprocess
 from pathlib import Path
 
+# A dependency of hatchling.
+from packaging.version import Version
+
 ROOT = Path(__file__).parent
 
 
 def version(root: Path = ROOT) -> str:
-    tag = _git(root, "describe", "--tags", "--exact-match", "--dirty", "--match", "v[0-9]*")
+    tag = _described(root, "--exact-match", "--dirty")
     if tag and not tag.endswith("-dirty"):
         return tag.removeprefix("v")
+    release = latest_release((root / "CHANGELOG.md").read_text())
+    if newest := _described(root, "--abbrev=0"):
+        release = max(release, _next(newest.removeprefix("v")), key=Version)
     # Of the same checkout a later commit has the higher number.
     commits = _git(root, "rev-list", "--count", "HEAD") or "0"
-    return f"{latest_release((root / 'CHANGELOG.md').read_text())}.dev{commits}"
+    return f"{release}.dev{commits}"
+
+
+def _described(root: Path, *flags: str) -> str:
+    """Return the tag of a version by which git describes the commit; empty without one."""
+    return _git(root, "describe", "--tags", "--match", "v[0-9]*", *flags)
+
+
+def _next(tag: str) -> str:
+    """Return a version with its last number one higher, as setuptools-scm does: 0.3.0rc2 after 0.3.0rc1."""
+    return re.sub(r"\d+$", lambda number: str(int(number[0]) + 1), tag)
 
 
 def latest_release(changelog: str) -> str:

@@ -13,8 +13,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 name=koord-runtime-proxy
 arch=${ARCH:-$(dpkg --print-architecture)}
 version=$(basename "$wheel" | cut -d- -f2)
-# Debian sorts 0.2.0~dev1 before 0.2.0.
-package_version=$(echo "$version" | sed 's/\.dev/~dev/')-${REVISION:-1}
+# Debian sorts 0.2.0~dev1 and 0.2.0~rc1 before 0.2.0.
+package_version=$(echo "$version" | sed 's/rc/~rc/; s/\.dev/~dev/')-${REVISION:-1}
 case $arch in
 amd64) machine=x86_64 ;;
 arm64) machine=aarch64 ;;
@@ -85,8 +85,11 @@ for command in "$name" koord-qos-manager; do
     install -D -m 644 -t "$root/usr/share/zsh/vendor-completions" "$systemd/completions/_$command"
     install -D -m 644 -t "$root/usr/share/fish/vendor_completions.d" "$systemd/completions/$command.fish"
 done
-install -D -m 644 "$here/debian/copyright" "$root/usr/share/doc/$name/copyright"
-install -D -m 644 "$here/../../CHANGELOG.md" "$root/usr/share/doc/$name/changelog"
+documents=$root/usr/share/doc/$name
+install -D -m 644 -t "$documents" "$here/debian/copyright" "$here/debian/README.Debian"
+install -m 644 "$here/../../CHANGELOG.md" "$documents/changelog"
+# Where their links lead to each other.
+ln -s "/opt/$name/share/$name" "$documents/documents"
 install -D -m 644 "$here/debian/lintian-overrides" "$root/usr/share/lintian/overrides/$name"
 # Files of the dependencies, some of which are executable without being a program.
 find "$prefix/lib" -type f -perm /111 -exec chmod 644 {} +
@@ -96,14 +99,14 @@ if [ -z "${SOURCE_DATE_EPOCH:-}" ] && changed=$(git -C "$here" log -1 --format=%
     export SOURCE_DATE_EPOCH="$changed"
 fi
 maintainer=${DEBFULLNAME:-The developers of $name}
-cat >"$root/usr/share/doc/$name/changelog.Debian" <<END
+cat >"$documents/changelog.Debian" <<END
 $name ($package_version) unstable; urgency=medium
 
   * The changes of the program are in changelog.gz.
 
  -- $maintainer <${DEBEMAIL:-}>  $(LC_ALL=C date --utc --rfc-email --date "@${SOURCE_DATE_EPOCH:-$(date +%s)}")
 END
-gzip -9n "$root/usr/share/doc/$name/changelog" "$root/usr/share/doc/$name/changelog.Debian"
+gzip -9n "$documents/changelog" "$documents/changelog.Debian"
 mkdir -p "$root/usr/sbin"
 ln -s "/opt/$name/bin/$name" "/opt/$name/bin/koord-qos-manager" "$root/usr/sbin/"
 
@@ -114,6 +117,7 @@ sed -e "s/@VERSION@/$package_version/" -e "s/@ARCH@/$arch/" -e "s/@SIZE@/$size/"
     "$here/debian/control.in" >"$root/DEBIAN/control"
 echo "/etc/$name/config.toml" >"$root/DEBIAN/conffiles"
 install -m 755 -t "$root/DEBIAN" "$here/debian/postinst" "$here/debian/prerm" "$here/debian/postrm"
+install -m 644 -t "$root/DEBIAN" "$here/debian/triggers"
 (cd "$root" && find . -type f ! -path './DEBIAN/*' ! -path './etc/*' -printf '%P\0' | sort -z | xargs -0 md5sum) \
     >"$work/md5sums"
 mv "$work/md5sums" "$root/DEBIAN/md5sums"

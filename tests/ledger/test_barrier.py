@@ -312,6 +312,7 @@ async def test_a_file_that_hangs_holds_the_switch(scene: Daemon, monkeypatch: py
     async with asyncio.timeout(30):
         await scene.evaluator._requested.wait()
     scene.evaluator._requested.clear()
+    monkeypatch.setattr(module, "WORK_S", 30)
     await scene.evaluator.evaluate_all()
     assert (scene.kernel.switches(), scene.kernel.identities()) == (CORE, {"0"})
 

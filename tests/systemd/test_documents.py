@@ -25,6 +25,8 @@ def test_no_link_of_an_installed_document_is_dead() -> None:
         PurePosixPath("systemd/FAILURES.md"),
         PurePosixPath("systemd/koord-runtime-proxy.service"),
     } <= installed
+    folder = PurePosixPath("systemd/packages")
+    assert {name for name in installed if folder in name.parents} == {folder / "README.md"}
     found = 0
     for name in installed:
         if name.suffix != ".md":

@@ -6,10 +6,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from packaging.version import Version
 
 from tests.lab.programs import REPOSITORY, debian_program
 
@@ -44,9 +46,28 @@ def test_each_override_of_lintian_is_explained() -> None:
     lines = (FOLDER / "debian" / "lintian-overrides").read_text().splitlines()
     overrides = [line for line in lines if not line.startswith("#")]
     assert lines[0].startswith("# ")
-    assert all(re.fullmatch(r"koord-runtime-proxy: [a-z-]+ \*", line) for line in overrides)
+    assert all(re.fullmatch(r"koord-runtime-proxy: [a-z-]+ (\* ?)?(\[.*\])?", line) for line in overrides)
     document = (FOLDER / "README.md").read_text()
     assert all(f"`{line.split()[1]}`" in document for line in overrides)
+
+
+@pytest.mark.debian
+def test_debian_sorts_versions_as_pip_does() -> None:
+    (edited,) = re.findall(r"sed '(s/rc/.*)'", (FOLDER / "build_deb.sh").read_text())
+    versions = [
+        "0.2.0.dev985",
+        "0.2.0",
+        "0.2.1.dev986",
+        "0.2.1rc1.dev987",
+        "0.2.1rc1",
+        "0.2.1",
+        "0.10.0.dev988",
+    ]
+    assert sorted(versions, key=Version) == versions
+    text = "\n".join(versions)
+    done = subprocess.run(["sed", edited], input=text, capture_output=True, text=True, check=True)
+    for earlier, later in pairwise(f"{version}-1" for version in done.stdout.splitlines()):
+        subprocess.run([debian_program("dpkg"), "--compare-versions", earlier, "lt", later], check=True)
 
 
 @pytest.mark.debian

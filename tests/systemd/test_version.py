@@ -1,4 +1,4 @@
-"""The version that a build has: of the tag, else of the CHANGELOG's latest release."""
+"""The version that a build has: of the tag, else the next one, by the newest tag or the CHANGELOG."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from runtimeproxy import __version__
 from tests.lab.programs import REPOSITORY
@@ -46,10 +47,33 @@ def test_without_a_tag_it_is_the_changelogs_with_the_number_of_the_commit(checko
 def test_a_tag_of_this_commit_decides(checkout: Path) -> None:
     git(checkout, "tag", "v1.3.0")
     assert builds.version(checkout) == "1.3.0"
+
+
+def test_what_is_built_after_a_tag_sorts_after_it(checkout: Path) -> None:
+    git(checkout, "tag", "v1.3.0")
     (checkout / "CHANGELOG.md").write_text(CHANGELOG + "- Changed.\n")
-    assert builds.version(checkout) == "1.3.0.dev3"
+    assert builds.version(checkout) == "1.3.1.dev3"
     git(checkout, "commit", "--quiet", "--all", "--message", "4")
-    assert builds.version(checkout) == "1.3.0.dev4"
+    assert builds.version(checkout) == "1.3.1.dev4"
+    assert Version("1.3.0") < Version("1.3.1.dev3") < Version("1.3.1.dev4") < Version("1.3.1")
+
+
+@pytest.mark.parametrize(
+    ("tag", "changelog", "built"),
+    [
+        # Named, and not yet tagged.
+        ("v1.2.9", "1.3.0", "1.3.0.dev4"),
+        ("v1.9.0", "1.10.0", "1.10.0.dev4"),
+        # Tagged without a section of its own.
+        ("v1.3.5", "1.3.0", "1.3.6.dev4"),
+        ("v1.3.0rc1", "1.2.0", "1.3.0rc2.dev4"),
+    ],
+)
+def test_the_higher_of_tag_and_changelog_counts(checkout: Path, tag: str, changelog: str, built: str) -> None:
+    git(checkout, "tag", tag)
+    (checkout / "CHANGELOG.md").write_text(CHANGELOG.replace("1.3.0", changelog))
+    git(checkout, "commit", "--quiet", "--allow-empty", "--all", "--message", "4")
+    assert builds.version(checkout) == built
 
 
 def test_without_a_repository_there_is_no_number(tmp_path: Path) -> None:
