@@ -114,9 +114,9 @@ def check_runtime(facts: Facts) -> Findings:
 
 
 def check_endpoint(facts: Facts) -> Findings:
-    """Whether kubelets call the proxy, now and after their next restart."""
-    proxy = facts.settings.proxy
-    wanted = f"unix://{proxy.endpoint}"
+    """Whether kubelets call the proxy, now and after their next restart; the runtime in another mode."""
+    proxy, is_proxy = facts.settings.proxy, facts.settings.daemon.mode == "proxy"
+    wanted = f"unix://{proxy.endpoint if is_proxy else proxy.runtime_endpoint}"
     for kubelet in facts.kubelets:
         if kubelet.denied and (kubelet.endpoint is None or not kubelet.endpoint.name.startswith("-")):
             text = f"this user may not read {', '.join(kubelet.denied)}"
@@ -126,11 +126,15 @@ def check_endpoint(facts: Facts) -> Findings:
             continue
         value = kubelet.endpoint.value if kubelet.endpoint else DEFAULT_ENDPOINT
         place = kubelet.endpoint.place if kubelet.endpoint else "its default"
-        if is_endpoint(value, proxy.endpoint):
-            yield _ok(f"the kubelet (process {kubelet.pid}) calls the proxy, by {place}")
+        is_ours, who = is_endpoint(value, proxy.endpoint), f"the kubelet (process {kubelet.pid}) calls"
+        if is_ours is is_proxy:
+            yield _ok(
+                f"{who} {'the proxy, by' if is_ours else 'another socket than the daemon has, by'} {place}"
+            )
         else:
+            what = "the daemon serves no calls in its mode" if is_ours else "no call reaches the proxy"
             yield _problem(
-                f"the kubelet (process {kubelet.pid}) calls {value} ({place}): no call reaches the proxy",
+                f"{who} {value} ({place}): {what}",
                 f"set containerRuntimeEndpoint or --container-runtime-endpoint to {wanted} and restart it",
             )
     files = [each for each in facts.kubelet_files if "image" not in each.name]
@@ -140,7 +144,9 @@ def check_endpoint(facts: Facts) -> Findings:
         if ours:
             yield _warning(f"no kubelet runs; {ours[0].place} names the proxy")
         else:
-            yield _warning("no kubelet runs here, and no file names the proxy's socket")
+            yield _warning(
+                "no kubelet runs here" + (", and no file names the proxy's socket" if is_proxy else "")
+            )
     if ours and others:
         yield _warning(
             f"{ours[0].place} names the proxy, {others[0].place} has {others[0].name} = {others[0].value}",

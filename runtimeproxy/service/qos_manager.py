@@ -104,6 +104,9 @@ def verdict(found: Situation) -> Verdict:
     """Whether a QoS manager is missing. Pure."""
     left = tuple(sorted(found.wanted & found.left.keys()))
     missing = tuple(sorted(found.wanted - found.left.keys() - found.run))
+    if not found.is_heard and not found.run.isdisjoint(GATES):
+        # A manager of an earlier version, which does not report: what else it would do is not known.
+        missing = ()
     if missing and not found.is_new:
         return Verdict(State.MISSING, missing, left, _missing_text(missing, is_heard=found.is_heard))
     note = ""

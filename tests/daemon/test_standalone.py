@@ -176,8 +176,11 @@ def test_the_socket_has_no_calls_of_the_kubelet(daemons: Daemons, standalone: st
         assert (
             outcome_of(lambda: client.runtime.Version(request, timeout=CALL_TIMEOUT_S))[0] == "UNIMPLEMENTED"
         )
+    recording = daemon.run("record", "--out", str(daemon.folder / "calls"))
+    assert recording.returncode != 0
+    assert "in mode standalone there are no calls" in recording.stderr
     os.kill(daemon.pid, UPGRADE)
-    wait_until(lambda: "upgrade refused" in str(daemon.log), "the refusal")
+    wait_until(lambda: "upgrade refused: in mode standalone" in str(daemon.log), "the refusal")
     assert daemon.terminate() == 0
     assert {each["level"] for each in daemon.log_records} <= {"info", "warning"}
 

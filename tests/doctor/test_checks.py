@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.config.settings import KubernetesSettings, ProxySettings, Settings
+from runtimeproxy.config.settings import DaemonSettings, KubernetesSettings, ProxySettings, Settings
 from runtimeproxy.doctor import checks
 from runtimeproxy.doctor.checks import CHECKS, Severity, examine, may_write
 from runtimeproxy.doctor.facts import (
@@ -84,6 +84,34 @@ def test_a_qos_manager_that_is_not_missing(found: QosManagerFacts, text: str) ->
     (finding,) = CHECKS["QoS manager"](replace(GOOD, qos_manager=found))
     assert finding.level is Severity.OK
     assert text in finding.text
+
+
+STANDALONE = Settings(
+    daemon=DaemonSettings(mode="standalone"),
+    proxy=ProxySettings(endpoint=SOCKET, runtime_endpoint="/run/containerd/containerd.sock"),
+)
+
+
+@pytest.mark.parametrize(
+    ("kubelets", "files", "expected"),
+    [
+        ((RunningKubelet(7, OTHER),), (OTHER,), [Severity.OK]),
+        ((RunningKubelet(7, None),), (), [Severity.OK]),
+        ((), (), [Severity.WARNING]),
+        ((RunningKubelet(7, OURS),), (OURS,), [Severity.PROBLEM]),
+        ((), (OURS,), [Severity.WARNING]),
+    ],
+)
+def test_beside_the_kubelet(
+    kubelets: tuple[RunningKubelet, ...], files: tuple[KubeletSetting, ...], expected: list[Severity]
+) -> None:
+    facts = replace(GOOD, settings=STANDALONE, kubelets=kubelets, kubelet_files=files)
+    found = list(CHECKS["kubelet"](facts))
+    assert [each.level for each in found] == expected
+    for each in found:
+        assert (
+            each.level is not Severity.PROBLEM or "to unix:///run/containerd/containerd.sock" in each.advice
+        )
 
 
 def node(policy: str | None = "none", *features: str, static: int = 0) -> Node:

@@ -145,6 +145,8 @@ SUPPRESS = frozenset({"cpu-suppress"})
         (Situation(SUPPRESS, is_new=True), State.STARTING, ("cpu-suppress",), ()),
         (Situation(SUPPRESS, is_heard=True, run=SUPPRESS), State.RUNNING, (), ()),
         (Situation(SUPPRESS, run=SUPPRESS), State.RUNNING, (), ()),
+        (Situation(SUPPRESS | {"cpu-burst"}, run=SUPPRESS), State.RUNNING, (), ()),
+        (Situation(SUPPRESS, run=frozenset({"own"})), State.MISSING, ("cpu-suppress",), (START,)),
         (Situation(is_heard=True), State.RUNNING, (), ()),
         (Situation(SUPPRESS, is_heard=True), State.MISSING, ("cpu-suppress",), ("runs without", "reload")),
         (Situation(SUPPRESS, {"cpu-suppress": "koordlet does it"}), State.LEFT, (), ("koordlet does it",)),
