@@ -93,9 +93,13 @@ COMMANDS: Final = (
         "pods",
         "status:pods",
         "list pods, their QoS classes and the policies that have changed them",
-        usage="[--namespace NAME] [--wide] ",
+        usage="[--namespace NAME] [--policy POLICY] [--wide] ",
         arguments={
             "--namespace": _text("NAME", "only pods of this namespace"),
+            "--policy": _text(
+                "POLICY",
+                "only pods that this policy or hook server has changed, or plugin:NAME (QoS manager)",
+            ),
             "--wide": _switch("a row for the pod and for each container, with the values that policies set"),
             **_READING,
             **_output("json", "yaml", "name", text=f"{_OUTPUT_TEXT}; name: NAMESPACE/NAME of each"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.commands.client import reading
-from runtimeproxy.commands.exit_codes import ExitCode
+from runtimeproxy.commands.exit_codes import CommandError, ExitCode
 from runtimeproxy.commands.output import (
     BAD,
     DOUBTFUL,
@@ -23,6 +23,7 @@ from runtimeproxy.commands.output import (
 )
 from runtimeproxy.commands.values import enum_name, moment, shown_time, utc_now
 from runtimeproxy.documents.reading import printable
+from runtimeproxy.spelling import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -46,11 +47,20 @@ def status(arguments: Namespace) -> int:
 
 
 def pods(arguments: Namespace) -> int:
+    """Lists pods; with `--policy` those that have a value of it."""
     request = api_pb2.WatchPodsRequest(namespace=arguments.namespace or "", snapshot_only=True)
-    found = api_pb2.PodSnapshot()
+    found, policy = api_pb2.PodSnapshot(), arguments.policy
+    # A hook server is an owner by its name, or by `server:NAME`.
+    server = (policy or "").removeprefix("server:")
     with reading(arguments) as api:
         for response in api.WatchPods(request, timeout=arguments.timeout):
-            found.pods.extend(response.snapshot.pods)
+            found.pods.extend(
+                each
+                for each in response.snapshot.pods
+                if policy is None or {server, f"server:{server}"}.intersection(each.policies)
+            )
+        if policy is not None and not found.pods:
+            _check_policy(policy, api.GetStatus(api_pb2.GetStatusRequest(), timeout=arguments.timeout))
     if arguments.output == "text":
         show_pods(found.pods, Page(), is_wide=arguments.wide)
     elif arguments.output == "name":
@@ -59,6 +69,17 @@ def pods(arguments: Namespace) -> int:
     else:
         print_message(found, arguments.output)
     return ExitCode.OK
+
+
+def _check_policy(name: str, status: api_pb2.GetStatusResponse) -> None:
+    known = [
+        *(each.name for each in status.policies),
+        *(each.name for each in status.hook_servers),
+        *(f"plugin:{each.name}" for each in status.claim_owners),
+    ]
+    if name.removeprefix("server:") not in known:
+        hint = did_you_mean(nearest(name, known)) or f"; there are: {', '.join(known)}"
+        raise CommandError(f"no policy is named {name}{hint}", ExitCode.NOT_FOUND)
 
 
 def show_status(found: api_pb2.GetStatusResponse, page: Page, now: datetime) -> None:

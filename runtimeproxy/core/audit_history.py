@@ -19,6 +19,7 @@ from runtimeproxy.core.audit_lines import documents, entries_of, time_text
 from runtimeproxy.errors import described
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.state.state_file import StateFile
+from runtimeproxy.vocabulary import Mode
 
 if TYPE_CHECKING:
     from runtimeproxy.core.audit import AuditQueues
@@ -43,6 +44,8 @@ class SavedEntries(NamedTuple):
     """Since the epoch."""
     has_ended: bool
     """Whether the process that saved them ended in order, or handed over."""
+    modes: Mapping[str, Mode]
+    """By policy and owner, the mode of the configuration of that process."""
 
 
 def audit_state_file(state_folder: Path) -> StateFile:
@@ -57,10 +60,12 @@ class AuditHistory:
     Args:
         audit: Has the entries.
         thread: Reads and writes the file; one job at a time.
+        modes: By policy and owner, the mode of the configuration; empty until it is known.
         has_file: Whether `audit.file` has what a crash costs here.
 
     Attributes:
         problem: Why they are not saved; empty if they are.
+        modes_before: The modes of the process before this one.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class AuditHistory:
         state_folder: Path,
         audit: AuditQueues,
         thread: Executor,
+        modes: Callable[[], Mapping[str, Mode]],
         *,
         has_file: bool,
         clock: Callable[[], float] = time.time,
@@ -75,11 +81,13 @@ class AuditHistory:
         self.file = audit_state_file(state_folder)
         self._audit = audit
         self._thread = thread
+        self._modes = modes
         self._has_file = has_file
         self._now_s = clock
         self._is_saving = False
         self._saved: int | None = None
         self.problem = ""
+        self.modes_before: Mapping[str, Mode] = {}
 
     async def load(self, *, is_successor: bool) -> None:
         """Takes what the process before this one has saved; names the gap if that did not end in order."""
@@ -88,6 +96,7 @@ class AuditHistory:
         self._is_saving = True
         if saved is None:
             return
+        self.modes_before = saved.modes
         ring = self._audit.ring
         ring.restore(saved.entries)
         # What was told before is not told again.
@@ -122,7 +131,8 @@ class AuditHistory:
         if ring.taken == self._saved and not (is_first or has_ended):
             return
         self._saved = ring.taken
-        work = partial(self._save, ring.entries, self._now_s(), has_ended=has_ended)
+        modes = self._modes() or self.modes_before
+        work = partial(self._save, ring.entries, modes, self._now_s(), has_ended=has_ended)
         saving = asyncio.get_running_loop().run_in_executor(self._thread, work)
         saving.add_done_callback(self._on_saved)
         await asyncio.wait({saving}, timeout=MOST_S)
@@ -141,9 +151,17 @@ class AuditHistory:
         self._is_saving = True
         await self.save(is_first=True)
 
-    def _save(self, entries: Sequence[AuditEntry], now_s: float, *, has_ended: bool) -> None:
-        saved = {"time": time_text(now_s), "has_ended": has_ended, "entries": list(documents(entries))}
-        self.file.save(saved)
+    def _save(
+        self, entries: Sequence[AuditEntry], modes: Mapping[str, Mode], now_s: float, *, has_ended: bool
+    ) -> None:
+        self.file.save(
+            {
+                "time": time_text(now_s),
+                "has_ended": has_ended,
+                "modes": {name: str(mode) for name, mode in modes.items()},
+                "entries": list(documents(entries)),
+            }
+        )
 
 
 def saved_entries(document: Mapping[str, Any]) -> SavedEntries:
@@ -154,4 +172,5 @@ def saved_entries(document: Mapping[str, Any]) -> SavedEntries:
     """
     found = [entry for each in document["entries"] for entry in entries_of(each)]
     saved_s = datetime.fromisoformat(document["time"]).timestamp()
-    return SavedEntries(found, saved_s, bool(document["has_ended"]))
+    modes = {name: Mode(mode) for name, mode in document.get("modes", {}).items()}
+    return SavedEntries(found, saved_s, bool(document["has_ended"]), modes)

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.eviction import EvictByApi
     from runtimeproxy.hooks.audit import AuditEntry, AuditSink
-    from runtimeproxy.hooks.owners import Owner
     from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.node.api_server import ApiServerInputs
     from runtimeproxy.vocabulary import Mode
@@ -172,7 +171,9 @@ class Core:
             history,
             self.leased,
             self.policies.modes,
-            AuditHistory(folder, self.audit, disk, has_file=bool(settings.audit.file)),
+            AuditHistory(
+                folder, self.audit, disk, self._configured_modes, has_file=bool(settings.audit.file)
+            ),
             boot_id,
         )
         self.state.checkpoint.on_loaded = self.leased.on_books_loaded
@@ -222,14 +223,18 @@ class Core:
         Raises:
             PolicyLoadError: A policy cannot be loaded; the old settings stay.
         """
-        owners = owners_of(self.policies.settings)
+        before = self._configured_modes()
         await self.policies.load(settings)
         self.upkeep.configure(settings.ledger)
         self._configure_owners()
-        audit_configured_modes(self.audit, _modes(owners), _modes(owners_of(settings)))
+        audit_configured_modes(self.audit, before, self._configured_modes())
         self._spawn(self.leased.sync_all())
         self.evictor.bounds = _bounds(settings)
         self.policies.servers.configure(settings.hooks.server_timeout_s)
+
+    def audit_modes(self) -> None:
+        """Audits the modes that the configuration has changed since the process before this one."""
+        audit_configured_modes(self.audit, self.state.audit.modes_before, self._configured_modes())
 
     async def take_back_state(self) -> None:
         """Takes over from a successor that has failed; to be awaited before anything is decided."""
@@ -290,6 +295,13 @@ class Core:
             self.upkeep.on_policies(problem.name for problem in self.policies.loaded.problems)
         self.upkeep.on_servers([policy.name for policy in self.policies.servers.policies])
 
+    def _configured_modes(self) -> dict[str, Mode]:
+        """By policy and owner; empty before the policies are loaded."""
+        if not self.policies.is_loaded:
+            return {}
+        owners = owners_of(self.policies.settings).values()
+        return self.policies.configured_modes() | {str(each.claimant): each.mode for each in owners}
+
     def _configure_owners(self) -> None:
         owners = owners_of(self.policies.settings)
         self.leased.configure(with_owner_modes(owners, self.policies.modes.present))
@@ -308,10 +320,6 @@ class Core:
                 with suppress(ValueError):
                     return host_application_cgroup(each, node.cgroup_driver)
         return ""
-
-
-def _modes(owners: Mapping[str, Owner]) -> dict[str, Mode]:
-    return {str(each.claimant): each.mode for each in owners.values()}
 
 
 def _bounds(settings: Settings) -> Bounds:

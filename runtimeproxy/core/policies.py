@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from runtimeproxy.background import BackgroundThreads
-from runtimeproxy.core.audit_events import BY_COMMAND, TIME_IS_OVER, audit_configured_modes, audit_modes
+from runtimeproxy.core.audit_events import BY_COMMAND, TIME_IS_OVER, audit_modes
 from runtimeproxy.core.modes import ModeOverrides
 from runtimeproxy.errors import PolicyLoadError
 from runtimeproxy.hooks.chain import REPORT_S, Chain
@@ -260,9 +260,7 @@ class PolicySet:
         await self.servers.read()
         await self._node.read()
         self.loader.use(result)
-        before = self.configured_modes()
         self.settings, self.loaded = settings, result
-        audit_configured_modes(self._audit, before, self.configured_modes())
         self.chain = self._new_chain()
         self._announce(PolicyEvent.CHAIN)
         logger.info("policies loaded", extra={"policies": [policy.name for policy in result.policies]})

@@ -83,15 +83,17 @@ class AnswerAudit:
 
     async def _with_old(self, entries: Iterable[AuditEntry], cgroup: str) -> list[AuditEntry]:
         """The entries with the values of the files; without those that change nothing."""
-        wanted = {
-            name: each.new
-            for each in entries
-            if cgroup and each.kind is AuditKind.WOULD_CHANGE and not each.old and (name := _parameter(each))
-        }
-        present = await self._look(cgroup, wanted) if wanted else {}
+        # Policies may want different values of one file, or have answers that cannot be used.
+        wanted: dict[str, dict[str, str]] = {}
+        for each in entries:
+            is_asked = bool(cgroup) and each.kind is AuditKind.WOULD_CHANGE and not each.old
+            if is_asked and (name := _parameter(each)):
+                wanted.setdefault(each.policy, {})[name] = each.new
+        present = {policy: await self._look(cgroup, values) for policy, values in wanted.items()}
         found = []
         for each in entries:
-            old, is_same = present.get(_parameter(each), (each.old, False))
+            of_policy = present.get(each.policy, {}) if each.kind is AuditKind.WOULD_CHANGE else {}
+            old, is_same = of_policy.get(_parameter(each), (each.old, False))
             if not is_same:
                 found.append(each._replace(old=old))
         return found

@@ -344,6 +344,7 @@ class Daemon:
     async def _decide(self, parts: Parts) -> None:
         """Loads the policies; the front end decides from now on."""
         await parts.load_policies(self._threads, self._tasks.spawn)
+        parts.core.audit_modes()
         if self._outputs.traces is not None:
             self._outputs.traces.start()
         self._front_end.decide()

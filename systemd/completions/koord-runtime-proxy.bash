@@ -8,7 +8,7 @@
 _shtab_koord_runtime_proxy_subparsers=(status pods explain audit policy doctor check-config check-slo simulate record replay list-policies version demo bypass upgrade restore check-removal)
 
 _shtab_koord_runtime_proxy_status_option_strings=(-h --help --config --endpoint --timeout --output)
-_shtab_koord_runtime_proxy_pods_option_strings=(-h --help --config --namespace --wide --endpoint --timeout --output)
+_shtab_koord_runtime_proxy_pods_option_strings=(-h --help --config --namespace --policy --wide --endpoint --timeout --output)
 _shtab_koord_runtime_proxy_explain_option_strings=(-h --help --config --all --endpoint --timeout --output)
 _shtab_koord_runtime_proxy_audit_option_strings=(-h --help --config --since --until --follow --pod --policy --kind --limit --endpoint --timeout --output)
 _shtab_koord_runtime_proxy_policy_option_strings=(-h --help --config --namespace --selector --for --reason --endpoint --admin-socket --timeout --output)
@@ -30,6 +30,7 @@ _shtab_koord_runtime_proxy_option_strings=(-h --help --koord-runtimeproxy-endpoi
 _shtab_koord_runtime_proxy_status___config_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_status___endpoint_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_pods___config_COMPGEN=_shtab_compgen_files
+_shtab_koord_runtime_proxy_pods___policy_COMPGEN=_koord_runtime_proxy_policies
 _shtab_koord_runtime_proxy_pods___endpoint_COMPGEN=_shtab_compgen_files
 _shtab_koord_runtime_proxy_explain_pos_0_COMPGEN=_koord_runtime_proxy_pods
 _shtab_koord_runtime_proxy_explain___config_COMPGEN=_shtab_compgen_files
@@ -146,12 +147,12 @@ _shtab_koord_runtime_proxy___version_nargs=0
 
 
 # Custom Preamble
-_koord_runtime_proxy_pods() {
-  compgen -W "$(koord-runtime-proxy pods --output name 2>/dev/null)" -- "$1"
-}
-
 _koord_runtime_proxy_policies() {
   compgen -W "$(koord-runtime-proxy list-policies --output name 2>/dev/null)" -- "$1"
+}
+
+_koord_runtime_proxy_pods() {
+  compgen -W "$(koord-runtime-proxy pods --output name 2>/dev/null)" -- "$1"
 }
 
 # End Custom Preamble

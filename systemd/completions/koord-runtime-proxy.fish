@@ -82,6 +82,7 @@ complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using pods' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using pods' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using pods' -l namespace -x -d 'only pods of this namespace'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using pods' -l policy -xka "(type -q koord-runtime-proxy; and koord-runtime-proxy list-policies --output name 2>/dev/null)" -d 'only pods that this policy or hook server has changed, or plugin:NAME (QoS manager)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using pods' -l wide -d 'a row for the pod and for each container, with the values that policies set'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using pods' -l endpoint -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: that of the configuration)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using pods' -l timeout -x -d 'how long the daemon may take (default: 10s)'

@@ -84,6 +84,8 @@ def test_pods_and_why_their_values_are_what_they_are(ask: Run) -> None:
     assert header.split()[0] == "NAMESPACE"
     assert row.split()[:3] == ["default", "spark", "BE"]
     assert row.split()[-1] == "batch-resource"
+    assert ask("pods", "--policy", "batch-resource").out.splitlines() == [header, row]
+    assert ask("pods", "--policy", "cpuset") == (0, "no pods\n", "")
     uid = json.loads(ask("pods", "--output", "json").out)["pods"][0]["uid"]
     for name in ("spark", "default/spark", uid, uid[:8], "default/spark/main", "spark/main"):
         done = ask("explain", name)

@@ -187,6 +187,51 @@ def test_pods(run: Run, served: Served) -> None:
     assert [pod["name"] for pod in shown["pods"]] == ["x", "web"]
 
 
+@pytest.mark.parametrize(
+    ("policy", "names"),
+    [
+        ("cpuset", "a/web\nb/db\n"),
+        ("plugin:cpu-burst", "b/db\n"),
+        ("cpu-burst", ""),
+        ("server:idle", ""),
+        ("idle", ""),
+        ("hooks", "a/web\nb/db\n"),
+        ("server:hooks", "a/web\nb/db\n"),
+    ],
+)
+def test_the_pods_of_a_policy(run: Run, served: Served, policy: str, names: str) -> None:
+    found = [
+        api_pb2.Pod(namespace="a", name="web", policies=["cpuset", "hooks"]),
+        api_pb2.Pod(namespace="b", name="db", policies=["cpuset", "plugin:cpu-burst", "server:hooks"]),
+        api_pb2.Pod(namespace="b", name="idle"),
+    ]
+    served.api.answers["WatchPods"] = [api_pb2.WatchPodsResponse(snapshot=api_pb2.PodSnapshot(pods=found))]
+    served.api.answers["GetStatus"] = status(
+        policies=[api_pb2.PolicyStatus(name="cpu-burst")], hook_servers=[api_pb2.HookServer(name="idle")]
+    )
+    done = run("pods", "--policy", policy, "--output", "name", *served.flags)
+    assert done == (0, names, "")
+    assert names or run("pods", "--policy", policy, *served.flags).out == "no pods\n"
+
+
+@pytest.mark.parametrize(
+    ("policy", "hint"),
+    [
+        ("cpu-brust", "did you mean cpu-burst?"),
+        ("plugin:cpu-brust", "did you mean plugin:cpu-burst?"),
+        ("nothing", "there are: cpuset, cpu-burst, plugin:cpu-burst"),
+    ],
+)
+def test_a_policy_that_is_not_there(run: Run, served: Served, policy: str, hint: str) -> None:
+    served.api.answers["WatchPods"] = [api_pb2.WatchPodsResponse(snapshot=api_pb2.PodSnapshot())]
+    served.api.answers["GetStatus"] = status(
+        policies=[api_pb2.PolicyStatus(name="cpu-burst")], claim_owners=[api_pb2.ClaimOwner(name="cpu-burst")]
+    )
+    done = run("pods", "--policy", policy, *served.flags)
+    assert (done.code, done.out) == (4, "")
+    assert f"no policy is named {policy}; {hint}" in done.err
+
+
 def test_owners_of_claims() -> None:
     held = api_pb2.ClaimOwner(
         name="cpu-suppress",

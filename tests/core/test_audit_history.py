@@ -41,7 +41,10 @@ class Process:
 
     def __init__(self, folder: Path, thread: ThreadPoolExecutor, now_s: float = 1_000.0) -> None:
         self.audit = AuditQueues((), ())
-        self.history = AuditHistory(folder, self.audit, thread, has_file=False, clock=lambda: now_s)
+        self.modes: dict[str, Mode] = {}
+        self.history = AuditHistory(
+            folder, self.audit, thread, lambda: self.modes, has_file=False, clock=lambda: now_s
+        )
 
     @property
     def told(self) -> list[tuple[str, str]]:
@@ -85,6 +88,21 @@ async def test_a_crash_is_named(tmp_path: Path, thread: ThreadPoolExecutor, is_s
     if not is_successor:
         (gap,) = second.audit.ring.entries
         assert (gap.old, gap.new) == ("1970-01-01T00:16:40.000+00:00", "1970-01-01T00:33:20.000+00:00")
+
+
+async def test_the_modes_of_the_configuration_are_kept(tmp_path: Path, thread: ThreadPoolExecutor) -> None:
+    first = Process(tmp_path, thread)
+    await first.history.load(is_successor=False)
+    assert first.history.modes_before == {}
+    first.modes = {"cpuset": Mode.DRY_RUN}
+    await first.history.save(has_ended=True)
+    # One that ends before it has loaded its policies.
+    second = Process(tmp_path, thread)
+    await second.history.load(is_successor=False)
+    await second.history.save(has_ended=True)
+    third = Process(tmp_path, thread)
+    await third.history.load(is_successor=False)
+    assert third.history.modes_before == {"cpuset": Mode.DRY_RUN}
 
 
 async def test_only_what_is_new_is_written(tmp_path: Path, thread: ThreadPoolExecutor) -> None:

@@ -183,6 +183,27 @@ def test_a_mode_that_ends_while_the_daemon_is_down_is_an_entry(daemons: Daemons)
         assert [each["policy"] for each in json.loads(file.read_text())["overrides"]] == ["cpuset"]
 
 
+def test_modes_that_a_restart_or_an_upgrade_brings_are_entries(daemons: Daemons) -> None:
+    daemon = daemons.start("[policies.cpuset]\nmode = 'dry-run'\n")
+    assert kinds(daemon, "--kind", "mode") == []
+    daemon.terminate()
+    daemon.config_file.write_text("[policies.cpu-burst]\nenabled = false\n[owners.mine]\nmode = 'off'\n")
+    daemon.start()
+
+    def changes() -> list[tuple[str, str, str]]:
+        found = entries(daemon, "--kind", "mode")
+        assert {each["reason"] for each in found} <= {"by the configuration"}
+        return [(each["policy"], each["before"], each["after"]) for each in found]
+
+    expected = [("cpu-burst", "enforce", "off"), ("cpuset", "dry-run", "enforce")]
+    wait_until(lambda: sorted(changes()) == expected, "the entries of the restart")
+    with Family(daemon) as family:
+        daemon.config_file.write_text("[owners.mine]\nmode = 'dry-run'\n")
+        family.upgrade()
+        of_upgrade = [("cpu-burst", "off", "enforce"), ("plugin:mine", "off", "dry-run")]
+        wait_until(lambda: sorted(changes()[2:]) == of_upgrade, "the entries of the upgrade")
+
+
 def config_map(percent: int) -> str:
     strategy = json.dumps({"clusterStrategy": {"cpuSuppressThresholdPercent": percent, "enable": True}})
     about = {"name": "slo-controller-config", "namespace": "koordinator-system"}

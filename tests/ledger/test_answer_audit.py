@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from runtimeproxy.hooks import Hook, Mode
@@ -27,10 +27,13 @@ class Told:
     def __init__(self) -> None:
         self.entries: list[AuditEntry] = []
         self.files: dict[str, tuple[str, bool]] = {}
+        self.compare: Callable[[str], tuple[str, bool]] | None = None
         self.audit = AnswerAudit(self.entries.append, self.entries.append, self._look)
 
     async def _look(self, cgroup: str, values: Mapping[str, str]) -> Mapping[str, tuple[str, bool]]:
         assert cgroup == "/kubepods/web"
+        if self.compare is not None:
+            return {name: self.compare(new) for name, new in values.items()}
         return {name: each for name, each in self.files.items() if name in values}
 
     async def evaluate(self, *entries: AuditEntry, uid: str = "u") -> list[tuple[str, str, str]]:
@@ -76,6 +79,15 @@ async def test_the_file_has_the_old_value_or_the_new_one_already() -> None:
     assert await told.evaluate(entry("2")) == []
     # Its value is known from the request.
     assert await told.evaluate(entry("3", old="9")) == [("would-change", "9", "3")]
+
+
+async def test_policies_with_different_answers_about_one_file() -> None:
+    told = Told()
+    told.compare = lambda new: ("0", new == "0")
+    left_out = entry("9", AuditKind.LEFT_OUT, policy="q", reason="is not in -1 to 2")
+    found = await told.evaluate(entry("1"), entry("0", policy="r"), left_out)
+    assert found == [("would-change", "0", "1"), ("left-out", "", "9")]
+    assert await told.evaluate(entry("1"), entry("2", policy="r"), left_out) == [("would-change", "0", "2")]
 
 
 async def test_answers_that_cannot_be_used() -> None:

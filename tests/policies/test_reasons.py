@@ -1,13 +1,16 @@
-"""Reasons of all policies: their arithmetic, the same in the audit, `simulate` and `explain` for one pod."""
+"""Reasons of all policies: their arithmetic, the same in audit, `simulate`, `explain` and page."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -29,7 +32,10 @@ from runtimeproxy.hooks.loading import built_in
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
 from runtimeproxy.qos import KubeQoSClass, QoSClass
-from runtimeproxy.service.api.pods import parameter_of
+from runtimeproxy.service.api.explain import Explainer
+from runtimeproxy.service.api.pods import PodMessages, parameter_of
+from runtimeproxy.service.http import HttpRequest, HttpResponse
+from runtimeproxy.service.page.page import NodePage
 from runtimeproxy.simulate.kubelet import PodCalls
 from runtimeproxy.simulate.reading import pod_calls
 from runtimeproxy.simulate.result import PodSimulation
@@ -197,6 +203,30 @@ def run(stand: Stand, calls: PodCalls) -> str:
     return made.pod_sandbox_id
 
 
+def reasons_on_page(stand: Stand, pod_id: str) -> list[str]:
+    """What the node page gets when somebody opens the pod."""
+    loop, core = stand.proxy._loop, stand.parts.core
+    assert loop is not None
+    messages = PodMessages(core.inventory, core.ledger, core.node)
+
+    async def ask() -> HttpResponse:
+        async def load() -> SimpleNamespace:
+            return SimpleNamespace(explainer=Explainer(messages, core.policies, core.leased, thread))
+
+        with ThreadPoolExecutor(1) as thread:
+            request = HttpRequest("/page/pod", f"id={pod_id}", {"host": "localhost"})
+            return await NodePage(load, thread).respond(request)
+
+    found = json.loads(asyncio.run_coroutine_threadsafe(ask(), loop).result(30).data)
+    return sorted(
+        claim["reason"]
+        for target in found["targets"]
+        for field in target.get("fields", ())
+        for claim in field.get("claims", ())
+        if claim.get("reason")
+    )
+
+
 class Place(NamedTuple):
     """One value of one policy."""
 
@@ -229,7 +259,8 @@ def test_reasons_are_the_same_everywhere(
         for field in target.fields
         for change in field.changes
     }
-    targets = explained(stand, run(stand, calls)).targets
+    pod_id = run(stand, calls)
+    targets = explained(stand, pod_id).targets
     claims = {
         Place.of(field.name, claim.owner, is_pod=target.level == api_pb2.LEVEL_POD): claim
         for target in targets
@@ -237,6 +268,13 @@ def test_reasons_are_the_same_everywhere(
         for field in target.fields
         for claim in field.claims
     }
+    assert reasons_on_page(stand, pod_id) == sorted(
+        claim.reason
+        for target in targets
+        for field in target.fields
+        for claim in field.claims
+        if claim.reason
+    )
     changed = {
         Place.of(field.name, change.policy, is_pod=target.kind == "pod")
         for target in pod.targets

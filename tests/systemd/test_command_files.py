@@ -152,18 +152,34 @@ def test_zsh_loads_its_completion(tmp_path: Path) -> None:
     ("words", "shown"), [("policy cpuset dr", "dry-run"), ("explain --a", "--all"), ("stat", "status")]
 )
 def test_zsh_completes(tmp_path: Path, words: str, shown: str) -> None:
-    """In an interactive shell on a terminal; reading waits until what is looked for is shown."""
-    folder = (FOLDER / COMPLETIONS["zsh"]).parent
-    start = f"autoload -Uz compinit && fpath=({folder} $fpath) && compinit -u -d {tmp_path}/dump"
+    assert shown in completed_by_zsh(tmp_path, f"{words}\t", shown)
+
+
+@pytest.mark.debian
+@pytest.mark.usefixtures("named")
+@pytest.mark.parametrize(("words", "offered"), [*NAMES, ("pods --policy cpu-b", {"cpu-burst"})])
+def test_zsh_completes_names(tmp_path: Path, words: str, offered: set[str]) -> None:
+    # The first tab completes what all have in common, the second one lists them.
+    text = completed_by_zsh(tmp_path, f"{words}\t\t", *sorted(offered))
+    assert {name for _, names in NAMES for name in names if name in text} == offered
+
+
+def completed_by_zsh(folder: Path, typed: str, *shown: str) -> str:
+    """What an interactive zsh shows on a terminal for typed words, once it has shown these texts."""
+    completions = (FOLDER / COMPLETIONS["zsh"]).parent
+    start = f"autoload -Uz compinit && fpath=({completions} $fpath) && compinit -u -d {folder}/dump"
     script = f"""
         zmodload zsh/zpty
         zpty shell zsh -f -i
         zpty -w shell '{start}; print REA""DY'
         zpty -r shell output '*READY*'
-        zpty -n -w shell $'koord-runtime-proxy {words}\t'
-        zpty -r shell output '*{shown}*'
+        zpty -n -w shell $'koord-runtime-proxy {typed}'
+        zpty -r shell completed '*{"*".join(shown)}*'
+        # Takes the line away.
+        zpty -w shell $'\\x15print EN""D'
+        zpty -r shell rest '*END*'
         zpty -d shell
-        print found
+        print -r -- "$completed$rest"
     """
     environ = {**os.environ, "TERM": "dumb"}
     done = subprocess.run(
@@ -174,4 +190,5 @@ def test_zsh_completes(tmp_path: Path, words: str, shown: str) -> None:
         env=environ,
         timeout=60,
     )
-    assert (done.stdout, done.stderr) == ("found\n", "")
+    assert done.stderr == ""
+    return done.stdout
