@@ -80,7 +80,7 @@ class Question:
     on_decided: Callable[[Decision | None], None] = _ignore
 
     def has_writes(self, decision: Decision) -> bool:
-        """Whether applying a decision writes cgroup values, which takes a worker thread; see `Chain.begin`."""
+        """Whether a decision's cgroup values are written when it is applied, in a worker thread then."""
         change = decision.change
         if not (isinstance(change, CgroupChange) and change.cgroup):
             return False
