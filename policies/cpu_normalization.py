@@ -15,6 +15,7 @@ import math
 from typing import ClassVar, Final
 
 from policies.annotations import AnnotationError, resource_status
+from runtimeproxy.fields.tables import QUOTA
 from runtimeproxy.hooks import (
     ContainerChange,
     ContainerView,
@@ -33,7 +34,6 @@ from runtimeproxy.node.snapshot import Input, Node
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.units import MIN_CPU_QUOTA_US
 
-_QUOTA: Final = "cpu.cfs_quota_us"
 _REASON: Final = "this node's CPUs are faster than those that limits are meant for"
 _SHARING: Final = frozenset({QoSClass.LS, QoSClass.NONE})
 
@@ -67,7 +67,7 @@ class CpuNormalization(Policy):
         if scale is None:
             return PodChange(problems=(problem,)) if problem else None
         why = _reason(pod.resources, scale.ratio, node)
-        return PodChange(cgroup={_QUOTA: scale}, reason=_REASON, reasons={_QUOTA: why})
+        return PodChange(cgroup={QUOTA: scale}, reason=_REASON, reasons={QUOTA: why})
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the division of the container's quota."""

@@ -100,7 +100,7 @@ def registrations_in(folder: Path, timeout_s: float) -> dict[str, ParsedRegistra
 
 def ledger_of(saved: Saved, folder: Path, writer: CgroupWriter) -> Ledger:
     """Returns the books of a checkpoint, and of the journal of a daemon that was killed."""
-    from runtimeproxy.ledger.answers import pod_values
+    from runtimeproxy.ledger.answers import requested_of_pod
     from runtimeproxy.ledger.checkpoint import with_owners
     from runtimeproxy.ledger.journal import Journal, read_boot_id
     from runtimeproxy.ledger.ledger import Ledger
@@ -114,7 +114,7 @@ def ledger_of(saved: Saved, folder: Path, writer: CgroupWriter) -> Ledger:
     for pod in saved.pods:
         members = (each for each in saved.containers if each.pod_id == pod.id)
         running = [each for each in members if each.state is not Lifecycle.STOPPED]
-        ledger.books.note_requests(pod.cgroup_parent, pod_values(running))
+        ledger.books.note_requests(pod.cgroup_parent, requested_of_pod(running))
     return ledger
 
 

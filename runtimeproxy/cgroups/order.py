@@ -17,12 +17,10 @@ from typing import NamedTuple
 
 from runtimeproxy.fields.declaration import Direction
 from runtimeproxy.fields.formats import Value
-from runtimeproxy.fields.tables import PARAMETERS
+from runtimeproxy.fields.tables import PARAMETERS, PERIOD, QUOTA
 from runtimeproxy.units import UNLIMITED, format_cpu_list, parse_cpu_list
 
 _RANK = {name: rank for rank, name in enumerate(PARAMETERS)}
-_QUOTA = "cpu.cfs_quota_us"
-_PERIOD = "cpu.cfs_period_us"
 
 
 class Key(NamedTuple):
@@ -75,7 +73,7 @@ def write_steps(levels: Sequence[Mapping[Key, Value]], current: Mapping[Key, Val
         for key in sorted(level, key=lambda each: (_RANK[each.name], each.path)):
             wanted, now = level[key], current.get(key)
             first = wanted if now is None else loosened(key.name, now, wanted)
-            if key.name == _QUOTA and now is not None and _changes_period(level, current, key):
+            if key.name == QUOTA and now is not None and _changes_period(level, current, key):
                 first = UNLIMITED
             if _equal(key.name, first, wanted):
                 down.append(Step(key, wanted, is_final=True))
@@ -88,7 +86,7 @@ def write_steps(levels: Sequence[Mapping[Key, Value]], current: Mapping[Key, Val
 
 
 def _changes_period(level: Mapping[Key, Value], current: Mapping[Key, Value | None], quota: Key) -> bool:
-    period = quota._replace(name=_PERIOD)
+    period = quota._replace(name=PERIOD)
     now = current.get(period)
     return period in level and now is not None and now != level[period]
 

@@ -123,7 +123,8 @@ class HooksSettings:
     API server allows: it is forwarded as it came, or refused."""
     on_failure: Literal["forward", "refuse"] = "forward"
     """What happens to an intercepted call that the proxy itself fails to decide on (policies not loaded in
-    time, an internal error): it is forwarded as it came, or refused."""
+    time, an internal error): it is forwarded as it came, or refused. Not for policies and hook servers that
+    fail: they have a failure policy of their own."""
     conflicts: ConflictRule = ConflictRule.LATER
     """Whose value is used when two policies set one field: that of the `later` or the `earlier` one in the
     chain."""

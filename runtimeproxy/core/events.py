@@ -21,7 +21,7 @@ from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger.answers import (
     by_parameter,
     claims_of,
-    pod_values,
+    requested_of_pod,
     target_of,
     target_of_view,
     wanted_of,
@@ -384,7 +384,7 @@ def _note_requests(core: CoreServices, pod: PodRecord) -> None:
     """Notes a resized pod's new sums; the kubelet writes them after the event if they are lower."""
     if core.ledger.books.is_managed(pod.cgroup_parent):
         members = core.store.containers.members(pod.id)
-        core.ledger.books.note_requests(pod.cgroup_parent, pod_values(not_stopped(members)))
+        core.ledger.books.note_requests(pod.cgroup_parent, requested_of_pod(not_stopped(members)))
 
 
 # --- writes that have waited -------------------------------------------------------------------------------

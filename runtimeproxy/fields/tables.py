@@ -11,6 +11,9 @@ from runtimeproxy.fields.formats import Value
 from runtimeproxy.fields.resources import ResourceChange
 from runtimeproxy.units import MAX_CPU_ID, MAX_INT64, UNLIMITED, parse_cpu_list
 
+QUOTA: Final = "cpu.cfs_quota_us"
+PERIOD: Final = "cpu.cfs_period_us"
+
 FIELDS: Final[Mapping[str, Declaration]] = {each.name: each for each in DECLARED}
 PARAMETERS: Final[Mapping[str, Declaration]] = {each.name: each for each in DECLARED if each.is_parameter}
 """The cgroup parameters, in the order in which looser values of one cgroup are written."""

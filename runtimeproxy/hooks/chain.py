@@ -1,7 +1,8 @@
 """The chain of policies: runs them for one pod or container, and merges their changes into a decision.
 
-Each policy is given the requested values, and never sees what others make of them; hook servers come last,
-and see the merged result.
+Each policy is given the requested values, and never sees what others make of them; but at RunPodSandbox it
+sees the labels, annotations and cgroup parent that earlier ones have changed. Hook servers come last, and see
+the merged result.
 
 Everything here runs in the event loop's thread. So do quick policies, when a call is short: a worker thread
 would take longer to begin than they take to end. `CpuLimit` interrupts one that is not quick after all.
@@ -9,7 +10,7 @@ would take longer to begin than they take to end. `CpuLimit` interrupts one that
 The other policies of this process run in one worker thread, in sequence (`workers`), so a call costs one hop
 there and back. The loop keeps the time: a policy that takes too long is left behind with its thread, stays
 disabled until that thread returns, and those after it continue in another thread, from the state before it.
-No thread waits for a policy in another process: the loop sends the request, and evaluates the response.
+No thread waits for a hook server: the loop sends the request, and evaluates the response.
 """
 
 from __future__ import annotations
@@ -401,7 +402,7 @@ class ChainRun:
     _is_short: bool
     _worker: WorkerRun | None = None
     _pending: Cancellable | None = None
-    """The request to another process, or the long task of a worker thread, that is under way."""
+    """The request to a hook server, or the long task of a worker thread, that is under way."""
     is_over: bool = False
     """Whether the call is decided or cancelled."""
     runs: list[PolicyRun] = field(default_factory=list)
@@ -447,7 +448,7 @@ class ChainRun:
     # --- quick policies: in the loop's thread ---------------------------------------------------------------
 
     def _are_quick(self, policies: Sequence[LoadedPolicy], now_s: float) -> bool:
-        """Return whether the policies before the first one in another process may run in this thread."""
+        """Return whether the policies before the first hook server may run in this thread."""
         chain, hook = self.chain, self.subject.hook
         # Old facts of the node are read again in a worker thread. No call waits for an evaluation.
         is_old = now_s >= chain.node.fresh_until_s
@@ -462,7 +463,7 @@ class ChainRun:
         return True
 
     def _run_here(self, policies: Sequence[LoadedPolicy], progress: Progress) -> None:
-        """Run the policies before the first one in another process, or until one is not quick."""
+        """Run the policies before the first hook server, or until one is not quick."""
         results: list[tuple[Progress, Failure | None]] = []
         with suppress(OverCpuLimitError):
             self.chain.cpu_limit.run(self._run_quick, policies, progress, results)
@@ -511,7 +512,7 @@ class ChainRun:
     # --- other policies of this process, and writes: in a worker thread -------------------------------------
 
     def _start_worker(self, policies: Sequence[LoadedPolicy], progress: Progress, now_s: float) -> None:
-        """Run the policies before the first one in another process, or the writes, in a worker thread."""
+        """Run the policies before the first hook server, or the writes, in a worker thread."""
         count = 0
         for policy in policies:
             if self.subject.hook in policy.remote_hooks:
@@ -608,10 +609,10 @@ class ChainRun:
         if self._worker is not None:
             self._worker.postpone(paused_s)
 
-    # --- a policy in another process ------------------------------------------------------------------------
+    # --- a hook server --------------------------------------------------------------------------------------
 
     def _make_request(self, policies: Sequence[LoadedPolicy], progress: Progress) -> None:
-        """Make the request to the first policy, if it is still about the pod as earlier policies left it."""
+        """Make the request to the first server, if it is still about the pod as earlier policies left it."""
         policy, view = policies[0], progress.enforced.view
         pod = progress.enforced.new_pod
         if not policy.selector.matches(pod):

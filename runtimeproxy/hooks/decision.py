@@ -27,10 +27,10 @@ from runtimeproxy.hooks.fields import (
     Value,
     View,
     change_from,
-    fitted,
     is_same,
     merge,
     pod_of,
+    rounded_for_systemd,
 )
 from runtimeproxy.hooks.loaded import LoadedPolicy, ReadResponse
 from runtimeproxy.hooks.policy import Hook, Mode
@@ -229,8 +229,8 @@ def run_policy(  # noqa: C901 - all that may happen to one answer, in order
 ) -> tuple[Progress, Failure | None]:
     """Run one policy, check its change and merge it. Raises nothing that the policy raises.
 
-    `progress`: as of before the policy. `response`: the response of the policy's process, instead of a method
-    in this process.
+    `progress`: as of before the policy. `response`: the response of a hook server, instead of the method
+    of a policy in this process.
 
     Raises:
         OverCpuLimitError: by the `CpuLimit` below which this runs, if it does.
@@ -422,7 +422,7 @@ def make_decision(subject: Subject, progress: Progress) -> Decision:
         is_servers = not each.steps and each.owners[0].kind is ClaimantKind.SERVER
         if is_servers and changed_field.group == CGROUP:
             written_once.add(changed_field.key)
-        value = fitted(merged.start, changed_field, each.value)
+        value = rounded_for_systemd(merged.start, changed_field, each.value)
         if not is_same(changed_field, each.original, value):
             changed[changed_field] = value
     return Decision(

@@ -310,7 +310,7 @@ def merge(
             shown = after.value if has_role else value
             updates.append(FieldUpdate(key, before.value, shown, rival))
         elif after.value != before.value and not is_same(
-            key, before.value, value := fitted(merged.start, key, after.value)
+            key, before.value, value := rounded_for_systemd(merged.start, key, after.value)
         ):
             updates.append(FieldUpdate(key, before.value, value))
     if not accepted:
@@ -351,7 +351,7 @@ def _resolved(
     return resolved._replace(value=value, original=original, claims=claims)
 
 
-def fitted(start: View, field: Field, value: Value) -> Value:
+def rounded_for_systemd(start: View, field: Field, value: Value) -> Value:
     """Return a container's value as systemd has it if the container is a unit: quotas in whole percents.
 
     Otherwise systemd would change it when it reloads.

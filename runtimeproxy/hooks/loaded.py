@@ -24,9 +24,9 @@ anything."""
 FILE_MODULE_PREFIX: Final = "koord-runtime-proxy-policy-"
 """Prefix of the module names of policy files."""
 ReadResponse: TypeAlias = Callable[[Any], object]
-"""Reads the response of another process to a view: returns the change, or raises the error."""
+"""Reads the response of a hook server to a view: returns the change, or raises the error."""
 OnResponse: TypeAlias = Callable[[ReadResponse, bool], None]
-"""Gets the response of another process.
+"""Gets the response of a hook server.
 
 The second argument says whether that call takes long, and so belongs into a worker thread."""
 
@@ -37,14 +37,14 @@ MAX_PRIORITY: Final = 99
 
 
 class Cancellable(Protocol):
-    """Work in progress, such as a request that another process has not answered."""
+    """Work in progress, such as a request that a hook server has not answered."""
 
     def cancel(self) -> None:
         """Discard its result."""
 
 
 class RemoteRequest(Protocol):
-    """A request to another process, ready to be sent."""
+    """A request to a hook server, ready to be sent."""
 
     def send(self, timeout_s: float, on_response: OnResponse, /) -> Cancellable:
         """Send the request; in the loop's thread.
@@ -56,7 +56,7 @@ class RemoteRequest(Protocol):
 
 
 RemoteHook: TypeAlias = Callable[[Any], RemoteRequest]
-"""A hook that another process implements: makes the request from a view, in any thread."""
+"""A hook of a hook server: makes the request from a view, in any thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class LoadedPolicy:
     methods: Mapping[Hook, PolicyMethod] = field(default_factory=dict)
     """The methods to run in this process."""
     remote_hooks: Mapping[Hook, RemoteHook] = field(default_factory=dict)
-    """The hooks that another process implements for it: a policy has either these or `methods`."""
+    """The hooks that a hook server implements: a policy has either these or `methods`."""
     selector: PodSelector = EVERY_POD
     """The pods that it runs for: the policy's own selector, narrowed by the settings."""
     inputs: tuple[Input, ...] = ()

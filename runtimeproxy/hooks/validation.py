@@ -118,7 +118,7 @@ def usable(hook: Hook, change: Change, merged: Merged, node: NodeFacts = ANY_NOD
     given = _well_formed(change, left_out)
     for field, value in flat.fields_of(given, hook).items():
         try:
-            fields[field], note = _FITTERS[field.group](field.key, value, node)
+            fields[field], note = _CHECKS[field.group](field.key, value, node)
         except ValueError as error:
             left_out.append(_left_out(field, value, str(error)))
         else:
@@ -231,20 +231,20 @@ def _specs(name: str, values: object, left_out: list[LeftOut]) -> tuple[object, 
     return tuple(kept)
 
 
-def _fitted_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
+def _checked_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     if value is CLEAR:
         return value, ""
     if not isinstance(value, _ROLES):
-        return _fitted_plain(CRI_FIELDS[name], value, node)
+        return _checked_plain(CRI_FIELDS[name], value, node)
     if CRI_FIELDS[name].only_set:
         raise ValueError(f"takes a value only, not {_kind(value)}")
-    return _fitted_role(CRI_FIELDS[name], value, node)
+    return _checked_role(CRI_FIELDS[name], value, node)
 
 
-def _fitted_pod_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
+def _checked_pod_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     """Of a pod, a container or a QoS class."""
     _check_idle(name, value)
-    return _fitted_parameter(name, value, node)
+    return _checked_parameter(name, value, node)
 
 
 def _check_idle(name: str, value: Value) -> None:
@@ -259,7 +259,7 @@ def _check_idle(name: str, value: Value) -> None:
         )
 
 
-def _fitted_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
+def _checked_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     problem = node.parameter_problem(name)
     if problem:
         raise ValueError(problem)
@@ -268,19 +268,19 @@ def _fitted_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, 
             raise ValueError("has no neutral value, so it cannot be taken away")
         return value, ""
     if isinstance(value, _ROLES):
-        return _fitted_role(FIELDS[name], value, node)
-    return _fitted_plain(FIELDS[name], value, node)
+        return _checked_role(FIELDS[name], value, node)
+    return _checked_plain(FIELDS[name], value, node)
 
 
-def _fitted_node_file(place: object, value: Value, node: NodeFacts) -> tuple[Value, str]:
+def _checked_node_file(place: object, value: Value, node: NodeFacts) -> tuple[Value, str]:
     if not isinstance(place, str) or not _is_text(place):
         raise ValueError("is not a path")
     path, _, name = place.rpartition("/")
-    _fitted_cgroup_parent("", path, node)
-    return _fitted_parameter(name, value, node)
+    _checked_cgroup_parent("", path, node)
+    return _checked_parameter(name, value, node)
 
 
-def _fitted_sysctl(name: object, value: Value, _: NodeFacts) -> tuple[Value, str]:
+def _checked_sysctl(name: object, value: Value, _: NodeFacts) -> tuple[Value, str]:
     if not isinstance(name, str) or not flat.SYSCTL_NAME.fullmatch(name):
         raise ValueError("is not the name of a sysctl")
     if type(value) is int or _is_text(value):
@@ -291,12 +291,12 @@ def _fitted_sysctl(name: object, value: Value, _: NodeFacts) -> tuple[Value, str
 _ROLES: Final = (Scale, Add, AtMost)
 
 
-def _fitted_role(field: Declaration, value: Scale | Add | AtMost, node: NodeFacts) -> tuple[Value, str]:
+def _checked_role(field: Declaration, value: Scale | Add | AtMost, node: NodeFacts) -> tuple[Value, str]:
     """Check the numbers of a change that does more than set a value."""
     if value.role not in ROLES[field.kind]:
         raise ValueError(f"is a {field.kind.value}, which {type(value).__name__} cannot change")
     if isinstance(value, AtMost):
-        plain, note = _fitted_plain(field, value.value, node)
+        plain, note = _checked_plain(field, value.value, node)
         return (AtMost(plain), note) if isinstance(plain, int | str) else (value, note)
     if isinstance(value, Add):
         if type(value.amount) is not int or value.amount < 0:
@@ -309,13 +309,13 @@ def _fitted_role(field: Declaration, value: Scale | Add | AtMost, node: NodeFact
         raise ValueError("the ratio is not a number above 0")
     if value.value is None:
         return value, ""
-    plain, note = _fitted_plain(field, value.value, node)
+    plain, note = _checked_plain(field, value.value, node)
     return (Scale(value.ratio, plain), note) if isinstance(plain, int) else (value, note)
 
 
-def _fitted_plain(field: Declaration, value: Value, node: NodeFacts) -> tuple[Value, str]:
+def _checked_plain(field: Declaration, value: Value, node: NodeFacts) -> tuple[Value, str]:
     if field.kind is Kind.NUMBER:
-        return _fitted_number(field, value)
+        return _checked_number(field, value)
     if not isinstance(value, str):
         wanted = "a list such as 0-3,8" if field.is_list else "a text"
         raise ValueError(f"is {_kind(value)}, not {wanted}")  # noqa: TRY004 - one type
@@ -334,8 +334,8 @@ def _fitted_plain(field: Declaration, value: Value, node: NodeFacts) -> tuple[Va
     return plain, "" if plain == value else f"{_shown(value)!r} in plain spelling"
 
 
-def _fitted_file(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
-    _fitted_text(name, value, node)
+def _checked_file(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    _checked_text(name, value, node)
     if not _FILE_NAME.fullmatch(name):
         raise ValueError("is not the name of a cgroup file")
     if value is CLEAR:
@@ -351,25 +351,25 @@ def _fitted_file(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     if not fields:
         return value, ""
     if len(fields) > 1:
-        return _fitted_cpu_max(str(value))
+        return _checked_cpu_max(str(value))
     (field,) = fields
     if field.kind is not Kind.NUMBER:
-        return _fitted_plain(field, value, node)
+        return _checked_plain(field, value, node)
     text = str(value).strip()
     limits = field.v2.limits if field.v2 is not None else None
     number = units.UNLIMITED if text == "max" else units.parse_integer(text)
-    _fitted_number(field, number, limits)
+    _checked_number(field, number, limits)
     return value, ""
 
 
-def _fitted_cpu_max(text: str) -> tuple[Value, str]:
+def _checked_cpu_max(text: str) -> tuple[Value, str]:
     quota_us, period_us = units.parse_cpu_max(text)
-    _fitted_number(FIELDS["cpu.cfs_period_us"], period_us)
-    fitted_us, note = _fitted_number(FIELDS["cpu.cfs_quota_us"], quota_us)
-    return (units.format_cpu_max(int(fitted_us), period_us) if note else text), note
+    _checked_number(FIELDS["cpu.cfs_period_us"], period_us)
+    checked_us, note = _checked_number(FIELDS["cpu.cfs_quota_us"], quota_us)
+    return (units.format_cpu_max(int(checked_us), period_us) if note else text), note
 
 
-def _fitted_number(
+def _checked_number(
     field: Declaration, value: object, limits: tuple[int, int] | None = None
 ) -> tuple[int, str]:
     if type(value) is not int:
@@ -384,7 +384,7 @@ def _fitted_number(
     return min(max(value, low), high), f"{value} is not in {bounds}"
 
 
-def _fitted_text(key: object, value: Value, _: NodeFacts) -> tuple[Value, str]:
+def _checked_text(key: object, value: Value, _: NodeFacts) -> tuple[Value, str]:
     if not isinstance(key, str) or not key or not _is_text(key):
         raise ValueError("the name is empty, not UTF-8, or holds NUL")
     if value is not CLEAR and not isinstance(value, str):
@@ -394,17 +394,17 @@ def _fitted_text(key: object, value: Value, _: NodeFacts) -> tuple[Value, str]:
     return value, ""
 
 
-def _fitted_variable(key: object, value: Value, node: NodeFacts) -> tuple[Value, str]:
+def _checked_variable(key: object, value: Value, node: NodeFacts) -> tuple[Value, str]:
     if isinstance(key, str) and "=" in key and _is_text(key):
         raise ValueError("a variable's name holds =")
-    return _fitted_text(key, value, node)
+    return _checked_text(key, value, node)
 
 
 def _is_variable_name(name: object) -> bool:
     return isinstance(name, str) and name != "" and "=" not in name and _is_text(name)
 
 
-def _fitted_spec(_: str, value: Value, __: NodeFacts) -> tuple[Value, str]:
+def _checked_spec(_: str, value: Value, __: NodeFacts) -> tuple[Value, str]:
     if not isinstance(value, MountSpec | DeviceSpec):
         raise ValueError("is neither mount nor device")  # noqa: TRY004 - one type for all that cannot be used
     if not (_is_absolute_path(value.host_path) and _is_absolute_path(value.container_path)):
@@ -420,7 +420,7 @@ def _are_permissions(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) == len(set(value) & set("rwm"))
 
 
-def _fitted_cgroup_parent(_: str, value: Value, __: NodeFacts) -> tuple[Value, str]:
+def _checked_cgroup_parent(_: str, value: Value, __: NodeFacts) -> tuple[Value, str]:
     if not isinstance(value, str) or not _is_text(value):
         raise ValueError("is not a path")
     try:
@@ -430,18 +430,18 @@ def _fitted_cgroup_parent(_: str, value: Value, __: NodeFacts) -> tuple[Value, s
     return value, ""
 
 
-_FITTERS: Final[Mapping[str, Callable[[str, Value, NodeFacts], tuple[Value, str]]]] = {
-    flat.RESOURCES: _fitted_resource,
-    flat.CGROUP: _fitted_pod_parameter,
-    flat.NODE_CGROUP: _fitted_node_file,
-    flat.SYSCTL: _fitted_sysctl,
-    flat.UNIFIED: _fitted_file,
-    flat.CGROUP_PARENT: _fitted_cgroup_parent,
-    flat.MOUNTS: _fitted_spec,
-    flat.DEVICES: _fitted_spec,
-    flat.ENV: _fitted_variable,
-    flat.LABELS: _fitted_text,
-    flat.ANNOTATIONS: _fitted_text,
+_CHECKS: Final[Mapping[str, Callable[[str, Value, NodeFacts], tuple[Value, str]]]] = {
+    flat.RESOURCES: _checked_resource,
+    flat.CGROUP: _checked_pod_parameter,
+    flat.NODE_CGROUP: _checked_node_file,
+    flat.SYSCTL: _checked_sysctl,
+    flat.UNIFIED: _checked_file,
+    flat.CGROUP_PARENT: _checked_cgroup_parent,
+    flat.MOUNTS: _checked_spec,
+    flat.DEVICES: _checked_spec,
+    flat.ENV: _checked_variable,
+    flat.LABELS: _checked_text,
+    flat.ANNOTATIONS: _checked_text,
 }
 """By group of fields: returns a value as it is used, and a note on its adjustment.
 

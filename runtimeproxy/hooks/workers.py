@@ -246,7 +246,7 @@ class WorkerRun:
     """Whether a thread hangs in a policy; in any thread."""
     policies: Sequence[LoadedPolicy]
     following: Sequence[LoadedPolicy]
-    """The policies after these, the first of which is in another process."""
+    """The policies after these, the first of which is a hook server."""
     apply: ApplyDecision | None
     """Called with the decision, if that changes something and no policies follow."""
     progress: Progress

@@ -295,7 +295,7 @@ def _unified_value(name: str, text: str) -> Value:
     return text
 
 
-def pod_values(containers: Collection[ContainerRecord]) -> dict[str, Value]:
+def requested_of_pod(containers: Collection[ContainerRecord]) -> dict[str, Value]:
     """What the requests of its containers come to for a pod: one unlimited container makes it unlimited.
 
     Source: kubelet, pkg/kubelet/cm/helpers_linux.go, ResourceConfigForPod.

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_id, cgroup_path, path_or_none, paths_of
-from runtimeproxy.fields.tables import LISTS
+from runtimeproxy.fields.tables import LISTS, QUOTA
 from runtimeproxy.hooks.algebra import Role
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.settings import ConflictRule
@@ -22,7 +22,6 @@ from runtimeproxy.ledger.books import Formats, Value, Wanted
 from runtimeproxy.ledger.fields import is_of_kubelet
 from runtimeproxy.ledger.fitting import OF_CHILDREN
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.tree import QUOTA
 from runtimeproxy.ledger.unapplied import UnappliedCause, UnappliedStage, UnappliedValues, Withheld
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, is_leased
 from runtimeproxy.units import parse_cpu_list

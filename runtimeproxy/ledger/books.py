@@ -16,14 +16,14 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.order import loosened
 from runtimeproxy.cgroups.writer import CgroupValues, FileText
-from runtimeproxy.fields.tables import NEUTRAL, V2_FILES, check_value, clamped
+from runtimeproxy.fields.tables import NEUTRAL, PERIOD, QUOTA, V2_FILES, check_value, clamped
 from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role, resolve
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger.fields import KUBELET_ON_PODS, Base, base_of, is_of_kubelet
 from runtimeproxy.ledger.journal import Noted
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA, Path
+from runtimeproxy.ledger.tree import BURST, Path
 from runtimeproxy.ledger.unapplied import UnappliedCause, Withheld
 from runtimeproxy.pods.records import Book, CgroupRecord, Entry, Level, Original, as_saved, is_leased
 from runtimeproxy.units import UNLIMITED, rounded_quota
@@ -664,7 +664,7 @@ def taken_over(record: CgroupRecord, owners: Mapping[str, Claimant], boot_id: st
 
 def _text_of(name: str, value: Value, formats: Formats) -> str | None:
     """The text of a file from the value that was read from it; None if it is not known."""
-    if name == "cpu.cfs_period_us":
+    if name == PERIOD:
         return None  # half of the text of cpu.max
     text = formats.encode(name, value)
     if name == "cpu.shares" and text is not None and formats.decode(name, text) != value:

@@ -26,7 +26,7 @@ from runtimeproxy.ledger.answers import (
     by_parameter,
     carries_all,
     owned_claims,
-    pod_values,
+    requested_of_pod,
     target_of,
     wanted_of,
     without_cgroup,
@@ -383,7 +383,7 @@ class Evaluator:
         if self._answers is not None:
             cgroups = (self._cgroup_of(pod, each) for each in containers)
             await self._answers.add([(decision, pod.cgroup_parent), *zip(decisions, cgroups, strict=True)])
-        requested, is_known = pod_values(containers), not pod.recovered
+        requested, is_known = requested_of_pod(containers), not pod.recovered
         asked = wanted_of(decision, target_of(pod), requested, is_base_known=is_known)
         wanted = [_with_withheld(asked, at_next_start(decision, pod, self.carries))]
         are_new = [self._is_new(pod)]

@@ -1,4 +1,4 @@
-"""The executor: the only writer of cgroup files. For worker threads.
+"""The executor: the daemon's only caller of `CgroupWriter`'s writes. For worker threads.
 
 Values are compared before they are written, parents are loosened before their children and children
 tightened before their parents, and what cannot be written in one cgroup stops no other. Before the first
@@ -16,9 +16,10 @@ from typing import Final
 from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.counts import Counts
+from runtimeproxy.fields.tables import PERIOD, QUOTA
 from runtimeproxy.ledger.books import Plan, Value
 from runtimeproxy.ledger.journal import Journal
-from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA
+from runtimeproxy.ledger.tree import BURST
 from runtimeproxy.ledger.unapplied import LIMIT
 from runtimeproxy.pods.records import Level
 from runtimeproxy.units import UNLIMITED, WeightFormula

@@ -7,19 +7,9 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from runtimeproxy.cgroups.order import Key
-from runtimeproxy.fields.tables import LISTS
+from runtimeproxy.fields.tables import LISTS, PERIOD, QUOTA
 from runtimeproxy.ledger.books import Formats, Plan, Value
-from runtimeproxy.ledger.tree import (
-    BURST,
-    MEMORY_AT_LEAST_MIN,
-    MEMORY_MIN,
-    PERIOD,
-    QUOTA,
-    Path,
-    TreeRules,
-    TreeValue,
-    fit,
-)
+from runtimeproxy.ledger.tree import BURST, MEMORY_AT_LEAST_MIN, MEMORY_MIN, Path, TreeRules, TreeValue, fit
 from runtimeproxy.pods.records import Level
 
 Changes: TypeAlias = Mapping[str, Value | None]

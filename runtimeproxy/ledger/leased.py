@@ -25,7 +25,7 @@ from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.cgroups.writer import FAILURES, WriteResult
 from runtimeproxy.counts import Counts
 from runtimeproxy.errors import UNLIKE_OURS, RuntimeProxyError, described
-from runtimeproxy.fields.tables import LISTS
+from runtimeproxy.fields.tables import LISTS, QUOTA
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.owners import Owner, refusal
@@ -36,7 +36,6 @@ from runtimeproxy.ledger.change_log import Applied, ClaimAudit
 from runtimeproxy.ledger.claim_places import ClaimPlaces
 from runtimeproxy.ledger.leases import Answer, Lease, Phase
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.tree import QUOTA
 from runtimeproxy.ledger.unapplied import OTHER_MODE, Unapplied, UnappliedCause, claim_text
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, is_leased

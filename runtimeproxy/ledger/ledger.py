@@ -1,7 +1,7 @@
 """The ledger: the wanted values of all cgroups, resolved, written and given back.
 
-Only its executor writes cgroup files. What is claimed is written, compared again from time to time, and given
-back with its last claim.
+Only its executor has cgroup files written. What is claimed is written, compared again from time to time, and
+given back with its last claim.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_id, cgroup_path, path_or_none, paths_of
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText, WriteOutcome, explain
-from runtimeproxy.fields.tables import LISTS, NEUTRAL
+from runtimeproxy.fields.tables import LISTS, NEUTRAL, QUOTA
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger import book_store, books, fitting
@@ -28,7 +28,7 @@ from runtimeproxy.ledger.path_locks import IsBusyError
 from runtimeproxy.ledger.planner import NEW, SHARES, SettleCause, new_container
 from runtimeproxy.ledger.settle import Settlement
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.tree import QUOTA, Path
+from runtimeproxy.ledger.tree import Path
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level
 from runtimeproxy.units import measured_weight_formula
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.paths import cgroup_id
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText
-from runtimeproxy.fields.tables import LISTS
+from runtimeproxy.fields.tables import LISTS, QUOTA
 from runtimeproxy.hooks.claimants import ClaimantKind
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.book_store import BOUNDING, Books, Known
@@ -21,7 +21,7 @@ from runtimeproxy.ledger.counts import LedgerCounts
 from runtimeproxy.ledger.executor import USAGE
 from runtimeproxy.ledger.foreign import ForeignWriters
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.tree import BURST, QUOTA, Path
+from runtimeproxy.ledger.tree import BURST, Path
 from runtimeproxy.ledger.unapplied import (
     BY_KOORDLET,
     LIMIT,

@@ -14,6 +14,7 @@ from typing import Any, Final
 from runtimeproxy.cgroups.paths import cgroup_id
 from runtimeproxy.cgroups.writer import FAILURES, CgroupWriter, WriteOutcome, WriteResult, explain
 from runtimeproxy.errors import described as error_text
+from runtimeproxy.fields.tables import QUOTA
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.book_store import Books, Known
 from runtimeproxy.ledger.books import LeftReason, Plan, Value, ValueChange
@@ -23,7 +24,7 @@ from runtimeproxy.ledger.executor import Executor, is_there, is_written
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.path_locks import IsBusyError, PathLocks
 from runtimeproxy.ledger.planner import Batch, Planner, SettleCause
-from runtimeproxy.ledger.tree import BURST, QUOTA, Path
+from runtimeproxy.ledger.tree import BURST, Path
 from runtimeproxy.ledger.unapplied import UnappliedCause, UnappliedStage, Withheld
 from runtimeproxy.ledger.unwritten import given_way, not_written
 from runtimeproxy.logs import FailureLog

@@ -17,11 +17,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.fields.formats import Value
-from runtimeproxy.fields.tables import LISTS, PARAMETERS, clamped
+from runtimeproxy.fields.tables import LISTS, PARAMETERS, PERIOD, QUOTA, clamped
 from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, format_cpu_list, parse_cpu_list, rounded_quota
 
-QUOTA: Final = "cpu.cfs_quota_us"
-PERIOD: Final = "cpu.cfs_period_us"
 BURST: Final = "cpu.cfs_burst_us"
 MEMORY_MIN: Final = "memory.min"
 MEMORY_AT_LEAST_MIN: Final = ("memory.low", "memory.high")

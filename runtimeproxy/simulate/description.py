@@ -18,8 +18,8 @@ from runtimeproxy.hooks.fields import (
     UNIFIED,
     Field,
     Value,
-    fitted,
     is_same,
+    rounded_for_systemd,
     written_value,
 )
 from runtimeproxy.hooks.loaded import LoadedPolicy
@@ -310,4 +310,6 @@ def _text(field: Field, value: Value | float) -> str | None:
 
 
 def result_of(field: Field, merged: Resolved, decision: Decision) -> Value:
-    return fitted(decision.merged.start, field, merged.value) if merged.owners else merged.original
+    if not merged.owners:
+        return merged.original
+    return rounded_for_systemd(decision.merged.start, field, merged.value)

@@ -13,7 +13,7 @@ from runtimeproxy.hooks.changes import CLEAR
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.settings import ChainRules
-from runtimeproxy.ledger.answers import by_parameter, claims_of, pod_values
+from runtimeproxy.ledger.answers import by_parameter, claims_of, requested_of_pod
 from runtimeproxy.node.snapshot import FixedNode, Node
 from runtimeproxy.offline import OfflineChain
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
@@ -69,7 +69,7 @@ async def _wanted_values(
         for pod in pods:
             view = recorded_pod(pod.record)
             decision = await offline.chain.evaluate(view)
-            requested, is_known = pod_values(pod.containers), not pod.record.recovered
+            requested, is_known = requested_of_pod(pod.containers), not pod.record.recovered
             values = dict(_values("", decision, requested, rules, is_base_known=is_known))
             for each in pod.containers:
                 decision = await offline.chain.evaluate(recorded_container(each, view))

@@ -23,7 +23,7 @@ from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import evaluate as module
-from runtimeproxy.ledger.answers import by_parameter, class_cgroups, pod_values, without_lower_limit
+from runtimeproxy.ledger.answers import by_parameter, class_cgroups, requested_of_pod, without_lower_limit
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import MOST_LINES
 from runtimeproxy.ledger.evaluate import Evaluator
@@ -592,17 +592,17 @@ def test_the_requests_of_containers_come_to_those_of_a_pod() -> None:
     def boxes(*resources: Resources) -> list[ContainerRecord]:
         return [ContainerRecord(id=str(number), requested=each) for number, each in enumerate(resources)]
 
-    assert pod_values([]) == {}
-    assert pod_values(boxes(REQUESTED, REQUESTED)) == {
+    assert requested_of_pod([]) == {}
+    assert requested_of_pod(boxes(REQUESTED, REQUESTED)) == {
         "cpu.cfs_quota_us": 200_000,
         "memory.limit_in_bytes": 2 << 20,
         "cpu.shares": 1024,
     }
     unlimited = {"cpu.cfs_quota_us": -1, "memory.limit_in_bytes": -1}
-    assert pod_values(boxes(Resources(), Resources(cpu_quota_us=-1))) == unlimited
+    assert requested_of_pod(boxes(Resources(), Resources(cpu_quota_us=-1))) == unlimited
     none = Resources(cpu_shares=2)
-    assert pod_values(boxes(REQUESTED, none)) == {**unlimited, "cpu.shares": 512}
-    assert pod_values(boxes(none, none, Resources())) == {**unlimited, "cpu.shares": 2}
+    assert requested_of_pod(boxes(REQUESTED, none)) == {**unlimited, "cpu.shares": 512}
+    assert requested_of_pod(boxes(none, none, Resources())) == {**unlimited, "cpu.shares": 2}
 
 
 async def test_amounts_count_on_nothing_of_a_container_that_was_found_at_the_runtime(scene: Scene) -> None:

@@ -6,16 +6,8 @@ from hypothesis import strategies as st
 
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.fields.formats import Value
-from runtimeproxy.fields.tables import clamped
-from runtimeproxy.ledger.tree import (
-    BURST,
-    PERIOD,
-    QUOTA,
-    FitNote,
-    TreeRules,
-    TreeValue,
-    fit,
-)
+from runtimeproxy.fields.tables import PERIOD, QUOTA, clamped
+from runtimeproxy.ledger.tree import BURST, FitNote, TreeRules, TreeValue, fit
 from runtimeproxy.units import CPU_PERIOD_US, MAX_CPU_QUOTA_US, UNLIMITED, parse_cpu_list
 
 CLASS = ("kubepods", "besteffort")

@@ -13,7 +13,8 @@ from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 from runtimeproxy.cgroups.order import Key
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome
 from runtimeproxy.fields.formats import Value
-from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA, TreeRules, TreeValue, fit
+from runtimeproxy.fields.tables import PERIOD, QUOTA
+from runtimeproxy.ledger.tree import BURST, TreeRules, TreeValue, fit
 from runtimeproxy.units import parse_cpu_list
 from tests.lab.programs import need_controllers_of_v1
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from runtimeproxy.cgroups.order import Key, write_steps
 from runtimeproxy.fields.formats import Value
-from runtimeproxy.ledger.tree import BURST, PERIOD, QUOTA, TreeRules, TreeValue, fit
+from runtimeproxy.fields.tables import PERIOD, QUOTA
+from runtimeproxy.ledger.tree import BURST, TreeRules, TreeValue, fit
 from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED, parse_cpu_list
 
 CPUS = "cpuset.cpus"

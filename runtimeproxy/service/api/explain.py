@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.api_names import MODES, ROLES
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
-from runtimeproxy.fields.tables import LISTS
+from runtimeproxy.fields.tables import LISTS, QUOTA
 from runtimeproxy.hooks.algebra import Claim, ClaimOutcome
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.decision import evaluation_of, unmet_for
@@ -26,7 +26,7 @@ from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import books
 from runtimeproxy.ledger.answers import by_parameter, class_cgroups
-from runtimeproxy.ledger.tree import BURST, MEMORY_AT_LEAST_MIN, MEMORY_MIN, QUOTA
+from runtimeproxy.ledger.tree import BURST, MEMORY_AT_LEAST_MIN, MEMORY_MIN
 from runtimeproxy.ledger.unapplied import UnappliedCause
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifecycle, PodRecord

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.documents.reading import InputError, json_value, member, printable
 from runtimeproxy.errors import RuntimeProxyError, described
-from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS
+from runtimeproxy.fields.tables import CRI_FIELDS, QUOTA, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import resolve
 from runtimeproxy.hooks.claimants import labels_of, texts_of
 from runtimeproxy.hooks.fields import CGROUP, RESOURCES
-from runtimeproxy.ledger.tree import QUOTA
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.pods.record_views import recorded_pod

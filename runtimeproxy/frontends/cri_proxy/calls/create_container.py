@@ -86,7 +86,7 @@ class ContainerDraft:
         self._is_changed |= is_changed
         return is_changed
 
-    def fit(self, core: CoreServices, pod_cgroup: str) -> bool:
+    def fit_to_bounds(self, core: CoreServices, pod_cgroup: str) -> bool:
         """Changes what bounds of the pod's cgroup and above do not allow; returns whether anything was."""
         values = partial(read_resources, self.config.linux.resources)
         fitted = values_within_bounds(core.ledger, pod_cgroup, values)
@@ -177,7 +177,7 @@ class CreateContainer(CriCall):
 
     def adjust(self) -> bool:
         # Policies do not know the bounds above.
-        return self._draft.fit(self.core, self._parent)
+        return self._draft.fit_to_bounds(self.core, self._parent)
 
     def preparations(self, until_s: float) -> Sequence[Work]:
         """Room for the values of the edited request, and the CPUs that the pod has by its record."""

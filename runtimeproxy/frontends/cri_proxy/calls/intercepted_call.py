@@ -512,7 +512,7 @@ class InterceptedCall:
             policy, code, text = FailurePolicy.FAIL, StatusCode.RESOURCE_EXHAUSTED, str(error)
             problem = "too_large"
         elif isinstance(error, UnreadableMessageError | DecodeError):
-            policy, code = settings.on_unreadable, StatusCode.INVALID_ARGUMENT
+            policy, code = settings.on_unparsable, StatusCode.INVALID_ARGUMENT
             text, problem = "the request cannot be read", "unreadable"
         elif isinstance(error, NoDecisionError):
             code, text, problem = StatusCode.UNAVAILABLE, str(error), "not_in_time"

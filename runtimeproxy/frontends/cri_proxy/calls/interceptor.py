@@ -45,7 +45,7 @@ class CallSettings:
     Attributes:
         budget_s: Longest time that a call is held; a quarter of its deadline, if that is less.
         end_wait_s: How long Stop and Remove wait for other calls and hooks of their pod.
-        on_unreadable: Whether a request that cannot be parsed is forwarded as it came or refused.
+        on_unparsable: Whether a request that cannot be parsed is forwarded as it came or refused.
         on_failure: Whether a call is forwarded as it came or refused if the proxy itself fails: policies that
             are not loaded in time, an error in its own code.
         max_message_bytes: Longest request, decompressed.
@@ -53,7 +53,7 @@ class CallSettings:
 
     budget_s: float
     end_wait_s: float = 1.0
-    on_unreadable: FailurePolicy = FailurePolicy.IGNORE
+    on_unparsable: FailurePolicy = FailurePolicy.IGNORE
     on_failure: FailurePolicy = FailurePolicy.IGNORE
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
 
@@ -62,7 +62,7 @@ class CallSettings:
         hooks = settings.hooks
         return cls(
             budget_s=hooks.budget_s,
-            on_unreadable=FailurePolicy.FAIL if hooks.on_unparsable == "refuse" else FailurePolicy.IGNORE,
+            on_unparsable=FailurePolicy.FAIL if hooks.on_unparsable == "refuse" else FailurePolicy.IGNORE,
             on_failure=FailurePolicy.FAIL if hooks.on_failure == "refuse" else FailurePolicy.IGNORE,
             max_message_bytes=settings.proxy.max_message_bytes,
         )

@@ -236,6 +236,7 @@ def edit_resources(
     """
     scalars = scalar_edits(change, in_force, sent, update=update)
     for cri_field, value in scalars.items():
+        # Such as `cpu_quota`: `fields/declared.py`.
         setattr(message, cri_field, value)
     if not change.unified:
         return bool(scalars)

@@ -122,7 +122,7 @@ class UpdateContainerResources(ContainerCall):
         if expected is None:
             return False
         is_changed = self._put_back(expected) if expected.owners else False
-        return self._fit() or is_changed
+        return self._fit_to_bounds() or is_changed
 
     def _put_back(self, expected: ContainerRecord) -> bool:
         self._released, change = put_back(expected, self._sent, self._decided)
@@ -132,7 +132,7 @@ class UpdateContainerResources(ContainerCall):
         self._forwarded = _given(self._request.linux)
         return changed
 
-    def _fit(self) -> bool:
+    def _fit_to_bounds(self) -> bool:
         """Changes what bounds of the pod's cgroup and above do not allow; returns whether anything was.
 
         The runtime writes all that its specification holds again, not only what the update carries.

@@ -59,7 +59,7 @@ async def test_what_cannot_be_read_is_forwarded_as_it_came(
 @pytest.mark.conformance(11, 33)
 @pytest.mark.parametrize(("frame", "encoding"), UNREADABLE)
 async def test_what_cannot_be_read_is_refused_if_so_configured(frame: bytes, encoding: str) -> None:
-    async with surroundings(CallSettings(budget_s=2.0, on_unreadable=FailurePolicy.FAIL)) as desk:
+    async with surroundings(CallSettings(budget_s=2.0, on_unparsable=FailurePolicy.FAIL)) as desk:
         await desk.load()
         call = desk.call("StopContainer", frame, encoding=encoding)
         await call.reply.done()

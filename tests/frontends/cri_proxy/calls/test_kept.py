@@ -53,16 +53,16 @@ async def test_as_much_as_the_api_server_allows_is_kept() -> None:
         pytest.param(run_request({}, cgroup_parent="/" + "x" * MAX_KEPT_BYTES), id="cgroup-parent"),
     ],
 )
-@pytest.mark.parametrize("on_unreadable", FailurePolicy)
+@pytest.mark.parametrize("on_unparsable", FailurePolicy)
 async def test_more_counts_as_a_request_that_cannot_be_read(
-    request_: api_pb2.RunPodSandboxRequest, on_unreadable: FailurePolicy
+    request_: api_pb2.RunPodSandboxRequest, on_unparsable: FailurePolicy
 ) -> None:
-    desk = Surroundings(CallSettings(budget_s=30.0, on_unreadable=on_unreadable))
+    desk = Surroundings(CallSettings(budget_s=30.0, on_unparsable=on_unparsable))
     await desk.load(policy("p", pod=PodChange(labels={"a": "b"})))
     call = desk.call("RunPodSandbox", request_)
     await call.reply.done()
     assert desk.core.problems.counts["RunPodSandbox", "unreadable"] == 1
-    if on_unreadable is FailurePolicy.FAIL:
+    if on_unparsable is FailurePolicy.FAIL:
         assert [code for code, _ in call.reply.refused] == [StatusCode.INVALID_ARGUMENT]
     else:
         assert call.reply.forwarded == [None]
@@ -74,18 +74,18 @@ async def test_more_counts_as_a_request_that_cannot_be_read(
 
 
 @pytest.mark.parametrize("size_bytes", [20_000, 100_000])
-@pytest.mark.parametrize("on_unreadable", FailurePolicy)
+@pytest.mark.parametrize("on_unparsable", FailurePolicy)
 async def test_a_pod_for_which_the_records_have_no_room_counts_so_too(
-    size_bytes: int, on_unreadable: FailurePolicy
+    size_bytes: int, on_unparsable: FailurePolicy
 ) -> None:
-    desk = Surroundings(CallSettings(budget_s=30.0, on_unreadable=on_unreadable))
+    desk = Surroundings(CallSettings(budget_s=30.0, on_unparsable=on_unparsable))
     await desk.load(policy("p", pod=PodChange(labels={"a": "b"})))
     desk.store.max_bytes = 8 * size_bytes
     call = desk.call("RunPodSandbox", run_request({"koordinator.sh/large": "x" * size_bytes}))
     await call.reply.done()
     assert desk.core.problems.counts["RunPodSandbox", "unreadable"] == 1
     assert desk.failures.causes == ["TooMuchToKeepError"]
-    if on_unreadable is FailurePolicy.FAIL:
+    if on_unparsable is FailurePolicy.FAIL:
         assert [code for code, _ in call.reply.refused] == [StatusCode.INVALID_ARGUMENT]
     else:
         assert call.reply.forwarded == [None]
