@@ -1,4 +1,4 @@
-"""The READMEs of packages name only modules and functions that are there."""
+"""The READMEs of packages, and CONTRIBUTING.md, name only modules and functions that are there."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-READMES = sorted((ROOT / "runtimeproxy").rglob("README.md"))
+READMES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "runtimeproxy").rglob("README.md"))]
 MAP = ROOT / "runtimeproxy" / "README.md"
 
 every_readme = pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))

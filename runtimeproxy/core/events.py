@@ -4,35 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
+from runtimeproxy.core.questions import NO_WORK, not_stopped, owners_with_fitted, waits_for_cgroup
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import NO_ORIGIN, Origin, Subject, kind_of_write
 from runtimeproxy.hooks.changes import PodChange
 from runtimeproxy.hooks.claimants import Claimant, Owners, labels_of
-from runtimeproxy.hooks.fields import CGROUP, Field, FieldUpdate, plain_cgroup_values
+from runtimeproxy.hooks.fields import CGROUP, NO_FIELDS, Field, FieldUpdate, plain_cgroup_values
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger.answers import (
     by_parameter,
     claims_of,
+    requested_of_pod,
     target_of,
     target_of_view,
     wanted_of,
 )
 from runtimeproxy.ledger.books import Wanted, with_fitted_claims
 from runtimeproxy.ledger.upkeep import WORK_S
-from runtimeproxy.pods.record_views import recorded_container, recorded_pod
+from runtimeproxy.pods.record_views import is_resize, recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
-from runtimeproxy.pods.resources import NO_ENTRIES
+from runtimeproxy.pods.resources import NO_ENTRIES, bounded
+from runtimeproxy.pods.updates import merged_owners, slice_of, with_updates
 
 if TYPE_CHECKING:
-    from runtimeproxy.core.services import CgroupLedger, CoreServices
+    from runtimeproxy.core.questions import DecidedPod, DecidedValues
+    from runtimeproxy.core.services import CgroupLedger, CoreServices, Work
     from runtimeproxy.hooks.algebra import Resolved
     from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.hooks.views import Resources
+    from runtimeproxy.pods.updates import PendingUpdate
 
 _IS_THERE: Final = "the cgroup is there now"
 
@@ -55,28 +62,6 @@ class DueWrites(NamedTuple):
 
 
 # --- before ----------------------------------------------------------------------------------------------
-
-
-def waits_for_cgroup(decision: Decision, cgroup: str, *, is_deferred: bool) -> bool:
-    """Whether cgroup values of a decision cannot be written before the event: no cgroup, or not yet.
-
-    Args:
-        decision: On the pod or container.
-        cgroup: Of it; empty while it does not exist.
-        is_deferred: Whether they wait although it exists, as the event may fail.
-    """
-    return is_deferred or (not cgroup and isinstance(decision.merged.start, ContainerView))
-
-
-def pending_values(
-    decision: Decision | None, cgroup: str, *, is_deferred: bool = False
-) -> Mapping[str, int | str]:
-    """The cgroup values of a decision that are due after the event."""
-    if decision is None or decision.change is None or decision.unwritten:
-        return NO_ENTRIES
-    if cgroup and not is_deferred:
-        return NO_ENTRIES
-    return plain_cgroup_values(decision.change)
 
 
 def write_before(
@@ -109,7 +94,40 @@ async def write_decision(
     _audit_late_writes(core, subject, decision.owners, cgroup, written)
 
 
-# --- a container was created, started or updated -----------------------------------------------------------
+# --- a pod was created -------------------------------------------------------------------------------------
+
+
+def on_pod_created(
+    core: CoreServices,
+    record: PodRecord,
+    decided: DecidedPod,
+    evaluation: int,
+    origin: Origin = NO_ORIGIN,
+) -> Sequence[Work]:
+    """Records a sandbox; returns the work that is due now.
+
+    `evaluation`: `evaluator.rounds` before the policies were asked.
+    """
+    core.store.pods.put(record)
+    # The sandbox's scope was started in the pod's slice: systemd has set that again, as it sees it.
+    works = repair(core, slice_of(record))
+    due = due_at_creation(record, decided, evaluation)
+    if due is not None:
+        return (*works, partial(write_due, core, due, origin))
+    core.catch_up(record.id, evaluation)
+    return works
+
+
+def due_at_creation(record: PodRecord, decided: DecidedPod, evaluation: int) -> DueWrites | None:
+    """The cgroup values of a pod that were not written before it was created; see `DueWrites`."""
+    if decided.late is None or not record.cgroup_parent:
+        return None
+    wanted = decided.late._replace(target=target_of(record))
+    hook, make_view = Hook.PRE_RUN_POD_SANDBOX, partial(recorded_pod, record)
+    return DueWrites(record.cgroup_parent, {}, decided.owners, hook, make_view, wanted, evaluation)
+
+
+# --- a container was created or has started ----------------------------------------------------------------
 
 
 def wanted_of_container(
@@ -138,16 +156,16 @@ def wanted_of_container(
 
 def book_container(
     core: CoreServices,
-    pod: PodRecord,
+    pod: PodRecord | None,
     record: ContainerRecord,
-    fields: Mapping[Field, Resolved],
+    fields: Mapping[Field, Resolved] | None,
     fitted: Mapping[str, int | str] = NO_ENTRIES,
 ) -> None:
-    """Books what policies want of a container that was created."""
+    """Books what policies want of a container that was created; to be called once the answer has gone."""
     cgroup = core.inventory.cgroup_of(pod, record)
-    if not cgroup:
+    if pod is None or not cgroup:
         return
-    wanted = wanted_of_container(pod, record, cgroup, fields, fitted)
+    wanted = wanted_of_container(pod, record, cgroup, fields or NO_FIELDS, fitted)
     if wanted.claims:
         core.ledger.books.book(wanted)
 
@@ -179,6 +197,17 @@ def on_started(
     return due_at_start(
         core.inventory.cgroup_of(pod, running), values, {**record.owners, **owners}, running, pod
     )
+
+
+def on_container_started(
+    core: CoreServices, record: ContainerRecord, decided: DecidedValues, origin: Origin = NO_ORIGIN
+) -> Sequence[Work]:
+    """Records that a container runs, which policies were asked about; returns the work that is due now."""
+    due = on_started(core, record, decided.pending, decided.owners if decided.pending else NO_ENTRIES)
+    core.catch_up(record.pod_id, record.evaluation)
+    # The container's scope was started in the pod's slice: systemd has set that again, as it sees it.
+    works = repair(core, slice_of(core.store.pods.get(record.pod_id)))
+    return works if due is None else (*works, partial(write_due, core, due, origin))
 
 
 def due_at_start(
@@ -213,7 +242,152 @@ def take_due_writes(core: CoreServices) -> Iterator[DueWrites]:
             yield due_at_start(cgroup, record.pending_cgroup, record.owners, record, pod)
 
 
-# --- after -------------------------------------------------------------------------------------------------
+# --- a container or pod was updated ------------------------------------------------------------------------
+
+
+def updated_container(
+    record: ContainerRecord,
+    update: PendingUpdate,
+    decided: DecidedValues,
+    fitted: Mapping[str, int | str],
+    released: Collection[str],
+    annotations: Mapping[str, str],
+) -> ContainerRecord:
+    """The record after an update.
+
+    Args:
+        record: Before it.
+        update: What the runtime has taken.
+        decided: What policies decided on it.
+        fitted: The values that bounds above have changed, by cgroup parameter.
+        released: The fields that no policy sets any more.
+        annotations: Those of the update. Policies see them from now on, as with Koordinator's proxy.
+    """
+    if annotations:
+        # Many updates, each with others, would add up.
+        annotations = bounded({**record.annotations, **annotations})
+    owners, pending = owners_with_fitted(decided.owners, fitted), record.pending_cgroup
+    if record.state is Lifecycle.CREATED:
+        pending = {**pending, **decided.pending}
+    return replace(
+        with_updates(record, (update,)),
+        owners=merged_owners(record.owners, update.sent, owners, released),
+        annotations=annotations or record.annotations,
+        recovered=record.recovered and not is_resize(update.sent),
+        pending_cgroup=pending,
+    )
+
+
+def on_container_updated(
+    core: CoreServices,
+    record: ContainerRecord,
+    sent: Resources,
+    decided: DecidedValues,
+    fitted: Mapping[str, int | str],
+    evaluation: int,
+    origin: Origin = NO_ORIGIN,
+) -> Sequence[Work]:
+    """Records an update; returns the work that is due now.
+
+    Args:
+        core: What acts on events.
+        record: As it is now; see `updated_container`.
+        sent: From the kubelet.
+        decided: What policies decided on the update.
+        fitted: The values that bounds above have changed, by cgroup parameter.
+        evaluation: `evaluator.rounds` before the policies were asked.
+        origin: The event.
+    """
+    core.store.containers.put(record)
+    pod = core.store.pods.get(record.pod_id)
+    if pod is None:
+        return NO_WORK
+    if is_resize(sent):
+        _note_requests(core, pod)
+    if record.state is Lifecycle.CREATED and decided.fields is not None:
+        asyncio.get_running_loop().call_soon(book_container, core, pod, record, decided.fields, fitted)
+    if record.state in (Lifecycle.CREATED, Lifecycle.STOPPED):
+        return NO_WORK
+    due = due_of_container(core, pod, record, decided, fitted, evaluation)
+    return NO_WORK if due is None else (partial(write_due, core, due, origin),)
+
+
+def on_pod_updated(
+    core: CoreServices,
+    record: PodRecord,
+    decided: DecidedValues,
+    evaluation: int,
+    origin: Origin = NO_ORIGIN,
+) -> Sequence[Work]:
+    """The same of a pod."""
+    core.store.pods.put(record)
+    due = due_of_pod(core, record, decided, evaluation)
+    return NO_WORK if due is None else (partial(write_due, core, due, origin),)
+
+
+def due_of_container(
+    core: CoreServices,
+    pod: PodRecord,
+    record: ContainerRecord,
+    decided: DecidedValues,
+    fitted: Mapping[str, int | str],
+    evaluation: int,
+) -> DueWrites | None:
+    """The writes after an update of a container that runs; None if its files stay as they are."""
+    cgroup, fields = core.inventory.cgroup_of(pod, record), decided.fields
+    if fields is None or not cgroup:
+        return None
+    if not (fields or fitted or core.ledger.books.is_managed(cgroup)):
+        return None
+    wanted = wanted_of_container(pod, record, cgroup, fields, fitted, decided.silent)
+    hook = Hook.PRE_UPDATE_CONTAINER_RESOURCES
+    make_view = partial(recorded_container, record, recorded_pod(pod))
+    return DueWrites(cgroup, decided.pending, decided.owners, hook, make_view, wanted, evaluation)
+
+
+def due_of_pod(
+    core: CoreServices, record: PodRecord, decided: DecidedValues, evaluation: int
+) -> DueWrites | None:
+    """The writes after an update of a pod; None if its files stay as they are."""
+    cgroup, fields = record.cgroup_parent, decided.fields
+    if fields is None or not cgroup:
+        return None
+    if not (fields or core.ledger.books.is_managed(cgroup)):
+        return None
+    claims = claims_of(fields, is_container=False, is_base_known=not record.recovered)
+    wanted = Wanted(target_of(record), claims, unanswered=decided.silent)
+    hook, make_view = Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, partial(recorded_pod, record)
+    return DueWrites(cgroup, decided.pending, decided.owners, hook, make_view, wanted, evaluation)
+
+
+def repair(core: CoreServices, cgroup: str) -> Sequence[Work]:
+    """Writes values of policies again that another program may have replaced, if there are any."""
+    if not cgroup or not core.ledger.books.is_managed(cgroup):
+        return NO_WORK
+    return (core.in_executor(core.ledger.repair, cgroup),)
+
+
+def resized(core: CoreServices, cgroup: str, written: Mapping[str, int | str] = NO_ENTRIES) -> Sequence[Work]:
+    """The same after the kubelet has resized a pod in its cgroup.
+
+    Source: kubelet 1.33, in-place resize.
+
+    `cgroup`: the pod's; empty if it is not known. `written`: what the kubelet has written there, by cgroup
+    parameter, as far as the event says it.
+    """
+    if not cgroup or not core.ledger.books.is_managed(cgroup):
+        return NO_WORK
+    return (core.in_executor(core.ledger.on_resized, cgroup, written),)
+
+
+def _note_requests(core: CoreServices, pod: PodRecord) -> None:
+    """Notes a resized pod's new sums; the kubelet writes them after the event if they are lower."""
+    if core.ledger.books.is_managed(pod.cgroup_parent):
+        members = core.store.containers.members(pod.id)
+        core.ledger.books.note_requests(pod.cgroup_parent, requested_of_pod(not_stopped(members)))
+
+
+# --- writes that have waited -------------------------------------------------------------------------------
 
 
 async def write_due(core: CoreServices, due: DueWrites, origin: Origin = NO_ORIGIN) -> None:

@@ -1,44 +1,42 @@
-"""What a front end asks the policies, keeps of their decisions, and has to do before and after an event."""
+"""What a front end asks the policies, what it keeps of their decisions, and its work before an event."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from runtimeproxy.core.events import DueWrites, book_container, pending_values, wanted_of_container
-from runtimeproxy.hooks import CgroupChange, Hook, PodChange, PodView
+from runtimeproxy.hooks import CgroupChange, ContainerView, Hook, PodChange, PodView
 from runtimeproxy.hooks.audit import NO_ORIGIN
 from runtimeproxy.hooks.fields import NO_FIELDS, plain_cgroup_values
-from runtimeproxy.ledger.answers import by_parameter, claims_of, requested_of_pod, target_of, wanted_of
+from runtimeproxy.ledger.answers import by_parameter, wanted_of
 from runtimeproxy.ledger.books import TREE, Wanted
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.record_views import (
     container_in_force,
-    is_resize,
     recorded_container,
     recorded_pod,
     recorded_summary,
 )
 from runtimeproxy.pods.records import Level, Lifecycle
-from runtimeproxy.pods.resources import NO_ENTRIES, bounded
+from runtimeproxy.pods.resources import NO_ENTRIES, overlay
 from runtimeproxy.pods.updates import (
     PendingUpdate,
     fitted_owners,
-    merged_owners,
     quotas_after_update,
-    with_updates,
+    released_change,
+    released_fields,
 )
 
 if TYPE_CHECKING:
     from runtimeproxy.core.services import CgroupLedger, CoreServices, EventProblems, Work
-    from runtimeproxy.hooks import ContainerView, Resources
+    from runtimeproxy.hooks import Resources
     from runtimeproxy.hooks.algebra import Resolved
     from runtimeproxy.hooks.audit import Origin
     from runtimeproxy.hooks.chain import Chain
-    from runtimeproxy.hooks.changes import Change
+    from runtimeproxy.hooks.changes import Change, ResourceChange
     from runtimeproxy.hooks.claimants import Owners
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.fields import Field, View
@@ -80,6 +78,13 @@ class Question:
     is_deferred: bool = False
     edit: Callable[[Change], bool] = no_edit
     on_decided: Callable[[Decision | None], None] = _ignore
+
+    def has_writes(self, decision: Decision) -> bool:
+        """Whether a decision's cgroup values are written when it is applied, in a worker thread then."""
+        change = decision.change
+        if not (isinstance(change, CgroupChange) and change.cgroup):
+            return False
+        return not waits_for_cgroup(decision, self.cgroup, is_deferred=self.is_deferred)
 
 
 def container_question(
@@ -124,6 +129,28 @@ async def decide(
 # --- what is kept of a decision until the runtime has answered ---------------------------------------------
 
 
+def waits_for_cgroup(decision: Decision, cgroup: str, *, is_deferred: bool) -> bool:
+    """Whether cgroup values of a decision cannot be written before the event: no cgroup, or not yet.
+
+    Args:
+        decision: On the pod or container.
+        cgroup: Of it; empty while it does not exist.
+        is_deferred: Whether they wait although it exists, as the event may fail.
+    """
+    return is_deferred or (not cgroup and isinstance(decision.merged.start, ContainerView))
+
+
+def pending_values(
+    decision: Decision | None, cgroup: str, *, is_deferred: bool = False
+) -> Mapping[str, int | str]:
+    """The cgroup values of a decision that are due after the event."""
+    if decision is None or decision.change is None or decision.unwritten:
+        return NO_ENTRIES
+    if cgroup and not is_deferred:
+        return NO_ENTRIES
+    return plain_cgroup_values(decision.change)
+
+
 class DecidedValues(NamedTuple):
     """The part of a decision that records and cgroups get once the runtime has answered."""
 
@@ -146,6 +173,21 @@ def decided_values(decision: Decision, cgroup: str = "", *, is_deferred: bool = 
     pending = pending_values(decision, cgroup, is_deferred=is_deferred) if has_values else NO_ENTRIES
     fields = None if decision.unwritten else decision.merged.fields
     return DecidedValues(decision.owners, pending, fields, decision.without_answer)
+
+
+def put_back(
+    expected: ContainerRecord, sent: Resources, decided: DecidedValues
+) -> tuple[Collection[str], ResourceChange]:
+    """The fields that an update gives back, as no policy wants them any more, and the change that does it.
+
+    Args:
+        expected: The record when the runtime has answered earlier updates.
+        sent: From the kubelet.
+        decided: On the update.
+    """
+    requested = overlay(expected.requested, sent)
+    released = released_fields(expected, requested, decided.owners, decided.silent)
+    return released, released_change(released, requested)
 
 
 def values_within_bounds(
@@ -181,87 +223,7 @@ def decided_pod(decision: Decision) -> DecidedPod:
     return DecidedPod(change, decision.owners, wanted if wanted.claims and is_late else None)
 
 
-def due_at_creation(record: PodRecord, decided: DecidedPod, evaluation: int) -> DueWrites | None:
-    """The cgroup values of a pod that were not written before it was created; see `DueWrites`."""
-    if decided.late is None or not record.cgroup_parent:
-        return None
-    wanted = decided.late._replace(target=target_of(record))
-    hook, make_view = Hook.PRE_RUN_POD_SANDBOX, partial(recorded_pod, record)
-    return DueWrites(record.cgroup_parent, {}, decided.owners, hook, make_view, wanted, evaluation)
-
-
-# --- updates -----------------------------------------------------------------------------------------------
-
-
-def updated_container(
-    record: ContainerRecord,
-    update: PendingUpdate,
-    decided: DecidedValues,
-    fitted: Mapping[str, int | str],
-    released: Collection[str],
-    annotations: Mapping[str, str],
-) -> ContainerRecord:
-    """The record after an update.
-
-    Args:
-        record: Before it.
-        update: What the runtime has taken.
-        decided: What policies decided on it.
-        fitted: The values that bounds above have changed, by cgroup parameter.
-        released: The fields that no policy sets any more.
-        annotations: Those of the update. Policies see them from now on, as with Koordinator's proxy.
-    """
-    if annotations:
-        # Many updates, each with others, would add up.
-        annotations = bounded({**record.annotations, **annotations})
-    owners, pending = owners_with_fitted(decided.owners, fitted), record.pending_cgroup
-    if record.state is Lifecycle.CREATED:
-        pending = {**pending, **decided.pending}
-    return replace(
-        with_updates(record, (update,)),
-        owners=merged_owners(record.owners, update.sent, owners, released),
-        annotations=annotations or record.annotations,
-        recovered=record.recovered and not is_resize(update.sent),
-        pending_cgroup=pending,
-    )
-
-
-def due_of_container(
-    core: CoreServices,
-    pod: PodRecord,
-    record: ContainerRecord,
-    decided: DecidedValues,
-    fitted: Mapping[str, int | str],
-    evaluation: int,
-) -> DueWrites | None:
-    """The writes after an update of a container that runs; None if its files stay as they are."""
-    cgroup, fields = core.inventory.cgroup_of(pod, record), decided.fields
-    if fields is None or not cgroup:
-        return None
-    if not (fields or fitted or core.ledger.books.is_managed(cgroup)):
-        return None
-    wanted = wanted_of_container(pod, record, cgroup, fields, fitted, decided.silent)
-    hook = Hook.PRE_UPDATE_CONTAINER_RESOURCES
-    make_view = partial(recorded_container, record, recorded_pod(pod))
-    return DueWrites(cgroup, decided.pending, decided.owners, hook, make_view, wanted, evaluation)
-
-
-def due_of_pod(
-    core: CoreServices, record: PodRecord, decided: DecidedValues, evaluation: int
-) -> DueWrites | None:
-    """The writes after an update of a pod; None if its files stay as they are."""
-    cgroup, fields = record.cgroup_parent, decided.fields
-    if fields is None or not cgroup:
-        return None
-    if not (fields or core.ledger.books.is_managed(cgroup)):
-        return None
-    claims = claims_of(fields, is_container=False, is_base_known=not record.recovered)
-    wanted = Wanted(target_of(record), claims, unanswered=decided.silent)
-    hook, make_view = Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, partial(recorded_pod, record)
-    return DueWrites(cgroup, decided.pending, decided.owners, hook, make_view, wanted, evaluation)
-
-
-# --- work before and after an event ------------------------------------------------------------------------
+# --- work before an event ----------------------------------------------------------------------------------
 
 
 def make_room(
@@ -311,7 +273,7 @@ def lower_bursts(
     if not is_managed and not has_pending:
         return NO_WORK
     members = core.store.containers.members(record.pod_id)
-    others = [each.requested for each in _running(members) if each.id != record.id]
+    others = [each.requested for each in not_stopped(members) if each.id != record.id]
     quotas_us = quotas_after_update(
         cgroup, pod.cgroup_parent, update.sent.cpu_quota_us, update.forwarded.cpu_quota_us, others
     )
@@ -323,44 +285,5 @@ def _lower_bursts(ledger: CgroupLedger, quotas_us: Mapping[str, int]) -> None:
         ledger.before_update(cgroup, quota_us)
 
 
-def repair(core: CoreServices, cgroup: str) -> Sequence[Work]:
-    """Writes values of policies again that another program may have replaced, if there are any."""
-    if not cgroup or not core.ledger.books.is_managed(cgroup):
-        return NO_WORK
-    return (core.in_executor(core.ledger.repair, cgroup),)
-
-
-def resized(core: CoreServices, cgroup: str, written: Mapping[str, int | str] = NO_ENTRIES) -> Sequence[Work]:
-    """The same after the kubelet has resized a pod in its cgroup.
-
-    Source: kubelet 1.33, in-place resize.
-
-    `cgroup`: the pod's; empty if it is not known. `written`: what the kubelet has written there, by cgroup
-    parameter, as far as the event says it.
-    """
-    if not cgroup or not core.ledger.books.is_managed(cgroup):
-        return NO_WORK
-    return (core.in_executor(core.ledger.on_resized, cgroup, written),)
-
-
-def note_requests(core: CoreServices, pod: PodRecord) -> None:
-    """Notes a resized pod's new sums; the kubelet writes them after the event if they are lower."""
-    if core.ledger.books.is_managed(pod.cgroup_parent):
-        members = core.store.containers.members(pod.id)
-        core.ledger.books.note_requests(pod.cgroup_parent, requested_of_pod(_running(members)))
-
-
-def _running(containers: Collection[ContainerRecord]) -> list[ContainerRecord]:
+def not_stopped(containers: Collection[ContainerRecord]) -> list[ContainerRecord]:
     return [each for each in containers if each.state is not Lifecycle.STOPPED]
-
-
-def book_later(
-    core: CoreServices,
-    pod: PodRecord | None,
-    record: ContainerRecord,
-    fields: Mapping[Field, Resolved] | None,
-    fitted: Mapping[str, int | str] = NO_ENTRIES,
-) -> None:
-    # In the loop's next turn: the answer goes first.
-    if pod is not None and (fields or fitted):
-        asyncio.get_running_loop().call_soon(book_container, core, pod, record, fields or NO_FIELDS, fitted)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from runtimeproxy.cgroups.writer import WriteResult
     from runtimeproxy.core.policies import Spawn
-    from runtimeproxy.hooks import ContainerView, PodView
     from runtimeproxy.hooks.chain import Chain
+    from runtimeproxy.ledger.allocations import NodeAllocations
     from runtimeproxy.ledger.books import Wanted
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.records import Book
@@ -92,22 +92,6 @@ class PodEvaluator(Protocol):
         """Asks about one sandbox and its running containers, and writes what follows."""
 
 
-class CpuAllocations(Protocol):
-    """The CPUs that pods have for themselves. The coroutines may be cancelled."""
-
-    async def admit(self, pod: PodView) -> None:
-        """Allocates a pod's CPUs before its sandbox is created, and waits until other pods have left them."""
-
-    async def create(self, container: ContainerView) -> None:
-        """The same before one of its containers is created, if that has not been done."""
-
-    def settle(self, uid: str) -> None:
-        """The event that creates a pod's sandbox has ended; if it succeeded, the record follows at once."""
-
-    def release(self, uid: str) -> None:
-        """The pod's sandbox was not created."""
-
-
 @dataclass(slots=True)
 class EventProblems:
     """What has gone wrong with events.
@@ -150,7 +134,7 @@ class CoreServices:
     executor: Executor
     spawn: Spawn
     evaluator: PodEvaluator
-    allocations: CpuAllocations | None = None
+    allocations: NodeAllocations | None = None
     store: PodStore = field(init=False)
     pending_updates: dict[str, list[PendingUpdate]] = field(default_factory=dict)
     order: EventOrder = field(default_factory=EventOrder)

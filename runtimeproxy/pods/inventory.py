@@ -90,7 +90,7 @@ class Inventory:
     Attributes:
         store: See above.
         recovered: Set once the records are those of what runs.
-        source: Asks for them; None where they come by themselves.
+        source: Asks for them, by the runtime's lists in all modes; None in a replay.
         runtime_name: The runtime's own name; empty if that is not known.
         on_complete: Awaited, in turn, after each whole inventory; an error of one is logged.
     """
@@ -104,7 +104,11 @@ class Inventory:
         self._failures = FailureLog(output=logger)
 
     def synchronize(self, running: RunningPods) -> None:
-        """Makes the records those of all that runs; `complete` follows once they have their details."""
+        """Makes the records those of all that runs; `complete` follows once they have their details.
+
+        Records that are known stay as they are, but for a container that has started meanwhile; of new ones
+        `RunningPods` may have the details (`detailed`) or not.
+        """
         containers = self.store.containers
         _log_dropped(self.store.pods.merge(running.pods, running.pods_since))
         before = len(containers)

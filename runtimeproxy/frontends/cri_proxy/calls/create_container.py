@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,11 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.core.events import book_container
 from runtimeproxy.core.questions import (
     NO_WORK,
     NOTHING_DECIDED,
     Question,
-    book_later,
     decided_values,
     make_room,
     owners_with_fitted,
@@ -258,7 +259,10 @@ class CreateContainer(CriCall):
         record = make(id=identity, pod_id=self.pod_key, created_s=time.time())
         store.containers.put(record)
         draft, pod = self._draft, store.pods.get(self.pod_key)
-        book_later(self.core, pod, record, draft.decided.fields, draft.fitted)
+        if draft.decided.fields or draft.fitted:
+            # In the loop's next turn: the answer goes first.
+            call_soon = asyncio.get_running_loop().call_soon
+            call_soon(book_container, self.core, pod, record, draft.decided.fields, draft.fitted)
 
     def _unseen_pod(self) -> PodRecord:
         seen = PodDraft(self._request.sandbox_config, "").record(self._request.pod_sandbox_id)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from runtimeproxy.core.events import DueWrites, write_due
 from runtimeproxy.core.questions import NO_WORK, container_question
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import UnreadableMessageError
 from runtimeproxy.hooks.audit import NO_ORIGIN
@@ -189,9 +187,6 @@ class CriCall(ABC):
     def after(self) -> Sequence[Question]:
         """The questions after success."""
         return ()
-
-    def write_later(self, due: DueWrites) -> Work:
-        return partial(write_due, self.core, due, self.origin)
 
 
 class ContainerCall(CriCall):

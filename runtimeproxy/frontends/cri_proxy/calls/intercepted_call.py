@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from google.protobuf.message import DecodeError
 
 from cri_api.parsing import TooManyPartsError, parse
-from runtimeproxy.core.events import waits_for_cgroup, write_before
+from runtimeproxy.core.events import write_before
 from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError, StatusCode
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import check_room, kept_bytes
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import (
@@ -356,7 +356,7 @@ class InterceptedCall:
             self._on_decided,
             budget_s=max(0.0, self._until_s - asyncio.get_running_loop().time()),
             apply=self._apply,
-            has_writes=self._has_writes,
+            has_writes=question.has_writes,
             is_short=not call.is_long,
             origin=call.origin,
         )
@@ -385,12 +385,6 @@ class InterceptedCall:
         if not (isinstance(change, CgroupChange) and change.cgroup):
             return {}
         return write_before(self._core.ledger, decision, question.cgroup, is_deferred=question.is_deferred)
-
-    def _has_writes(self, decision: Decision) -> bool:
-        question, change = self._question, decision.change
-        if question is None or not (isinstance(change, CgroupChange) and change.cgroup):
-            return False
-        return not waits_for_cgroup(decision, question.cgroup, is_deferred=question.is_deferred)
 
     def _on_decided(self, decision: Decision) -> None:
         """A question is decided, and the decision is applied unless there was no thread for it."""

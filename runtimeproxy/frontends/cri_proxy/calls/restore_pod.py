@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.core.events import (
-    on_started,
-    pending_values,
-    write_decision,
-)
-from runtimeproxy.core.questions import Question, book_later
+from runtimeproxy.core.events import book_container, on_started, write_decision, write_due
+from runtimeproxy.core.questions import Question, pending_values
 from runtimeproxy.frontends.cri_proxy.calls.create_container import ContainerDraft
 from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import NewSandbox
 from runtimeproxy.hooks import Hook, PodView
@@ -93,15 +90,16 @@ class RestorePod(NewSandbox):
         """Records the pod and its containers, which run already."""
         answer = api_pb2.RestorePodResponse.FromString(response)
         works = list(self._remember(answer.pod_sandbox_id))
+        call_soon = asyncio.get_running_loop().call_soon
         for each in answer.restored_containers:
             record = self._container(each.name, each.container_id, answer.pod_sandbox_id)
             due = on_started(self.core, record)
             if due is not None:
-                works.append(self.write_later(due))
+                works.append(partial(write_due, self.core, due, self.origin))
             draft = self._containers.get(record.name)
             if draft is not None:
                 running = replace(record, pending_cgroup=NO_ENTRIES)
-                book_later(self.core, self._record, running, draft.decided.fields)
+                call_soon(book_container, self.core, self._record, running, draft.decided.fields)
             self._restored.append(record)
         return works
 

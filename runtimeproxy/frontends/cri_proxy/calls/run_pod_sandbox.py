@@ -8,13 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.core.events import on_pod_created
 from runtimeproxy.core.questions import (
     NO_WORK,
     NOTHING_DECIDED_ON_POD,
     Question,
     decided_pod,
-    due_at_creation,
-    repair,
     take_cpus,
 )
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import CriCall
@@ -22,7 +21,6 @@ from runtimeproxy.frontends.cri_proxy.calls.messages import edit_pod, requested_
 from runtimeproxy.hooks import Clear, Hook, PodChange
 from runtimeproxy.pods.records import NO_CHANGES, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, kept_annotations, read_resources
-from runtimeproxy.pods.updates import slice_of
 from runtimeproxy.slo.names import RESOURCE_STATUS
 
 if TYPE_CHECKING:
@@ -160,14 +158,7 @@ class NewSandbox(CriCall):
 
     def _remember(self, identity: str) -> Sequence[Work]:
         self._record = self._draft.record(identity)
-        self.core.store.pods.put(self._record)
-        # The sandbox's scope was started in the pod's slice: systemd has set that again, as it sees it.
-        works = repair(self.core, slice_of(self._record))
-        due = due_at_creation(self._record, self._draft.decided, self._evaluation)
-        if due is not None:
-            return (*works, self.write_later(due))
-        self.core.catch_up(identity, self._evaluation)
-        return works
+        return on_pod_created(self.core, self._record, self._draft.decided, self._evaluation, self.origin)
 
 
 class RunPodSandbox(NewSandbox):

@@ -7,14 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cri_api.runtime.v1 import api_pb2
-from runtimeproxy.core.events import on_started
-from runtimeproxy.core.questions import NOTHING_DECIDED, Question, decided_values, make_room, repair
+from runtimeproxy.core.events import on_container_started
+from runtimeproxy.core.questions import NOTHING_DECIDED, Question, decided_values, make_room
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import ContainerCall
 from runtimeproxy.hooks import Hook
 from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.resources import NO_ENTRIES
-from runtimeproxy.pods.updates import slice_of
 
 if TYPE_CHECKING:
     from runtimeproxy.core.services import Work
@@ -52,15 +51,10 @@ class StartContainer(ContainerCall):
         return by_parameter(self.record.booked) if self.record is not None else NO_ENTRIES
 
     def on_success(self, response: bytes) -> Sequence[Work]:
-        core, record, pod = self.core, self.record, self.pod
+        record = self.record
         if record is None:
             return ()
-        pending = self._decided.pending
-        due = on_started(core, record, pending, self._decided.owners if pending else NO_ENTRIES)
-        core.catch_up(record.pod_id, record.evaluation)
-        # The container's scope was started in the pod's slice: systemd has set that again, as it sees it.
-        works = repair(core, slice_of(pod))
-        return works if due is None else (*works, self.write_later(due))
+        return on_container_started(self.core, record, self._decided, self.origin)
 
     def after(self) -> Sequence[Question]:
         """The container's cgroup exists now."""

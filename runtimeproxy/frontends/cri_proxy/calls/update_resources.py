@@ -8,21 +8,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.core.events import (
+    on_container_updated,
+    on_pod_updated,
+    repair,
+    resized,
+    updated_container,
+)
 from runtimeproxy.core.questions import (
     NO_WORK,
     NOTHING_DECIDED,
     DecidedValues,
     Question,
-    book_later,
     decided_values,
-    due_of_container,
-    due_of_pod,
     lower_bursts,
-    note_requests,
     pod_question,
-    repair,
-    resized,
-    updated_container,
+    put_back,
     values_within_bounds,
 )
 from runtimeproxy.fields.tables import CRI_FIELDS, UPDATABLE
@@ -31,15 +32,12 @@ from runtimeproxy.frontends.cri_proxy.calls.messages import edit_entries, edit_r
 from runtimeproxy.hooks import ContainerChange, Hook, PodChange, Resources
 from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.pods.record_views import is_resize
-from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.pods.resources import NO_ENTRIES, kept_annotations, overlay, read_resources
 from runtimeproxy.pods.updates import (
     PendingUpdate,
     fitted_change,
     has_taken,
     merged_owners,
-    released_change,
-    released_fields,
     with_updates,
 )
 
@@ -127,13 +125,9 @@ class UpdateContainerResources(ContainerCall):
         return self._fit_to_bounds() or is_changed
 
     def _put_back(self, expected: ContainerRecord) -> bool:
-        requested = overlay(expected.requested, self._sent)
-        self._released = released = released_fields(
-            expected, requested, self._decided.owners, self._decided.silent
-        )
-        if not released:
+        self._released, change = put_back(expected, self._sent, self._decided)
+        if not self._released:
             return False
-        change = released_change(released, requested)
         changed = edit_resources(self._request.linux, change, self._sent, self._in_force, update=True)
         self._forwarded = _given(self._request.linux)
         return changed
@@ -188,22 +182,9 @@ class UpdateContainerResources(ContainerCall):
         before, updated = self._prepared or (None, record)
         # Another update may have ended meanwhile.
         updated = updated if before is record else self._updated(record)
-        self.core.store.containers.put(updated)
-        if self.pod is not None and is_resize(self._sent):
-            note_requests(self.core, self.pod)
-        return self._book(updated)
-
-    def _book(self, record: ContainerRecord) -> Sequence[Work]:
-        """Has the files compared with what policies want now, if they want or wanted anything."""
-        pod, decided = self.pod, self._decided
-        if pod is None or record.state is Lifecycle.STOPPED:
-            return NO_WORK
-        if record.state is Lifecycle.CREATED:
-            if decided.fields is not None:
-                book_later(self.core, pod, record, decided.fields, self._fitted)
-            return NO_WORK
-        due = due_of_container(self.core, pod, record, decided, self._fitted, self._evaluation)
-        return NO_WORK if due is None else (self.write_later(due),)
+        return on_container_updated(
+            self.core, updated, self._sent, self._decided, self._fitted, self._evaluation, self.origin
+        )
 
     def _updated(self, record: ContainerRecord) -> ContainerRecord:
         update = PendingUpdate(self._sent, self._forwarded)
@@ -292,9 +273,7 @@ class UpdatePodSandboxResources(PodCall):
         return True
 
     def _remember(self, updated: PodRecord) -> Sequence[Work]:
-        self.core.store.pods.put(updated)
-        due = due_of_pod(self.core, updated, self._decided, self._evaluation)
-        return NO_WORK if due is None else (self.write_later(due),)
+        return on_pod_updated(self.core, updated, self._decided, self._evaluation, self.origin)
 
     async def confirm(self) -> Sequence[Work] | None:
         """A status does not show it: the call counts as failed, and the kubelet repeats it."""

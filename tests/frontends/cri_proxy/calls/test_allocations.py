@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.frontends.cri_proxy.interception import Outcome
 from runtimeproxy.hooks import ContainerView, PodView
+from runtimeproxy.ledger.allocations import NodeAllocations
 from runtimeproxy.slo.names import RESOURCE_STATUS
 from runtimeproxy.testing.builders import pod_sandbox_config
 from tests.frontends.cri_proxy.calls.scripted import CONTAINER_ID, PATIENT, POD_ID, Surroundings, create
@@ -48,7 +50,8 @@ class Allocations:
 
 @pytest.fixture
 async def allocations(desk: Surroundings) -> Allocations:
-    desk.core.allocations = made = Allocations()
+    made = Allocations()
+    desk.core.allocations = cast("NodeAllocations", made)
     await desk.load()
     return made
 
@@ -99,7 +102,7 @@ async def test_a_pod_that_is_not_made_is_released(desk: Surroundings, allocation
 async def test_others_that_stay_cost_the_calls_time_and_no_more(allocations: Allocations) -> None:
     desk = Surroundings(replace(PATIENT, budget_s=0.01))
     try:
-        desk.core.allocations = allocations
+        desk.core.allocations = cast("NodeAllocations", allocations)
         await desk.load()
         call = desk.call("RunPodSandbox", run_request())
         await call.succeeded(api_pb2.RunPodSandboxResponse(pod_sandbox_id=POD_ID))
