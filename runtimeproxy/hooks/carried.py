@@ -1,0 +1,107 @@
+"""Which fields a front end carries in messages, and at which hook: one table for each front end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from runtimeproxy.fields.tables import RESOURCE_PARAMETERS
+from runtimeproxy.hooks.fields import (
+    ANNOTATIONS,
+    CGROUP,
+    CGROUP_PARENT,
+    DEVICES,
+    ENV,
+    GROUPS,
+    LABELS,
+    MOUNTS,
+    RESOURCES,
+    UNIFIED,
+    Field,
+)
+from runtimeproxy.hooks.policy import METHOD_HOOKS, Hook
+
+_CREATIONS: Final = (Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER)
+_BEFORE: Final = (*_CREATIONS, Hook.PRE_UPDATE_CONTAINER_RESOURCES, Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES)
+_OF_CONTAINERS: Final = frozenset(METHOD_HOOKS["container"])
+"""Where resources are values of the cgroup that the view is about; those of a sandbox are not its pod's."""
+
+
+class CarriedFields:
+    """The fields that a front end carries. Immutable.
+
+    What it does not carry at a hook, and a file holds, is written there. Of all else it carries a new value
+    with the next container or sandbox if it carries the field at a creation; what it never carries is left
+    out, with `reason`.
+
+    Args:
+        mode: The front end's, as in `daemon.mode`.
+        by_hook: Groups of fields, or single ones such as `resources.oom_score_adj`, in the message of each
+            hook at which this front end asks policies; none if that carries nothing.
+
+    Attributes:
+        reason: Why a field is never carried, for people.
+        counting: By hook, the groups of a change that count there.
+        partial: The hooks at which single fields of these groups are not carried; see `carries`.
+    """
+
+    def __init__(self, mode: str, by_hook: Mapping[Hook, Collection[str]]) -> None:
+        self.reason = f"it counts at the creation only, where the mode {mode} does not carry it"
+        self._by_hook = {hook: frozenset(names) for hook, names in by_hook.items()}
+        self.counting = dict(GROUPS)
+        partial: set[Hook] = set()
+        for hook in _BEFORE:
+            carried = self._by_hook.get(hook, frozenset()) | {CGROUP}
+            missing = GROUPS[hook] - carried
+            # An answer has all fields at each hook: what only creations carry is not left out of an update.
+            if missing and (hook in _CREATIONS or not missing.isdisjoint((RESOURCES, UNIFIED))):
+                partial.add(hook)
+            else:
+                self.counting[hook] = GROUPS[hook] & carried
+        self.partial = frozenset(partial)
+
+    def asks_at(self, hook: Hook) -> bool:
+        return hook in self._by_hook
+
+    def asks_about_creation(self, *, is_container: bool) -> bool:
+        """Whether policies are asked before one is created, so that it begins with their values."""
+        return self.asks_at(_CREATIONS[is_container])
+
+    def carries(self, hook: Hook, field: Field) -> bool:
+        """Whether a message carries a field; values of cgroups are no field of a message."""
+        names = self._by_hook.get(hook, frozenset())
+        return field.group in names or str(field) in names
+
+    def carries_at_creation(self, field: Field, *, is_container: bool) -> bool:
+        return self.carries(_CREATIONS[is_container], field)
+
+    def file_instead(self, hook: Hook, field: Field) -> str:
+        """The parameter of the container's cgroup that has a field which the message does not carry."""
+        if field.group != RESOURCES or hook not in _OF_CONTAINERS or self.carries(hook, field):
+            return ""
+        return RESOURCE_PARAMETERS.get(field.key, "")
+
+
+BY_CALLS: Final = CarriedFields(
+    "proxy",
+    {
+        Hook.PRE_RUN_POD_SANDBOX: {RESOURCES, UNIFIED, LABELS, ANNOTATIONS, CGROUP_PARENT},
+        Hook.PRE_CREATE_CONTAINER: {
+            RESOURCES,
+            UNIFIED,
+            ANNOTATIONS,
+            ENV,
+            MOUNTS,
+            DEVICES,
+            CGROUP_PARENT,
+        },
+        Hook.PRE_START_CONTAINER: (),
+        Hook.POST_START_CONTAINER: (),
+        Hook.PRE_UPDATE_CONTAINER_RESOURCES: {RESOURCES, UNIFIED, ANNOTATIONS},
+        Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: {RESOURCES, UNIFIED},
+        Hook.POST_STOP_CONTAINER: (),
+        Hook.POST_STOP_POD_SANDBOX: (),
+        Hook.POST_REMOVE_CONTAINER: (),
+    },
+)
+"""Of the proxy, and of recorded calls: what the CRI's calls carry, after which the hooks are named."""
