@@ -22,6 +22,7 @@ from runtimeproxy.hooks.fields import (
 from runtimeproxy.hooks.policy import METHOD_HOOKS, Hook
 
 _CREATIONS: Final = (Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER)
+_EVALUATIONS: Final = (Hook.EVALUATE_POD, Hook.EVALUATE_CONTAINER)
 _BEFORE: Final = (*_CREATIONS, Hook.PRE_UPDATE_CONTAINER_RESOURCES, Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES)
 _OF_CONTAINERS: Final = frozenset(METHOD_HOOKS["container"])
 """Where resources are values of the cgroup that the view is about; those of a sandbox are not its pod's."""
@@ -40,12 +41,14 @@ class CarriedFields:
             hook at which this front end asks policies; none if that carries nothing.
 
     Attributes:
+        mode: The front end's.
         reason: Why a field is never carried, for people.
         counting: By hook, the groups of a change that count there.
         partial: The hooks at which single fields of these groups are not carried; see `carries`.
     """
 
     def __init__(self, mode: str, by_hook: Mapping[Hook, Collection[str]]) -> None:
+        self.mode = mode
         self.reason = f"it counts at the creation only, where the mode {mode} does not carry it"
         self._by_hook = {hook: frozenset(names) for hook, names in by_hook.items()}
         self.counting = dict(GROUPS)
@@ -60,12 +63,18 @@ class CarriedFields:
                 self.counting[hook] = GROUPS[hook] & carried
         self.partial = frozenset(partial)
 
-    def asks_at(self, hook: Hook) -> bool:
-        return hook in self._by_hook
+    def asks_by(self, method: str) -> bool:
+        """Whether this method of policies is ever called."""
+        return any(hook in self._by_hook or hook.startswith("evaluate_") for hook in METHOD_HOOKS[method])
 
     def asks_about_creation(self, *, is_container: bool) -> bool:
         """Whether policies are asked before one is created, so that it begins with their values."""
-        return self.asks_at(_CREATIONS[is_container])
+        return _CREATIONS[is_container] in self._by_hook
+
+    def first_hook(self, *, is_container: bool) -> Hook:
+        """Where policies are asked first about something new."""
+        is_before = self.asks_about_creation(is_container=is_container)
+        return (_CREATIONS if is_before else _EVALUATIONS)[is_container]
 
     def carries(self, hook: Hook, field: Field) -> bool:
         """Whether a message carries a field; values of cgroups are no field of a message."""

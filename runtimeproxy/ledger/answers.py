@@ -99,7 +99,7 @@ def claims_of(
     """
     claims: dict[str, tuple[Claim, ...]] = {}
     for field, each in fields.items():
-        name = _parameter(field, is_container=is_container)
+        name = cgroup_parameter(field, is_container=is_container)
         found = each.claims if is_base_known else _without_amounts(each.claims)
         if name and found:
             claims[name] = claims.get(name, ()) + found
@@ -113,7 +113,7 @@ def _without_amounts(claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
     return tuple(claim for claim in claims if claim.role is Role.AT_MOST)
 
 
-def _parameter(field: Field, *, is_container: bool) -> str:
+def cgroup_parameter(field: Field, *, is_container: bool) -> str:
     """The cgroup parameter of a field; empty if it is none, or none of this cgroup."""
     if field.group == CGROUP:
         return field.key
@@ -157,7 +157,7 @@ def at_next_start(
     is_container = isinstance(record, ContainerRecord)
     what = "container" if is_container else "sandbox"
     for field, each in decision.merged.fields.items():
-        if _parameter(field, is_container=is_container) or each.value is None:
+        if cgroup_parameter(field, is_container=is_container) or each.value is None:
             continue
         if not _has(record, field, each.value):
             claims = each.claims or tuple(Claim(owner, Role.SET, None) for owner in each.owners)
@@ -178,7 +178,7 @@ def without_cgroup(decision: Decision, record: PodRecord | ContainerRecord) -> d
     return {
         name: Withheld(each.claims, UnappliedCause.CGROUP_UNKNOWN, CGROUP_UNKNOWN)
         for field, each in decision.merged.fields.items()
-        if (name := _parameter(field, is_container=is_container))
+        if (name := cgroup_parameter(field, is_container=is_container))
         and each.claims
         and (field.group == CGROUP or not _has(record, field, each.value))
     }
