@@ -19,11 +19,12 @@ from runtimeproxy.hooks.fields import (
     UNIFIED,
     Field,
 )
-from runtimeproxy.hooks.policy import METHOD_HOOKS, Hook
+from runtimeproxy.hooks.policy import HOOKS_BEFORE, METHOD_HOOKS, Hook
 
 _CREATIONS: Final = (Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER)
 _EVALUATIONS: Final = (Hook.EVALUATE_POD, Hook.EVALUATE_CONTAINER)
-_BEFORE: Final = (*_CREATIONS, Hook.PRE_UPDATE_CONTAINER_RESOURCES, Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES)
+_UPDATES: Final = (Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, Hook.PRE_UPDATE_CONTAINER_RESOURCES)
+_OF_CALLS: Final = tuple(hook for hook in Hook if not hook.startswith("evaluate_"))
 _OF_CONTAINERS: Final = frozenset(METHOD_HOOKS["container"])
 """Where resources are values of the cgroup that the view is about; those of a sandbox are not its pod's."""
 
@@ -53,11 +54,12 @@ class CarriedFields:
         self._by_hook = {hook: frozenset(names) for hook, names in by_hook.items()}
         self.counting = dict(GROUPS)
         partial: set[Hook] = set()
-        for hook in _BEFORE:
+        for hook in HOOKS_BEFORE:
             carried = self._by_hook.get(hook, frozenset()) | {CGROUP}
             missing = GROUPS[hook] - carried
             # An answer has all fields at each hook: what only creations carry is not left out of an update.
-            if missing and (hook in _CREATIONS or not missing.isdisjoint((RESOURCES, UNIFIED))):
+            lacks_resources = hook in _UPDATES and not missing.isdisjoint((RESOURCES, UNIFIED))
+            if lacks_resources or (hook in _CREATIONS and missing):
                 partial.add(hook)
             else:
                 self.counting[hook] = GROUPS[hook] & carried
@@ -65,7 +67,7 @@ class CarriedFields:
 
     def asks_by(self, method: str) -> bool:
         """Whether this method of policies is ever called."""
-        return any(hook in self._by_hook or hook.startswith("evaluate_") for hook in METHOD_HOOKS[method])
+        return any(hook in self._by_hook or hook not in _OF_CALLS for hook in METHOD_HOOKS[method])
 
     def asks_about_creation(self, *, is_container: bool) -> bool:
         """Whether policies are asked before one is created, so that it begins with their values."""
@@ -94,6 +96,7 @@ class CarriedFields:
 BY_CALLS: Final = CarriedFields(
     "proxy",
     {
+        **dict.fromkeys(_OF_CALLS, ()),
         Hook.PRE_RUN_POD_SANDBOX: {RESOURCES, UNIFIED, LABELS, ANNOTATIONS, CGROUP_PARENT},
         Hook.PRE_CREATE_CONTAINER: {
             RESOURCES,
@@ -104,13 +107,8 @@ BY_CALLS: Final = CarriedFields(
             DEVICES,
             CGROUP_PARENT,
         },
-        Hook.PRE_START_CONTAINER: (),
-        Hook.POST_START_CONTAINER: (),
         Hook.PRE_UPDATE_CONTAINER_RESOURCES: {RESOURCES, UNIFIED, ANNOTATIONS},
         Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: {RESOURCES, UNIFIED},
-        Hook.POST_STOP_CONTAINER: (),
-        Hook.POST_STOP_POD_SANDBOX: (),
-        Hook.POST_REMOVE_CONTAINER: (),
     },
 )
 """Of the proxy, and of recorded calls: what the CRI's calls carry, after which the hooks are named."""

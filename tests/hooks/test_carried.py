@@ -98,6 +98,12 @@ def test_resources_of_a_sandbox_are_no_values_of_its_pods_cgroup() -> None:
     assert {each.field for each in found.left_out} == {"resources.cpu_shares", "labels[a]"}
 
 
+def test_values_of_cgroups_count_wherever_policies_answer() -> None:
+    standalone = carried_in("standalone")
+    assert all("cgroup" in standalone.counting[each] for each in Hook if each is not Hook.EVALUATE_NODE)
+    assert BY_CALLS.counting[Hook.PRE_START_CONTAINER] == {"cgroup"}
+
+
 @pytest.mark.parametrize("hook", [Hook.EVALUATE_CONTAINER, Hook.EVALUATE_POD])
 def test_what_runs_is_evaluated_alike(hook: Hook) -> None:
     """What it lacks then is reported by `ledger/answers.py`."""
