@@ -153,7 +153,7 @@ def test_list_policies_says_what_the_mode_never_calls(tmp_path: Path) -> None:
     text += "    def pod(self, pod, node): ...\n    def on_started(self, container, node): ...\n"
     (folder / "late.py").write_text(text)
     (folder / "late.py").chmod(0o644)
-    for mode in ("", " (never called in the mode standalone)"):
+    for mode in ("", " (never called in mode standalone)"):
         arguments = ("--config", path) if mode else ()
         done = run("list-policies", "--policies-dir", str(folder), *arguments)
         (row,) = (line for line in done.stdout.splitlines() if line.startswith("late "))

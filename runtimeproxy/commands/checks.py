@@ -108,7 +108,7 @@ def list_policies(arguments: Namespace) -> int:
 
 def _policy_row(policy: Mapping[str, Any], carried: CarriedFields) -> tuple[str, ...]:
     columns = (str(policy[key]) for key in ("name", "priority", "mode", "failurePolicy"))
-    never = f" (never called in the mode {carried.mode})"
+    never = f" (never called in mode {carried.mode})"
     methods = ", ".join(each if carried.asks_by(each) else each + never for each in policy["methods"])
     return *columns, methods, policy["description"], f"from {policy['origin']}"
 

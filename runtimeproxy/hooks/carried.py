@@ -50,7 +50,7 @@ class CarriedFields:
 
     def __init__(self, mode: str, by_hook: Mapping[Hook, Collection[str]]) -> None:
         self.mode = mode
-        self.reason = f"it counts at the creation only, where the mode {mode} does not carry it"
+        self.reason = f"it counts at the creation only, where mode {mode} does not carry it"
         self._by_hook = {hook: frozenset(names) for hook, names in by_hook.items()}
         self.counting = dict(GROUPS)
         partial: set[Hook] = set()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
@@ -22,16 +21,12 @@ from runtimeproxy.fields.tables import CRI_FIELDS
 from runtimeproxy.frontends.front_end import FrontEnd
 from runtimeproxy.hooks import ContainerChange, Hook
 from runtimeproxy.hooks.carried import CarriedFields
-from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.changes import Change
 from runtimeproxy.hooks.fields import RESOURCES
-from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.listener import listen
-from runtimeproxy.pods.inventory import Inventory
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod, recorded_summary
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
-from runtimeproxy.pods.store import PodStore
 
 BUDGET_S = 30.0
 WAIT_S = 60.0
@@ -51,7 +46,6 @@ class Synthetic(FrontEnd):
     serves_kubelet = False
     carried: ClassVar[frozenset[str]] = frozenset({RESOURCES})
     core: Core
-    _executor: Executor
     _loop: asyncio.AbstractEventLoop
 
     def __init__(self) -> None:
@@ -87,7 +81,7 @@ class Synthetic(FrontEnd):
     async def join(
         self, core: Core, client: GrpcRuntimeClient, settings: Settings, threads: ThreadPools, spawn: Spawn
     ) -> None:
-        self.core, self._executor = core, threads.background
+        self.core = core
         self._loop = asyncio.get_running_loop()
 
     def decide(self) -> None:
@@ -95,31 +89,6 @@ class Synthetic(FrontEnd):
 
     async def end(self) -> None:
         pass
-
-    # What the core asks of one that acts on events
-
-    @property
-    def chain(self) -> Chain:
-        return self.core.policies.chain
-
-    @property
-    def store(self) -> PodStore:
-        return self.core.store
-
-    @property
-    def ledger(self) -> Ledger:
-        return self.core.ledger
-
-    @property
-    def inventory(self) -> Inventory:
-        return self.core.inventory
-
-    @property
-    def executor(self) -> Executor:
-        return self._executor
-
-    def catch_up(self, pod_id: str, evaluation: int) -> None:
-        raise AssertionError("no evaluation has begun meanwhile")
 
     # The messages, from the test's thread
 
@@ -135,13 +104,13 @@ class Synthetic(FrontEnd):
         question = Question(
             Hook.PRE_RUN_POD_SANDBOX, summary, lambda: recorded_pod(draft), draft.cgroup_parent
         )
-        decision = await decide(self.chain, question, BUDGET_S)
+        decision = await decide(self.core.policies.chain, question, BUDGET_S)
         assert decision is not None
         self.changes.append(decision.change)
-        await write_decision(self, decision, draft.cgroup_parent)
+        await write_decision(self.core.services, decision, draft.cgroup_parent)
         identity = await asyncio.to_thread(run)
         record = replace(draft, id=identity, owners=decision.owners, created_s=time.time())
-        self.store.pods.put(record)
+        self.core.store.pods.put(record)
         return record
 
     def create(
@@ -155,7 +124,7 @@ class Synthetic(FrontEnd):
     ) -> ContainerRecord:
         view = recorded_container(draft, recorded_pod(pod))
         question = Question(Hook.PRE_CREATE_CONTAINER, recorded_summary(pod), lambda: view)
-        decision = await decide(self.chain, question, BUDGET_S)
+        decision = await decide(self.core.policies.chain, question, BUDGET_S)
         assert decision is not None
         self.changes.append(decision.change)
         decided, change = decided_values(decision), decision.change
@@ -164,8 +133,8 @@ class Synthetic(FrontEnd):
         booked = replace(draft.requested, **{name: each for name, each in values.items() if each is not None})
         draft = replace(draft, booked=booked, owners=decided.owners, pending_cgroup=decided.pending)
         record = replace(draft, id=await asyncio.to_thread(create, draft), created_s=time.time())
-        self.store.containers.put(record)
-        book_container(self, pod, record, decided.fields or {})
+        self.core.store.containers.put(record)
+        book_container(self.core.services, pod, record, decided.fields or {})
         return record
 
     def start(self, record: ContainerRecord) -> None:
@@ -173,9 +142,11 @@ class Synthetic(FrontEnd):
         self.wait_for(self._start(record))
 
     async def _start(self, record: ContainerRecord) -> None:
-        if (due := on_started(self, record)) is not None:
-            await write_due(self, due)
-        assert all(each.state is Lifecycle.RUNNING for each in self.store.containers.members(record.pod_id))
+        if (due := on_started(self.core.services, record)) is not None:
+            await write_due(self.core.services, due)
+        assert all(
+            each.state is Lifecycle.RUNNING for each in self.core.store.containers.members(record.pod_id)
+        )
 
     def evaluate(self, pod: PodRecord) -> None:
         """Has it evaluated as when a strategy has changed."""

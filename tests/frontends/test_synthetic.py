@@ -153,7 +153,7 @@ def test_only_what_it_carries_is_in_its_messages(scene_of: Callable[[type[Synthe
     ]
     left_out = scene.entries(AuditKind.LEFT_OUT, 3)
     assert left_out.keys() == {"pod labels[team]", "pod resources.cpu_shares", "main env[GIVEN]"}
-    assert all("the mode synthetic does not carry it" in each.reason for each in left_out.values())
+    assert all("mode synthetic does not carry it" in each.reason for each in left_out.values())
     changed = scene.entries(AuditKind.CHANGED, 3)
     assert changed.keys() == {
         "pod cgroup[cpu.cfs_quota_us]",
@@ -174,7 +174,7 @@ def test_what_it_never_carries_waits_for_no_other_sandbox(
     assert {name: (each.cause, each.is_problem) for name, each in unapplied.items()} == dict.fromkeys(
         names, ("not-in-mode", False)
     )
-    assert all("the mode synthetic" in each.reason for each in unapplied.values())
+    assert all("mode synthetic" in each.reason for each in unapplied.values())
     fields = scene.explained()
     by, ways = api_pb2.ExplainedField, {name: each.way for name, each in fields.items()}
     assert ways == {
@@ -183,7 +183,7 @@ def test_what_it_never_carries_waits_for_no_other_sandbox(
         "main cpu.shares": by.WAY_MESSAGE,
         "main memory.limit_in_bytes": by.WAY_MESSAGE,
     }
-    assert all("the mode synthetic" in fields[name].problem for name in names)
+    assert all("mode synthetic" in fields[name].problem for name in names)
     assert not scene.entries(AuditKind.CHANGED, 3).keys() & names
 
 
