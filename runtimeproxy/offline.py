@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtimeproxy.core.questions import decide
+from runtimeproxy.hooks.carried import BY_CALLS
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.settings import ChainRules
 from runtimeproxy.hooks.workers import SwitchInterval, Workers
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.questions import Question
     from runtimeproxy.hooks.audit import AuditSink
+    from runtimeproxy.hooks.carried import CarriedFields
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.loading import LoadResult
@@ -134,10 +136,15 @@ class OfflineChain:
     Args:
         policies: in any order.
         sink: receives the audit entries.
+        carried: what the front end carries; else that of calls.
     """
 
     def __init__(
-        self, policies: Iterable[LoadedPolicy], rules: ChainRules, sink: AuditSink | None = None
+        self,
+        policies: Iterable[LoadedPolicy],
+        rules: ChainRules,
+        sink: AuditSink | None = None,
+        carried: CarriedFields = BY_CALLS,
     ) -> None:
         self._budget_s = rules.budget_s
         self._workers = Workers(1, switch_interval=_UnchangedInterval())
@@ -148,6 +155,7 @@ class OfflineChain:
             rule=rules.conflicts,
             failures=FailureLog(output=_logger),
             skip_label=rules.skip_label,
+            carried=carried,
         )
 
     async def decide(self, question: Question) -> Decision | None:

@@ -145,6 +145,21 @@ def test_list_policies_shows_what_is_configured(tmp_path: Path) -> None:
     assert "    from policies.batch_resource:BatchResource" in done.stdout.splitlines()
 
 
+def test_list_policies_says_what_the_mode_never_calls(tmp_path: Path) -> None:
+    path = configured(tmp_path, "[daemon]\nmode = 'standalone'")
+    folder = tmp_path / "policies.d"
+    folder.mkdir()
+    text = "from runtimeproxy.hooks import Policy\nclass Late(Policy):\n    'Late.'\n    name = 'late'\n"
+    text += "    def pod(self, pod, node): ...\n    def on_started(self, container, node): ...\n"
+    (folder / "late.py").write_text(text)
+    (folder / "late.py").chmod(0o644)
+    for mode in ("", " (never called in mode standalone)"):
+        arguments = ("--config", path) if mode else ()
+        done = run("list-policies", "--policies-dir", str(folder), *arguments)
+        (row,) = (line for line in done.stdout.splitlines() if line.startswith("late "))
+        assert row.endswith(f"pod, on_started{mode}")
+
+
 def test_programs_get_json(tmp_path: Path) -> None:
     path = configured(tmp_path, "[policies.batch-resource]\npriority = 7\n[policies.nonsense]\n")
     done = run("list-policies", "--config", path, "--output", "json")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from runtimeproxy.errors import ConfigError
+    from runtimeproxy.hooks.carried import CarriedFields
     from runtimeproxy.hooks.policy import Policy
     from runtimeproxy.hooks.settings import PolicySettings
 
@@ -67,6 +68,7 @@ def check_slo(arguments: Namespace) -> int:
 
 def list_policies(arguments: Namespace) -> int:
     settings = load_settings(arguments)
+    from runtimeproxy.frontends.modes import carried_in
     from runtimeproxy.hooks.loading import is_enabled
     from runtimeproxy.hooks.settings import PolicySettings
 
@@ -91,7 +93,8 @@ def list_policies(arguments: Namespace) -> int:
         print_value({"policies": policies, "problems": problems}, arguments.output)
         return ExitCode.FAILED if result.problems else ExitCode.OK
     rows: list[tuple[str, ...]] = [("NAME", "PRIORITY", "MODE", "ON FAILURE", "METHODS")]
-    rows += map(_policy_row, policies)
+    carried = carried_in(settings.daemon.mode)
+    rows += (_policy_row(each, carried) for each in policies)
     rows += ((each.name, "-", "not loaded", "-", "-", each.text) for each in result.problems)
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
@@ -103,9 +106,11 @@ def list_policies(arguments: Namespace) -> int:
     return ExitCode.FAILED if result.problems else ExitCode.OK
 
 
-def _policy_row(policy: Mapping[str, Any]) -> tuple[str, ...]:
+def _policy_row(policy: Mapping[str, Any], carried: CarriedFields) -> tuple[str, ...]:
     columns = (str(policy[key]) for key in ("name", "priority", "mode", "failurePolicy"))
-    return *columns, ", ".join(policy["methods"]), policy["description"], f"from {policy['origin']}"
+    never = f" (never called in mode {carried.mode})"
+    methods = ", ".join(each if carried.asks_by(each) else each + never for each in policy["methods"])
+    return *columns, methods, policy["description"], f"from {policy['origin']}"
 
 
 def _policy(policy: type[Policy], settings: PolicySettings | None) -> dict[str, Any]:

@@ -53,6 +53,7 @@ def simulate(arguments: Namespace) -> int:
     if getattr(arguments, "node_objects_dir", None):
         arguments.node_objects_dir = str(Path(arguments.node_objects_dir).absolute())
     settings = load_settings(arguments)
+    from runtimeproxy.frontends.modes import carried_in
     from runtimeproxy.node.snapshot import Input, InputState
     from runtimeproxy.simulate import simulation
     from runtimeproxy.simulate.files import UnusableInputError, registered_servers
@@ -65,7 +66,8 @@ def simulate(arguments: Namespace) -> int:
         raise CommandError(str(error), ExitCode.USAGE) from error
     hooks = settings.hooks
     policies = (*loaded_policies(settings), *registered_servers(Path(hooks.server_config_dir)))
-    found = simulation.simulate(calls, policies, node, hooks.rules)
+    carried = carried_in(settings.daemon.mode)
+    found = simulation.simulate(calls, policies, node, hooks.rules, carried=carried)
     if arguments.output == "text":
         page = Page()
         if node.state_of(Input.STRATEGIES) is InputState.UNKNOWN:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.eviction import EvictByApi
     from runtimeproxy.hooks.audit import AuditEntry, AuditSink
+    from runtimeproxy.hooks.carried import CarriedFields
     from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.node.api_server import ApiServerInputs
     from runtimeproxy.vocabulary import Mode
@@ -76,6 +77,7 @@ class Core:
         threads: For cgroup files; makes others.
         is_standby: Whether the bypass is on or a successor serves: cgroups are left alone then.
         servers: Their policies run after those of this process.
+        carried: What the front end carries.
         api_server: None without it.
         loader: Finds and makes the policies; None for the usual one.
         sinks: Get the audit entries, beside the log.
@@ -98,6 +100,7 @@ class Core:
         is_standby: Callable[[], bool],
         runtime: ContainerStopper,
         servers: Servers,
+        carried: CarriedFields,
         api_server: ApiServer | None = None,
         loader: PolicyLoader | None = None,
         sinks: Sequence[AuditSink] = (),
@@ -109,7 +112,7 @@ class Core:
         inputs = api_server.inputs if api_server is not None else None
         self.node = NodeSources(places_of(settings), threads.make("node"), api_server=inputs)
         self.audit = AuditQueues(sinks, (api_server.on_audit,) if api_server is not None else ())
-        self.policies = PolicySet(settings, loader or PolicyLoader(), self.node, self.audit, servers)
+        self.policies = PolicySet(settings, loader or PolicyLoader(), self.node, self.audit, servers, carried)
         self.policies.on_event.append(self._on_policies)
         journal = Journal(folder, boot_id)
         writer = CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups()
@@ -128,6 +131,7 @@ class Core:
             self.inventory.cgroup_of,
             threads.background,
             self._is_idle,
+            carried,
             sysctls,
             self.audit.changes,
             answers,

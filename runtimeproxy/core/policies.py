@@ -29,6 +29,7 @@ from runtimeproxy.vocabulary import Mode
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.audit import AuditQueues
+    from runtimeproxy.hooks.carried import CarriedFields
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.node.sources import NodeSources
@@ -62,6 +63,7 @@ class PolicySet:
 
     Args:
         settings: Which policies are loaded; `load` takes others.
+        carried: What the front end carries.
 
     Attributes:
         settings: Those in effect.
@@ -80,6 +82,7 @@ class PolicySet:
         node: NodeSources,
         audit: AuditQueues,
         servers: Servers,
+        carried: CarriedFields,
     ) -> None:
         self.settings = settings
         self.loader = loader
@@ -93,7 +96,7 @@ class PolicySet:
         self.workers = Workers(settings.hooks.worker_threads)
         self.modes = ModeOverrides(Path(settings.state.dir))
         self.on_event: list[Callable[[PolicyEvent], None]] = []
-        self.chain = self._new_chain()
+        self.chain = self._new_chain(carried)
         audit.report = self._report
         self._is_late = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -204,7 +207,7 @@ class PolicySet:
             if any(each.mode is not Mode.OFF for each in overrides if each.policy in found - loaded):
                 await self._load(self.settings)
                 return
-            self.chain = self._new_chain()
+            self.chain = self._new_chain(self.chain.carried)
             self._announce(PolicyEvent.CHAIN)
 
     async def _save_modes(self, overrides: tuple[Override, ...]) -> None:
@@ -261,7 +264,7 @@ class PolicySet:
         await self._node.read()
         self.loader.use(result)
         self.settings, self.loaded = settings, result
-        self.chain = self._new_chain()
+        self.chain = self._new_chain(self.chain.carried)
         self._announce(PolicyEvent.CHAIN)
         logger.info("policies loaded", extra={"policies": [policy.name for policy in result.policies]})
 
@@ -281,7 +284,7 @@ class PolicySet:
         of_process = with_modes(self.loaded.policies, self.modes.present, self.disabled)
         return (*of_process, *self.servers.policies)
 
-    def _new_chain(self) -> Chain:
+    def _new_chain(self, carried: CarriedFields) -> Chain:
         return Chain(
             self._in_use(),
             self.workers,
@@ -291,6 +294,7 @@ class PolicySet:
             skip_label=self.skip_label,
             counts=self._audit.counts,
             report_s=REPORT_S,
+            carried=carried,
         )
 
     def _report(self) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.core import Core
     from runtimeproxy.core.policies import Spawn
+    from runtimeproxy.hooks.carried import CarriedFields
     from runtimeproxy.listener import Listener
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
 
@@ -81,6 +82,14 @@ class FrontEnd(ABC):
     mode: ClassVar[str]
     serves_kubelet: ClassVar[bool]
     listener: Listener
+
+    @classmethod
+    @abstractmethod
+    def carried_fields(cls) -> CarriedFields:
+        """Returns which fields it carries, and when: all that the core knows of that.
+
+        It imports what most of the code does, unlike the front end itself.
+        """
 
     @property
     @abstractmethod

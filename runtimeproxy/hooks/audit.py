@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, overload
 
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
+from runtimeproxy.hooks.carried import BY_CALLS, CarriedFields
 from runtimeproxy.hooks.changes import CLEAR, DeviceSpec, MountSpec
 from runtimeproxy.hooks.claimants import Owners
 from runtimeproxy.hooks.fields import CGROUP, ENV, Field, FieldUpdate, Value, View, pod_of
@@ -177,6 +178,8 @@ class Subject:
     rule: ConflictRule = ConflictRule.LATER
     """Whose value counts when two policies set one field."""
     origin: Origin = NO_ORIGIN
+    carried: CarriedFields = BY_CALLS
+    """What the front end carries."""
     _about: tuple[str, ...] | None = None
 
     @property

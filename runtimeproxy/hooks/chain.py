@@ -36,6 +36,7 @@ from runtimeproxy.hooks.audit import (
     Subject,
     with_written,
 )
+from runtimeproxy.hooks.carried import BY_CALLS, CarriedFields
 from runtimeproxy.hooks.claimants import labels_of
 from runtimeproxy.hooks.counts import PolicyCounts
 from runtimeproxy.hooks.cpu_limit import CPU_LIMIT_S, CpuLimit, OverCpuLimitError
@@ -124,6 +125,7 @@ class Chain:
         skip_label: key and value of the label of pods that policies leave alone; None for none.
         counts: counts the runs; other chains may use the same ones.
         report_s: how long audit and counts of a decision wait, so that they do not delay the call's answer.
+        carried: what the front end carries.
 
     Attributes:
         cpu_limit: of quick policies in this thread.
@@ -143,8 +145,10 @@ class Chain:
         skip_label: tuple[str, str] | None = None,
         counts: PolicyCounts | None = None,
         report_s: float = 0.0,
+        carried: CarriedFields = BY_CALLS,
     ) -> None:
         self.workers = workers
+        self.carried = carried
         self.rule = rule
         self.node = node or FixedNode()
         self.failures = failures or FailureLog()
@@ -307,7 +311,7 @@ class Chain:
             is_short: whether the call's message is so short that the loop's thread may work with all of it.
             origin: the call, for the audit.
         """
-        subject = Subject(hook, view, time.time(), self.rule, origin)
+        subject = Subject(hook, view, time.time(), self.rule, origin, self.carried)
         deadline_s = time.monotonic() + budget_s
         run = ChainRun(self, subject, apply, has_writes or _has_values, on_decided, deadline_s, is_short)
         merged = Merged(view)

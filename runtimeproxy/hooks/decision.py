@@ -263,7 +263,7 @@ def run_policy(  # noqa: C901 - all that may happen to one answer, in order
             return progress, None
         problem = problem_of(subject.hook, change)
         if problem is None and isinstance(change, Change):
-            accepted = usable(subject.hook, change, merged, node.facts)
+            accepted = usable(subject.hook, change, merged, node.facts, subject.carried)
             return _with_change(policy, subject, progress, change, accepted), None
         failure = Failure(policy, FailureKind.INVALID, problem or "", f"invalid: {problem}")
     except OverCpuLimitError:

@@ -9,7 +9,7 @@ is reported, and the later policy's value counts unless the rule says otherwise.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -32,7 +32,7 @@ from runtimeproxy.hooks.changes import (
     Scale,
 )
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, labels_of
-from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.policy import METHOD_HOOKS, Hook
 from runtimeproxy.hooks.reasons import NO_REASONS, Reason
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ClassView, ContainerView, PodView, Resources
@@ -61,21 +61,20 @@ _CLAIMED: Final = frozenset({RESOURCES, UNIFIED, CGROUP, SYSCTL, NODE_CGROUP})
 """The groups whose values are claims, which hold as long as the pod or container runs."""
 _IDENTITY: Final = frozenset({LABELS, ANNOTATIONS, CGROUP_PARENT})
 """The changes of earlier policies that the next ones see when a sandbox is created."""
-_CREATE_POD: Final = frozenset({RESOURCES, UNIFIED, LABELS, ANNOTATIONS, CGROUP_PARENT, CGROUP})
-_CREATE: Final = frozenset({RESOURCES, UNIFIED, ANNOTATIONS, ENV, MOUNTS, DEVICES, CGROUP_PARENT, CGROUP})
-_RUNNING: Final = frozenset({RESOURCES, UNIFIED, CGROUP})
-_GROUPS: Final[Mapping[Hook, frozenset[str]]] = {
-    Hook.PRE_RUN_POD_SANDBOX: _CREATE_POD,
-    Hook.PRE_CREATE_CONTAINER: _CREATE,
-    Hook.PRE_UPDATE_CONTAINER_RESOURCES: _RUNNING | {ANNOTATIONS},
-    Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: _RUNNING,
-    # What only a creation can give is not applied to what runs, and reported.
-    Hook.EVALUATE_POD: _CREATE_POD,
-    Hook.EVALUATE_CONTAINER: _CREATE,
+_OF_PODS: Final = frozenset({RESOURCES, UNIFIED, LABELS, ANNOTATIONS, CGROUP_PARENT, CGROUP})
+_OF_CONTAINERS: Final = frozenset(
+    {RESOURCES, UNIFIED, ANNOTATIONS, ENV, MOUNTS, DEVICES, CGROUP_PARENT, CGROUP}
+)
+GROUPS: Final[Mapping[Hook, frozenset[str]]] = {
+    **dict.fromkeys(Hook, frozenset({CGROUP})),
+    **dict.fromkeys(METHOD_HOOKS["pod"], _OF_PODS),
+    **dict.fromkeys(METHOD_HOOKS["container"], _OF_CONTAINERS),
     Hook.EVALUATE_NODE: frozenset({SYSCTL, NODE_CGROUP}),
 }
-"""The groups of fields that count at a hook; at all others only cgroup values do."""
-_CGROUP_ONLY: Final = frozenset({CGROUP})
+"""The groups of fields that a change may have at a hook; which of them a message carries, the front end says.
+
+What only a creation can give is not applied to what runs, and reported.
+"""
 _CHANGE_TYPES: Final[Mapping[Hook, type[Change]]] = {
     Hook.PRE_RUN_POD_SANDBOX: PodChange,
     Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: PodChange,
@@ -107,9 +106,8 @@ Fields: TypeAlias = Mapping[Field, Value]
 _RESOURCE_FIELDS: Final = tuple((name, Field(RESOURCES, name)) for name in CRI_FIELDS)
 
 
-def fields_of(attributes: Mapping[str, Any], hook: Hook) -> dict[Field, Value]:
-    """Return a change's attributes, by name, as flat fields, without those that do not count at the hook."""
-    counting = _GROUPS.get(hook, _CGROUP_ONLY)
+def fields_of(attributes: Mapping[str, Any], counting: Collection[str]) -> dict[Field, Value]:
+    """Return a change's attributes, by name, as flat fields, without those of other groups."""
     fields: dict[Field, Value] = {}
     for group, given in attributes.items():
         if group not in counting:

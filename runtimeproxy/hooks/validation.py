@@ -21,6 +21,7 @@ from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.fields.declaration import ROLES, Declaration, Kind
 from runtimeproxy.fields.tables import CRI_FIELDS, FIELDS, NEUTRAL, V2_FILES
 from runtimeproxy.hooks import fields as flat
+from runtimeproxy.hooks.carried import BY_CALLS, CarriedFields
 from runtimeproxy.hooks.changes import (
     CLEAR,
     Add,
@@ -107,16 +108,22 @@ def problem_of(hook: Hook, answer: object) -> str | None:
     return None
 
 
-def usable(hook: Hook, change: Change, merged: Merged, node: NodeFacts = ANY_NODE) -> Usable:
+def usable(
+    hook: Hook,
+    change: Change,
+    merged: Merged,
+    node: NodeFacts = ANY_NODE,
+    carried: CarriedFields = BY_CALLS,
+) -> Usable:
     """Return the usable fields of a change, in the form that every reader accepts.
 
-    `change`: a change that is valid at this hook, see `problem_of`.
+    `change`: a change that is valid at this hook, see `problem_of`. `carried`: what the front end carries.
     """
     left_out: list[LeftOut] = []
     fields: dict[Field, Value] = {}
     notes: dict[Field, str] = {}
     given = _well_formed(change, left_out)
-    for field, value in flat.fields_of(given, hook).items():
+    for field, value in flat.fields_of(given, carried.counting[hook]).items():
         try:
             fields[field], note = _CHECKS[field.group](field.key, value, node)
         except ValueError as error:
@@ -124,13 +131,16 @@ def usable(hook: Hook, change: Change, merged: Merged, node: NodeFacts = ANY_NOD
         else:
             if note:
                 notes[field] = note
+    if hook in carried.partial:
+        _without_uncarried(hook, fields, carried, left_out)
     if left_out:
         _without_dependents(fields, given.get("requires", {}), left_out)
     _without_contradictions(hook, fields, merged, left_out)
     if "problems" in given:
         left_out += [LeftOut("", "", problem) for problem in given["problems"]]
     reason, reasons = given.get("reason", ""), given.get("reasons", NO_REASONS)
-    return Usable(fields, tuple(left_out), notes, reason, reasons)
+    found = Usable(fields, tuple(left_out), notes, reason, reasons)
+    return _with_files(hook, found, carried) if hook in carried.partial else found
 
 
 def _left_out(field: Field, value: object, reason: str) -> LeftOut:
@@ -467,6 +477,35 @@ def _is_text(value: object) -> bool:
 
 def _is_absolute_path(value: object) -> bool:
     return isinstance(value, str) and _is_text(value) and value.startswith("/")
+
+
+def _without_uncarried(
+    hook: Hook, fields: dict[Field, Value], carried: CarriedFields, left_out: list[LeftOut]
+) -> None:
+    """Leave out what neither the front end's message nor a file carries; of an update without a word.
+
+    The creation, or the evaluation of what runs, tells it.
+    """
+    for field in list(fields):
+        is_carried = field.group == flat.CGROUP or carried.carries(hook, field)
+        if is_carried or carried.file_instead(hook, field):
+            continue
+        if hook in _CREATING:
+            _leave_out(fields, field, carried.reason, left_out)
+        else:
+            del fields[field]
+
+
+def _with_files(hook: Hook, found: Usable, carried: CarriedFields) -> Usable:
+    """Return the change with values of the container's cgroup in place of what its message does not carry."""
+    moved = {field: Field(flat.CGROUP, carried.file_instead(hook, field)) for field in found.fields}
+    moved = {field: place for field, place in moved.items() if place.key}
+    reasons = {place.key: found.reasons.get(field.key, found.reason) for field, place in moved.items()}
+    return found._replace(
+        fields={moved.get(field, field): value for field, value in found.fields.items()},
+        notes={moved.get(field, field): note for field, note in found.notes.items()},
+        reasons={**reasons, **found.reasons},
+    )
 
 
 def _without_dependents(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final
 
 from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role
 from runtimeproxy.hooks.audit import AuditKind, shown
+from runtimeproxy.hooks.carried import CarriedFields
 from runtimeproxy.hooks.changes import CLEAR
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Decision
@@ -34,7 +35,6 @@ from runtimeproxy.ledger.unapplied import (
     CGROUP_UNKNOWN,
     LIMIT,
     LOWER_LIMIT,
-    NOT_IN_MODE,
     NOT_RECORDED,
     UnappliedCause,
     Withheld,
@@ -99,7 +99,7 @@ def claims_of(
     """
     claims: dict[str, tuple[Claim, ...]] = {}
     for field, each in fields.items():
-        name = _parameter(field, is_container=is_container)
+        name = cgroup_parameter(field, is_container=is_container)
         found = each.claims if is_base_known else _without_amounts(each.claims)
         if name and found:
             claims[name] = claims.get(name, ()) + found
@@ -113,7 +113,7 @@ def _without_amounts(claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
     return tuple(claim for claim in claims if claim.role is Role.AT_MOST)
 
 
-def _parameter(field: Field, *, is_container: bool) -> str:
+def cgroup_parameter(field: Field, *, is_container: bool) -> str:
     """The cgroup parameter of a field; empty if it is none, or none of this cgroup."""
     if field.group == CGROUP:
         return field.key
@@ -143,33 +143,27 @@ def sysctls_of(decision: Decision) -> dict[str, int | str]:
     }
 
 
-Carries: TypeAlias = Callable[[Level, Field], bool]
-"""Whether the front end gives a field of a pod or container in the message of its creation."""
-
-
-def carries_all(level: Level, field: Field) -> bool:
-    return True
-
-
 def at_next_start(
-    decision: Decision, record: PodRecord | ContainerRecord, carries: Carries = carries_all
+    decision: Decision, record: PodRecord | ContainerRecord, carried: CarriedFields
 ) -> dict[str, Withheld]:
     """Wanted values that only creation can give to something that runs already, by field.
+
+    `carried`: whether the next one gets them.
 
     Records have the names of variables, mounts and devices that policies gave, and not their values: another
     value of one of these is not seen.
     """
     found: dict[str, Withheld] = {}
     is_container = isinstance(record, ContainerRecord)
-    what, level = ("container", Level.CONTAINER) if is_container else ("sandbox", Level.POD)
+    what = "container" if is_container else "sandbox"
     for field, each in decision.merged.fields.items():
-        if _parameter(field, is_container=is_container) or each.value is None:
+        if cgroup_parameter(field, is_container=is_container) or each.value is None:
             continue
         if not _has(record, field, each.value):
             claims = each.claims or tuple(Claim(owner, Role.SET, None) for owner in each.owners)
             cause, reason = UnappliedCause.NEXT_START, f"it counts at the creation only: with the next {what}"
-            if not carries(level, field):
-                cause, reason = UnappliedCause.NOT_IN_MODE, NOT_IN_MODE
+            if not carried.carries_at_creation(field, is_container=is_container):
+                cause, reason = UnappliedCause.NOT_CARRIED, carried.reason
             value = shown(field, each.value) or "cleared"
             found[str(field)] = Withheld(claims, cause, reason, value)
     return found
@@ -184,7 +178,7 @@ def without_cgroup(decision: Decision, record: PodRecord | ContainerRecord) -> d
     return {
         name: Withheld(each.claims, UnappliedCause.CGROUP_UNKNOWN, CGROUP_UNKNOWN)
         for field, each in decision.merged.fields.items()
-        if (name := _parameter(field, is_container=is_container))
+        if (name := cgroup_parameter(field, is_container=is_container))
         and each.claims
         and (field.group == CGROUP or not _has(record, field, each.value))
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -18,13 +19,12 @@ from runtimeproxy.cgroups.pace import Pace, with_rests
 from runtimeproxy.cgroups.paths import cgroup_id, cgroup_path, path_or_none, paths_of
 from runtimeproxy.errors import RuntimeProxyError, described
 from runtimeproxy.hooks.audit import AuditSink
+from runtimeproxy.hooks.carried import CarriedFields
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.ledger.answer_audit import AnswerAudit
 from runtimeproxy.ledger.answers import (
-    Carries,
     at_next_start,
     by_parameter,
-    carries_all,
     owned_claims,
     requested_of_pod,
     target_of,
@@ -106,6 +106,7 @@ class Evaluator:
     Args:
         cgroup_of: The cgroup of a container; empty if it is not known.
         in_worker: Runs something in a worker thread.
+        carried: What the front end carries.
         is_standby: Whether this process leaves the cgroups alone.
         evaluate_others: Asks the policies about cgroups of no pod; None for no such question.
         prepare: Before pods are asked about; None for nothing.
@@ -115,9 +116,8 @@ class Evaluator:
 
     Attributes:
         unevaluated: The pods that could not be evaluated.
-        by_file_since_s: What is created from then on gets its first values by file, in seconds since the
-            epoch; None where the message of its creation has them.
-        carries: What that message can have.
+        since_s: When the front end began on this node, in seconds since the epoch: what is older may have got
+            values from another one. Only for what policies are not asked about before it is created.
         has_evaluated: Whether everything has been evaluated once, with an error or without. Before that the
             books may be older than the files.
     """
@@ -129,6 +129,7 @@ class Evaluator:
         evaluate: EvaluatePod,
         cgroup_of: Callable[[PodRecord, ContainerRecord], str],
         in_worker: Callable[[Callable[[], tuple[Applied, ...]]], Awaitable[tuple[Applied, ...]]],
+        carried: CarriedFields,
         is_standby: Callable[[], bool] = lambda: False,
         evaluate_others: EvaluateOthers | None = None,
         prepare: Step | None = None,
@@ -144,6 +145,7 @@ class Evaluator:
         self._evaluate = evaluate
         self._cgroup_of = cgroup_of
         self._in_worker = in_worker
+        self._carried = carried
         self._is_standby = is_standby
         self._evaluate_others = evaluate_others
         self._prepare = prepare
@@ -159,9 +161,8 @@ class Evaluator:
         self.changes = Changes(clock, sleep)
         self.rounds = 0
         self.unevaluated = UnevaluatedPods()
-        self.by_file_since_s: float | None = None
-        self.carries: Carries = carries_all
-        # Ids of pods and containers that have their first values, by file.
+        self.since_s = math.inf
+        # Ids of such pods and containers that have their first values.
         self._with_first_values: set[str] = set()
         self.has_evaluated = False
 
@@ -383,9 +384,9 @@ class Evaluator:
         if self._answers is not None:
             cgroups = (self._cgroup_of(pod, each) for each in containers)
             await self._answers.add([(decision, pod.cgroup_parent), *zip(decisions, cgroups, strict=True)])
-        requested, is_known = requested_of_pod(containers), not pod.recovered
+        requested, is_known, carried = requested_of_pod(containers), not pod.recovered, self._carried
         asked = wanted_of(decision, target_of(pod), requested, is_base_known=is_known)
-        wanted = [_with_withheld(asked, at_next_start(decision, pod, self.carries))]
+        wanted = [_with_withheld(asked, at_next_start(decision, pod, carried))]
         are_new = [self._is_new(pod)]
         for record, each in zip(containers, decisions, strict=True):
             cgroup = self._cgroup_of(pod, record)
@@ -396,7 +397,7 @@ class Evaluator:
                     self._books.book(Wanted(target, owned_claims(record), requested, booked))
                 is_known = not record.recovered
                 asked = wanted_of(each, target, requested, booked, is_base_known=is_known)
-                wanted.append(_with_withheld(asked, at_next_start(each, record, self.carries)))
+                wanted.append(_with_withheld(asked, at_next_start(each, record, carried)))
                 are_new.append(self._is_new(record))
         found = [self._books.record(each.target.cgroup) for each in wanted]
         if not self.changes.rates.lowers_memory:
@@ -408,19 +409,18 @@ class Evaluator:
         return _ChangedPod(pod, containers, tuple(wanted), tuple(found), request)
 
     def _is_new(self, record: PodRecord | ContainerRecord) -> bool:
-        """Whether something is evaluated for the first time, and no message has carried its values."""
-        since_s = self.by_file_since_s
-        return (
-            since_s is not None and record.created_s >= since_s and record.id not in self._with_first_values
-        )
+        """Whether something is evaluated for the first time, and was not created with values of policies."""
+        if self._carried.asks_about_creation(is_container=isinstance(record, ContainerRecord)):
+            return False
+        return record.created_s >= self.since_s and record.id not in self._with_first_values
 
     def _note_first_values(self, changed: _ChangedPod) -> None:
         """Notes that a pod and its containers have their first values, or that there are none to write.
 
         Called after the write: a second evaluation meanwhile must still find them new.
         """
-        if self.by_file_since_s is not None:
-            self._with_first_values.update((changed.pod.id, *(each.id for each in changed.containers)))
+        records: tuple[PodRecord | ContainerRecord, ...] = (changed.pod, *changed.containers)
+        self._with_first_values.update(each.id for each in records if self._is_new(each))
 
     def _note(self, wanted: Sequence[Wanted], cause: UnappliedCause | None = None, reason: str = "") -> None:
         # The cause is why the rest of the answers is not booked either.

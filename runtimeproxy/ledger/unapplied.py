@@ -31,8 +31,8 @@ class UnappliedCause(StrEnum):
     """Its pod waits for its turn in a change of many pods."""
     NEXT_START = "next-start"
     """It counts at the creation only: with the next container, or the next sandbox."""
-    NOT_IN_MODE = "not-in-mode"
-    """It counts at the creation only, whose message does not carry it in the daemon's mode."""
+    NOT_CARRIED = "not-in-mode"
+    """It counts at the creation only, where the front end (`daemon.mode`) does not carry it."""
     CONFLICT = "conflict"
     """Another owner's value counts."""
     CPU_MODE = "cpu-mode"
@@ -88,7 +88,6 @@ LOWER_LIMIT: Final = (
     "it is lower than the limit that runs, which waits for the kubelet's next call that sets it: "
     "ledger.lower_memory_limits is false"
 )
-NOT_IN_MODE: Final = "it counts at the creation only, and the daemon's mode does not carry it there"
 IN_USE: Final = "more is in use: it follows the usage down"
 NOT_RECORDED: Final = (
     "it counts on what the kubelet asked for, which is not known of what was found at the runtime"

@@ -39,6 +39,7 @@ from runtimeproxy.qos import KubeQoSClass, kube_qos_class
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import LedgerSettings
     from runtimeproxy.hooks.audit import AuditSink
+    from runtimeproxy.hooks.carried import CarriedFields
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.ledger.answer_audit import AnswerAudit
@@ -75,6 +76,7 @@ class Upkeep:
 
     Args:
         cgroup_of: The cgroup of a container; empty if it is not known.
+        carried: What the front end carries.
         is_idle: Whether nothing is to be done: no policies are loaded, or another process decides.
         sysctls: Those that policies set; None leaves them alone.
         audit: Takes the audit entries of changed values; None for none.
@@ -92,6 +94,7 @@ class Upkeep:
         cgroup_of: Callable[[PodRecord, ContainerRecord], str],
         executor: Executor,
         is_idle: Callable[[], bool],
+        carried: CarriedFields,
         sysctls: Sysctls | None = None,
         audit: AuditSink | None = None,
         answers: AnswerAudit | None = None,
@@ -113,6 +116,7 @@ class Upkeep:
             self._evaluate,
             cgroup_of,
             self.in_worker,
+            carried,
             is_idle,
             self._evaluate_others,
             self._prepare,

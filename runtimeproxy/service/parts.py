@@ -157,7 +157,10 @@ def make_parts(
     hooks = settings.hooks
     folder, thread = Path(hooks.server_config_dir), threads.make("hook-servers")  # files may hang
     hook_servers = HookServers(folder, hooks.server_timeout_s, thread)
-    core = Core(settings, threads, spawn, is_standby, client, hook_servers, kubernetes, loader, sinks)
+    carried = front_end.carried_fields()
+    core = Core(
+        settings, threads, spawn, is_standby, client, hook_servers, carried, kubernetes, loader, sinks
+    )
     store = core.store
     return Parts(
         core=core,

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from runtimeproxy.fields.tables import clamped
 from runtimeproxy.hooks.algebra import Claim, Resolved, resolve
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, shown
+from runtimeproxy.hooks.carried import CarriedFields
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.claimants import labels_of
 from runtimeproxy.hooks.decision import Decision, Unmet
@@ -26,6 +27,7 @@ from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import PodView
+from runtimeproxy.ledger.answers import cgroup_parameter
 from runtimeproxy.node.snapshot import Input, InputState, Node
 from runtimeproxy.simulate.result import PolicyChange, Remark, SimulatedField, SimulatedTarget
 from runtimeproxy.slo.strategies import BY_DEFAULT
@@ -73,6 +75,7 @@ class Description:
     differing: Mapping[tuple[str, str], Sequence[str]]
     servers: Sequence[LoadedPolicy]
     rule: ConflictRule
+    carried: CarriedFields
 
     def target(self, asked: Asked, *, is_skipped: bool) -> SimulatedTarget:
         decision = asked.decision
@@ -84,7 +87,7 @@ class Description:
         ]
         fields: tuple[SimulatedField, ...] = ()
         if decision is not None:
-            remarks += _remarks(decision)
+            remarks += (*_remarks(decision), *self._never_applied(asked, decision))
             fields = tuple(self._fields(asked, decision, _depending(self.policies, off), servers))
         return SimulatedTarget(
             kind=asked.kind,
@@ -125,6 +128,8 @@ class Description:
             for each in merged.claims
         }
         for field, before_base in decision.merged.fields.items():
+            if self._is_never_applied(asked, field):
+                continue
             name, merged = str(field), self._with_base(field, before_base, asked)
             changes = [
                 *self._changes(asked, field, merged, changed),
@@ -157,6 +162,19 @@ class Description:
                 after=before_text,
                 changes=tuple(self._dry_run(asked, each) for each in entries),
             )
+
+    def _is_never_applied(self, asked: Asked, field: Field) -> bool:
+        is_container = asked.kind != "pod"
+        if cgroup_parameter(field, is_container=is_container):
+            return False
+        return not self.carried.carries_at_creation(field, is_container=is_container)
+
+    def _never_applied(self, asked: Asked, decision: Decision) -> Iterator[Remark]:
+        """What the front end does not carry; of a creation the decision tells it."""
+        for field, merged in decision.merged.fields.items():
+            if self._is_never_applied(asked, field):
+                policy, reason = labels_of(merged.owners), self.carried.reason
+                yield Remark(policy=policy, kind=AuditKind.LEFT_OUT, reason=reason, field=str(field))
 
     def _with_base(self, field: Field, merged: Resolved, asked: Asked) -> Resolved:
         """The value of a file with the kubelet's value as the base, which a call does not know."""

@@ -17,6 +17,7 @@ from runtimeproxy.frontends.cri_proxy.calls.messages import (
     requested_pod,
     requested_summary,
 )
+from runtimeproxy.hooks.carried import BY_CALLS, CarriedFields
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import CGROUP_PARENT
 from runtimeproxy.hooks.loaded import LoadedPolicy
@@ -41,6 +42,7 @@ def simulate(
     node: Node,
     rules: ChainRules = USUAL_RULES,
     before_each: Callable[[], None] = lambda: None,
+    carried: CarriedFields = BY_CALLS,
 ) -> Simulation:
     """Returns what the policies would change in the requests for some pods.
 
@@ -48,9 +50,10 @@ def simulate(
     runs. Nothing is audited, written or remembered. Hook servers are not called.
 
     `policies`: those of the daemon, hook servers included. `node`: where the pods would run. `before_each`:
-    called before each call; what it raises ends the simulation.
+    called before each call; what it raises ends the simulation. `carried`: what the front end carries; one
+    that asks no policy before something is created has it evaluated when it runs.
     """
-    simulator = _Simulator(tuple(policies), node, rules, before_each)
+    simulator = _Simulator(tuple(policies), node, rules, before_each, carried)
     return asyncio.run(simulator.run(tuple(calls)))
 
 
@@ -63,12 +66,14 @@ class _Simulator:
         node: Node,
         rules: ChainRules,
         before_each: Callable[[], None],
+        carried: CarriedFields,
     ) -> None:
         self._before_each = before_each
+        self._carried = carried
         self._servers = tuple(each for each in policies if each.remote_hooks)
         self._node = node
         self._rules = rules
-        self._offline = OfflineChain(policies, rules)
+        self._offline = OfflineChain(policies, rules, carried=carried)
         self._chain = self._offline.chain
 
     async def run(self, calls: Sequence[PodCalls]) -> Simulation:
@@ -99,6 +104,7 @@ class _Simulator:
             differing,
             self._servers,
             self._rules.conflicts,
+            self._carried,
         )
         return PodSimulation(
             source=calls.source,
@@ -119,10 +125,12 @@ class _Simulator:
         summary = requested_summary(calls.config, None)
         pod = requested_pod(calls.config, None, summary, calls.runtime_handler)
         if calls.runs_sandbox:
-            decision = await self._decide(Question(Hook.PRE_RUN_POD_SANDBOX, pod, lambda: pod))
-            hook, values = Hook.PRE_RUN_POD_SANDBOX, calls.cgroup_values
-            asked.append(Asked("pod", pod.name, hook, pod, decision, {}, values))
-            pod = replace(decision.merged.new_pod if decision is not None else pod, id=_SIMULATED_ID)
+            hook = self._carried.first_hook(is_container=False)
+            decision = await self._decide(Question(hook, pod, lambda: pod))
+            asked.append(Asked("pod", pod.name, hook, pod, decision, {}, calls.cgroup_values))
+            if decision is not None and hook is Hook.PRE_RUN_POD_SANDBOX:
+                pod = decision.merged.new_pod
+            pod = replace(pod, id=_SIMULATED_ID)
         for call in calls.containers:
             if asked and asked[-1].decision is not None and asked[-1].decision.refusal is not None:
                 break
@@ -132,8 +140,9 @@ class _Simulator:
     async def _ask_container(self, call: ContainerCreation, pod: PodView) -> Asked:
         resources = read_resources(call.config.linux.resources)
         view = requested_container(call.config, pod, resources)
-        decision = await self._decide(Question(Hook.PRE_CREATE_CONTAINER, pod, lambda: view))
-        return Asked(call.kind.value, view.name, Hook.PRE_CREATE_CONTAINER, pod, decision, call.unknown)
+        hook = self._carried.first_hook(is_container=True)
+        decision = await self._decide(Question(hook, pod, lambda: view))
+        return Asked(call.kind.value, view.name, hook, pod, decision, call.unknown)
 
     async def _decide(self, question: Question) -> Decision | None:
         self._before_each()

@@ -14,6 +14,7 @@ import pytest
 from runtimeproxy.background import BackgroundTasks, ThreadPools
 from runtimeproxy.config.settings import CgroupsSettings, Settings, StateSettings
 from runtimeproxy.core.core import Core
+from runtimeproxy.hooks.carried import BY_CALLS
 from runtimeproxy.hooks.modes import Override, with_override
 from runtimeproxy.hooks.owners import Owner, claim_of
 from runtimeproxy.hooks.remote.servers import HookServers
@@ -55,7 +56,9 @@ class Cores:
     def start(self) -> Core:
         hooks, thread = self.settings.hooks, self.threads.make("hook-servers")
         servers = HookServers(Path(hooks.server_config_dir), hooks.server_timeout_s, thread)
-        core = Core(self.settings, self.threads, self.tasks.spawn, lambda: False, self.client, servers)
+        core = Core(
+            self.settings, self.threads, self.tasks.spawn, lambda: False, self.client, servers, BY_CALLS
+        )
         core.store.pods.put(PodRecord(id="s1", uid="u1", cgroup_parent=POD, state=Lifecycle.RUNNING))
         self.made.append(core)
         return core

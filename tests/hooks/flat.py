@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from runtimeproxy.hooks import Hook
+from runtimeproxy.hooks.carried import BY_CALLS
 from runtimeproxy.hooks.changes import Change
 from runtimeproxy.hooks.fields import Field, Fields, View, apply_fields, fields_of
 
@@ -17,7 +18,9 @@ QUOTA = Field("resources", "cpu_quota_us")
 def flat(change: Change, hook: Hook = CREATE) -> Fields:
     """The fields of a change that count for a hook."""
     given = {each.name: getattr(change, each.name) for each in dataclasses.fields(change)}
-    return fields_of({name: value for name, value in given.items() if value is not None}, hook)
+    return fields_of(
+        {name: value for name, value in given.items() if value is not None}, BY_CALLS.counting[hook]
+    )
 
 
 def apply(view: View, change: Change, hook: Hook) -> View:

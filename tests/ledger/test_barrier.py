@@ -21,6 +21,7 @@ import pytest
 from policies.group_identity import BVT, CORE_SCHED_SYSCTL, GROUP_IDENTITY_SYSCTL
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Resolved, Role
+from runtimeproxy.hooks.carried import BY_CALLS
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import SYSCTL, Field, Merged
@@ -179,6 +180,7 @@ class Daemon:
             lambda pod, record: f"{pod.cgroup_parent}/box",
             executor,
             lambda: False,
+            BY_CALLS,
             self.sysctls,
         )
         self.evaluator = self.upkeep.evaluator

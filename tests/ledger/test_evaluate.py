@@ -18,6 +18,7 @@ from runtimeproxy.cgroups.pace import PIECE_S, SHARE, Pace
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
+from runtimeproxy.hooks.carried import BY_CALLS
 from runtimeproxy.hooks.claimants import Claimant, parse_claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.policy import Hook, Mode
@@ -98,6 +99,7 @@ class Scene:
             self._evaluate,
             lambda pod, box: f"{pod.cgroup_parent}/{box.id}",
             partial(asyncio.get_running_loop().run_in_executor, executor),
+            BY_CALLS,
             lambda: self.is_standby,
             audit=self.audit.append,
         )

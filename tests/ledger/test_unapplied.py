@@ -15,6 +15,7 @@ import pytest
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.algebra import Claim, Resolved, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject
+from runtimeproxy.hooks.carried import BY_CALLS, CarriedFields
 from runtimeproxy.hooks.claimants import Claimant, parse_claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import ANNOTATIONS, ENV, RESOURCES, Field, Merged
@@ -324,7 +325,7 @@ def test_what_only_a_creation_can_give(*, is_recovered: bool) -> None:
     record = ContainerRecord(
         id="box", annotations={"same": "yes", "other": "no"}, owners=owners, recovered=is_recovered
     )
-    found = at_next_start(decision, record)
+    found = at_next_start(decision, record, BY_CALLS)
     assert {name: (each.cause, each.wanted) for name, each in found.items()} == {
         "env[GPU]": (UnappliedCause.NEXT_START, "<set>"),
         "annotations[other]": (UnappliedCause.NEXT_START, "yes"),
@@ -332,15 +333,15 @@ def test_what_only_a_creation_can_give(*, is_recovered: bool) -> None:
     assert found["env[GPU]"].claims[0].owner == Claimant("gpu-env")
     assert "next container" in found["env[GPU]"].reason
     # A front end whose message has annotations of containers, and no more.
-    found = at_next_start(
-        decision, record, lambda level, field: (level, field.group) == (Level.CONTAINER, ANNOTATIONS)
-    )
+    fewer = CarriedFields("test", {Hook.PRE_CREATE_CONTAINER: {ANNOTATIONS}})
+    found = at_next_start(decision, record, fewer)
     assert {name: each.cause for name, each in found.items()} == {
-        "env[GPU]": UnappliedCause.NOT_IN_MODE,
+        "env[GPU]": UnappliedCause.NOT_CARRIED,
         "annotations[other]": UnappliedCause.NEXT_START,
     }
-    of_pod = at_next_start(decision, PodRecord(id="pod"), lambda level, field: level is Level.CONTAINER)
-    assert {each.cause for each in of_pod.values()} == {UnappliedCause.NOT_IN_MODE}
+    assert "mode test" in found["env[GPU]"].reason
+    of_pod = at_next_start(decision, PodRecord(id="pod"), fewer)
+    assert {each.cause for each in of_pod.values()} == {UnappliedCause.NOT_CARRIED}
 
 
 @pytest.mark.parametrize(

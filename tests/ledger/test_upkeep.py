@@ -17,6 +17,7 @@ from runtimeproxy.cgroups import pace, writer
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.config.settings import LedgerSettings
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.carried import BY_CALLS
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.policy import Hook
@@ -80,6 +81,7 @@ class Scene:
             lambda pod, record: f"{pod.cgroup_parent}/{record.id}",
             executor,
             self._is_idle,
+            BY_CALLS,
         )
         self.ticks = 0
 

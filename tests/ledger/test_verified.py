@@ -12,6 +12,7 @@ import pytest
 
 from runtimeproxy.cgroups.writer import CgroupWriter
 from runtimeproxy.hooks.algebra import Claim, Role
+from runtimeproxy.hooks.carried import BY_CALLS
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger import upkeep as module
 from runtimeproxy.ledger.books import Wanted
@@ -151,6 +152,7 @@ async def test_the_loop_compares_sysctls(scene: Scene, monkeypatch: pytest.Monke
             lambda _pod, _container: "",
             executor,
             lambda: False,
+            BY_CALLS,
             scene.sysctls,
         )
         upkeep.evaluator.has_evaluated = True

@@ -1204,8 +1204,9 @@ class UnappliedValue(_message.Message):
     wanted: _builtins.str
     """Such as 67108864, or `at most 50000`; of environment variables never more than `<set>`."""
     cause: _builtins.str
-    """lower-limit, in-use, turn, next-start, conflict, cpu-mode, kubelet, koordlet, once, no-file, no-cgroup,
-    cgroup-unknown, base-unknown, not-counting, foreign, invalid, refused, unreadable, hangs or change-ended.
+    """lower-limit, in-use, turn, next-start, not-in-mode (the front end, `daemon.mode`, does not carry it), conflict,
+    cpu-mode, kubelet, koordlet, once, no-file, no-cgroup, cgroup-unknown, base-unknown, not-counting, foreign,
+    invalid, refused, unreadable, hangs or change-ended.
     """
     reason: _builtins.str
     """For people."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from runtimeproxy.core.policies import Spawn
     from runtimeproxy.frontends.cri_proxy.calls.call_trace import TraceSink
     from runtimeproxy.frontends.cri_proxy.calls.interceptor import CallServices
+    from runtimeproxy.hooks.carried import CarriedFields
     from runtimeproxy.listener import Listener
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
 
@@ -80,6 +81,12 @@ class CriProxy(FrontEnd):
         self.services: CallServices | None = None
         self.is_runtime_away = False
         self._traces = traces
+
+    @classmethod
+    def carried_fields(cls) -> CarriedFields:
+        from runtimeproxy.hooks.carried import BY_CALLS
+
+        return BY_CALLS
 
     @property
     def switch(self) -> CallInterceptor:

@@ -19,10 +19,8 @@ from runtimeproxy.state.state_file import StateFile
 
 if TYPE_CHECKING:
     from runtimeproxy.core.policies import Spawn
-    from runtimeproxy.hooks.fields import Field
     from runtimeproxy.ledger.evaluate import Evaluator
     from runtimeproxy.pods.inventory import Inventory, RuntimeEvent
-    from runtimeproxy.pods.records import Level
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
 
 logger = logging.getLogger(__name__)
@@ -35,11 +33,6 @@ LIST_INTERVAL_S: Final = 10.0
 """How often lists are read of a runtime without events, beside changes of the cgroup tree."""
 CONFIRM_INTERVAL_S: Final = 60.0
 """How often the values of all containers are compared with the runtime's: updates make no event."""
-
-
-def carries_nothing(level: Level, field: Field) -> bool:
-    # Nothing is created through this mode.
-    return False
 
 
 class Follower:
@@ -68,8 +61,7 @@ class Follower:
         # Pods of which something has changed, and those that are evaluated now.
         self._changed_pods: set[str] = set()
         self._evaluated_pods: set[str] = set()
-        self._since_s = evaluator.by_file_since_s = since_s
-        evaluator.carries = carries_nothing
+        self._since_s = evaluator.since_s = since_s
         inventory.on_complete.insert(0, self._mark_known)
 
     def start(self) -> None:

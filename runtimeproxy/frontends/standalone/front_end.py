@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from runtimeproxy.core.core import Core
     from runtimeproxy.core.policies import Spawn
     from runtimeproxy.frontends.standalone.follower import Follower
+    from runtimeproxy.hooks.carried import CarriedFields
     from runtimeproxy.listener import Listener
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
 
@@ -47,6 +48,13 @@ class Standalone(FrontEnd):
         self._follower: Follower | None = None
         self._tree: CgroupTree | None = None
         self._lock_fd = -1
+
+    @classmethod
+    def carried_fields(cls) -> CarriedFields:
+        # No message, and no policy is asked before something is created.
+        from runtimeproxy.hooks.carried import CarriedFields
+
+        return CarriedFields(cls.mode, {})
 
     @property
     def switch(self) -> Standalone:

@@ -309,7 +309,9 @@ class Explainer:
             found += unapplied.values(identity)
             found += (each for each in self._leased.unapplied() if _identity(each.target.cgroup) == identity)
         for each in found:
-            name = parameter_of(each.field) or each.field
+            # The resources of a sandbox's message are not those of its pod's cgroup.
+            parameter = parameter_of(each.field) if subject.level is not Level.POD else ""
+            name = parameter or each.field
             field = fields.setdefault(name, api_pb2.ExplainedField(name=name))
             field.unapplied.extend(unapplied_messages([each]))
             if each.cause is UnappliedCause.NEXT_START:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from runtimeproxy.core.policies import PolicySet
+    from runtimeproxy.hooks.carried import CarriedFields
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.settings import ConflictRule
     from runtimeproxy.node.snapshot import Node
@@ -109,6 +110,7 @@ class Simulator:
                 self._node.latest,
                 chain.rule,
                 policies.skip_label,
+                chain.carried,
                 is_left,
             )
             running = asyncio.get_running_loop().run_in_executor(self._thread, with_rests, work)
@@ -139,6 +141,7 @@ def _simulated(
     node: Node,
     rule: ConflictRule,
     skip_label: tuple[str, str] | None,
+    carried: CarriedFields,
     is_left: threading.Event,
 ) -> bytes:
     """In a worker thread."""
@@ -158,7 +161,7 @@ def _simulated(
                 f"the simulation takes longer than {SIMULATION_S:g} s; simulate fewer pods"
             )
 
-    found = simulate(calls, policies, node, ChainRules(rule, skip_label), before_each)
+    found = simulate(calls, policies, node, ChainRules(rule, skip_label), before_each, carried)
     # Serialized pod by pod, with rests: the parts of a message, one after the other, are the message.
     return b"".join(map(_serialized, found.pods))
 

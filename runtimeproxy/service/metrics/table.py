@@ -190,9 +190,9 @@ _TABLE = {
     "ledger_yielded_values": _gauge("Values that are left to other programs for a time"),
     "ledger_unapplied_values": _gauge(
         "Values of what runs that are wanted and not applied: `lower-limit`, `in-use`, `turn`, `next-start`,"
-        " `conflict`, `cpu-mode`, `kubelet`, `koordlet`, `once`, `no-file`, `no-cgroup`, `cgroup-unknown`,"
-        " `base-unknown`, `foreign`, `invalid`, `refused`, `unreadable`, `hangs`, `change-ended`; `status`"
-        " has each with the reason",
+        " `not-in-mode`, `conflict`, `cpu-mode`, `kubelet`, `koordlet`, `once`, `no-file`, `no-cgroup`,"
+        " `cgroup-unknown`, `base-unknown`, `foreign`, `invalid`, `refused`, `unreadable`, `hangs`,"
+        " `change-ended`; `status` has each with the reason",
         "cause",
     ),
     "ledger_observed_parameters": _gauge("Parameters that koordlet writes, and that are only observed"),

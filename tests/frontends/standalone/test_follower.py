@@ -20,7 +20,7 @@ class GatedEvaluator:
     """Evaluates when it may."""
 
     def __init__(self) -> None:
-        self.by_file_since_s: float | None = None
+        self.since_s = 0.0
         self.evaluated: list[str] = []
         self.free = asyncio.Event()
 
