@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -81,12 +82,17 @@ def simulate(arguments: Namespace) -> int:
 
 def _node(arguments: Namespace, settings: Settings) -> Node:
     """The node of the folder that is configured; the usual one need not be there."""
+    from runtimeproxy.node.snapshot import Input, InputState
     from runtimeproxy.simulate.files import node_of_files, pairs
 
     name = settings.node.objects_dir
     is_used = bool(name) and (name != NodeSettings().objects_dir or Path(name).is_dir())
     labels = pairs(arguments.node_labels, "--node-labels")
-    return node_of_files(Path(name) if is_used else None, settings.node.name, labels)
+    node = node_of_files(Path(name) if is_used else None, settings.node.name, labels)
+    if settings.node.shared_pools == "computed":
+        # Of the pods of the node, which no file has.
+        node = replace(node, pools=None, states={**node.states, Input.POOLS: InputState.UNKNOWN})
+    return node
 
 
 def _calls(name: str, node: Node, *, webhook: bool) -> list[PodCalls]:

@@ -259,6 +259,7 @@ class Books:
 
         `waiting`: why the answer itself is not booked yet; None if it is, or is about to be.
         """
+        self._name(wanted.target)
         found = self._withheld(wanted)
         if not found and waiting is None and not self.unapplied:
             return
@@ -279,6 +280,16 @@ class Books:
         )
         for stage in (UnappliedStage.BOOKED, UnappliedStage.LOST):
             self.unapplied.note(stage, wanted.target, identity, {}, among=ended)
+
+    def _name(self, target: CgroupTarget) -> None:
+        """Notes whose a cgroup is: a checkpoint has the cgroup only."""
+        path = path_or_none(target.cgroup)
+        if path is None or not target.name:
+            return
+        with self._lock:
+            known = self._known.get(path)
+            if known is not None and not known.target.name:
+                self._known[path] = known._replace(target=target)
 
     def keep_unapplied(
         self, pod_cgroups: Iterable[str], container_ids: Iterable[str], unknown: Iterable[str] = ()

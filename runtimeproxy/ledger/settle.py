@@ -183,13 +183,17 @@ class Settlement:
                 change = books.change_of(book.level, name, entry, book, plan.present[name], self._files)
             if is_given_back and name in before:
                 claims = before[name].claims
+            old, own = result.old, before[name].resolved if name in before else None
+            if own is not None and name in plan.present:
+                # A file of version 2 holds no shares, but a weight, which several of them become.
+                old = own if self._files.matches(name, own, plan.present[name].text) else old
             yield (
                 key,
                 Applied(
                     *key,
                     result.value,
                     result.outcome,
-                    result.old,
+                    old,
                     result.error,
                     result.left,
                     target=target,

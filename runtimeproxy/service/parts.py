@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 
 _PROCESS: Final = f"version {__version__}, process {os.getpid()}"
+_PARENT: Final = os.getppid()
+"""The process that an upgrade replaces; it may end before this one tells that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,7 @@ class Parts:
         """Audits the start, and the bypass if it is on."""
         reason, audit = f"{_PROCESS}, mode {self.front_end.mode}", self.core.audit
         if is_successor:
-            audit.add_event(AuditKind.UPGRADE, f"{reason}: it serves in place of process {os.getppid()}")
+            audit.add_event(AuditKind.UPGRADE, f"{reason}: it serves in place of process {_PARENT}")
         else:
             audit.add_event(AuditKind.START, reason)
         status = self.bypass.status

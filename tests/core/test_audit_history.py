@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,6 +28,7 @@ from runtimeproxy.hooks.modes import Override, selector_of
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.labels import LabelSelector
+from runtimeproxy.service.parts import Parts
 from runtimeproxy.slo.schema import Threshold
 from runtimeproxy.slo.strategies import Layer, Provenance, Strategies
 from runtimeproxy.vocabulary import Mode
@@ -269,3 +273,18 @@ async def test_strategies() -> None:
         (path, "70", old, "default"),
     ]
     assert MOST_FIELDS < REMEMBERED
+
+
+async def test_an_upgrade_names_a_process_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.getppid()
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    audit = AuditQueues((), ())
+    parts: Any = SimpleNamespace(
+        front_end=SimpleNamespace(mode="proxy"),
+        core=SimpleNamespace(audit=audit),
+        bypass=SimpleNamespace(status=SimpleNamespace(is_on=False, cause=None)),
+    )
+    Parts.audit_start(parts, is_successor=True)
+    audit.flush()
+    (entry,) = audit.ring.entries
+    assert entry.reason.endswith(f"mode proxy: it serves in place of process {before}")

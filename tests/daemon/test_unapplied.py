@@ -11,7 +11,7 @@ from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.cli import main
 from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons
-from tests.daemon.driving import Pod, batch_pod
+from tests.daemon.driving import Pod, batch_pod, policy_file
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
@@ -108,3 +108,20 @@ def test_what_the_runtime_does_not_name_the_cgroup_of_is_seen(
         assert all(each.is_problem and list(each.owners) == ["batch-resource"] for each in lines())
     assert main(("explain", made.config.metadata.uid, "--endpoint", str(daemon.socket))) == 0
     assert "the runtime's status of it lacks the cgroup" in capsys.readouterr().out
+
+
+def test_after_a_restart_values_have_the_names_of_pods(daemons: Daemons, cgroup_files: CgroupFiles) -> None:
+    daemon = daemons.prepare()
+    policy_file(daemon, "sets")
+    daemon.start()
+    with CriClient(daemon.socket) as client:
+        made = batch_pod(client)
+        cgroup_files.make(made.config.linux.cgroup_parent)
+        made.run().create().start()
+    for _ in range(2):
+        with CriClient(daemon.socket) as client:
+            wait_until(lambda: unapplied(client), "the shares that another policy sets")
+            assert [(each.target, each.cause) for each in unapplied(client)] == [
+                ("default/batch/main", "conflict")
+            ]
+        daemon.restart()

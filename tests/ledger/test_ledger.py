@@ -130,6 +130,13 @@ def test_a_value_that_was_there_already_stays(ledger: Ledger, files: CgroupFiles
     assert texts(files) == before
 
 
+def test_a_change_names_the_value_that_was_written_before(ledger: Ledger) -> None:
+    """Not what the weight of a file of version 2 comes to."""
+    ledger.change([pod(sets(cpu_shares=900))])
+    (result,) = ledger.change([pod(sets(cpu_shares=716))])
+    assert (result.old, result.value) == (900, 716)
+
+
 def test_a_value_goes_to_the_next_owner(ledger: Ledger, files: CgroupFiles) -> None:
     high, low = sets("high", 10, quota=20_000), sets("low", 1, quota=50_000)
     both = {name: (*high[name], *low[name]) for name in high}

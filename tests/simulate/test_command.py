@@ -90,6 +90,14 @@ def fields(report: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in found["fields"]}
 
 
+def test_pools_that_are_computed_of_the_pods_of_a_node_are_not_known(run: Run) -> None:
+    write("node/slo.json", STRATEGIES)
+    Path("config.toml").write_text("[node]\nshared_pools = 'computed'\n")
+    words = ("-f", write("pod.json", BATCH), "--node-objects-dir", "node")
+    assert "pools" not in run(*words)[1]
+    assert "cpuset  off: not known: pools" in run(*words, "--config", "config.toml")[1]
+
+
 def test_a_table_of_the_fields(run: Run) -> None:
     write("node/slo.json", STRATEGIES)
     code, out, err = run("-f", write("pod.json", POD), "--node-objects-dir", "node")
