@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2
@@ -170,8 +170,24 @@ def check(stand: Stand, manifest: dict[str, Any]) -> None:
         check_container(stand, by_id[container_id], sent, got)
 
 
+DRY_RUN_ONLY = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "dry-run-only",
+        "namespace": "default",
+        "uid": "00000000-0000-0000-0001-000000000000",
+        "labels": {},
+        "annotations": {"test/dry": '{"a": {"resources": {"cpu_period_us": "clear"}}}'},
+    },
+    "spec": {"containers": [{"name": "a", "image": "busybox", "env": []}], "initContainers": []},
+}
+"""A field that only a policy in dry-run would change."""
+
+
 @pytest.mark.slow
 @given(pods())
+@example(DRY_RUN_ONLY)
 @settings(max_examples=100)
 def test_an_explanation_is_what_happened(stand: Stand, manifest: dict[str, Any]) -> None:
     check(stand, manifest)

@@ -274,7 +274,8 @@ class Explainer:
                     requested = shown(by_parameter(record.requested).get(name))
                     if audited.field.startswith(f"{RESOURCES}."):
                         requested = _resource(record.requested, audited.field)
-                    field.MergeFrom(api_pb2.ExplainedField(requested=requested))
+                    booked = field.booked or shown(by_parameter(record.booked).get(name))
+                    field.MergeFrom(api_pb2.ExplainedField(requested=requested, booked=booked))
                 field.claims.append(_dry_run_claim(audited))
         for owned, key, claim in self._dry_run_claims(subject):
             field = fields.setdefault(key.field, api_pb2.ExplainedField(name=key.field))
