@@ -166,7 +166,7 @@ class CoreServices:
         try:
             await work()
         except Exception as error:  # noqa: BLE001 - a bug costs one event's post hooks, not the daemon
-            self.problems.report_bug(kind, error, "after the call")
+            self.problems.report_bug(kind, error, "in the work after it")
 
     def in_executor(self, work: Callable[..., None], *arguments: object) -> Work:
         """Work for a thread that may write files."""

@@ -49,7 +49,6 @@ class Synthetic(FrontEnd):
     _loop: asyncio.AbstractEventLoop
 
     def __init__(self) -> None:
-        self.bypass = False
         self.changes: list[Change | None] = []
 
     @classmethod
@@ -62,14 +61,6 @@ class Synthetic(FrontEnd):
                 Hook.POST_START_CONTAINER: (),
             },
         )
-
-    @property
-    def switch(self) -> Synthetic:
-        return self
-
-    @property
-    def is_standby(self) -> bool:
-        return self.bypass
 
     @property
     def summaries(self) -> tuple[str, str]:

@@ -29,7 +29,7 @@ async def test_what_runs_is_told_and_nobody_is_asked() -> None:
     assert done == ["complete"]
     assert {pod.id for pod in store.pods} == {"stays", "new"}
     assert [(each.id, each.state) for each in store.containers] == [("main", Lifecycle.RUNNING)]
-    # There is nobody to ask.
+    # Without a source of lists these change nothing.
     inventory.compare_soon()
     inventory.confirm_all()
     assert done == ["complete"]

@@ -44,7 +44,6 @@ class Standalone(FrontEnd):
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self.bypass = False
         self._follower: Follower | None = None
         self._tree: CgroupTree | None = None
         self._lock_fd = -1
@@ -55,14 +54,6 @@ class Standalone(FrontEnd):
         from runtimeproxy.hooks.carried import CarriedFields
 
         return CarriedFields(cls.mode, {})
-
-    @property
-    def switch(self) -> Standalone:
-        return self
-
-    @property
-    def is_standby(self) -> bool:
-        return self.bypass
 
     @property
     def summaries(self) -> tuple[str, str]:
