@@ -22,6 +22,7 @@ from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
 from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
 from runtimeproxy.frontends.cri_proxy.handover.protocol import report_to_predecessor
 from runtimeproxy.frontends.cri_proxy.handover.upgrade import Serving
+from runtimeproxy.frontends.nri.front_end import NriPlugin
 from runtimeproxy.frontends.standalone.front_end import Standalone
 from runtimeproxy.logs import flush_failures
 from runtimeproxy.process import exact_timers, limit_arenas, wake_soon
@@ -208,6 +209,8 @@ class Daemon:
     # Start
 
     def _make_front_end(self, settings: Settings, environ: MutableMapping[str, str]) -> FrontEnd:
+        if settings.daemon.mode == "nri":
+            return NriPlugin(environ)
         if settings.daemon.mode == "standalone":
             return Standalone(environ)
         return CriProxy(settings, environ, self._serving, self._outputs.traces, self._compare_soon)

@@ -113,3 +113,13 @@ def test_what_runs_is_evaluated_alike(hook: Hook) -> None:
 
 def test_a_front_end_has_to_say_it() -> None:
     assert "carried_fields" in FrontEnd.__abstractmethods__
+
+
+def test_an_nri_plugin_changes_containers_but_no_sandbox() -> None:
+    nri = carried_in("nri")
+    assert nri.first_hook(is_container=False) is Hook.PRE_RUN_POD_SANDBOX
+    assert nri.first_hook(is_container=True) is Hook.PRE_CREATE_CONTAINER
+    assert not nri.carries_at_creation(Field("labels", "a"), is_container=False)
+    assert not nri.carries_at_creation(Field("cgroup_parent"), is_container=True)
+    assert nri.carries_at_creation(Field("env", "A"), is_container=True)
+    assert nri.carries(Hook.PRE_UPDATE_CONTAINER_RESOURCES, Field("resources", "cpu_shares"))
