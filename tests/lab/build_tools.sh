@@ -77,6 +77,11 @@ build h2spec "$(source_version "$here/h2spec")" "$here/h2spec" \
     build -buildvcs=false -ldflags '-s -w' -o "$tools/h2spec" github.com/summerwind/h2spec/cmd/h2spec
 build kubelet-client "$(source_version "$root/tests/e2e/kubelet_client")" "$root/tests/e2e/kubelet_client" \
     build -buildvcs=false -ldflags '-s -w' -o "$tools/kubelet-client" .
+nri=$here/nri_adaptation
+build nri-adaptation "$(source_version "$nri")" "$nri" \
+    build -buildvcs=false -tags nri_no_wasm -ldflags '-s -w' -o "$tools/nri-adaptation" .
+build nri-plugin "$(source_version "$nri")" "$nri" \
+    build -buildvcs=false -ldflags '-s -w' -o "$tools/nri-plugin" ./plugin
 for program in containerd containerd-shim-runc-v2; do
     build "$program" "$containerd_version" / install -tags "$containerd_tags" \
         -ldflags "-s -w -X $containerd/version.Version=$containerd_version" \
