@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,12 @@ class NriAdaptation(JsonProcess):
         arguments = (options or NriRuntimeOptions()).arguments()
         command: list[str | Path] = [go_tool("nri-adaptation"), "-socket", self.socket, *arguments]
         super().__init__(command, folder / "nri-adaptation.log")
+        self._plugins = 0
 
     def start(self) -> None:
         """Starts it and waits until plugins can connect."""
         super().start()
+        self._plugins = 0
         self.event("Listening")
 
     def set_inventory(self, pods: Sequence[Message] = (), containers: Sequence[Message] = ()) -> None:
@@ -91,7 +93,8 @@ class NriAdaptation(JsonProcess):
 
     def wait_for_plugins(self, count: int) -> None:
         """Waits until so many plugins are connected. A dropped one is missed at the next call only."""
-        self._take_event("Plugins", lambda line: line["count"] == count)
+        while self._plugins != count:
+            self._plugins = self.event("Plugins")["count"]
 
     def synchronized(self) -> NriAnswer:
         """Waits for the next plugin's answer to Synchronize."""
@@ -103,7 +106,7 @@ class NriAdaptation(JsonProcess):
 
     def event(self, name: str) -> Line:
         """Waits for the next event of this name."""
-        return self._take_event(name, lambda _: True)
+        return self.take(lambda line: line.get("event") == name, name)
 
     def call(self, name: str, **request: object) -> NriAnswer:
         """Makes a call, with the fields of its request.
@@ -140,9 +143,6 @@ class NriAdaptation(JsonProcess):
         """Stops and removes a sandbox."""
         for name in ("StopPodSandbox", "RemovePodSandbox"):
             self.call(name, pod=pod)
-
-    def _take_event(self, name: str, is_wanted: Callable[[Line], bool]) -> Line:
-        return self.take(lambda line: line.get("event") == name and is_wanted(line), name)
 
 
 def _answer(line: Line) -> NriAnswer:

@@ -53,7 +53,7 @@ def test_an_unsolicited_update_is_heard_and_answered(folder: Path) -> None:
         assert plugin.update_containers([update]) == []
         assert runtime.unsolicited_updates() == [update]
         runtime.set_failed_updates([{"container_id": "c1"}])
-        assert plugin.update_containers([update]) == [{"containerId": "c1"}]
+        assert plugin.update_containers([update]) == [{"container_id": "c1"}]
 
 
 def test_two_owners_of_a_field_and_a_validator_fail_the_creation(folder: Path) -> None:

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 )
 
 // plugin answers every event.
@@ -22,6 +23,7 @@ type plugin struct {
 	adjustment *api.ContainerAdjustment
 	rejection  string
 	delay      time.Duration
+	prints     bool
 }
 
 func (p *plugin) Configure(_ context.Context, _, _, _ string) (api.EventMask, error) {
@@ -35,60 +37,105 @@ func (p *plugin) Configure(_ context.Context, _, _, _ string) (api.EventMask, er
 func (p *plugin) Synchronize(
 	_ context.Context, pods []*api.PodSandbox, containers []*api.Container,
 ) ([]*api.ContainerUpdate, error) {
-	fmt.Printf(`{"event":"Synchronize","pods":%d,"containers":%d}`+"\n", len(pods), len(containers))
-	return nil, nil
+	return nil, printed(map[string]any{"event": "Synchronize", "pods": ids(pods), "containers": ids(containers)})
 }
 
 func (p *plugin) CreateContainer(
-	_ context.Context, _ *api.PodSandbox, _ *api.Container,
+	_ context.Context, pod *api.PodSandbox, container *api.Container,
 ) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
 	time.Sleep(p.delay)
-	return p.adjustment, nil, nil
+	return p.adjustment, nil, p.hear("CreateContainer", pod, container)
 }
 
 func (p *plugin) UpdateContainer(
-	_ context.Context, _ *api.PodSandbox, _ *api.Container, _ *api.LinuxResources,
+	_ context.Context, pod *api.PodSandbox, container *api.Container, resources *api.LinuxResources,
 ) ([]*api.ContainerUpdate, error) {
-	return nil, nil
+	return nil, p.hear("UpdateContainer", pod, container, resources)
 }
 
 func (p *plugin) StopContainer(
-	_ context.Context, _ *api.PodSandbox, _ *api.Container,
+	_ context.Context, pod *api.PodSandbox, container *api.Container,
 ) ([]*api.ContainerUpdate, error) {
-	return nil, nil
+	return nil, p.hear("StopContainer", pod, container)
 }
 
 func (p *plugin) ValidateContainerAdjustment(_ context.Context, _ *api.ValidateContainerAdjustmentRequest) error {
 	return errors.New(p.rejection)
 }
 
-func (p *plugin) UpdatePodSandbox(_ context.Context, _ *api.PodSandbox, _, _ *api.LinuxResources) error {
-	return nil
+func (p *plugin) UpdatePodSandbox(_ context.Context, pod *api.PodSandbox, overhead, sum *api.LinuxResources) error {
+	return p.hear("UpdatePodSandbox", pod, overhead, sum)
 }
 
-func (p *plugin) RunPodSandbox(_ context.Context, _ *api.PodSandbox) error        { return nil }
-func (p *plugin) PostUpdatePodSandbox(_ context.Context, _ *api.PodSandbox) error { return nil }
-func (p *plugin) StopPodSandbox(_ context.Context, _ *api.PodSandbox) error       { return nil }
-func (p *plugin) RemovePodSandbox(_ context.Context, _ *api.PodSandbox) error     { return nil }
-
-func (p *plugin) PostCreateContainer(_ context.Context, _ *api.PodSandbox, _ *api.Container) error {
-	return nil
+func (p *plugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	return p.hear("RunPodSandbox", pod)
 }
 
-func (p *plugin) StartContainer(_ context.Context, _ *api.PodSandbox, _ *api.Container) error {
-	return nil
+func (p *plugin) PostUpdatePodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	return p.hear("PostUpdatePodSandbox", pod)
 }
 
-func (p *plugin) PostStartContainer(_ context.Context, _ *api.PodSandbox, _ *api.Container) error {
-	return nil
+func (p *plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	return p.hear("StopPodSandbox", pod)
 }
 
-func (p *plugin) PostUpdateContainer(_ context.Context, _ *api.PodSandbox, _ *api.Container) error {
-	return nil
+func (p *plugin) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	return p.hear("RemovePodSandbox", pod)
 }
 
-func (p *plugin) RemoveContainer(_ context.Context, _ *api.PodSandbox, _ *api.Container) error {
-	return nil
+func (p *plugin) PostCreateContainer(_ context.Context, pod *api.PodSandbox, container *api.Container) error {
+	return p.hear("PostCreateContainer", pod, container)
+}
+
+func (p *plugin) StartContainer(_ context.Context, pod *api.PodSandbox, container *api.Container) error {
+	return p.hear("StartContainer", pod, container)
+}
+
+func (p *plugin) PostStartContainer(_ context.Context, pod *api.PodSandbox, container *api.Container) error {
+	return p.hear("PostStartContainer", pod, container)
+}
+
+func (p *plugin) PostUpdateContainer(_ context.Context, pod *api.PodSandbox, container *api.Container) error {
+	return p.hear("PostUpdateContainer", pod, container)
+}
+
+func (p *plugin) RemoveContainer(_ context.Context, pod *api.PodSandbox, container *api.Container) error {
+	return p.hear("RemoveContainer", pod, container)
+}
+
+// ids are those of pods or containers.
+func ids[M interface{ GetId() string }](messages []M) []string {
+	found := make([]string, len(messages))
+	for i, message := range messages {
+		found[i] = message.GetId()
+	}
+	return found
+}
+
+// hear prints an event with its messages, if that is wanted.
+func (p *plugin) hear(event string, messages ...proto.Message) error {
+	if !p.prints {
+		return nil
+	}
+	texts := make([]json.RawMessage, len(messages))
+	for i, message := range messages {
+		text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(message)
+		if err != nil {
+			return err
+		}
+		texts[i] = text
+	}
+	return printed(map[string]any{"event": event, "messages": texts})
+}
+
+// printed writes one line, at once: handlers run beside each other.
+func printed(value any) error {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	_, err = os.Stdout.Write(append(text, '\n'))
+	return err
 }
 
 func main() {
@@ -98,11 +145,12 @@ func main() {
 	adjustment := flag.String("adjust", "", "JSON of the ContainerAdjustment of every container")
 	rejection := flag.String("reject", "", "with this reason all adjustments of all plugins are rejected")
 	delay := flag.Duration("delay", 0, "how long CreateContainer takes")
+	prints := flag.Bool("events", false, "print every event with its messages")
 	failRequest := flag.Bool("fail-request", false, "of the failure policy")
 	keepConnected := flag.Bool("keep-connected", false, "of the failure policy")
 	flag.Parse()
 
-	created := &plugin{rejection: *rejection, delay: *delay}
+	created := &plugin{rejection: *rejection, delay: *delay, prints: *prints}
 	if *adjustment != "" {
 		created.adjustment = &api.ContainerAdjustment{}
 		fail(protojson.Unmarshal([]byte(*adjustment), created.adjustment))
@@ -135,9 +183,9 @@ func makeUpdates(connection stub.Stub) {
 		fail(protojson.Unmarshal(text, &request))
 		failed, err := connection.UpdateContainers(request.Update)
 		fail(err)
-		answer, err := protojson.Marshal(&api.UpdateContainersResponse{Failed: failed})
+		answer, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(&api.UpdateContainersResponse{Failed: failed})
 		fail(err)
-		fail(json.NewEncoder(os.Stdout).Encode(json.RawMessage(answer)))
+		fail(printed(json.RawMessage(answer)))
 	}
 }
 
