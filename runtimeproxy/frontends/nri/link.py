@@ -139,7 +139,7 @@ class NriLink:
             return f"{path}: no answer within {REGISTRATION_S:g} s"
         return f"{path}: {error.strerror}" if isinstance(error, OSError) and error.strerror else str(error)
 
-    # --- requests ----------------------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------------------
 
     def _on_request(self, request: Request) -> None:
         connection = self._connection
@@ -176,21 +176,22 @@ class NriLink:
         ):
             events = FIRST_EVENTS
         self._unconfirmed = events
-        reply = api_pb2.ConfigureResponse(events=event_mask(events))
+        # A late reply costs the decision, and not the connection. Older runtimes drop the plugin.
+        policy = api_pb2.FailurePolicy(fail_request=False, keep_connected=True)
+        reply = api_pb2.ConfigureResponse(events=event_mask(events), failure_policy=policy)
         connection.respond(request, reply.SerializeToString())
 
     async def _answer(self, connection: NriConnection, request: Request) -> None:
-        is_whole = False
+        is_inventory, store = request.method == "Synchronize", self._services.core.store
+        if is_inventory:
+            self._unconfirmed = ()
+        is_whole, known = False, len(store.containers)
         try:
-            if request.method == "Synchronize":
-                self._unconfirmed = ()
-                before = len(self._services.core.store.containers)
             payload = await self._plugin.answer(request, self._request_s / 2)
-            if request.method == "Synchronize":
+            if is_inventory:
                 is_whole = not api_pb2.SynchronizeResponse.FromString(payload).more
                 if self._has_been_connected:
-                    new = len(self._services.core.store.containers) - before
-                    self._state.undecided_containers += max(0, new)
+                    self._state.undecided_containers += max(0, len(store.containers) - known)
             connection.respond(request, payload)
         except RefusedError as error:
             connection.refuse(request, error.code, refusal_text(error))
@@ -205,7 +206,7 @@ class NriLink:
         about = {"runtime": state.runtime, "nri_version": state.nri_version}
         logger.info("registered with the runtime as an NRI plugin", extra=about)
 
-    # --- the end -----------------------------------------------------------------------------------------------
+    # --- the end -------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """Begins no new connection."""
