@@ -21,6 +21,7 @@ from runtimeproxy.frontends.standalone.cgroup_tree import (
     pod_uid,
 )
 from tests.frontends.standalone.test_processes import CLONED, RUNC, SLEEP, add
+from tests.hooks.asking import until
 
 ID = "0123456789abcdef" * 4
 OTHER_ID = "fedcba9876543210" * 4
@@ -241,9 +242,7 @@ async def test_processes_that_are_not_visible(tmp_path: Path) -> None:
         cgroups.make(BOX.cgroup)
         (cgroups.folder(BOX.cgroup) / "cgroup.procs").write_text("0\n")
         await listener.wait_for("made", BOX)
-        async with asyncio.timeout(30):
-            while tree.sees_processes:
-                await asyncio.sleep(0)
+        await until(lambda: not tree.sees_processes)
         cgroups.write(BOX.cgroup)
         await listener.wait_for("written", (BOX.cgroup, BOX))
     assert not [about for what, about in listener.told if what == "started"]
@@ -295,9 +294,7 @@ async def test_watches_of_what_is_gone_are_given_back(tmp_path: Path) -> None:
             assert len(tree._watches) == len(tree._watched) == before + 3
             rmtree(cgroups.folder(f"/kubepods/besteffort/pod{number}"))
             await listener.wait_for("removed", box)
-            async with asyncio.timeout(30):
-                while len(tree._watched) != before or len(tree._watches) != before:
-                    await asyncio.sleep(0)
+            await until(lambda: len(tree._watched) == len(tree._watches) == before)
 
 
 async def test_a_kernel_without_inotify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

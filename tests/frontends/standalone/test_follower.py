@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
 from runtimeproxy.pods.store import PodStore
 from tests.frontends.cri_proxy.calls.scripted import ScriptedRuntime
+from tests.hooks.asking import until
 
 PARENT = "/kubepods/besteffort/pod1"
 POD = PodRecord(id="pod1", uid="uid1", cgroup_parent=PARENT, state=Lifecycle.RUNNING)
@@ -105,12 +106,6 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def followed() -> Followed:
     return Followed()
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not is_so():
-            await asyncio.sleep(0)
 
 
 async def test_events_of_a_pod_that_come_together_are_one_evaluation(followed: Followed) -> None:
