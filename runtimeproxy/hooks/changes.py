@@ -107,7 +107,7 @@ class ContainerChange(CgroupChange):
     env: TextEntries = field(default_factory=dict)
     """By name: replaces the last variable of that name, or adds one; all others stay as they are."""
     mounts: tuple[MountSpec, ...] = ()
-    """Added after the kubelet's."""
+    """Added after the kubelet's; one at the same path replaces the kubelet's."""
     devices: tuple[DeviceSpec, ...] = ()
     """Added after the kubelet's."""
     cgroup_parent: str | None = None
