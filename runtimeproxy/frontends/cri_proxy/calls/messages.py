@@ -215,9 +215,19 @@ def edit_container(config: api_pb2.ContainerConfig, change: ContainerChange, sen
         config.devices.add(
             container_path=device.container_path, host_path=device.host_path, permissions=device.permissions
         )
+    if change.cdi_devices:
+        changed |= _add_cdi_devices(config.CDI_devices, change.cdi_devices)
     if change.resources is not None:
         changed |= edit_resources(config.linux.resources, change.resources, sent)
     return changed
+
+
+def _add_cdi_devices(devices: MutableSequence[api_pb2.CDIDevice], names: Sequence[str]) -> bool:
+    present = {device.name for device in devices}
+    missing = [name for name in names if name not in present]
+    for name in missing:
+        devices.add(name=name)  # type: ignore[attr-defined]
+    return bool(missing)
 
 
 def edit_resources(
