@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.fields.tables import CRI_FIELDS
 from runtimeproxy.hooks.changes import Clear, ContainerChange, PodChange, ResourceChange, TextEntries
-from runtimeproxy.hooks.fields import written_value
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.pods.record_views import PodSummary
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.pods.resources import NO_RESOURCES, read_entries, read_resources
+from runtimeproxy.pods.updates import entry_edits, scalar_edits
 from runtimeproxy.qos import kube_qos_class, priority_class, qos_class
 
 if TYPE_CHECKING:
@@ -235,9 +235,9 @@ def edit_resources(
     the message updates something that exists.
     """
     scalars = scalar_edits(change, in_force, sent, update=update)
-    for cri_field, value in scalars.items():
+    for name, value in scalars.items():
         # Such as `cpu_quota`: `fields/declared.py`.
-        setattr(message, cri_field, value)
+        setattr(message, CRI_FIELDS[name].cri, value)
     if not change.unified:
         return bool(scalars)
     entries = entry_edits(change.unified, sent.unified, in_force.unified if in_force is not None else None)
@@ -300,47 +300,3 @@ def _remove(items: MutableSequence[api_pb2.KeyValue], places: Sequence[int]) -> 
     kept = [item for place, item in enumerate(items) if place not in gone]
     del items[:]
     items.extend(kept)
-
-
-def scalar_edits(
-    change: ResourceChange, in_force: Resources | None, sent: Resources, *, update: bool
-) -> dict[str, int | str]:
-    """The CRI fields to assign so that a change is made, and only those that really differ.
-
-    `in_force`: what the runtime has; None where that is nothing or not known. A field that the kubelet does
-    not send and that has the wanted value already is not sent again.
-    """
-    edits: dict[str, int | str] = {}
-    for name, field in CRI_FIELDS.items():
-        wanted = getattr(change, name)
-        if wanted is None:
-            continue
-        value = written_value(name, wanted, update=update)
-        present = getattr(sent, name)
-        if value == (present or (0 if isinstance(value, int) else "")):
-            continue
-        if present is None and in_force is not None:
-            current: int | str | None = getattr(in_force, name)
-            # A value that the runtime never got need not be cleared.
-            if current == value or (current is None and isinstance(wanted, Clear)):
-                continue
-        edits[field.cri] = value
-    return edits
-
-
-def entry_edits(
-    changes: TextEntries, present: Mapping[str, str], in_force: Mapping[str, str] | None = None
-) -> dict[str, str | None]:
-    """The map entries to set (or, with None, to take away), and only those that really differ.
-
-    `in_force`: what the runtime has; an entry that the message does not give is not sent again.
-    """
-    known = in_force or {}
-    edits: dict[str, str | None] = {}
-    for key, wanted in changes.items():
-        value = None if isinstance(wanted, Clear) else wanted
-        before = present.get(key)
-        if before == value or (before is None and known.get(key) == value):
-            continue
-        edits[key] = value
-    return edits
