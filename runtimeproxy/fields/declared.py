@@ -198,6 +198,7 @@ DECLARED: tuple[Declaration, ...] = (
         v2=formats.number_or_max("pids.max"),
         direction=Direction.LARGER,
         resource="pids_limit",
+        oci=("pids", "limit"),
         kubelet=frozenset({ClaimLevel.POD, ClaimLevel.QOS_CLASS}),
     ),
     # Memory and swap together. No file of version 2 has that.
