@@ -22,6 +22,8 @@ from runtimeproxy.hooks.fields import (
 )
 from runtimeproxy.hooks.policy import HOOKS_BEFORE, METHOD_HOOKS, Hook
 
+NOT_CARRIED: Final = "not-in-mode"
+"""The cause of all that a front end does not carry: in the status, and as the note of audit entries."""
 _CREATIONS: Final = (Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER)
 _EVALUATIONS: Final = (Hook.EVALUATE_POD, Hook.EVALUATE_CONTAINER)
 _UPDATES: Final = (Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, Hook.PRE_UPDATE_CONTAINER_RESOURCES)
@@ -74,6 +76,10 @@ class CarriedFields:
     def asks_by(self, method: str) -> bool:
         """Whether this method of policies is ever called."""
         return any(hook in self._by_hook or hook not in _OF_CALLS for hook in METHOD_HOOKS[method])
+
+    def asks_at(self, hook: Hook) -> bool:
+        """Whether this front end asks hook servers, and policies, at a hook of calls."""
+        return hook in self._by_hook
 
     def asks_about_creation(self, *, is_container: bool) -> bool:
         """Whether policies are asked before one is created, so that it begins with their values."""
