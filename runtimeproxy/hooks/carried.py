@@ -49,29 +49,24 @@ class CarriedFields:
         mode: The front end's.
         reason: Why a field is never carried, for people.
         counting: By hook, the groups of a change that count there.
-        partial: The hooks at which single fields of these groups are not carried; see `carries`.
+        lacking: By hook before a call, groups and single resources among these that its message lacks.
     """
 
     def __init__(self, mode: str, by_hook: Mapping[Hook, Collection[str]]) -> None:
         self.mode = mode
         self.reason = f"it counts at the creation only, where mode {mode} does not carry it"
         self._by_hook = {hook: frozenset(names) for hook, names in by_hook.items()}
-        self._resources = {
-            hook: frozenset(each for each in _ALL_RESOURCES if not names.isdisjoint((RESOURCES, str(each))))
-            for hook, names in self._by_hook.items()
-        }
         self.counting = dict(GROUPS)
-        partial: set[Hook] = set()
+        self.lacking: dict[Hook, frozenset[str | Field]] = {}
         for hook in HOOKS_BEFORE:
             carried = self._by_hook.get(hook, frozenset()) | {CGROUP}
             missing = GROUPS[hook] - carried
             if hook not in _CREATIONS:
                 # An answer has all fields at each hook: what only creations carry is not missed in an update.
-                missing &= {RESOURCES} if hook in _UPDATES else frozenset()
-            if missing:
-                partial.add(hook)
+                missing &= {RESOURCES, UNIFIED} if hook in _UPDATES else frozenset()
             self.counting[hook] = GROUPS[hook] & (carried | missing)
-        self.partial = frozenset(partial)
+            resources = {each for each in _ALL_RESOURCES if RESOURCES in missing and str(each) not in carried}
+            self.lacking[hook] = frozenset((*(missing - {RESOURCES}), *resources))
 
     def asks_by(self, method: str) -> bool:
         """Whether this method of policies is ever called."""
@@ -92,9 +87,8 @@ class CarriedFields:
 
     def carries(self, hook: Hook, field: Field) -> bool:
         """Whether a message carries a field; values of cgroups are no field of a message."""
-        if field.group == RESOURCES:
-            return field in self._resources.get(hook, ())
-        return field.group in self._by_hook.get(hook, ())
+        names = self._by_hook.get(hook, frozenset())
+        return field.group in names or str(field) in names
 
     def carries_at_creation(self, field: Field, *, is_container: bool) -> bool:
         return self.carries(_CREATIONS[is_container], field)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
@@ -139,7 +139,8 @@ def usable(
         else:
             if note:
                 notes[field] = note
-    uncarried = _uncarried(hook, fields, carried) if hook in carried.partial else ()
+    lacking = carried.lacking.get(hook)
+    uncarried = [field for field in fields if field in lacking or field.group in lacking] if lacking else []
     if uncarried:
         _without_uncarried(hook, fields, uncarried, carried, left_out)
     if left_out:
@@ -497,14 +498,10 @@ def _is_absolute_path(value: object) -> bool:
     return isinstance(value, str) and _is_text(value) and value.startswith("/")
 
 
-def _uncarried(hook: Hook, fields: Mapping[Field, Value], carried: CarriedFields) -> tuple[Field, ...]:
-    return tuple(field for field in fields if field.group != flat.CGROUP and not carried.carries(hook, field))
-
-
 def _without_uncarried(
     hook: Hook,
     fields: dict[Field, Value],
-    uncarried: tuple[Field, ...],
+    uncarried: Sequence[Field],
     carried: CarriedFields,
     left_out: list[LeftOut],
 ) -> None:
@@ -525,7 +522,7 @@ def _without_uncarried(
         del fields[field]
 
 
-def _with_files(hook: Hook, found: Usable, uncarried: tuple[Field, ...], carried: CarriedFields) -> Usable:
+def _with_files(hook: Hook, found: Usable, uncarried: Sequence[Field], carried: CarriedFields) -> Usable:
     """Return the change with values of the container's cgroup in place of what its message does not carry."""
     moved = {
         field: Field(flat.CGROUP, carried.file_instead(hook, field))
