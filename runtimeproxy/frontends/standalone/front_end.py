@@ -1,6 +1,7 @@
 """Stand-alone: no socket of the kubelet; it follows what runs, and writes values by file only.
 
-It never writes before runc: a pod is decided on once its sandbox is ready, a container once it has started.
+It never writes before runc: a pod is decided on once the runtime knows its sandbox, a container once its
+program runs, as its cgroup's first process or the runtime says, whichever is the earlier.
 What only a message at the creation could carry is reported as not applicable in this mode.
 """
 
@@ -11,22 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtimeproxy.config.parsing import socket_mode_bits
-from runtimeproxy.config.validation import owner_ids
 from runtimeproxy.frontends.front_end import FrontEnd
-from runtimeproxy.frontends.lock import lock_host, unlock_host
+from runtimeproxy.frontends.lock import take_host, unlock_host
 from runtimeproxy.frontends.standalone.cgroup_tree import CgroupTree
-from runtimeproxy.listener import inherited, listen
-from runtimeproxy.sdnotify import listen_sockets
 
 if TYPE_CHECKING:
     from runtimeproxy.background import ThreadPools
-    from runtimeproxy.config.settings import ProxySettings, Settings
+    from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.core import Core
     from runtimeproxy.core.policies import Spawn
     from runtimeproxy.frontends.standalone.follower import Follower
     from runtimeproxy.hooks.carried import CarriedFields
-    from runtimeproxy.listener import Listener
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
 
 
@@ -40,12 +36,9 @@ class Standalone(FrontEnd):
     mode = "standalone"
     serves_kubelet = False
 
-    _spawn: Spawn
-
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._follower: Follower | None = None
-        self._tree: CgroupTree | None = None
         self._lock_fd = -1
 
     @classmethod
@@ -57,19 +50,17 @@ class Standalone(FrontEnd):
 
     @property
     def summaries(self) -> tuple[str, str]:
-        is_followed = self._follower is not None and self._follower.events.is_followed
-        source = "events of the runtime" if is_followed else "lists of the runtime"
-        if self._tree is not None and self._tree.problem:
-            source += f"; {self._tree.problem}"
-        return "; ".join(filter(None, ("stand-alone", "bypass is on" if self.bypass else ""))), source
+        follower = self._follower
+        is_followed = follower is not None and follower.events.is_followed
+        sources = ["events of the runtime" if is_followed else "lists of the runtime"]
+        if follower is not None and follower.tree.is_followed:
+            sources.insert(0, "the cgroup tree")
+        problem = follower.tree.problem if follower is not None else ""
+        before = "; ".join(filter(None, ("stand-alone", "bypass is on" if self.bypass else "")))
+        return before, "; ".join(filter(None, (" and ".join(sources), problem)))
 
     def open(self, settings: Settings, own_socket: str) -> None:
-        # The API is served on the listener itself: no other socket is needed.
-        self._lock_fd = lock_host(settings.daemon.lock, alone=True)
-        passed = listen_sockets(self._environ)
-        self.listener = inherited(passed[0]) if passed else _listener(settings.proxy)
-        for surplus in passed[1:]:
-            surplus.close()
+        self._lock_fd, self.listener = take_host(settings, self._environ)
 
     async def join(
         self, core: Core, client: GrpcRuntimeClient, settings: Settings, threads: ThreadPools, spawn: Spawn
@@ -78,22 +69,14 @@ class Standalone(FrontEnd):
 
         run = asyncio.get_running_loop().run_in_executor
         since_s = await run(threads.background, begun_s, Path(settings.state.dir))
-        evaluator = core.upkeep.evaluator
-        follower = self._follower = Follower(core.inventory, evaluator, client, spawn, since_s)
-        root = Path(settings.cgroups.root)
-        self._spawn = spawn
-        self._tree = CgroupTree(root, follower.on_cgroups_changed, threads.make("cgroup-tree"))
+        follower = Follower(core.inventory, core.upkeep, client, spawn, since_s)
+        follower.tree = CgroupTree(Path(settings.cgroups.root), follower, threads.make("cgroup-tree"))
+        self._follower = follower
 
     def decide(self) -> None:
-        if self._follower is not None and self._tree is not None:
+        if self._follower is not None:
             self._follower.start()
-            self._spawn(self._tree.run())
 
     async def end(self) -> None:
         # Another front end may run now.
         unlock_host(self._lock_fd)
-
-
-def _listener(proxy: ProxySettings) -> Listener:
-    uid, gid = owner_ids(proxy)
-    return listen(proxy.endpoint, mode=socket_mode_bits(proxy.socket_mode), uid=uid, gid=gid)
