@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from runtimeproxy.frontends.front_end import FrontEnd
 from runtimeproxy.frontends.lock import take_host, unlock_host
+from runtimeproxy.frontends.nri.state import NriState
 
 if TYPE_CHECKING:
     from runtimeproxy.background import ThreadPools
@@ -26,6 +27,7 @@ class NriPlugin(FrontEnd):
     """Answers the runtime's requests; its own socket is that of the API. Used in the event loop's thread.
 
     Attributes:
+        state: The connection with the runtime, for whatever shows it.
         bypass: While it is set all requests are answered without a change, and nothing is written.
     """
 
@@ -33,6 +35,7 @@ class NriPlugin(FrontEnd):
     serves_kubelet = False
 
     def __init__(self, environ: Mapping[str, str]) -> None:
+        self.state = NriState()
         self._environ = environ
         self._lock_fd = -1
 
@@ -50,11 +53,12 @@ class NriPlugin(FrontEnd):
                 Hook.PRE_CREATE_CONTAINER: {RESOURCES, UNIFIED, ANNOTATIONS, ENV, MOUNTS, DEVICES},
                 Hook.PRE_UPDATE_CONTAINER_RESOURCES: {RESOURCES, UNIFIED},
             },
+            files_before_start=True,
         )
 
     @property
     def summaries(self) -> tuple[str, str]:
-        return "; ".join(filter(None, ("NRI plugin", "bypass is on" if self.bypass else ""))), ""
+        return "; ".join(filter(None, (self.state.summary, "bypass is on" if self.bypass else ""))), ""
 
     def open(self, settings: Settings, own_socket: str) -> None:
         self._lock_fd, self.listener = take_host(settings, self._environ)

@@ -28,7 +28,8 @@ class PluginConflict(NamedTuple):
     """Its index and name; empty if that is not known."""
 
 
-class OtherPlugin(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OtherPlugin:
     """A plugin of the same runtime, as far as its traces are seen."""
 
     index: str
