@@ -31,6 +31,8 @@ _RIGHTS: Final = {
     "cap_fowner": "proxy.socket_mode has no effect on files of other users",
 }
 """Capabilities of the unit, and what is missing without them."""
+_HAMI_LIBRARY: Final = "/usr/local/vgpu/libvgpu.so"
+"""The default of `policies/gpu_env.py`, which is not loaded here."""
 
 
 class Severity(StrEnum):
@@ -294,6 +296,10 @@ def _rights_of(facts: Facts, unit: Mapping[str, str]) -> Findings:
     }
     if settings.cgroups.enabled:
         writable["cgroups.root"] = settings.cgroups.root
+    gpu_options = settings.policies["gpu-env"].options if "gpu-env" in settings.policies else {}
+    if gpu_options.get("hami_vgpu_monitor"):
+        library = str(gpu_options.get("hami_library_path", _HAMI_LIBRARY))
+        writable["hami_library_path"] = str(PurePosixPath(library).parent)
     for name, path in writable.items():
         if not may_write(unit, path):
             text = f"{name}: the unit may not write to {path}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from runtimeproxy.fields.tables import RESOURCE_PARAMETERS
+from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.fields import (
     ANNOTATIONS,
+    CDI_DEVICES,
     CGROUP,
     CGROUP_PARENT,
     DEVICES,
@@ -27,6 +28,7 @@ _UPDATES: Final = (Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, Hook.PRE_UPDATE_CONTAI
 _OF_CALLS: Final = tuple(hook for hook in Hook if not hook.startswith("evaluate_"))
 _OF_CONTAINERS: Final = frozenset(METHOD_HOOKS["container"])
 """Where resources are values of the cgroup that the view is about; those of a sandbox are not its pod's."""
+_ALL_RESOURCES: Final = tuple(Field(RESOURCES, name) for name in RESOURCE_FIELDS)
 
 
 class CarriedFields:
@@ -56,17 +58,21 @@ class CarriedFields:
         self._files_before_start = files_before_start
         self.reason = f"it counts at the creation only, where mode {mode} does not carry it"
         self._by_hook = {hook: frozenset(names) for hook, names in by_hook.items()}
+        self._resources = {
+            hook: frozenset(each for each in _ALL_RESOURCES if not names.isdisjoint((RESOURCES, str(each))))
+            for hook, names in self._by_hook.items()
+        }
         self.counting = dict(GROUPS)
         partial: set[Hook] = set()
         for hook in HOOKS_BEFORE:
             carried = self._by_hook.get(hook, frozenset()) | {CGROUP}
             missing = GROUPS[hook] - carried
-            # An answer has all fields at each hook: what only creations carry is not left out of an update.
-            lacks_resources = hook in _UPDATES and not missing.isdisjoint((RESOURCES, UNIFIED))
-            if lacks_resources or (hook in _CREATIONS and missing):
+            if hook not in _CREATIONS:
+                # An answer has all fields at each hook: what only creations carry is not missed in an update.
+                missing &= {RESOURCES} if hook in _UPDATES else frozenset()
+            if missing:
                 partial.add(hook)
-            else:
-                self.counting[hook] = GROUPS[hook] & carried
+            self.counting[hook] = GROUPS[hook] & (carried | missing)
         self.partial = frozenset(partial)
 
     def asks_by(self, method: str) -> bool:
@@ -84,8 +90,9 @@ class CarriedFields:
 
     def carries(self, hook: Hook, field: Field) -> bool:
         """Whether a message carries a field; values of cgroups are no field of a message."""
-        names = self._by_hook.get(hook, frozenset())
-        return field.group in names or str(field) in names
+        if field.group == RESOURCES:
+            return field in self._resources.get(hook, ())
+        return field.group in self._by_hook.get(hook, ())
 
     def carries_at_creation(self, field: Field, *, is_container: bool) -> bool:
         return self.carries(_CREATIONS[is_container], field)
@@ -103,22 +110,23 @@ class CarriedFields:
         return RESOURCE_PARAMETERS.get(field.key, "")
 
 
+_CRI_RESOURCES: Final = {UNIFIED, *(f"{RESOURCES}.{name}" for name in CRI_FIELDS)}
 BY_CALLS: Final = CarriedFields(
     "proxy",
     {
         **dict.fromkeys(_OF_CALLS, ()),
-        Hook.PRE_RUN_POD_SANDBOX: {RESOURCES, UNIFIED, LABELS, ANNOTATIONS, CGROUP_PARENT},
+        Hook.PRE_RUN_POD_SANDBOX: {*_CRI_RESOURCES, LABELS, ANNOTATIONS, CGROUP_PARENT},
         Hook.PRE_CREATE_CONTAINER: {
-            RESOURCES,
-            UNIFIED,
+            *_CRI_RESOURCES,
             ANNOTATIONS,
             ENV,
             MOUNTS,
             DEVICES,
+            CDI_DEVICES,
             CGROUP_PARENT,
         },
-        Hook.PRE_UPDATE_CONTAINER_RESOURCES: {RESOURCES, UNIFIED, ANNOTATIONS},
-        Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: {RESOURCES, UNIFIED},
+        Hook.PRE_UPDATE_CONTAINER_RESOURCES: {*_CRI_RESOURCES, ANNOTATIONS},
+        Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: _CRI_RESOURCES,
     },
 )
 """Of the proxy, and of recorded calls: what the CRI's calls carry, after which the hooks are named."""

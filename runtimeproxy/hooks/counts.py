@@ -7,10 +7,11 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.counts import Histogram
-from runtimeproxy.fields.tables import CRI_FIELDS, PARAMETERS
+from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_FIELDS
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.fields import (
     ANNOTATIONS,
+    CDI_DEVICES,
     CGROUP,
     CGROUP_PARENT,
     DEVICES,
@@ -34,8 +35,10 @@ MAX_LEFT_OUT: Final = 1024
 """Answers with fields that could not be used, of which the last such field is remembered."""
 
 _FAILURES: Final = frozenset({AuditKind.FAILED, AuditKind.INVALID})
-_GROUPS: Final = frozenset({UNIFIED, LABELS, ANNOTATIONS, ENV, MOUNTS, DEVICES, CGROUP_PARENT, SYSCTL})
-_RESOURCES: Final = frozenset(f"{RESOURCES}.{name}" for name in CRI_FIELDS)
+_GROUPS: Final = frozenset(
+    {UNIFIED, LABELS, ANNOTATIONS, ENV, MOUNTS, DEVICES, CDI_DEVICES, CGROUP_PARENT, SYSCTL}
+)
+_RESOURCES: Final = frozenset(f"{RESOURCES}.{name}" for name in RESOURCE_FIELDS)
 _KEYED: Final = re.compile(r"([\w.]+)\[(.*)\]", re.DOTALL)
 
 

@@ -198,10 +198,13 @@ class Ledger:
 
     # --- comparisons -------------------------------------------------------------------------------------
 
-    def repair(self, cgroup: str) -> None:
-        # After an event that is known to reset values.
+    def repair(self, cgroup: str, *, is_explained: bool = True) -> None:
+        """Compares the values of a cgroup after an event, and repairs them.
+
+        `is_explained`: whether the event is known to reset values; else another program may have written.
+        """
         if (path := path_or_none(cgroup)) is not None:
-            self._settlement.compare(path)
+            self._settlement.compare(path, SettleCause.EVENT if is_explained else SettleCause.COMPARISON)
 
     def verify(self, levels: Collection[Level], pod_cgroups: Collection[str] | None = None) -> None:
         """Compares the values of all cgroups of some levels, and repairs them.

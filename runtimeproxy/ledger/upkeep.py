@@ -373,6 +373,21 @@ class Upkeep:
             return await self.in_worker(partial(self._ledger.compared, cgroup, values))
         return {}
 
+    async def is_in_force(self, cgroup: str, name: str) -> bool:
+        """Whether a file holds the value that was resolved for it; false if there is none."""
+        book = self._books.record(cgroup)
+        entry = book.entries.get(name) if book is not None else None
+        if entry is None or entry.resolved is None:
+            return False
+        present = await self.present_values(cgroup, {name: str(entry.resolved)})
+        return name in present and present[name][1]
+
+    async def repair(self, cgroup: str, *, is_explained: bool = True) -> None:
+        """Writes values again that others may have replaced, if there are any; see `Ledger.repair`."""
+        if cgroup and not self._is_idle() and self._books.is_managed(cgroup):
+            with suppress(TimeoutError):  # it is compared again
+                await self.in_worker(partial(self._ledger.repair, cgroup, is_explained=is_explained))
+
     async def _prepare(self) -> None:
         """Releases values of hook servers that are gone, and sets the CPU mode and the sysctls."""
         gone = self._gone_servers()

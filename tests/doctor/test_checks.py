@@ -21,6 +21,7 @@ from runtimeproxy.doctor.facts import (
     RuntimeFacts,
     SocketState,
 )
+from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.kubelet_endpoints import KubeletSetting, RunningKubelet
 from runtimeproxy.node.koordlet import Koordlet
 from runtimeproxy.node.snapshot import Feature, KubeletFacts, Node
@@ -112,6 +113,10 @@ def test_beside_the_kubelet(
         assert (
             each.level is not Severity.PROBLEM or "to unix:///run/containerd/containerd.sock" in each.advice
         )
+
+
+MONITOR = replace(GOOD.settings, policies={"gpu-env": PolicySettings(options={"hami_vgpu_monitor": True})})
+"""HAMi's monitor is configured."""
 
 
 def node(policy: str | None = "none", *features: str, static: int = 0) -> Node:
@@ -373,6 +378,13 @@ def unit(**changes: str) -> dict[str, str]:
             Severity.PROBLEM,
             "ProtectKernelTunables=yes",
             "10-group-identity.conf",
+        ),
+        (
+            "service",
+            {"settings": MONITOR},
+            Severity.PROBLEM,
+            "hami_library_path: the unit may not write to /usr/local/vgpu",
+            "ReadWritePaths=/usr/local/vgpu",
         ),
         (
             "state folder",

@@ -13,7 +13,7 @@ from typing import Self
 
 from tests.lab import containerd_remains
 from tests.lab.busybox_image import IMAGE, write_image
-from tests.lab.containerd_config import Places, configuration
+from tests.lab.containerd_config import Nri, Places, configuration
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.programs import ContainerdVersion, containerd_program, debian_program, run
@@ -24,20 +24,31 @@ _START_TIMEOUT_S = 30.0
 class Containerd:
     """Runs containerd from `with` to the end of its block, then removes all that it left.
 
-    The runtime has one image, `tests.lab.busybox_image.IMAGE`, which is also its sandbox image.
+    The runtime has one image, `tests.lab.busybox_image.IMAGE`, which is also its sandbox image. With `nri`
+    plugins can connect.
     """
 
-    def __init__(self, version: ContainerdVersion = "1.6") -> None:
+    def __init__(self, version: ContainerdVersion = "1.6", nri: Nri | None = None) -> None:
         self.version = version
         self._program = containerd_program(version)
         self._places = Places(Path(tempfile.mkdtemp(prefix="lab-", dir="/tmp")))
         self._process: subprocess.Popen[bytes] | None = None
-        self._places.config.write_text(configuration(version, self._places))
+        self._places.config.write_text(configuration(version, self._places, nri))
 
     @property
     def socket(self) -> Path:
         """The socket on which the runtime serves the CRI and its own services."""
         return self._places.socket
+
+    @property
+    def nri_socket(self) -> Path:
+        """The socket on which the runtime waits for NRI plugins, if it was made with `nri`."""
+        return self._places.nri_socket
+
+    @property
+    def nri_plugins(self) -> Path:
+        """The folder of the NRI plugins that the runtime starts itself; `conf.d` in it has their settings."""
+        return self._places.nri_plugins
 
     @property
     def pid(self) -> int:

@@ -15,7 +15,7 @@ from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-ContainerdVersion = Literal["1.6", "2.2", "2.4"]
+ContainerdVersion = Literal["1.6", "1.7", "2.2", "2.3", "2.4"]
 KubeletClientVersion = Literal["1.34", "1.37"]
 
 WITH_ALL_VERSIONS = os.environ.get("E2E_VERSIONS") == "all"
@@ -26,6 +26,10 @@ CONTAINERDS_WITH_EVENTS = [
     for version in ("2.2", *(["2.4"] if WITH_ALL_VERSIONS else []))
 ]
 CONTAINERD_VERSIONS = [CONTAINERD_WITHOUT_EVENTS, *CONTAINERDS_WITH_EVENTS]
+CONTAINERDS_WITH_NRI = [
+    pytest.param(version, id=f"containerd-{version}", marks=pytest.mark.golang)
+    for version in ("2.2", *(["1.7", "2.3", "2.4"] if WITH_ALL_VERSIONS else []))
+]
 KUBELET_CLIENT_VERSIONS: list[KubeletClientVersion] = ["1.34", "1.37"] if WITH_ALL_VERSIONS else ["1.34"]
 
 
@@ -97,7 +101,7 @@ def containerd_program(version: ContainerdVersion) -> Path:
     debian_program("busybox")
     if version == "1.6":
         return debian_program("containerd")
-    folder = "containerd-2.4/" if version == "2.4" else ""
+    folder = "" if version == "2.2" else f"containerd-{version}/"
     go_tool(f"{folder}containerd-shim-runc-v2")
     return go_tool(f"{folder}containerd")
 

@@ -1,7 +1,8 @@
-"""Follows the kubelet's cgroup tree: a pod's folder that comes, goes or gets a child is a reason to look.
+"""Follows the kubelet's cgroup tree: containers that come, run their program, are written to, and go.
 
-A runtime without events says only in its lists that something has started; the kernel says at once that a
-cgroup was made. Used in the event loop's thread; folders are read in a worker thread.
+The kernel reports each folder that is made or removed. It reports no execve, so the first process of a new
+container is looked at every few milliseconds, until it is the container's program. Used in the event loop's
+thread; folders and files are read in a worker thread.
 """
 
 from __future__ import annotations
@@ -9,47 +10,117 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from runtimeproxy.folder_events import open_inotify
+from runtimeproxy.frontends.standalone.processes import runs_program
 
 if TYPE_CHECKING:
-    from inotify_simple import INotify
+    from inotify_simple import Event, INotify
 
 logger = logging.getLogger(__name__)
 
 RENEW_S: Final = 60.0
 """How often folders are read without an event: the prefix of `--cgroup-root` is watched only once the
 kubelet's folder is in it."""
-GATHER_S: Final = 0.1
-"""How long changes are gathered: a pod that starts makes a dozen."""
+GATHER_S: Final = 0.002
+"""How long events are gathered: runc makes a folder and writes to its files at once."""
+POLL_S: Final = 0.01
+"""Shortest time between two looks at the first processes of containers that are about to start."""
+SLOWER_AFTER: Final = 50
+"""A container of a certain age is looked at after a fiftieth of it: one that is started a second after its
+creation 20 ms late."""
+LONGEST_POLL_S: Final = 0.5
+MOST_WAIT_S: Final = 120.0
+"""How long a container is looked at. Source: the kubelet waits 2 minutes for a call of the CRI."""
 KUBEPODS: Final = "kubepods"
 """Begins, behind the prefix of `--cgroup-root`, the name of the kubelet's outermost folder, or is it."""
 MOST_LEVELS: Final = 6
 """From the mount to a pod: a prefix, kubepods, the QoS class, the pod."""
+WEIGHTS: Final = ("cpu.shares", "cpu.weight")
+"""Each update of a container's resources, and each resize of a pod, writes this file; version 1, version 2.
+Source: runc libcontainer/cgroups, (fs.CpuGroup).Set and fs2.setCPU; the kubelet always gives shares."""
+
+_POD: Final = re.compile(r"(?:^|-)pod([^-].*?)(?:\.slice)?$")
+"""`podUID`, or a slice `...-podUID.slice`, whose UID has underscores. Source: kubelet,
+pkg/kubelet/cm/cgroup_manager_linux.go."""
+_CONTAINER: Final = re.compile(r"(?:[a-z-]+-)?([0-9a-f]{64})(?:\.scope)?")
+"""An id, with the runtime's prefix or without; a scope with the systemd driver."""
+_NOT_A_CONTAINER: Final = "conmon"
+"""CRI-O's process beside each container."""
+
+
+class ContainerCgroup(NamedTuple):
+    """A folder below a pod's: of its sandbox or of a container."""
+
+    id: str
+    pod_uid: str
+    cgroup: str
+    """Its path below the controller's mount."""
+
+
+class CgroupListener(Protocol):
+    """Takes what happens in the tree; called in the event loop's thread."""
+
+    def on_scanned(self) -> None:
+        """The whole tree was read for the first time; what is there already is not told one by one."""
+
+    def on_made(self, container: ContainerCgroup) -> None:
+        """A cgroup was made; the runtime writes its values next."""
+
+    def on_started(self, container: ContainerCgroup) -> None:
+        """Its first process is the container's program: the runtime has written all its values."""
+
+    def on_removed(self, container: ContainerCgroup) -> None:
+        """The cgroup is gone."""
+
+    def on_written(self, cgroup: str, container: ContainerCgroup | None) -> None:
+        """Somebody, maybe this process, has written to a container that runs, or to a pod (None)."""
+
+
+Report: TypeAlias = Callable[[], None]
+"""A call of the listener, made in the event loop's thread."""
 
 
 class CgroupTree:
     """Watches the folders of QoS classes and pods.
 
     Args:
-        on_change: Called when a folder has come or gone.
         executor: A thread that reads folders.
+        proc: Where procfs is mounted.
 
     Attributes:
         problem: Why the kernel does not report all changes; empty if it does.
+        is_followed: Whether it does so now.
+        sees_processes: Whether processes are visible from here.
+        kubelet_root: The kubelet's outermost cgroup; empty as long as there is none.
     """
 
-    def __init__(self, root: Path, on_change: Callable[[], None], executor: Executor) -> None:
-        self._root = root
-        self._on_change = on_change
+    def __init__(
+        self, root: Path, listener: CgroupListener, executor: Executor, proc: Path = Path("/proc")
+    ) -> None:
+        self._base = root / "cpu" if (root / "cpu").is_dir() else root
+        self._weight = WEIGHTS[self._base is root]
+        self._listener = listener
         self._executor = executor
-        self._changed = asyncio.Event()
+        self._proc = proc
         self.problem = ""
+        self.is_followed = False
+        self.sees_processes = True
+        self.kubelet_root = ""
+        # In the worker thread.
+        self._watched: dict[int, Path] = {}
+        self._watches: dict[Path, int] = {}
+        self._containers: dict[Path, ContainerCgroup] = {}
+        self._made_s: dict[Path, float] = {}
+        self._scanned_s: float | None = None
 
     async def run(self) -> None:
         """Follows the tree until it is cancelled; returns where the kernel reports nothing."""
@@ -59,44 +130,194 @@ class CgroupTree:
         except (OSError, ImportError) as error:
             self.problem = str(error)
             logger.warning("changes of cgroups are not reported, and lists are read instead: %s", error)
+            self._listener.on_scanned()
             return
-        loop.add_reader(inotify.fileno(), self._changed.set)
         try:
             while True:
-                self._changed.clear()
-                if await loop.run_in_executor(self._executor, self._renew, inotify):
-                    self._on_change()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(RENEW_S):
-                        await self._changed.wait()
+                reports = await loop.run_in_executor(self._executor, self._read, inotify)
+                self.is_followed = not self.problem
+                for report in reports:
+                    report()
+                await _readable(inotify.fileno(), self._rest_s())
                 await asyncio.sleep(GATHER_S)
         finally:
-            loop.remove_reader(inotify.fileno())
+            self.is_followed = False
             inotify.close()
 
-    def _renew(self, inotify: INotify) -> bool:
-        """Takes the events, and watches the folders that are there now; returns whether there were any.
+    def _rest_s(self) -> float:
+        """How long nothing is read without an event."""
+        if not self._made_s:
+            return RENEW_S
+        age_s = time.monotonic() - max(self._made_s.values())
+        return min(max(POLL_S, age_s / SLOWER_AFTER), LONGEST_POLL_S)
 
-        Where the kernel's queue has overflowed nothing more is to be done: all folders are read.
-        """
+    # In the worker thread.
+
+    def _read(self, inotify: INotify) -> list[Report]:
+        """Takes the events, and looks at containers that are about to start."""
         from inotify_simple import flags
 
-        has_changed = bool(inotify.read(timeout=0))
+        reports: list[Report] = []
+        events, now_s = inotify.read(timeout=0), time.monotonic()
+        is_overflow = any(event.mask & flags.Q_OVERFLOW for event in events)
+        is_whole = self._scanned_s is None or is_overflow or now_s >= self._scanned_s + RENEW_S
+        # Those of before an overflow count, too: of a container that was written to, nothing else tells.
+        for event in events:
+            is_whole = not self._take(inotify, event, reports) or is_whole
+        if is_whole:
+            self._scan(inotify, reports)
+            self._scanned_s = now_s
+        for folder, made_s in tuple(self._made_s.items()):
+            self._look(inotify, folder, made_s, reports)
+        return reports
+
+    def _take(self, inotify: INotify, event: Event, reports: list[Report]) -> bool:
+        """Takes an event; returns whether it was understood: if not, the whole tree is read."""
+        from inotify_simple import flags
+
+        if event.mask & flags.IGNORED:
+            folder = self._watched.pop(event.wd, None)
+            if folder is not None and self._watches.get(folder) == event.wd:
+                del self._watches[folder]
+            return True
+        if (folder := self._watched.get(event.wd)) is None:
+            return True
+        if event.mask & flags.MODIFY:
+            cgroup = folder.parent
+            container = self._containers.get(cgroup)
+            reports.append(partial(self._listener.on_written, self._path(cgroup), container))
+            return True
+        if not event.mask & flags.ISDIR:
+            return True
+        is_made, inner = event.mask & (flags.CREATE | flags.MOVED_TO), folder / event.name
+        if pod_uid(folder.name) and is_made:
+            self._add(inotify, inner, reports)
+        elif pod_uid(folder.name):
+            self._drop(inotify, inner, reports)
+        elif pod_uid(event.name) and self._is_kubelets(folder) and is_made:
+            self._add_pod(inotify, inner, reports)
+        elif pod_uid(event.name):
+            self._drop_pod(inotify, inner, reports)
+        else:
+            return False
+        return True
+
+    def _scan(self, inotify: INotify, reports: list[Report]) -> None:
+        """Reads the whole tree."""
+        is_first, self.problem = self._scanned_s is None, ""
+        told = [] if is_first else reports
+        found: set[Path] = set()
+        self.kubelet_root = ""
+        for folder in kubelet_folders(self._base):
+            found.add(folder)
+            if folder != self._base and not self.kubelet_root and KUBEPODS in folder.name:
+                self.kubelet_root = self._path(folder)
+            if pod_uid(folder.name):
+                found.update(self._add_pod(inotify, folder, told))
+            else:
+                self._watch(inotify, folder)
+        for folder in [each for each in self._containers if each not in found]:
+            self._drop(inotify, folder, told)
+        for folder in [each for each in self._watches if not {each, each.parent} & found]:
+            self._unwatch(inotify, folder)
+        if is_first:
+            reports.append(self._listener.on_scanned)
+
+    def _add_pod(self, inotify: INotify, folder: Path, reports: list[Report]) -> list[Path]:
+        """Watches a pod, then takes the containers that are in it."""
+        self._watch(inotify, folder)
+        found = [folder / name for name in folders_in(folder)]
+        for each in found:
+            self._add(inotify, each, reports)
+        return found
+
+    def _add(self, inotify: INotify, folder: Path, reports: list[Report]) -> None:
+        identity, uid = container_id(folder.name), pod_uid(folder.parent.name)
+        if not identity or folder in self._containers:
+            return
+        container = ContainerCgroup(identity, uid, self._path(folder))
+        self._containers[folder] = container
+        self._made_s[folder] = time.monotonic()
+        # The kubelet has written to the pod before.
+        self._watch(inotify, folder.parent / self._weight)
+        reports.append(partial(self._listener.on_made, container))
+
+    def _look(self, inotify: INotify, folder: Path, made_s: float, reports: list[Report]) -> None:
+        """Looks whether the program of a container runs."""
+        try:
+            has_started = runs_program(folder, self._proc)
+        except (OSError, ValueError):
+            # It is gone, as an event says soon.
+            has_started = False
+        self.sees_processes = has_started is not None
+        if not has_started and time.monotonic() < made_s + MOST_WAIT_S and self.sees_processes:
+            return
+        del self._made_s[folder]
+        # From here on it is not the runtime's start that writes.
+        self._watch(inotify, folder / self._weight)
+        if has_started:
+            reports.append(partial(self._listener.on_started, self._containers[folder]))
+
+    def _drop_pod(self, inotify: INotify, pod: Path, reports: list[Report]) -> None:
+        for folder in [each for each in self._containers if each.parent == pod]:
+            self._drop(inotify, folder, reports)
+        self._unwatch(inotify, pod / self._weight)
+        self._unwatch(inotify, pod)
+
+    def _drop(self, inotify: INotify, folder: Path, reports: list[Report]) -> None:
+        self._unwatch(inotify, folder / self._weight)
+        self._made_s.pop(folder, None)
+        container = self._containers.pop(folder, None)
+        if container is not None:
+            reports.append(partial(self._listener.on_removed, container))
+
+    def _watch(self, inotify: INotify, path: Path) -> None:
+        """Watches a folder, or a file with values."""
+        from inotify_simple import flags
+
         mask = flags.ONLYDIR | flags.CREATE | flags.DELETE | flags.MOVED_TO | flags.MOVED_FROM
-        problem = ""
-        base = self._root / "cpu" if (self._root / "cpu").is_dir() else self._root
-        for folder in kubelet_folders(base):
-            try:
-                # Watched before its children are read; the same watch as before, if there is one.
-                inotify.add_watch(folder, mask)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as error:
-                problem = f"{folder}: {error}; see fs.inotify.max_user_watches"
-        if problem and not self.problem:
-            logger.warning("changes of some cgroups are not reported: %s", problem)
-        self.problem = problem
-        return has_changed
+        if path.name == self._weight:
+            mask = flags.MODIFY
+        try:
+            # The same watch as before, if there is one.
+            watch = inotify.add_watch(path, mask)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            if not self.problem:
+                logger.warning("changes of some cgroups are not reported: %s: %s", path, error)
+            self.problem = f"{path}: {error}; see fs.inotify.max_user_watches"
+            return
+        if self._watches.get(path, watch) != watch:
+            # It was removed and made again.
+            self._unwatch(inotify, path)
+        self._watched[watch], self._watches[path] = path, watch
+
+    def _unwatch(self, inotify: INotify, path: Path) -> None:
+        # The kernel keeps the watch of a cgroup that is gone.
+        watch = self._watches.pop(path, None)
+        if watch is not None:
+            self._watched.pop(watch, None)
+            with suppress(OSError):
+                inotify.rm_watch(watch)
+
+    def _is_kubelets(self, folder: Path) -> bool:
+        return KUBEPODS in self._path(folder)
+
+    def _path(self, folder: Path) -> str:
+        return f"/{folder.relative_to(self._base)}"
+
+
+async def _readable(descriptor: int, most_s: float) -> None:
+    """Waits until a descriptor is readable; the loop looks at it only meanwhile."""
+    loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, is_readable.set)
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await is_readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
 
 
 def kubelet_folders(folder: Path, levels: int = MOST_LEVELS, *, is_inside: bool = False) -> Iterator[Path]:
@@ -113,7 +334,7 @@ def kubelet_folders(folder: Path, levels: int = MOST_LEVELS, *, is_inside: bool 
     is_top = levels == MOST_LEVELS
     for name in folders_in(folder):
         is_kubelets = is_inside or KUBEPODS in name
-        if is_kubelets and not is_pod(name):
+        if is_kubelets and not pod_uid(name):
             yield from kubelet_folders(folder / name, levels - 1, is_inside=True)
         elif is_kubelets:
             yield folder / name
@@ -128,6 +349,13 @@ def folders_in(folder: Path) -> list[str]:
     return []
 
 
-def is_pod(name: str) -> bool:
-    # `podUID`, or a slice `...-podUID.slice`.
-    return name.startswith("pod") or "-pod" in name
+def pod_uid(name: str) -> str:
+    """The uid of the pod whose folder has this name; empty if it is no pod's."""
+    found = _POD.search(name)
+    return found[1].replace("_", "-") if found is not None else ""
+
+
+def container_id(name: str) -> str:
+    """The runtime's id of the container or sandbox whose folder has this name; empty if it is none's."""
+    found = _CONTAINER.fullmatch(name)
+    return found[1] if found is not None and _NOT_A_CONTAINER not in name else ""

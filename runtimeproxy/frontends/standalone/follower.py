@@ -1,6 +1,7 @@
-"""Keeps the records those of what runs, and has new pods and containers evaluated once they have started.
+"""Keeps the records those of what runs, and has pods and containers evaluated once the runtime has written.
 
-Used in the event loop's thread.
+What has happened is told by the runtime's events, by the kubelet's cgroup tree, or by both, whichever is the
+earlier; what it is, the runtime's status says. Used in the event loop's thread.
 """
 
 from __future__ import annotations
@@ -8,19 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtimeproxy.frontends.standalone.events import RuntimeEvents
+from runtimeproxy.ledger.planner import SHARES
+from runtimeproxy.pods.inventory import RuntimeEvent, RuntimeUnavailableError
 from runtimeproxy.pods.reconcile import reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.state.state_file import StateFile
 
 if TYPE_CHECKING:
     from runtimeproxy.core.policies import Spawn
-    from runtimeproxy.ledger.evaluate import Evaluator
-    from runtimeproxy.pods.inventory import Inventory, RuntimeEvent
+    from runtimeproxy.frontends.standalone.cgroup_tree import CgroupTree, ContainerCgroup
+    from runtimeproxy.ledger.upkeep import Upkeep
+    from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
 
 logger = logging.getLogger(__name__)
@@ -30,24 +35,44 @@ RecordT = TypeVar("RecordT", PodRecord, ContainerRecord)
 FILE: Final = "standalone.json"
 """In the state folder."""
 LIST_INTERVAL_S: Final = 10.0
-"""How often lists are read of a runtime without events, beside changes of the cgroup tree."""
+"""How often lists are read while neither the runtime nor the kernel reports what happens."""
 CONFIRM_INTERVAL_S: Final = 60.0
-"""How often the values of all containers are compared with the runtime's: updates make no event."""
+"""How often the values of all containers are compared with the runtime's while the kernel does not report
+writes to them: updates make no event of the runtime."""
+REPORTED_CONFIRM_INTERVAL_S: Final = 900.0
+"""The same while it does."""
+FIRST_PAUSE_S: Final = 0.02
+"""Between two questions about a new cgroup, which the runtime does not know yet; it grows by half."""
+LONGEST_PAUSE_S: Final = 1.0
+MOST_ASKED_S: Final = 30.0
+"""How long the runtime is asked about one: containerd knows a sandbox only once all of it runs."""
+REMOVALS_S: Final = 1.0
+"""How long removals are gathered before the lists of a runtime without events are read."""
+WRITES_S: Final = 0.1
+"""How long writes to a cgroup are gathered: an update writes a dozen files."""
+SECOND_LOOK_S: Final = 1.0
+"""Until a second look at a cgroup that was written to. A runtime knows an update only once the files are
+written: both looks together end within 2 s of it."""
 
 
 class Follower:
-    """Takes events and lists.
+    """Takes events, lists, and what happens in the cgroup tree (a `CgroupListener`).
 
     Args:
-        evaluator: Asks the policies, and writes what follows.
+        upkeep: Asks the policies, and writes what follows.
         since_s: When this mode began on this node, in seconds since the epoch: the creation values of what is
             made from then on are the kubelet's own, as no message is changed in this mode.
+
+    Attributes:
+        tree: Set before `start`.
     """
+
+    tree: CgroupTree
 
     def __init__(
         self,
         inventory: Inventory,
-        evaluator: Evaluator,
+        upkeep: Upkeep,
         client: GrpcRuntimeClient,
         spawn: Spawn,
         since_s: float,
@@ -55,22 +80,28 @@ class Follower:
         self.events = RuntimeEvents(client, self.take, inventory.compare_soon)
         self._inventory = inventory
         self._store = inventory.store
-        self._evaluator = evaluator
+        self._upkeep = upkeep
         self._client = client
         self._spawn = spawn
         # Pods of which something has changed, and those that are evaluated now.
         self._changed_pods: set[str] = set()
         self._evaluated_pods: set[str] = set()
-        self._since_s = evaluator.since_s = since_s
+        # Containers whose program runs, as their cgroups tell, before the runtime has said so.
+        self._started: set[str] = set()
+        self._present: set[str] = set()
+        # Cgroups that were written to, and those that are looked at now.
+        self._written: set[str] = set()
+        self._looked_at: set[str] = set()
+        self._has_removals = False
+        self._since_s = upkeep.evaluator.since_s = since_s
         inventory.on_complete.insert(0, self._mark_known)
 
     def start(self) -> None:
         self._spawn(self.events.run())
+        self._spawn(self.tree.run())
         self._spawn(self._compare())
 
-    def on_cgroups_changed(self) -> None:
-        if not self.events.is_followed:
-            self._inventory.compare_soon()
+    # Events of the runtime.
 
     async def take(self, event: RuntimeEvent) -> None:
         """Brings the records up to an event, and has what runs evaluated.
@@ -83,46 +114,63 @@ class Follower:
                 self._store.remove_pod(event.id)
             return
         pod_id = await self._take_pod(event.id) if event.is_pod else await self._take_container(event.id)
+        self._evaluate_soon(pod_id)
+
+    def _evaluate_soon(self, pod_id: str) -> None:
         pod = self._store.pods.get(pod_id)
         if pod is not None and pod.state is Lifecycle.RUNNING:
             self._changed_pods.add(pod.id)
             if pod.id not in self._evaluated_pods:
                 # Not awaited: files may hang, and other pods' events must not wait for them.
                 self._evaluated_pods.add(pod.id)
-                self._spawn(self._evaluate(pod.id))
+                self._spawn(self._evaluate(pod.id, pod.cgroup_parent))
 
-    async def _evaluate(self, pod_id: str) -> None:
+    async def _evaluate(self, pod_id: str, cgroup: str) -> None:
         # The events of a pod that come meanwhile lead to one more evaluation.
         try:
             while pod_id in self._changed_pods:
                 self._changed_pods.discard(pod_id)
-                await self._evaluator.evaluate_pod(pod_id)
+                await self._upkeep.evaluator.evaluate_pod(pod_id)
+                # A container's scope was started in the pod's slice: systemd has set that again.
+                await self._upkeep.repair(cgroup)
         finally:
             self._changed_pods.discard(pod_id)
             self._evaluated_pods.discard(pod_id)
 
     async def _take_pod(self, identity: str) -> str:
-        found = await self._client.pod(identity)
+        """Takes what the runtime says of a sandbox; returns its id, empty if it knows none."""
+        found, known = await self._client.pod(identity), self._store.pods.get(identity)
         if found is None:
-            self._store.remove_pod(identity)
+            if known is not None:
+                self._store.remove_pod(identity)
             return ""
-        known = self._store.pods.get(identity)
         if known is not None and known.detailed:
             self._store.pods.put(replace(known, state=found.state))
         else:
             self._store.pods.put(self._seen(found))
         return found.id
 
-    async def _take_container(self, identity: str) -> str:
-        found = await self._client.container(identity, with_pod=True)
+    async def _take_container(self, identity: str, pod_id: str = "") -> str:
+        """Takes what the runtime says of a container; returns its pod's id, empty if it knows none.
+
+        Args:
+            identity: Of the container.
+            pod_id: Its pod's, if that is known.
+        """
+        before = self._store.containers.get(identity)
+        pod_id = pod_id or (before.pod_id if before is not None else "")
+        found = await self._client.container(identity, with_pod=not pod_id)
         known = self._store.containers.get(identity)
         if found is None:
-            self._store.containers.remove(identity)
+            if known is not None:
+                self._store.containers.remove(identity)
             return ""
+        found = replace(found, pod_id=found.pod_id or pod_id)
+        record = self._seen(found)
         if known is not None and known.detailed:
-            record = replace(reconciled(known, found), state=found.state)
-        else:
-            record = self._seen(found)
+            record = reconciled(known, found)
+        if record.state is Lifecycle.CREATED and record.id in self._started:
+            record = replace(record, state=Lifecycle.RUNNING)
         self._store.containers.put(record)
         pod = self._store.pods.get(record.pod_id)
         if pod is None or not pod.detailed:
@@ -132,8 +180,105 @@ class Follower:
     def _seen(self, record: RecordT) -> RecordT:
         return replace(record, recovered=record.created_s < self._since_s)
 
+    # The cgroup tree.
+
+    def on_scanned(self) -> None:
+        # What has been made since the lists were read.
+        self._inventory.compare_soon()
+
+    def on_made(self, container: ContainerCgroup) -> None:
+        # Its details are there when it starts.
+        self._present.add(container.id)
+        self._spawn(self._learn(container))
+
+    def on_started(self, container: ContainerCgroup) -> None:
+        known = self._store.containers.get(container.id)
+        if known is None or known.state is Lifecycle.CREATED:
+            self._started.add(container.id)
+        if known is not None and known.state is Lifecycle.CREATED and known.detailed:
+            self._store.containers.put(replace(known, state=Lifecycle.RUNNING))
+            self._evaluate_soon(known.pod_id)
+
+    def on_removed(self, container: ContainerCgroup) -> None:
+        self._started.discard(container.id)
+        self._present.discard(container.id)
+        if not self.events.is_followed and not self._has_removals:
+            self._has_removals = True
+            self._spawn(self._compare_after_removals())
+
+    def on_written(self, cgroup: str, container: ContainerCgroup | None) -> None:
+        self._written.add(cgroup)
+        if cgroup not in self._looked_at:
+            self._looked_at.add(cgroup)
+            self._spawn(self._look_at(cgroup, container))
+
+    async def _learn(self, container: ContainerCgroup) -> None:
+        """Asks the runtime what a new cgroup is, until it knows."""
+        loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
+        until_s = loop.time() + MOST_ASKED_S
+        with suppress(RuntimeUnavailableError):  # lists follow once it answers
+            while container.id in self._present and loop.time() < until_s:
+                pod_id = await self._take_new(container)
+                if pod_id:
+                    self._evaluate_soon(pod_id)
+                known = self._store.containers.get(container.id)
+                is_waiting = known is not None and known.state is Lifecycle.CREATED
+                if pod_id and (self.tree.sees_processes or not is_waiting):
+                    return
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+        self._inventory.compare_soon()
+
+    async def _take_new(self, container: ContainerCgroup) -> str:
+        """Takes what the runtime says of a new cgroup; returns the pod's id, empty if it knows nothing."""
+        pods = (pod for pod in self._store.pods.members(container.pod_uid) if pod.detailed)
+        pod_id = next((pod.id for pod in pods if pod.state is Lifecycle.RUNNING), "")
+        if pod_id:
+            return await self._take_container(container.id, pod_id)
+        # The first one is the sandbox.
+        return await self._take_pod(container.id) or await self._take_container(container.id)
+
+    async def _compare_after_removals(self) -> None:
+        await asyncio.sleep(REMOVALS_S)
+        self._has_removals = False
+        self._inventory.compare_soon()
+
+    # Writes of others.
+
+    async def _look_at(self, cgroup: str, container: ContainerCgroup | None) -> None:
+        try:
+            while cgroup in self._written:
+                self._written.discard(cgroup)
+                await asyncio.sleep(WRITES_S)
+                if await self._upkeep.is_in_force(cgroup, SHARES):
+                    continue
+                is_changed = await self._take_update(container)
+                if is_changed:
+                    await self._upkeep.repair(cgroup)
+                await asyncio.sleep(SECOND_LOOK_S)
+                is_changed = await self._take_update(container) or is_changed
+                # What is no update of the runtime's, and no reset, is another program's.
+                await self._upkeep.repair(cgroup, is_explained=is_changed)
+        finally:
+            self._looked_at.discard(cgroup)
+
+    async def _take_update(self, container: ContainerCgroup | None) -> bool:
+        """Takes what the runtime says of a container that was written to; returns whether that is news."""
+        before = self._store.containers.get(container.id) if container is not None else None
+        if before is None:
+            return False
+        with suppress(RuntimeUnavailableError):
+            await self._take_container(before.id)
+        now = self._store.containers.get(before.id)
+        if now is None or now == before:
+            return False
+        await self._upkeep.evaluator.evaluate_pod(now.pod_id)
+        return True
+
+    # Lists.
+
     async def _mark_known(self) -> None:
-        """The same for what lists have shown."""
+        """Makes of what lists have shown what events would have."""
         pods, containers = self._store.pods, self._store.containers
         for pod in pods:
             if pod.recovered and pod.detailed and pod.created_s >= self._since_s:
@@ -141,16 +286,24 @@ class Follower:
         for container in containers:
             if container.recovered and container.detailed and container.created_s >= self._since_s:
                 containers.revise(replace(container, recovered=False))
+        for identity in tuple(self._started):
+            known = containers.get(identity)
+            if known is not None and known.detailed and known.state is Lifecycle.CREATED:
+                containers.put(replace(known, state=Lifecycle.RUNNING))
+            if known is not None:
+                self._started.discard(identity)
 
     async def _compare(self) -> None:
-        """Reads lists of a runtime without events, and the values of all containers from time to time."""
+        """Reads lists, and the values of all containers, as often as nobody reports changes."""
         confirmed_s = time.monotonic()
         while True:
             await asyncio.sleep(LIST_INTERVAL_S)
-            if time.monotonic() >= confirmed_s + CONFIRM_INTERVAL_S:
+            is_followed = self.tree.is_followed
+            interval_s = REPORTED_CONFIRM_INTERVAL_S if is_followed else CONFIRM_INTERVAL_S
+            if time.monotonic() >= confirmed_s + interval_s:
                 confirmed_s = time.monotonic()
                 self._inventory.confirm_all()
-            elif not self.events.is_followed:
+            elif not (is_followed or self.events.is_followed):
                 self._inventory.compare_soon()
 
 

@@ -1,6 +1,7 @@
 """Stand-alone: no socket of the kubelet; it follows what runs, and writes values by file only.
 
-It never writes before runc: a pod is decided on once its sandbox is ready, a container once it has started.
+It never writes before runc: a pod is decided on once the runtime knows its sandbox, a container once its
+program runs, as its cgroup's first process or the runtime says, whichever is the earlier.
 What only a message at the creation could carry is reported as not applicable in this mode.
 """
 
@@ -35,12 +36,9 @@ class Standalone(FrontEnd):
     mode = "standalone"
     serves_kubelet = False
 
-    _spawn: Spawn
-
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._follower: Follower | None = None
-        self._tree: CgroupTree | None = None
         self._lock_fd = -1
 
     @classmethod
@@ -52,11 +50,14 @@ class Standalone(FrontEnd):
 
     @property
     def summaries(self) -> tuple[str, str]:
-        is_followed = self._follower is not None and self._follower.events.is_followed
-        source = "events of the runtime" if is_followed else "lists of the runtime"
-        if self._tree is not None and self._tree.problem:
-            source += f"; {self._tree.problem}"
-        return "; ".join(filter(None, ("stand-alone", "bypass is on" if self.bypass else ""))), source
+        follower = self._follower
+        is_followed = follower is not None and follower.events.is_followed
+        sources = ["events of the runtime" if is_followed else "lists of the runtime"]
+        if follower is not None and follower.tree.is_followed:
+            sources.insert(0, "the cgroup tree")
+        problem = follower.tree.problem if follower is not None else ""
+        before = "; ".join(filter(None, ("stand-alone", "bypass is on" if self.bypass else "")))
+        return before, "; ".join(filter(None, (" and ".join(sources), problem)))
 
     def open(self, settings: Settings, own_socket: str) -> None:
         self._lock_fd, self.listener = take_host(settings, self._environ)
@@ -68,16 +69,13 @@ class Standalone(FrontEnd):
 
         run = asyncio.get_running_loop().run_in_executor
         since_s = await run(threads.background, begun_s, Path(settings.state.dir))
-        evaluator = core.upkeep.evaluator
-        follower = self._follower = Follower(core.inventory, evaluator, client, spawn, since_s)
-        root = Path(settings.cgroups.root)
-        self._spawn = spawn
-        self._tree = CgroupTree(root, follower.on_cgroups_changed, threads.make("cgroup-tree"))
+        follower = Follower(core.inventory, core.upkeep, client, spawn, since_s)
+        follower.tree = CgroupTree(Path(settings.cgroups.root), follower, threads.make("cgroup-tree"))
+        self._follower = follower
 
     def decide(self) -> None:
-        if self._follower is not None and self._tree is not None:
+        if self._follower is not None:
             self._follower.start()
-            self._spawn(self._tree.run())
 
     async def end(self) -> None:
         # Another front end may run now.

@@ -1,0 +1,68 @@
+"""NRI beside a real containerd: values in the first program's cgroup, and what a restart finds."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from tests.e2e.koordinator import extended_resources, qos
+from tests.e2e.values import BATCH_500, BEST_EFFORT, HALF_A_CORE, as_resources, on_this_machine
+from tests.lab.containerd import Containerd
+from tests.lab.containerd_config import Nri
+from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
+from tests.lab.deadline import wait_until
+from tests.lab.node import running_pod
+from tests.lab.pods import ContainerSpec, PodSpec
+from tests.lab.programs import ContainerdVersion
+from tests.lab.proxy_process import ProxyOptions, ProxyProcess
+
+pytestmark = pytest.mark.golang
+
+POD = PodSpec(
+    "nri",
+    "besteffort",
+    qos("BE"),
+    extended_resources({"main": BATCH_500}),
+    (ContainerSpec("main", as_resources(BEST_EFFORT)),),
+)
+
+
+@pytest.fixture(params=["1.7", "2.2", "2.3", "2.4"])
+def runtime(request: pytest.FixtureRequest) -> Iterator[Containerd]:
+    version: ContainerdVersion = request.param
+    with Containerd(version, Nri()) as running:
+        yield running
+
+
+@pytest.fixture
+def plugin(runtime: Containerd, folder: Path) -> Iterator[ProxyProcess]:
+    own = Path(tempfile.mkdtemp(dir=folder))
+    config = (
+        f'[daemon]\nmode = "nri"\nlock = "{own}/front-end.lock"\n[nri]\nsocket = "{runtime.nri_socket}"\n'
+    )
+    with ProxyProcess(own, ProxyOptions(str(runtime.socket), config=config)) as running:
+        yield running
+
+
+def status_of(daemon: ProxyProcess) -> api_pb2.GetStatusResponse:
+    with CriClient(daemon.socket) as client:
+        api = api_pb2_grpc.RuntimeProxyStub(client.channel)
+        return api.GetStatus(api_pb2.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
+
+
+def test_a_pod_starts_with_its_values(runtime: Containerd, plugin: ProxyProcess, tmp_path: Path) -> None:
+    wanted = on_this_machine(HALF_A_CORE)
+    wait_until(lambda: "registered with the runtime" in str(plugin.log), "the registration")
+    with CriClient(runtime.socket) as client, running_pod(client, POD, tmp_path) as pod:
+        assert pod.values() == wanted
+        assert pod.pod_values() == wanted
+        status = status_of(plugin)
+        assert (status.daemon.mode, list(status.problems)) == ("nri", [])
+        assert plugin.terminate() == 0
+        assert pod.values() == wanted
+        assert plugin.run("restore").returncode == 0
+        assert pod.values() == on_this_machine(BEST_EFFORT)
