@@ -141,8 +141,8 @@ def test_a_daemon_that_is_well() -> None:
                     )
                 ],
             },
-            "late; mode nri does not ask it at y; mode nri does not carry of its answers x: labels,"
-            " cgroup_parent",
+            "late; mode nri does not ask it at y;"  # noqa: ISC004 - one line of the output
+            " mode nri does not carry of its answers x: labels, cgroup_parent",
         ),
         (
             {"node": api_pb2.NodeStatus(inputs=[api_pb2.NodeInput(name="pools", state=1)])},  # type: ignore[arg-type]
