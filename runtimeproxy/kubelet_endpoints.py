@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -99,6 +99,19 @@ class RunningKubelet(NamedTuple):
 def kubelet_settings(socket_path: str, root: Path = Path("/")) -> list[KubeletSetting]:
     # Files that cannot be read or parsed are left out.
     return [each for each in endpoint_settings(root) if is_endpoint(each.value, socket_path)]
+
+
+def calls_problem(proxy: ProxySettings, sockets: Iterable[str], root: Path = Path("/")) -> str:
+    """Why the kubelet's calls cannot be left unserved: a kubelet's endpoint is one of these sockets.
+
+    Returns:
+        The place and what to do; empty if there is no such kubelet.
+    """
+    for each in endpoint_settings(root):
+        if any(is_endpoint(each.value, path) for path in sockets):
+            where = f"{each.place}, {each.name}"
+            return f"a kubelet still uses the proxy's socket ({where}): {each.advice(proxy)}"
+    return ""
 
 
 def endpoint_settings(root: Path = Path("/")) -> list[KubeletSetting]:

@@ -99,7 +99,8 @@ class PodChange(CgroupChange):
 class ContainerChange(CgroupChange):
     """A change of a container.
 
-    Env, mounts, devices, cgroup parent and `resources.oom_score_adj` are applied at creation only.
+    Env, mounts, devices, cgroup parent, and of the resources `oom_score_adj` and classes are applied at
+    creation only.
     """
 
     resources: ResourceChange | None = None
@@ -110,5 +111,8 @@ class ContainerChange(CgroupChange):
     """Added after the kubelet's; one at the same path replaces the kubelet's."""
     devices: tuple[DeviceSpec, ...] = ()
     """Added after the kubelet's."""
+    cdi_devices: tuple[str, ...] = ()
+    """Devices of the Container Device Interface, such as `vendor.com/class=name`, added after the kubelet's.
+    A runtime that does not know one of them refuses the container."""
     cgroup_parent: str | None = None
     """Another cgroup parent in the request's sandbox config; never empty."""

@@ -125,7 +125,7 @@ class Policy:
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the wanted values of a container.
 
-        Environment, mounts, devices, cgroup parent and `resources.oom_score_adj` apply only at its creation,
+        Environment, mounts, devices, cgroup parent, OOM score and classes apply only at its creation,
         annotations only in calls.
         `RefusalError` refuses the container when it is created, and is only reported later.
         """

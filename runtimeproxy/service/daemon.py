@@ -189,10 +189,10 @@ class Daemon:
         if is_first and not await self._load_policies_first():
             return
         own_socket = self._servers.open() if settings.proxy.own_services else ""
-        if not front_end.serves_kubelet:
-            await self._refuse_kubelets(settings.proxy.endpoint)
         front_end.open(settings, own_socket)
         try:
+            if not front_end.serves_kubelet:
+                await self._refuse_kubelets()
             self._tasks.spawn(self._start(), is_vital=True)
             await self._life.ended
         finally:
@@ -506,15 +506,19 @@ class Daemon:
         self._threads.shutdown()
         logger.info("stopped")
 
-    async def _refuse_kubelets(self, endpoint: str) -> None:
-        """A kubelet whose runtime is this socket would have none."""
-        from runtimeproxy.kubelet_endpoints import kubelet_settings
+    async def _refuse_kubelets(self) -> None:
+        """A kubelet whose runtime is this socket would have none.
 
+        Raises:
+            ConfigError: There is one.
+        """
+        from runtimeproxy.kubelet_endpoints import calls_problem
+
+        # A socket from systemd may have another path than the configuration's.
+        sockets = {(proxy := self._configuration.settings.proxy).endpoint, self._front_end.listener.address}
         run = asyncio.get_running_loop().run_in_executor
-        for each in await run(self._threads.background, kubelet_settings, endpoint):
-            reason = f"a kubelet still uses the proxy's socket ({each.place}, {each.name})"
-            advice = each.advice(self._configuration.settings.proxy)
-            raise ConfigError("configuration", "daemon.mode", f"{reason}: {advice}")
+        if problem := await run(self._threads.background, calls_problem, proxy, sockets):
+            raise ConfigError("configuration", "daemon.mode", problem)
 
     def _find_kubelets(self, address: str, is_passed: bool) -> asyncio.Future[list[KubeletSetting]]:
         """Looks, while calls end, for kubelets that lose their runtime.

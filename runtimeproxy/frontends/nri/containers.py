@@ -39,8 +39,9 @@ from runtimeproxy.core.questions import (
     take_cpus,
     values_within_bounds,
 )
-from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS, UPDATABLE
+from runtimeproxy.fields.tables import RESOURCE_FIELDS, RESOURCE_PARAMETERS, UPDATABLE
 from runtimeproxy.frontends.nri.messages import (
+    CLASSES,
     Adjustment,
     container_record,
     container_update,
@@ -214,11 +215,12 @@ class Containers:
     def fields_of(message: api_pb2.ContainerAdjustment) -> set[str]:
         """The fields that an answer sets, as they are called here."""
         linux, found = message.linux, set[str]()
-        for name, each in CRI_FIELDS.items():
+        for name, each in RESOURCE_FIELDS.items():
             if each.oci and linux.resources.HasField(each.oci[0]):  # type: ignore[arg-type]
                 value = getattr(getattr(linux.resources, each.oci[0]), each.oci[1])
                 if value if isinstance(value, int | str) else value.ByteSize():
                     found.add(f"resources.{name}")
+        found.update(f"resources.{name}" for name in CLASSES if linux.resources.HasField(name))
         if linux.HasField("oom_score_adj"):
             found.add("resources.oom_score_adj")
         found.update(f"resources.unified[{key}]" for key in linux.resources.unified)
@@ -226,6 +228,7 @@ class Containers:
         found.update(f"env[{each.key}]" for each in message.env)
         found.update(f"mounts[{each.destination}]" for each in message.mounts)
         found.update(f"devices[{each.path}]" for each in linux.devices)
+        found.update(f"cdi_devices[{each.name}]" for each in message.CDI_devices)
         return found
 
     def _keep(self, draft: Draft, pod: PodRecord) -> None:
@@ -474,7 +477,7 @@ class _UpdateChange:
 
 def _updatable(found: Resources) -> Resources:
     """The values of an update without those that runtimes take at the creation only."""
-    names = [name for name in CRI_FIELDS.keys() - UPDATABLE if getattr(found, name) is not None]
+    names = [name for name in RESOURCE_FIELDS.keys() - UPDATABLE if getattr(found, name) is not None]
     without: dict[str, Any] = dict.fromkeys(names)
     return replace(found, **without) if without else found
 

@@ -50,7 +50,15 @@ class NriPlugin(FrontEnd):
     @classmethod
     def carried_fields(cls) -> CarriedFields:
         from runtimeproxy.hooks.carried import CarriedFields
-        from runtimeproxy.hooks.fields import ANNOTATIONS, DEVICES, ENV, MOUNTS, RESOURCES, UNIFIED
+        from runtimeproxy.hooks.fields import (
+            ANNOTATIONS,
+            CDI_DEVICES,
+            DEVICES,
+            ENV,
+            MOUNTS,
+            RESOURCES,
+            UNIFIED,
+        )
         from runtimeproxy.hooks.policy import Hook
 
         asked = (each for each in Hook if not each.startswith("evaluate_"))
@@ -58,7 +66,15 @@ class NriPlugin(FrontEnd):
             cls.mode,
             {
                 **dict.fromkeys(asked, ()),
-                Hook.PRE_CREATE_CONTAINER: {RESOURCES, UNIFIED, ANNOTATIONS, ENV, MOUNTS, DEVICES},
+                Hook.PRE_CREATE_CONTAINER: {
+                    RESOURCES,
+                    UNIFIED,
+                    ANNOTATIONS,
+                    ENV,
+                    MOUNTS,
+                    DEVICES,
+                    CDI_DEVICES,
+                },
                 Hook.PRE_UPDATE_CONTAINER_RESOURCES: {RESOURCES, UNIFIED},
             },
         )

@@ -73,7 +73,7 @@ class NriLink:
         return f"{index or settings.plugin_index}-{name or settings.plugin_name}"
 
     async def run(self) -> None:
-        """Stays connected until it is cancelled; one that the runtime has launched ends with its connection."""
+        """Stays connected until it is cancelled; one that the runtime has launched connects once."""
         pause_s = FIRST_PAUSE_S
         while not self._is_ending:
             began_s = time.monotonic()

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from cri_api.nri.v1alpha1 import api_pb2
-from runtimeproxy.fields.tables import CRI_FIELDS
+from runtimeproxy.fields.tables import RESOURCE_FIELDS
 from runtimeproxy.hooks.changes import Clear, ContainerChange, DeviceSpec, MountSpec, ResourceChange
 from runtimeproxy.hooks.fields import written_value
 from runtimeproxy.hooks.views import Resources
@@ -98,6 +98,8 @@ def read_resources(message: api_pb2.LinuxResources, oom_score_adj: int | None = 
     values: dict[str, Any] = {"oom_score_adj": oom_score_adj or None}
     for name, (group, leaf) in _PLACES.items():
         values[name] = _given(getattr(message, group), leaf)
+    for name in CLASSES:
+        values[name] = _given(message, name)
     if values["memory_swap_limit_bytes"] == values["memory_limit_bytes"]:
         values["memory_swap_limit_bytes"] = None
     return Resources(
@@ -126,7 +128,7 @@ def _given(message: Any, leaf: str) -> int | str | None:  # noqa: ANN401 - one o
     value = getattr(message, leaf)
     if isinstance(value, int | str):
         return value or None
-    found: int = value.value
+    found: int | str = value.value
     return found if message.HasField(leaf) else None
 
 
@@ -134,12 +136,12 @@ def _of_the_kubelet(entries: Mapping[str, str]) -> Mapping[str, str]:
     return {key: entries[key] for key in entries if not key.startswith(OF_THE_RUNTIME)}
 
 
-def _places() -> Mapping[str, tuple[str, str]]:
-    """Group and name in LinuxResources, whose groups are those of the OCI specification."""
-    return {name: field.oci for name, field in CRI_FIELDS.items() if field.oci}
-
-
-_PLACES: Final = _places()
+_PLACES: Final[Mapping[str, tuple[str, str]]] = {
+    name: field.oci for name, field in RESOURCE_FIELDS.items() if field.oci
+}
+"""Group and name in LinuxResources, whose groups are those of the OCI specification."""
+CLASSES: Final[tuple[Literal["rdt_class"], Literal["blockio_class"]]] = ("rdt_class", "blockio_class")
+"""The resources that are in no group."""
 
 
 # --- into replies ------------------------------------------------------------------------------------------
@@ -179,11 +181,13 @@ class Adjustment:
             message.mounts.append(_mount(mount))
         for device in change.devices:
             self._put_device(device)
+        for cdi_device in change.cdi_devices:
+            message.CDI_devices.add(name=cdi_device)
         if change.resources is not None:
             self.put_resources(change.resources)
 
     def put_resources(self, change: ResourceChange) -> None:
-        for name in CRI_FIELDS:
+        for name in RESOURCE_FIELDS:
             wanted = getattr(change, name)
             if wanted is not None:
                 self._put_value(name, wanted)
@@ -197,7 +201,7 @@ class Adjustment:
 
     def _put_value(self, name: str, wanted: int | str | Clear) -> None:
         # What is taken away gets its neutral value: a reply cannot say that there is none.
-        field, value = CRI_FIELDS[name], written_value(name, wanted, update=True)
+        field, value = RESOURCE_FIELDS[name], written_value(name, wanted, update=True)
         present = getattr(self._requested, name)
         if value == "" or (isinstance(wanted, Clear) and field.neutral is None):
             if present is not None:
@@ -253,6 +257,9 @@ class Adjustment:
 
 def set_value(message: api_pb2.LinuxResources, name: str, value: int | str) -> None:
     """Sets one resource by its name in `Resources`."""
+    if name in CLASSES:
+        getattr(message, name).value = value
+        return
     group, leaf = _PLACES[name]
     found = getattr(message, group)
     if isinstance(value, str) or isinstance(getattr(found, leaf), int):
@@ -270,7 +277,7 @@ def container_update(
     """
     update = api_pb2.ContainerUpdate(container_id=container_id, ignore_failure=True)
     for name, value in values.items():
-        if name in _PLACES:
+        if name in _PLACES or name in CLASSES:
             set_value(update.linux.resources, name, value)
     for key, text in entries.items():
         update.linux.resources.unified[key] = text

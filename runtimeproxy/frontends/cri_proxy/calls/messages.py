@@ -221,6 +221,8 @@ def edit_container(config: api_pb2.ContainerConfig, change: ContainerChange, sen
         config.devices.add(
             container_path=device.container_path, host_path=device.host_path, permissions=device.permissions
         )
+    if change.cdi_devices:
+        changed |= _add_cdi_devices(config.CDI_devices, change.cdi_devices)
     if change.resources is not None:
         changed |= edit_resources(config.linux.resources, change.resources, sent)
     return changed
@@ -256,6 +258,14 @@ def _plain_path(path: str) -> str:
     return normpath(f"/{path.lstrip('/')}")
 
 
+def _add_cdi_devices(devices: MutableSequence[api_pb2.CDIDevice], names: Sequence[str]) -> bool:
+    present = {device.name for device in devices}
+    missing = [name for name in names if name not in present]
+    for name in missing:
+        devices.add(name=name)  # type: ignore[attr-defined]
+    return bool(missing)
+
+
 def edit_resources(
     message: api_pb2.LinuxContainerResources,
     change: ResourceChange,
@@ -270,10 +280,11 @@ def edit_resources(
     unless the kubelet sends the field. None if it is not known: every wanted value is sent. `update`: whether
     the message updates something that exists.
     """
-    scalars = scalar_edits(change, in_force, sent, update=update)
+    edits = scalar_edits(change, in_force, sent, update=update)
+    scalars = {CRI_FIELDS[name].cri: value for name, value in edits.items() if name in CRI_FIELDS}
     for name, value in scalars.items():
         # Such as `cpu_quota`: `fields/declared.py`.
-        setattr(message, CRI_FIELDS[name].cri, value)
+        setattr(message, name, value)
     if not change.unified:
         return bool(scalars)
     entries = entry_edits(change.unified, sent.unified, in_force.unified if in_force is not None else None)
