@@ -91,7 +91,8 @@ def show_status(found: api_pb2.GetStatusResponse, page: Page, now: datetime) -> 
     if found.hook_servers:
         page.gap()
         columns = ("HOOK SERVER", "STATE", "CALLS", "FAILED", "SOCKET", "REMARK")
-        page.table(columns, map(_server_row, found.hook_servers))
+        rows = (_server_row(each, found.daemon.mode) for each in found.hook_servers)
+        page.table(columns, rows)
     owners = [each for each in found.claim_owners if each.session or each.claims or each.requests]
     if owners:
         page.gap()
@@ -340,14 +341,23 @@ def _policy_remarks(policy: api_pb2.PolicyStatus, now: datetime) -> Iterator[str
         yield f"left-out {_when(last, 'time', now)}{f', {what}' if what else ''}: {last.reason}"
 
 
-def _server_row(server: api_pb2.HookServer) -> Sequence[Words]:
+def _server_row(server: api_pb2.HookServer, mode: str) -> Sequence[Words]:
     state: Cell | str = Cell("called", GOOD)
+    is_asked = len(server.hooks_not_asked) < len(server.hooks)
     if server.is_breaker_open:
         state = Cell("breaker open", BAD)
     elif server.is_unused:
         state = Cell("not used", DOUBTFUL)
+    elif server.hooks and not is_asked:
+        state = Cell("not asked", DOUBTFUL)
     failed = Cell(str(server.failures), BAD) if server.failures else "0"
-    return server.name, state, str(server.calls), failed, server.endpoint, server.last_error
+    remarks = [server.last_error] if server.last_error else []
+    if server.hooks_not_asked:
+        hooks = f" at {', '.join(server.hooks_not_asked)}" if is_asked else ""
+        remarks.append(f"mode {mode} does not ask it{hooks}")
+    if server.not_carried:
+        remarks.append(f"mode {mode} does not carry of its answers {'; '.join(server.not_carried)}")
+    return server.name, state, str(server.calls), failed, server.endpoint, "; ".join(remarks)
 
 
 def _owner_row(owner: api_pb2.ClaimOwner, now: datetime) -> Sequence[Words]:

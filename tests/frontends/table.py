@@ -37,8 +37,8 @@ def _rows(policy: str, sets_fields: Mapping[str, Iterable[str]]) -> Iterator[tup
             later = "file" if has_file else f"next {'sandbox' if method == 'pod' else 'container'}"
             if set(ways := ways_of(method, name)) != {Way.NONE}:
                 by_ways.setdefault((*ways, later), []).append(name)
-        for ways, found in by_ways.items():
-            yield policy, OWNERS[method], ", ".join(_shown(found)), *ways
+        for key, found in by_ways.items():
+            yield policy, OWNERS[method], ", ".join(_shown(found)), *key
 
 
 def _shown(names: Iterable[str]) -> Iterator[str]:

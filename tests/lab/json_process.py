@@ -95,7 +95,11 @@ class JsonProcess:
         self._end(signal.SIGTERM)
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def __exit__(

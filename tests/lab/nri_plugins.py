@@ -12,9 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.lab.deadline import wait_until
 from tests.lab.json_process import JsonProcess, Line
 from tests.lab.nri_adaptation import Message
-from tests.lab.programs import go_tool
+from tests.lab.programs import go_tool, run
 
 
 @dataclass(frozen=True)
@@ -82,24 +83,19 @@ class GoPlugin(JsonProcess):
 
 
 class ForeignPlugin:
-    """A plugin of nri-plugins, as `balloons` and `memory-qos`; from `with` to the end of its block.
-
-    It has its name, its index and its connection from its environment, as if the runtime had started it.
+    """A plugin of the module nri-plugins, from `with` to the end of its block.
 
     Args:
-        program: its name below `cmd/plugins` of the module.
-        runtime: where the runtime listens for plugins.
+        command: its command line.
         log_file: where its output goes.
     """
 
-    def __init__(
-        self, program: str, runtime: Path, log_file: Path, *arguments: str, index: str = "20"
-    ) -> None:
-        self.name = program
-        self._command = [str(go_tool(f"nri-{program}")), *arguments]
-        self._runtime = runtime
+    started = "Started plugin"
+    """What it logs when the runtime has synchronized it."""
+
+    def __init__(self, command: Sequence[str | Path], log_file: Path) -> None:
+        self._command = [str(word) for word in command]
         self._log_file = log_file
-        self._index = index
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -108,24 +104,15 @@ class ForeignPlugin:
         return self._log_file.read_text(errors="replace")
 
     def start(self) -> None:
-        """Starts it and does not wait."""
-        with socket.socket(socket.AF_UNIX) as connection, self._log_file.open("ab") as log:
-            connection.connect(str(self._runtime))
-            descriptor = connection.fileno()
-            environment = {
-                "NRI_PLUGIN_NAME": self.name,
-                "NRI_PLUGIN_IDX": self._index,
-                "NRI_PLUGIN_SOCKET": str(descriptor),
-            }
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **environment},
-                pass_fds=[descriptor],
-                start_new_session=True,
-            )
+        """Starts it and waits until the runtime has synchronized it."""
+        self._spawn({}, ())
+        self.wait_for_log(self.started)
+
+    def wait_for_log(self, text: str) -> None:
+        """Waits until it has written this."""
+        wait_until(lambda: text in self.log or self._has_ended(), f"{self._command[0]}: {text}")
+        if text not in self.log:
+            raise ChildProcessError(f"{self._command[0]} has ended: {self.log[-2000:]}")
 
     def kill(self) -> None:
         """Ends it with SIGKILL."""
@@ -135,7 +122,11 @@ class ForeignPlugin:
             process.wait(timeout=20)
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def __exit__(
@@ -145,3 +136,104 @@ class ForeignPlugin:
         trace: TracebackType | None,
     ) -> None:
         self.kill()
+
+    def _has_ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
+    def _spawn(self, environment: Mapping[str, str], inherited: Sequence[int]) -> None:
+        with self._log_file.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment},
+                pass_fds=inherited,
+                start_new_session=True,
+            )
+
+
+class Balloons(ForeignPlugin):
+    """Gives containers CPUs of pools, and moves other containers with the answer or without being asked.
+
+    Args:
+        runtime: where the runtime listens for plugins.
+        folder: where its files go.
+        spec: of its resource BalloonsPolicy.
+    """
+
+    started = "<= Synchronize"
+
+    def __init__(self, runtime: Path, folder: Path, spec: Mapping[str, Any], index: str = "20") -> None:
+        self._state = folder / "balloons"
+        self._config = folder / "balloons.json"
+        command: list[str | Path] = [
+            go_tool("nri-balloons"),
+            *("-nri-socket", runtime, "-nri-plugin-index", index, "-config-file", self._config),
+            *("-state-dir", self._state, "-pid-file", folder / "balloons.pid"),
+        ]
+        super().__init__(command, folder / "balloons.log")
+        self.configure(spec)
+
+    def configure(self, spec: Mapping[str, Any]) -> None:
+        """Changes its configuration; while it runs it updates all containers then."""
+        policy = {
+            "apiVersion": "config.nri/v1alpha1",
+            "kind": "BalloonsPolicy",
+            "metadata": {"name": "default"},
+            "spec": {**spec, "log": {"debug": ["nri-plugin"]}},
+        }
+        unfinished = self._config.with_suffix(".new")
+        unfinished.write_text(json.dumps(policy))
+        unfinished.rename(self._config)
+
+    def start(self) -> None:
+        """Starts it and waits until the runtime has synchronized it. Needs root."""
+        # Containers get a part of its state as a mount that must be a shared one.
+        self._state.mkdir(exist_ok=True)
+        _check(run(["mount", "-t", "tmpfs", "-o", "mode=0755", "balloons", self._state]))
+        _check(run(["mount", "--make-shared", self._state]))
+        super().start()
+
+    def kill(self) -> None:
+        """Ends it with SIGKILL."""
+        super().kill()
+        if os.path.ismount(self._state):
+            _check(run(["umount", "--lazy", self._state]))
+
+
+class MemoryQos(ForeignPlugin):
+    """Sets `memory.high` and `memory.swap.max` of containers whose annotations ask for it.
+
+    It takes no socket, but the connection with which a runtime starts a plugin.
+
+    Args:
+        runtime: where the runtime listens for plugins.
+        folder: where its files go.
+        settings: its configuration.
+    """
+
+    def __init__(self, runtime: Path, folder: Path, settings: Mapping[str, Any], index: str = "30") -> None:
+        config = folder / "memory-qos.json"
+        config.write_text(json.dumps(settings))
+        super().__init__([go_tool("nri-memory-qos"), "-v", "-config", config], folder / "memory-qos.log")
+        self._runtime = runtime
+        self._index = index
+
+    def start(self) -> None:
+        """Starts it and waits until the runtime has synchronized it."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(self._runtime))
+            descriptor = connection.fileno()
+            environment = {
+                "NRI_PLUGIN_NAME": "memory-qos",
+                "NRI_PLUGIN_IDX": self._index,
+                "NRI_PLUGIN_SOCKET": str(descriptor),
+            }
+            self._spawn(environment, [descriptor])
+        self.wait_for_log(self.started)
+
+
+def _check(ended: subprocess.CompletedProcess[str]) -> None:
+    if ended.returncode != 0:
+        raise RuntimeError(f"{ended.args}: {ended.stderr}")

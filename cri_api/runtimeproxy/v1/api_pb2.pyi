@@ -1127,6 +1127,8 @@ class HookServer(_message.Message):
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     LAST_ERROR_AT_FIELD_NUMBER: _builtins.int
     IS_UNUSED_FIELD_NUMBER: _builtins.int
+    HOOKS_NOT_ASKED_FIELD_NUMBER: _builtins.int
+    NOT_CARRIED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     endpoint: _builtins.str
     failure_policy: Global___FailurePolicy.ValueType
@@ -1148,6 +1150,16 @@ class HookServer(_message.Message):
     def breaker_opened_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def last_error_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def hooks_not_asked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of its hooks, those at which daemon.mode asks nobody."""
+
+    @_builtins.property
+    def not_carried(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What its answers have had that daemon.mode does not carry: hook and kinds of fields, such as
+        "pre_run_pod_sandbox: labels, cgroup_parent".
+        """
+
     def __init__(
         self,
         *,
@@ -1163,10 +1175,12 @@ class HookServer(_message.Message):
         last_error: _builtins.str = ...,
         last_error_at: _timestamp_pb2.Timestamp | None = ...,
         is_unused: _builtins.bool = ...,
+        hooks_not_asked: _abc.Iterable[_builtins.str] | None = ...,
+        not_carried: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["breaker_opened_at", b"breaker_opened_at", "last_error_at", b"last_error_at", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker_opened_at", b"breaker_opened_at", "calls", b"calls", "endpoint", b"endpoint", "failure_policy", b"failure_policy", "failures", b"failures", "hooks", b"hooks", "is_breaker_open", b"is_breaker_open", "is_unused", b"is_unused", "last_error", b"last_error", "last_error_at", b"last_error_at", "name", b"name", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker_opened_at", b"breaker_opened_at", "calls", b"calls", "endpoint", b"endpoint", "failure_policy", b"failure_policy", "failures", b"failures", "hooks", b"hooks", "hooks_not_asked", b"hooks_not_asked", "is_breaker_open", b"is_breaker_open", "is_unused", b"is_unused", "last_error", b"last_error", "last_error_at", b"last_error_at", "name", b"name", "not_carried", b"not_carried", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

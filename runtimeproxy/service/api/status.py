@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
     from runtimeproxy.hooks.audit import AuditEntry
     from runtimeproxy.hooks.carried import CarriedFields
+    from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.counts import PolicyCounts
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.loading import LateLoad, LoadProblem
@@ -135,7 +136,7 @@ def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
         daemon=_daemon(parts, core.state, look.memory_bytes, is_loaded=policies.is_loaded),
         runtime=_runtime(parts, core.inventory, look.runtime),
         policies=policies_of(policies, core.audit, node.latest, uids),
-        hook_servers=[_hook_server(each) for each in servers.servers.values()],
+        hook_servers=[_hook_server(each, policies.chain) for each in servers.servers.values()],
         registration_problems=servers.present_problems,
         records=_records(core.inventory, core.state, look.misspelled),
         ledger=_ledger(core.ledger, store, core.upkeep, core.leased, core.state, node.latest, settings),
@@ -468,8 +469,9 @@ def _runtime(parts: Parts, inventory: Inventory, response: bytes | None) -> api_
     )
 
 
-def _hook_server(server: Server) -> api_pb2.HookServer:
+def _hook_server(server: Server, chain: Chain) -> api_pb2.HookServer:
     about, counts = server.registration, server.counts
+    uncarried = chain.counts.uncarried.of(about.name)
     return api_pb2.HookServer(
         name=about.name,
         endpoint=about.endpoint,
@@ -482,6 +484,8 @@ def _hook_server(server: Server) -> api_pb2.HookServer:
         failures=counts.failures,
         last_error=counts.last_error,
         last_error_at=timestamp(counts.last_error_s) if counts.last_error else None,
+        hooks_not_asked=sorted(each for each in about.hooks if not chain.carried.asks_at(each)),
+        not_carried=[f"{hook}: {', '.join(fields)}" for hook, fields in uncarried.items()],
     )
 
 

@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
@@ -26,8 +27,12 @@ type plugin struct {
 	prints     bool
 }
 
-func (p *plugin) Configure(_ context.Context, _, _, _ string) (api.EventMask, error) {
+func (p *plugin) Configure(_ context.Context, _, runtime, version string) (api.EventMask, error) {
 	events := api.ValidEvents
+	if runtime == "containerd" && strings.HasPrefix(version, "v1.") {
+		// Its NRI refuses plugins that ask for events which it does not know.
+		events.Clear(api.Event_UPDATE_POD_SANDBOX, api.Event_POST_UPDATE_POD_SANDBOX)
+	}
 	if p.rejection == "" {
 		events.Clear(api.Event_VALIDATE_CONTAINER_ADJUSTMENT)
 	}
