@@ -138,7 +138,7 @@ def _unapplied_row(each: api_pb2.UnappliedValue) -> tuple[Cell | str, ...]:
 def _overview(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple[str, Words]]:
     daemon = found.daemon
     state = _state(enum_name(api_pb2.Daemon.State, daemon.state))
-    mode = "" if daemon.mode in ("", "proxy") else f", mode {daemon.mode}"
+    mode = f", mode {daemon.mode}" if daemon.mode else ""
     started = _when(daemon, "started_at", now, ", started ")
     yield "daemon", (state, f": version {daemon.version}, process {daemon.pid}{mode}{started}")
     if found.upgrade.has_predecessor:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.fields.tables import CRI_FIELDS, PARAMETERS, RESOURCE_PARAMETERS
+from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.fields import CGROUP, GROUPS, NODE_CGROUP, RESOURCES, Field
 from runtimeproxy.hooks.policy import METHOD_HOOKS
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.carried import CarriedFields
 
 _OF_RESOURCES: Final = {
-    **{name: name for name in CRI_FIELDS},
+    **{name: name for name in RESOURCE_FIELDS},
     **{parameter: name for name, parameter in RESOURCE_PARAMETERS.items()},
 }
 """Names in `Resources`, also by their cgroup parameters."""
@@ -25,7 +25,7 @@ _OF_FILES: Final = frozenset({RESOURCES, CGROUP, NODE_CGROUP})
 
 def _settable(method: str) -> frozenset[str]:
     groups = GROUPS[METHOD_HOOKS[method][0]]
-    without_file = CRI_FIELDS.keys() - RESOURCE_PARAMETERS.keys() if RESOURCES in groups else ()
+    without_file = RESOURCE_FIELDS.keys() - RESOURCE_PARAMETERS.keys() if RESOURCES in groups else ()
     return _WRITABLE | (groups - _OF_FILES) | frozenset(without_file)
 
 
@@ -38,10 +38,11 @@ SETTABLE: Final[Mapping[str, frozenset[str]]] = {
 class Way(StrEnum):
     """How a value gets there."""
 
-    MESSAGE = "in the message that creates it"
-    FILE_BEFORE = "by file, before its program runs"
-    FILE_AFTER = "by file, once it has started"
-    FILE = "by file"
+    MESSAGE = "message"
+    """In the runtime's message that creates it."""
+    FILE_BEFORE = "file, before the program runs"
+    FILE_AFTER = "file, after the start"
+    FILE = "file"
     """Of what exists all the time: QoS classes, host applications, sysctls."""
     NONE = "not applicable"
 

@@ -10,8 +10,7 @@ from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from policies.cpu_burst import CpuBurst
 from policies.cpuset import Cpuset
 from runtimeproxy.frontends.front_end import FrontEnd
-from runtimeproxy.node.koordlet import Koordlet
-from runtimeproxy.service.api.servicer import KoordletLook
+from runtimeproxy.node.koordlet import Koordlet, KoordletLook
 from runtimeproxy.service.daemon import Daemon
 from runtimeproxy.testing import FakeRuntime, KoordProxy
 from tests.daemon.conftest import runtime
