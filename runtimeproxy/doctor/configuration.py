@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.config.settings import Settings
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.kubelet_endpoints import calls_problem
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -51,6 +52,7 @@ def check_on_node(reading: Reading, offline: Offline) -> Findings:
     findings, policies = Findings(list(reading.errors)), offline.policies
     findings.problems += (_policy_problem(reading, each) for each in policies.problems)
     _check_folders(reading, findings)
+    _check_mode(reading, findings)
     _check_registrations(reading, offline, findings)
     # The daemon keeps the last good ones.
     findings.warnings += (ConfigError("node", "", problem) for problem in offline.inputs.problems)
@@ -64,6 +66,15 @@ def _policy_problem(reading: Reading, problem: LoadProblem) -> ConfigError:
     if problem.name in reading.settings.policies:
         return reading.error(("policies", problem.name), str(problem))
     return ConfigError("policies", "", str(problem))
+
+
+def _check_mode(reading: Reading, findings: Findings) -> None:
+    """Finds what ends the daemon's start in this mode."""
+    settings = reading.settings
+    if settings.daemon.mode != "proxy" and (
+        reason := calls_problem(settings.proxy, {settings.proxy.endpoint})
+    ):
+        findings.problems.append(reading.error(("daemon", "mode"), reason))
 
 
 def _check_folders(reading: Reading, findings: Findings) -> None:

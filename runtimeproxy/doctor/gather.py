@@ -32,6 +32,7 @@ from runtimeproxy.doctor.facts import (
 )
 from runtimeproxy.documents.files import is_denied, read_file
 from runtimeproxy.documents.reading import InputError, json_value, parse_documents
+from runtimeproxy.frontends.modes import carried_in
 from runtimeproxy.http2.client import RpcError
 from runtimeproxy.kubelet_endpoints import RunningKubelet, endpoint_settings, running_kubelets
 from runtimeproxy.node.inputs import name_of_node
@@ -46,6 +47,7 @@ from runtimeproxy.stubs import BlockingClient
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.config.sources import Reading
+    from runtimeproxy.hooks.remote.registrations import Registration
     from runtimeproxy.offline import Offline
 
 TIMEOUT_S: Final = 5.0
@@ -105,7 +107,7 @@ def gather(reading: Reading, offline: Offline, answer: ApiAnswer, root: Path = P
         tree_cgroup_driver=guess_cgroup_driver(Path(settings.cgroups.root)) or "",
         node=offline.inputs.node,
         hook_servers=tuple(
-            HookServerFacts(name, each.registration.endpoint, socket_state(each.registration.endpoint))
+            _hook_server(name, each.registration, settings.daemon.mode)
             for name, each in offline.registrations.items()
             if each.registration is not None
         ),
@@ -118,6 +120,12 @@ def gather(reading: Reading, offline: Offline, answer: ApiAnswer, root: Path = P
         input_files=tuple(_input_files(settings)),
         api_server=ask_api_server(settings) if settings.kubernetes.enabled else None,
     )
+
+
+def _hook_server(name: str, about: Registration, mode: str) -> HookServerFacts:
+    carried = carried_in(mode)
+    is_asked = not about.hooks or any(map(carried.asks_at, about.hooks))
+    return HookServerFacts(name, about.endpoint, socket_state(about.endpoint), is_asked)
 
 
 def _denied(settings: Settings, kubelets: Iterable[RunningKubelet], root: Path) -> Iterator[str]:

@@ -187,7 +187,8 @@ DECLARED: tuple[Declaration, ...] = (
     _anolis("memory.pagecache_limit.sync", 0, "memory-pagecache-limit", maximum=1, v1=None),
     _number("net_cls.classid", 0, maximum=0xFFFF_FFFF, v2=None, koordlet="TCNetworkQoS"),
     # 0 is no limit for runtimes, and no process for the kernel. The class that the kubelet writes is that of
-    # all pods. Source: opencontainers/runc, fs2/pids.go; kubelet, podPidsLimit and reserved PIDs.
+    # all pods. No order: children may have more than what is above them. Source: opencontainers/runc,
+    # fs2/pids.go; kubelet, podPidsLimit and reserved PIDs.
     Declaration(
         name="pids.max",
         neutral=UNLIMITED,
@@ -196,8 +197,8 @@ DECLARED: tuple[Declaration, ...] = (
         levels=ALL_LEVELS - {ClaimLevel.QOS_CLASS},
         v1=formats.number_or_max("pids.max"),
         v2=formats.number_or_max("pids.max"),
-        direction=Direction.LARGER,
         resource="pids_limit",
+        oci=("pids", "limit"),
         kubelet=frozenset({ClaimLevel.POD, ClaimLevel.QOS_CLASS}),
     ),
     # Memory and swap together. No file of version 2 has that.

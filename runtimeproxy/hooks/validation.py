@@ -12,14 +12,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from runtimeproxy import units
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.fields.declaration import ROLES, Declaration, Kind
-from runtimeproxy.fields.tables import FIELDS, NEUTRAL, RESOURCE_FIELDS, V2_FILES
+from runtimeproxy.fields.tables import FIELDS, NEUTRAL, RESOURCE_FIELDS, RESOURCE_PARAMETERS, V2_FILES
 from runtimeproxy.hooks import fields as flat
 from runtimeproxy.hooks.carried import BY_CALLS, CarriedFields
 from runtimeproxy.hooks.changes import (
@@ -88,6 +88,8 @@ class LeftOut(NamedTuple):
     value: str
     """The policy's value; empty if it must not be shown."""
     reason: str
+    is_uncarried: bool = False
+    """Whether only the front end is the reason; see `CarriedFields`."""
 
 
 class Usable(NamedTuple):
@@ -128,6 +130,8 @@ def usable(
     left_out: list[LeftOut] = []
     fields: dict[Field, Value] = {}
     notes: dict[Field, str] = {}
+    uncarried: list[Field] = []
+    lacking = carried.lacking.get(hook, ())
     given = _well_formed(change, left_out)
     for field, value in flat.fields_of(given, carried.counting[hook]).items():
         try:
@@ -137,7 +141,8 @@ def usable(
         else:
             if note:
                 notes[field] = note
-    uncarried = _uncarried(hook, fields, carried) if hook in carried.partial else ()
+            if field in lacking or field.group in lacking:
+                uncarried.append(field)
     if uncarried:
         _without_uncarried(hook, fields, uncarried, carried, left_out)
     if left_out:
@@ -495,31 +500,31 @@ def _is_absolute_path(value: object) -> bool:
     return isinstance(value, str) and _is_text(value) and value.startswith("/")
 
 
-def _uncarried(hook: Hook, fields: Mapping[Field, Value], carried: CarriedFields) -> tuple[Field, ...]:
-    return tuple(field for field in fields if field.group != flat.CGROUP and not carried.carries(hook, field))
-
-
 def _without_uncarried(
     hook: Hook,
     fields: dict[Field, Value],
-    uncarried: tuple[Field, ...],
+    uncarried: Sequence[Field],
     carried: CarriedFields,
     left_out: list[LeftOut],
 ) -> None:
     """Leave out what neither the front end's message nor a file carries; of an update without a word.
 
-    The creation, or the evaluation of what runs, tells it.
+    The creation, or the evaluation of what runs, tells it. Nothing is lost of a sandbox's resource that the
+    change gives to the pod's own cgroup, too.
     """
     for field in uncarried:
         if carried.file_instead(hook, field):
             continue
-        if hook in _CREATING:
-            _leave_out(fields, field, carried.reason, left_out)
-        else:
-            del fields[field]
+        is_of_pod = (
+            field.group == flat.RESOURCES
+            and Field(flat.CGROUP, RESOURCE_PARAMETERS.get(field.key, "")) in fields
+        )
+        if hook in _CREATING and not is_of_pod:
+            left_out.append(_left_out(field, fields[field], carried.reason)._replace(is_uncarried=True))
+        del fields[field]
 
 
-def _with_files(hook: Hook, found: Usable, uncarried: tuple[Field, ...], carried: CarriedFields) -> Usable:
+def _with_files(hook: Hook, found: Usable, uncarried: Sequence[Field], carried: CarriedFields) -> Usable:
     """Return the change with values of the container's cgroup in place of what its message does not carry."""
     moved = {
         field: Field(flat.CGROUP, carried.file_instead(hook, field))

@@ -119,6 +119,31 @@ def test_a_daemon_that_is_well() -> None:
             "koordlet.json  breaker open  0      4       /k.sock",
         ),
         (
+            {
+                "daemon": api_pb2.Daemon(mode="standalone"),
+                "hook_servers": [
+                    api_pb2.HookServer(name="a.json", endpoint="/a", hooks=["x"], hooks_not_asked=["x"])
+                ],
+            },
+            "mode standalone does not ask it\n",
+        ),
+        (
+            {
+                "daemon": api_pb2.Daemon(mode="nri"),
+                "hook_servers": [
+                    api_pb2.HookServer(
+                        name="a.json",
+                        endpoint="/a",
+                        hooks=["x", "y"],
+                        hooks_not_asked=["y"],
+                        not_carried=["x: labels"],
+                        last_error="late",
+                    )
+                ],
+            },
+            "late; mode nri does not ask it at y; mode nri does not carry of its answers x: labels",
+        ),
+        (
             {"node": api_pb2.NodeStatus(inputs=[api_pb2.NodeInput(name="pools", state=1)])},  # type: ignore[arg-type]
             "pools  unknown",
         ),

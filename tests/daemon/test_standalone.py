@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
 from runtimeproxy.testing.builders import KubeletQos, pod_sandbox_config
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import GIVES_ENV, Pod, batch_pod, policy_file
+from tests.daemon.hook_servers import Servers, use
 from tests.daemon.kubelet import kubelet as running_kubelet
 from tests.daemon.test_systemd_socket import PASSES, passed
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient, outcome_of
@@ -120,6 +122,23 @@ def test_what_only_the_creation_can_carry_is_not_applicable(
     explained = explain(daemon, made.config.metadata.uid)
     reasons = {u.cause for each in explained.targets for field in each.fields for u in field.unapplied}
     assert "not-in-mode" in reasons
+
+
+def test_hook_servers_are_not_asked_and_the_status_says_so(
+    daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str, socket_folder: Path
+) -> None:
+    daemon = daemons.start(standalone)
+    with ExitStack() as stack:
+        server = Servers(socket_folder, stack).start(overlay={"labels": {"a": "b"}})
+        server.register(daemon.hook_folder, "koordlet.json", "PreRunPodSandbox", "PreCreateContainer")
+        use(daemon, "koordlet.json")
+        made = run_batch(kubelet, cgroup_files).start()
+        wait_until(lambda: cgroup_files.read(cgroup_of(made), "memory.max") != "max", "the limit")
+        (found,) = status_of(daemon).hook_servers
+        shown = daemon.run("status").stdout
+    assert found.hooks == found.hooks_not_asked == ["pre_create_container", "pre_run_pod_sandbox"]
+    assert (found.calls, list(found.not_carried)) == (0, [])
+    assert "mode standalone does not ask it" in shown
 
 
 def test_the_bypass_and_restore(

@@ -46,8 +46,9 @@ FIRST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 1.0
 MOST_ASKED_S: Final = 30.0
 """How long the runtime is asked about one: containerd knows a sandbox only once all of it runs."""
-REMOVALS_S: Final = 1.0
-"""How long removals are gathered before the lists of a runtime without events are read."""
+REMOVALS_S: Final = 10.0
+"""How long removals are gathered before the lists of a runtime without events are read: then everything is
+evaluated again."""
 WRITES_S: Final = 0.1
 """How long writes to a cgroup are gathered: an update writes a dozen files."""
 SECOND_LOOK_S: Final = 1.0
@@ -202,6 +203,10 @@ class Follower:
     def on_removed(self, container: ContainerCgroup) -> None:
         self._started.discard(container.id)
         self._present.discard(container.id)
+        known = self._store.containers.get(container.id)
+        if known is not None and known.state is not Lifecycle.STOPPED:
+            # The runtime may say so only later, and never whether it is removed.
+            self._store.containers.put(replace(known, state=Lifecycle.STOPPED))
         if not self.events.is_followed and not self._has_removals:
             self._has_removals = True
             self._spawn(self._compare_after_removals())

@@ -20,7 +20,15 @@ from runtimeproxy.fields.tables import LISTS, QUOTA
 from runtimeproxy.hooks.algebra import Claim, ClaimOutcome
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.decision import evaluation_of, unmet_for
-from runtimeproxy.hooks.fields import ANNOTATIONS, CGROUP_PARENT, LABELS, RESOURCES, UNIFIED, pod_of
+from runtimeproxy.hooks.fields import (
+    ANNOTATIONS,
+    CDI_DEVICES,
+    CGROUP_PARENT,
+    LABELS,
+    RESOURCES,
+    UNIFIED,
+    pod_of,
+)
 from runtimeproxy.hooks.loaded import LoadedPolicy, overridden_methods
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView
@@ -543,7 +551,7 @@ def _message_value(record: PodRecord | ContainerRecord, name: str) -> str | None
         return value
     if group == CGROUP_PARENT and isinstance(record, PodRecord):
         return record.cgroup_parent
-    return NOT_RECORDED
+    return key if group == CDI_DEVICES else NOT_RECORDED
 
 
 def _resource(resources: Resources, name: str) -> str | None:

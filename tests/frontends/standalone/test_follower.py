@@ -208,11 +208,21 @@ async def test_a_cgroup_that_goes_before_the_runtime_knows_it(followed: Followed
     followed.follower.on_made(BOX_CGROUP)
     await until(lambda: "container box1" in followed.runtime.asked)
     followed.follower.on_removed(BOX_CGROUP)
-    followed.follower.on_removed(SANDBOX_CGROUP)
     await followed.end()
-    # One list for all that has gone, beside that of what was never known.
     assert followed.inventory.compared == 2
     assert followed.store.containers.get("box1") is None
+
+
+async def test_a_container_whose_cgroup_is_gone_has_stopped(followed: Followed) -> None:
+    followed.store.containers.put(replace(BOX, state=Lifecycle.RUNNING))
+    followed.follower.on_removed(BOX_CGROUP)
+    followed.follower.on_removed(SANDBOX_CGROUP)
+    await followed.end()
+    known = followed.store.containers.get("box1")
+    assert known is not None
+    assert known.state is Lifecycle.STOPPED
+    # One list for both: of a runtime without events nothing else tells what is removed.
+    assert followed.inventory.compared == 1
 
 
 async def test_a_runtime_that_is_away_when_a_container_comes(followed: Followed) -> None:

@@ -201,6 +201,24 @@ def test_a_mount_that_is_there_already_is_no_change() -> None:
     assert [each.readonly for each in found.mounts] == [False]
 
 
+def test_cdi_devices_come_after_the_kubelets_and_once() -> None:
+    found, sent = config(), ("vendor.com/gpu=1", "vendor.com/gpu=0")
+    for name in sent:
+        found.CDI_devices.add(name=name)
+    change = ContainerChange(cdi_devices=("vendor.com/gpu=0", "vendor.com/nic=a"))
+    assert edit_container(found, change)
+    names = [device.name for device in found.CDI_devices]
+    assert names == [*sent, "vendor.com/nic=a"]
+    assert not edit_container(found, change)
+
+
+def test_what_the_cri_lacks_is_in_no_message() -> None:
+    found = config()
+    resources = ResourceChange(pids_limit=10, rdt_class="gold", blockio_class="slow")
+    assert not edit_container(found, ContainerChange(resources=resources))
+    assert found == config()
+
+
 def test_a_pod() -> None:
     found = api_pb2.PodSandboxConfig(labels={"a": "1", "b": "2"}, annotations={"c": "3"})
     found.linux.sysctls["x"] = "y"
