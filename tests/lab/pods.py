@@ -95,7 +95,7 @@ def container_config(pod: PodSpec, container: ContainerSpec) -> api_pb2.Containe
     )
     return api_pb2.ContainerConfig(
         metadata=api_pb2.ContainerMetadata(name=container.name),
-        image=api_pb2.ImageSpec(image=IMAGE),
+        image=api_pb2.ImageSpec(image=IMAGE, user_specified_image=IMAGE),
         command=container.command,
         envs=[api_pb2.KeyValue(key=key, value=value.encode()) for key, value in container.env],
         labels={"io.kubernetes.container.name": container.name, **_kubelet_labels(pod)},
