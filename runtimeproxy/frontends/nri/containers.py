@@ -170,7 +170,8 @@ class Containers:
         self._keep(draft, pod)
 
         def make_view() -> ContainerView:
-            view = recorded_container(record, recorded_pod(pod))
+            # Without the id that it is going to have: by that policies know that it does not exist yet.
+            view = recorded_container(replace(record, id=""), recorded_pod(pod))
             return replace(view, env=read_env(message.env))
 
         question = Question(Hook.PRE_CREATE_CONTAINER, recorded_summary(pod), make_view, edit=draft.edit)
