@@ -56,6 +56,8 @@ class HookServerFacts(NamedTuple):
     """Name of its file."""
     endpoint: str
     state: SocketState
+    is_asked: bool = True
+    """Whether the mode of the configuration asks it at any of its hooks."""
 
 
 class QosManagerFacts(NamedTuple):

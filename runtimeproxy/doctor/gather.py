@@ -33,6 +33,7 @@ from runtimeproxy.doctor.facts import (
 from runtimeproxy.doctor.modes import ModeFacts, fixed_kubelet, left_undone_of, nri_disabled
 from runtimeproxy.documents.files import is_denied, read_file
 from runtimeproxy.documents.reading import InputError, json_value, parse_documents
+from runtimeproxy.frontends.modes import carried_in
 from runtimeproxy.http2.client import RpcError
 from runtimeproxy.kubelet_endpoints import (
     CONFIGURATION_FILES,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.config.sources import Reading
     from runtimeproxy.hooks.carried import CarriedFields
+    from runtimeproxy.hooks.remote.registrations import Registration
     from runtimeproxy.offline import Offline
 
 TIMEOUT_S: Final = 5.0
@@ -128,7 +130,7 @@ def gather(
         tree_cgroup_driver=guess_cgroup_driver(Path(settings.cgroups.root)) or "",
         node=offline.inputs.node,
         hook_servers=tuple(
-            HookServerFacts(name, each.registration.endpoint, socket_state(each.registration.endpoint))
+            _hook_server(name, each.registration, settings.daemon.mode)
             for name, each in offline.registrations.items()
             if each.registration is not None
         ),
@@ -150,6 +152,12 @@ def gather(
         input_files=tuple(_input_files(settings)),
         api_server=ask_api_server(settings) if settings.kubernetes.enabled else None,
     )
+
+
+def _hook_server(name: str, about: Registration, mode: str) -> HookServerFacts:
+    carried = carried_in(mode)
+    is_asked = not about.hooks or any(map(carried.asks_at, about.hooks))
+    return HookServerFacts(name, about.endpoint, socket_state(about.endpoint), is_asked)
 
 
 def _denied(settings: Settings, kubelets: Iterable[RunningKubelet], root: Path) -> Iterator[str]:

@@ -120,6 +120,7 @@ def test_beside_the_kubelet(
         )
 
 
+IN_NRI_MODE = replace(GOOD.settings, daemon=DaemonSettings(mode="nri"))
 MONITOR = replace(GOOD.settings, policies={"gpu-env": PolicySettings(options={"hami_vgpu_monitor": True})})
 """HAMi's monitor is configured."""
 
@@ -396,6 +397,42 @@ def unit(**changes: str) -> dict[str, str]:
             "switch these policies off",
         ),
         (
+            "koordlet",
+            {"koordlets": (Koordlet(9, True),), "has_nri_socket": True, "settings": IN_NRI_MODE},
+            Severity.PROBLEM,
+            "(process 9) is an NRI plugin, too, with the hooks of cpuset: the runtime refuses",
+            "--enable-nri-runtime-hook=false, or with CPUSetAllocator=false",
+        ),
+        (
+            "koordlet",
+            {"koordlets": (Koordlet(9, True),), "has_nri_socket": True, "settings": STANDALONE},
+            Severity.WARNING,
+            "(process 9) is an NRI plugin, too: both write the same files",
+            "CPUSetAllocator=false, or switch the policies off",
+        ),
+        (
+            "koordlet",
+            {
+                "koordlets": (Koordlet(9, True),),
+                "has_nri_socket": True,
+                "hook_servers": (HookServerFacts("koordlet.json", "/k", SocketState.ANSWERS),),
+                "policies": (),
+            },
+            Severity.WARNING,
+            "is an NRI plugin and a hook server: its hooks run twice",
+            "--enable-nri-runtime-hook=false",
+        ),
+        (
+            "hook servers",
+            {
+                "hook_servers": (HookServerFacts("a.json", "/a.sock", SocketState.ANSWERS, is_asked=False),),
+                "settings": STANDALONE,
+            },
+            Severity.WARNING,
+            "a.json: mode standalone asks no hook server at its hooks",
+            'daemon.mode to "proxy" or "nri"',
+        ),
+        (
             "hook servers",
             {"hook_servers": (HookServerFacts("a.json", "/a.sock", SocketState.REFUSED),)},
             Severity.WARNING,
@@ -553,6 +590,15 @@ def test_a_check(check: str, changes: dict[str, Any], level: Severity, text: str
         ("service", {"unit": None}, "systemd does not run here"),
         ("service", {"unit": unit(UnitFileState="enabled-runtime")}, "enabled, active"),
         ("koordlet", {"koordlets": (Koordlet(9, True),), "policies": ()}, ""),
+        (
+            "koordlet",
+            {
+                "koordlets": (Koordlet(9, True, gates=frozenset({"BatchResource", "CPUBurst"})),),
+                "has_nri_socket": True,
+                "settings": IN_NRI_MODE,
+            },
+            "(process 9) is an NRI plugin, and has none of the hooks on",
+        ),
         (
             "koordlet",
             {"hook_servers": (HookServerFacts("koordlet.json", "/k", SocketState.ANSWERS),), "policies": ()},

@@ -180,6 +180,7 @@ class GetStatusResponse(_message.Message):
     NOTES_FIELD_NUMBER: _builtins.int
     NRI_FIELD_NUMBER: _builtins.int
     LEFT_UNDONE_FIELD_NUMBER: _builtins.int
+    KOORDLETS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def daemon(self) -> Global___Daemon: ...
     @_builtins.property
@@ -254,6 +255,10 @@ class GetStatusResponse(_message.Message):
     def left_undone(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeftUndone]:
         """What the mode leaves undone of what policies set, by policy; see `daemon.mode`."""
 
+    @_builtins.property
+    def koordlets(self) -> _containers.RepeatedCompositeFieldContainer[Global___KoordletProcess]:
+        """As they were at most 30 s ago."""
+
     def __init__(
         self,
         *,
@@ -282,14 +287,46 @@ class GetStatusResponse(_message.Message):
         notes: _abc.Iterable[_builtins.str] | None = ...,
         nri: Global___NriStatus | None = ...,
         left_undone: _abc.Iterable[Global___LeftUndone] | None = ...,
+        koordlets: _abc.Iterable[Global___KoordletProcess] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "nri", b"nri", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "left_undone", b"left_undone", "node", b"node", "notes", b"notes", "nri", b"nri", "policies", b"policies", "problems", b"problems", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "koordlets", b"koordlets", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "left_undone", b"left_undone", "node", b"node", "notes", b"notes", "nri", b"nri", "policies", b"policies", "problems", b"problems", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class KoordletProcess(_message.Message):
+    """A process of koordlet on this node, by its command line."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    IS_NRI_PLUGIN_FIELD_NUMBER: _builtins.int
+    POLICIES_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    is_nri_plugin: _builtins.bool
+    """Whether it is to be an NRI plugin of the runtime."""
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Policies in use here whose hooks or writes it has, too, by its feature gates."""
+
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        is_nri_plugin: _builtins.bool = ...,
+        policies: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_nri_plugin", b"is_nri_plugin", "pid", b"pid", "policies", b"policies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KoordletProcess: _TypeAlias = KoordletProcess  # noqa: Y015
 
 @_typing.final
 class Daemon(_message.Message):

@@ -27,6 +27,7 @@ from runtimeproxy.http2.server import EarlyEnd
 from runtimeproxy.ledger import unapplied as unapplied_values
 from runtimeproxy.ledger.unapplied import UnappliedCause
 from runtimeproxy.logs import dropped_lines
+from runtimeproxy.node.koordlet import HOOKS
 from runtimeproxy.node.snapshot import FIELDS, Input, InputState
 from runtimeproxy.pods.records import Level
 from runtimeproxy.service.api.claims import EVICTIONS, owner_message
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from runtimeproxy.ledger.leased import LeasedClaims
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.ledger.upkeep import Upkeep
+    from runtimeproxy.node.koordlet import Koordlet
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.node.sources import NodeSources
     from runtimeproxy.pods.inventory import Inventory
@@ -109,6 +111,7 @@ class StatusReading(NamedTuple):
     memory_bytes: int
     """0 if it is not known."""
     misspelled: NamesByPod
+    koordlets: Sequence[Koordlet] = ()
 
 
 def read_memory() -> int:
@@ -155,10 +158,16 @@ def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
         nri=nri_status(parts.nri, settings.nri) if parts.nri is not None else None,
         left_undone=_left_undone(parts.front_end.carried_fields(), policies.chain.policies, core.upkeep),
     )
+    in_use = [each.name for each in policies.chain.policies if each.mode is Mode.ENFORCE]
+    status.koordlets.extend(
+        api_pb2.KoordletProcess(pid=each.pid, is_nri_plugin=each.uses_nri, policies=each.shared(in_use))
+        for each in look.koordlets
+    )
     status.bypass.CopyFrom(bypass_of(parts.bypass))
     status.breaker.CopyFrom(_breaker(parts.bypass))
     status.hook_servers.extend(api_pb2.HookServer(name=name, is_unused=True) for name in servers.unused)
     status.notes.extend((*notes_of_manager(status.qos_manager), *notes_of_nri(status.nri)))
+    status.notes.extend(_notes_of_koordlets(status))
     status.problems.extend(problems_of(status))
     return status
 
@@ -801,6 +810,7 @@ def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
         elif server.is_unused:
             yield f"Hook server {server.name} is registered beyond the limit and not used."
     yield from (f"Hook server registration: {each}." for each in status.registration_problems)
+    yield from _problems_of_koordlets(status)
     yield from _problems_of_pods(status.ledger)
     yield from _problems_of_names(status.records)
     yield from _problems_of_values(status.ledger)
@@ -812,6 +822,25 @@ def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
     if status.node.polling_reason:
         yield f"Node: the kernel reports no changes of files, which are polled: {status.node.polling_reason}."
     yield from (f"Node: {each}." for each in status.node.problems)
+
+
+def _problems_of_koordlets(status: api_pb2.GetStatusResponse) -> Iterator[str]:
+    """Two plugins of one runtime: it refuses a container for which both set one field."""
+    for each in status.koordlets if status.daemon.mode == "nri" else ():
+        if each.is_nri_plugin and not HOOKS.isdisjoint(each.policies):
+            hooks = ", ".join(name for name in each.policies if name in HOOKS)
+            text = f"Koordlet (process {each.pid}) is an NRI plugin, too, with the hooks of {hooks}"
+            yield f"{text}: the runtime refuses a container for which both set one field."
+
+
+def _notes_of_koordlets(status: api_pb2.GetStatusResponse) -> Iterator[str]:
+    if any(_problems_of_koordlets(status)):
+        return
+    for each in status.koordlets:
+        if each.policies:
+            what = "is an NRI plugin, and sets" if each.is_nri_plugin else "sets"
+            names = ", ".join(each.policies)
+            yield f"Koordlet (process {each.pid}) {what} what these policies set, too: {names}."
 
 
 def _problems_of_pods(ledger: api_pb2.LedgerStatus) -> Iterator[str]:
