@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from runtimeproxy.ledger.upkeep import Upkeep
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
+    from runtimeproxy.pods.store import PodStore
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,6 @@ class Follower:
     ) -> None:
         self.events = RuntimeEvents(client, self.take, inventory.compare_soon)
         self._inventory = inventory
-        self._store = inventory.store
         self._upkeep = upkeep
         self._client = client
         self._spawn = spawn
@@ -118,6 +118,10 @@ class Follower:
         self._has_removals = False
         self._since_s = upkeep.evaluator.since_s = since_s
         inventory.on_complete.insert(0, self._mark_known)
+
+    @property
+    def _store(self) -> PodStore:
+        return self._inventory.store
 
     def start(self) -> None:
         self._spawn(self.events.run())
@@ -141,12 +145,9 @@ class Follower:
 
     def _evaluate_soon(self, pod_id: str) -> None:
         pod = self._store.pods.get(pod_id)
-        if pod is not None and pod.state is Lifecycle.RUNNING:
-            if self._changed_pods.add(pod.id):
-                # Not awaited: files may hang, and other pods' events must not wait for them.
-                self._spawn(
-                    self._changed_pods.run(pod.id, partial(self._evaluate, pod.id, pod.cgroup_parent))
-                )
+        if pod is not None and pod.state is Lifecycle.RUNNING and self._changed_pods.add(pod.id):
+            # Not awaited: files may hang, and other pods' events must not wait for them.
+            self._spawn(self._changed_pods.run(pod.id, partial(self._evaluate, pod.id, pod.cgroup_parent)))
 
     async def _evaluate(self, pod_id: str, cgroup: str) -> None:
         await self._upkeep.evaluator.evaluate_pod(pod_id)
