@@ -89,9 +89,7 @@ def node(
 def running(client: CriClient, specs: Sequence[PodSpec], logs: Path) -> Iterator[list[RunningPod]]:
     """Runs pods one after another, and waits until their programs have written what they see first."""
     with ExitStack() as stack:
-        pods = [
-            stack.enter_context(running_pod(client, spec, logs, kubelet_files(spec))) for spec in specs
-        ]
+        pods = [stack.enter_context(running_pod(client, spec, logs, kubelet_files(spec))) for spec in specs]
         for pod in pods:
             for name in pod.container_ids:
                 wait_until(output_of(pod, name).exists, f"{pod.spec.name}/{name}")
