@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from runtimeproxy.doctor.facts import Facts, SocketState
+from runtimeproxy.doctor.modes import suited_mode, switch_on
 from runtimeproxy.kubelet_endpoints import DEFAULT_ENDPOINT, is_endpoint
 from runtimeproxy.node.koordlet import HOOKS, POLICY_GATES, Koordlet
 from runtimeproxy.node.snapshot import Feature
@@ -155,6 +156,27 @@ def check_endpoint(facts: Facts) -> Findings:
             f"{ours[0].place} names the proxy, {others[0].place} has {others[0].name} = {others[0].value}",
             "set both to the same: a restart or an upgrade of the kubelet may take the other one",
         )
+
+
+def check_mode(facts: Facts) -> Findings:
+    """What the chosen mode leaves undone, and which one suits this node."""
+    mode, suited = facts.settings.daemon.mode, suited_mode(facts.mode)
+    for policy in facts.policies:
+        if policy.undone:
+            text = f"mode {mode} leaves undone of the policy {policy.name}: {', '.join(policy.undone)}"
+            yield Finding(Severity.WARNING if policy.is_configured else Severity.OK, text)
+    if mode == "nri" and not facts.mode.nri_answers:
+        off = " (it is off in containerd's configuration)" if facts.mode.nri_disabled else ""
+        yield _problem(
+            f"the runtime does not ask plugins on {facts.settings.nri.socket}{off}",
+            f"set nri.socket, or {switch_on(facts.mode.runtime)}",
+        )
+    elif mode == suited.mode:
+        yield _ok(f"mode {mode} suits this node: {suited.reason}")
+    else:
+        change = f'[daemon] mode = "{suited.mode}", and restart the daemon'
+        advice = f"{suited.advice}; then {change}" if suited.advice else change
+        yield _warning(f"mode is {mode}; {suited.mode} suits this node: {suited.reason}", advice)
 
 
 def check_cgroup_driver(facts: Facts) -> Findings:
@@ -486,6 +508,7 @@ CHECKS: Final[Mapping[str, Callable[[Facts], Iterable[Finding]]]] = {
     "daemon": check_daemon,
     "runtime": check_runtime,
     "kubelet": check_endpoint,
+    "mode": check_mode,
     "cgroup driver": check_cgroup_driver,
     "CPU manager": check_cpu_manager,
     "koordlet": check_koordlet,

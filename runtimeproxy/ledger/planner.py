@@ -180,6 +180,18 @@ class Planner:
                 if path not in planned and (is_ours or self._store.is_v1):
                     present = self._files.look(path, fitting.OF_CHILDREN)
                     yield new_container(path, {}, present)
+            if self._store.is_v1 and self._store.starts_as_requested:
+                yield from self._next_container(plan)
+
+    def _next_container(self, plan: Plan) -> Iterator[Plan]:
+        """The one that may start at any time: it asks for at most what the kubelet gave to the pod.
+
+        runc could not write its quota below a smaller one, and the start would fail.
+        """
+        original = plan.book.originals.get(QUOTA)
+        quota = original and original.text and self._files.decode(QUOTA, original.text)
+        if plan.level is Level.POD and isinstance(quota, int) and quota != UNLIMITED:
+            yield new_container((*plan.path, NEW), {QUOTA: quota})
 
     def read(
         self, path: Path, known: Known, names: Iterable[str], cause: SettleCause = SettleCause.EVENT

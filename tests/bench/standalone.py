@@ -283,10 +283,10 @@ def resting(pods: int, seconds: float) -> bool:
         for number in range(pods):
             made = batch_pod(client, f"pod-{number}") if number % 2 else ls_pod(client, f"pod-{number}")
             files.make(made.config.linux.cgroup_parent)
-            made.run()
-            for _ in range(CONTAINERS):
-                made.create().start()
-                cgroup = f"{made.config.linux.cgroup_parent}/{made.container}"
+            identities = [made.run().id]
+            identities += [made.create().start().container for _ in range(CONTAINERS)]
+            for identity in identities:
+                cgroup = f"{made.config.linux.cgroup_parent}/{identity}"
                 files.write(cgroup, "cgroup.procs", str(os.getpid()))
         daemon = stack.enter_context(
             standalone(folder, str(runtime.socket_path), f'[cgroups]\nroot = "{files.root}"\n')

@@ -22,6 +22,7 @@ from runtimeproxy.doctor.gather import (
     socket_state,
     unit_properties,
 )
+from runtimeproxy.hooks.carried import BY_CALLS
 from runtimeproxy.hooks.loading import LoadResult
 from runtimeproxy.kubelet_endpoints import KubeletSetting, running_kubelets
 from runtimeproxy.node.koordlet import Koordlet
@@ -78,7 +79,7 @@ def facts_of(root: Path, **variables: str) -> Facts:
     reading = read(argparse.Namespace(config=str(root / "config.toml")), environ)
     offline = Offline(reading.settings)
     offline.policies = LoadResult((), (), ())
-    return gather(reading, offline, ApiAnswer(error="no API"), root)
+    return gather(reading, offline, BY_CALLS, ApiAnswer(error="no API"), root)
 
 
 def test_the_facts_of_a_node(root: Path, socket_folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 
 from tests.e2e.conftest import Endpoint
 from tests.e2e.koordinator import gpus, qos
+from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CriClient
 from tests.lab.node import running_pod
 from tests.lab.pods import ContainerSpec, PodSpec
+from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
 HAMI = {"koordinator.sh/gpu-isolation-provider": "HAMi-core"}
 ONE_HALF = gpus(1, gpu_core="50", gpu_memory="16Gi", gpu_memory_ratio="50")
@@ -54,5 +57,45 @@ def test_environment_seen_in_the_container(
     assert set(seen) - set(expected) <= {"HOSTNAME", "HOME"}
 
 
+def test_hamis_mounts_seen_in_the_container(
+    containerd: Containerd, folder: Path, logs: Path, tmp_path: Path
+) -> None:
+    """Library, lock and cache directory, in place of what the pod has at one of these paths."""
+    hami = tmp_path / "vgpu"
+    hami.mkdir()
+    library = hami / "libvgpu.so"
+    library.write_text("the library\n")
+    forged = tmp_path / "forged.so"
+    forged.write_text("of the pod\n")
+    config = f'[policies.gpu-env.options]\nhami_library_path = "{library}"\nhami_vgpu_monitor = true\n'
+    container = ContainerSpec(env=FROM_THE_POD, mounts={f"{hami}/./libvgpu.so": str(forged)})
+    pod = PodSpec("hami", "burstable", {**qos("LS"), **HAMI}, ONE_HALF, (container,))
+    options = ProxyOptions(str(containerd.socket), config=config)
+    own = Path(tempfile.mkdtemp(dir=folder))
+    with (
+        ProxyProcess(own, options) as proxy,
+        CriClient(proxy.socket) as client,
+        running_pod(client, pod, logs) as running,
+    ):
+        identity = running.container_id()
+        seen = environment(client.exec(identity, "/bin/env"))
+        access = mounts(client.exec(identity, "/bin/cat", "/proc/self/mounts"))
+        assert client.exec(identity, "/bin/cat", str(library)) == "the library\n"
+        assert seen["LD_PRELOAD"] == str(library)
+        cache = seen["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
+        client.exec(identity, "/bin/touch", cache)
+    name = f"{pod.uid}_main"
+    assert cache == f"{hami}/{name}.cache"
+    assert (hami / "containers" / name / f"{name}.cache").exists()
+    expected = {str(library): "ro", "/tmp/vgpulock": "rw", str(hami): "rw"}
+    assert {place: access.get(place) for place in expected} == expected
+
+
 def environment(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines())
+
+
+def mounts(text: str) -> dict[str, str]:
+    """`ro` or `rw` by path, of the mount that is on top."""
+    rows = (line.split() for line in text.splitlines())
+    return {row[1]: row[3].split(",")[0] for row in rows}

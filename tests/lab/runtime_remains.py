@@ -42,7 +42,7 @@ def remove(folder: Path, containers: Sequence[Remains], monitors: Sequence[int])
     # The containers first: without its shim a container's process has no parent that could be found.
     _kill_all([pid for container in containers if (pid := _first_process(container))])
     _kill_all(monitors)
-    _unmount_below(folder)
+    unmount_below(folder)
     for cgroup in cgroups:
         cgroup_v1.remove_tree(cgroup)
 
@@ -84,7 +84,8 @@ def _has_ended(pid: int) -> bool:
     return not procfs.runs(pid)
 
 
-def _unmount_below(folder: Path) -> None:
+def unmount_below(folder: Path) -> None:
+    """Unmounts what is mounted below a folder."""
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     libc = ctypes.CDLL(None, use_errno=True)
     for point in reversed(points):

@@ -255,7 +255,8 @@ class Follower:
             while cgroup in self._written:
                 self._written.discard(cgroup)
                 await asyncio.sleep(WRITES_S)
-                if await self._upkeep.is_in_force(cgroup, SHARES):
+                # An update writes all values of a container, and takes others back to the runtime's.
+                if await self._upkeep.is_in_force(cgroup, SHARES if container is not None else ""):
                     continue
                 is_changed = await self._take_update(container)
                 if is_changed:
