@@ -34,8 +34,9 @@ def lock(socket_folder: Path) -> Path:
 
 
 @pytest.fixture
-def standalone(lock: Path) -> str:
-    """The configuration."""
+def standalone(lock: Path, cgroup_files: CgroupFiles) -> str:
+    """The configuration; the kernel has the root of its cgroups from the start."""
+    cgroup_files.root.mkdir(parents=True, exist_ok=True)
     return f'[daemon]\nmode = "standalone"\nlock = "{lock}"\n'
 
 

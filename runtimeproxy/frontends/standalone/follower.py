@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -115,8 +115,10 @@ class Follower:
         self._started: set[str] = set()
         self._present: set[str] = set()
         self._written = Repeated()
+        # Cgroups of the first scan, until lists have been read.
+        self._unlisted: dict[str, ContainerCgroup] = {}
         self._has_removals = False
-        self._since_s = upkeep.evaluator.since_s = since_s
+        upkeep.evaluator.since_s = since_s
         inventory.on_complete.insert(0, self._mark_known)
 
     @property
@@ -195,12 +197,13 @@ class Follower:
         return record.pod_id
 
     def _seen(self, record: RecordT) -> RecordT:
-        return replace(record, recovered=record.created_s < self._since_s)
+        return replace(record, recovered=record.created_s < self._upkeep.evaluator.since_s)
 
     # The cgroup tree.
 
-    def on_scanned(self) -> None:
-        # What has been made since the lists were read.
+    def on_scanned(self, found: Sequence[ContainerCgroup]) -> None:
+        # What has been made since the lists were read, and what these have not had yet.
+        self._unlisted.update((each.id, each) for each in found)
         self._inventory.compare_soon()
 
     def on_made(self, container: ContainerCgroup) -> None:
@@ -295,11 +298,19 @@ class Follower:
         """Makes of what lists have shown what events would have."""
         pods, containers = self._store.pods, self._store.containers
         for pod in pods:
-            if pod.recovered and pod.detailed and pod.created_s >= self._since_s:
+            if pod.recovered and pod.detailed and pod.created_s >= self._upkeep.evaluator.since_s:
                 pods.revise(replace(pod, recovered=False))
         for container in containers:
-            if container.recovered and container.detailed and container.created_s >= self._since_s:
+            if (
+                container.recovered
+                and container.detailed
+                and container.created_s >= self._upkeep.evaluator.since_s
+            ):
                 containers.revise(replace(container, recovered=False))
+        unlisted, self._unlisted = self._unlisted, {}
+        for identity, cgroup in unlisted.items():
+            if pods.get(identity) is None and containers.get(identity) is None:
+                self.on_made(cgroup)
         for identity in tuple(self._started):
             known = containers.get(identity)
             if known is not None and known.detailed and known.state is Lifecycle.CREATED:
