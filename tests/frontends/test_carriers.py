@@ -47,7 +47,7 @@ def test_the_policy_sets_all_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "undone"), [("proxy", {"rdt_class", "blockio_class"}), ("nri", set[str]())], ids=str
+    ("mode", "undone"), [("proxy", {"rdt_class", "blockio_class"}), ("nri", set[str]())], ids=["proxy", "nri"]
 )
 def test_what_a_mode_leaves_undone_is_known_before_an_answer(mode: str, undone: set[str]) -> None:
     fields = carriers_policy.Carriers.sets_fields
