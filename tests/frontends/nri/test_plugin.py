@@ -24,6 +24,7 @@ from runtimeproxy.hooks import (
     ContainerChange,
     FailurePolicy,
     Hook,
+    MountSpec,
     PodChange,
     Policy,
     ResourceChange,
@@ -187,6 +188,29 @@ async def test_a_reply_has_what_policies_set_and_no_more(runtime: Runtime) -> No
 async def test_values_that_are_there_already_are_not_set(runtime: Runtime) -> None:
     runtime.load(policy(container=ContainerChange(resources=ResourceChange(cpu_shares=256))))
     assert await runtime.create() == nri.ContainerAdjustment()
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        pytest.param({}, ["/c"], id="none"),
+        pytest.param({"/x": "/h"}, ["/c"], id="another path"),
+        pytest.param({"/c": "/h"}, ["/c"], id="of the pod, replaced by the runtime"),
+        pytest.param({"/x/../c": "/h", "//c/": "/i"}, ["-/x/../c", "-//c/", "/c"], id="other spellings"),
+        pytest.param({"/c": "/wanted"}, [], id="there already"),
+        pytest.param({"/./c": "/wanted"}, [], id="there already, in another spelling"),
+    ],
+)
+async def test_a_mount_replaces_those_of_its_path(
+    runtime: Runtime, there: dict[str, str], expected: list[str]
+) -> None:
+    mount = MountSpec(host_path="/wanted", container_path="/c")
+    runtime.load(policy(container=ContainerChange(mounts=(mount,))))
+    made = container()
+    for path, source in there.items():
+        made.mounts.add(destination=path, type="bind", source=source, options=["rbind", "ro"])
+    adjusted = await runtime.create(made)
+    assert [each.destination for each in adjusted.mounts] == expected
 
 
 async def test_the_limit_of_memory_and_swap_follows_that_of_memory(runtime: Runtime) -> None:
