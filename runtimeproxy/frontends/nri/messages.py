@@ -315,8 +315,9 @@ def _mount(mount: MountSpec) -> api_pb2.Mount:
 
 
 def _is_mount(found: api_pb2.Mount, wanted: MountSpec) -> bool:
+    """Whether a mount does for the wanted one: koordlet's plugin mounts HAMi's library writable."""
     is_same_place = found.type in ("bind", "") and found.source == wanted.host_path
-    return is_same_place and ("ro" in found.options) == wanted.readonly
+    return is_same_place and (wanted.readonly or "ro" not in found.options)
 
 
 def _set_entry(entries: Any, key: str, text: str | Clear) -> None:  # noqa: ANN401 - a map of protobuf

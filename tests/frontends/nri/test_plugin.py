@@ -213,6 +213,21 @@ async def test_a_mount_replaces_those_of_its_path(
     assert [each.destination for each in adjusted.mounts] == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "is_readonly", "is_set"),
+    [(["rbind"], True, False), (["rbind", "rw"], False, False), (["rbind", "ro"], False, True)],
+)
+async def test_a_mount_of_another_plugin_is_left_to_it(
+    runtime: Runtime, options: list[str], *, is_readonly: bool, is_set: bool
+) -> None:
+    """As koordlet's: the runtime fails a container for which two plugins set one mount."""
+    mount = MountSpec(host_path="/h", container_path="/c", readonly=is_readonly)
+    runtime.load(policy(container=ContainerChange(mounts=(mount,))))
+    made = container()
+    made.mounts.add(destination="/c", type="bind", source="/h", options=options)
+    assert bool((await runtime.create(made)).mounts) is is_set
+
+
 async def test_the_limit_of_memory_and_swap_follows_that_of_memory(runtime: Runtime) -> None:
     runtime.load(policy(container=ContainerChange(resources=ResourceChange(memory_limit_bytes=1 << 30))))
     memory = (await runtime.create()).linux.resources.memory
