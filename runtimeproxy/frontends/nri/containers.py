@@ -166,7 +166,8 @@ class Containers:
             evaluation=core.evaluator.rounds,
         )
         has_swap_limit = message.linux.resources.memory.HasField("swap")
-        draft = Draft(record, Adjustment(record.requested, has_swap_limit), self._has_failed(pod, record))
+        adjustment = Adjustment(record.requested, has_swap_limit, message.mounts)
+        draft = Draft(record, adjustment, self._has_failed(pod, record))
         self._keep(draft, pod)
 
         def make_view() -> ContainerView:
