@@ -385,7 +385,9 @@ def _is_applied(explanation: ExplainResponse) -> bool:
 
 
 @contextlib.contextmanager
-def _daemon(folder: Path, log: Path, runtime: DemoRuntime, cgroup_root: Path, mode: str) -> Iterator[Path]:
+def _daemon(
+    folder: Path, log: Path, runtime: DemoRuntime, cgroup_root: Path, mode: str = "proxy"
+) -> Iterator[Path]:
     """The real daemon, in a process of its own, with all its paths in the folder."""
     socket_path = folder / _SOCKET
     config = folder / "config.toml"

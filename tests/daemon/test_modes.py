@@ -165,6 +165,25 @@ def assert_values(daemon: ProxyProcess, files: CgroupFiles, made: Pod, way: int)
     assert pod["memory.limit_in_bytes"].way == api_pb2.ExplainedField.WAY_FILE
 
 
+@pytest.mark.parametrize("mode", ["proxy", "nri"])
+def test_what_another_mode_has_created_is_not_taken_for_the_kubelets(
+    daemons: Daemons, runtime: FakeRuntime, cgroup_files: CgroupFiles, socket_folder: Path, mode: str
+) -> None:
+    """Without records: what the runtime has was in its messages, and nobody knows what was asked for."""
+    daemon = daemons.prepare()
+    start(daemon, socket_folder, "standalone")
+    assert daemon.terminate() == 0
+    start(daemon, socket_folder, mode)
+    made = run(daemon, runtime, cgroup_files, mode, "made")
+    assert daemon.terminate() == 0
+    (daemon.state_folder / "records.db").write_text("no database " * 1000)
+    start(daemon, socket_folder, "standalone")
+    container = explain(daemon, made.config.metadata.uid).targets[1]
+    fields = {field.name: field for field in container.fields}
+    assert fields["memory.limit_in_bytes"].is_request_unknown
+    assert status_of(daemon).records.recovered_containers == 1
+
+
 @pytest.mark.parametrize("mode", WITHOUT_CALLS)
 @pytest.mark.parametrize(
     "flag", ["--container-runtime-endpoint", "--image-service-endpoint"], ids=["runtime", "images"]
