@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtimeproxy.frontends.standalone.events import RuntimeEvents
@@ -21,7 +20,6 @@ from runtimeproxy.ledger.planner import SHARES
 from runtimeproxy.pods.inventory import RuntimeEvent, RuntimeUnavailableError
 from runtimeproxy.pods.reconcile import reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
-from runtimeproxy.state.state_file import StateFile
 
 if TYPE_CHECKING:
     from runtimeproxy.core.policies import Spawn
@@ -35,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 RecordT = TypeVar("RecordT", PodRecord, ContainerRecord)
 
-FILE: Final = "standalone.json"
-"""In the state folder."""
 LIST_INTERVAL_S: Final = 10.0
 """How often lists are read while neither the runtime nor the kernel reports what happens."""
 CONFIRM_INTERVAL_S: Final = 60.0
@@ -330,17 +326,3 @@ class Follower:
                 self._inventory.confirm_all()
             elif not (is_followed or self.events.is_followed):
                 self._inventory.compare_soon()
-
-
-def begun_s(folder: Path) -> float:
-    """When stand-alone mode began on this node, in seconds since the epoch; now, if that was never saved."""
-    file = StateFile(folder / FILE, "what runs already gets no lower memory limits", version=1)
-    found = file.load(lambda document: float(document["since_s"]))
-    if found is not None:
-        return found
-    now_s = time.time()
-    try:
-        file.save({"since_s": now_s})
-    except OSError as error:
-        logger.warning("%s cannot be saved: %s", file.path, error.strerror)
-    return now_s
