@@ -59,6 +59,8 @@ WORK_S: Final = 30.0
 write of a memory limit reclaims first, and a kernel that hangs answers none."""
 MOST_HUNG: Final = 2
 """How many threads may hang at a time: calls need the others."""
+SEEN_VERIFY_S: Final = 300.0
+"""How often pods are compared where writes to them are seen."""
 KOORDLET: Final = "koordlet"
 """Begins the name of the registration of koordlet's hook server. Source: Koordinator, koordlet.json."""
 KOORDLETS: Final[Mapping[str, str]] = {name: each.koordlet for name, each in FIELDS.items() if each.koordlet}
@@ -245,7 +247,7 @@ class Upkeep:
                 logger.exception("cgroup values could not be compared")
 
     def _verify_s(self, level: Level) -> float:
-        return VERIFY_S[Level.CONTAINER if level is Level.POD and self.sees_writes() else level]
+        return SEEN_VERIFY_S if level is Level.POD and self.sees_writes() else VERIFY_S[level]
 
     def on_policies(self, not_loaded: Iterable[str]) -> None:
         """Other policies, or the same with other settings, are in use now."""

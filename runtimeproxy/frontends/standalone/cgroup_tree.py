@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RENEW_S: Final = 60.0
-"""How often folders are read without an event: the prefix of `--cgroup-root` is watched only once the
-kubelet's folder is in it."""
+"""How often folders are read without an event while the kubelet's is not known: a prefix of `--cgroup-root`
+is watched only once it is in it."""
+KNOWN_RENEW_S: Final = 600.0
+"""The same once the kubelet's folder is known."""
 GATHER_S: Final = 0.002
 """How long events are gathered: runc makes a folder and writes to its files at once."""
 POLL_S: Final = 0.01
@@ -150,9 +152,13 @@ class CgroupTree:
     def _rest_s(self) -> float:
         """How long nothing is read without an event."""
         if not self._made_s:
-            return RENEW_S
+            return self._renew_s
         age_s = time.monotonic() - max(self._made_s.values())
         return min(max(POLL_S, age_s / SLOWER_AFTER), LONGEST_POLL_S)
+
+    @property
+    def _renew_s(self) -> float:
+        return KNOWN_RENEW_S if self.kubelet_root else RENEW_S
 
     # In the worker thread.
 
@@ -163,7 +169,7 @@ class CgroupTree:
         reports: list[Report] = []
         events, now_s = inotify.read(timeout=0), time.monotonic()
         is_overflow = any(event.mask & flags.Q_OVERFLOW for event in events)
-        is_whole = self._scanned_s is None or is_overflow or now_s >= self._scanned_s + RENEW_S
+        is_whole = self._scanned_s is None or is_overflow or now_s >= self._scanned_s + self._renew_s
         # Those of before an overflow count, too: of a container that was written to, nothing else tells.
         for event in events:
             is_whole = not self._take(inotify, event, reports) or is_whole
