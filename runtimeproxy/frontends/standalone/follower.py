@@ -7,21 +7,19 @@ earlier; what it is, the runtime's status says. Used in the event loop's thread.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from runtimeproxy.frontends.mode_begin import mark_known
 from runtimeproxy.frontends.standalone.events import RuntimeEvents
 from runtimeproxy.ledger.planner import SHARES
 from runtimeproxy.pods.inventory import RuntimeEvent, RuntimeUnavailableError
 from runtimeproxy.pods.reconcile import reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
-from runtimeproxy.state.state_file import StateFile
 
 if TYPE_CHECKING:
     from runtimeproxy.core.policies import Spawn
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
     from runtimeproxy.pods.store import PodStore
-
-logger = logging.getLogger(__name__)
 
 RecordT = TypeVar("RecordT", PodRecord, ContainerRecord)
 
@@ -293,13 +289,8 @@ class Follower:
 
     async def _mark_known(self) -> None:
         """Makes of what lists have shown what events would have."""
-        pods, containers = self._store.pods, self._store.containers
-        for pod in pods:
-            if pod.recovered and pod.detailed and pod.created_s >= self._since_s:
-                pods.revise(replace(pod, recovered=False))
-        for container in containers:
-            if container.recovered and container.detailed and container.created_s >= self._since_s:
-                containers.revise(replace(container, recovered=False))
+        mark_known(self._store, self._since_s)
+        containers = self._store.containers
         for identity in tuple(self._started):
             known = containers.get(identity)
             if known is not None and known.detailed and known.state is Lifecycle.CREATED:
@@ -319,17 +310,3 @@ class Follower:
                 self._inventory.confirm_all()
             elif not (is_followed or self.events.is_followed):
                 self._inventory.compare_soon()
-
-
-def begun_s(folder: Path) -> float:
-    """When stand-alone mode began on this node, in seconds since the epoch; now, if that was never saved."""
-    file = StateFile(folder / FILE, "what runs already gets no lower memory limits", version=1)
-    found = file.load(lambda document: float(document["since_s"]))
-    if found is not None:
-        return found
-    now_s = time.time()
-    try:
-        file.save({"since_s": now_s})
-    except OSError as error:
-        logger.warning("%s cannot be saved: %s", file.path, error.strerror)
-    return now_s
