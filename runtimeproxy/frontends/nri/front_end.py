@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtimeproxy.frontends.front_end import FrontEnd
@@ -97,6 +98,7 @@ class NriPlugin(FrontEnd):
     ) -> None:
         run = asyncio.get_running_loop().run_in_executor
         await run(threads.background, importlib.import_module, "runtimeproxy.frontends.nri.link")
+        from runtimeproxy.frontends.mode_begin import begun_s
         from runtimeproxy.frontends.nri.link import NriLink
         from runtimeproxy.frontends.nri.plugin import Plugin
         from runtimeproxy.frontends.nri.services import EventServices, EventSettings
@@ -110,7 +112,9 @@ class NriPlugin(FrontEnd):
             is_standby=lambda: self.is_standby,
         )
         own_name = NriLink.own_name(settings.nri, self._environ)
-        self._link = NriLink(settings.nri, Plugin(services, own_name), services, self._environ)
+        since_s = await run(threads.background, begun_s, Path(settings.state.dir), self.mode)
+        plugin = Plugin(services, own_name, since_s)
+        self._link = NriLink(settings.nri, plugin, services, self._environ)
         self._spawn = spawn
 
     def decide(self) -> None:

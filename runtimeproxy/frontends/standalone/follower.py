@@ -7,7 +7,6 @@ earlier; what it is, the runtime's status says. Used in the event loop's thread.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from runtimeproxy.frontends.mode_begin import mark_known
 from runtimeproxy.frontends.standalone.events import RuntimeEvents
 from runtimeproxy.ledger.planner import SHARES
 from runtimeproxy.pods.inventory import RuntimeEvent, RuntimeUnavailableError
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
     from runtimeproxy.pods.store import PodStore
-
-logger = logging.getLogger(__name__)
 
 RecordT = TypeVar("RecordT", PodRecord, ContainerRecord)
 
@@ -292,17 +290,8 @@ class Follower:
 
     async def _mark_known(self) -> None:
         """Makes of what lists have shown what events would have."""
+        mark_known(self._store, self._upkeep.evaluator.since_s)
         pods, containers = self._store.pods, self._store.containers
-        for pod in pods:
-            if pod.recovered and pod.detailed and pod.created_s >= self._upkeep.evaluator.since_s:
-                pods.revise(replace(pod, recovered=False))
-        for container in containers:
-            if (
-                container.recovered
-                and container.detailed
-                and container.created_s >= self._upkeep.evaluator.since_s
-            ):
-                containers.revise(replace(container, recovered=False))
         unlisted, self._unlisted = self._unlisted, {}
         for identity, cgroup in unlisted.items():
             if pods.get(identity) is None and containers.get(identity) is None:

@@ -65,11 +65,11 @@ class Standalone(FrontEnd):
     async def join(
         self, core: Core, client: GrpcRuntimeClient, settings: Settings, threads: ThreadPools, spawn: Spawn
     ) -> None:
-        from runtimeproxy.frontends.standalone.begin import begun_s
+        from runtimeproxy.frontends.mode_begin import begun_s
         from runtimeproxy.frontends.standalone.follower import Follower
 
         run = asyncio.get_running_loop().run_in_executor
-        since_s = await run(threads.background, begun_s, Path(settings.state.dir))
+        since_s = await run(threads.background, begun_s, Path(settings.state.dir), self.mode)
         follower = Follower(core.inventory, core.upkeep, client, spawn, since_s)
         follower.tree = CgroupTree(Path(settings.cgroups.root), follower, threads.make("cgroup-tree"))
         core.upkeep.sees_writes = lambda: follower.tree.is_followed
