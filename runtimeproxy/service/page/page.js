@@ -89,7 +89,9 @@ function showStatus(status) {
     `${each.wanted} is not applied (${each.cause}): ${each.reason}`,
   ]);
   const left = Math.max(0, Number(ledger.unappliedValues || 0) - waiting.length);
-  fill("notes", [status.notes || [], waiting, left], () => [
+  const undone = (status.leftUndone || []).map((each) => `${each.policy} (${(each.fields || []).join(", ")})`).join(", ");
+  fill("notes", [status.notes || [], undone, waiting, left], () => [
+    ...(undone ? [h("li", {}, `Mode ${daemon.mode} leaves undone: `, own(undone))] : []),
     ...(status.notes || []).map((note) => h("li", {}, own(note))),
     ...waiting.map(([place, why]) => h("li", {}, own(place), ": ", own(why))),
     ...(left ? [h("li", {}, `${plural(left, "more value")} not applied.`)] : []),
