@@ -47,8 +47,8 @@ $(INSTALLED): requirements.lock pyproject.toml | $(BIN)/pip
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-run: $(INSTALLED)  ## drive a pod of each QoS class through the proxy and show what changed
-	@$(BIN)/koord-runtime-proxy demo
+run: $(INSTALLED)  ## drive a pod of each QoS class through the proxy and show what changed; MODE=nri, MODE=standalone
+	@$(if $(MODE),KOORD_RUNTIMEPROXY_DAEMON_MODE=$(MODE)) $(BIN)/koord-runtime-proxy demo
 
 test: $(INSTALLED)  ## the tests of every change, in all cores; 4 minutes on two
 	TMPDIR=$(TEST_FOLDER) $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadscope -m "not slow" \

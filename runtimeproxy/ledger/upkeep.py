@@ -179,9 +179,7 @@ class Upkeep:
     def unapplied(self) -> tuple[Unapplied, ...]:
         """The wanted values of pods, containers and sysctls that are not in force now."""
         values = self._books.unapplied
-        if self._sysctls is not None:
-            found = {f"{SYSCTL}[{name}]": each for name, each in tuple(self._sysctls.unapplied.items())}
-            values.note(UnappliedStage.BOOKED, CgroupTarget(Level.NODE, "", "node"), "", found)
+        self._note_sysctls()
         if values:
             pods = [pod.cgroup_parent for pod in self._store.pods if pod.state is Lifecycle.RUNNING]
             containers = (
@@ -193,10 +191,17 @@ class Upkeep:
         return values.values()
 
     def audit_unapplied(self) -> None:
-        """Has the audit tell what is not in force since the last time."""
-        self.unapplied()
-        if self._unapplied_audit is not None:
+        """Has the audit tell what is not in force since the last time; cheap if nothing is new."""
+        self._note_sysctls()
+        if self._unapplied_audit is not None and self._books.unapplied.has_new:
+            self.unapplied()
             self._unapplied_audit.add(self._books.unapplied.take_new())
+
+    def _note_sysctls(self) -> None:
+        if self._sysctls is not None:
+            found = {f"{SYSCTL}[{name}]": each for name, each in tuple(self._sysctls.unapplied.items())}
+            target = CgroupTarget(Level.NODE, "", "node")
+            self._books.unapplied.note(UnappliedStage.BOOKED, target, "", found)
 
     def configure(self, settings: LedgerSettings) -> None:
         self.evaluator.changes.rates = ChangeRates(

@@ -18,7 +18,6 @@ from runtimeproxy.testing.builders import KubeletQos, pod_sandbox_config
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import GIVES_ENV, Pod, batch_pod, policy_file
 from tests.daemon.hook_servers import Servers, use
-from tests.daemon.kubelet import kubelet as running_kubelet
 from tests.daemon.test_systemd_socket import PASSES, passed
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient, outcome_of
 from tests.lab.deadline import wait_until
@@ -34,8 +33,9 @@ def lock(socket_folder: Path) -> Path:
 
 
 @pytest.fixture
-def standalone(lock: Path) -> str:
-    """The configuration."""
+def standalone(lock: Path, cgroup_files: CgroupFiles) -> str:
+    """The configuration; the kernel has the root of its cgroups from the start."""
+    cgroup_files.root.mkdir(parents=True, exist_ok=True)
     return f'[daemon]\nmode = "standalone"\nlock = "{lock}"\n'
 
 
@@ -171,20 +171,6 @@ def test_a_restart_goes_on_with_the_records(
     assert (records.containers, records.recovered_containers) == (2, 0)
 
 
-def test_two_front_ends_do_not_run_at_once(daemons: Daemons, lock: Path, standalone: str) -> None:
-    daemon = daemons.start(standalone)
-    proxy = daemons.prepare(f'[daemon]\nlock = "{lock}"\n')
-    other = daemons.prepare(standalone)
-    for each in (proxy, other):
-        each.spawn()
-        assert each.wait() == 1
-        assert "another front end" in str(each.log)
-    assert daemon.terminate() == 0
-    proxy.start()
-    other.spawn()
-    assert other.wait() == 1
-
-
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_the_socket_has_no_calls_of_the_kubelet(daemons: Daemons, standalone: str) -> None:
     daemon = daemons.start(standalone)
@@ -201,17 +187,6 @@ def test_the_socket_has_no_calls_of_the_kubelet(daemons: Daemons, standalone: st
     assert "upgrade refused: in mode standalone" in str(daemon.log)
     assert daemon.terminate() == 0
     assert {each["level"] for each in daemon.log_records} <= {"info", "warning"}
-
-
-def test_a_kubelet_of_this_socket_would_have_no_runtime(
-    daemons: Daemons, standalone: str, tmp_path: Path
-) -> None:
-    daemon = daemons.prepare(standalone)
-    with running_kubelet(tmp_path, f"--container-runtime-endpoint=unix://{daemon.socket}"):
-        daemon.spawn()
-        assert daemon.wait() == 2
-    assert "a kubelet still uses" in str(daemon.log)
-    assert not daemon.socket.exists()
 
 
 def test_a_bound_of_a_qos_manager_is_written(

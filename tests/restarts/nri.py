@@ -267,7 +267,9 @@ class Turnover:
         self.first += self.lab.wrong(new)
         self._seen.update(new.values())
         gone = [
-            each for each in self._ending if not cgroup_v1.file("cpu", each[0].pod_cgroup(f"{each[1]}-uid"), "").is_dir()
+            each
+            for each in self._ending
+            if not cgroup_v1.file("cpu", each[0].pod_cgroup(f"{each[1]}-uid"), "").is_dir()
         ]
         self._ending = [each for each in self._ending if each not in gone]
         self.ended += len(gone)
@@ -314,9 +316,7 @@ def turned_over(lab: Lab, total: int, most: int) -> Report:
     turnover, began = Turnover(lab, most, total), time.monotonic()
     turnover.run()
     seconds = time.monotonic() - began
-    return Report(
-        Event.NOTHING, turnover.ended, seconds, turnover.first, (), reasons(lab), lab.complaints()
-    )
+    return Report(Event.NOTHING, turnover.ended, seconds, turnover.first, (), reasons(lab), lab.complaints())
 
 
 def restarted(lab: Lab, event: Event, restarts: int, most: int = UNDER_RESTARTS) -> Report:
@@ -458,7 +458,12 @@ def resized(lab: Lab, pods: int) -> Resized:
         for each in documents:
             containers = [{"name": "main", "resources": limits}]
             metadata = {"name": each["metadata"]["name"], "namespace": "default"}
-            body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}
+            body = {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": metadata,
+                "spec": {"containers": containers},
+            }
             _patch(api, body)
         files = web_files(cpu_millicores, memory_mib)
         for each, uid in zip(documents, uids, strict=True):

@@ -166,7 +166,8 @@ class Containers:
             evaluation=core.evaluator.rounds,
         )
         has_swap_limit = message.linux.resources.memory.HasField("swap")
-        draft = Draft(record, Adjustment(record.requested, has_swap_limit), self._has_failed(pod, record))
+        adjustment = Adjustment(record.requested, has_swap_limit, message.mounts)
+        draft = Draft(record, adjustment, self._has_failed(pod, record))
         self._keep(draft, pod)
 
         def make_view() -> ContainerView:
@@ -300,12 +301,12 @@ class Containers:
         question = container_question(core.inventory, Hook.PRE_START_CONTAINER, record, pod)
         decision = await self._services.ask(question, until_s, START)
         decided = NOTHING_DECIDED if decision is None else decided_values(decision)
+        await self._verify(record, pod, message.pid)
         for work in on_container_started(core, record, decided, START):
             await work()
         if record.id in self._services.undecided:
             self._services.undecided.discard(record.id)
             await core.evaluator.evaluate_pod(pod.id)
-        await self._verify(record, pod, message.pid)
 
     async def _verify(self, record: ContainerRecord, pod: PodRecord, pid: int) -> None:
         """Compares the container's files with what policies want, and writes what differs.

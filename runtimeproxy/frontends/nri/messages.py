@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from cri_api.nri.v1alpha1 import api_pb2
 from runtimeproxy.fields.tables import RESOURCE_FIELDS
-from runtimeproxy.hooks.changes import Clear, ContainerChange, DeviceSpec, MountSpec, ResourceChange
+from runtimeproxy.hooks.changes import (
+    Clear,
+    ContainerChange,
+    DeviceSpec,
+    MountSpec,
+    ResourceChange,
+    plain_path,
+)
 from runtimeproxy.hooks.fields import written_value
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -156,12 +163,15 @@ class Adjustment:
         set_fields: Their names with the values set, for a comparison with the kernel's.
     """
 
-    def __init__(self, requested: Resources, has_swap_limit: bool) -> None:
+    def __init__(
+        self, requested: Resources, has_swap_limit: bool, mounts: Sequence[api_pb2.Mount] = ()
+    ) -> None:
         self.message = api_pb2.ContainerAdjustment()
         self.left_out: dict[str, str] = {}
         self.set_fields: dict[str, int | str] = {}
         self._requested = requested
         self._has_swap_limit = has_swap_limit
+        self._mounts = mounts
 
     @property
     def is_empty(self) -> bool:
@@ -178,13 +188,25 @@ class Adjustment:
             else:
                 message.env.add(key=name, value=variable.encode())
         for mount in change.mounts:
-            message.mounts.append(_mount(mount))
+            self._put_mount(mount)
         for device in change.devices:
             self._put_device(device)
         for cdi_device in change.cdi_devices:
             message.CDI_devices.add(name=cdi_device)
         if change.resources is not None:
             self.put_resources(change.resources)
+
+    def _put_mount(self, wanted: MountSpec) -> None:
+        """Puts a mount in, in place of others of its path; of those the runtime replaces its spelling."""
+        path = plain_path(wanted.container_path)
+        there = [each for each in self._mounts if plain_path(each.destination) == path]
+        if len(there) == 1 and _is_mount(there[0], wanted):
+            # What is there already needs no owner among the runtime's plugins.
+            return
+        for each in there:
+            if each.destination != wanted.container_path:
+                self.message.mounts.add(destination=REMOVED + each.destination)
+        self.message.mounts.append(_mount(wanted))
 
     def put_resources(self, change: ResourceChange) -> None:
         for name in RESOURCE_FIELDS:
@@ -290,6 +312,12 @@ def _mount(mount: MountSpec) -> api_pb2.Mount:
     return api_pb2.Mount(
         destination=mount.container_path, type="bind", source=mount.host_path, options=options
     )
+
+
+def _is_mount(found: api_pb2.Mount, wanted: MountSpec) -> bool:
+    """Whether a mount does for the wanted one: koordlet's plugin mounts HAMi's library writable."""
+    is_same_place = found.type in ("bind", "") and found.source == wanted.host_path
+    return is_same_place and (wanted.readonly or "ro" not in found.options)
 
 
 def _set_entry(entries: Any, key: str, text: str | Clear) -> None:  # noqa: ANN401 - a map of protobuf

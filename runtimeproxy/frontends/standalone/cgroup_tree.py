@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
@@ -73,7 +73,7 @@ class ContainerCgroup(NamedTuple):
 class CgroupListener(Protocol):
     """Takes what happens in the tree; called in the event loop's thread."""
 
-    def on_scanned(self) -> None:
+    def on_scanned(self, found: Sequence[ContainerCgroup]) -> None:
         """The whole tree was read for the first time; what is there already is not told one by one."""
 
     def on_made(self, container: ContainerCgroup) -> None:
@@ -135,7 +135,7 @@ class CgroupTree:
         except (OSError, ImportError) as error:
             self.problem = str(error)
             logger.warning("changes of cgroups are not reported, and lists are read instead: %s", error)
-            self._listener.on_scanned()
+            self._listener.on_scanned(())
             return
         try:
             while True:
@@ -214,7 +214,8 @@ class CgroupTree:
 
     def _scan(self, inotify: INotify, reports: list[Report]) -> None:
         """Reads the whole tree."""
-        is_first, self.problem = self._scanned_s is None, ""
+        is_first = self._scanned_s is None
+        self.problem = "" if self._base.is_dir() else f"{self._base}: no such folder"
         told = [] if is_first else reports
         found: set[Path] = set()
         self.kubelet_root = ""
@@ -232,7 +233,7 @@ class CgroupTree:
             if found.isdisjoint((path, path.parent, self._base / self._path(path)[1:])):
                 self._unwatch(inotify, path)
         if is_first:
-            reports.append(self._listener.on_scanned)
+            reports.append(partial(self._listener.on_scanned, tuple(self._containers.values())))
 
     def _add_pod(self, inotify: INotify, folder: Path, reports: list[Report]) -> list[Path]:
         """Watches a pod, then takes the containers that are in it."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtimeproxy.frontends.standalone.events import RuntimeEvents
@@ -21,7 +20,6 @@ from runtimeproxy.ledger.planner import SHARES
 from runtimeproxy.pods.inventory import RuntimeEvent, RuntimeUnavailableError
 from runtimeproxy.pods.reconcile import reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
-from runtimeproxy.state.state_file import StateFile
 
 if TYPE_CHECKING:
     from runtimeproxy.core.policies import Spawn
@@ -35,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 RecordT = TypeVar("RecordT", PodRecord, ContainerRecord)
 
-FILE: Final = "standalone.json"
-"""In the state folder."""
 LIST_INTERVAL_S: Final = 10.0
 """How often lists are read while neither the runtime nor the kernel reports what happens."""
 CONFIRM_INTERVAL_S: Final = 60.0
@@ -115,8 +111,10 @@ class Follower:
         self._started: set[str] = set()
         self._present: set[str] = set()
         self._written = Repeated()
+        # Cgroups of the first scan, until lists have been read.
+        self._unlisted: dict[str, ContainerCgroup] = {}
         self._has_removals = False
-        self._since_s = upkeep.evaluator.since_s = since_s
+        upkeep.evaluator.since_s = since_s
         inventory.on_complete.insert(0, self._mark_known)
 
     @property
@@ -195,12 +193,13 @@ class Follower:
         return record.pod_id
 
     def _seen(self, record: RecordT) -> RecordT:
-        return replace(record, recovered=record.created_s < self._since_s)
+        return replace(record, recovered=record.created_s < self._upkeep.evaluator.since_s)
 
     # The cgroup tree.
 
-    def on_scanned(self) -> None:
-        # What has been made since the lists were read.
+    def on_scanned(self, found: Sequence[ContainerCgroup]) -> None:
+        # What has been made since the lists were read, and what these have not had yet.
+        self._unlisted.update((each.id, each) for each in found)
         self._inventory.compare_soon()
 
     def on_made(self, container: ContainerCgroup) -> None:
@@ -295,11 +294,19 @@ class Follower:
         """Makes of what lists have shown what events would have."""
         pods, containers = self._store.pods, self._store.containers
         for pod in pods:
-            if pod.recovered and pod.detailed and pod.created_s >= self._since_s:
+            if pod.recovered and pod.detailed and pod.created_s >= self._upkeep.evaluator.since_s:
                 pods.revise(replace(pod, recovered=False))
         for container in containers:
-            if container.recovered and container.detailed and container.created_s >= self._since_s:
+            if (
+                container.recovered
+                and container.detailed
+                and container.created_s >= self._upkeep.evaluator.since_s
+            ):
                 containers.revise(replace(container, recovered=False))
+        unlisted, self._unlisted = self._unlisted, {}
+        for identity, cgroup in unlisted.items():
+            if pods.get(identity) is None and containers.get(identity) is None:
+                self.on_made(cgroup)
         for identity in tuple(self._started):
             known = containers.get(identity)
             if known is not None and known.detailed and known.state is Lifecycle.CREATED:
@@ -319,17 +326,3 @@ class Follower:
                 self._inventory.confirm_all()
             elif not (is_followed or self.events.is_followed):
                 self._inventory.compare_soon()
-
-
-def begun_s(folder: Path) -> float:
-    """When stand-alone mode began on this node, in seconds since the epoch; now, if that was never saved."""
-    file = StateFile(folder / FILE, "what runs already gets no lower memory limits", version=1)
-    found = file.load(lambda document: float(document["since_s"]))
-    if found is not None:
-        return found
-    now_s = time.time()
-    try:
-        file.save({"since_s": now_s})
-    except OSError as error:
-        logger.warning("%s cannot be saved: %s", file.path, error.strerror)
-    return now_s

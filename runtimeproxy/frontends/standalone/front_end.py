@@ -65,7 +65,8 @@ class Standalone(FrontEnd):
     async def join(
         self, core: Core, client: GrpcRuntimeClient, settings: Settings, threads: ThreadPools, spawn: Spawn
     ) -> None:
-        from runtimeproxy.frontends.standalone.follower import Follower, begun_s
+        from runtimeproxy.frontends.standalone.begin import begun_s
+        from runtimeproxy.frontends.standalone.follower import Follower
 
         run = asyncio.get_running_loop().run_in_executor
         since_s = await run(threads.background, begun_s, Path(settings.state.dir))

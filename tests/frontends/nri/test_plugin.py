@@ -24,6 +24,7 @@ from runtimeproxy.hooks import (
     ContainerChange,
     FailurePolicy,
     Hook,
+    MountSpec,
     PodChange,
     Policy,
     ResourceChange,
@@ -187,6 +188,44 @@ async def test_a_reply_has_what_policies_set_and_no_more(runtime: Runtime) -> No
 async def test_values_that_are_there_already_are_not_set(runtime: Runtime) -> None:
     runtime.load(policy(container=ContainerChange(resources=ResourceChange(cpu_shares=256))))
     assert await runtime.create() == nri.ContainerAdjustment()
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        pytest.param({}, ["/c"], id="none"),
+        pytest.param({"/x": "/h"}, ["/c"], id="another path"),
+        pytest.param({"/c": "/h"}, ["/c"], id="of the pod, replaced by the runtime"),
+        pytest.param({"/x/../c": "/h", "//c/": "/i"}, ["-/x/../c", "-//c/", "/c"], id="other spellings"),
+        pytest.param({"/c": "/wanted"}, [], id="there already"),
+        pytest.param({"/./c": "/wanted"}, [], id="there already, in another spelling"),
+    ],
+)
+async def test_a_mount_replaces_those_of_its_path(
+    runtime: Runtime, there: dict[str, str], expected: list[str]
+) -> None:
+    mount = MountSpec(host_path="/wanted", container_path="/c")
+    runtime.load(policy(container=ContainerChange(mounts=(mount,))))
+    made = container()
+    for path, source in there.items():
+        made.mounts.add(destination=path, type="bind", source=source, options=["rbind", "ro"])
+    adjusted = await runtime.create(made)
+    assert [each.destination for each in adjusted.mounts] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "is_readonly", "is_set"),
+    [(["rbind"], True, False), (["rbind", "rw"], False, False), (["rbind", "ro"], False, True)],
+)
+async def test_a_mount_of_another_plugin_is_left_to_it(
+    runtime: Runtime, options: list[str], *, is_readonly: bool, is_set: bool
+) -> None:
+    """As koordlet's: the runtime fails a container for which two plugins set one mount."""
+    mount = MountSpec(host_path="/h", container_path="/c", readonly=is_readonly)
+    runtime.load(policy(container=ContainerChange(mounts=(mount,))))
+    made = container()
+    made.mounts.add(destination="/c", type="bind", source="/h", options=options)
+    assert bool((await runtime.create(made)).mounts) is is_set
 
 
 async def test_the_limit_of_memory_and_swap_follows_that_of_memory(runtime: Runtime) -> None:

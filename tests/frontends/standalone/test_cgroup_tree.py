@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -114,7 +114,7 @@ class Listener:
         self.told: list[tuple[str, object]] = []
         self._changed = asyncio.Event()
 
-    def on_scanned(self) -> None:
+    def on_scanned(self, found: Sequence[ContainerCgroup]) -> None:
         self._note("scanned")
 
     def on_made(self, container: ContainerCgroup) -> None:
