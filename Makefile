@@ -115,7 +115,7 @@ e2e-api: $(INSTALLED)  ## the API server as a source, on a real kube-apiserver w
 	sh tests/lab/build_tools.sh api-server
 	KOORD_RUNTIMEPROXY_E2E_API=1 $(BIN)/pytest tests/e2e_api
 
-e2e-node: $(INSTALLED)  ## a Debian node in qemu (as root): systemd, the installed wheel, cgroup v2 and v1; 25 minutes
+e2e-node: $(INSTALLED) tools  ## a Debian node in qemu (as root): systemd, the installed wheel, cgroup v2 and v1, all modes; 35 minutes
 	bash tests/node/install.sh
 	$(BIN)/python -m tests.node
 
