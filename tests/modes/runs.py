@@ -18,7 +18,7 @@ from tests.lab.node import RunningPod, running_pod
 from tests.lab.node_objects import NodeObjects, strategy_policies
 from tests.lab.pods import PodSpec
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
-from tests.modes.first_act import Seen, cgroup_values, first_seen, values_now
+from tests.modes.first_act import FILE_ONLY, OOM_SCORE, cgroup_values, first_seen, values_now
 from tests.modes.pods import BURST_PERCENT, NORMALIZATION_RATIO, POLICY
 
 Mode = Literal["proxy", "nri", "standalone"]
@@ -38,6 +38,12 @@ class Node:
     daemon: ProxyProcess
     objects: NodeObjects
     client: CriClient
+
+    def is_registered(self) -> bool:
+        """Whether the runtime has taken the plugin once, and never dropped it."""
+        lines = [line for line in self.daemon.log if "frontends.nri" in line]
+        lost = [line for line in lines if "not connected with the runtime" in line]
+        return any("registered with the runtime" in line for line in lines) and not lost
 
     def status(self) -> api_pb2.GetStatusResponse:
         with CriClient(self.daemon.socket) as client:
@@ -89,9 +95,7 @@ def node(
 def running(client: CriClient, specs: Sequence[PodSpec], logs: Path) -> Iterator[list[RunningPod]]:
     """Runs pods one after another, and waits until their programs have written what they see first."""
     with ExitStack() as stack:
-        pods = [
-            stack.enter_context(running_pod(client, spec, logs, kubelet_files(spec))) for spec in specs
-        ]
+        pods = [stack.enter_context(running_pod(client, spec, logs, kubelet_files(spec))) for spec in specs]
         for pod in pods:
             for name in pod.container_ids:
                 wait_until(output_of(pod, name).exists, f"{pod.spec.name}/{name}")
@@ -139,6 +143,11 @@ def settled(pods: Sequence[RunningPod], is_right: Callable[[Values], bool]) -> t
     return found, time.monotonic() - began_s
 
 
+def merged(final: Values, first: Values) -> dict[str, Mapping[str, str]]:
+    """What should have been there first: what is there in the end, and what is read once only."""
+    return {place: {**each, **final[place]} for place, each in first.items()}
+
+
 def differences(found: Values, wanted: Values) -> list[str]:
     """What is not as it should be, one line each."""
     return [
@@ -149,5 +158,32 @@ def differences(found: Values, wanted: Values) -> list[str]:
     ]
 
 
-def seen(first: Values, final: Values) -> dict[str, Seen]:
-    return {place: Seen(each, final[place]) for place, each in first.items()}
+# --- what modes may differ in ------------------------------------------------------------------------------
+
+
+def is_of_table(mode: Mode, place: str, name: str, *, at_first: bool) -> bool:
+    """Whether a mode may lack a value by the table of modes.
+
+    Proxy: files that no message carries are written once the program runs. Stand-alone: all is written then;
+    what only a creation carries is missing, as the limit of memory and swap that runtimes add to a limit of
+    memory, and on cgroup v1 the pod's quota stays that with which the kubelet starts its containers.
+    """
+    if mode == "proxy":
+        return at_first and name in FILE_ONLY
+    if mode == "nri":
+        return False
+    is_creation = name == OOM_SCORE or name.startswith(("env:", "path:", "memory/memory.memsw."))
+    return at_first or is_creation or (place.endswith(f"/{POD}") and name == "cpu/cpu.cfs_quota_us")
+
+
+def unexplained(found: Values, wanted: Values, mode: Mode, *, at_first: bool = False) -> list[str]:
+    """What a mode lacks of these values, other than by the table."""
+    due = {
+        place: {
+            name: value
+            for name, value in each.items()
+            if not is_of_table(mode, place, name, at_first=at_first)
+        }
+        for place, each in wanted.items()
+    }
+    return differences(found, due)
