@@ -104,7 +104,8 @@ tools:  ## install containerd 1.6 (as root) and build containerd 2, grpcurl, h2s
 e2e: $(INSTALLED) tools  ## the tests on a real containerd
 	$(BIN)/pytest tests/e2e tests/lab
 
-e2e-versions: $(INSTALLED) tools  ## both ends of the supported versions: containerd 1.6 to 2.4, whole kubelets 1.34 and 1.37 in qemu (as root); 30 minutes
+e2e-versions: $(INSTALLED) tools  ## both ends of the supported versions: containerd 1.6 to 2.4, CRI-O, whole kubelets 1.34 and 1.37 in qemu (as root); 30 minutes
+	sh tests/lab/install.sh versions
 	sh tests/lab/build_tools.sh versions
 	E2E_VERSIONS=all $(BIN)/pytest -n 2 --dist loadgroup tests/e2e tests/lab tests/pods/test_containerd.py
 	bash tests/node/install.sh

@@ -178,6 +178,7 @@ class GpuEnv(Policy):
 
     name: ClassVar[str] = "gpu-env"
     selector: ClassVar[PodSelector] = PodSelector(annotations=(DEVICE_ALLOCATED,))
+    sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {"container": frozenset({"env", "mounts"})}
     priority: ClassVar[int] = 60
     options_type: ClassVar[type[GpuEnvOptions] | None] = GpuEnvOptions
 

@@ -16,7 +16,7 @@ from runtimeproxy.config.parsing import is_same_socket, parse_endpoint
 from runtimeproxy.config.settings import ProxySettings
 from runtimeproxy.documents.files import is_denied
 
-FILES: Final = (
+CONFIGURATION_FILES: Final = (
     "var/lib/kubelet/config.yaml",
     "var/lib/kubelet/instance-config.yaml",
     "var/lib/kubelet/kubeadm-flags.env",
@@ -116,7 +116,7 @@ def calls_problem(proxy: ProxySettings, sockets: Iterable[str], root: Path = Pat
 
 def endpoint_settings(root: Path = Path("/")) -> list[KubeletSetting]:
     """The settings of kubelets that name any socket; see `kubelet_settings`."""
-    texts = [(f"/{name}", _text(root / name)) for name in FILES]
+    texts = [(f"/{name}", _text(root / name)) for name in CONFIGURATION_FILES]
     for folder in DROP_INS:
         texts += ((f"/{folder}/{path.name}", _text(path)) for path in _entries(root / folder, ".conf"))
     for process in _kubelets(root / "proc"):

@@ -138,7 +138,7 @@ def _unapplied_row(each: api_pb2.UnappliedValue) -> tuple[Cell | str, ...]:
 def _overview(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple[str, Words]]:
     daemon = found.daemon
     state = _state(enum_name(api_pb2.Daemon.State, daemon.state))
-    mode = "" if daemon.mode in ("", "proxy") else f", mode {daemon.mode}"
+    mode = f", mode {daemon.mode}" if daemon.mode else ""
     started = _when(daemon, "started_at", now, ", started ")
     yield "daemon", (state, f": version {daemon.version}, process {daemon.pid}{mode}{started}")
     if found.upgrade.has_predecessor:
@@ -146,6 +146,11 @@ def _overview(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple
     yield "bypass", bypass_words(found.bypass, now)
     yield "breaker", _breaker_words(found.breaker, now)
     yield "runtime", _runtime_words(found.runtime, now)
+    if found.HasField("nri"):
+        yield "NRI", _nri_words(found.nri, now)
+    if found.left_undone:
+        undone = (f"{each.policy} ({', '.join(each.fields)})" for each in found.left_undone)
+        yield "undone", f"in mode {found.daemon.mode}: {', '.join(undone)}"
     yield "records", _records_words(found.records)
     yield "values", _ledger_words(found.ledger)
     yield "reload", _reload_words(found, now)
@@ -229,6 +234,23 @@ def _runtime_words(runtime: api_pb2.Runtime, now: datetime) -> Words:
     if runtime.answers:
         return Cell("answers", GOOD), text
     return Cell("does not answer", BAD), _when(runtime, "away_since", now, " since "), text
+
+
+def _nri_words(nri: api_pb2.NriStatus, now: datetime) -> Words:
+    about = f"plugin {nri.plugin_index}-{nri.plugin_name} on {nri.socket}"
+    runtime = " ".join(filter(None, (nri.runtime_name, nri.runtime_version)))
+    version = f", NRI {nri.nri_version}" if nri.nri_version else ""
+    parts = [f"{counted(sum(nri.late_replies.values()), 'late reply')}"] if nri.late_replies else []
+    parts += [f"{counted(nri.lost_connections, 'connection')} lost"] if nri.lost_connections else []
+    parts += [f"{nri.undecided_containers} created without a decision"] if nri.undecided_containers else []
+    parts += [f"{nri.failed_creates} not created by the runtime"] if nri.failed_creates else []
+    others = ", ".join("-".join(filter(None, (each.index, each.name))) for each in nri.other_plugins)
+    parts += [f"beside {others}"] if others else []
+    behind = "".join(f"; {each}" for each in parts)
+    if nri.is_connected:
+        since = _when(nri, "connected_since", now, " since ")
+        return Cell("connected", GOOD), f" to {runtime or 'the runtime'}{version}{since}, {about}{behind}"
+    return Cell("not connected", BAD), f", {about}{behind}"
 
 
 def _records_words(records: api_pb2.Records) -> Words:

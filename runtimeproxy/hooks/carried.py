@@ -44,6 +44,7 @@ class CarriedFields:
         mode: The front end's, as in `daemon.mode`.
         by_hook: Groups of fields, or single ones such as `resources.oom_score_adj`, in the message of each
             hook at which this front end asks policies; none if that carries nothing.
+        files_before_start: Whether it writes the files of a container before its program runs.
 
     Attributes:
         mode: The front end's.
@@ -52,8 +53,11 @@ class CarriedFields:
         lacking: By hook before a call, groups and single resources among these that its message lacks.
     """
 
-    def __init__(self, mode: str, by_hook: Mapping[Hook, Collection[str]]) -> None:
+    def __init__(
+        self, mode: str, by_hook: Mapping[Hook, Collection[str]], *, files_before_start: bool = False
+    ) -> None:
         self.mode = mode
+        self._files_before_start = files_before_start
         self.reason = f"it counts at the creation only, where mode {mode} does not carry it"
         self._by_hook = {hook: frozenset(names) for hook, names in by_hook.items()}
         self.counting = dict(GROUPS)
@@ -92,6 +96,12 @@ class CarriedFields:
 
     def carries_at_creation(self, field: Field, *, is_container: bool) -> bool:
         return self.carries(_CREATIONS[is_container], field)
+
+    def writes_before_start(self, *, is_container: bool) -> bool:
+        """Whether files of something new have their values before its program runs."""
+        if is_container:
+            return self._files_before_start
+        return self.asks_about_creation(is_container=False)
 
     def file_instead(self, hook: Hook, field: Field) -> str:
         """The parameter of the container's cgroup that has a field which the message does not carry."""

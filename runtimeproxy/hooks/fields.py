@@ -30,6 +30,7 @@ from runtimeproxy.hooks.changes import (
     PodChange,
     ResourceChange,
     Scale,
+    TextEntries,
 )
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, labels_of
 from runtimeproxy.hooks.policy import METHOD_HOOKS, Hook
@@ -449,3 +450,47 @@ def written_value(name: str, value: int | str | Clear, *, update: bool) -> int |
         return value
     empty = 0 if field.kind is Kind.NUMBER else ""
     return field.neutral if update and field.neutral is not None else empty
+
+
+def scalar_edits(
+    change: ResourceChange, in_force: Resources | None, sent: Resources, *, update: bool
+) -> dict[str, int | str]:
+    """The values to send so that a change is made, by their names in `Resources`, and only those that differ.
+
+    `in_force`: what the runtime has; None where that is nothing or not known. A field that the kubelet does
+    not send and that has the wanted value already is not sent again.
+    """
+    edits: dict[str, int | str] = {}
+    for name in RESOURCE_FIELDS:
+        wanted = getattr(change, name)
+        if wanted is None:
+            continue
+        value = written_value(name, wanted, update=update)
+        present = getattr(sent, name)
+        if value == (present or (0 if isinstance(value, int) else "")):
+            continue
+        if present is None and in_force is not None:
+            current: int | str | None = getattr(in_force, name)
+            # A value that the runtime never got need not be cleared.
+            if current == value or (current is None and isinstance(wanted, Clear)):
+                continue
+        edits[name] = value
+    return edits
+
+
+def entry_edits(
+    changes: TextEntries, present: Mapping[str, str], in_force: Mapping[str, str] | None = None
+) -> dict[str, str | None]:
+    """The map entries to set (or, with None, to take away), and only those that really differ.
+
+    `in_force`: what the runtime has; an entry that the message does not give is not sent again.
+    """
+    known = in_force or {}
+    edits: dict[str, str | None] = {}
+    for key, wanted in changes.items():
+        value = None if isinstance(wanted, Clear) else wanted
+        before = present.get(key)
+        if before == value or (before is None and known.get(key) == value):
+            continue
+        edits[key] = value
+    return edits

@@ -130,6 +130,8 @@ def usable(
     left_out: list[LeftOut] = []
     fields: dict[Field, Value] = {}
     notes: dict[Field, str] = {}
+    uncarried: list[Field] = []
+    lacking = carried.lacking.get(hook, ())
     given = _well_formed(change, left_out)
     for field, value in flat.fields_of(given, carried.counting[hook]).items():
         try:
@@ -139,8 +141,8 @@ def usable(
         else:
             if note:
                 notes[field] = note
-    lacking = carried.lacking.get(hook)
-    uncarried = [field for field in fields if field in lacking or field.group in lacking] if lacking else []
+            if field in lacking or field.group in lacking:
+                uncarried.append(field)
     if uncarried:
         _without_uncarried(hook, fields, uncarried, carried, left_out)
     if left_out:

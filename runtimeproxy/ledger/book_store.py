@@ -128,7 +128,8 @@ class Books:
 
         `pod_cgroups`: of all running pods: the cgroups of others are left out; None for none.
         """
-        live = None if pod_cgroups is None else paths_of(pod_cgroups)
+        is_above = all(level < Level.POD for level in levels)
+        live = None if pod_cgroups is None or is_above else paths_of(pod_cgroups)
         with self._lock:
             return [
                 path

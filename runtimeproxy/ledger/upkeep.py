@@ -59,6 +59,8 @@ WORK_S: Final = 30.0
 write of a memory limit reclaims first, and a kernel that hangs answers none."""
 MOST_HUNG: Final = 2
 """How many threads may hang at a time: calls need the others."""
+SEEN_VERIFY_S: Final = 300.0
+"""How often pods are compared where writes to them are seen."""
 KOORDLET: Final = "koordlet"
 """Begins the name of the registration of koordlet's hook server. Source: Koordinator, koordlet.json."""
 KOORDLETS: Final[Mapping[str, str]] = {name: each.koordlet for name, each in FIELDS.items() if each.koordlet}
@@ -84,6 +86,8 @@ class Upkeep:
 
     Attributes:
         on_observed: Called with what claims with a lease are to leave to koordlet, and its feature gates.
+        sees_writes: Whether the front end has pods repaired once somebody writes to them: they are compared
+            less often then.
     """
 
     def __init__(
@@ -139,6 +143,7 @@ class Upkeep:
         # What koordlet writes: what is observed only, and what is taken from it.
         self._koordlets: tuple[Collection[str], Collection[str]] = frozenset(), frozenset()
         self.on_observed: Callable[[Mapping[str, str]], None] = lambda _: None
+        self.sees_writes: Callable[[], bool] = lambda: False
 
     @property
     def problem(self) -> str:
@@ -219,7 +224,7 @@ class Upkeep:
             levels = [level for level, at_s in due_s.items() if at_s <= now_s]
             if not levels or self._is_idle() or not self.evaluator.has_evaluated:
                 continue
-            due_s.update({level: now_s + VERIFY_S[level] for level in levels})
+            due_s.update({level: now_s + self._verify_s(level) for level in levels})
             try:
                 if Level.QOS_CLASS in levels:
                     self.audit_unapplied()
@@ -240,6 +245,9 @@ class Upkeep:
                 logger.warning("cgroup values could not be compared: %s", error)
             except Exception:  # a bug costs this comparison, not the next one
                 logger.exception("cgroup values could not be compared")
+
+    def _verify_s(self, level: Level) -> float:
+        return SEEN_VERIFY_S if level is Level.POD and self.sees_writes() else VERIFY_S[level]
 
     def on_policies(self, not_loaded: Iterable[str]) -> None:
         """Other policies, or the same with other settings, are in use now."""
@@ -373,14 +381,20 @@ class Upkeep:
             return await self.in_worker(partial(self._ledger.compared, cgroup, values))
         return {}
 
-    async def is_in_force(self, cgroup: str, name: str) -> bool:
-        """Whether a file holds the value that was resolved for it; false if there is none."""
+    async def is_in_force(self, cgroup: str, name: str = "") -> bool:
+        """Whether the files of a cgroup hold the values that were resolved for them.
+
+        `name`: the only one that is asked about; false if none was resolved for it.
+        """
         book = self._books.record(cgroup)
-        entry = book.entries.get(name) if book is not None else None
-        if entry is None or entry.resolved is None:
-            return False
-        present = await self.present_values(cgroup, {name: str(entry.resolved)})
-        return name in present and present[name][1]
+        entries = book.entries if book is not None else {}
+        wanted = {each: str(entry.resolved) for each, entry in entries.items() if entry.resolved is not None}
+        if name:
+            wanted = {each: text for each, text in wanted.items() if each == name}
+        if not wanted:
+            return not name
+        present = await self.present_values(cgroup, wanted)
+        return all(present.get(each, ("", False))[1] for each in wanted)
 
     async def repair(self, cgroup: str, *, is_explained: bool = True) -> None:
         """Writes values again that others may have replaced, if there are any; see `Ledger.repair`."""

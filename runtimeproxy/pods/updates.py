@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from runtimeproxy.fields.tables import RESOURCE_FIELDS, RESOURCE_PARAMETERS, UPDATABLE
-from runtimeproxy.hooks.changes import CLEAR, Clear, ResourceChange, TextEntries
+from runtimeproxy.hooks.changes import CLEAR, ResourceChange
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, Owners
-from runtimeproxy.hooks.fields import RESOURCES, UNIFIED, written_value
+from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, overlay
@@ -150,47 +150,3 @@ def slice_of(pod: PodRecord | None) -> str:
     """The pod's cgroup if it is a systemd slice; empty if not, or if it is not known."""
     parent = pod.cgroup_parent if pod is not None else ""
     return parent if parent.endswith(".slice") else ""
-
-
-def scalar_edits(
-    change: ResourceChange, in_force: Resources | None, sent: Resources, *, update: bool
-) -> dict[str, int | str]:
-    """The values to send so that a change is made, by their names in `Resources`, and only those that differ.
-
-    `in_force`: what the runtime has; None where that is nothing or not known. A field that the kubelet does
-    not send and that has the wanted value already is not sent again.
-    """
-    edits: dict[str, int | str] = {}
-    for name in RESOURCE_FIELDS:
-        wanted = getattr(change, name)
-        if wanted is None:
-            continue
-        value = written_value(name, wanted, update=update)
-        present = getattr(sent, name)
-        if value == (present or (0 if isinstance(value, int) else "")):
-            continue
-        if present is None and in_force is not None:
-            current: int | str | None = getattr(in_force, name)
-            # A value that the runtime never got need not be cleared.
-            if current == value or (current is None and isinstance(wanted, Clear)):
-                continue
-        edits[name] = value
-    return edits
-
-
-def entry_edits(
-    changes: TextEntries, present: Mapping[str, str], in_force: Mapping[str, str] | None = None
-) -> dict[str, str | None]:
-    """The map entries to set (or, with None, to take away), and only those that really differ.
-
-    `in_force`: what the runtime has; an entry that the message does not give is not sent again.
-    """
-    known = in_force or {}
-    edits: dict[str, str | None] = {}
-    for key, wanted in changes.items():
-        value = None if isinstance(wanted, Clear) else wanted
-        before = present.get(key)
-        if before == value or (before is None and known.get(key) == value):
-            continue
-        edits[key] = value
-    return edits

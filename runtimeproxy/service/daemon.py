@@ -21,7 +21,7 @@ from runtimeproxy.config.validation import admin_socket
 from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
 from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
 from runtimeproxy.frontends.cri_proxy.handover.protocol import report_to_predecessor
-from runtimeproxy.frontends.cri_proxy.handover.upgrade import Serving
+from runtimeproxy.frontends.cri_proxy.handover.upgrade import RESTART_INSTEAD, Serving, note
 from runtimeproxy.frontends.nri.front_end import NriPlugin
 from runtimeproxy.frontends.standalone.front_end import Standalone
 from runtimeproxy.logs import flush_failures
@@ -469,6 +469,7 @@ class Daemon:
                 self.parts.audit_upgrade_problem(upgradable.upgrade_problem)
         else:
             logger.warning("upgrade refused: in mode %s a restart costs no call", self._front_end.mode)
+            self._front_end.listener.note(note(RESTART_INSTEAD))
 
     async def _flush_state(self) -> None:
         if self.parts is not None:

@@ -217,7 +217,6 @@ def standalone(folder: Path, runtime: str, more: str = "") -> ProxyProcess:
     config = f'[daemon]\nmode = "standalone"\nlock = "{folder}/front-end.lock"\n{more}'
     daemon = ProxyProcess(folder, ProxyOptions(runtime, config=config + strategy_policies(enabled=True)))
     daemon.policies_folder.mkdir()
-    (daemon.policies_folder / "idle.py").write_text(IDLE)
     NodeObjects(daemon.objects_folder).strategies(STRATEGIES)
     return daemon
 
@@ -228,7 +227,9 @@ def starts(version: ContainerdVersion, count: int, per_s: float, kills: int) -> 
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="alone-", dir="/tmp")))
         containerd = stack.enter_context(Containerd(version))
         client = stack.enter_context(CriClient(containerd.socket))
-        daemon = stack.enter_context(standalone(folder, str(containerd.socket)))
+        daemon = standalone(folder, str(containerd.socket))
+        (daemon.policies_folder / "idle.py").write_text(IDLE)
+        stack.enter_context(daemon)
         load = Load(client, folder, stack)
         before_ns, began_s = cpu_ns(daemon.pid), time.monotonic()
         load.run(count, per_s, 0.5)
@@ -283,10 +284,10 @@ def resting(pods: int, seconds: float) -> bool:
         for number in range(pods):
             made = batch_pod(client, f"pod-{number}") if number % 2 else ls_pod(client, f"pod-{number}")
             files.make(made.config.linux.cgroup_parent)
-            made.run()
-            for _ in range(CONTAINERS):
-                made.create().start()
-                cgroup = f"{made.config.linux.cgroup_parent}/{made.container}"
+            identities = [made.run().id]
+            identities += [made.create().start().container for _ in range(CONTAINERS)]
+            for identity in identities:
+                cgroup = f"{made.config.linux.cgroup_parent}/{identity}"
                 files.write(cgroup, "cgroup.procs", str(os.getpid()))
         daemon = stack.enter_context(
             standalone(folder, str(runtime.socket_path), f'[cgroups]\nroot = "{files.root}"\n')

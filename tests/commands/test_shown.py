@@ -136,13 +136,12 @@ def test_a_daemon_that_is_well() -> None:
                         endpoint="/a",
                         hooks=["x", "y"],
                         hooks_not_asked=["y"],
-                        not_carried=["x: labels, cgroup_parent"],
+                        not_carried=["x: labels"],
                         last_error="late",
                     )
                 ],
             },
-            "late; mode nri does not ask it at y; mode nri does not carry of its answers x: labels,"
-            " cgroup_parent",
+            "late; mode nri does not ask it at y; mode nri does not carry of its answers x: labels",
         ),
         (
             {"node": api_pb2.NodeStatus(inputs=[api_pb2.NodeInput(name="pools", state=1)])},  # type: ignore[arg-type]

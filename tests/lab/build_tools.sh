@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds the Go programs of the laboratory into .tools/bin (or $KOORD_RUNTIMEPROXY_TOOLS).
 # With the argument `api-server`: etcd and kube-apiserver in place of the others, which takes 5 minutes. With `versions`:
-# other containerds, NRI plugins of others, whole kubelets of both ends of the supported range, and the newest
+# other containerds, CRI-O, NRI plugins of others, whole kubelets of both ends of the supported range, and the newest
 # kubelet's client; 15 minutes.
 # A program that is there in the wanted version is left alone. One after the other: a build
 # of containerd fills a small machine by itself.
@@ -80,6 +80,13 @@ if [ "${1:-}" = versions ]; then
             build -buildvcs=false -ldflags '-s -w' -o "$tools/nri-$plugin" \
             "github.com/containers/nri-plugins/cmd/plugins/$plugin"
     done
+    crio=github.com/cri-o/cri-o
+    crio_source=$here/crio
+    build crio "$(source_version "$crio_source")" "$crio_source" \
+        build -buildvcs=false -ldflags '-s -w' -o "$tools/crio" \
+        -tags "containers_image_openpgp exclude_graphdriver_btrfs exclude_graphdriver_devicemapper" "$crio/cmd/crio"
+    pinns=$(cd "$crio_source" && go list -m -f '{{.Dir}}' "$crio")/pinns/src
+    [ -x "$tools/pinns" ] || cc -std=gnu99 -Os -static -o "$tools/pinns" "$pinns/pinns.c" "$pinns/sysctl.c"
     client=$root/tests/e2e/kubelet_client
     build kubelet-client-1.37 "$(source_version "$client")" "$client" \
         build -buildvcs=false -modfile=go_1_37.mod -tags kubernetes_1_37 -ldflags '-s -w' \

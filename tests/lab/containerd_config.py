@@ -50,10 +50,6 @@ class Places:
     def config(self) -> Path:
         return self.folder / "config.toml"
 
-    @property
-    def log(self) -> Path:
-        return self.folder / "containerd.log"
-
 
 _COMMON = """
 version = {version}

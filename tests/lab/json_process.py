@@ -40,6 +40,11 @@ class JsonProcess:
         return self._running().pid
 
     @property
+    def is_running(self) -> bool:
+        """Whether it was started and not ended."""
+        return self._process is not None
+
+    @property
     def log(self) -> str:
         """What it has written to stderr since the first start."""
         return self._log_file.read_text(errors="replace")

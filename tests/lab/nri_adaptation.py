@@ -72,8 +72,13 @@ class NriAdaptation(JsonProcess):
 
     def __init__(self, folder: Path, options: NriRuntimeOptions | None = None) -> None:
         self.socket = folder / "nri.sock"
-        arguments = (options or NriRuntimeOptions()).arguments()
-        command: list[str | Path] = [go_tool("nri-adaptation"), "-socket", self.socket, *arguments]
+        self._inventory = folder / "nri-inventory.json"
+        self._inventory.write_text("{}")
+        command: list[str | Path] = [
+            go_tool("nri-adaptation"),
+            *("-socket", self.socket, "-inventory", self._inventory),
+            *(options or NriRuntimeOptions()).arguments(),
+        ]
         super().__init__(command, folder / "nri-adaptation.log")
         self._plugins = 0
 
@@ -84,8 +89,11 @@ class NriAdaptation(JsonProcess):
         self.event("Listening")
 
     def set_inventory(self, pods: Sequence[Message] = (), containers: Sequence[Message] = ()) -> None:
-        """Sets what plugins that connect from now on are told by Synchronize."""
-        self.call("Inventory", pods=pods, containers=containers)
+        """Sets what plugins that connect from now on are told by Synchronize, also after a restart."""
+        inventory = {"pods": pods, "containers": containers}
+        self._inventory.write_text(json.dumps(inventory))
+        if self.is_running:
+            self.call("Inventory", **inventory)
 
     def set_failed_updates(self, updates: Sequence[Message]) -> None:
         """Sets what is answered to each unsolicited update from now on."""

@@ -106,6 +106,15 @@ def containerd_program(version: ContainerdVersion) -> Path:
     return go_tool(f"{folder}containerd")
 
 
+def crio_program() -> Path:
+    """The daemon of CRI-O, if everything that it needs to run containers is there."""
+    need_root_and_cgroup_v1()
+    for name in ("runc", "busybox", "conmon", "skopeo"):
+        debian_program(name)
+    go_tool("pinns")
+    return go_tool("crio")
+
+
 def run(
     command: Sequence[str | Path],
     *,

@@ -111,11 +111,14 @@ def test_a_required_plugin_that_is_missing(folder: Path) -> None:
             runtime.call("CreateContainer", pod=POD, container=CONTAINER)
 
 
-def test_a_runtime_that_restarts(folder: Path) -> None:
+def test_a_runtime_that_restarts_knows_what_runs(folder: Path) -> None:
     runtime = NriAdaptation(folder)
+    runtime.set_inventory([POD], [CONTAINER])
     with runtime:
         runtime.call("RunPodSandbox", pod=POD)
         runtime.kill()
         runtime.start()
-        with GoPlugin(runtime.socket, folder):
+        with GoPlugin(runtime.socket, folder) as plugin:
             runtime.wait_for_plugins(1)
+
+    assert plugin.synchronized["containers"] == ["c1"]

@@ -1,1 +1,1 @@
-"""The same pods in each mode of the daemon, on real runtimes: what their programs see first, and in the end."""
+"""The same pods in each mode of the daemon, on real runtimes: what programs see first, and in the end."""

@@ -6,8 +6,8 @@ import pytest
 
 from runtimeproxy.hooks import CLEAR, ResourceChange, Resources
 from runtimeproxy.hooks.changes import Clear, TextEntries
-from runtimeproxy.hooks.fields import written_value
-from runtimeproxy.pods.updates import entry_edits, given_fields, scalar_edits
+from runtimeproxy.hooks.fields import entry_edits, scalar_edits, written_value
+from runtimeproxy.pods.updates import given_fields
 
 NOTHING = Resources()
 

@@ -143,6 +143,9 @@ class NriConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if self._reason is not None:
+            # Closed before it was connected. Not at once: uvloop would not close the socket.
+            asyncio.get_running_loop().call_soon(self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         if self._reason is not None:

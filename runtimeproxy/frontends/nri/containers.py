@@ -52,6 +52,7 @@ from runtimeproxy.frontends.nri.state import PluginConflict, UncarriedField
 from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, Resources
 from runtimeproxy.hooks.audit import Origin
 from runtimeproxy.hooks.changes import ResourceChange
+from runtimeproxy.hooks.fields import entry_edits, scalar_edits
 from runtimeproxy.ledger.answers import by_parameter, target_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.inventory import RuntimeUnavailableError
@@ -60,10 +61,8 @@ from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, overlay
 from runtimeproxy.pods.updates import (
     PendingUpdate,
-    entry_edits,
     fitted_change,
     has_taken,
-    scalar_edits,
     with_updates,
 )
 from runtimeproxy.slo.names import RESOURCE_STATUS
@@ -171,7 +170,8 @@ class Containers:
         self._keep(draft, pod)
 
         def make_view() -> ContainerView:
-            view = recorded_container(record, recorded_pod(pod))
+            # Without the id that it is going to have: by that policies know that it does not exist yet.
+            view = recorded_container(replace(record, id=""), recorded_pod(pod))
             return replace(view, env=read_env(message.env))
 
         question = Question(Hook.PRE_CREATE_CONTAINER, recorded_summary(pod), make_view, edit=draft.edit)

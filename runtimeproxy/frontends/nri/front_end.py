@@ -77,6 +77,7 @@ class NriPlugin(FrontEnd):
                 },
                 Hook.PRE_UPDATE_CONTAINER_RESOURCES: {RESOURCES, UNIFIED},
             },
+            files_before_start=True,
         )
 
     @property

@@ -18,7 +18,6 @@ from runtimeproxy.frontends.nri.connection import NriConnection, adopt, connect,
 from runtimeproxy.frontends.nri.plugin import EVENTS, FIRST_EVENTS, Plugin, event_mask, refusal_text
 from runtimeproxy.frontends.nri.services import RefusedError
 from runtimeproxy.frontends.nri.ttrpc import Request, Side
-from runtimeproxy.logs import FailureLog
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import NriSettings
@@ -52,7 +51,6 @@ class NriLink:
         self._settings = settings
         self._plugin = plugin
         self._services = services
-        self._state = services.state
         self._launch = launched(environ)
         self._connection: NriConnection | None = None
         self._closed: asyncio.Future[str] | None = None
@@ -63,7 +61,6 @@ class NriLink:
         self._events = EVENTS
         self._has_been_connected = False
         self._is_ending = False
-        self._failures = FailureLog(output=logger)
 
     @staticmethod
     def own_name(settings: NriSettings, environ: Mapping[str, str]) -> str:
@@ -87,7 +84,7 @@ class NriLink:
 
     async def _connect_once(self) -> bool:
         """Serves one connection to its end; returns whether the runtime had taken the plugin."""
-        state, closed = self._state, asyncio.get_running_loop().create_future()
+        state, closed = self._services.state, asyncio.get_running_loop().create_future()
         connection = NriConnection(Side.PLUGIN, self._on_request, closed.set_result)
         self._connection, self._closed = connection, closed
         try:
@@ -111,7 +108,9 @@ class NriLink:
         state.problem = reason
         if was_connected:
             state.lost_connections += 1
-        self._failures.report("NRI", reason, f"not connected with the runtime: {reason}")
+        self._services.core.problems.failures.report(
+            "NRI", reason, f"not connected with the runtime: {reason}"
+        )
         return was_connected
 
     async def _open(self, connection: NriConnection) -> None:
@@ -158,7 +157,7 @@ class NriLink:
             connection.refuse(request, StatusCode.UNIMPLEMENTED, f"unknown method {request.method[:100]}")
 
     def _configure(self, connection: NriConnection, request: Request) -> None:
-        state = self._state
+        state = self._services.state
         try:
             message = api_pb2.ConfigureRequest.FromString(request.payload)
         except DecodeError:
@@ -191,7 +190,7 @@ class NriLink:
             if is_inventory:
                 is_whole = not api_pb2.SynchronizeResponse.FromString(payload).more
                 if self._has_been_connected:
-                    self._state.undecided_containers += max(0, len(store.containers) - known)
+                    self._services.state.undecided_containers += max(0, len(store.containers) - known)
             connection.respond(request, payload)
         except RefusedError as error:
             connection.refuse(request, error.code, refusal_text(error))
@@ -199,7 +198,7 @@ class NriLink:
             self._on_connected()
 
     def _on_connected(self) -> None:
-        state = self._state
+        state = self._services.state
         state.is_connected, state.problem = True, ""
         state.connected_since_s = time.time()
         self._has_been_connected = True

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RENEW_S: Final = 60.0
-"""How often folders are read without an event: the prefix of `--cgroup-root` is watched only once the
-kubelet's folder is in it."""
+"""How often folders are read without an event while the kubelet's is not known: a prefix of `--cgroup-root`
+is watched only once it is in it."""
+KNOWN_RENEW_S: Final = 600.0
+"""The same once the kubelet's folder is known."""
 GATHER_S: Final = 0.002
 """How long events are gathered: runc makes a folder and writes to its files at once."""
 POLL_S: Final = 0.01
@@ -45,8 +47,10 @@ KUBEPODS: Final = "kubepods"
 MOST_LEVELS: Final = 6
 """From the mount to a pod: a prefix, kubepods, the QoS class, the pod."""
 WEIGHTS: Final = ("cpu.shares", "cpu.weight")
-"""Each update of a container's resources, and each resize of a pod, writes this file; version 1, version 2.
+"""Each update of a container's resources writes this file, version 1 or 2, and nothing else does.
 Source: runc libcontainer/cgroups, (fs.CpuGroup).Set and fs2.setCPU; the kubelet always gives shares."""
+CONTROLLERS: Final = ("cpu", "memory", "cpuset")
+"""Of version 1: whose files of pods are watched; the first one has the containers."""
 
 _POD: Final = re.compile(r"(?:^|-)pod([^-].*?)(?:\.slice)?$")
 """`podUID`, or a slice `...-podUID.slice`, whose UID has underscores. Source: kubelet,
@@ -106,8 +110,9 @@ class CgroupTree:
     def __init__(
         self, root: Path, listener: CgroupListener, executor: Executor, proc: Path = Path("/proc")
     ) -> None:
-        self._base = root / "cpu" if (root / "cpu").is_dir() else root
-        self._weight = WEIGHTS[self._base is root]
+        self._bases = [root / each for each in CONTROLLERS if (root / each).is_dir()] or [root]
+        self._base = self._bases[0]
+        self._weight = WEIGHTS[self._base == root]
         self._listener = listener
         self._executor = executor
         self._proc = proc
@@ -147,9 +152,13 @@ class CgroupTree:
     def _rest_s(self) -> float:
         """How long nothing is read without an event."""
         if not self._made_s:
-            return RENEW_S
+            return self._renew_s
         age_s = time.monotonic() - max(self._made_s.values())
         return min(max(POLL_S, age_s / SLOWER_AFTER), LONGEST_POLL_S)
+
+    @property
+    def _renew_s(self) -> float:
+        return KNOWN_RENEW_S if self.kubelet_root else RENEW_S
 
     # In the worker thread.
 
@@ -160,7 +169,7 @@ class CgroupTree:
         reports: list[Report] = []
         events, now_s = inotify.read(timeout=0), time.monotonic()
         is_overflow = any(event.mask & flags.Q_OVERFLOW for event in events)
-        is_whole = self._scanned_s is None or is_overflow or now_s >= self._scanned_s + RENEW_S
+        is_whole = self._scanned_s is None or is_overflow or now_s >= self._scanned_s + self._renew_s
         # Those of before an overflow count, too: of a container that was written to, nothing else tells.
         for event in events:
             is_whole = not self._take(inotify, event, reports) or is_whole
@@ -183,23 +192,24 @@ class CgroupTree:
         if (folder := self._watched.get(event.wd)) is None:
             return True
         if event.mask & flags.MODIFY:
-            cgroup = folder.parent
+            cgroup = folder.parent if folder.name == self._weight else folder
             container = self._containers.get(cgroup)
             reports.append(partial(self._listener.on_written, self._path(cgroup), container))
             return True
-        if not event.mask & flags.ISDIR:
+        if not event.mask & flags.ISDIR or not folder.is_relative_to(self._base):
             return True
-        is_made, inner = event.mask & (flags.CREATE | flags.MOVED_TO), folder / event.name
-        if pod_uid(folder.name) and is_made:
-            self._add(inotify, inner, reports)
-        elif pod_uid(folder.name):
-            self._drop(inotify, inner, reports)
-        elif pod_uid(event.name) and self._is_kubelets(folder) and is_made:
-            self._add_pod(inotify, inner, reports)
-        elif pod_uid(event.name):
-            self._drop_pod(inotify, inner, reports)
-        else:
+        is_made = bool(event.mask & (flags.CREATE | flags.MOVED_TO))
+        return self._take_folder(inotify, folder / event.name, is_made, reports)
+
+    def _take_folder(self, inotify: INotify, folder: Path, is_made: bool, reports: list[Report]) -> bool:
+        if pod_uid(folder.parent.name):
+            (self._add if is_made else self._drop)(inotify, folder, reports)
+        elif not pod_uid(folder.name):
             return False
+        elif not is_made:
+            self._drop_pod(inotify, folder, reports)
+        elif KUBEPODS in self._path(folder):
+            self._add_pod(inotify, folder, reports)
         return True
 
     def _scan(self, inotify: INotify, reports: list[Report]) -> None:
@@ -218,14 +228,16 @@ class CgroupTree:
                 self._watch(inotify, folder)
         for folder in [each for each in self._containers if each not in found]:
             self._drop(inotify, folder, told)
-        for folder in [each for each in self._watches if not {each, each.parent} & found]:
-            self._unwatch(inotify, folder)
+        for path in list(self._watches):
+            if found.isdisjoint((path, path.parent, self._base / self._path(path)[1:])):
+                self._unwatch(inotify, path)
         if is_first:
             reports.append(self._listener.on_scanned)
 
     def _add_pod(self, inotify: INotify, folder: Path, reports: list[Report]) -> list[Path]:
         """Watches a pod, then takes the containers that are in it."""
-        self._watch(inotify, folder)
+        for each in self._same(folder):
+            self._watch(inotify, each)
         found = [folder / name for name in folders_in(folder)]
         for each in found:
             self._add(inotify, each, reports)
@@ -238,8 +250,6 @@ class CgroupTree:
         container = ContainerCgroup(identity, uid, self._path(folder))
         self._containers[folder] = container
         self._made_s[folder] = time.monotonic()
-        # The kubelet has written to the pod before.
-        self._watch(inotify, folder.parent / self._weight)
         reports.append(partial(self._listener.on_made, container))
 
     def _look(self, inotify: INotify, folder: Path, made_s: float, reports: list[Report]) -> None:
@@ -261,8 +271,8 @@ class CgroupTree:
     def _drop_pod(self, inotify: INotify, pod: Path, reports: list[Report]) -> None:
         for folder in [each for each in self._containers if each.parent == pod]:
             self._drop(inotify, folder, reports)
-        self._unwatch(inotify, pod / self._weight)
-        self._unwatch(inotify, pod)
+        for each in self._same(pod):
+            self._unwatch(inotify, each)
 
     def _drop(self, inotify: INotify, folder: Path, reports: list[Report]) -> None:
         self._unwatch(inotify, folder / self._weight)
@@ -272,12 +282,14 @@ class CgroupTree:
             reports.append(partial(self._listener.on_removed, container))
 
     def _watch(self, inotify: INotify, path: Path) -> None:
-        """Watches a folder, or a file with values."""
+        """Watches a folder, of a pod with its files, or one file."""
         from inotify_simple import flags
 
         mask = flags.ONLYDIR | flags.CREATE | flags.DELETE | flags.MOVED_TO | flags.MOVED_FROM
         if path.name == self._weight:
             mask = flags.MODIFY
+        elif pod_uid(path.name):
+            mask |= flags.MODIFY
         try:
             # The same watch as before, if there is one.
             watch = inotify.add_watch(path, mask)
@@ -301,11 +313,13 @@ class CgroupTree:
             with suppress(OSError):
                 inotify.rm_watch(watch)
 
-    def _is_kubelets(self, folder: Path) -> bool:
-        return KUBEPODS in self._path(folder)
-
     def _path(self, folder: Path) -> str:
-        return f"/{folder.relative_to(self._base)}"
+        base = next(each for each in self._bases if folder.is_relative_to(each))
+        return f"/{folder.relative_to(base)}"
+
+    def _same(self, pod: Path) -> list[Path]:
+        """The folders of a pod in all controllers."""
+        return [base / pod.relative_to(self._base) for base in self._bases]
 
 
 async def _readable(descriptor: int, most_s: float) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from runtimeproxy.ledger.upkeep import Upkeep
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
+    from runtimeproxy.pods.store import PodStore
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +59,30 @@ SECOND_LOOK_S: Final = 1.0
 written: both looks together end within 2 s of it."""
 
 
+class Repeated:
+    """Work by key, of which one run at a time is under way; what comes meanwhile leads to one more run."""
+
+    def __init__(self) -> None:
+        self._due: set[str] = set()
+        self._running: set[str] = set()
+
+    def add(self, key: str) -> bool:
+        """Has the work done; returns whether `run` is to be started for it, which has to follow."""
+        self._due.add(key)
+        is_running = key in self._running
+        self._running.add(key)
+        return not is_running
+
+    async def run(self, key: str, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            while key in self._due:
+                self._due.discard(key)
+                await work()
+        finally:
+            self._due.discard(key)
+            self._running.discard(key)
+
+
 class Follower:
     """Takes events, lists, and what happens in the cgroup tree (a `CgroupListener`).
 
@@ -80,22 +107,21 @@ class Follower:
     ) -> None:
         self.events = RuntimeEvents(client, self.take, inventory.compare_soon)
         self._inventory = inventory
-        self._store = inventory.store
         self._upkeep = upkeep
         self._client = client
         self._spawn = spawn
-        # Pods of which something has changed, and those that are evaluated now.
-        self._changed_pods: set[str] = set()
-        self._evaluated_pods: set[str] = set()
+        self._changed_pods = Repeated()
         # Containers whose program runs, as their cgroups tell, before the runtime has said so.
         self._started: set[str] = set()
         self._present: set[str] = set()
-        # Cgroups that were written to, and those that are looked at now.
-        self._written: set[str] = set()
-        self._looked_at: set[str] = set()
+        self._written = Repeated()
         self._has_removals = False
         self._since_s = upkeep.evaluator.since_s = since_s
         inventory.on_complete.insert(0, self._mark_known)
+
+    @property
+    def _store(self) -> PodStore:
+        return self._inventory.store
 
     def start(self) -> None:
         self._spawn(self.events.run())
@@ -119,24 +145,14 @@ class Follower:
 
     def _evaluate_soon(self, pod_id: str) -> None:
         pod = self._store.pods.get(pod_id)
-        if pod is not None and pod.state is Lifecycle.RUNNING:
-            self._changed_pods.add(pod.id)
-            if pod.id not in self._evaluated_pods:
-                # Not awaited: files may hang, and other pods' events must not wait for them.
-                self._evaluated_pods.add(pod.id)
-                self._spawn(self._evaluate(pod.id, pod.cgroup_parent))
+        if pod is not None and pod.state is Lifecycle.RUNNING and self._changed_pods.add(pod.id):
+            # Not awaited: files may hang, and other pods' events must not wait for them.
+            self._spawn(self._changed_pods.run(pod.id, partial(self._evaluate, pod.id, pod.cgroup_parent)))
 
     async def _evaluate(self, pod_id: str, cgroup: str) -> None:
-        # The events of a pod that come meanwhile lead to one more evaluation.
-        try:
-            while pod_id in self._changed_pods:
-                self._changed_pods.discard(pod_id)
-                await self._upkeep.evaluator.evaluate_pod(pod_id)
-                # A container's scope was started in the pod's slice: systemd has set that again.
-                await self._upkeep.repair(cgroup)
-        finally:
-            self._changed_pods.discard(pod_id)
-            self._evaluated_pods.discard(pod_id)
+        await self._upkeep.evaluator.evaluate_pod(pod_id)
+        # A container's scope was started in the pod's slice: systemd has set that again.
+        await self._upkeep.repair(cgroup)
 
     async def _take_pod(self, identity: str) -> str:
         """Takes what the runtime says of a sandbox; returns its id, empty if it knows none."""
@@ -212,10 +228,8 @@ class Follower:
             self._spawn(self._compare_after_removals())
 
     def on_written(self, cgroup: str, container: ContainerCgroup | None) -> None:
-        self._written.add(cgroup)
-        if cgroup not in self._looked_at:
-            self._looked_at.add(cgroup)
-            self._spawn(self._look_at(cgroup, container))
+        if self._written.add(cgroup):
+            self._spawn(self._written.run(cgroup, partial(self._look_at, cgroup, container)))
 
     async def _learn(self, container: ContainerCgroup) -> None:
         """Asks the runtime what a new cgroup is, until it knows."""
@@ -251,21 +265,16 @@ class Follower:
     # Writes of others.
 
     async def _look_at(self, cgroup: str, container: ContainerCgroup | None) -> None:
-        try:
-            while cgroup in self._written:
-                self._written.discard(cgroup)
-                await asyncio.sleep(WRITES_S)
-                if await self._upkeep.is_in_force(cgroup, SHARES):
-                    continue
-                is_changed = await self._take_update(container)
-                if is_changed:
-                    await self._upkeep.repair(cgroup)
-                await asyncio.sleep(SECOND_LOOK_S)
-                is_changed = await self._take_update(container) or is_changed
-                # What is no update of the runtime's, and no reset, is another program's.
-                await self._upkeep.repair(cgroup, is_explained=is_changed)
-        finally:
-            self._looked_at.discard(cgroup)
+        await asyncio.sleep(WRITES_S)
+        if await self._upkeep.is_in_force(cgroup, SHARES):
+            return
+        is_changed = await self._take_update(container)
+        if is_changed:
+            await self._upkeep.repair(cgroup)
+        await asyncio.sleep(SECOND_LOOK_S)
+        is_changed = await self._take_update(container) or is_changed
+        # What is no update of the runtime's, and no reset, is another program's.
+        await self._upkeep.repair(cgroup, is_explained=is_changed)
 
     async def _take_update(self, container: ContainerCgroup | None) -> bool:
         """Takes what the runtime says of a container that was written to; returns whether that is news."""

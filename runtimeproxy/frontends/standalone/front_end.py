@@ -71,6 +71,7 @@ class Standalone(FrontEnd):
         since_s = await run(threads.background, begun_s, Path(settings.state.dir))
         follower = Follower(core.inventory, core.upkeep, client, spawn, since_s)
         follower.tree = CgroupTree(Path(settings.cgroups.root), follower, threads.make("cgroup-tree"))
+        core.upkeep.sees_writes = lambda: follower.tree.is_followed
         self._follower = follower
 
     def decide(self) -> None:

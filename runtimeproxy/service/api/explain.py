@@ -33,9 +33,9 @@ from runtimeproxy.hooks.loaded import LoadedPolicy, overridden_methods
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import books
-from runtimeproxy.ledger.answers import by_parameter, class_cgroups
+from runtimeproxy.ledger.answers import at_next_start, by_parameter, class_cgroups, target_of_view
 from runtimeproxy.ledger.tree import BURST, MEMORY_AT_LEAST_MIN, MEMORY_MIN
-from runtimeproxy.ledger.unapplied import UnappliedCause
+from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifecycle, PodRecord
 from runtimeproxy.qos import kube_qos_class
@@ -251,7 +251,7 @@ class Explainer:
                     fields[name] = _message_field(record, name, owners, decision)
         self._add_dry_run(subject, entries, fields)
         self._add_observed(files, fields)
-        self._add_unapplied(subject, fields)
+        self._add_unapplied(subject, decision, fields)
         self._add_strategies(fields.values(), strategies, decision, node)
         box = record if isinstance(record, ContainerRecord) else None
         view = subject.view
@@ -310,13 +310,18 @@ class Explainer:
                 now = api_pb2.ExplainedField(file=file.file, observed=file.text, observed_value=observed)
                 fields[name].MergeFrom(now)
 
-    def _add_unapplied(self, subject: _Subject, fields: dict[str, api_pb2.ExplainedField]) -> None:
+    def _add_unapplied(
+        self, subject: _Subject, decision: Decision | None, fields: dict[str, api_pb2.ExplainedField]
+    ) -> None:
         """Adds what is wanted of the cgroup and not in force, with the reasons."""
         unapplied, identity = self._ledger.books.unapplied, _identity(subject.cgroup)
         found = [*unapplied.values(subject.record.id)] if subject.record is not None else []
         if identity:
             found += unapplied.values(identity)
             found += (each for each in self._leased.unapplied() if _identity(each.target.cgroup) == identity)
+        if decision is not None:
+            known = {each.field for each in found}
+            found += (each for each in self._not_carried(subject, decision) if each.field not in known)
         for each in found:
             # The resources of a sandbox's message are not those of its pod's cgroup.
             parameter = parameter_of(each.field) if subject.level is not Level.POD else ""
@@ -327,6 +332,17 @@ class Explainer:
                 field.way = api_pb2.ExplainedField.WAY_NEXT_START
             if not field.problem and each.cause is not UnappliedCause.CONFLICT:
                 field.problem = each.reason
+
+    def _not_carried(self, subject: _Subject, decision: Decision) -> Iterator[Unapplied]:
+        """What no creation carries: of something new that is noted with its first evaluation only."""
+        record, view = subject.record, subject.view
+        if record is None or view is None:
+            return
+        target = target_of_view(view, subject.cgroup)
+        for name, each in at_next_start(decision, record, self._policies.chain.carried).items():
+            if each.cause is UnappliedCause.NOT_CARRIED:
+                owners = tuple(dict.fromkeys(claim.owner for claim in each.claims))
+                yield Unapplied(target, name, each.wanted, owners, each.cause, each.reason, record.created_s)
 
     def _dry_run_claims(self, subject: _Subject) -> Iterator[tuple[OwnedClaims, ClaimKey, Claim]]:
         """The claims with a lease on a cgroup that are not applied."""

@@ -113,11 +113,18 @@ function showStatus(status) {
     `koord-runtime-proxy ${daemon.version || ""}`,
     `serving for ${since(daemon.startedAt)}`,
     runtime.answers ? `${runtime.name} ${runtime.version}` : "the runtime does not answer",
+    modeText(daemon.mode, status.nri),
     change ? `changing running pods: ${number(change.done)} of ${number(change.pods)}` : "",
   ].filter(Boolean);
   fill("facts", facts, () => [facts.join(" · ")]);
   showPolicies(status.policies || [], status.hookServers || []);
   showQosManager(status.qosManager || {}, status.claimOwners || []);
+}
+
+function modeText(mode, nri) {
+  if (!nri) return mode === "standalone" ? "stand-alone" : "";
+  const state = nri.isConnected ? `connected for ${since(nri.connectedSince)}` : "not connected";
+  return `NRI plugin, ${state}`;
 }
 
 function showPolicies(policies, servers) {

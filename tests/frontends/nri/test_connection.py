@@ -138,6 +138,15 @@ async def test_calls_before_the_connection_fail() -> None:
         await End(Side.PLUGIN).connection.call("RegisterPlugin", b"")
 
 
+async def test_one_that_is_closed_before_it_is_connected_ends() -> None:
+    plugin = End(Side.PLUGIN)
+    plugin.connection.close("too late")
+    one, peer = socket.socketpair()
+    with peer:
+        await adopt(one.detach(), plugin.connection)
+        assert await plugin.reason() == "too late"
+
+
 async def test_what_was_answered_before_the_end_is_sent() -> None:
     async with bare_peer() as (plugin, peer):
         loop = asyncio.get_running_loop()

@@ -141,27 +141,34 @@ class Listener:
 
 
 class Cgroups:
-    """A tree of plain files in the layout of version 2, or of controller `cpu` of version 1."""
+    """A tree of plain files in the layout of version 1 or 2."""
 
     def __init__(self, folder: Path, version: int = 2) -> None:
         self.root = folder / "cgroup"
         self.proc = folder / "proc"
-        self._base = self.root / "cpu" if version == 1 else self.root
+        controllers = ("cpu", "cpuset", "memory") if version == 1 else ("",)
+        self._bases = [self.root / each for each in controllers]
+        self._base = self._bases[0]
         self._weight = "cpu.shares" if version == 1 else "cpu.weight"
-        self._base.mkdir(parents=True)
-        self.proc.mkdir()
+        for each in (*self._bases, self.proc):
+            each.mkdir(parents=True)
         self._pids = 0
 
     def folder(self, cgroup: str) -> Path:
         return self._base / cgroup.strip("/")
 
     def make(self, cgroup: str) -> None:
-        self.folder(cgroup).mkdir(parents=True)
+        for each in self._bases:
+            (each / cgroup.strip("/")).mkdir(parents=True)
         self.write(cgroup)
         (self.folder(cgroup) / "cgroup.procs").write_text("")
 
     def write(self, cgroup: str) -> None:
         (self.folder(cgroup) / self._weight).write_text("2\n")
+
+    def remove(self, cgroup: str) -> None:
+        for each in self._bases:
+            rmtree(each / cgroup.strip("/"))
 
     def run(self, cgroup: str, flags: int = 0, arguments: bytes = SLEEP) -> None:
         self._pids += 1
@@ -201,7 +208,11 @@ async def test_a_container_from_its_cgroup_to_its_end(tmp_path: Path, version: i
         await listener.wait_for("written", (BOX.cgroup, BOX))
         cgroups.write(POD)
         await listener.wait_for("written", (POD, None))
-        rmtree(cgroups.folder(BOX.cgroup))
+        if version == 1:
+            listener.told = [each for each in listener.told if each[0] != "written"]
+            (cgroups.root / "memory" / POD[1:] / "memory.limit_in_bytes").write_text("1\n")
+            await listener.wait_for("written", (POD, None))
+        cgroups.remove(BOX.cgroup)
         await listener.wait_for("removed", BOX)
     names = [what for what, _ in listener.told if what != "written"]
     assert names == ["scanned", "made", "started", "removed"]
@@ -213,7 +224,7 @@ async def test_a_pod_that_comes_with_containers_and_goes_with_them(tmp_path: Pat
     async with cgroups.followed() as (_, listener):
         cgroups.make(BOX.cgroup)
         await listener.wait_for("made", BOX)
-        rmtree(cgroups.folder(POD))
+        cgroups.remove(POD)
         await listener.wait_for("removed", BOX)
         # A static pod has the same uid again.
         listener.told.clear()
@@ -276,12 +287,13 @@ async def test_a_queue_that_has_overflowed(tmp_path: Path, monkeypatch: pytest.M
         other = ContainerCgroup(OTHER_ID, "2", f"/kubepods/pod2/{OTHER_ID}")
         cgroups.make(other.cgroup)
         await listener.wait_for("made", other)
-        rmtree(cgroups.folder(BOX.cgroup))
+        cgroups.remove(BOX.cgroup)
         await listener.wait_for("removed", BOX)
 
 
-async def test_watches_of_what_is_gone_are_given_back(tmp_path: Path) -> None:
-    cgroups = Cgroups(tmp_path)
+@pytest.mark.parametrize(("version", "more"), [(1, 4), (2, 2)])
+async def test_watches_of_what_is_gone_are_given_back(tmp_path: Path, version: int, more: int) -> None:
+    cgroups = Cgroups(tmp_path, version)
     cgroups.make("/kubepods/besteffort")
     async with cgroups.followed() as (tree, listener):
         before = len(tree._watches)
@@ -291,8 +303,8 @@ async def test_watches_of_what_is_gone_are_given_back(tmp_path: Path) -> None:
             cgroups.make(box.cgroup)
             cgroups.run(box.cgroup)
             await listener.wait_for("started", box)
-            assert len(tree._watches) == len(tree._watched) == before + 3
-            rmtree(cgroups.folder(f"/kubepods/besteffort/pod{number}"))
+            assert len(tree._watches) == len(tree._watched) == before + more
+            cgroups.remove(f"/kubepods/besteffort/pod{number}")
             await listener.wait_for("removed", box)
             await until(lambda: len(tree._watched) == len(tree._watches) == before)
 

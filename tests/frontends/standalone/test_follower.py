@@ -50,7 +50,7 @@ class GatedUpkeep:
     async def repair(self, cgroup: str, *, is_explained: bool = True) -> None:
         self.repaired.append((cgroup, is_explained))
 
-    async def is_in_force(self, cgroup: str, name: str) -> bool:
+    async def is_in_force(self, cgroup: str, name: str = "") -> bool:
         return cgroup in self.own
 
 

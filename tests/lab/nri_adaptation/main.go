@@ -37,6 +37,7 @@ func main() {
 	plugins := flag.String("plugins", "/nonexistent", "folder of plugins that are started with the runtime")
 	configurations := flag.String("plugin-configurations", "/nonexistent", "folder of their configuration")
 	validation := flag.String("default-validator", "{}", "JSON of DefaultValidatorConfig")
+	inventory := flag.String("inventory", "", "file with the first Inventory")
 	flag.Usage = func() {
 		fmt.Fprint(os.Stderr, usage)
 		flag.PrintDefaults()
@@ -54,6 +55,11 @@ func main() {
 	adaptation.SetPluginRequestTimeout(*request)
 
 	runtime := newRuntime(os.Stdout)
+	if *inventory != "" {
+		if err := runtime.readInventory(*inventory); err != nil {
+			fail(fmt.Errorf("-inventory: %w", err))
+		}
+	}
 	caller, err := adaptation.New(*name, *version, runtime.synchronize, runtime.updateContainers,
 		adaptation.WithSocketPath(*socket),
 		adaptation.WithPluginPath(*plugins),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"os"
 	"sync"
 	"time"
 
@@ -90,6 +91,15 @@ func (r *runtime) call(order order) line {
 		answer.Response = asJSON(response)
 	}
 	return answer
+}
+
+// readInventory sets what plugins are told from a file, before the first one can connect.
+func (r *runtime) readInventory(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return protojson.Unmarshal(text, &r.inventory)
 }
 
 func (r *runtime) set(message proto.Message, text []byte) string {

@@ -253,6 +253,13 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
         },
         "koord-qos-manager: p does nothing: it hangs.",
     ),
+    (
+        {
+            "daemon": {"mode": "nri"},
+            "koordlets": [{"pid": 9, "isNriPlugin": True, "policies": ["cpu-burst", "cpuset"]}],
+        },
+        "Koordlet (process 9) is an NRI plugin, too, with the hooks of cpuset: the runtime refuses",
+    ),
     ({"lastReload": {"changedCode": ["x is new"]}}, "x is new; an upgrade takes it into use."),
 ]
 HEALTHY: dict[str, Any] = {"runtime": {"answers": True}, "records": {"isRecovered": True}}
@@ -278,6 +285,19 @@ def test_what_is_as_configured_is_no_problem() -> None:
     waits = {"field": "memory.limit_in_bytes", "cause": "lower-limit", "reason": "why"}
     left = {"state": "STATE_LEFT", "note": "koordlet does it"}
     status = {**HEALTHY, "ledger": {"unapplied": [waits]}, "qosManager": left}
+    assert not list(problems_of(json_format.ParseDict(status, api_pb2.GetStatusResponse())))
+
+
+@pytest.mark.parametrize(
+    ("mode", "koordlet"),
+    [
+        ("proxy", {"isNriPlugin": True, "policies": ["cpuset"]}),
+        ("nri", {"isNriPlugin": True, "policies": ["cpu-burst"]}),
+        ("nri", {"policies": ["cpuset"]}),
+    ],
+)
+def test_a_koordlet_that_costs_no_container_is_no_problem(mode: str, koordlet: dict[str, Any]) -> None:
+    status = {**HEALTHY, "daemon": {"mode": mode}, "koordlets": [koordlet]}
     assert not list(problems_of(json_format.ParseDict(status, api_pb2.GetStatusResponse())))
 
 

@@ -34,11 +34,11 @@ from runtimeproxy.hooks.changes import (
     ResourceChange,
     TextEntries,
 )
+from runtimeproxy.hooks.fields import entry_edits, scalar_edits
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.pods.record_views import PodSummary
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.pods.resources import NO_RESOURCES, read_entries, read_resources
-from runtimeproxy.pods.updates import entry_edits, scalar_edits
 from runtimeproxy.qos import kube_qos_class, priority_class, qos_class
 
 if TYPE_CHECKING:

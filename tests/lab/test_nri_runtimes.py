@@ -8,17 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab import cgroup_v1, procfs
 from tests.lab.containerd import Containerd
 from tests.lab.containerd_config import Nri
 from tests.lab.cri_client import CriClient
+from tests.lab.crio import Crio
 from tests.lab.deadline import wait_until
-from tests.lab.node import running_pod
+from tests.lab.node import run_sandbox, running_pod, start_container
 from tests.lab.nri_plugins import Balloons, GoPlugin, GoPluginOptions, MemoryQos
-from tests.lab.pods import NAMESPACE, PodSpec
-from tests.lab.programs import CONTAINERDS_WITH_NRI, WITH_ALL_VERSIONS, ContainerdVersion
+from tests.lab.pods import NAMESPACE, PodSpec, sandbox_config
+from tests.lab.programs import CONTAINERDS_WITH_NRI, WITH_ALL_VERSIONS
+from tests.lab.runtime_process import RuntimeProcess
 
-pytestmark = pytest.mark.containerd
+pytestmark = [pytest.mark.containerd, pytest.mark.golang]
 
+OF_ALL_VERSIONS = pytest.mark.skipif(not WITH_ALL_VERSIONS, reason="of `make e2e-versions`")
 SHARES = {"linux": {"resources": {"cpu": {"shares": {"value": "512"}}}}}
 
 
@@ -30,24 +34,53 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture(params=CONTAINERDS_WITH_NRI)
-def version(request: pytest.FixtureRequest) -> ContainerdVersion:
-    wanted: ContainerdVersion = request.param
-    return wanted
+def containerd(request: pytest.FixtureRequest) -> Iterator[Containerd]:
+    with Containerd(request.param, Nri()) as running:
+        yield running
 
 
 def test_a_plugin_hears_of_a_pod_and_its_adjustment_is_in_the_kernel(
-    version: ContainerdVersion, folder: Path
+    containerd: Containerd, folder: Path
 ) -> None:
+    check_adjustment(containerd, folder)
+
+
+@OF_ALL_VERSIONS
+def test_the_same_on_crio(folder: Path) -> None:
+    with Crio() as crio:
+        check_adjustment(crio, folder, cgroup_prefix="crio-")
+
+
+@OF_ALL_VERSIONS
+def test_crio_leaves_nothing_of_pods_that_were_not_removed(folder: Path) -> None:
+    spec = PodSpec("left")
+    config = sandbox_config(spec, str(folder))
+    with cgroup_v1.pod_cgroup(spec.cgroup_parent):
+        with Crio() as crio, CriClient(crio.socket) as client:
+            sandbox = run_sandbox(client, config)
+            container = start_container(client, sandbox, config, spec, spec.containers[0])
+            cgroup = f"{spec.cgroup_parent}/crio-{container}"
+            process = cgroup_v1.processes(cgroup)[0]
+        gone = not cgroup_v1.file("cpu", cgroup, "cgroup.procs").exists()
+
+    assert gone
+    assert not procfs.runs(process)
+    assert not crio.folder.exists()
+    assert str(crio.folder) not in Path("/proc/self/mountinfo").read_text()
+    assert not any(str(crio.folder) in " ".join(procfs.command_line(pid)) for pid in procfs.all_pids())
+
+
+def check_adjustment(runtime: RuntimeProcess, folder: Path, cgroup_prefix: str = "") -> None:
     options = GoPluginOptions(adjustment=SHARES, prints=True)
-    with Containerd(version, Nri()) as containerd, CriClient(containerd.socket) as client:
+    with CriClient(runtime.socket) as client:
         with (
-            GoPlugin(containerd.nri_socket, folder, options) as plugin,
-            running_pod(client, PodSpec("lab"), folder) as pod,
+            GoPlugin(runtime.nri_socket, folder, options) as plugin,
+            running_pod(client, PodSpec("lab"), folder, cgroup_prefix=cgroup_prefix) as pod,
         ):
             values = pod.values()
             sandbox = plugin.event("RunPodSandbox")["messages"][0]
             created, started = (plugin.event(name) for name in ("CreateContainer", "StartContainer"))
-        with GoPlugin(containerd.nri_socket, folder) as plugin:
+        with GoPlugin(runtime.nri_socket, folder) as plugin:
             assert plugin.synchronized["pods"] == []
 
     assert values.cpu_shares == 512
@@ -55,8 +88,7 @@ def test_a_plugin_hears_of_a_pod_and_its_adjustment_is_in_the_kernel(
     assert [each["messages"][1]["id"] for each in (created, started)] == [pod.container_id()] * 2
 
 
-@pytest.mark.golang
-@pytest.mark.skipif(not WITH_ALL_VERSIONS, reason="plugins of others are of `make e2e-versions`")
+@OF_ALL_VERSIONS
 def test_plugins_of_others_beside_each_other(folder: Path) -> None:
     """What balloons updates without being asked is in the kernel; memory-qos hears of the container, too."""
     pool = {"balloonTypes": [{"name": "lab", "namespaces": [NAMESPACE], "minCPUs": 1}], "pinCPU": True}
