@@ -56,6 +56,10 @@ def burst_strategy(percent: int) -> dict[str, object]:
     return {"cpu-burst-config": {"clusterStrategy": strategy}}
 
 
+def normalize(objects: NodeObjects, ratio: str) -> None:
+    objects.node(annotations={"node.koordinator.sh/cpu-normalization-ratio": ratio})
+
+
 @contextmanager
 def node(
     mode: Mode, runtime: Containerd, policies: Mapping[str, str] | None = None, config: str = ""
@@ -76,9 +80,7 @@ def node(
         )
         daemon = ProxyProcess(folder, ProxyOptions(str(runtime.socket), config=text))
         objects = NodeObjects(daemon.objects_folder)
-        ratio = {"node.koordinator.sh/cpu-normalization-ratio": NORMALIZATION_RATIO}
-        objects.node(annotations=ratio)
-        objects.topology(ratio)
+        normalize(objects, NORMALIZATION_RATIO)
         objects.strategies(burst_strategy(BURST_PERCENT))
         daemon.policies_folder.mkdir()
         for name, body in {"lab": POLICY, **(policies or {})}.items():

@@ -6,15 +6,15 @@ And what a policy that is late, or hangs, costs a start in mode nri.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.lab.containerd import Containerd
 from tests.lab.containerd_config import Nri
-from tests.lab.pods import PodSpec
 from tests.lab.programs import CONTAINERDS_WITH_NRI, ContainerdVersion
-from tests.modes.pods import KINDS, pods
+from tests.modes.pods import pods, specs_of
 from tests.modes.runs import (
     Mode,
     Values,
@@ -40,11 +40,13 @@ def outcome(mode: Mode, runtime: Containerd, folder: Path, wanted: Values) -> tu
     """What the programs of a mode have seen first, and what is there in the end."""
     (folder / mode).mkdir()
     (folder / f"{mode}-logs").mkdir()
-    with node(mode, runtime) as here:
-        with running(here.client, list(pods(folder / mode, 1)), folder / f"{mode}-logs") as found:
-            first = first_values(found)
-            final, _ = settled(found, lambda now: not unexplained(now, wanted, mode))
-            assert not here.status().problems
+    with ExitStack() as stack:
+        here = stack.enter_context(node(mode, runtime))
+        specs, logs = list(pods(folder / mode, 1)), folder / f"{mode}-logs"
+        found = stack.enter_context(running(here.client, specs, logs))
+        first = first_values(found)
+        final, _ = settled(found, lambda now: not unexplained(now, wanted, mode))
+        assert not here.status().problems
     return first, final
 
 
@@ -88,15 +90,6 @@ class Refuses(Policy):
             threading.Event().wait()
         return None
 """
-
-
-def specs_of(kind: str, folder: Path, count: int) -> list[PodSpec]:
-    specs = []
-    for number in range(count):
-        name = f"{kind}-{number}"
-        (folder / name).mkdir(parents=True)
-        specs.append(KINDS[kind].pod(name, folder / name))
-    return specs
 
 
 def test_a_policy_that_is_late_has_its_values_written_before_the_program_runs(

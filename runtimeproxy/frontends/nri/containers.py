@@ -304,8 +304,24 @@ class Containers:
             await work()
         if record.id in self._services.undecided:
             self._services.undecided.discard(record.id)
-            await core.evaluator.evaluate_pod(pod.id)
+            asking = core.spawn(self._ask_again(pod.id, until_s))
+            await asyncio.wait({asking}, timeout=until_s - asyncio.get_running_loop().time())
         await self._verify(record, pod, message.pid)
+
+    async def _ask_again(self, pod_id: str, until_s: float) -> None:
+        """Asks all policies once none hangs any more that has begun to do so lately.
+
+        The program waits for that until the reply is due. Another policy that hangs must not hold up all.
+        """
+        core, pause_s = self._core, FIRST_PAUSE_S
+        await core.evaluator.evaluate_pod(pod_id)
+        began_s, is_late = time.time(), core.chain.hangs_since(time.time() - HANGS_S)
+        while is_late and time.time() - began_s < HANGS_S:
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.2, LONGEST_PAUSE_S)
+            if not core.chain.hangs_since(began_s - HANGS_S):
+                await core.evaluator.evaluate_pod(pod_id)
+                return
 
     async def _verify(self, record: ContainerRecord, pod: PodRecord, pid: int) -> None:
         """Compares the container's files with what policies want, and writes what differs.
