@@ -187,6 +187,14 @@ class Follower:
         # What has been made since the lists were read.
         self._inventory.compare_soon()
 
+    def on_kubelet(self, cgroup: str) -> None:
+        # The pods show it.
+        pass
+
+    def is_running(self, container: ContainerCgroup) -> bool:
+        known = self._store.containers.get(container.id)
+        return known is not None and known.state is Lifecycle.RUNNING
+
     def on_made(self, container: ContainerCgroup) -> None:
         # Its details are there when it starts.
         self._present.add(container.id)

@@ -17,6 +17,7 @@ from runtimeproxy.config.validation import owner_ids
 from runtimeproxy.frontends.front_end import FrontEnd
 from runtimeproxy.frontends.lock import lock_host, unlock_host
 from runtimeproxy.frontends.standalone.cgroup_tree import CgroupTree
+from runtimeproxy.frontends.standalone.classes import ClassesOnly
 from runtimeproxy.listener import inherited, listen
 from runtimeproxy.sdnotify import listen_sockets
 
@@ -80,7 +81,9 @@ class Standalone(FrontEnd):
         run = asyncio.get_running_loop().run_in_executor
         since_s = await run(threads.background, begun_s, Path(settings.state.dir))
         follower = Follower(core.inventory, core.upkeep, client, spawn, since_s)
-        follower.tree = CgroupTree(Path(settings.cgroups.root), follower, threads.make("cgroup-tree"))
+        has_runtime = bool(settings.proxy.runtime_endpoint)
+        listener = follower if has_runtime else ClassesOnly(core.store, core.upkeep.evaluator)
+        follower.tree = CgroupTree(Path(settings.cgroups.root), listener, threads.make("cgroup-tree"))
         core.upkeep.sees_writes = lambda: follower.tree.is_followed
         self._follower = follower
 

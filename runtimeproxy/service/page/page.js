@@ -112,7 +112,7 @@ function showStatus(status) {
   const facts = [
     `koord-runtime-proxy ${daemon.version || ""}`,
     `serving for ${since(daemon.startedAt)}`,
-    runtime.answers ? `${runtime.name} ${runtime.version}` : "the runtime does not answer",
+    !runtime.endpoint ? "no container runtime" : runtime.answers ? `${runtime.name} ${runtime.version}` : "the runtime does not answer",
     change ? `changing running pods: ${number(change.done)} of ${number(change.pods)}` : "",
   ].filter(Boolean);
   fill("facts", facts, () => [facts.join(" · ")]);
