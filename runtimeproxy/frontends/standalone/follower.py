@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from runtimeproxy.frontends.cgroup_tree import CgroupListener
 from runtimeproxy.frontends.mode_begin import mark_known
 from runtimeproxy.frontends.repeated import Repeated
 from runtimeproxy.frontends.standalone.events import RuntimeEvents
@@ -54,8 +55,8 @@ SECOND_LOOK_S: Final = 1.0
 written: both looks together end within 2 s of it."""
 
 
-class Follower:
-    """Takes events, lists, and what happens in the cgroup tree (a `CgroupListener`).
+class Follower(CgroupListener):
+    """Takes events, lists, and what happens in the cgroup tree.
 
     Args:
         upkeep: Asks the policies, and writes what follows.
@@ -176,6 +177,14 @@ class Follower:
         # What has been made since the lists were read, and what these have not had yet.
         self._unlisted.update((each.id, each) for each in found)
         self._inventory.compare_soon()
+
+    def on_kubelet(self, cgroup: str) -> None:
+        # The pods show it.
+        pass
+
+    def is_running(self, container: ContainerCgroup) -> bool:
+        known = self._store.containers.get(container.id)
+        return known is not None and known.state is Lifecycle.RUNNING
 
     def on_made(self, container: ContainerCgroup) -> None:
         # Its details are there when it starts.

@@ -114,7 +114,7 @@ function showStatus(status) {
   const facts = [
     `koord-runtime-proxy ${daemon.version || ""}`,
     `serving for ${since(daemon.startedAt)}`,
-    runtime.answers ? `${runtime.name} ${runtime.version}` : "the runtime does not answer",
+    !runtime.endpoint ? "no container runtime" : runtime.answers ? `${runtime.name} ${runtime.version}` : "the runtime does not answer",
     modeText(daemon.mode, status.nri),
     change ? `changing running pods: ${number(change.done)} of ${number(change.pods)}` : "",
   ].filter(Boolean);
