@@ -47,8 +47,8 @@ $(INSTALLED): requirements.lock pyproject.toml | $(BIN)/pip
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-run: $(INSTALLED)  ## drive a pod of each QoS class through the proxy and show what changed
-	@$(BIN)/koord-runtime-proxy demo
+run: $(INSTALLED)  ## drive a pod of each QoS class through the proxy and show what changed; MODE=nri, MODE=standalone
+	@$(if $(MODE),KOORD_RUNTIMEPROXY_DAEMON_MODE=$(MODE)) $(BIN)/koord-runtime-proxy demo
 
 test: $(INSTALLED)  ## the tests of every change, in all cores; 4 minutes on two
 	TMPDIR=$(TEST_FOLDER) $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadscope -m "not slow" \
@@ -104,7 +104,8 @@ tools:  ## install containerd 1.6 (as root) and build containerd 2, grpcurl, h2s
 e2e: $(INSTALLED) tools  ## the tests on a real containerd
 	$(BIN)/pytest tests/e2e tests/lab
 
-e2e-versions: $(INSTALLED) tools  ## both ends of the supported versions: containerd 1.6 to 2.4, whole kubelets 1.34 and 1.37 in qemu (as root); 30 minutes
+e2e-versions: $(INSTALLED) tools  ## both ends of the supported versions: containerd 1.6 to 2.4, CRI-O, whole kubelets 1.34 and 1.37 in qemu (as root); 30 minutes
+	sh tests/lab/install.sh versions
 	sh tests/lab/build_tools.sh versions
 	E2E_VERSIONS=all $(BIN)/pytest -n 2 --dist loadgroup tests/e2e tests/lab tests/pods/test_containerd.py
 	bash tests/node/install.sh
@@ -114,7 +115,7 @@ e2e-api: $(INSTALLED)  ## the API server as a source, on a real kube-apiserver w
 	sh tests/lab/build_tools.sh api-server
 	KOORD_RUNTIMEPROXY_E2E_API=1 $(BIN)/pytest tests/e2e_api
 
-e2e-node: $(INSTALLED)  ## a Debian node in qemu (as root): systemd, the installed wheel, cgroup v2 and v1; 25 minutes
+e2e-node: $(INSTALLED) tools  ## a Debian node in qemu (as root): systemd, the installed wheel, cgroup v2 and v1, all modes; 35 minutes
 	bash tests/node/install.sh
 	$(BIN)/python -m tests.node
 

@@ -23,12 +23,18 @@ PROTOS: Final = (
     "cri_api/koordinator/v1alpha1/api.proto",
     "cri_api/runtimeproxy/v1/api.proto",
     "cri_api/runtimeproxy/v1/plugin.proto",
+    "cri_api/nri/v1alpha1/api.proto",
+    "cri_api/ttrpc/request.proto",
 )
 """The .proto files, relative to the root; these names are also their names as descriptors."""
 
+_TTRPC_PROTOS: Final = ("cri_api/nri/v1alpha1/api.proto", "cri_api/ttrpc/request.proto")
+"""Those whose calls, if any, do not go by gRPC: they have no stubs of it."""
+
 _PLUGINS: Final = ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
 
-_SUFFIXES: Final = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
+_MESSAGE_SUFFIXES: Final = ("_pb2.py", "_pb2.pyi")
+_GRPC_SUFFIXES: Final = ("_pb2_grpc.py", "_pb2_grpc.pyi")
 
 
 class GenerateError(Exception):
@@ -37,7 +43,11 @@ class GenerateError(Exception):
 
 def stub_paths(protos: Sequence[str] = PROTOS) -> list[str]:
     """Paths of the generated files of the .proto files, relative to the root."""
-    return [proto.removesuffix(".proto") + suffix for proto in protos for suffix in _SUFFIXES]
+    return [
+        proto.removesuffix(".proto") + suffix
+        for proto in protos
+        for suffix in (_MESSAGE_SUFFIXES if proto in _TTRPC_PROTOS else _MESSAGE_SUFFIXES + _GRPC_SUFFIXES)
+    ]
 
 
 def generate(into: Path, root: Path = ROOT, protos: Sequence[str] = PROTOS) -> None:
@@ -46,12 +56,17 @@ def generate(into: Path, root: Path = ROOT, protos: Sequence[str] = PROTOS) -> N
     Raises:
         GenerateError: A plugin is missing or the compiler refuses a .proto file.
     """
+    _compile(root, [f"--python_out={into}", f"--mypy_out=quiet:{into}", *protos])
+    with_grpc = [proto for proto in protos if proto not in _TTRPC_PROTOS]
+    _compile(root, [f"--grpc_python_out={into}", f"--mypy_grpc_out=quiet:{into}", *with_grpc])
+
+
+def _compile(root: Path, arguments: Sequence[str]) -> None:
+    """Runs the compiler; raises GenerateError."""
     command = [
         *(sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={root}"),
         *(f"--plugin={name}={_plugin(name)}" for name in _PLUGINS),
-        *(f"--python_out={into}", f"--grpc_python_out={into}"),
-        *(f"--mypy_out=quiet:{into}", f"--mypy_grpc_out=quiet:{into}"),
-        *protos,
+        *arguments,
     ]
     # S603: the arguments are this module's constants and folders, and no shell is involved.
     run = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)  # noqa: S603

@@ -13,7 +13,7 @@ suppressed by one quota for all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
@@ -198,6 +198,10 @@ class BatchResource(Policy):
         {Input.STRATEGIES, Input.NORMALIZATION, Input.POD_REQUESTS}
     )
     strategy_parts: ClassVar[frozenset[str]] = frozenset({"threshold", "cpu_normalization"})
+    sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
+        method: frozenset({"cpu.shares", "cpu.cfs_quota_us", "memory.limit_in_bytes"})
+        for method in ("pod", "container")
+    }
     priority: ClassVar[int] = 20
     options_type: ClassVar[type[BatchResourceOptions] | None] = BatchResourceOptions
 

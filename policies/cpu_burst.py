@@ -66,6 +66,10 @@ class CpuBurst(Policy):
     inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES})
     strategy_parts: ClassVar[frozenset[str]] = frozenset({"cpu_burst"})
     features: ClassVar[frozenset[str]] = frozenset({Feature.BURST})
+    sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
+        "pod": frozenset({BURST}),
+        "container": frozenset({BURST}),
+    }
     priority: ClassVar[int] = 50
 
     def pod(self, pod: PodView, node: Node) -> PodChange | None:

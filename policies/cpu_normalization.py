@@ -12,6 +12,7 @@ withdrawn. Init containers and sidecars count like other containers.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
 from policies.annotations import AnnotationError, resource_status
@@ -58,6 +59,10 @@ class CpuNormalization(Policy):
     selector: ClassVar[PodSelector] = PodSelector(qos_classes=_SHARING)
     inputs: ClassVar[frozenset[Input]] = frozenset({Input.NORMALIZATION})
     strategy_parts: ClassVar[frozenset[str]] = frozenset({"cpu_normalization"})
+    sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
+        "pod": frozenset({QUOTA}),
+        "container": frozenset({QUOTA}),
+    }
     priority: ClassVar[int] = 30
     is_default: ClassVar[bool] = False
 

@@ -115,6 +115,11 @@ class Cpuset(Policy):
     optional_inputs: ClassVar[frozenset[Input]] = frozenset(
         {Input.POOLS, Input.KUBELET, Input.STRATEGIES, Input.CGROUPS}
     )
+    sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
+        "pod": frozenset({"cpu.cfs_quota_us"}),
+        "container": frozenset({"cpuset.cpus", "cpu.cfs_quota_us"}),
+        "node": frozenset({"cpuset.cpus"}),
+    }
     priority: ClassVar[int] = 40
     options_type: ClassVar[type[CpusetOptions] | None] = CpusetOptions
 

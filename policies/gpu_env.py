@@ -2,13 +2,14 @@
 
 For pods with the label of HAMi-core, HAMi's interposer library is mounted and preloaded, and its environment
 gets the first GPU's share of memory and cores. Koordinator can add these mounts only through NRI; here they
-are part of the change. Source: Koordinator pkg/koordlet/runtimehooks/hooks/gpu/gpu.go.
+are part of the change, which any front end carries that is asked before a container is created. Host paths
+come from the configuration alone. Source: Koordinator pkg/koordlet/runtimehooks/hooks/gpu/gpu.go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Final
 
@@ -27,6 +28,7 @@ GPU_MEMORY: Final = "koordinator.sh/gpu-memory"
 GPU_MEMORY_RATIO: Final = "koordinator.sh/gpu-memory-ratio"
 
 _LOCK_PATH: Final = "/tmp/vgpulock"  # noqa: S108 - HAMi's own fixed path
+_SHARED_CACHE: Final = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 _WHOLE_GPU_PERCENT: Final = 100
 _REASON: Final = "GPUs allocated by the scheduler"
 
@@ -38,7 +40,8 @@ class GpuEnvOptions:
     hami_library_path: str = "/usr/local/vgpu/libvgpu.so"
     """Path of HAMi's interposer library, on the host and in containers."""
     hami_vgpu_monitor: bool = False
-    """True gives each container a cache directory for HAMi's monitor; a feature gate in Koordinator."""
+    """True gives each container a cache directory for HAMi's monitor; Koordinator's feature gate
+    HamiCoreVGPUMonitor."""
 
     def __post_init__(self) -> None:
         if not PurePosixPath(self.hami_library_path).is_absolute():
@@ -147,18 +150,19 @@ def _hami(
     except AnnotationError as error:
         problems.append(str(error))
         return env, mounts
-    shared = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{directory}/{_cache_name(container)}.cache"}
+    shared = {_SHARED_CACHE: f"{directory}/{_cache_name(container)}.cache"}
     return {**env, **shared}, (*mounts, cache)
 
 
 def prepare_cache_directory(path: str) -> None:
-    """Create the monitor's directory anew, writable for every user: the container's user writes there."""
-    import shutil  # imports compression libraries, and only nodes with the monitor need it
+    """Make the monitor's directory, writable for every user, without the cache of an earlier container.
 
-    shutil.rmtree(path, ignore_errors=True)
+    Other files stay: removing all that such a container may have left there takes as long as it likes.
+    """
     directory = Path(path)
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o777)
+    (directory / f"{directory.name}.cache").unlink(missing_ok=True)
 
 
 def _cache_name(container: ContainerView) -> str:
@@ -174,6 +178,7 @@ class GpuEnv(Policy):
 
     name: ClassVar[str] = "gpu-env"
     selector: ClassVar[PodSelector] = PodSelector(annotations=(DEVICE_ALLOCATED,))
+    sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {"container": frozenset({"env", "mounts"})}
     priority: ClassVar[int] = 60
     options_type: ClassVar[type[GpuEnvOptions] | None] = GpuEnvOptions
 
@@ -183,8 +188,15 @@ class GpuEnv(Policy):
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the environment and mounts; at creation also make the directory of HAMi's monitor."""
         change = gpu_change(container, self._options)
-        has_cache = change is not None and "CUDA_DEVICE_MEMORY_SHARED_CACHE" in change.env
+        has_cache = change is not None and _SHARED_CACHE in change.env
         # Once: a running container uses it.
-        if has_cache and not container.id and not self.dry_run:
+        if not has_cache or container.id or self.dry_run:
+            return change
+        try:
             prepare_cache_directory(cache_directory(container, self._options))
+        except OSError as error:
+            # The GPUs and their limits do not depend on the monitor.
+            problem = f"no directory for HAMi's monitor: {error}"
+            change = gpu_change(container, replace(self._options, hami_vgpu_monitor=False))
+            return None if change is None else replace(change, problems=(*change.problems, problem))
         return change

@@ -76,6 +76,10 @@ class GroupIdentity(Policy):
     inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES})
     strategy_parts: ClassVar[frozenset[str]] = frozenset({"cpu_qos"})
     features: ClassVar[frozenset[str]] = frozenset({Feature.BVT})
+    sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
+        **dict.fromkeys(("pod", "container", "qos_class"), frozenset({BVT})),
+        "node": frozenset({BVT, "sysctl"}),
+    }
     priority: ClassVar[int] = 45
 
     def pod(self, pod: PodView, node: Node) -> PodChange | None:

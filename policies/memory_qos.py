@@ -240,6 +240,11 @@ class MemoryQoS(Policy):
     )
     strategy_parts: ClassVar[frozenset[str]] = frozenset({"memory_qos"})
     optional_features: ClassVar[frozenset[str]] = frozenset(_FEATURE_OF.values())
+    sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
+        "pod": frozenset({*_PROTECTING, *_ATTRIBUTES, "memory.pagecache_limit.size"}),
+        "container": frozenset({*_PROTECTING, *_CLASS_ATTRIBUTES, "memory.high"}),
+        "qos_class": frozenset({*_PROTECTING, "memory.priority", "memory.use_priority_oom"}),
+    }
     priority: ClassVar[int] = 55
     is_default: ClassVar[bool] = False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,7 +16,7 @@ from runtimeproxy.config.parsing import is_same_socket, parse_endpoint
 from runtimeproxy.config.settings import ProxySettings
 from runtimeproxy.documents.files import is_denied
 
-FILES: Final = (
+CONFIGURATION_FILES: Final = (
     "var/lib/kubelet/config.yaml",
     "var/lib/kubelet/instance-config.yaml",
     "var/lib/kubelet/kubeadm-flags.env",
@@ -101,9 +101,22 @@ def kubelet_settings(socket_path: str, root: Path = Path("/")) -> list[KubeletSe
     return [each for each in endpoint_settings(root) if is_endpoint(each.value, socket_path)]
 
 
+def calls_problem(proxy: ProxySettings, sockets: Iterable[str], root: Path = Path("/")) -> str:
+    """Why the kubelet's calls cannot be left unserved: a kubelet's endpoint is one of these sockets.
+
+    Returns:
+        The place and what to do; empty if there is no such kubelet.
+    """
+    for each in endpoint_settings(root):
+        if any(is_endpoint(each.value, path) for path in sockets):
+            where = f"{each.place}, {each.name}"
+            return f"a kubelet still uses the proxy's socket ({where}): {each.advice(proxy)}"
+    return ""
+
+
 def endpoint_settings(root: Path = Path("/")) -> list[KubeletSetting]:
     """The settings of kubelets that name any socket; see `kubelet_settings`."""
-    texts = [(f"/{name}", _text(root / name)) for name in FILES]
+    texts = [(f"/{name}", _text(root / name)) for name in CONFIGURATION_FILES]
     for folder in DROP_INS:
         texts += ((f"/{folder}/{path.name}", _text(path)) for path in _entries(root / folder, ".conf"))
     for process in _kubelets(root / "proc"):

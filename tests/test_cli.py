@@ -160,6 +160,30 @@ def test_list_policies_says_what_the_mode_never_calls(tmp_path: Path) -> None:
         assert row.endswith(f"pod, on_started{mode}")
 
 
+@pytest.mark.parametrize(
+    ("mode", "has_socket", "warnings"),
+    [
+        ("proxy", True, ()),
+        ("nri", True, ()),
+        ("nri", False, ("nri.sock is not there",)),
+        ("standalone", False, ("mode standalone leaves undone: gpu-env (env, mounts)",)),
+        ("standalone", True, ("leaves undone: gpu-env", "mode nri would have values")),
+    ],
+)
+def test_check_config_says_what_the_mode_leaves_undone(
+    tmp_path: Path, mode: str, warnings: tuple[str, ...], *, has_socket: bool
+) -> None:
+    if has_socket:
+        (tmp_path / "nri.sock").touch()
+    path = configured(tmp_path, f"[daemon]\nmode = '{mode}'\n[nri]\nsocket = '{tmp_path}/nri.sock'")
+    done = run("check-config", "--config", path)
+    assert done.returncode == 0
+    found = [line for line in done.stderr.splitlines() if "daemon.mode" in line or "nri.socket" in line]
+    assert len(found) == len(warnings)
+    for line, text in zip(found, warnings, strict=True):
+        assert text in line
+
+
 def test_programs_get_json(tmp_path: Path) -> None:
     path = configured(tmp_path, "[policies.batch-resource]\npriority = 7\n[policies.nonsense]\n")
     done = run("list-policies", "--config", path, "--output", "json")

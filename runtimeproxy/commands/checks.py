@@ -15,6 +15,7 @@ from runtimeproxy.commands.output import print_value
 from runtimeproxy.config.sources import config_path
 from runtimeproxy.config.validation import CombinedConfigError
 from runtimeproxy.doctor.configuration import check_on_node
+from runtimeproxy.frontends.modes import carried_in
 from runtimeproxy.offline import Offline
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 def check_config(arguments: Namespace) -> int:
     reading = read_settings(arguments)
     path, is_named = config_path(arguments, os.environ)
-    findings = check_on_node(reading, Offline(reading.settings))
+    findings = check_on_node(reading, Offline(reading.settings), carried_in(reading.settings.daemon.mode))
     has_file = is_named or Path(path).exists()
     if arguments.output != "text":
         found = {
@@ -68,7 +69,6 @@ def check_slo(arguments: Namespace) -> int:
 
 def list_policies(arguments: Namespace) -> int:
     settings = load_settings(arguments)
-    from runtimeproxy.frontends.modes import carried_in
     from runtimeproxy.hooks.loading import is_enabled
     from runtimeproxy.hooks.settings import PolicySettings
 

@@ -13,6 +13,7 @@ from runtimeproxy.commands.output import BAD, DOUBTFUL, FAINT, GOOD, Cell, Page,
 from runtimeproxy.doctor.checks import Finding, Severity, examine
 from runtimeproxy.doctor.facts import QosManagerFacts
 from runtimeproxy.doctor.gather import ApiAnswer, gather
+from runtimeproxy.frontends.modes import carried_in
 from runtimeproxy.offline import Offline
 
 _STYLES: Final = {Severity.OK: GOOD, Severity.WARNING: DOUBTFUL, Severity.PROBLEM: BAD}
@@ -22,7 +23,8 @@ _LEVEL_WIDTH: Final = max(len(level) for level in Severity)
 def doctor(arguments: Namespace) -> int:
     """Examines this node; fails if there is a problem. Warnings leave the exit code 0."""
     settings = read_settings(arguments)
-    findings = examine(gather(settings, Offline(settings.settings), _ask(arguments)))
+    carried = carried_in(settings.settings.daemon.mode)
+    findings = examine(gather(settings, Offline(settings.settings), carried, _ask(arguments)))
     if arguments.output == "text":
         show_findings(findings, Page())
     else:

@@ -17,6 +17,7 @@ class ExitCode(IntEnum):
     """Source: argparse's own."""
     NO_DAEMON = 3
     NOT_FOUND = 4
+    RESTART_INSTEAD = 5
     INTERRUPTED = 128 + 2
     """As a shell shows SIGINT."""
     BROKEN_PIPE = 128 + 13
@@ -29,6 +30,7 @@ MEANINGS: Final = {
     ExitCode.USAGE: "invalid flag, variable, configuration or input file",
     ExitCode.NO_DAEMON: "the daemon does not answer: it does not run, hangs, has no API or refuses this user",
     ExitCode.NOT_FOUND: "nothing has this name, or several things have",
+    ExitCode.RESTART_INSTEAD: "of upgrade in a mode without calls of the kubelet: a restart does the same",
     ExitCode.INTERRUPTED: "ended by Ctrl-C",
     ExitCode.BROKEN_PIPE: "the reader of the output has ended, as with head",
 }

@@ -32,10 +32,13 @@ def serve(arguments: Namespace) -> int:
 
 
 def upgrade(arguments: Namespace) -> int:
-    from runtimeproxy.frontends.cri_proxy.handover.upgrade import request_upgrade
+    from runtimeproxy.frontends.cri_proxy.handover.upgrade import RestartInsteadError, request_upgrade
 
     proxy = load_settings(arguments).proxy
-    old, new = request_upgrade(proxy.endpoint, proxy.upgrade_start_s)
+    try:
+        old, new = request_upgrade(proxy.endpoint, proxy.upgrade_start_s)
+    except RestartInsteadError as error:
+        raise CommandError(str(error), ExitCode.RESTART_INSTEAD) from error
     print(f"process {new} serves; process {old} ends after its last call")
     return ExitCode.OK
 

@@ -91,7 +91,8 @@ def show_status(found: api_pb2.GetStatusResponse, page: Page, now: datetime) -> 
     if found.hook_servers:
         page.gap()
         columns = ("HOOK SERVER", "STATE", "CALLS", "FAILED", "SOCKET", "REMARK")
-        page.table(columns, map(_server_row, found.hook_servers))
+        rows = (_server_row(each, found.daemon.mode) for each in found.hook_servers)
+        page.table(columns, rows)
     owners = [each for each in found.claim_owners if each.session or each.claims or each.requests]
     if owners:
         page.gap()
@@ -137,7 +138,7 @@ def _unapplied_row(each: api_pb2.UnappliedValue) -> tuple[Cell | str, ...]:
 def _overview(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple[str, Words]]:
     daemon = found.daemon
     state = _state(enum_name(api_pb2.Daemon.State, daemon.state))
-    mode = "" if daemon.mode in ("", "proxy") else f", mode {daemon.mode}"
+    mode = f", mode {daemon.mode}" if daemon.mode else ""
     started = _when(daemon, "started_at", now, ", started ")
     yield "daemon", (state, f": version {daemon.version}, process {daemon.pid}{mode}{started}")
     if found.upgrade.has_predecessor:
@@ -145,6 +146,11 @@ def _overview(found: api_pb2.GetStatusResponse, now: datetime) -> Iterator[tuple
     yield "bypass", bypass_words(found.bypass, now)
     yield "breaker", _breaker_words(found.breaker, now)
     yield "runtime", _runtime_words(found.runtime, now)
+    if found.HasField("nri"):
+        yield "NRI", _nri_words(found.nri, now)
+    if found.left_undone:
+        undone = (f"{each.policy} ({', '.join(each.fields)})" for each in found.left_undone)
+        yield "undone", f"in mode {found.daemon.mode}: {', '.join(undone)}"
     yield "records", _records_words(found.records)
     yield "values", _ledger_words(found.ledger)
     yield "reload", _reload_words(found, now)
@@ -230,6 +236,27 @@ def _runtime_words(runtime: api_pb2.Runtime, now: datetime) -> Words:
     if runtime.answers:
         return Cell("answers", GOOD), text
     return Cell("does not answer", BAD), _when(runtime, "away_since", now, " since "), text
+
+
+def _nri_words(nri: api_pb2.NriStatus, now: datetime) -> Words:
+    about = f"plugin {nri.plugin_index}-{nri.plugin_name} on {nri.socket}"
+    runtime = " ".join(filter(None, (nri.runtime_name, nri.runtime_version)))
+    version = f", NRI {nri.nri_version}" if nri.nri_version else ""
+    parts = (
+        [f"{counted(sum(nri.late_replies.values()), 'late reply', 'late replies')}"]
+        if nri.late_replies
+        else []
+    )
+    parts += [f"{counted(nri.lost_connections, 'connection')} lost"] if nri.lost_connections else []
+    parts += [f"{nri.undecided_containers} created without a decision"] if nri.undecided_containers else []
+    parts += [f"{nri.failed_creates} not created by the runtime"] if nri.failed_creates else []
+    others = ", ".join("-".join(filter(None, (each.index, each.name))) for each in nri.other_plugins)
+    parts += [f"beside {others}"] if others else []
+    behind = "".join(f"; {each}" for each in parts)
+    if nri.is_connected:
+        since = _when(nri, "connected_since", now, " since ")
+        return Cell("connected", GOOD), f" to {runtime or 'the runtime'}{version}{since}, {about}{behind}"
+    return Cell("not connected", BAD), f", {about}{behind}"
 
 
 def _records_words(records: api_pb2.Records) -> Words:
@@ -320,14 +347,23 @@ def _policy_remarks(policy: api_pb2.PolicyStatus, now: datetime) -> Iterator[str
         yield f"left-out {_when(last, 'time', now)}{f', {what}' if what else ''}: {last.reason}"
 
 
-def _server_row(server: api_pb2.HookServer) -> Sequence[Words]:
+def _server_row(server: api_pb2.HookServer, mode: str) -> Sequence[Words]:
     state: Cell | str = Cell("called", GOOD)
+    is_asked = len(server.hooks_not_asked) < len(server.hooks)
     if server.is_breaker_open:
         state = Cell("breaker open", BAD)
     elif server.is_unused:
         state = Cell("not used", DOUBTFUL)
+    elif server.hooks and not is_asked:
+        state = Cell("not asked", DOUBTFUL)
     failed = Cell(str(server.failures), BAD) if server.failures else "0"
-    return server.name, state, str(server.calls), failed, server.endpoint, server.last_error
+    remarks = [server.last_error] if server.last_error else []
+    if server.hooks_not_asked:
+        hooks = f" at {', '.join(server.hooks_not_asked)}" if is_asked else ""
+        remarks.append(f"mode {mode} does not ask it{hooks}")
+    if server.not_carried:
+        remarks.append(f"mode {mode} does not carry of its answers {'; '.join(server.not_carried)}")
+    return server.name, state, str(server.calls), failed, server.endpoint, "; ".join(remarks)
 
 
 def _owner_row(owner: api_pb2.ClaimOwner, now: datetime) -> Sequence[Words]:

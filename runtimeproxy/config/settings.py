@@ -32,14 +32,31 @@ class Within:
 class DaemonSettings:
     """`[daemon]`: how pods and containers come to the daemon."""
 
-    mode: Literal["proxy", "standalone"] = "proxy"
-    """`proxy`: between the kubelet and the runtime. `standalone`: beside them; the daemon follows what runs,
-    and writes values to files once a container has started. What only the message that creates a container
-    can carry (environment, mounts, devices, labels) is then not applied, hook servers are not asked, no call
-    is refused, and the socket of `proxy.endpoint` serves the daemon's own API only."""
+    mode: Literal["proxy", "nri", "standalone"] = "proxy"
+    """`proxy`: between the kubelet and the runtime. `nri`: a plugin of the runtime's Node Resource Interface,
+    see `[nri]`; it cannot change sandboxes (labels, cgroup parent). `standalone`: beside both; the daemon
+    follows what runs, and writes values to files once a container has started. What only the message that
+    creates a container can carry (environment, mounts, devices, labels) is then not applied, hook servers are
+    not asked, and nothing is refused. In the last two modes the kubelet keeps the runtime's socket, and that
+    of `proxy.endpoint` serves the daemon's own API only."""
     lock: str = "/run/koord-runtimeproxy/front-end.lock"
     """Lock by which two modes never run at once on a host; mount its folder into a container that runs the
     daemon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NriSettings:
+    """`[nri]`: the connection with the runtime if `daemon.mode` is `nri`."""
+
+    socket: str = "/var/run/nri/nri.sock"
+    """The runtime's socket for NRI plugins. The default is that of containerd and CRI-O. A daemon that the
+    runtime has launched itself as a plugin has its connection from the runtime, and does not use this."""
+    plugin_name: str = "koord-runtime-proxy"
+    """The name by which the runtime, its log and other plugins know the daemon."""
+    plugin_index: str = "50"
+    """Two digits: the runtime calls its plugins in this order. Of two that set the same field of a container
+    the runtime accepts neither. The default lets plugins that place containers go first; what they have set
+    is visible then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,6 +405,7 @@ class Settings:
     """All settings of the daemon, and of `koord-qos-manager`."""
 
     daemon: DaemonSettings = field(default_factory=DaemonSettings)
+    nri: NriSettings = field(default_factory=NriSettings)
     proxy: ProxySettings = field(default_factory=ProxySettings)
     hooks: HooksSettings = field(default_factory=HooksSettings)
     policies: Mapping[str, PolicySettings] = field(default_factory=dict)
@@ -434,7 +452,7 @@ FEATURE_GATES: Final[Mapping[str, bool]] = {
 among them. Source: Koordinator pkg/features/koordlet_features.go."""
 
 _STARTED_WITH: Final = (
-    *("daemon", "proxy", "cgroups", "node", "slo"),
+    *("daemon", "nri", "proxy", "cgroups", "node", "slo"),
     *("kubernetes", "state", "api", "metrics"),
 )
 

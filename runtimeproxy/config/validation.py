@@ -25,6 +25,7 @@ from runtimeproxy.config.settings import (
     BUILT_IN_PLUGINS,
     FEATURE_GATES,
     KubernetesSettings,
+    NriSettings,
     OwnerSettings,
     PluginSettings,
     ProxySettings,
@@ -91,6 +92,7 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     tracing = settings.tracing if endpoint is None else replace(settings.tracing, endpoint=endpoint)
     problems += _proxy_problems(proxy)
     problems += _daemon_problems(settings)
+    problems += _nri_problems(settings.nri)
     problems += _folder_problems(settings)
     if settings.node.name and (reason := node_name_problem(settings.node.name)):
         problems.append((("node", "name"), reason))
@@ -275,9 +277,20 @@ def _daemon_problems(settings: Settings) -> Iterator[Problem]:
         yield ("daemon", "mode"), "standalone writes cgroup files only, and cgroups.enabled is false"
 
 
+def _nri_problems(nri: NriSettings) -> Iterator[Problem]:
+    if not re.fullmatch("[0-9]{2}", nri.plugin_index):
+        yield ("nri", "plugin_index"), f"{nri.plugin_index!r} is not two digits"
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", nri.plugin_name):
+        yield (
+            ("nri", "plugin_name"),
+            f"{nri.plugin_name!r} is not a name of letters, digits, '_', '.' and '-'",
+        )
+
+
 def _folder_problems(settings: Settings) -> Iterator[Problem]:
     for key, path in (
         (("daemon", "lock"), settings.daemon.lock),
+        (("nri", "socket"), settings.nri.socket),
         (("hooks", "server_config_dir"), settings.hooks.server_config_dir),
         (("hooks", "policies_dir"), settings.hooks.policies_dir or "/"),
         (("cgroups", "root"), settings.cgroups.root),

@@ -117,6 +117,7 @@ class Core:
         journal = Journal(folder, boot_id)
         writer = CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups()
         self.ledger = Ledger(writer, journal, boot_id)
+        self.ledger.books.starts_as_requested = not carried.asks_about_creation(is_container=True)
         sysctls = Sysctls(folder, boot_id) if settings.cgroups.enabled else None
         answers = AnswerAudit(
             self.audit.claims,

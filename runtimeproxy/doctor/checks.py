@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import PurePosixPath
@@ -11,7 +11,9 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from runtimeproxy.doctor.facts import Facts, SocketState
+from runtimeproxy.doctor.modes import suited_mode, switch_on
 from runtimeproxy.kubelet_endpoints import DEFAULT_ENDPOINT, is_endpoint
+from runtimeproxy.node.koordlet import HOOKS, POLICY_GATES, Koordlet
 from runtimeproxy.node.snapshot import Feature
 
 SERVICE: Final = "koord-runtime-proxy.service"
@@ -31,6 +33,8 @@ _RIGHTS: Final = {
     "cap_fowner": "proxy.socket_mode has no effect on files of other users",
 }
 """Capabilities of the unit, and what is missing without them."""
+_HAMI_LIBRARY: Final = "/usr/local/vgpu/libvgpu.so"
+"""The default of `policies/gpu_env.py`, which is not loaded here."""
 
 
 class Severity(StrEnum):
@@ -156,6 +160,27 @@ def check_endpoint(facts: Facts) -> Findings:
         )
 
 
+def check_mode(facts: Facts) -> Findings:
+    """What the chosen mode leaves undone, and which one suits this node."""
+    mode, suited = facts.settings.daemon.mode, suited_mode(facts.mode)
+    for policy in facts.policies:
+        if policy.undone:
+            text = f"mode {mode} leaves undone of the policy {policy.name}: {', '.join(policy.undone)}"
+            yield Finding(Severity.WARNING if policy.is_configured else Severity.OK, text)
+    if mode == "nri" and not facts.mode.nri_answers:
+        off = " (it is off in containerd's configuration)" if facts.mode.nri_disabled else ""
+        yield _problem(
+            f"the runtime does not ask plugins on {facts.settings.nri.socket}{off}",
+            f"set nri.socket, or {switch_on(facts.mode.runtime)}",
+        )
+    elif mode == suited.mode:
+        yield _ok(f"mode {mode} suits this node: {suited.reason}")
+    else:
+        change = f'[daemon] mode = "{suited.mode}", and restart the daemon'
+        advice = f"{suited.advice}; then {change}" if suited.advice else change
+        yield _warning(f"mode is {mode}; {suited.mode} suits this node: {suited.reason}", advice)
+
+
 def check_cgroup_driver(facts: Facts) -> Findings:
     """Whether kubelet, runtime and the tree of cgroups have the same driver."""
     flags = [each.cgroup_driver for each in facts.kubelets if each.cgroup_driver]
@@ -207,37 +232,47 @@ def check_cpu_manager(facts: Facts) -> Findings:
 def check_koordlet(facts: Facts) -> Findings:
     """Whether koordlet changes the same values."""
     registered = [each.name for each in facts.hook_servers if each.name.startswith("koordlet")]
-    own = sorted({each.name for each in facts.policies} & _KOORDLETS_POLICIES)
+    own = {each.name for each in facts.policies}
     advice = "switch these policies off, or koordlet's hooks (systemd/coming-from-koordinator.md)"
-    if registered and own:
-        text = f"koordlet is registered ({registered[0]}), and these policies do the same: {', '.join(own)}"
+    if registered and (both := sorted(own & POLICY_GATES.keys())):
+        text = f"koordlet is registered ({registered[0]}), and these policies do the same: {', '.join(both)}"
         yield _warning(text, advice)
     elif registered:
         yield _ok(f"koordlet is a hook server ({registered[0]})")
     for each in facts.koordlets:
+        shared = each.shared(own)
         if each.uses_nri and facts.has_nri_socket:
-            yield _warning(
-                f"koordlet (process {each.pid}) is an NRI plugin, too: it changes containers after the proxy",
-                "start koordlet with --enable-nri-runtime-hook=false, or switch the policies off",
-            )
-        elif not registered and own:
-            yield _warning(
-                f"koordlet (process {each.pid}) writes cgroup files itself, which {', '.join(own)} set, too",
-                advice,
-            )
+            yield _of_nri_plugin(each, shared, facts.settings.daemon.mode, is_registered=bool(registered))
+        elif not registered and shared:
+            text = f"koordlet (process {each.pid}) writes cgroup files itself, which {', '.join(shared)} set"
+            yield _warning(f"{text}, too", advice)
     if not registered and not facts.koordlets:
         yield _ok("no koordlet is on this node")
 
 
-_KOORDLETS_POLICIES: Final = frozenset(
-    ("batch-resource", "cpuset", "gpu-env", "group-identity", "cpu-burst", "cpu-normalization", "memory-qos")
-)
-"""Also in koordlet. Source: Koordinator pkg/koordlet/runtimehooks/hooks, pkg/koordlet/qosmanager."""
+def _of_nri_plugin(koordlet: Koordlet, shared: Sequence[str], mode: str, *, is_registered: bool) -> Finding:
+    who = f"koordlet (process {koordlet.pid}) is an NRI plugin"
+    hooks = [each for each in shared if each in HOOKS]
+    if not hooks and not is_registered:
+        return _ok(f"{who}, and has none of the hooks on that policies have here")
+    advice = "start koordlet with --enable-nri-runtime-hook=false"
+    gates = ", ".join(f"{POLICY_GATES[each]}=false" for each in hooks)
+    if not hooks:
+        return _warning(f"{who} and a hook server: its hooks run twice", advice)
+    if mode == "nri":
+        text = f"{who}, too, with the hooks of {', '.join(hooks)}: the runtime refuses a container"
+        return _problem(f"{text} for which two plugins set one field", f"{advice}, or with {gates}")
+    what = "it changes containers after the proxy" if mode == "proxy" else "both write the same files"
+    return _warning(f"{who}, too: {what}", f"{advice}, or with {gates}, or switch the policies off")
 
 
 def check_hook_servers(facts: Facts) -> Findings:
+    mode = facts.settings.daemon.mode
     for each in facts.hook_servers:
-        if each.state is SocketState.ANSWERS:
+        if not each.is_asked:
+            text = f"{each.name}: mode {mode} asks no hook server at its hooks"
+            yield _warning(text, 'remove its file, or set daemon.mode to "proxy" or "nri"')
+        elif each.state is SocketState.ANSWERS:
             yield _ok(f"{each.name}: {each.endpoint} answers")
         elif each.state is SocketState.DENIED:
             yield _warning(f"{each.name}: {each.endpoint}: this user may not connect", _AS_ROOT)
@@ -296,6 +331,10 @@ def _rights_of(facts: Facts, unit: Mapping[str, str]) -> Findings:
     }
     if settings.cgroups.enabled:
         writable["cgroups.root"] = settings.cgroups.root
+    gpu_options = settings.policies["gpu-env"].options if "gpu-env" in settings.policies else {}
+    if gpu_options.get("hami_vgpu_monitor"):
+        library = str(gpu_options.get("hami_library_path", _HAMI_LIBRARY))
+        writable["hami_library_path"] = str(PurePosixPath(library).parent)
     for name, path in writable.items():
         if not may_write(unit, path):
             text = f"{name}: the unit may not write to {path}"
@@ -471,6 +510,7 @@ CHECKS: Final[Mapping[str, Callable[[Facts], Iterable[Finding]]]] = {
     "daemon": check_daemon,
     "runtime": check_runtime,
     "kubelet": check_endpoint,
+    "mode": check_mode,
     "cgroup driver": check_cgroup_driver,
     "CPU manager": check_cpu_manager,
     "koordlet": check_koordlet,

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 from runtimeproxy.config.settings import Settings
 from runtimeproxy.errors import ConfigError
+from runtimeproxy.kubelet_endpoints import calls_problem
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.config.sources import Reading
+    from runtimeproxy.hooks.carried import CarriedFields
     from runtimeproxy.hooks.loading import LoadProblem, LoadResult
     from runtimeproxy.offline import Offline
 
@@ -46,11 +48,15 @@ def _this_user() -> str:
     return f"user {os.geteuid()}"
 
 
-def check_on_node(reading: Reading, offline: Offline) -> Findings:
-    """Returns every problem and warning, beginning with those of the reading."""
+def check_on_node(reading: Reading, offline: Offline, carried: CarriedFields) -> Findings:
+    """Returns every problem and warning, beginning with those of the reading.
+
+    `carried`: what messages carry in the mode of the settings.
+    """
     findings, policies = Findings(list(reading.errors)), offline.policies
     findings.problems += (_policy_problem(reading, each) for each in policies.problems)
     _check_folders(reading, findings)
+    _check_mode(reading, policies, carried, findings)
     _check_registrations(reading, offline, findings)
     # The daemon keeps the last good ones.
     findings.warnings += (ConfigError("node", "", problem) for problem in offline.inputs.problems)
@@ -64,6 +70,28 @@ def _policy_problem(reading: Reading, problem: LoadProblem) -> ConfigError:
     if problem.name in reading.settings.policies:
         return reading.error(("policies", problem.name), str(problem))
     return ConfigError("policies", "", str(problem))
+
+
+def _check_mode(reading: Reading, policies: LoadResult, carried: CarriedFields, findings: Findings) -> None:
+    """Finds what ends the daemon's start in this mode, and what the mode leaves undone."""
+    from runtimeproxy.doctor.modes import left_undone_of
+
+    settings, key = reading.settings, ("daemon", "mode")
+    mode = settings.daemon.mode
+    if mode == "proxy":
+        return
+    if reason := calls_problem(settings.proxy, {settings.proxy.endpoint}):
+        findings.problems.append(reading.error(key, reason))
+    if undone := left_undone_of(policies.policies, carried):
+        what = ", ".join(f"{name} ({', '.join(fields)})" for name, fields in undone.items())
+        findings.warnings.append(reading.error(key, f"mode {mode} leaves undone: {what}"))
+    has_nri = os.path.exists(settings.nri.socket)  # noqa: PTH110 - nothing is there for whoever may not look
+    if mode == "nri" and not has_nri:
+        reason = f"{settings.nri.socket} is not there: the runtime does not ask plugins"
+        findings.warnings.append(reading.error(("nri", "socket"), reason))
+    elif mode == "standalone" and has_nri:
+        reason = f"{settings.nri.socket} is there: mode nri would have values from the start of a program on"
+        findings.warnings.append(reading.error(key, reason))
 
 
 def _check_folders(reading: Reading, findings: Findings) -> None:

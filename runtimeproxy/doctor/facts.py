@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from runtimeproxy.config.settings import Settings
+from runtimeproxy.doctor.modes import ModeFacts
 from runtimeproxy.kubelet_endpoints import KubeletSetting, RunningKubelet
 from runtimeproxy.node.koordlet import Koordlet
 from runtimeproxy.node.snapshot import Node
@@ -32,6 +33,8 @@ class PolicyFacts(NamedTuple):
     """Kernel features without which it does nothing."""
     is_configured: bool = False
     """Whether the configuration has settings for it."""
+    undone: tuple[str, ...] = ()
+    """What it sets and the chosen mode never applies."""
 
 
 class RuntimeFacts(NamedTuple):
@@ -53,6 +56,8 @@ class HookServerFacts(NamedTuple):
     """Name of its file."""
     endpoint: str
     state: SocketState
+    is_asked: bool = True
+    """Whether the mode of the configuration asks it at any of its hooks."""
 
 
 class QosManagerFacts(NamedTuple):
@@ -136,6 +141,8 @@ class Facts:
     hook_servers: tuple[HookServerFacts, ...] = ()
     koordlets: tuple[Koordlet, ...] = ()
     has_nri_socket: bool = False
+    mode: ModeFacts = field(default_factory=ModeFacts)
+    """What decides on the mode."""
     unit: Mapping[str, str] | None = None
     """Properties of the service by `systemctl show`; None without systemd."""
     manager_unit: Mapping[str, str] | None = None

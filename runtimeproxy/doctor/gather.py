@@ -30,10 +30,17 @@ from runtimeproxy.doctor.facts import (
     RuntimeFacts,
     SocketState,
 )
+from runtimeproxy.doctor.modes import ModeFacts, fixed_kubelet, left_undone_of, nri_disabled
 from runtimeproxy.documents.files import is_denied, read_file
 from runtimeproxy.documents.reading import InputError, json_value, parse_documents
 from runtimeproxy.http2.client import RpcError
-from runtimeproxy.kubelet_endpoints import RunningKubelet, endpoint_settings, running_kubelets
+from runtimeproxy.kubelet_endpoints import (
+    CONFIGURATION_FILES,
+    RunningKubelet,
+    calls_problem,
+    endpoint_settings,
+    running_kubelets,
+)
 from runtimeproxy.node.inputs import name_of_node
 from runtimeproxy.node.koordlet import koordlets
 from runtimeproxy.node.kubelet import CONFIG, CPU_MANAGER_STATE, MAX_BYTES, parse_config
@@ -46,6 +53,8 @@ from runtimeproxy.stubs import BlockingClient
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.config.sources import Reading
+    from runtimeproxy.hooks.carried import CarriedFields
+    from runtimeproxy.hooks.remote.registrations import Registration
     from runtimeproxy.offline import Offline
 
 TIMEOUT_S: Final = 5.0
@@ -73,12 +82,22 @@ class ApiAnswer(NamedTuple):
     qos_manager: QosManagerFacts = QosManagerFacts()
 
 
-def gather(reading: Reading, offline: Offline, answer: ApiAnswer, root: Path = Path("/")) -> Facts:
+def gather(
+    reading: Reading,
+    offline: Offline,
+    carried: CarriedFields,
+    answer: ApiAnswer,
+    root: Path = Path("/"),
+) -> Facts:
     settings = reading.settings
-    findings = check_on_node(reading, offline)
+    findings = check_on_node(reading, offline, carried)
     configuration_denied = findings.take_denied() if os.geteuid() != 0 else []
     kubelets = tuple(running_kubelets(root))
     denied = tuple(_denied(settings, kubelets, root))
+    kubelet_files = tuple(endpoint_settings(root))
+    runtime = ask_runtime(settings.proxy.runtime_endpoint)
+    policies = offline.policies.policies
+    undone = left_undone_of(policies, carried)
     return Facts(
         settings=settings,
         user_id=os.geteuid(),
@@ -89,8 +108,13 @@ def gather(reading: Reading, offline: Offline, answer: ApiAnswer, root: Path = P
         # An error of a whole source is one of the file.
         is_file_denied=any(not each.key for each in configuration_denied if each in reading.errors),
         policies=tuple(
-            PolicyFacts(each.name, frozenset(each.policy.features), each.name in settings.policies)
-            for each in offline.policies.policies
+            PolicyFacts(
+                each.name,
+                frozenset(each.policy.features),
+                each.name in settings.policies,
+                tuple(undone.get(each.name, ())),
+            )
+            for each in policies
         ),
         endpoint=socket_state(settings.proxy.endpoint),
         is_served=is_served(settings.proxy.endpoint),
@@ -99,25 +123,39 @@ def gather(reading: Reading, offline: Offline, answer: ApiAnswer, root: Path = P
         daemon_problems=answer.problems,
         qos_manager=answer.qos_manager,
         kubelets=kubelets,
-        kubelet_files=tuple(endpoint_settings(root)),
-        runtime=ask_runtime(settings.proxy.runtime_endpoint),
+        kubelet_files=kubelet_files,
+        runtime=runtime,
         kubelet_cgroup_driver=_kubelet_driver(settings),
         tree_cgroup_driver=guess_cgroup_driver(Path(settings.cgroups.root)) or "",
         node=offline.inputs.node,
         hook_servers=tuple(
-            HookServerFacts(name, each.registration.endpoint, socket_state(each.registration.endpoint))
+            _hook_server(name, each.registration, carried)
             for name, each in offline.registrations.items()
             if each.registration is not None
         ),
         koordlets=tuple(koordlets(root / "proc")),
         # Whoever may not look there finds none, without an error.
         has_nri_socket=os.path.exists(root / _NRI_SOCKET),  # noqa: PTH110
+        mode=ModeFacts(
+            runtime=runtime.name,
+            nri_answers=socket_state(settings.nri.socket) is SocketState.ANSWERS,
+            nri_disabled=nri_disabled(root),
+            calls_us=bool(calls_problem(settings.proxy, {settings.proxy.endpoint}, root)),
+            fixed_kubelet=fixed_kubelet(
+                offline.inputs.node.labels, (f"/{each}" for each in CONFIGURATION_FILES), root
+            ),
+        ),
         unit=_unit(root, SERVICE),
         manager_unit=_unit(root, MANAGER_SERVICE),
         state_folder=_state_folder(Path(settings.state.dir)),
         input_files=tuple(_input_files(settings)),
         api_server=ask_api_server(settings) if settings.kubernetes.enabled else None,
     )
+
+
+def _hook_server(name: str, about: Registration, carried: CarriedFields) -> HookServerFacts:
+    is_asked = not about.hooks or any(map(carried.asks_at, about.hooks))
+    return HookServerFacts(name, about.endpoint, socket_state(about.endpoint), is_asked)
 
 
 def _denied(settings: Settings, kubelets: Iterable[RunningKubelet], root: Path) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -62,7 +63,8 @@ class Declaration:
     """The version 1 name of its cgroup file, as Koordinator uses it; without a file that in `Resources`."""
     kind: Kind = Kind.NUMBER
     neutral: Value | None = None
-    """The value without any effect, as in a new cgroup; CLEAR leads to it. None: it cannot be cleared."""
+    """The value without any effect, as in a new cgroup; CLEAR leads to it. None: there is none, so that CLEAR
+    can only take it out of a message."""
 
     minimum: int = 0
     maximum: int = MAX_INT64
@@ -74,7 +76,9 @@ class Declaration:
     """Whether a policy's number above 0 and out of range becomes the nearest in range: the meaning stays."""
     rounding: Rounding = Rounding.NONE
     texts: tuple[str, ...] = ()
-    """All values of a text."""
+    """All values of a text; empty if any that matches `pattern` is one."""
+    pattern: str = ""
+    """The regular expression of a text's values."""
 
     only_set: bool = False
     """Whether a policy's change of the message may set it and nothing else."""
@@ -91,9 +95,10 @@ class Declaration:
     """Whether its file is set in `unified` of a message only, and never written directly."""
 
     resource: str = ""
-    """Its name in `Resources` and `ResourceChange`; empty: the CRI does not carry it by itself."""
+    """Its name in `Resources` and `ResourceChange`; empty: no message carries it by itself."""
     cri: str = ""
-    """Its name in the CRI's LinuxContainerResources, and in messages made like that one."""
+    """Its name in the CRI's LinuxContainerResources, and in messages made like that one; empty: the CRI does
+    not carry it, messages of other front ends do."""
     oci: tuple[str, str] | None = None
     """Its place below `linux.resources` of an OCI runtime specification."""
     creation_only: bool = False
@@ -138,14 +143,21 @@ class Declaration:
             parse_cpu_list(value)
             return value
         if self.kind is Kind.TEXT:
-            if value not in self.texts:
-                raise ValueError(f"{self.name} takes {' or '.join(self.texts)}, not {value!r}")
+            if problem := self.text_problem(value):
+                raise ValueError(f"{self.name} {problem}")
             return value
         parsed = _as_int(self.name, value, unlimited=self.unlimited)
         if not (self.unlimited and parsed == UNLIMITED) and not self.minimum <= parsed <= self.maximum:
             limits = f"{self.minimum} to {self.maximum}" + (", or -1" if self.unlimited else "")
             raise ValueError(f"{self.name} is {parsed}, not in {limits}")
         return parsed
+
+    def text_problem(self, value: object) -> str:
+        """Why this is not a value of the text; empty if it is one."""
+        if self.texts:
+            return "" if value in self.texts else f"is not one of {', '.join(self.texts)}"
+        is_match = isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
+        return "" if is_match else "is not a name of letters, digits and . _ -"
 
     def is_same(self, one: Value, other: Value) -> bool:
         """Whether two values are the same to the kernel."""

@@ -38,6 +38,8 @@ from runtimeproxy.vocabulary import ClaimLevel
 
 _ON_PODS: Final = frozenset({ClaimLevel.POD})
 _RECONCILE: Final = "CgroupReconcile"
+_CLASS_NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+"""Of a class that the runtime's configuration or a folder of resctrl has: no path, and no option."""
 
 
 def _number(name: str, neutral: int, **others: Any) -> Declaration:  # noqa: ANN401 - a dataclass checks names
@@ -74,6 +76,12 @@ def _memory(name: str, neutral: int) -> Declaration:
         kubelet=_ON_PODS,
         koordlet=_RECONCILE,
         feature="memory-protection",
+    )
+
+
+def _class_name(name: str) -> Declaration:
+    return Declaration(
+        name=name, kind=Kind.TEXT, pattern=_CLASS_NAME, only_set=True, resource=name, creation_only=True
     )
 
 
@@ -178,6 +186,21 @@ DECLARED: tuple[Declaration, ...] = (
     _anolis("memory.pagecache_limit.size", 0, "memory-pagecache-limit", v1=None),
     _anolis("memory.pagecache_limit.sync", 0, "memory-pagecache-limit", maximum=1, v1=None),
     _number("net_cls.classid", 0, maximum=0xFFFF_FFFF, v2=None, koordlet="TCNetworkQoS"),
+    # 0 is no limit for runtimes, and no process for the kernel. The class that the kubelet writes is that of
+    # all pods. No order: children may have more than what is above them. Source: opencontainers/runc,
+    # fs2/pids.go; kubelet, podPidsLimit and reserved PIDs.
+    Declaration(
+        name="pids.max",
+        neutral=UNLIMITED,
+        unlimited=True,
+        policy_minimum=1,
+        levels=ALL_LEVELS - {ClaimLevel.QOS_CLASS},
+        v1=formats.number_or_max("pids.max"),
+        v2=formats.number_or_max("pids.max"),
+        resource="pids_limit",
+        oci=("pids", "limit"),
+        kubelet=frozenset({ClaimLevel.POD, ClaimLevel.QOS_CLASS}),
+    ),
     # Memory and swap together. No file of version 2 has that.
     Declaration(
         name="memory_swap_limit_bytes",
@@ -200,7 +223,11 @@ DECLARED: tuple[Declaration, ...] = (
         cri="oom_score_adj",
         creation_only=True,
     ),
+    # Names of classes in messages of NRI. Containerd and CRI-O also know them as annotations of a container;
+    # these are a policy's to set, as containerd refuses the container where it does not have such classes.
+    # Source: containerd/nri, LinuxResources; intel/goresctrl, ContainerClassFromAnnotations.
+    _class_name("rdt_class"),
+    _class_name("blockio_class"),
     _unified(formats.memory_v2("memory.swap.max")),
     _unified(formats.memory_v2("memory.swap.high")),
-    _unified(formats.number_or_max("pids.max")),
 )

@@ -1,4 +1,4 @@
-"""Linux resources of the CRI, and a change of them: sets, clears, and changes of what others set.
+"""Linux resources of containers, and a change of them: sets, clears, and changes of what others set.
 
 The attributes stand here for type checkers. One that is declared and not written here is there, too.
 """
@@ -64,6 +64,7 @@ IntChange: TypeAlias = int | Literal[Clear.CLEAR] | None
 AmountChange: TypeAlias = int | Literal[Clear.CLEAR] | Scale | Add | AtMost | None
 """A plain value sets; Scale, Add and AtMost change the value that others set or ask for."""
 ListChange: TypeAlias = str | Literal[Clear.CLEAR] | AtMost | None
+TextChange: TypeAlias = str | Literal[Clear.CLEAR] | None
 CgroupValue: TypeAlias = int | str | Literal[Clear.CLEAR] | Scale | Add | AtMost
 TextEntries: TypeAlias = Mapping[str, str | Literal[Clear.CLEAR]]
 
@@ -93,6 +94,10 @@ class Resources:
     """None also stands for 0, which is the same on the wire."""
     cpuset_cpus: str | None = None
     cpuset_mems: str | None = None
+    pids_limit: int | None = None
+    """-1 means unlimited. This and the classes are never in a message of the CRI."""
+    rdt_class: str | None = None
+    blockio_class: str | None = None
     hugepage_limits_bytes: tuple[tuple[str, int], ...] = ()
     """Pairs of page size (`2MB`) and limit."""
     unified: Mapping[str, str] = field(default_factory=dict)
@@ -101,7 +106,7 @@ class Resources:
 @dataclass(frozen=True, slots=True, kw_only=True)
 @_with_all_declared
 class ResourceChange:
-    """A change of the CRI's LinuxContainerResources."""
+    """A change of the CRI's LinuxContainerResources, and of what only other front ends carry."""
 
     cpu_period_us: IntChange = None
     """CFS period, 1,000 to 1,000,000."""
@@ -123,5 +128,12 @@ class ResourceChange:
     """A CPU list such as `0-3,8`."""
     cpuset_mems: ListChange = None
     """A NUMA node list."""
+    pids_limit: AmountChange = None
+    """The largest number of processes and threads, above 0; -1 means unlimited. Where the front end does not
+    carry it, by file, from the container's start on."""
+    rdt_class: TextChange = None
+    """The name of a class of RDT (cache and memory bandwidth); only by NRI, at creation."""
+    blockio_class: TextChange = None
+    """The name of a class of the runtime's block I/O configuration; only by NRI, at creation."""
     unified: TextEntries = field(default_factory=dict)
     """cgroup v2 files by name; key by key."""

@@ -25,15 +25,21 @@ NEUTRAL: Final[Mapping[str, Value]] = {
 """The value without any effect, which a new cgroup has."""
 
 _BY_RESOURCE: Final = {each.resource: each for each in DECLARED}
-CRI_FIELDS: Final[Mapping[str, Declaration]] = {
+RESOURCE_FIELDS: Final[Mapping[str, Declaration]] = {
     name: _BY_RESOURCE[name] for name in ResourceChange.__slots__ if name != "unified"
 }
 """The fields of `Resources` and `ResourceChange`, by their names there."""
+CRI_FIELDS: Final[Mapping[str, Declaration]] = {
+    name: each for name, each in RESOURCE_FIELDS.items() if each.cri
+}
+"""Those of them that messages of the CRI have."""
 RESOURCE_PARAMETERS: Final[Mapping[str, str]] = {
-    name: each.name for name, each in CRI_FIELDS.items() if each.is_parameter
+    name: each.name for name, each in RESOURCE_FIELDS.items() if each.is_parameter
 }
 """The cgroup parameters behind fields of `Resources`."""
-UPDATABLE: Final[tuple[str, ...]] = tuple(name for name, each in CRI_FIELDS.items() if not each.creation_only)
+UPDATABLE: Final[tuple[str, ...]] = tuple(
+    name for name, each in RESOURCE_FIELDS.items() if not each.creation_only
+)
 """The fields of `Resources` that an update of a running container can change."""
 
 _OF_VERSION_2: Final = [(each.v2.file, each) for each in DECLARED if each.v2 is not None and each.writable]

@@ -5,9 +5,18 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from runtimeproxy.config.parsing import socket_mode_bits
+from runtimeproxy.config.validation import owner_ids
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.listener import Listener, inherited, listen
+from runtimeproxy.sdnotify import listen_sockets
+
+if TYPE_CHECKING:
+    from runtimeproxy.config.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -45,3 +54,20 @@ def lock_host(path: str, *, alone: bool) -> int:
 def unlock_host(descriptor: int) -> None:
     if descriptor >= 0:
         os.close(descriptor)
+
+
+def take_host(settings: Settings, environ: Mapping[str, str]) -> tuple[int, Listener]:
+    """Takes the lock for a front end without a socket of the kubelet, and the socket of the API.
+
+    Raises:
+        RuntimeProxyError: Another front end runs, or the socket cannot be used.
+    """
+    descriptor = lock_host(settings.daemon.lock, alone=True)
+    # The API is served on the listener itself: no other socket is needed.
+    passed, proxy = listen_sockets(environ), settings.proxy
+    for surplus in passed[1:]:
+        surplus.close()
+    if passed:
+        return descriptor, inherited(passed[0])
+    uid, gid = owner_ids(proxy)
+    return descriptor, listen(proxy.endpoint, mode=socket_mode_bits(proxy.socket_mode), uid=uid, gid=gid)

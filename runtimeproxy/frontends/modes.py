@@ -10,6 +10,10 @@ if TYPE_CHECKING:
 
 def carried_in(mode: str) -> CarriedFields:
     """Returns which fields the front end of this `daemon.mode` carries."""
+    if mode == "nri":
+        from runtimeproxy.frontends.nri.front_end import NriPlugin
+
+        return NriPlugin.carried_fields()
     if mode == "standalone":
         from runtimeproxy.frontends.standalone.front_end import Standalone
 

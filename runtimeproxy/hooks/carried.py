@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from runtimeproxy.fields.tables import RESOURCE_PARAMETERS
+from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.fields import (
     ANNOTATIONS,
+    CDI_DEVICES,
     CGROUP,
     CGROUP_PARENT,
     DEVICES,
@@ -21,12 +22,15 @@ from runtimeproxy.hooks.fields import (
 )
 from runtimeproxy.hooks.policy import HOOKS_BEFORE, METHOD_HOOKS, Hook
 
+NOT_CARRIED: Final = "not-in-mode"
+"""The cause of all that a front end does not carry: in the status, and as the note of audit entries."""
 _CREATIONS: Final = (Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER)
 _EVALUATIONS: Final = (Hook.EVALUATE_POD, Hook.EVALUATE_CONTAINER)
 _UPDATES: Final = (Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, Hook.PRE_UPDATE_CONTAINER_RESOURCES)
 _OF_CALLS: Final = tuple(hook for hook in Hook if not hook.startswith("evaluate_"))
 _OF_CONTAINERS: Final = frozenset(METHOD_HOOKS["container"])
 """Where resources are values of the cgroup that the view is about; those of a sandbox are not its pod's."""
+_ALL_RESOURCES: Final = tuple(Field(RESOURCES, name) for name in RESOURCE_FIELDS)
 
 
 class CarriedFields:
@@ -40,34 +44,41 @@ class CarriedFields:
         mode: The front end's, as in `daemon.mode`.
         by_hook: Groups of fields, or single ones such as `resources.oom_score_adj`, in the message of each
             hook at which this front end asks policies; none if that carries nothing.
+        files_before_start: Whether it writes the files of a container before its program runs.
 
     Attributes:
         mode: The front end's.
         reason: Why a field is never carried, for people.
         counting: By hook, the groups of a change that count there.
-        partial: The hooks at which single fields of these groups are not carried; see `carries`.
+        lacking: By hook before a call, groups and single resources among these that its message lacks.
     """
 
-    def __init__(self, mode: str, by_hook: Mapping[Hook, Collection[str]]) -> None:
+    def __init__(
+        self, mode: str, by_hook: Mapping[Hook, Collection[str]], *, files_before_start: bool = False
+    ) -> None:
         self.mode = mode
+        self._files_before_start = files_before_start
         self.reason = f"it counts at the creation only, where mode {mode} does not carry it"
         self._by_hook = {hook: frozenset(names) for hook, names in by_hook.items()}
         self.counting = dict(GROUPS)
-        partial: set[Hook] = set()
+        self.lacking: dict[Hook, frozenset[str | Field]] = {}
         for hook in HOOKS_BEFORE:
             carried = self._by_hook.get(hook, frozenset()) | {CGROUP}
             missing = GROUPS[hook] - carried
-            # An answer has all fields at each hook: what only creations carry is not left out of an update.
-            lacks_resources = hook in _UPDATES and not missing.isdisjoint((RESOURCES, UNIFIED))
-            if lacks_resources or (hook in _CREATIONS and missing):
-                partial.add(hook)
-            else:
-                self.counting[hook] = GROUPS[hook] & carried
-        self.partial = frozenset(partial)
+            if hook not in _CREATIONS:
+                # An answer has all fields at each hook: what only creations carry is not missed in an update.
+                missing &= {RESOURCES, UNIFIED} if hook in _UPDATES else frozenset()
+            self.counting[hook] = GROUPS[hook] & (carried | missing)
+            resources = {each for each in _ALL_RESOURCES if RESOURCES in missing and str(each) not in carried}
+            self.lacking[hook] = frozenset((*(missing - {RESOURCES}), *resources))
 
     def asks_by(self, method: str) -> bool:
         """Whether this method of policies is ever called."""
         return any(hook in self._by_hook or hook not in _OF_CALLS for hook in METHOD_HOOKS[method])
+
+    def asks_at(self, hook: Hook) -> bool:
+        """Whether this front end asks hook servers, and policies, at a hook of calls."""
+        return hook in self._by_hook
 
     def asks_about_creation(self, *, is_container: bool) -> bool:
         """Whether policies are asked before one is created, so that it begins with their values."""
@@ -86,6 +97,12 @@ class CarriedFields:
     def carries_at_creation(self, field: Field, *, is_container: bool) -> bool:
         return self.carries(_CREATIONS[is_container], field)
 
+    def writes_before_start(self, *, is_container: bool) -> bool:
+        """Whether files of something new have their values before its program runs."""
+        if is_container:
+            return self._files_before_start
+        return self.asks_about_creation(is_container=False)
+
     def file_instead(self, hook: Hook, field: Field) -> str:
         """The parameter of the container's cgroup that has a field which the message does not carry."""
         if field.group != RESOURCES or hook not in _OF_CONTAINERS or self.carries(hook, field):
@@ -93,22 +110,23 @@ class CarriedFields:
         return RESOURCE_PARAMETERS.get(field.key, "")
 
 
+_CRI_RESOURCES: Final = {UNIFIED, *(f"{RESOURCES}.{name}" for name in CRI_FIELDS)}
 BY_CALLS: Final = CarriedFields(
     "proxy",
     {
         **dict.fromkeys(_OF_CALLS, ()),
-        Hook.PRE_RUN_POD_SANDBOX: {RESOURCES, UNIFIED, LABELS, ANNOTATIONS, CGROUP_PARENT},
+        Hook.PRE_RUN_POD_SANDBOX: {*_CRI_RESOURCES, LABELS, ANNOTATIONS, CGROUP_PARENT},
         Hook.PRE_CREATE_CONTAINER: {
-            RESOURCES,
-            UNIFIED,
+            *_CRI_RESOURCES,
             ANNOTATIONS,
             ENV,
             MOUNTS,
             DEVICES,
+            CDI_DEVICES,
             CGROUP_PARENT,
         },
-        Hook.PRE_UPDATE_CONTAINER_RESOURCES: {RESOURCES, UNIFIED, ANNOTATIONS},
-        Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: {RESOURCES, UNIFIED},
+        Hook.PRE_UPDATE_CONTAINER_RESOURCES: {*_CRI_RESOURCES, ANNOTATIONS},
+        Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES: _CRI_RESOURCES,
     },
 )
 """Of the proxy, and of recorded calls: what the CRI's calls carry, after which the hooks are named."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,9 +36,9 @@ from runtimeproxy.hooks.audit import (
     Subject,
     with_written,
 )
-from runtimeproxy.hooks.carried import BY_CALLS, CarriedFields
+from runtimeproxy.hooks.carried import BY_CALLS, NOT_CARRIED, CarriedFields
 from runtimeproxy.hooks.claimants import labels_of
-from runtimeproxy.hooks.counts import PolicyCounts
+from runtimeproxy.hooks.counts import PolicyCounts, field_label
 from runtimeproxy.hooks.cpu_limit import CPU_LIMIT_S, CpuLimit, OverCpuLimitError
 from runtimeproxy.hooks.decision import (
     HANGS,
@@ -178,6 +178,8 @@ class Chain:
                 self._by_hook[hook] = (*self._by_hook.get(hook, ()), policy)
         self.hooks = frozenset(self._by_hook)
         self._on_node = _OnNode(self._on_node.node, self.policies)
+        self._servers = frozenset(each.name for each in self.policies if each.remote_hooks)
+        self.counts.uncarried.keep(self._servers)
         self._has_inputs = any(
             each.inputs or each.optional_inputs or each.selector_without for each in self.policies
         )
@@ -342,12 +344,16 @@ class Chain:
         """Audit a decision, count what has run, and log conflicts and failed writes."""
         subject = run.subject
         self.counts.count_runs(subject.hook, run.runs)
-        self.counts.left_out.on_decision(subject, run.runs, decision.audit)
+        entries = [each for each in decision.audit if each.note != NOT_CARRIED]
+        # What the mode lacks is no fault of a policy's answer.
+        self.counts.left_out.on_decision(subject, run.runs, entries)
+        if len(entries) < len(decision.audit):
+            entries += self._uncarried(subject, decision.audit)
         if subject.origin.trace is not None:
             # Without the decision, which leads back to the trace.
             subject.origin.trace.on_decision(subject, run.runs, tuple(decision.audit))
         is_evaluation = subject.hook.startswith("evaluate_")
-        for entry in decision.audit:
+        for entry in entries:
             if is_evaluation and entry.kind not in _REPORTED:
                 continue
             if entry.kind is AuditKind.OFF and not self._is_new(entry):
@@ -358,6 +364,20 @@ class Chain:
             self._audit(entry)
         if decision.unwritten:
             self.failures.report("cgroup writes", decision.unwritten, decision.unwritten, **subject.names)
+
+    def _uncarried(self, subject: Subject, audit: Iterable[AuditEntry]) -> Iterator[AuditEntry]:
+        """Yield what the front end does not carry; of hook servers once of each, with a line in the log."""
+        for entry in audit:
+            if entry.note != NOT_CARRIED:
+                continue
+            if entry.policy not in self._servers:
+                yield entry
+                continue
+            label = field_label(entry.field)
+            if self.counts.uncarried.add(entry.policy, entry.hook, label):
+                text = f"mode {self.carried.mode} does not carry {label} of its answers to {entry.hook}"
+                self.failures.report(entry.policy, (NOT_CARRIED, entry.hook, label), text, **subject.names)
+                yield entry._replace(field=label, new="")
 
     def _is_new(self, entry: AuditEntry) -> bool:
         """Return whether this has not been reported for the pod."""

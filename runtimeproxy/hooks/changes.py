@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from posixpath import normpath
 
 from runtimeproxy.fields.resources import CLEAR as CLEAR
 from runtimeproxy.fields.resources import Add as Add
@@ -29,6 +30,12 @@ class MountSpec:
     host_path: str
     container_path: str
     readonly: bool = True
+
+
+def plain_path(path: str) -> str:
+    """A path in a container in one spelling: of mounts at the same place one is on top."""
+    # Two slashes in front would stay two.
+    return normpath(f"/{path.lstrip('/')}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +106,8 @@ class PodChange(CgroupChange):
 class ContainerChange(CgroupChange):
     """A change of a container.
 
-    Env, mounts, devices, cgroup parent and `resources.oom_score_adj` are applied at creation only.
+    Env, mounts, devices, cgroup parent, and of the resources `oom_score_adj` and classes are applied at
+    creation only.
     """
 
     resources: ResourceChange | None = None
@@ -107,8 +115,11 @@ class ContainerChange(CgroupChange):
     env: TextEntries = field(default_factory=dict)
     """By name: replaces the last variable of that name, or adds one; all others stay as they are."""
     mounts: tuple[MountSpec, ...] = ()
-    """Added after the kubelet's."""
+    """Added after the kubelet's; one at the same path replaces the kubelet's."""
     devices: tuple[DeviceSpec, ...] = ()
     """Added after the kubelet's."""
+    cdi_devices: tuple[str, ...] = ()
+    """Devices of the Container Device Interface, such as `vendor.com/class=name`, added after the kubelet's.
+    A runtime that does not know one of them refuses the container."""
     cgroup_parent: str | None = None
     """Another cgroup parent in the request's sandbox config; never empty."""

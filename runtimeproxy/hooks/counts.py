@@ -7,10 +7,11 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from runtimeproxy.counts import Histogram
-from runtimeproxy.fields.tables import CRI_FIELDS, PARAMETERS
+from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_FIELDS
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.fields import (
     ANNOTATIONS,
+    CDI_DEVICES,
     CGROUP,
     CGROUP_PARENT,
     DEVICES,
@@ -34,8 +35,10 @@ MAX_LEFT_OUT: Final = 1024
 """Answers with fields that could not be used, of which the last such field is remembered."""
 
 _FAILURES: Final = frozenset({AuditKind.FAILED, AuditKind.INVALID})
-_GROUPS: Final = frozenset({UNIFIED, LABELS, ANNOTATIONS, ENV, MOUNTS, DEVICES, CGROUP_PARENT, SYSCTL})
-_RESOURCES: Final = frozenset(f"{RESOURCES}.{name}" for name in CRI_FIELDS)
+_GROUPS: Final = frozenset(
+    {UNIFIED, LABELS, ANNOTATIONS, ENV, MOUNTS, DEVICES, CDI_DEVICES, CGROUP_PARENT, SYSCTL}
+)
+_RESOURCES: Final = frozenset(f"{RESOURCES}.{name}" for name in RESOURCE_FIELDS)
 _KEYED: Final = re.compile(r"([\w.]+)\[(.*)\]", re.DOTALL)
 
 
@@ -102,6 +105,32 @@ class LeftOutFields:
         return max(present, key=lambda each: each.time_s, default=None)
 
 
+class UncarriedFields:
+    """The kinds of fields of hook servers' answers that the front end does not carry."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, str, str]] = set()
+
+    def add(self, server: str, hook: str, label: str) -> bool:
+        """Returns whether it is new of this server; `label`: see `field_label`."""
+        key = server, hook, label
+        is_new = key not in self._known
+        self._known.add(key)
+        return is_new
+
+    def of(self, server: str) -> dict[str, tuple[str, ...]]:
+        """Those of one server, by hook."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, hook, label in sorted(self._known):
+            if name == server:
+                found[hook] = (*found.get(hook, ()), label)
+        return found
+
+    def keep(self, servers: Container[str]) -> None:
+        """Forgets all other servers."""
+        self._known = {each for each in self._known if each[0] in servers}
+
+
 class PolicyCounts:
     """The runs of all policies and hook servers, by their names.
 
@@ -110,6 +139,7 @@ class PolicyCounts:
         failures: how often they failed, by policy, hook and kind of failure.
         entries: how many audit entries there were.
         left_out: what could not be used of the policies' last answers.
+        uncarried: what the front end does not carry of hook servers' answers.
     """
 
     def __init__(self) -> None:
@@ -117,6 +147,7 @@ class PolicyCounts:
         self.failures: Counter[tuple[str, Hook, str]] = Counter()
         self.entries: Counter[EntryKey] = Counter()
         self.left_out = LeftOutFields()
+        self.uncarried = UncarriedFields()
 
     def count_runs(self, hook: Hook, runs: Iterable[PolicyRun]) -> None:
         for name, duration_s, _ in runs:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.algebra import ClaimOutcome, Resolved, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditNote, DecisionAudit, Subject, shown
+from runtimeproxy.hooks.carried import NOT_CARRIED
 from runtimeproxy.hooks.changes import Change, PodChange
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, Owners, texts_of
 from runtimeproxy.hooks.cpu_limit import OverCpuLimitError
@@ -352,8 +353,11 @@ def _with_change(
     """Merge the usable fields of a change; each update, conflict and field left out gets an audit entry."""
     reason, reasons = accepted.reason, accepted.reasons
     notes = [*progress.notes]
-    for field_name, value, why in accepted.left_out:
-        notes.append(AuditNote(AuditKind.LEFT_OUT, policy, why, field=field_name, new=value))
+    for left in accepted.left_out:
+        note = NOT_CARRIED if left.is_uncarried else ""
+        notes.append(
+            AuditNote(AuditKind.LEFT_OUT, policy, left.reason, note=note, field=left.field, new=left.value)
+        )
     enforced, dry_run, rule = progress.enforced, progress.dry_run, subject.rule
     name, fields, priority = policy.name, accepted.fields, policy.priority
     updates: tuple[FieldUpdate, ...] = ()

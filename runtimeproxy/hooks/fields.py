@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy import qos, units
 from runtimeproxy.fields.declaration import Kind
-from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS, clamped
+from runtimeproxy.fields.tables import RESOURCE_FIELDS, RESOURCE_PARAMETERS, clamped
 from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role, claims_of, resolve
 from runtimeproxy.hooks.changes import (
     CLEAR,
@@ -30,6 +30,7 @@ from runtimeproxy.hooks.changes import (
     PodChange,
     ResourceChange,
     Scale,
+    TextEntries,
 )
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, labels_of
 from runtimeproxy.hooks.policy import METHOD_HOOKS, Hook
@@ -49,6 +50,7 @@ ANNOTATIONS: Final = "annotations"
 ENV: Final = "env"
 MOUNTS: Final = "mounts"
 DEVICES: Final = "devices"
+CDI_DEVICES: Final = "cdi_devices"
 CGROUP: Final = "cgroup"
 CGROUP_PARENT: Final = "cgroup_parent"
 SYSCTL: Final = "sysctl"
@@ -63,7 +65,7 @@ _IDENTITY: Final = frozenset({LABELS, ANNOTATIONS, CGROUP_PARENT})
 """The changes of earlier policies that the next ones see when a sandbox is created."""
 _OF_PODS: Final = frozenset({RESOURCES, UNIFIED, LABELS, ANNOTATIONS, CGROUP_PARENT, CGROUP})
 _OF_CONTAINERS: Final = frozenset(
-    {RESOURCES, UNIFIED, ANNOTATIONS, ENV, MOUNTS, DEVICES, CGROUP_PARENT, CGROUP}
+    {RESOURCES, UNIFIED, ANNOTATIONS, ENV, MOUNTS, DEVICES, CDI_DEVICES, CGROUP_PARENT, CGROUP}
 )
 GROUPS: Final[Mapping[Hook, frozenset[str]]] = {
     **dict.fromkeys(Hook, frozenset({CGROUP})),
@@ -103,7 +105,7 @@ class Field(NamedTuple):
 Fields: TypeAlias = Mapping[Field, Value]
 
 
-_RESOURCE_FIELDS: Final = tuple((name, Field(RESOURCES, name)) for name in CRI_FIELDS)
+_RESOURCE_FIELDS: Final = tuple((name, Field(RESOURCES, name)) for name in RESOURCE_FIELDS)
 
 
 def fields_of(attributes: Mapping[str, Any], counting: Collection[str]) -> dict[Field, Value]:
@@ -128,6 +130,8 @@ def fields_of(attributes: Mapping[str, Any], counting: Collection[str]) -> dict[
 def _entries_of(group: str, given: Any) -> Mapping[str, Value]:  # noqa: ANN401 - depends on the group
     if group in (MOUNTS, DEVICES):
         return {each.container_path: each for each in given}
+    if group == CDI_DEVICES:
+        return {name: name for name in given}
     if group == NODE_CGROUP:
         files = ((path, *each) for path, values in given.items() for each in values.items())
         return {f"{path}/{name}": value for path, name, value in files}
@@ -142,7 +146,7 @@ def change_from(hook: Hook, fields: Fields) -> Change:
         groups.setdefault(field.group, {})[field.key] = value
     arguments: dict[str, Any] = {}
     for group, entries in groups.items():
-        if group in (MOUNTS, DEVICES):
+        if group in (MOUNTS, DEVICES, CDI_DEVICES):
             arguments[group] = tuple(entries.values())
         elif group == CGROUP_PARENT:
             arguments[group] = entries[""]
@@ -206,7 +210,7 @@ def is_same(field: Field, old: Value, new: Value) -> bool:
     if new is CLEAR:
         return old is None
     if old is None:
-        neutral = CRI_FIELDS[field.key].neutral if field.group == RESOURCES else None
+        neutral = RESOURCE_FIELDS[field.key].neutral if field.group == RESOURCES else None
         return neutral in (0, units.UNLIMITED) and new == neutral
     if isinstance(old, bytes) and isinstance(new, str):
         return old == new.encode()
@@ -380,7 +384,7 @@ def _rival(before: Resolved, value: Value) -> str:
 
 
 def apply_fields(view: View, change: Fields) -> View:
-    """Return the view with these fields set; cgroup values, mounts and devices are not part of views."""
+    """Return the view with these fields set; cgroup values, mounts and devices are no part of views."""
     groups: dict[str, dict[str, Value]] = {}
     for (group, key), value in change.items():
         groups.setdefault(group, {})[key] = value
@@ -439,10 +443,54 @@ def written_value(name: str, value: int | str | Clear, *, update: bool) -> int |
 
     "No limit" is an absent field where a container is created: CRI-O refuses a limit of -1 there.
     """
-    field = CRI_FIELDS[name]
+    field = RESOURCE_FIELDS[name]
     if not update and value == units.UNLIMITED and field.unlimited_is_absent:
         return 0
     if not isinstance(value, Clear):
         return value
     empty = 0 if field.kind is Kind.NUMBER else ""
     return field.neutral if update and field.neutral is not None else empty
+
+
+def scalar_edits(
+    change: ResourceChange, in_force: Resources | None, sent: Resources, *, update: bool
+) -> dict[str, int | str]:
+    """The values to send so that a change is made, by their names in `Resources`, and only those that differ.
+
+    `in_force`: what the runtime has; None where that is nothing or not known. A field that the kubelet does
+    not send and that has the wanted value already is not sent again.
+    """
+    edits: dict[str, int | str] = {}
+    for name in RESOURCE_FIELDS:
+        wanted = getattr(change, name)
+        if wanted is None:
+            continue
+        value = written_value(name, wanted, update=update)
+        present = getattr(sent, name)
+        if value == (present or (0 if isinstance(value, int) else "")):
+            continue
+        if present is None and in_force is not None:
+            current: int | str | None = getattr(in_force, name)
+            # A value that the runtime never got need not be cleared.
+            if current == value or (current is None and isinstance(wanted, Clear)):
+                continue
+        edits[name] = value
+    return edits
+
+
+def entry_edits(
+    changes: TextEntries, present: Mapping[str, str], in_force: Mapping[str, str] | None = None
+) -> dict[str, str | None]:
+    """The map entries to set (or, with None, to take away), and only those that really differ.
+
+    `in_force`: what the runtime has; an entry that the message does not give is not sent again.
+    """
+    known = in_force or {}
+    edits: dict[str, str | None] = {}
+    for key, wanted in changes.items():
+        value = None if isinstance(wanted, Clear) else wanted
+        before = present.get(key)
+        if before == value or (before is None and known.get(key) == value):
+            continue
+        edits[key] = value
+    return edits

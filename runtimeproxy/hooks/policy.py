@@ -104,6 +104,10 @@ class Policy:
     is known to lack one, and the status names it."""
     optional_features: ClassVar[frozenset[str]] = frozenset()
     """Kernel features that the policy uses where they are there; the status names those that a node lacks."""
+    sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {}
+    """What answers may set, by method: cgroup parameters by their names of version 1, names of `Resources`
+    without a file, `env`, `mounts`, `labels` and such. So it is known before an answer what a mode of the
+    daemon (`daemon.mode`) leaves undone; of a policy that does not say, it is known afterwards."""
     options_type: ClassVar[type[object] | None] = None
     """A frozen dataclass with the policy's own settings, all with defaults; None if it has none.
 
@@ -125,7 +129,7 @@ class Policy:
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the wanted values of a container.
 
-        Environment, mounts, devices, cgroup parent and `resources.oom_score_adj` apply only at its creation,
+        Environment, mounts, devices, cgroup parent, OOM score and classes apply only at its creation,
         annotations only in calls.
         `RefusalError` refuses the container when it is created, and is only reported later.
         """

@@ -84,6 +84,7 @@ def _check_attributes(policy: type[Policy]) -> None:
         raise _error(policy, f"priority {priority!r} is not a number in {MIN_PRIORITY} to {MAX_PRIORITY}")
     _check_selector(policy, policy.selector)
     _check_inputs(policy)
+    _check_fields(policy)
     timeout_s: object = policy.timeout_s
     if type(timeout_s) not in (int, float) or not policy.timeout_s > 0:
         raise _error(policy, f"timeout_s {timeout_s!r} is not a time above 0")
@@ -136,6 +137,23 @@ def _check_inputs(policy: type[Policy]) -> None:
         if not (isinstance(features, frozenset) and features <= set(Feature)):
             example = "such as frozenset({Feature.BURST})"
             raise _error(policy, f"{name} {features!r} is not a frozenset of Features, {example}")
+
+
+def _check_fields(policy: type[Policy]) -> None:
+    from runtimeproxy.hooks.ways import SETTABLE
+
+    fields: object = policy.sets_fields
+    if not isinstance(fields, Mapping) or not all(isinstance(each, frozenset) for each in fields.values()):
+        example = "such as {'container': frozenset({'cpu.shares', 'env'})}"
+        raise _error(policy, f"sets_fields {fields!r} is not a mapping of methods to frozensets, {example}")
+    for method, names in fields.items():
+        known = SETTABLE.get(method, frozenset())
+        if unknown := sorted(map(str, names - known)):
+            hint = (
+                did_you_mean(nearest(unknown[0], sorted(known)))
+                or f": {', '.join(sorted(SETTABLE))} set some"
+            )
+            raise _error(policy, f"sets_fields: {method} cannot set {unknown[0]}{hint}")
 
 
 def _is_well_typed(labels: LabelSelector) -> bool:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from runtimeproxy import units
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.fields.declaration import ROLES, Declaration, Kind
-from runtimeproxy.fields.tables import CRI_FIELDS, FIELDS, NEUTRAL, V2_FILES
+from runtimeproxy.fields.tables import FIELDS, NEUTRAL, RESOURCE_FIELDS, RESOURCE_PARAMETERS, V2_FILES
 from runtimeproxy.hooks import fields as flat
 from runtimeproxy.hooks.carried import BY_CALLS, CarriedFields
 from runtimeproxy.hooks.changes import (
@@ -42,6 +42,12 @@ from runtimeproxy.hooks.reasons import NO_REASONS, Reason
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 
 _FILE_NAME: Final = re.compile(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)+")
+_CDI_KIND: Final = r"[A-Za-z][\w.-]*[A-Za-z0-9]"
+_CDI_DEVICE: Final = re.compile(rf"{_CDI_KIND}/{_CDI_KIND}=[A-Za-z0-9]([\w.:-]*[A-Za-z0-9])?", re.ASCII)
+"""Vendor and class of one character are left out: the runtime's parser panics. Source:
+tags.cncf.io/container-device-interface, pkg/parser, ParseQualifiedName."""
+_MOST_CDI_NAME: Final = 255
+"""More characters are no name of a file either, which the specification of a device's vendor is in."""
 HOOKS_WITHOUT_ANSWER: Final = frozenset(hook for hook in Hook if hook.startswith("post_"))
 """Effects of a policy's own; of hook servers a response to them has no meaning either."""
 
@@ -82,6 +88,8 @@ class LeftOut(NamedTuple):
     value: str
     """The policy's value; empty if it must not be shown."""
     reason: str
+    is_uncarried: bool = False
+    """Whether only the front end is the reason; see `CarriedFields`."""
 
 
 class Usable(NamedTuple):
@@ -122,6 +130,8 @@ def usable(
     left_out: list[LeftOut] = []
     fields: dict[Field, Value] = {}
     notes: dict[Field, str] = {}
+    uncarried: list[Field] = []
+    lacking = carried.lacking.get(hook, ())
     given = _well_formed(change, left_out)
     for field, value in flat.fields_of(given, carried.counting[hook]).items():
         try:
@@ -131,8 +141,10 @@ def usable(
         else:
             if note:
                 notes[field] = note
-    if hook in carried.partial:
-        _without_uncarried(hook, fields, carried, left_out)
+            if field in lacking or field.group in lacking:
+                uncarried.append(field)
+    if uncarried:
+        _without_uncarried(hook, fields, uncarried, carried, left_out)
     if left_out:
         _without_dependents(fields, given.get("requires", {}), left_out)
     _without_contradictions(hook, fields, merged, left_out)
@@ -140,7 +152,7 @@ def usable(
         left_out += [LeftOut("", "", problem) for problem in given["problems"]]
     reason, reasons = given.get("reason", ""), given.get("reasons", NO_REASONS)
     found = Usable(fields, tuple(left_out), notes, reason, reasons)
-    return _with_files(hook, found, carried) if hook in carried.partial else found
+    return _with_files(hook, found, uncarried, carried) if uncarried else found
 
 
 def _left_out(field: Field, value: object, reason: str) -> LeftOut:
@@ -167,6 +179,7 @@ _SHAPES: Final[Mapping[str, tuple[tuple[type[Any], ...], Any, str]]] = {
     flat.CGROUP_PARENT: ((NoneType, str), None, "a path"),
     flat.MOUNTS: ((tuple,), (), "a tuple of mounts"),
     flat.DEVICES: ((tuple,), (), "a tuple of devices"),
+    flat.CDI_DEVICES: ((tuple,), (), "a tuple of names of CDI devices"),
     flat.NODE_CGROUP: (_MAPPING, {}, "a mapping"),
     "requires": (_MAPPING, {}, "a mapping of field names"),
     "problems": ((tuple,), (), "a tuple of texts"),
@@ -181,7 +194,8 @@ _TEXTS: Final[Mapping[str, tuple[type[Any], ...]]] = {
     "reasons": (str, Reason),
 }
 """The attributes whose items have to be texts."""
-_NESTED: Final = (flat.RESOURCES, flat.MOUNTS, flat.DEVICES, flat.NODE_CGROUP)
+_SPECS: Final = {flat.MOUNTS: MountSpec, flat.DEVICES: DeviceSpec, flat.CDI_DEVICES: str}
+_NESTED: Final = (flat.RESOURCES, *_SPECS, flat.NODE_CGROUP)
 """The attributes whose items have a shape of their own."""
 
 
@@ -230,11 +244,11 @@ def _well_formed_items(name: str, value: Any, left_out: list[LeftOut]) -> object
 
 
 def _specs(name: str, values: object, left_out: list[LeftOut]) -> tuple[object, ...]:
-    """Return the mounts or devices that have a path in the container, which is their name."""
-    kind = MountSpec if name == flat.MOUNTS else DeviceSpec
+    """Return the mounts or devices that have a name: mostly their path in the container."""
+    kind = _SPECS[name]
     kept: list[object] = []
     for value in values if isinstance(values, tuple) else ():
-        if isinstance(value, kind) and isinstance(value.container_path, str):
+        if isinstance(value, kind) and isinstance(getattr(value, "container_path", value), str):
             kept.append(value)
         else:
             left_out.append(LeftOut(name, "", f"holds {_kind(value)}, not a {kind.__name__}"))
@@ -245,10 +259,10 @@ def _checked_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, 
     if value is CLEAR:
         return value, ""
     if not isinstance(value, _ROLES):
-        return _checked_plain(CRI_FIELDS[name], value, node)
-    if CRI_FIELDS[name].only_set:
+        return _checked_plain(RESOURCE_FIELDS[name], value, node)
+    if RESOURCE_FIELDS[name].only_set:
         raise ValueError(f"takes a value only, not {_kind(value)}")
-    return _checked_role(CRI_FIELDS[name], value, node)
+    return _checked_role(RESOURCE_FIELDS[name], value, node)
 
 
 def _checked_pod_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
@@ -330,8 +344,8 @@ def _checked_plain(field: Declaration, value: Value, node: NodeFacts) -> tuple[V
         wanted = "a list such as 0-3,8" if field.is_list else "a text"
         raise ValueError(f"is {_kind(value)}, not {wanted}")  # noqa: TRY004 - one type
     if field.kind is Kind.TEXT:
-        if value not in field.texts:
-            raise ValueError(f"is not one of {', '.join(field.texts)}")
+        if problem := field.text_problem(value):
+            raise ValueError(problem)
         return value, ""
     is_cpus = field.kind is Kind.CPUS
     # In a list of NUMA nodes `N` would be the highest number that the kernel is built for, which no node has.
@@ -430,6 +444,12 @@ def _are_permissions(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) == len(set(value) & set("rwm"))
 
 
+def _checked_cdi_device(name: str, value: Value, _: NodeFacts) -> tuple[Value, str]:
+    if len(name) > _MOST_CDI_NAME or not _CDI_DEVICE.fullmatch(name):
+        raise ValueError("is not a CDI device such as vendor.com/class=name")
+    return value, ""
+
+
 def _checked_cgroup_parent(_: str, value: Value, __: NodeFacts) -> tuple[Value, str]:
     if not isinstance(value, str) or not _is_text(value):
         raise ValueError("is not a path")
@@ -449,6 +469,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Value, NodeFacts], tuple[Value, str]]
     flat.CGROUP_PARENT: _checked_cgroup_parent,
     flat.MOUNTS: _checked_spec,
     flat.DEVICES: _checked_spec,
+    flat.CDI_DEVICES: _checked_cdi_device,
     flat.ENV: _checked_variable,
     flat.LABELS: _checked_text,
     flat.ANNOTATIONS: _checked_text,
@@ -480,26 +501,36 @@ def _is_absolute_path(value: object) -> bool:
 
 
 def _without_uncarried(
-    hook: Hook, fields: dict[Field, Value], carried: CarriedFields, left_out: list[LeftOut]
+    hook: Hook,
+    fields: dict[Field, Value],
+    uncarried: Sequence[Field],
+    carried: CarriedFields,
+    left_out: list[LeftOut],
 ) -> None:
     """Leave out what neither the front end's message nor a file carries; of an update without a word.
 
-    The creation, or the evaluation of what runs, tells it.
+    The creation, or the evaluation of what runs, tells it. Nothing is lost of a sandbox's resource that the
+    change gives to the pod's own cgroup, too.
     """
-    for field in list(fields):
-        is_carried = field.group == flat.CGROUP or carried.carries(hook, field)
-        if is_carried or carried.file_instead(hook, field):
+    for field in uncarried:
+        if carried.file_instead(hook, field):
             continue
-        if hook in _CREATING:
-            _leave_out(fields, field, carried.reason, left_out)
-        else:
-            del fields[field]
+        is_of_pod = (
+            field.group == flat.RESOURCES
+            and Field(flat.CGROUP, RESOURCE_PARAMETERS.get(field.key, "")) in fields
+        )
+        if hook in _CREATING and not is_of_pod:
+            left_out.append(_left_out(field, fields[field], carried.reason)._replace(is_uncarried=True))
+        del fields[field]
 
 
-def _with_files(hook: Hook, found: Usable, carried: CarriedFields) -> Usable:
+def _with_files(hook: Hook, found: Usable, uncarried: Sequence[Field], carried: CarriedFields) -> Usable:
     """Return the change with values of the container's cgroup in place of what its message does not carry."""
-    moved = {field: Field(flat.CGROUP, carried.file_instead(hook, field)) for field in found.fields}
-    moved = {field: place for field, place in moved.items() if place.key}
+    moved = {
+        field: Field(flat.CGROUP, carried.file_instead(hook, field))
+        for field in uncarried
+        if field in found.fields
+    }
     reasons = {place.key: found.reasons.get(field.key, found.reason) for field, place in moved.items()}
     return found._replace(
         fields={moved.get(field, field): value for field, value in found.fields.items()},

@@ -49,7 +49,8 @@ class ContainerView:
     """A container as the kubelet described it."""
 
     id: str = ""
-    """Empty before the runtime has given one."""
+    """Empty before it is created, also where the runtime tells the id by then (NRI): policies see the same in
+    every mode."""
     name: str = ""
     attempt: int = 0
     pod: PodView = field(default_factory=PodView)

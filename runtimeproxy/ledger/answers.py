@@ -102,6 +102,13 @@ def claims_of(
     for field, each in fields.items():
         name = cgroup_parameter(field, is_container=is_container)
         found = each.claims if is_base_known else _without_amounts(each.claims)
+        if field.group == UNIFIED:
+            found = tuple(
+                claim._replace(value=_unified_value(name, claim.value))
+                if isinstance(claim.value, str)
+                else claim
+                for claim in found
+            )
         if name and found:
             claims[name] = claims.get(name, ()) + found
     return claims

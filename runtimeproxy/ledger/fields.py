@@ -56,7 +56,7 @@ def base_of(level: Level, parameter: str) -> Base:
     declared = FIELDS.get(parameter)
     if declared is None or declared.creation_only or is_of_kubelet(level, parameter):
         return Base.NONE
-    if level is Level.CONTAINER and declared.resource:
+    if level is Level.CONTAINER and declared.cri:
         return Base.REQUESTED
     if not declared.is_parameter:
         return Base.NONE

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.hooks.algebra import Claim
+from runtimeproxy.hooks.carried import NOT_CARRIED
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.vocabulary import claimed_text
 
@@ -31,7 +32,7 @@ class UnappliedCause(StrEnum):
     """Its pod waits for its turn in a change of many pods."""
     NEXT_START = "next-start"
     """It counts at the creation only: with the next container, or the next sandbox."""
-    NOT_CARRIED = "not-in-mode"
+    NOT_CARRIED = NOT_CARRIED
     """It counts at the creation only, where the front end (`daemon.mode`) does not carry it."""
     CONFLICT = "conflict"
     """Another owner's value counts."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from runtimeproxy.fields.resources import Resources
-from runtimeproxy.fields.tables import CRI_FIELDS, UPDATABLE
+from runtimeproxy.fields.tables import RESOURCE_FIELDS, UPDATABLE
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, overlay
@@ -73,7 +73,7 @@ def _differences(booked: Resources, reported: Resources) -> Resources | None:
     found: dict[str, Any] = {}
     for name in UPDATABLE:
         before, now = getattr(booked, name), getattr(reported, name)
-        if before is not None and now is not None and not CRI_FIELDS[name].is_same(before, now):
+        if before is not None and now is not None and not RESOURCE_FIELDS[name].is_same(before, now):
             found[name] = now
     unified = {
         key: now

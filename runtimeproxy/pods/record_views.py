@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from runtimeproxy.fields.tables import CRI_FIELDS
+from runtimeproxy.fields.tables import RESOURCE_FIELDS
 from runtimeproxy.hooks.claimants import ClaimantKind
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED, Field
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
@@ -103,7 +103,7 @@ def _without_servers(record: ContainerRecord) -> Resources:
         return record.booked
     asked, booked = record.requested, record.booked
     changed: dict[str, Any] = {
-        name: getattr(asked, name) for name in CRI_FIELDS if f"{RESOURCES}.{name}" in owned
+        name: getattr(asked, name) for name in RESOURCE_FIELDS if f"{RESOURCES}.{name}" in owned
     }
     keys = {key for key in {*asked.unified, *booked.unified} if str(Field(UNIFIED, key)) in owned}
     if keys:

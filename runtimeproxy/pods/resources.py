@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy.fields.declaration import Declaration, Kind
 from runtimeproxy.fields.resources import Resources
-from runtimeproxy.fields.tables import CRI_FIELDS
+from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_FIELDS
 from runtimeproxy.units import MAX_INT64
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ NO_ENTRIES: Final[Mapping[str, Any]] = MappingProxyType({})
 NO_RESOURCES: Final = Resources(unified=NO_ENTRIES)
 """The one `Resources` without any value that all records share."""
 
-_VALUES: Final = attrgetter(*CRI_FIELDS)
+_VALUES: Final = attrgetter(*RESOURCE_FIELDS)
 _SENT: Final = attrgetter(*(field.cri for field in CRI_FIELDS.values()))
 """The values of all fields at once."""
 
@@ -81,7 +81,7 @@ def overlay(base: Resources, newer: Resources) -> Resources:
     pages = base.hugepage_limits_bytes
     if newer.hugepage_limits_bytes:
         pages = tuple({**dict(pages), **dict(newer.hugepage_limits_bytes)}.items())
-    values = zip(CRI_FIELDS, _VALUES(base), _VALUES(newer), strict=True)
+    values = zip(RESOURCE_FIELDS, _VALUES(base), _VALUES(newer), strict=True)
     return Resources(
         **{name: old if new is None else new for name, old, new in values},
         hugepage_limits_bytes=pages,

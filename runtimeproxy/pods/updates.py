@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_PARAMETERS, UPDATABLE
+from runtimeproxy.fields.tables import RESOURCE_FIELDS, RESOURCE_PARAMETERS, UPDATABLE
 from runtimeproxy.hooks.changes import CLEAR, ResourceChange
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, Owners
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
@@ -18,7 +18,7 @@ _MEMORY_LIMITS: Final = frozenset(
     (f"{RESOURCES}.memory_limit_bytes", f"{RESOURCES}.memory_swap_limit_bytes", f"{UNIFIED}[memory.max]")
 )
 
-_CREATION_ONLY: Final = frozenset(f"{RESOURCES}.{name}" for name in CRI_FIELDS if name not in UPDATABLE)
+_CREATION_ONLY: Final = frozenset(f"{RESOURCES}.{name}" for name in RESOURCE_FIELDS if name not in UPDATABLE)
 
 
 class PendingUpdate(NamedTuple):
@@ -43,7 +43,7 @@ def with_updates(record: ContainerRecord, updates: Iterable[PendingUpdate]) -> C
 
 def given_fields(resources: Resources) -> frozenset[str]:
     """The fields that have a value, by the names under which changed fields have owners."""
-    scalars = {f"{RESOURCES}.{field}" for field in CRI_FIELDS if getattr(resources, field) is not None}
+    scalars = {f"{RESOURCES}.{field}" for field in RESOURCE_FIELDS if getattr(resources, field) is not None}
     return frozenset(scalars | {f"{UNIFIED}[{key}]" for key in resources.unified})
 
 
@@ -89,7 +89,7 @@ def is_lower(limit_bytes: int | None, than_bytes: int | None) -> bool:
 
 def released_change(released: Collection[str], requested: Resources) -> ResourceChange:
     """The change that sets released fields to what the kubelet has asked for."""
-    values = {name: getattr(requested, name) for name in CRI_FIELDS if f"{RESOURCES}.{name}" in released}
+    values = {name: getattr(requested, name) for name in RESOURCE_FIELDS if f"{RESOURCES}.{name}" in released}
     cleared = {name: CLEAR if value is None else value for name, value in values.items()}
     prefix = f"{UNIFIED}["
     keys = [name.removeprefix(prefix).removesuffix("]") for name in released if name.startswith(prefix)]
@@ -139,7 +139,7 @@ def quotas_after_update(
 def has_taken(wanted: Resources, reported: Resources) -> bool:
     """Whether a runtime reports the values of an update; those that it does not report are ignored."""
     pairs = [(name, getattr(wanted, name), getattr(reported, name)) for name in UPDATABLE]
-    is_same = [CRI_FIELDS[name].is_same(*pair) for name, *pair in pairs if None not in pair]
+    is_same = [RESOURCE_FIELDS[name].is_same(*pair) for name, *pair in pairs if None not in pair]
     is_same += [
         reported.unified[key] == value for key, value in wanted.unified.items() if key in reported.unified
     ]

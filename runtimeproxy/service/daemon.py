@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy import __version__
@@ -21,7 +22,9 @@ from runtimeproxy.config.validation import admin_socket
 from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
 from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
 from runtimeproxy.frontends.cri_proxy.handover.protocol import report_to_predecessor
-from runtimeproxy.frontends.cri_proxy.handover.upgrade import Serving
+from runtimeproxy.frontends.cri_proxy.handover.upgrade import RESTART_INSTEAD, Serving, note
+from runtimeproxy.frontends.mode_begin import forget_others
+from runtimeproxy.frontends.nri.front_end import NriPlugin
 from runtimeproxy.frontends.standalone.front_end import Standalone
 from runtimeproxy.logs import flush_failures
 from runtimeproxy.process import exact_timers, limit_arenas, wake_soon
@@ -188,10 +191,10 @@ class Daemon:
         if is_first and not await self._load_policies_first():
             return
         own_socket = self._servers.open() if settings.proxy.own_services else ""
-        if not front_end.serves_kubelet:
-            await self._refuse_kubelets(settings.proxy.endpoint)
         front_end.open(settings, own_socket)
         try:
+            if not front_end.serves_kubelet:
+                await self._refuse_kubelets()
             self._tasks.spawn(self._start(), is_vital=True)
             await self._life.ended
         finally:
@@ -208,6 +211,8 @@ class Daemon:
     # Start
 
     def _make_front_end(self, settings: Settings, environ: MutableMapping[str, str]) -> FrontEnd:
+        if settings.daemon.mode == "nri":
+            return NriPlugin(environ)
         if settings.daemon.mode == "standalone":
             return Standalone(environ)
         return CriProxy(settings, environ, self._serving, self._outputs.traces, self._compare_soon)
@@ -333,6 +338,9 @@ class Daemon:
         logger.info("upgrade: the process before this one has ended its calls")
 
     async def _join(self, parts: Parts) -> None:
+        folder = Path(self._configuration.settings.state.dir)
+        run = asyncio.get_running_loop().run_in_executor
+        await run(self._threads.background, forget_others, folder, self._front_end.mode)
         await self._front_end.join(
             parts.core,
             parts.runtime.client,
@@ -466,6 +474,7 @@ class Daemon:
                 self.parts.audit_upgrade_problem(upgradable.upgrade_problem)
         else:
             logger.warning("upgrade refused: in mode %s a restart costs no call", self._front_end.mode)
+            self._front_end.listener.note(note(RESTART_INSTEAD))
 
     async def _flush_state(self) -> None:
         if self.parts is not None:
@@ -503,15 +512,19 @@ class Daemon:
         self._threads.shutdown()
         logger.info("stopped")
 
-    async def _refuse_kubelets(self, endpoint: str) -> None:
-        """A kubelet whose runtime is this socket would have none."""
-        from runtimeproxy.kubelet_endpoints import kubelet_settings
+    async def _refuse_kubelets(self) -> None:
+        """A kubelet whose runtime is this socket would have none.
 
+        Raises:
+            ConfigError: There is one.
+        """
+        from runtimeproxy.kubelet_endpoints import calls_problem
+
+        # A socket from systemd may have another path than the configuration's.
+        sockets = {(proxy := self._configuration.settings.proxy).endpoint, self._front_end.listener.address}
         run = asyncio.get_running_loop().run_in_executor
-        for each in await run(self._threads.background, kubelet_settings, endpoint):
-            reason = f"a kubelet still uses the proxy's socket ({each.place}, {each.name})"
-            advice = each.advice(self._configuration.settings.proxy)
-            raise ConfigError("configuration", "daemon.mode", f"{reason}: {advice}")
+        if problem := await run(self._threads.background, calls_problem, proxy, sockets):
+            raise ConfigError("configuration", "daemon.mode", problem)
 
     def _find_kubelets(self, address: str, is_passed: bool) -> asyncio.Future[list[KubeletSetting]]:
         """Looks, while calls end, for kubelets that lose their runtime.

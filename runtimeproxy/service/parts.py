@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy import __version__
 from runtimeproxy.core.core import Core
 from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
+from runtimeproxy.frontends.nri.front_end import NriPlugin
 from runtimeproxy.frontends.runtime_link import RuntimeLink
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.remote.servers import HookServers
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from runtimeproxy.background import ThreadPools
     from runtimeproxy.core.policies import Spawn
     from runtimeproxy.frontends.front_end import FrontEnd
+    from runtimeproxy.frontends.nri.state import NriState
     from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.loading import PolicyLoader
     from runtimeproxy.service.audit_file import AuditFile
@@ -78,6 +80,11 @@ class Parts:
     def proxy(self) -> CriProxy | None:
         # For what no other front end has to show; None if another one runs.
         return self.front_end if isinstance(self.front_end, CriProxy) else None
+
+    @property
+    def nri(self) -> NriState | None:
+        # None in other modes.
+        return self.front_end.state if isinstance(self.front_end, NriPlugin) else None
 
     @property
     def summary(self) -> str:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from runtimeproxy.testing.checking import check_change
     from runtimeproxy.testing.dispatch import RecordedCall
     from runtimeproxy.testing.koord_proxy import KoordProxy, StartProxy
+    from runtimeproxy.testing.nri_hostile import Hostile
+    from runtimeproxy.testing.nri_record import NriOptions
+    from runtimeproxy.testing.nri_runtime import NriAdaptation
+    from runtimeproxy.testing.nri_state import NriRuntimeState
     from runtimeproxy.testing.server import FakeRuntime, FakeRuntimeProcess
     from runtimeproxy.testing.state import RuntimeState
 
@@ -25,7 +29,11 @@ __all__ = [
     "CgroupFiles",
     "FakeRuntime",
     "FakeRuntimeProcess",
+    "Hostile",
     "KoordProxy",
+    "NriAdaptation",
+    "NriOptions",
+    "NriRuntimeState",
     "PodCgroups",
     "RecordedCall",
     "RuntimeState",
@@ -40,7 +48,11 @@ _HOMES = {
     "CgroupFiles": "cgroups",
     "FakeRuntime": "server",
     "FakeRuntimeProcess": "server",
+    "Hostile": "nri_hostile",
     "KoordProxy": "koord_proxy",
+    "NriAdaptation": "nri_runtime",
+    "NriOptions": "nri_record",
+    "NriRuntimeState": "nri_state",
     "PodCgroups": "cgroups",
     "RecordedCall": "dispatch",
     "RuntimeState": "state",

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from runtimeproxy.testing.builders import preload
 from runtimeproxy.testing.cgroups import CgroupDriver, CgroupFiles, PodCgroups
+from runtimeproxy.testing.nri_runtime import NriAdaptation
+from runtimeproxy.testing.nri_state import NriRuntimeState
 from runtimeproxy.testing.server import FakeRuntime
 from runtimeproxy.testing.state import RuntimeState
 
@@ -25,7 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     files = None
     if options.cgroup_root is not None:
         files = CgroupFiles(options.cgroup_root, options.cgroup_version)
-    state = RuntimeState(PodCgroups(options.cgroup_driver, files))
+    cgroups = PodCgroups(options.cgroup_driver, files)
+    state = RuntimeState(cgroups)
+    if options.nri_socket is not None:
+        state = NriRuntimeState(NriAdaptation(options.nri_socket, record=False), cgroups)
     preload(state, options.pods, options.containers)
     with FakeRuntime(options.socket, state=state, record=False) as runtime:
         sys.stdout.write(f"serving on {runtime.endpoint}\n")
@@ -37,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m runtimeproxy.testing", description=_DESCRIPTION)
     parser.add_argument("--socket", type=Path, required=True, help="where to serve")
+    parser.add_argument("--nri-socket", type=Path, help="where NRI plugins connect (none)")
     parser.add_argument("--pods", type=int, default=0, help="ready pods to begin with (0)")
     parser.add_argument(
         "--containers",

@@ -74,6 +74,7 @@ _V1_DEFAULTS = {
         "memory.limit_in_bytes": str(V1_UNLIMITED_MEMORY_BYTES),
         "memory.memsw.limit_in_bytes": str(V1_UNLIMITED_MEMORY_BYTES),
     },
+    "pids": {"pids.max": "max"},
 }
 _V2_DEFAULTS = {
     "": {
@@ -88,6 +89,7 @@ _V2_DEFAULTS = {
         "memory.high": "max",
         "memory.max": "max",
         "memory.swap.max": "max",
+        "pids.max": "max",
     }
 }
 

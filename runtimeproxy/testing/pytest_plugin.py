@@ -37,6 +37,18 @@ def fake_runtime(socket_folder: Path) -> Iterator[FakeRuntime]:
 
 
 @pytest.fixture
+def fake_nri_runtime(socket_folder: Path) -> Iterator[FakeRuntime]:
+    """As ``fake_runtime``, with NRI plugins: its ``state`` is an ``NriRuntimeState``."""
+    from runtimeproxy.testing.nri_runtime import NriAdaptation
+    from runtimeproxy.testing.nri_state import NriRuntimeState
+    from runtimeproxy.testing.server import FakeRuntime
+
+    state = NriRuntimeState(NriAdaptation(socket_folder / "nri.sock"))
+    with FakeRuntime(socket_folder / "runtime.sock", state=state) as runtime:
+        yield runtime
+
+
+@pytest.fixture
 def koord_proxy(fake_runtime: FakeRuntime, socket_folder: Path) -> Iterator[StartProxy]:
     """Starts the proxy before ``fake_runtime``: ``koord_proxy(policies=[QuietNeighbour])``."""
     from runtimeproxy.testing.koord_proxy import KoordProxy

@@ -121,11 +121,13 @@ class FakeRuntime:
         Path(bound).chmod(SOCKET_MODE)
         Path(bound).rename(self.socket_path)
         self._running = _Running(server, pool, bound, self.socket_path.stat().st_ino)
+        self.state.open()
 
     def stop(self, grace_s: float | None = None) -> None:
         """Stops and removes the socket; calls that run have ``grace_s`` seconds, or are cancelled."""
         running, self._running = self._running, None
         if running is not None:
+            self.state.close()
             if self.socket_path.exists() and self.socket_path.stat().st_ino == running.inode:
                 self.socket_path.unlink()
             running.stop(grace_s)
@@ -134,6 +136,7 @@ class FakeRuntime:
         """Cuts all connections without a GOAWAY and leaves the socket file, as SIGKILL does."""
         running, self._running = self._running, None
         if running is not None:
+            self.state.close()
             cut_connections(running.bound_path)
             running.stop(None)
 

@@ -162,15 +162,15 @@ class FakeRuntimeService:
         """Creates a sandbox and its running containers from a checkpoint of this runtime."""
         with self.state.lock:
             kept = self.state.checkpoints.get(request.checkpoint_path)
-            if kept is None:
-                raise not_found("checkpoint", request.checkpoint_path)
-            if not request.HasField("config"):
-                raise CallError("INVALID_ARGUMENT", "no sandbox config")
-            sandbox = self.state.run_sandbox(request.config, request.runtime_handler)
-            return api_pb2.RestorePodResponse(
-                pod_sandbox_id=sandbox.id,
-                restored_containers=[self._restored(sandbox, entry, request) for entry in kept[1]],
-            )
+        if kept is None:
+            raise not_found("checkpoint", request.checkpoint_path)
+        if not request.HasField("config"):
+            raise CallError("INVALID_ARGUMENT", "no sandbox config")
+        sandbox = self.state.run_sandbox(request.config, request.runtime_handler)
+        return api_pb2.RestorePodResponse(
+            pod_sandbox_id=sandbox.id,
+            restored_containers=[self._restored(sandbox, entry, request) for entry in kept[1]],
+        )
 
     def CreateContainer(self, request: api_pb2.CreateContainerRequest) -> api_pb2.CreateContainerResponse:
         """Creates a container."""

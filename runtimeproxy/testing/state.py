@@ -221,8 +221,21 @@ class RuntimeState:
         with self.lock:
             return [entry for entry in self.containers.values() if entry.sandbox_id == sandbox_id]
 
+    def open(self) -> None:
+        """Called when the runtime begins to serve."""
+
+    def close(self) -> None:
+        """Called when the runtime has ended."""
+
     def run_sandbox(self, config: api_pb2.PodSandboxConfig, runtime_handler: str = "") -> Sandbox:
         """Creates a sandbox, which is ready at once."""
+        with self.lock:
+            made = self._make_sandbox(config, runtime_handler)
+            self._add_sandbox(made)
+            return made
+
+    def _make_sandbox(self, config: api_pb2.PodSandboxConfig, runtime_handler: str) -> Sandbox:
+        """Makes a sandbox with its cgroup, that nobody sees yet."""
         if not config.HasField("metadata"):
             raise CallError("INVALID_ARGUMENT", "sandbox config has no metadata")
         with self.lock:
@@ -235,10 +248,13 @@ class RuntimeState:
             made = Sandbox(_new_id(), copy, runtime_handler, self.clock_ns(), pid, ip)
             # What cannot be made is not there.
             self.cgroups.make_sandbox(made.config, made.id)
+            return made
+
+    def _add_sandbox(self, made: Sandbox) -> None:
+        with self.lock:
             self.sandboxes[made.id] = made
             self._changed(made.id, api_pb2.CONTAINER_CREATED_EVENT)
             self._changed(made.id, api_pb2.CONTAINER_STARTED_EVENT)
-            return made
 
     def stop_sandbox(self, sandbox_id: str) -> None:
         """Stops a sandbox and its containers; nothing happens if it is stopped or does not exist."""
@@ -281,6 +297,18 @@ class RuntimeState:
         sandbox_config: api_pb2.PodSandboxConfig | None = None,
     ) -> FakeContainer:
         """Creates a container; without a sandbox config that of the sandbox is taken."""
+        with self.lock:
+            made = self._make_container(sandbox_id, config, sandbox_config)
+            self._add_container(made)
+            return made
+
+    def _make_container(
+        self,
+        sandbox_id: str,
+        config: api_pb2.ContainerConfig,
+        sandbox_config: api_pb2.PodSandboxConfig | None,
+    ) -> FakeContainer:
+        """Makes a container that nobody sees yet."""
         if not config.HasField("metadata"):
             raise CallError("INVALID_ARGUMENT", "container config has no metadata")
         with self.lock:
@@ -290,7 +318,7 @@ class RuntimeState:
             copies = api_pb2.CreateContainerRequest(config=config, sandbox_config=sandbox_config)
             resources = Resources()
             resources.CopyFrom(config.linux.resources)
-            made = FakeContainer(
+            return FakeContainer(
                 _new_id(),
                 sandbox.id,
                 copies.config,
@@ -298,20 +326,31 @@ class RuntimeState:
                 resources,
                 self.clock_ns(),
             )
+
+    def _add_container(self, made: FakeContainer) -> None:
+        with self.lock:
             self.containers[made.id] = made
             self._changed(made.id, api_pb2.CONTAINER_CREATED_EVENT)
-            return made
 
     def start_container(self, container_id: str) -> None:
         """Starts a created container and makes its cgroup; in any other state this fails."""
         with self.lock:
+            self._run(self._make_task(container_id))
+
+    def _make_task(self, container_id: str) -> FakeContainer:
+        """Makes the cgroup and first process of a created container; its program does not run yet."""
+        with self.lock:
             container = self.find_container(container_id)
-            if container.state != api_pb2.CONTAINER_CREATED:
+            if container.state != api_pb2.CONTAINER_CREATED or container.pid:
                 raise CallError("UNKNOWN", f"container {container.id!r} is not in created state")
-            container.state = api_pb2.CONTAINER_RUNNING
-            container.started_at_ns = self.clock_ns()
             container.pid = self._next_pid()
             self.cgroups.make_container(container.sandbox_config, container.id, container.resources)
+            return container
+
+    def _run(self, container: FakeContainer) -> None:
+        with self.lock:
+            container.state = api_pb2.CONTAINER_RUNNING
+            container.started_at_ns = self.clock_ns()
             self._changed(container.id, api_pb2.CONTAINER_STARTED_EVENT)
 
     def stop_container(self, container_id: str) -> None:

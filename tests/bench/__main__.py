@@ -19,6 +19,7 @@ from tests.bench.evaluated import EvaluatedRow
 from tests.bench.held import HeldRows
 from tests.bench.hooked import HookedRows
 from tests.bench.load import h2load_is_there
+from tests.bench.nri import NriRows
 from tests.bench.stands import containerd_is_there
 from tests.peers.load_client import LoadError
 
@@ -32,6 +33,7 @@ ROWS = (
     "held",
     "evaluated",
     "hooked",
+    "nri",
     "storm",
     "samples",
     "start",
@@ -90,6 +92,7 @@ def _rows(wanted: Sequence[str]) -> dict[str, Row]:
         "held": HeldRows(),
         "evaluated": EvaluatedRow(),
         "hooked": HookedRows(),
+        "nri": NriRows(),
         "storm": storm.rows,
         "samples": samples.rows,
         "start": lifetime.start,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from tests.bench import names
 from tests.bench.bench import Bench
 from tests.bench.load import Load, Shape, generate, h2load, plan_for
 from tests.bench.scenarios import SERVICE
-from tests.bench.stands import Stand, Way
+from tests.bench.stands import Stand
+
+AnyWay = TypeVar("AnyWay")
 
 _VERSION = SERVICE + "Version"
 _LIST = SERVICE + "ListContainers"
@@ -36,7 +39,7 @@ def kubelet(bench: Bench, turn: int) -> None:
             _note(bench, row, name, generate(plan)[name]["version"])
 
 
-def rotated(ways: Mapping[str, Way], turn: int) -> dict[str, Way]:
+def rotated(ways: Mapping[str, AnyWay], turn: int) -> dict[str, AnyWay]:
     """The ways, another one first in each round."""
     order = list(ways)
     first = turn % len(order)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import CgroupFiles
@@ -23,7 +24,7 @@ _TURN = 10
 _CALLS_PER_SECOND = 300
 _THREE, _ALL = "three", "all"
 _POOLS = {"node.koordinator.sh/cpu-shared-pools": '[{"socket": 0, "node": 0, "cpuset": "0-1"}]'}
-_GPU = {"scheduling.koordinator.sh/device-allocated": json.dumps({"gpu": [{"minor": 0}]})}
+GPU = {"scheduling.koordinator.sh/device-allocated": json.dumps({"gpu": [{"minor": 0}]})}
 
 
 class EvaluatedRow:
@@ -63,8 +64,8 @@ class EvaluatedRow:
         bench.results.add(names.EVALUATED, PROXY, figures)
 
 
-def _proxy(bench: Bench, name: str, config: str) -> Way:
-    folder = bench.full.folder / f"evaluated-{name}"
+def make_node(folder: Path, config: str) -> tuple[CgroupFiles, str]:
+    """Makes cgroup files, Kubernetes objects and kubelet files; returns the first and the configuration."""
     folder.mkdir()
     # The directories of QoS classes show which files this kernel has; containers have none here.
     files = CgroupFiles(folder / "cgroup", version=2)
@@ -74,7 +75,12 @@ def _proxy(bench: Bench, name: str, config: str) -> Way:
     objects.topology(_POOLS)
     objects.strategies(strategies(0))
     kubelet_files(folder / "kubelet", {})
-    text = config.format(objects=objects.folder, kubelet=folder / "kubelet")
+    return files, config.format(objects=objects.folder, kubelet=folder / "kubelet")
+
+
+def _proxy(bench: Bench, name: str, config: str) -> Way:
+    folder = bench.full.folder / f"evaluated-{name}"
+    files, text = make_node(folder, config)
     process = ProxyLauncher(None, files.root).make(folder / "proxy.sock", bench.full.upstream, config=text)
     bench.stack.enter_context(process)
     process.wait_until_serving()
@@ -82,7 +88,7 @@ def _proxy(bench: Bench, name: str, config: str) -> Way:
 
 
 def _make_pod(socket: str) -> Pod:
-    config = pod_sandbox_config("bench-evaluated", qos="LS", annotations=_GPU)
+    config = pod_sandbox_config("bench-evaluated", qos="LS", annotations=GPU)
     request = api_pb2.RunPodSandboxRequest(config=config)
     answer = call(socket, SERVICE + "RunPodSandbox", request.SerializeToString())
     return Pod(api_pb2.RunPodSandboxResponse.FromString(answer).pod_sandbox_id, config)

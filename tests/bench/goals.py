@@ -49,6 +49,12 @@ def _over_passing(row: str, limit: float) -> Goal:
     return Goal(row, "added mean us", limit, "x passing", measure)
 
 
+def _over_proxy_mode(results: Results) -> float | None:
+    in_nri = results.median(names.NRI, "all policies, added mean us", PROXY)
+    in_proxy = results.median(names.EVALUATED, "all policies, added mean us", PROXY)
+    return in_nri / in_proxy if in_nri is not None and in_proxy else None
+
+
 def _added_p99(results: Results) -> float | None:
     return results.added(names.BESIDE, "p99 us", DIRECT)
 
@@ -83,6 +89,9 @@ GOALS = (
     _most(names.SAMPLES, "MiB, version 2", 60, " MiB"),
     _most(names.EVALUATED, "all policies, x three", 1.5, "x three"),
     _most(names.EVALUATED, "all policies, x passing", 5, "x passing"),
+    Goal(names.NRI, "all policies, added mean us", 1, "x proxy mode", _over_proxy_mode),
+    _most(names.NRI, "all policies, p99 us", 2000, " us"),
+    _most(names.SYNCHRONIZE, "all policies, s", 1, " s"),
     _most(names.START, "first answer s", 0.4, " s"),
     _most(names.START, "records s", 1.5, " s"),
     _most(names.RSS, "MiB, all containers", 58, " MiB"),

@@ -13,7 +13,9 @@ from tests.bench.goals import GOALS
 from tests.bench.results import Results
 from tests.bench.stands import DIRECT, EARLIER, GENERIC, LANES, PROXY
 from tests.bench.table import lines, misses
+from tests.lab.programs import go_tool
 
+NRI = {names.NRI, names.SYNCHRONIZE}
 TINY = (
     *("--runtime", "fake", "--containers", "5", "--rounds", "1"),
     *("--seconds", "0.02", "--cycles", "10", "--beside-rounds", "1"),
@@ -29,9 +31,23 @@ def test_every_row_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().out
     assert "given up" not in printed
     measured = json.loads(figures.read_text())
-    assert set(measured) == {goal.row for goal in GOALS} | {names.PASSING, names.HOOKED, names.SKIPPED}
+    others = {names.PASSING, names.HOOKED, names.SKIPPED}
+    assert set(measured) == {goal.row for goal in GOALS} - NRI | others
     assert set(measured[names.VERSION_32]["CPU us/call"]) == set(LANES) - {EARLIER}
     assert "<= 0.07x generic" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.golang
+def test_rows_of_nri_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    go_tool("nri-adaptation")
+    figures = tmp_path / "figures.json"
+    assert main([*TINY, "--rows", "nri", "--json", str(figures)]) == 0
+    assert "given up" not in capsys.readouterr().out
+    measured = json.loads(figures.read_text())
+    assert set(measured) == NRI
+    assert measured[names.NRI]["all policies, p50 us"][PROXY][0] > 0
+    assert set(measured[names.SYNCHRONIZE]) == {"Go plugin, s", "fixed answers, s", "all policies, s"}
 
 
 def test_medians_are_of_each_rounds_ratio() -> None:

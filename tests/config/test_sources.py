@@ -18,6 +18,11 @@ from tests.config.reading import PREFIX, load, loaded
 def test_the_defaults() -> None:
     assert dataclasses.asdict(loaded()) == {
         "daemon": {"mode": "proxy", "lock": "/run/koord-runtimeproxy/front-end.lock"},
+        "nri": {
+            "socket": "/var/run/nri/nri.sock",
+            "plugin_name": "koord-runtime-proxy",
+            "plugin_index": "50",
+        },
         "proxy": {
             "endpoint": "/var/run/koord-runtimeproxy/runtimeproxy.sock",
             "runtime_endpoint": "/var/run/containerd/containerd.sock",

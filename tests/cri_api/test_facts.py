@@ -1,4 +1,4 @@
-"""The descriptors against the wire facts of the CRI and of Koordinator's hook service.
+"""The descriptors against the wire facts of the CRI, of Koordinator's hook service, of NRI and of ttrpc.
 
 A fact is one line: ``number [repeated] type name [deprecated]`` for a field, ``request -> [stream]
 response`` for a call.
@@ -13,12 +13,19 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor, MethodDescriptor
 
 from cri_api.koordinator.v1alpha1 import api_pb2 as hooks_pb2
+from cri_api.nri.v1alpha1 import api_pb2 as nri_pb2
 from cri_api.runtime.v1 import api_pb2
+from cri_api.ttrpc import request_pb2
 
 Facts = dict[str, Any]
 
 FOLDER = Path(__file__).parent / "facts"
-FILES = {"runtime_v1": api_pb2.DESCRIPTOR, "runtime_v1alpha1": hooks_pb2.DESCRIPTOR}
+FILES = {
+    "runtime_v1": api_pb2.DESCRIPTOR,
+    "runtime_v1alpha1": hooks_pb2.DESCRIPTOR,
+    "nri_v1alpha1": nri_pb2.DESCRIPTOR,
+    "ttrpc": request_pb2.DESCRIPTOR,
+}
 SCALARS = {
     FieldDescriptor.TYPE_BOOL: "bool",
     FieldDescriptor.TYPE_BYTES: "bytes",
@@ -137,3 +144,20 @@ def test_the_cri_is_complete() -> None:
 def test_environment_values_need_not_be_utf8() -> None:
     raw = api_pb2.KeyValue(key="K", value=b"\xff\xfe").SerializeToString()
     assert api_pb2.KeyValue.FromString(raw).value == b"\xff\xfe"
+
+
+def test_what_nri_says_of_a_program_need_not_be_utf8() -> None:
+    text = b"\xff\xfe"
+    hooks = nri_pb2.Hooks(prestart=[nri_pb2.Hook(args=[text], env=[text])])
+    container = nri_pb2.Container(args=[text], env=[b"K=" + text], hooks=hooks)
+    synchronize = nri_pb2.SynchronizeRequest(containers=[container])
+    assert nri_pb2.SynchronizeRequest.FromString(synchronize.SerializeToString()) == synchronize
+    adjust = nri_pb2.ContainerAdjustment(args=[text], env=[nri_pb2.KeyValue(key="K", value=text)])
+    assert nri_pb2.ContainerAdjustment.FromString(adjust.SerializeToString()) == adjust
+
+
+def test_absent_and_zero_differ_in_nri() -> None:
+    zero = nri_pb2.LinuxCPU(quota=nri_pb2.OptionalInt64(value=0))
+    read = nri_pb2.LinuxCPU.FromString(zero.SerializeToString())
+    assert read.HasField("quota")
+    assert not read.HasField("period")

@@ -43,3 +43,8 @@ def test_broken_proto_is_named_in_the_error(root: Path) -> None:
     (root / "probe.proto").write_text("message", encoding="utf-8")
     with pytest.raises(generate.GenerateError, match=r"probe\.proto"):
         generate.drift(root, ["probe.proto"])
+
+
+def test_apis_of_ttrpc_have_no_stubs_of_grpc() -> None:
+    protos = ["cri_api/ttrpc/request.proto"]
+    assert generate.stub_paths(protos) == ["cri_api/ttrpc/request_pb2.py", "cri_api/ttrpc/request_pb2.pyi"]

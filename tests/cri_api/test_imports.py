@@ -11,6 +11,8 @@ CASES = {
     "messages": ("from cri_api.runtime.v1 import api_pb2", {"grpc"}),
     "hook messages": ("from cri_api.koordinator.v1alpha1 import api_pb2", {"grpc"}),
     "own messages": ("from cri_api.runtimeproxy.v1 import api_pb2", {"grpc"}),
+    "NRI messages": ("from cri_api.nri.v1alpha1 import api_pb2", {"grpc"}),
+    "ttrpc messages": ("from cri_api.ttrpc import request_pb2", {"grpc"}),
     "stubs": ("from cri_api.runtime.v1 import api_pb2_grpc", set()),
     "hook stubs": ("from cri_api.koordinator.v1alpha1 import api_pb2_grpc", set()),
 }

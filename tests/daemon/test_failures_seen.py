@@ -15,7 +15,7 @@ from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.service.metrics.table import METRICS
 from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons
-from tests.daemon.failures import claims, clients, kubernetes, node, policies, process, values
+from tests.daemon.failures import claims, clients, kubernetes, node, nri, policies, process, values
 from tests.daemon.failures.scene import OF_PROMETHEUS, Row, Scene
 from tests.daemon.scraping import get, socket_of
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
@@ -31,6 +31,7 @@ ROWS: Final[dict[str, Row]] = {
     **kubernetes.ROWS,
     **clients.ROWS,
     **process.ROWS,
+    **nri.ROWS,
 }
 """By the beginning of the row's first cell, with a `;` at its end."""
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
-from runtimeproxy.signals import UPGRADE
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
 from runtimeproxy.testing.builders import KubeletQos, pod_sandbox_config
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import GIVES_ENV, Pod, batch_pod, policy_file
-from tests.daemon.kubelet import kubelet as running_kubelet
+from tests.daemon.hook_servers import Servers, use
 from tests.daemon.test_systemd_socket import PASSES, passed
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient, outcome_of
 from tests.lab.deadline import wait_until
@@ -34,8 +33,9 @@ def lock(socket_folder: Path) -> Path:
 
 
 @pytest.fixture
-def standalone(lock: Path) -> str:
-    """The configuration."""
+def standalone(lock: Path, cgroup_files: CgroupFiles) -> str:
+    """The configuration; the kernel has the root of its cgroups from the start."""
+    cgroup_files.root.mkdir(parents=True, exist_ok=True)
     return f'[daemon]\nmode = "standalone"\nlock = "{lock}"\n'
 
 
@@ -144,6 +144,23 @@ def test_what_only_the_creation_can_carry_is_not_applicable(
     assert "not-in-mode" in reasons
 
 
+def test_hook_servers_are_not_asked_and_the_status_says_so(
+    daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str, socket_folder: Path
+) -> None:
+    daemon = daemons.start(standalone)
+    with ExitStack() as stack:
+        server = Servers(socket_folder, stack).start(overlay={"labels": {"a": "b"}})
+        server.register(daemon.hook_folder, "koordlet.json", "PreRunPodSandbox", "PreCreateContainer")
+        use(daemon, "koordlet.json")
+        made = run_batch(kubelet, cgroup_files).start()
+        wait_until(lambda: cgroup_files.read(cgroup_of(made), "memory.max") != "max", "the limit")
+        (found,) = status_of(daemon).hook_servers
+        shown = daemon.run("status").stdout
+    assert found.hooks == found.hooks_not_asked == ["pre_create_container", "pre_run_pod_sandbox"]
+    assert (found.calls, list(found.not_carried)) == (0, [])
+    assert "mode standalone does not ask it" in shown
+
+
 def test_the_bypass_and_restore(
     daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str
 ) -> None:
@@ -176,20 +193,6 @@ def test_a_restart_goes_on_with_the_records(
     assert (records.containers, records.recovered_containers) == (2, 0)
 
 
-def test_two_front_ends_do_not_run_at_once(daemons: Daemons, lock: Path, standalone: str) -> None:
-    daemon = daemons.start(standalone)
-    proxy = daemons.prepare(f'[daemon]\nlock = "{lock}"\n')
-    other = daemons.prepare(standalone)
-    for each in (proxy, other):
-        each.spawn()
-        assert each.wait() == 1
-        assert "another front end" in str(each.log)
-    assert daemon.terminate() == 0
-    proxy.start()
-    other.spawn()
-    assert other.wait() == 1
-
-
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_the_socket_has_no_calls_of_the_kubelet(daemons: Daemons, standalone: str) -> None:
     daemon = daemons.start(standalone)
@@ -201,21 +204,11 @@ def test_the_socket_has_no_calls_of_the_kubelet(daemons: Daemons, standalone: st
     recording = daemon.run("record", "--out", str(daemon.folder / "calls"))
     assert recording.returncode != 0
     assert "in mode standalone there are no calls" in recording.stderr
-    os.kill(daemon.pid, UPGRADE)
-    wait_until(lambda: "upgrade refused: in mode standalone" in str(daemon.log), "the refusal")
+    upgrade = daemon.run("upgrade")
+    assert (upgrade.returncode, "restart the service" in upgrade.stderr) == (5, True)
+    assert "upgrade refused: in mode standalone" in str(daemon.log)
     assert daemon.terminate() == 0
     assert {each["level"] for each in daemon.log_records} <= {"info", "warning"}
-
-
-def test_a_kubelet_of_this_socket_would_have_no_runtime(
-    daemons: Daemons, standalone: str, tmp_path: Path
-) -> None:
-    daemon = daemons.prepare(standalone)
-    with running_kubelet(tmp_path, f"--container-runtime-endpoint=unix://{daemon.socket}"):
-        daemon.spawn()
-        assert daemon.wait() == 2
-    assert "a kubelet still uses" in str(daemon.log)
-    assert not daemon.socket.exists()
 
 
 def test_a_bound_of_a_qos_manager_is_written(

@@ -31,7 +31,47 @@ DOCUMENTS = [
 ]
 SETTINGS = Settings()
 
-FOREIGN_FLAGS = {
+KOORDLETS_FLAGS = {
+    "--default-runtime-type",
+    "--disable-unset-cpu-quota",
+    "--enable-nri-runtime-hook",
+    "--hami-core-library-directory-path",
+    "--runtime-hooks-addr",
+    "--runtime-hooks-config-path",
+    "--runtime-hooks-disable-stages",
+    "--runtime-hooks-failure-policy",
+    "--runtime-hooks-host-endpoint",
+    "--runtime-hooks-network",
+    "--runtime-hooks-nri-backoff-cap",
+    "--runtime-hooks-nri-backoff-duration",
+    "--runtime-hooks-nri-backoff-factor",
+    "--runtime-hooks-nri-backoff-steps",
+    "--runtime-hooks-nri-connect-timeout",
+    "--runtime-hooks-nri-plugin-index",
+    "--runtime-hooks-nri-plugin-name",
+    "--runtime-hooks-nri-socket-path",
+    "--runtime-hooks-plugin-failure-policy",
+    "--runtime-hooks-reconcile-interval",
+}
+"""Of its hooks. Source: Koordinator pkg/koordlet/runtimehooks/config.go, pkg/koordlet/util/system."""
+KOORDLETS_HOOK_GATES = {
+    "BECPUManager",
+    "BatchResource",
+    "CPUNormalization",
+    "CPUSetAllocator",
+    "CoreSched",
+    "GPUEnvInject",
+    "GroupIdentity",
+    "HamiCoreVGPUMonitor",
+    "OOMScoreAdj",
+    "RDMADeviceInject",
+    "Resctrl",
+    "TCNetworkQoS",
+    "TerwayQoS",
+}
+"""Source: Koordinator pkg/koordlet/runtimehooks/config.go, pkg/features/koordlet_features.go."""
+
+FOREIGN_FLAGS = KOORDLETS_FLAGS | {
     "--container-runtime-endpoint",
     "--feature-gates",
     "--image-service-endpoint",
@@ -187,6 +227,16 @@ def test_what_is_the_same_is_the_same() -> None:
     for word in (SETTINGS.proxy.endpoint, SETTINGS.proxy.runtime_endpoint, HOOK_SERVICE, skip):
         assert f"`{word}`" in same
     assert f"`{SETTINGS.hooks.server_config_dir}`" in same
+
+
+def test_the_page_names_all_of_koordlet_that_stands_for_nri() -> None:
+    _, _, section = COMPARISON.read_text().partition("\n## In place of koordlet's NRI\n")
+    section = section.partition("\n## ")[0]
+    assert set(re.findall(r"`(--[a-z-]+)", section)) == KOORDLETS_FLAGS
+    assert {name for name in KOORDLETS_HOOK_GATES if f"`{name}`" not in section} == set()
+    for key in re.findall(r"`(\w+\.\w+)`", section):
+        table, _, name = key.partition(".")
+        assert hasattr(getattr(SETTINGS, table), name)
 
 
 @pytest.mark.defect(25)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +24,8 @@ from runtimeproxy.doctor.facts import (
     RuntimeFacts,
     SocketState,
 )
+from runtimeproxy.doctor.modes import ModeFacts, fixed_kubelet, nri_disabled, suited_mode
+from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.kubelet_endpoints import KubeletSetting, RunningKubelet
 from runtimeproxy.node.koordlet import Koordlet
 from runtimeproxy.node.snapshot import Feature, KubeletFacts, Node
@@ -57,6 +62,7 @@ GOOD = Facts(
     kubelets=(RunningKubelet(7, OURS),),
     kubelet_files=(OURS,),
     runtime=RuntimeFacts("containerd 2.1", "systemd"),
+    mode=ModeFacts("containerd 2.1", calls_us=True),
     kubelet_cgroup_driver="systemd",
     tree_cgroup_driver="systemd",
     node=Node(kubelet=KubeletFacts(cpu_manager_policy="none"), features=frozenset({Feature.BURST})),
@@ -112,6 +118,109 @@ def test_beside_the_kubelet(
         assert (
             each.level is not Severity.PROBLEM or "to unix:///run/containerd/containerd.sock" in each.advice
         )
+
+
+IN_NRI_MODE = replace(GOOD.settings, daemon=DaemonSettings(mode="nri"))
+MONITOR = replace(GOOD.settings, policies={"gpu-env": PolicySettings(options={"hami_vgpu_monitor": True})})
+"""HAMi's monitor is configured."""
+
+
+NODE_OF_PROVIDER = "the kubelet belongs to EKS (label eks.amazonaws.com/nodegroup)"
+
+
+@pytest.mark.parametrize(
+    ("facts", "mode", "reason", "advice"),
+    [
+        (ModeFacts("containerd 2.2.1", nri_answers=True, calls_us=True), "proxy", "calls the daemon", ""),
+        (ModeFacts("containerd 2.2.1", nri_answers=True), "nri", "the kubelet stays", ""),
+        (ModeFacts(nri_answers=True), "nri", "the runtime asks plugins", ""),
+        (ModeFacts("containerd 1.6.20"), "proxy", "1.6.20 has no NRI", ""),
+        (ModeFacts("containerd 1.7.28"), "proxy", "does not ask plugins", "disable = false"),
+        (ModeFacts("cri-o 1.26.0"), "proxy", "does not ask plugins", "enable_nri = true"),
+        (ModeFacts("docker 27.0", fixed_kubelet=NODE_OF_PROVIDER), "standalone", "EKS", ""),
+        (ModeFacts("containerd 1.7.28", fixed_kubelet=NODE_OF_PROVIDER), "nri", "EKS", "disable = false"),
+        (ModeFacts("containerd v2.0.0-rc.1"), "proxy", "does not ask plugins", "disable = false"),
+        (ModeFacts("containerd unknown"), "proxy", "has no NRI", ""),
+        (ModeFacts(), "standalone", "no runtime answers", ""),
+    ],
+)
+def test_the_mode_that_suits_a_node(facts: ModeFacts, mode: str, reason: str, advice: str) -> None:
+    found = suited_mode(facts)
+    assert (found.mode, reason in found.reason, advice in found.advice) == (mode, True, True)
+    assert bool(found.advice) is bool(advice)
+
+
+GPU = PolicyFacts("gpu-env", is_configured=True, undone=("env", "mounts"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "facts", "policies", "levels", "text"),
+    [
+        ("nri", ModeFacts("containerd 2.2.1", nri_answers=True), (), [Severity.OK], "suits this node"),
+        (
+            "nri",
+            ModeFacts("containerd 1.7.28"),
+            (),
+            [Severity.PROBLEM],
+            "does not ask plugins on /var/run/nri",
+        ),
+        (
+            "nri",
+            ModeFacts("containerd 1.7.28", nri_disabled=True),
+            (),
+            [Severity.PROBLEM],
+            "off in containerd's configuration",
+        ),
+        (
+            "standalone",
+            ModeFacts("containerd 2.2.1", nri_answers=True),
+            (),
+            [Severity.WARNING],
+            "nri suits this node",
+        ),
+        ("standalone", ModeFacts(), (GPU,), [Severity.WARNING, Severity.OK], "gpu-env: env, mounts"),
+        ("standalone", ModeFacts(), (GPU._replace(is_configured=False),), [Severity.OK] * 2, "gpu-env"),
+    ],
+)
+def test_the_chosen_mode(
+    mode: Any, facts: ModeFacts, policies: tuple[PolicyFacts, ...], levels: list[Severity], text: str
+) -> None:
+    settings = Settings(daemon=DaemonSettings(mode=mode))
+    found = list(CHECKS["mode"](replace(GOOD, settings=settings, mode=facts, policies=policies)))
+    assert [each.level for each in found] == levels
+    assert text in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('[plugins."io.containerd.nri.v1.nri"]\ndisable = true\n', True),
+        ("version = 3\n[plugins.'io.containerd.nri.v1.nri']\ndisable = false\n", False),
+        ("version = 2\n", None),
+        ("[plugins]\n'io.containerd.nri.v1.nri' = 1\n", None),
+        ("no toml", None),
+        (None, None),
+    ],
+)
+def test_whether_nri_is_off(tmp_path: Path, text: str | None, *, expected: bool | None) -> None:
+    if text is not None:
+        (tmp_path / "etc" / "containerd").mkdir(parents=True)
+        (tmp_path / "etc" / "containerd" / "config.toml").write_text(text)
+    assert nri_disabled(tmp_path) is expected
+
+
+def test_a_kubelet_that_cannot_well_be_changed(tmp_path: Path) -> None:
+    assert "GKE" in fixed_kubelet(["a", "cloud.google.com/gke-nodepool"], (), tmp_path)
+    assert not fixed_kubelet(["kubernetes.io/os"], ("/etc/default/kubelet",), tmp_path)
+
+
+def test_a_kubelet_on_a_read_only_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.statvfs(tmp_path)
+    flags = SimpleNamespace(f_flag=real.f_flag | os.ST_RDONLY)
+    monkeypatch.setattr("runtimeproxy.doctor.modes.os.statvfs", lambda path: flags)
+    assert fixed_kubelet([], ("/etc/default/kubelet",), tmp_path) == (
+        "/etc/default/kubelet is on a read-only file system"
+    )
 
 
 def node(policy: str | None = "none", *features: str, static: int = 0) -> Node:
@@ -288,6 +397,42 @@ def unit(**changes: str) -> dict[str, str]:
             "switch these policies off",
         ),
         (
+            "koordlet",
+            {"koordlets": (Koordlet(9, True),), "has_nri_socket": True, "settings": IN_NRI_MODE},
+            Severity.PROBLEM,
+            "(process 9) is an NRI plugin, too, with the hooks of cpuset: the runtime refuses",
+            "--enable-nri-runtime-hook=false, or with CPUSetAllocator=false",
+        ),
+        (
+            "koordlet",
+            {"koordlets": (Koordlet(9, True),), "has_nri_socket": True, "settings": STANDALONE},
+            Severity.WARNING,
+            "(process 9) is an NRI plugin, too: both write the same files",
+            "CPUSetAllocator=false, or switch the policies off",
+        ),
+        (
+            "koordlet",
+            {
+                "koordlets": (Koordlet(9, True),),
+                "has_nri_socket": True,
+                "hook_servers": (HookServerFacts("koordlet.json", "/k", SocketState.ANSWERS),),
+                "policies": (),
+            },
+            Severity.WARNING,
+            "is an NRI plugin and a hook server: its hooks run twice",
+            "--enable-nri-runtime-hook=false",
+        ),
+        (
+            "hook servers",
+            {
+                "hook_servers": (HookServerFacts("a.json", "/a.sock", SocketState.ANSWERS, is_asked=False),),
+                "settings": STANDALONE,
+            },
+            Severity.WARNING,
+            "a.json: mode standalone asks no hook server at its hooks",
+            'daemon.mode to "proxy" or "nri"',
+        ),
+        (
             "hook servers",
             {"hook_servers": (HookServerFacts("a.json", "/a.sock", SocketState.REFUSED),)},
             Severity.WARNING,
@@ -375,6 +520,13 @@ def unit(**changes: str) -> dict[str, str]:
             "10-group-identity.conf",
         ),
         (
+            "service",
+            {"settings": MONITOR},
+            Severity.PROBLEM,
+            "hami_library_path: the unit may not write to /usr/local/vgpu",
+            "ReadWritePaths=/usr/local/vgpu",
+        ),
+        (
             "state folder",
             {"state_folder": FolderFacts(exists=False)},
             Severity.PROBLEM,
@@ -438,6 +590,15 @@ def test_a_check(check: str, changes: dict[str, Any], level: Severity, text: str
         ("service", {"unit": None}, "systemd does not run here"),
         ("service", {"unit": unit(UnitFileState="enabled-runtime")}, "enabled, active"),
         ("koordlet", {"koordlets": (Koordlet(9, True),), "policies": ()}, ""),
+        (
+            "koordlet",
+            {
+                "koordlets": (Koordlet(9, True, gates=frozenset({"BatchResource", "CPUBurst"})),),
+                "has_nri_socket": True,
+                "settings": IN_NRI_MODE,
+            },
+            "(process 9) is an NRI plugin, and has none of the hooks on",
+        ),
         (
             "koordlet",
             {"hook_servers": (HookServerFacts("koordlet.json", "/k", SocketState.ANSWERS),), "policies": ()},

@@ -22,6 +22,7 @@ from runtimeproxy.doctor.gather import (
     socket_state,
     unit_properties,
 )
+from runtimeproxy.hooks.carried import BY_CALLS
 from runtimeproxy.hooks.loading import LoadResult
 from runtimeproxy.kubelet_endpoints import KubeletSetting, running_kubelets
 from runtimeproxy.node.koordlet import Koordlet
@@ -40,7 +41,7 @@ def root(tmp_path: Path) -> Path:
         "proc/12/comm": "koordlet\n",
         "proc/12/cmdline": "koordlet\0--enable-nri-runtime-hook=false\0",
         "proc/13/comm": "koordlet\n",
-        "proc/13/cmdline": "koordlet\0",
+        "proc/13/cmdline": "koordlet\0--feature-gates=CPUBurst=false,GPUEnvInject=true\0",
         "proc/14/comm": "other\n",
         "var/run/nri/nri.sock": "",
         "kubelet/config.yaml": "kind: KubeletConfiguration\ncgroupDriver: systemd\n"
@@ -78,7 +79,7 @@ def facts_of(root: Path, **variables: str) -> Facts:
     reading = read(argparse.Namespace(config=str(root / "config.toml")), environ)
     offline = Offline(reading.settings)
     offline.policies = LoadResult((), (), ())
-    return gather(reading, offline, ApiAnswer(error="no API"), root)
+    return gather(reading, offline, BY_CALLS, ApiAnswer(error="no API"), root)
 
 
 def test_the_facts_of_a_node(root: Path, socket_folder: Path) -> None:
@@ -98,7 +99,8 @@ def test_the_facts_of_a_node(root: Path, socket_folder: Path) -> None:
     assert found.node.kubelet.cpu_manager_policy == "static"
     assert found.hook_servers == (HookServerFacts("a.json", "/nowhere.sock", SocketState.MISSING),)
     assert any("b.json" in text for text in found.configuration_problems)
-    assert found.koordlets == (Koordlet(12, uses_nri=False), Koordlet(13, uses_nri=True))
+    gates = frozenset({"BatchResource", "CPUSetAllocator", "GroupIdentity", "GPUEnvInject"})
+    assert found.koordlets == (Koordlet(12, uses_nri=False), Koordlet(13, uses_nri=True, gates=gates))
     assert found.has_nri_socket
     assert found.unit is None
     assert found.state_folder.mode == 0o750

@@ -25,12 +25,14 @@ from runtimeproxy.commands.doctor import findings_as_json
 from runtimeproxy.config.sources import read
 from runtimeproxy.doctor.checks import examine
 from runtimeproxy.doctor.gather import ApiAnswer, gather
+from runtimeproxy.hooks.carried import BY_CALLS
 from runtimeproxy.offline import Offline
 import json, os
 
 def doctor(folder):
     reading = read(Namespace(config=str(folder / "config.toml")), {{}})
-    return findings_as_json(examine(gather(reading, Offline(reading.settings), ApiAnswer(), folder)))
+    found = gather(reading, Offline(reading.settings), BY_CALLS, ApiAnswer(), folder)
+    return findings_as_json(examine(found))
 
 folder = Path(sys.argv[1])
 # As root first: the other user may not be able to read all modules.

@@ -1,6 +1,6 @@
 """Declares a field of each kind; as `sitecustomize` it does so at the start of each process.
 
-The CRI gets the scalars, too, as if it were a newer one.
+The CRI gets scalars, too, as if it were a newer one; other fields only NRI carries.
 """
 
 from __future__ import annotations
@@ -70,6 +70,22 @@ SYNTHETIC = (
         v2=formats.number_or_max("memory.made_up.max"),
         only_unified=True,
     ),
+    Declaration(
+        name="pids.made_up.max",
+        neutral=-1,
+        unlimited=True,
+        policy_minimum=1,
+        v2=formats.number_or_max("pids.made_up.max"),
+        resource="made_up_pids",
+    ),
+    Declaration(
+        name="made_up_class",
+        kind=Kind.TEXT,
+        pattern="[a-z]+",
+        only_set=True,
+        resource="made_up_class",
+        creation_only=True,
+    ),
 )
 FILES = {
     "cpu.made_up_ns": "0",
@@ -78,6 +94,7 @@ FILES = {
     "cpuset.made_up_kind": "member",
     "memory.made_up": "max",
     "memory.made_up.max": "max",
+    "pids.made_up.max": "max",
 }
 """What a kernel has that knows them, in a new cgroup of version 2."""
 

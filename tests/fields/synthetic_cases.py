@@ -45,6 +45,7 @@ WANTED = {
     "cpuset.mems.made_up": "0",
     "cpuset.made_up_kind": "root",
     "memory.made_up": str(1 << 20),
+    "pids.made_up.max": "64",
 }
 BY_STRATEGY = {name: str(value) for name, value in wanting.BY_STRATEGY.items()}
 MIN_PERCENT = {"resource-threshold-config": {"clusterStrategy": {"cpuSuppressMinPercent": 50}}}
@@ -151,6 +152,9 @@ def test_from_creation_to_restore(site: Site) -> None:
         str(1 << 20),
         str(1 << 20),
     )
+    # Nothing of the CRI: a file has it, or only another mode does.
+    assert fields["pids.made_up.max"].way == proxy_pb2.ExplainedField.WAY_FILE
+    assert "mode proxy does not carry it" in fields["resources.made_up_class"].problem
     claims_hold_and_end(site)
     # A strategy.
     strategies = NodeObjects(site.daemon.objects_folder)
@@ -211,6 +215,9 @@ def claims_hold_and_end(site: Site) -> None:
 
 
 OUT_OF_RANGE: dict[str, Any] = {"made_up_score": 11}
+NO_PROCESS: dict[str, Any] = {"made_up_pids": 0}
+NO_NAME: dict[str, Any] = {"made_up_class": "a/b"}
+SCALED: dict[str, Any] = {"made_up_class": Scale(2.0)}
 
 
 @pytest.mark.parametrize(
@@ -227,6 +234,9 @@ OUT_OF_RANGE: dict[str, Any] = {"made_up_score": 11}
         (ContainerChange(cgroup={"cpuset.made_up_kind": Scale(2.0)}), "is a text, which Scale cannot change"),
         (ContainerChange(cgroup={"memory.made_up.max": 5}), "is not a known cgroup parameter"),
         (ContainerChange(resources=ResourceChange(**OUT_OF_RANGE)), "not in -10 to 10"),
+        (ContainerChange(resources=ResourceChange(**NO_PROCESS)), "not in 1 to"),
+        (ContainerChange(resources=ResourceChange(**NO_NAME)), "is not a name"),
+        (ContainerChange(resources=ResourceChange(**SCALED)), "takes a value only"),
         (
             ContainerChange(resources=ResourceChange(unified={"memory.made_up.max": "x"})),
             "is not a whole number",
@@ -243,4 +253,4 @@ def test_what_is_cleared_becomes_neutral() -> None:
     names = [name for name in PARAMETERS if "made_up" in name]
     change = ContainerChange(cgroup=dict.fromkeys(names, CLEAR))
     assert not usable(Hook.PRE_CREATE_CONTAINER, change, Merged(ContainerView())).left_out
-    assert len(names) == 5
+    assert len(names) == 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from runtimeproxy.fields.declaration import ALL_LEVELS, ROLES, Declaration, Kind
+from runtimeproxy.fields.declaration import ALL_LEVELS, PAGE_BYTES, ROLES, Declaration, Kind
 from runtimeproxy.fields.declared import DECLARED
 from runtimeproxy.fields.formats import FileFormat
 from runtimeproxy.units import MAX_INT64
@@ -16,7 +16,7 @@ README: Final = REPOSITORY / "runtimeproxy" / "fields" / "README.md"
 BEGIN: Final = "<!-- begin: python -m tests.fields.table -->\n"
 END: Final = "<!-- end -->\n"
 HEADER: Final = (
-    *("field", "CRI", "file, version 1", "file, version 2", "values", "neutral"),
+    *("field", "message", "file, version 1", "file, version 2", "values", "neutral"),
     *(
         "no claims in the roles",
         "no leased claims on",
@@ -35,8 +35,8 @@ def table() -> str:
 def _row(field: Declaration) -> Iterator[str]:
     yield f"`{field.name}`"
     unified = f"`unified[{field.name}]`" if field.only_unified else ""
-    only = " (creation only)" if field.creation_only else ""
-    yield unified or (f"`{field.resource}`{only}" if field.resource else "")
+    notes = ", ".join([*(["NRI"] * (not field.cri)), *(["creation only"] * field.creation_only)])
+    yield unified or (f"`{field.resource}`{f' ({notes})' if notes else ''}" if field.resource else "")
     yield _file(field.v1)
     yield "" if field.only_unified else _file(field.v2)
     yield _values(field) if field.writable else "only read"
@@ -57,10 +57,11 @@ def _file(file: FileFormat | None) -> str:
 
 def _values(field: Declaration) -> str:
     if field.kind is Kind.TEXT:
-        return ", ".join(f"`{text}`" for text in field.texts)
+        return ", ".join(f"`{text}`" for text in field.texts) or "name of a class"
     if field.kind is not Kind.NUMBER:
         return str(field.kind.value)
-    least = f"{field.minimum:,}" if field.policy_minimum is None else "a page"
+    least = f"{field.minimum if field.policy_minimum is None else field.policy_minimum:,}"
+    least = "a page" if field.policy_minimum == PAGE_BYTES else least
     most = "" if field.maximum == MAX_INT64 else f" to {field.maximum:,}"
     numbers = f"{least}{most or ' and more'}"
     return f"{numbers}, -1 for unlimited" if field.unlimited else numbers

@@ -16,6 +16,7 @@ from runtimeproxy.fields.tables import (
     LISTS,
     NEUTRAL,
     PARAMETERS,
+    RESOURCE_FIELDS,
     neutral_text,
     unified_text,
 )
@@ -36,7 +37,7 @@ def test_names_are_given_once() -> None:
 
 
 @pytest.mark.parametrize("kind", [Resources, ResourceChange])
-def test_what_the_cri_carries_is_written_out_for_type_checkers(kind: type[Any]) -> None:
+def test_what_messages_carry_is_written_out_for_type_checkers(kind: type[Any]) -> None:
     (body,) = ast.parse(inspect.getsource(kind)).body
     assert isinstance(body, ast.ClassDef)
     named = {
@@ -44,7 +45,7 @@ def test_what_the_cri_carries_is_written_out_for_type_checkers(kind: type[Any]) 
         for each in body.body
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
     }
-    assert named - {"hugepage_limits_bytes", "unified"} == CRI_FIELDS.keys()
+    assert named - {"hugepage_limits_bytes", "unified"} == RESOURCE_FIELDS.keys()
 
 
 @pytest.mark.parametrize("field", DECLARED, ids=lambda field: field.name)
@@ -58,9 +59,23 @@ def test_a_neutral_value_is_one_of_the_field(field: Any) -> None:
 
 def test_tables() -> None:
     assert {"cpuset.cpus", "cpuset.mems"} <= set(LISTS)
-    assert NEUTRAL.keys() == {name for name, field in FIELDS.items() if field.writable}
-    assert "pids.max" in FIELDS
-    assert "pids.max" not in PARAMETERS
+    assert NEUTRAL.keys() == {name for name, field in FIELDS.items() if field.writable and not field.pattern}
+    assert "memory.swap.max" in FIELDS
+    assert "memory.swap.max" not in PARAMETERS
+    assert RESOURCE_FIELDS.keys() - CRI_FIELDS.keys() >= {"pids_limit", "rdt_class", "blockio_class"}
+
+
+@pytest.mark.parametrize("name", ["gold", "koordlet-0a1b", "_", "a.b-c", "L3.max", "x" * 128])
+def test_names_of_classes(name: str) -> None:
+    assert FIELDS["rdt_class"].canonical(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "/PODQOS", "-x", "a b", "a\n", "\0", "\ud800", "\u00e4", "x" * 129]
+)
+def test_no_names_of_classes(name: str) -> None:
+    with pytest.raises(ValueError, match="blockio_class is not a name"):
+        FIELDS["blockio_class"].canonical(name)
 
 
 @pytest.mark.parametrize(

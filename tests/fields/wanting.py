@@ -30,8 +30,13 @@ BY_STRATEGY: dict[str, CgroupValue] = {
     "cpuset.made_up_kind": "member",
 }
 """While the cluster strategy of resource-threshold-config has a `cpuSuppressMinPercent`."""
-OF_POD: dict[str, CgroupValue] = {**OF_CGROUP, "memory.made_up_in_bytes": 1 << 30}
-OF_MESSAGE: dict[str, Any] = {"made_up_bytes": AtMost(1 << 20), "made_up_score": -3}
+OF_POD: dict[str, CgroupValue] = {**OF_CGROUP, "memory.made_up_in_bytes": 1 << 30, "pids.made_up.max": 64}
+OF_MESSAGE: dict[str, Any] = {
+    "made_up_bytes": AtMost(1 << 20),
+    "made_up_score": -3,
+    "made_up_pids": AtMost(64),
+    "made_up_class": "fast",
+}
 OF_UNIFIED = {"memory.made_up.max": "65536"}
 
 

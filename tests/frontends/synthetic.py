@@ -17,7 +17,7 @@ from runtimeproxy.core.core import Core
 from runtimeproxy.core.events import book_container, on_started, write_decision, write_due
 from runtimeproxy.core.policies import Spawn
 from runtimeproxy.core.questions import Question, decide, decided_values
-from runtimeproxy.fields.tables import CRI_FIELDS
+from runtimeproxy.fields.tables import RESOURCE_FIELDS
 from runtimeproxy.frontends.front_end import FrontEnd
 from runtimeproxy.hooks import ContainerChange, Hook
 from runtimeproxy.hooks.carried import CarriedFields
@@ -120,7 +120,7 @@ class Synthetic(FrontEnd):
         self.changes.append(decision.change)
         decided, change = decided_values(decision), decision.change
         given = change.resources if isinstance(change, ContainerChange) else None
-        values = {name: getattr(given, name, None) for name in CRI_FIELDS}
+        values = {name: getattr(given, name, None) for name in RESOURCE_FIELDS}
         booked = replace(draft.requested, **{name: each for name, each in values.items() if each is not None})
         draft = replace(draft, booked=booked, owners=decided.owners, pending_cgroup=decided.pending)
         record = replace(draft, id=await asyncio.to_thread(create, draft), created_s=time.time())
@@ -147,4 +147,4 @@ class Synthetic(FrontEnd):
 class WithoutLimits(Synthetic):
     """One that does not carry the limit of memory, either."""
 
-    carried = frozenset(f"{RESOURCES}.{name}" for name in CRI_FIELDS if name != "memory_limit_bytes")
+    carried = frozenset(f"{RESOURCES}.{name}" for name in RESOURCE_FIELDS if name != "memory_limit_bytes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import shutil
 import signal
@@ -10,15 +11,19 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import grpc
+import uvloop
 
 from runtimeproxy.signals import BYPASS_OFF
 from tests.daemon.upgrading import Family
 from tests.fuzz.header_blocks import Difference, compare
 from tests.fuzz.node import Node, Variant
+from tests.fuzz.nri import Findings, attack_core, attack_sockets
 from tests.fuzz.servers import HostileServer
 from tests.fuzz.sessions import Attack, Sessions
 from tests.fuzz.witness import IMAGES, Calls, Seen, Witness
@@ -259,6 +264,33 @@ def header_blocks(plan: Plan) -> Report:
     return Report(plan.seed, "connections", connections, took_s, (), tuple(problems), notes)
 
 
+def ttrpc_core(plan: Plan) -> Report:
+    """Hostile ttrpc at the sans-io core, either end."""
+    began_s, count = time.monotonic(), plan.sessions * 5
+    found = attack_core(plan.seed, count)
+    return _findings(plan, count, time.monotonic() - began_s, found)
+
+
+def ttrpc_sockets(plan: Plan) -> Report:
+    """Hostile peers of NRI connections over real sockets, either end, in both event loops."""
+    began_s, count = time.monotonic(), max(plan.sessions // 4, 4)
+    whole = Findings()
+    for seed, new_loop in enumerate((uvloop.new_event_loop, asyncio.new_event_loop), plan.seed):
+        with TemporaryDirectory(prefix="fuzz-") as folder:
+            found = attack_sockets(Path(folder), seed, count // 2, plan.threads, new_loop)
+        whole.kinds.update(found.kinds)
+        whole.counts.update(found.counts)
+        whole.problems += found.problems
+        whole.slowest_s = max(whole.slowest_s, found.slowest_s)
+    return _findings(plan, whole.kinds.total(), time.monotonic() - began_s, whole)
+
+
+def _findings(plan: Plan, count: int, took_s: float, found: Findings) -> Report:
+    if found.slowest_s * 1000 > SLOW_MS:
+        found.problems.append(f"one took {found.slowest_s:.1f} s")
+    return Report(plan.seed, "sessions", count, took_s, (), tuple(found.problems), tuple(found.notes))
+
+
 def _report(
     plan: Plan,
     what: str,
@@ -286,6 +318,8 @@ FUZZERS: Final[Mapping[str, Fuzzer]] = {
     "header-blocks": header_blocks,
     "runtimes": runtimes,
     "hook-servers": hook_servers,
+    "ttrpc-core": ttrpc_core,
+    "ttrpc-sockets": ttrpc_sockets,
     "upgrades": upgrades,
     "kills": kills,
 }

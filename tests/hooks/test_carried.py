@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import pytest
 
+from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_FIELDS
 from runtimeproxy.frontends.front_end import FrontEnd
 from runtimeproxy.frontends.modes import carried_in
 from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, PodChange, PodView, ResourceChange
 from runtimeproxy.hooks.carried import BY_CALLS, CarriedFields
-from runtimeproxy.hooks.fields import ANNOTATIONS, ENV, LABELS, RESOURCES, UNIFIED, Field, Merged
+from runtimeproxy.hooks.fields import (
+    ANNOTATIONS,
+    ENV,
+    LABELS,
+    RESOURCES,
+    UNIFIED,
+    Field,
+    Merged,
+    change_from,
+)
 from runtimeproxy.hooks.policy import METHOD_HOOKS
 from runtimeproxy.hooks.validation import usable
 
@@ -36,7 +46,8 @@ def test_the_modes_of_the_configuration() -> None:
     label = Field(LABELS, "a")
     assert proxy.carries_at_creation(label, is_container=False)
     assert not standalone.carries_at_creation(label, is_container=False)
-    assert not proxy.partial
+    for hook in (CREATE, UPDATE):
+        assert all(proxy.carries(hook, Field(RESOURCES, name)) for name in CRI_FIELDS)
     assert "standalone" in standalone.reason
 
 
@@ -104,6 +115,38 @@ def test_values_of_cgroups_count_wherever_policies_answer() -> None:
     assert BY_CALLS.counting[Hook.PRE_START_CONTAINER] == {"cgroup"}
 
 
+BEYOND_THE_CRI = ContainerChange(
+    resources=ResourceChange(pids_limit=100, rdt_class="gold", blockio_class="slow"),
+    cdi_devices=("vendor.com/gpu=0",),
+)
+
+
+@pytest.mark.parametrize(
+    ("hook", "fields", "left_out"),
+    [
+        (
+            CREATE,
+            {"cgroup[pids.max]": 100, "cdi_devices[vendor.com/gpu=0]": "vendor.com/gpu=0"},
+            {"resources.rdt_class": "gold", "resources.blockio_class": "slow"},
+        ),
+        (UPDATE, {"cgroup[pids.max]": 100}, {}),
+    ],
+)
+def test_the_cri_has_no_classes_and_no_limit_of_pids(
+    hook: Hook, fields: dict[str, object], left_out: dict[str, str]
+) -> None:
+    found = usable(hook, BEYOND_THE_CRI, Merged(ContainerView()))
+    assert {str(field): value for field, value in found.fields.items()} == fields
+    assert {each.field: each.value for each in found.left_out} == left_out
+    assert {each.reason for each in found.left_out} <= {BY_CALLS.reason}
+
+
+def test_nri_has_all_of_it_at_a_creation() -> None:
+    found = usable(CREATE, BEYOND_THE_CRI, Merged(ContainerView()), carried=carried_in("nri"))
+    assert found.left_out == ()
+    assert change_from(CREATE, found.fields) == BEYOND_THE_CRI
+
+
 @pytest.mark.parametrize("hook", [Hook.EVALUATE_CONTAINER, Hook.EVALUATE_POD])
 def test_what_runs_is_evaluated_alike(hook: Hook) -> None:
     """What it lacks then is reported by `ledger/answers.py`."""
@@ -113,3 +156,14 @@ def test_what_runs_is_evaluated_alike(hook: Hook) -> None:
 
 def test_a_front_end_has_to_say_it() -> None:
     assert "carried_fields" in FrontEnd.__abstractmethods__
+
+
+def test_an_nri_plugin_changes_containers_but_no_sandbox() -> None:
+    nri = carried_in("nri")
+    assert nri.first_hook(is_container=False) is Hook.PRE_RUN_POD_SANDBOX
+    assert nri.first_hook(is_container=True) is Hook.PRE_CREATE_CONTAINER
+    assert not nri.carries_at_creation(Field("labels", "a"), is_container=False)
+    assert not nri.carries_at_creation(Field("cgroup_parent"), is_container=True)
+    assert nri.carries_at_creation(Field("env", "A"), is_container=True)
+    assert all(nri.carries(CREATE, Field(RESOURCES, name)) for name in RESOURCE_FIELDS)
+    assert nri.carries(Hook.PRE_UPDATE_CONTAINER_RESOURCES, Field("resources", "cpu_shares"))

@@ -30,6 +30,7 @@ from tests.hooks.flat import CREATE, QUOTA, RUN, SHARES, flat
         (Field("env", "KEY"), "env[KEY]"),
         (Field("cgroup", "cpu.shares"), "cgroup[cpu.shares]"),
         (Field("cgroup_parent"), "cgroup_parent"),
+        (Field("cdi_devices", "vendor.com/gpu=0"), "cdi_devices[vendor.com/gpu=0]"),
     ],
 )
 def test_names_of_fields(field: Field, name: str) -> None:
@@ -42,6 +43,7 @@ CONTAINER_CHANGE = ContainerChange(
     env={"K": "v"},
     mounts=(MountSpec(host_path="/h", container_path="/c"),),
     devices=(DeviceSpec(host_path="/dev/a", container_path="/dev/b"),),
+    cdi_devices=("vendor.com/gpu=0", "vendor.com/gpu=1"),
     cgroup_parent="/x",
     cgroup={"cpu.idle": 1},
     reason="why",

@@ -54,6 +54,7 @@ CONTAINER_CHANGE = ContainerChange(
     env={"K": "v"},
     mounts=(MountSpec(host_path="/h", container_path="/c"),),
     devices=(DeviceSpec(host_path="/dev/a", container_path="/dev/b"),),
+    cdi_devices=("vendor.com/gpu=0", "vendor.com/gpu=1"),
     cgroup_parent="/x",
     cgroup={"cpu.idle": 1},
     reason="why",

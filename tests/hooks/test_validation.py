@@ -204,12 +204,53 @@ MOUNT = MountSpec(host_path="/a", container_path="/b")
             "devices[/b]",
         ),
         (ContainerChange(devices=NOWHERE), "devices"),
+        (ContainerChange(cdi_devices=("vendor.com/gpu",)), "cdi_devices[vendor.com/gpu]"),
+        (ContainerChange(cdi_devices=(NOWHERE,)), "cdi_devices"),
+        (ContainerChange(cdi_devices=NOWHERE), "cdi_devices"),
+        (ContainerChange(resources=ResourceChange(pids_limit=0)), "resources.pids_limit"),
+        (ContainerChange(resources=ResourceChange(pids_limit=-2)), "resources.pids_limit"),
+        (ContainerChange(resources=ResourceChange(rdt_class="/PODQOS")), "resources.rdt_class"),
+        (ContainerChange(resources=ResourceChange(blockio_class=NOWHERE)), "resources.blockio_class"),
     ],
 )
 def test_nonsense_costs_its_own_field(change: ContainerChange, field: str) -> None:
     beside = dataclasses.replace(change, mounts=(MOUNT,)) if not field.startswith("mounts") else change
     assert left_out(CREATE, beside).keys() == {field}
     assert used(CREATE, beside) == ({} if beside is change else {"mounts[/b]": MOUNT})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "vendor.com/gpu",
+        "gpu=0",
+        "vendor.com/gpu=",
+        "/gpu=0",
+        "vendor.com/=0",
+        # At a vendor or class of one character the runtime's parser panics.
+        "v/gpu=0",
+        "vendor/g=0",
+        "vendor.com/gpu=0\n",
+        "vendor.com/gpu=\0",
+        "vendor.com/gpu=\ud800",
+        "v\u00e4ndor/gpu=0",
+        "vendor.com/gpu=\u0661",
+        "vendor.com/gpu=-a",
+        "vendor.com/gpu=a-",
+        "1vendor/gpu=0",
+        "vendor-/gpu=0",
+        "vendor.com/a/b=0",
+        "vendor.com/gpu=a=b",
+        "vendor.com/gpu=a b",
+        "vendor.com/gpu=" + "x" * 255,
+    ],
+)
+def test_no_names_of_cdi_devices(name: str) -> None:
+    good = "vendor.com/gpu=0"
+    change = ContainerChange(cdi_devices=(name, good))
+    assert ["not a CDI device" in each.reason for each in left_out(CREATE, change).values()] == [True]
+    assert used(CREATE, change) == {f"cdi_devices[{good}]": good}
 
 
 def test_one_bad_entry_costs_no_other() -> None:
@@ -411,6 +452,9 @@ def test_some_answers_are_none_as_a_whole(answer: object) -> None:
             CREATE,
             ContainerChange(devices=(DeviceSpec(host_path="/a", container_path="/b", permissions="wr"),)),
         ),
+        (CREATE, ContainerChange(cdi_devices=("vendor.com/gpu=0", "a-b.c/d_e=x:1.y"))),
+        (CREATE, ContainerChange(resources=ResourceChange(pids_limit=-1))),
+        (CREATE, ContainerChange(resources=ResourceChange(pids_limit=CLEAR))),
         (Hook.PRE_START_CONTAINER, CgroupChange(cgroup={"cpu.bvt_warp_ns": 1})),
         (Hook.EVALUATE_QOS_CLASS, CgroupChange(cgroup={"cpu.bvt_warp_ns": 1})),
         # Nobody writes weights there.

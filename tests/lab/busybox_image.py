@@ -15,13 +15,16 @@ IMAGE = "localhost/busybox:lab"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def write_image(busybox: Path, archive: Path, name: str = IMAGE) -> None:
-    """Writes the archive. Its command sleeps, so that it serves as the sandbox image as well."""
+def write_image(busybox: Path, archive: Path, name: str = IMAGE, stop_signal: str = "SIGTERM") -> None:
+    """Writes the archive. Its command sleeps, so that it serves as the sandbox image as well.
+
+    As the first process of a container it does not end by SIGTERM.
+    """
     layer = _layer(busybox)
     config = {
         "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
         "os": "linux",
-        "config": {"Env": ["PATH=/bin"], "Cmd": ["/bin/sleep", "1000000"]},
+        "config": {"Env": ["PATH=/bin"], "Cmd": ["/bin/sleep", "1000000"], "StopSignal": stop_signal},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
     }
     manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]

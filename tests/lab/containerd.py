@@ -3,123 +3,63 @@
 from __future__ import annotations
 
 import os
-import shutil
-import signal
-import subprocess
-import tempfile
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from tests.lab import containerd_remains
-from tests.lab.busybox_image import IMAGE, write_image
-from tests.lab.containerd_config import Places, configuration
+from tests.lab import runtime_remains
+from tests.lab.busybox_image import write_image
+from tests.lab.containerd_config import Nri, Places, configuration
 from tests.lab.cri_client import CriClient
-from tests.lab.deadline import wait_until
 from tests.lab.programs import ContainerdVersion, containerd_program, debian_program, run
+from tests.lab.runtime_process import RuntimeProcess
+from tests.lab.runtime_remains import Remains
 
-_START_TIMEOUT_S = 30.0
 
+class Containerd(RuntimeProcess):
+    """Runs containerd from `with` to the end of its block; with `nri` plugins can connect."""
 
-class Containerd:
-    """Runs containerd from `with` to the end of its block, then removes all that it left.
-
-    The runtime has one image, `tests.lab.busybox_image.IMAGE`, which is also its sandbox image.
-    """
-
-    def __init__(self, version: ContainerdVersion = "1.6") -> None:
+    def __init__(self, version: ContainerdVersion = "1.6", nri: Nri | None = None) -> None:
         self.version = version
         self._program = containerd_program(version)
-        self._places = Places(Path(tempfile.mkdtemp(prefix="lab-", dir="/tmp")))
-        self._process: subprocess.Popen[bytes] | None = None
-        self._places.config.write_text(configuration(version, self._places))
+        super().__init__()
+        self._places = Places(self.folder)
+        self._places.config.write_text(configuration(version, self._places, nri))
 
     @property
     def socket(self) -> Path:
         """The socket on which the runtime serves the CRI and its own services."""
         return self._places.socket
 
-    @property
-    def pid(self) -> int:
-        """The process id of the daemon. Raises RuntimeError when it does not run."""
-        if self._process is None:
-            raise RuntimeError("containerd does not run")
-        return self._process.pid
+    def command(self) -> list[str | Path]:
+        """Its command line."""
+        return [self._program, "--config", self._places.config]
 
-    @property
-    def log(self) -> str:
-        """What the daemon has logged so far."""
-        return self._places.log.read_text(errors="replace")
+    def programs(self) -> str:
+        """The PATH with which it finds its shim; each version wants its own."""
+        return f"{self._program.parent}{os.pathsep}{super().programs()}"
 
-    def start(self) -> None:
-        """Starts the daemon and waits until it answers. Containers of an earlier run are kept."""
-        # The daemon finds its shim by PATH, and each version wants its own.
-        path = f"{self._program.parent}{os.pathsep}/usr/sbin:/usr/bin:/sbin:/bin"
-        with self._places.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [self._program, "--config", self._places.config],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PATH": path},
-                start_new_session=True,
-            )
-        try:
-            with CriClient(self.socket) as client:
-                client.wait_until_serving(_START_TIMEOUT_S)
-        except Exception:
-            print(self.log)
-            raise
-
-    def stop(self) -> None:
-        """Ends the daemon with SIGTERM; its containers go on."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Ends the daemon with SIGKILL; its containers go on."""
-        self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        """Stops the daemon if it runs, and starts it on the same state."""
-        self.stop()
-        self.start()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-            self._import_image()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the daemon, its containers and shims, and removes mounts, cgroups and files."""
-        self.kill()
-        containerd_remains.remove(self._places)
-        shutil.rmtree(self._places.folder)
-
-    def _end(self, how: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.send_signal(how)
-            process.wait(timeout=20)
-
-    def _import_image(self) -> None:
-        archive = self._places.folder / "busybox.tar"
+    def import_image(self, client: CriClient) -> None:
+        """Gives the runtime its image."""
+        archive = self.folder / "busybox.tar"
         write_image(debian_program("busybox"), archive)
         ctr: list[str | Path] = [debian_program("ctr"), "-a", self.socket, "-n", "k8s.io"]
         imported = run([*ctr, "images", "import", archive])
         if imported.returncode != 0:
             raise RuntimeError(f"ctr images import: {imported.stderr}")
-        with CriClient(self.socket) as client:
-            # The CRI plugin learns of the image by an event.
-            wait_until(lambda: client.has_image(IMAGE), "the image is known to the CRI plugin")
+
+    def remove_remains(self) -> None:
+        """Removes containers, shims, mounts and cgroups after its end."""
+        bundles = sorted(self._places.state.glob("io.containerd.runtime.v2.task/k8s.io/*/"))
+        sockets = [path for bundle in bundles if (path := _shim_socket(bundle))]
+        containers = [Remains(bundle.name, bundle, bundle / "init.pid") for bundle in bundles]
+        shims = runtime_remains.processes_of("containerd-shim", self.socket)
+        runtime_remains.remove(self.folder, containers, shims)
+        for path in sockets:
+            path.unlink(missing_ok=True)
+
+
+def _shim_socket(bundle: Path) -> Path | None:
+    with suppress(OSError):
+        address = (bundle / "address").read_text().strip()
+        return Path(address.removeprefix("unix://"))
+    return None

@@ -22,6 +22,8 @@ class RunningPod:
     sandbox_id: str
     container_ids: Mapping[str, str]
     log_directory: Path
+    cgroup_prefix: str = ""
+    """What the runtime writes before a container's id in the name of its cgroup."""
 
     def container_id(self, name: str = "main") -> str:
         return self.container_ids[name]
@@ -35,7 +37,7 @@ class RunningPod:
         return cgroup_v1.values(self.spec.cgroup_parent)
 
     def container_cgroup(self, name: str = "main") -> str:
-        return f"{self.spec.cgroup_parent}/{self.container_ids[name]}"
+        return f"{self.spec.cgroup_parent}/{self.cgroup_prefix}{self.container_ids[name]}"
 
     def main_pid(self, name: str = "main") -> int:
         """The first process of a container: the oldest, for process ids start over."""
@@ -44,7 +46,11 @@ class RunningPod:
 
 @contextmanager
 def running_pod(
-    client: CriClient, spec: PodSpec, logs: Path, pod_cgroup_files: Mapping[str, str] | None = None
+    client: CriClient,
+    spec: PodSpec,
+    logs: Path,
+    pod_cgroup_files: Mapping[str, str] | None = None,
+    cgroup_prefix: str = "",
 ) -> Iterator[RunningPod]:
     """Runs a pod as the kubelet does and removes it at the end.
 
@@ -64,7 +70,7 @@ def running_pod(
             container.name: start_container(client, sandbox_id, config, spec, container)
             for container in spec.containers
         }
-        yield RunningPod(spec, sandbox_id, ids, log_directory)
+        yield RunningPod(spec, sandbox_id, ids, log_directory, cgroup_prefix)
 
 
 def run_sandbox(client: CriClient, config: api_pb2.PodSandboxConfig) -> str:

@@ -28,6 +28,8 @@ class ContainerSpec:
     command: tuple[str, ...] = _SLEEP
     env: tuple[tuple[str, str], ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    """Folders of the host by their paths in the container."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,14 @@ def container_config(pod: PodSpec, container: ContainerSpec) -> api_pb2.Containe
     )
     return api_pb2.ContainerConfig(
         metadata=api_pb2.ContainerMetadata(name=container.name),
-        image=api_pb2.ImageSpec(image=IMAGE),
+        image=api_pb2.ImageSpec(image=IMAGE, user_specified_image=IMAGE),
         command=container.command,
         envs=[api_pb2.KeyValue(key=key, value=value.encode()) for key, value in container.env],
         labels={"io.kubernetes.container.name": container.name, **_kubelet_labels(pod)},
         annotations={"io.kubernetes.container.restartCount": "0", **container.annotations},
+        mounts=[
+            api_pb2.Mount(container_path=path, host_path=host) for path, host in container.mounts.items()
+        ],
         log_path=f"{container.name}.log",
         linux=linux,
     )

@@ -15,7 +15,8 @@ from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-ContainerdVersion = Literal["1.6", "2.2", "2.4"]
+ContainerdVersion = Literal["1.6", "1.7", "2.2", "2.3", "2.4"]
+RuntimeWithNri = Literal["1.7", "2.2", "2.3", "2.4", "cri-o"]
 KubeletClientVersion = Literal["1.34", "1.37"]
 
 WITH_ALL_VERSIONS = os.environ.get("E2E_VERSIONS") == "all"
@@ -26,6 +27,14 @@ CONTAINERDS_WITH_EVENTS = [
     for version in ("2.2", *(["2.4"] if WITH_ALL_VERSIONS else []))
 ]
 CONTAINERD_VERSIONS = [CONTAINERD_WITHOUT_EVENTS, *CONTAINERDS_WITH_EVENTS]
+CONTAINERDS_WITH_NRI = [
+    pytest.param(version, id=f"containerd-{version}", marks=pytest.mark.golang)
+    for version in ("2.2", *(["1.7", "2.3", "2.4"] if WITH_ALL_VERSIONS else []))
+]
+RUNTIMES_WITH_NRI = [
+    *CONTAINERDS_WITH_NRI,
+    *([pytest.param("cri-o", marks=pytest.mark.golang)] if WITH_ALL_VERSIONS else []),
+]
 KUBELET_CLIENT_VERSIONS: list[KubeletClientVersion] = ["1.34", "1.37"] if WITH_ALL_VERSIONS else ["1.34"]
 
 
@@ -97,9 +106,18 @@ def containerd_program(version: ContainerdVersion) -> Path:
     debian_program("busybox")
     if version == "1.6":
         return debian_program("containerd")
-    folder = "containerd-2.4/" if version == "2.4" else ""
+    folder = "" if version == "2.2" else f"containerd-{version}/"
     go_tool(f"{folder}containerd-shim-runc-v2")
     return go_tool(f"{folder}containerd")
+
+
+def crio_program() -> Path:
+    """The daemon of CRI-O, if everything that it needs to run containers is there."""
+    need_root_and_cgroup_v1()
+    for name in ("runc", "busybox", "conmon", "skopeo"):
+        debian_program(name)
+    go_tool("pinns")
+    return go_tool("crio")
 
 
 def run(

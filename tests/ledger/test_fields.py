@@ -1,5 +1,12 @@
+from typing import Any
+
 import pytest
 
+from runtimeproxy.hooks.algebra import Claim, Resolved, Role
+from runtimeproxy.hooks.changes import CLEAR
+from runtimeproxy.hooks.claimants import Claimant
+from runtimeproxy.hooks.fields import RESOURCES, UNIFIED, Field
+from runtimeproxy.ledger.answers import claims_of
 from runtimeproxy.ledger.fields import VERIFY_S, Base, base_of, is_of_kubelet
 from runtimeproxy.pods.records import Level
 
@@ -23,6 +30,11 @@ from runtimeproxy.pods.records import Level
         (Level.CONTAINER, "env[A]", Base.NONE),
         (Level.CONTAINER, "oom_score_adj", Base.NONE),
         (Level.POD, "oom_score_adj", Base.NONE),
+        # No request of the kubelet has it.
+        (Level.CONTAINER, "pids.max", Base.NEUTRAL),
+        (Level.POD, "pids.max", Base.ORIGINAL),
+        (Level.QOS_CLASS, "pids.max", Base.NONE),
+        (Level.CONTAINER, "rdt_class", Base.NONE),
     ],
 )
 def test_the_base_of_a_field(level: Level, parameter: str, base: Base) -> None:
@@ -39,6 +51,24 @@ def test_the_base_of_a_field(level: Level, parameter: str, base: Base) -> None:
 )
 def test_files_of_qos_classes_that_the_kubelet_writes(level: Level, parameter: str, is_its: bool) -> None:
     assert is_of_kubelet(level, parameter) is is_its
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "claims"),
+    [
+        (Field(UNIFIED, "pids.max"), "77", {"pids.max": [77]}),
+        (Field(UNIFIED, "memory.high"), "max", {"memory.high": [-1]}),
+        (Field(UNIFIED, "memory.high"), CLEAR, {"memory.high": [CLEAR]}),
+        (Field(UNIFIED, "cpu.max"), "max 100000", {}),
+        (Field(RESOURCES, "pids_limit"), 77, {"pids.max": [77]}),
+        (Field(RESOURCES, "rdt_class"), "gold", {}),
+    ],
+)
+def test_claims_are_values_of_parameters(field: Field, given: Any, claims: dict[str, list[Any]]) -> None:
+    """As a checkpoint can hold them."""
+    claim = Claim(Claimant("p"), Role.SET, given)
+    found = claims_of({field: Resolved(given, claims=(claim,))}, is_container=True)
+    assert {name: [each.value for each in given] for name, given in found.items()} == claims
 
 
 def test_every_level_is_compared() -> None:

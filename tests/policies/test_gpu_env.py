@@ -152,13 +152,58 @@ def test_a_relative_library_is_refused() -> None:
         GpuEnvOptions(hami_library_path="libvgpu.so")
 
 
-def test_the_cache_directory_is_made_anew(tmp_path: Path) -> None:
+def test_the_cache_directory_loses_the_old_cache_only(tmp_path: Path) -> None:
+    """Removing all that a container has left there would take as long as it likes."""
     path = tmp_path / "containers" / "u1_main"
     prepare_cache_directory(str(path))
-    (path / "old").touch()
+    (path / "u1_main.cache").touch()
+    (path / "other").touch()
+    prepare_cache_directory(str(path))
+    assert [each.name for each in path.iterdir()] == ["other"]
+    assert path.stat().st_mode & 0o777 == 0o777
+
+
+def test_a_link_in_place_of_the_cache_is_removed_itself(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "containers" / "u1_main", tmp_path / "elsewhere"
+    elsewhere.write_text("kept")
+    prepare_cache_directory(str(path))
+    (path / "u1_main.cache").symlink_to(elsewhere)
     prepare_cache_directory(str(path))
     assert list(path.iterdir()) == []
-    assert path.stat().st_mode & 0o777 == 0o777
+    assert elsewhere.read_text() == "kept"
+
+
+def test_without_the_cache_directory_the_limits_stay(tmp_path: Path) -> None:
+    (tmp_path / "containers").write_text("no folder")
+    library = str(tmp_path / "libvgpu.so")
+    policy = GpuEnv(GpuEnvOptions(hami_library_path=library, hami_vgpu_monitor=True))
+    change = policy.container(container(gpus({"minor": 1, "resources": SHARE}), HAMI), Node())
+    assert change is not None
+    assert change.env == {**HAMI_ENV, "LD_PRELOAD": library}
+    assert len(change.mounts) == 2
+    assert "no directory for HAMi's monitor" in change.problems[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"gpu": [{"minor": 1, "hostPath": "/etc", "id": "/etc", "resources": %s}]}',
+        '{"gpu": [{"minor": 1, "resources": %s, "mounts": [{"host_path": "/", "container_path": "/host"}]}]}',
+        '{"gpu": [{"minor": -1, "busID": "../../dev/sda", "resources": %s}], "rdma": [{"id": "/etc"}]}',
+        '{"gpu": [{"minor": 1, "resources": %s}, {"minor": "/etc", "resources": {"/etc": "1"}}]}',
+    ],
+)
+@pytest.mark.parametrize(("uid", "name"), [("u1", "main"), ("..", ".."), ("u1\n", "-v :host")])
+def test_no_pod_names_what_is_mounted(text: str, uid: str, name: str) -> None:
+    annotations = {DEVICE_ALLOCATED: text % json.dumps(SHARE), "hami_library_path": "/etc/shadow"}
+    labels = {**HAMI, "hami_library_path": "/etc/shadow"}
+    view = ContainerView(name=name, pod=PodView(uid=uid, labels=labels, annotations=annotations))
+    change = change_of(view, GpuEnvOptions(hami_vgpu_monitor=True))
+    hosts = [each.host_path for each in change.mounts]
+    assert hosts == [LIBRARY, "/tmp/vgpulock", f"/usr/local/vgpu/containers/{uid}_{name}"]
+    assert [each.container_path for each in change.mounts] == [LIBRARY, "/tmp/vgpulock", "/usr/local/vgpu"]
+    assert [each.readonly for each in change.mounts] == [True, False, False]
+    assert change.devices == ()
 
 
 @pytest.mark.parametrize("dry_run", [False, True])

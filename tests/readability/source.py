@@ -172,6 +172,10 @@ def attributes(node: ast.ClassDef) -> set[str]:
     return found
 
 
+_NOT_COMPOSED: Final = ("cgroup_tree", "state")
+"""Modules of front ends whose objects are data: nothing of the daemon is in them."""
+
+
 def composing_objects(trees: dict[str, ast.Module]) -> dict[str, int]:
     """How many attributes the objects of each class of the core, of the service, and of front ends have.
 
@@ -182,6 +186,7 @@ def composing_objects(trees: dict[str, ast.Module]) -> dict[str, int]:
     for name, tree in trees.items():
         package, _, rest = name.removeprefix(f"{PACKAGE}.").partition(".")
         is_front_end = package == "frontends" and (rest.count(".") <= 1 or rest == _SHARED_BY_CALLS)
+        is_front_end = is_front_end and rest.rpartition(".")[2] not in _NOT_COMPOSED
         if package not in ("core", "service") and not is_front_end:
             continue
         for node in ast.walk(tree):

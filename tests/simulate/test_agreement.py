@@ -159,6 +159,8 @@ def container_differences(sent: api_pb2.ContainerConfig, got: api_pb2.ContainerC
     for mount in got.mounts[len(sent.mounts) :]:
         mode = "ro" if mount.readonly else "rw"
         found[f"mounts[{mount.container_path}]"] = (None, f"{mount.host_path}:{mount.container_path}:{mode}")
+    for device in got.CDI_devices[len(sent.CDI_devices) :]:
+        found[f"cdi_devices[{device.name}]"] = (None, device.name)
     return found
 
 

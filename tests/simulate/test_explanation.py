@@ -51,7 +51,9 @@ def explained(stand: Stand, pod_id: str) -> api_pb2.ExplainResponse:
 def requested_values(resources: cri.LinuxContainerResources) -> dict[str, str]:
     """By cgroup parameter."""
     values = {
-        parameter: getattr(resources, CRI_FIELDS[name].cri) for name, parameter in RESOURCE_PARAMETERS.items()
+        parameter: getattr(resources, CRI_FIELDS[name].cri)
+        for name, parameter in RESOURCE_PARAMETERS.items()
+        if name in CRI_FIELDS
     }
     return {name: str(value) for name, value in {**values, **resources.unified}.items() if value}
 
@@ -100,6 +102,8 @@ def check_message(target: api_pb2.ExplainedTarget, sent: Any, got: Any, differen
             assert text_of(field, "applied") == getattr(got, group).get(key), field
         elif group in ("env", "mounts"):
             assert field.applied == NOT_RECORDED
+        elif group == "cdi_devices":
+            assert field.applied == key
         elif group == "cgroup_parent":
             assert field.applied == got.linux.cgroup_parent
         else:

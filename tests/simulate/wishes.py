@@ -34,7 +34,9 @@ SCALARS = (
     "oom_score_adj",
     "cpuset_cpus",
     "cpuset_mems",
+    "pids_limit",
 )
+CLASSES = ("rdt_class", "blockio_class")
 BATCH_CPU = "kubernetes.io/batch-cpu"
 ONLINE = "0-5"
 """CPUs of the test's node."""
@@ -72,6 +74,8 @@ class Wishing(Policy):
             if key == "resources":
                 unified = values.pop("unified", {})
                 found[key] = ResourceChange(**values, unified=unified)
+            elif key == "cdi_devices":
+                found[key] = tuple(each)
             elif key == "mounts":
                 found[key] = tuple(MountSpec(host_path=path, container_path=path) for path in each)
             else:
@@ -118,8 +122,9 @@ def _resources() -> st.SearchStrategy[dict[str, Any]]:
         else _amounts
         for name in SCALARS
     }
+    classes = dict.fromkeys(CLASSES, st.sampled_from(["gold", "a/b", "clear", ""]))
     unified = st.dictionaries(st.sampled_from(["memory.high", "cpu.idle", "../x"]), st.just("1"), max_size=2)
-    return st.fixed_dictionaries({}, optional={**scalars, "unified": unified})
+    return st.fixed_dictionaries({}, optional={**scalars, **classes, "unified": unified})
 
 
 _entries = st.dictionaries(st.sampled_from(["x", "y"]), _texts, max_size=2)
@@ -145,6 +150,7 @@ _of_container = st.fixed_dictionaries(
         "annotations": _entries,
         "env": st.dictionaries(st.sampled_from(["PATH", "NEW"]), _texts, max_size=2),
         "mounts": st.lists(st.sampled_from(["/a", "/b"]), max_size=1),
+        "cdi_devices": st.lists(st.sampled_from(["vendor.com/gpu=0", "vendor.com/gpu=1", "gpu"]), max_size=2),
         "cgroup": _cgroup,
     },
 )

@@ -49,6 +49,18 @@ TRIGGERS = {
 begins with 1, a gauge that is 1, or 0 where the rule asks for that."""
 
 
+GOOD = frozenset(
+    (
+        "config_reload_successful",
+        "kubernetes_watch_up",
+        "nri_connected",
+        "records_recovered",
+        "runtime_up",
+    )
+)
+"""Gauges that are 1 on a healthy node."""
+
+
 def rules() -> list[dict[str, Any]]:
     groups = yaml.safe_load(RULES.read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
@@ -184,7 +196,7 @@ def test_each_alert_is_set_off_by_its_condition_and_by_no_healthy_node(tmp_path:
         values = {"state": "known"} if name == "node_input_state" else {}
         values |= {"state": "enforce"} if name == "policy_state" else {}
         labels = ",".join(f'{label}="{values.get(label, "x")}"' for label in each.labels)
-        good = name in ("runtime_up", "config_reload_successful", "records_recovered", "kubernetes_watch_up")
+        good = name in GOOD
         healthy.append({"series": f"{PREFIX}{name}{end}{{{labels}}}", "values": f"{int(good)}x100"})
     tests: list[dict[str, Any]] = [
         {

@@ -178,6 +178,22 @@ def test_nothing_is_given_back_by_an_upgrade_or_without_records(
     assert not (installed.state / "not-restored").exists()
 
 
+@pytest.mark.parametrize(
+    ("upgrade", "check_config", "restarts", "warns"),
+    [(0, 0, False, False), (1, 0, False, True), (5, 0, True, False), (5, 2, False, True)],
+)
+def test_an_upgrade_restarts_a_daemon_without_calls(
+    installed: Installed, upgrade: int, check_config: int, *, restarts: bool, warns: bool
+) -> None:
+    case = f'case "$1" in upgrade) exit {upgrade} ;; check-config) exit {check_config} ;; esac'
+    installed._write(installed.root / "opt/koord-runtime-proxy/bin/koord-runtime-proxy", case)
+    installed._write(installed.root / "opt/koord-runtime-proxy/bin/python3", "exit 0")
+    done = installed.run("postinst", "configure")
+    assert done.returncode == 0
+    assert ("systemctl restart koord-runtime-proxy.service" in installed.log()) is restarts
+    assert ("the process of the former version serves on" in done.stderr) is warns
+
+
 def test_a_wheel_has_man_pages_and_completions_where_shells_look_for_them(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path), "-t", "wheel"]
     subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True)

@@ -178,6 +178,9 @@ class GetStatusResponse(_message.Message):
     KUBERNETES_FIELD_NUMBER: _builtins.int
     QOS_MANAGER_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    NRI_FIELD_NUMBER: _builtins.int
+    LEFT_UNDONE_FIELD_NUMBER: _builtins.int
+    KOORDLETS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def daemon(self) -> Global___Daemon: ...
     @_builtins.property
@@ -244,6 +247,18 @@ class GetStatusResponse(_message.Message):
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What an operator may want to know and need not act on, a sentence each."""
 
+    @_builtins.property
+    def nri(self) -> Global___NriStatus:
+        """The connection with the runtime's NRI; absent in other modes."""
+
+    @_builtins.property
+    def left_undone(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeftUndone]:
+        """What the mode leaves undone of what policies set, by policy; see `daemon.mode`."""
+
+    @_builtins.property
+    def koordlets(self) -> _containers.RepeatedCompositeFieldContainer[Global___KoordletProcess]:
+        """As they were at most 30 s ago."""
+
     def __init__(
         self,
         *,
@@ -270,14 +285,48 @@ class GetStatusResponse(_message.Message):
         kubernetes: Global___KubernetesStatus | None = ...,
         qos_manager: Global___QosManagerStatus | None = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
+        nri: Global___NriStatus | None = ...,
+        left_undone: _abc.Iterable[Global___LeftUndone] | None = ...,
+        koordlets: _abc.Iterable[Global___KoordletProcess] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "nri", b"nri", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "notes", b"notes", "policies", b"policies", "problems", b"problems", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "koordlets", b"koordlets", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "left_undone", b"left_undone", "node", b"node", "notes", b"notes", "nri", b"nri", "policies", b"policies", "problems", b"problems", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class KoordletProcess(_message.Message):
+    """A process of koordlet on this node, by its command line."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    IS_NRI_PLUGIN_FIELD_NUMBER: _builtins.int
+    POLICIES_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    is_nri_plugin: _builtins.bool
+    """Whether it is to be an NRI plugin of the runtime."""
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Policies in use here whose hooks or writes it has, too, by its feature gates."""
+
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        is_nri_plugin: _builtins.bool = ...,
+        policies: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_nri_plugin", b"is_nri_plugin", "pid", b"pid", "policies", b"policies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KoordletProcess: _TypeAlias = KoordletProcess  # noqa: Y015
 
 @_typing.final
 class Daemon(_message.Message):
@@ -346,7 +395,7 @@ class Daemon(_message.Message):
     admin_problem: _builtins.str
     """Why the admin socket does not serve; empty if it does, or is off."""
     mode: _builtins.str
-    """`proxy`, or `standalone`: see `daemon.mode` of the configuration."""
+    """`proxy`, `nri` or `standalone`: see `daemon.mode` of the configuration."""
     @_builtins.property
     def started_at(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -374,6 +423,215 @@ class Daemon(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Daemon: _TypeAlias = Daemon  # noqa: Y015
+
+@_typing.final
+class NriStatus(_message.Message):
+    """The daemon as a plugin of the runtime's Node Resource Interface."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LateRepliesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    IS_CONNECTED_FIELD_NUMBER: _builtins.int
+    CONNECTED_SINCE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    SOCKET_FIELD_NUMBER: _builtins.int
+    PLUGIN_NAME_FIELD_NUMBER: _builtins.int
+    PLUGIN_INDEX_FIELD_NUMBER: _builtins.int
+    RUNTIME_NAME_FIELD_NUMBER: _builtins.int
+    RUNTIME_VERSION_FIELD_NUMBER: _builtins.int
+    NRI_VERSION_FIELD_NUMBER: _builtins.int
+    LOST_CONNECTIONS_FIELD_NUMBER: _builtins.int
+    LATE_REPLIES_FIELD_NUMBER: _builtins.int
+    FAILED_CREATES_FIELD_NUMBER: _builtins.int
+    UNDECIDED_CONTAINERS_FIELD_NUMBER: _builtins.int
+    NOT_CARRIED_FIELD_NUMBER: _builtins.int
+    CONFLICT_COUNT_FIELD_NUMBER: _builtins.int
+    CONFLICTS_FIELD_NUMBER: _builtins.int
+    OTHER_PLUGINS_FIELD_NUMBER: _builtins.int
+    is_connected: _builtins.bool
+    """Whether the runtime has configured the plugin, and all that runs has been taken over."""
+    problem: _builtins.str
+    """Why it is not connected; empty if it is, and before the first attempt has ended."""
+    socket: _builtins.str
+    """The runtime's socket for plugins, and the name and index under which it knows the daemon."""
+    plugin_name: _builtins.str
+    plugin_index: _builtins.str
+    runtime_name: _builtins.str
+    """As the runtime has said when it configured the plugin; kept while it is away."""
+    runtime_version: _builtins.str
+    nri_version: _builtins.str
+    """Of the runtime's NRI; empty if it does not say."""
+    lost_connections: _builtins.int
+    """Connections that have ended, other than by the daemon's own end."""
+    failed_creates: _builtins.int
+    """Containers that the runtime has not created after the answer of the plugin."""
+    undecided_containers: _builtins.int
+    """Containers that were created without a decision, while the plugin was away or with a late reply."""
+    conflict_count: _builtins.int
+    """Fields that other plugins own, or that validators have rejected: how many, and the latest 20, newest first."""
+    @_builtins.property
+    def connected_since(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def late_replies(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Replies without a decision, as policies were not ready in time, by event; their values go by file."""
+
+    @_builtins.property
+    def not_carried(self) -> _containers.RepeatedCompositeFieldContainer[Global___UncarriedField]:
+        """Fields of replies that this runtime drops without a word."""
+
+    @_builtins.property
+    def conflicts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PluginConflict]: ...
+    @_builtins.property
+    def other_plugins(self) -> _containers.RepeatedCompositeFieldContainer[Global___OtherPlugin]:
+        """Other plugins of the runtime, as far as their traces are seen."""
+
+    def __init__(
+        self,
+        *,
+        is_connected: _builtins.bool = ...,
+        connected_since: _timestamp_pb2.Timestamp | None = ...,
+        problem: _builtins.str = ...,
+        socket: _builtins.str = ...,
+        plugin_name: _builtins.str = ...,
+        plugin_index: _builtins.str = ...,
+        runtime_name: _builtins.str = ...,
+        runtime_version: _builtins.str = ...,
+        nri_version: _builtins.str = ...,
+        lost_connections: _builtins.int = ...,
+        late_replies: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        failed_creates: _builtins.int = ...,
+        undecided_containers: _builtins.int = ...,
+        not_carried: _abc.Iterable[Global___UncarriedField] | None = ...,
+        conflict_count: _builtins.int = ...,
+        conflicts: _abc.Iterable[Global___PluginConflict] | None = ...,
+        other_plugins: _abc.Iterable[Global___OtherPlugin] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["connected_since", b"connected_since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conflict_count", b"conflict_count", "conflicts", b"conflicts", "connected_since", b"connected_since", "failed_creates", b"failed_creates", "is_connected", b"is_connected", "late_replies", b"late_replies", "lost_connections", b"lost_connections", "not_carried", b"not_carried", "nri_version", b"nri_version", "other_plugins", b"other_plugins", "plugin_index", b"plugin_index", "plugin_name", b"plugin_name", "problem", b"problem", "runtime_name", b"runtime_name", "runtime_version", b"runtime_version", "socket", b"socket", "undecided_containers", b"undecided_containers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NriStatus: _TypeAlias = NriStatus  # noqa: Y015
+
+@_typing.final
+class UncarriedField(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIELD_FIELD_NUMBER: _builtins.int
+    RUNTIME_FIELD_NUMBER: _builtins.int
+    field: _builtins.str
+    runtime: _builtins.str
+    """Name and version."""
+    def __init__(
+        self,
+        *,
+        field: _builtins.str = ...,
+        runtime: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "runtime", b"runtime"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UncarriedField: _TypeAlias = UncarriedField  # noqa: Y015
+
+@_typing.final
+class PluginConflict(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTAINER_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
+    PLUGIN_FIELD_NUMBER: _builtins.int
+    container: _builtins.str
+    """Namespace, pod and container, or an id."""
+    field: _builtins.str
+    plugin: _builtins.str
+    """Index and name; empty if that is not known."""
+    def __init__(
+        self,
+        *,
+        container: _builtins.str = ...,
+        field: _builtins.str = ...,
+        plugin: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container", b"container", "field", b"field", "plugin", b"plugin"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PluginConflict: _TypeAlias = PluginConflict  # noqa: Y015
+
+@_typing.final
+class OtherPlugin(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    index: _builtins.str
+    """Two digits; empty if that is not known."""
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        index: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OtherPlugin: _TypeAlias = OtherPlugin  # noqa: Y015
+
+@_typing.final
+class LeftUndone(_message.Message):
+    """What a policy sets and this mode neither carries in a message nor writes to a file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    FIELDS_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    @_builtins.property
+    def fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Groups of fields, such as `env` and `mounts`; those of pods begin with `pod `."""
+
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        fields: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeftUndone: _TypeAlias = LeftUndone  # noqa: Y015
 
 @_typing.final
 class Bypass(_message.Message):
@@ -906,6 +1164,8 @@ class HookServer(_message.Message):
     LAST_ERROR_FIELD_NUMBER: _builtins.int
     LAST_ERROR_AT_FIELD_NUMBER: _builtins.int
     IS_UNUSED_FIELD_NUMBER: _builtins.int
+    HOOKS_NOT_ASKED_FIELD_NUMBER: _builtins.int
+    NOT_CARRIED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     endpoint: _builtins.str
     failure_policy: Global___FailurePolicy.ValueType
@@ -927,6 +1187,16 @@ class HookServer(_message.Message):
     def breaker_opened_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def last_error_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def hooks_not_asked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of its hooks, those at which daemon.mode asks nobody."""
+
+    @_builtins.property
+    def not_carried(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What its answers have had that daemon.mode does not carry: hook and kinds of fields, such as
+        "pre_run_pod_sandbox: labels, cgroup_parent".
+        """
+
     def __init__(
         self,
         *,
@@ -942,10 +1212,12 @@ class HookServer(_message.Message):
         last_error: _builtins.str = ...,
         last_error_at: _timestamp_pb2.Timestamp | None = ...,
         is_unused: _builtins.bool = ...,
+        hooks_not_asked: _abc.Iterable[_builtins.str] | None = ...,
+        not_carried: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["breaker_opened_at", b"breaker_opened_at", "last_error_at", b"last_error_at", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker_opened_at", b"breaker_opened_at", "calls", b"calls", "endpoint", b"endpoint", "failure_policy", b"failure_policy", "failures", b"failures", "hooks", b"hooks", "is_breaker_open", b"is_breaker_open", "is_unused", b"is_unused", "last_error", b"last_error", "last_error_at", b"last_error_at", "name", b"name", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker_opened_at", b"breaker_opened_at", "calls", b"calls", "endpoint", b"endpoint", "failure_policy", b"failure_policy", "failures", b"failures", "hooks", b"hooks", "hooks_not_asked", b"hooks_not_asked", "is_breaker_open", b"is_breaker_open", "is_unused", b"is_unused", "last_error", b"last_error", "last_error_at", b"last_error_at", "name", b"name", "not_carried", b"not_carried", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

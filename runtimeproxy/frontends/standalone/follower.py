@@ -7,33 +7,32 @@ earlier; what it is, the runtime's status says. Used in the event loop's thread.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from runtimeproxy.frontends.cgroup_tree import CgroupListener
+from runtimeproxy.frontends.mode_begin import mark_known
+from runtimeproxy.frontends.repeated import Repeated
 from runtimeproxy.frontends.standalone.events import RuntimeEvents
 from runtimeproxy.ledger.planner import SHARES
 from runtimeproxy.pods.inventory import RuntimeEvent, RuntimeUnavailableError
 from runtimeproxy.pods.reconcile import reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
-from runtimeproxy.state.state_file import StateFile
 
 if TYPE_CHECKING:
     from runtimeproxy.core.policies import Spawn
-    from runtimeproxy.frontends.standalone.cgroup_tree import CgroupTree, ContainerCgroup
+    from runtimeproxy.frontends.cgroup_tree import CgroupTree, ContainerCgroup
     from runtimeproxy.ledger.upkeep import Upkeep
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
-
-logger = logging.getLogger(__name__)
+    from runtimeproxy.pods.store import PodStore
 
 RecordT = TypeVar("RecordT", PodRecord, ContainerRecord)
 
-FILE: Final = "standalone.json"
-"""In the state folder."""
 LIST_INTERVAL_S: Final = 10.0
 """How often lists are read while neither the runtime nor the kernel reports what happens."""
 CONFIRM_INTERVAL_S: Final = 60.0
@@ -56,8 +55,8 @@ SECOND_LOOK_S: Final = 1.0
 written: both looks together end within 2 s of it."""
 
 
-class Follower:
-    """Takes events, lists, and what happens in the cgroup tree (a `CgroupListener`).
+class Follower(CgroupListener):
+    """Takes events, lists, and what happens in the cgroup tree.
 
     Args:
         upkeep: Asks the policies, and writes what follows.
@@ -80,22 +79,23 @@ class Follower:
     ) -> None:
         self.events = RuntimeEvents(client, self.take, inventory.compare_soon)
         self._inventory = inventory
-        self._store = inventory.store
         self._upkeep = upkeep
         self._client = client
         self._spawn = spawn
-        # Pods of which something has changed, and those that are evaluated now.
-        self._changed_pods: set[str] = set()
-        self._evaluated_pods: set[str] = set()
+        self._changed_pods = Repeated()
         # Containers whose program runs, as their cgroups tell, before the runtime has said so.
         self._started: set[str] = set()
         self._present: set[str] = set()
-        # Cgroups that were written to, and those that are looked at now.
-        self._written: set[str] = set()
-        self._looked_at: set[str] = set()
+        self._written = Repeated()
+        # Cgroups of the first scan, until lists have been read.
+        self._unlisted: dict[str, ContainerCgroup] = {}
         self._has_removals = False
-        self._since_s = upkeep.evaluator.since_s = since_s
+        upkeep.evaluator.since_s = since_s
         inventory.on_complete.insert(0, self._mark_known)
+
+    @property
+    def _store(self) -> PodStore:
+        return self._inventory.store
 
     def start(self) -> None:
         self._spawn(self.events.run())
@@ -119,24 +119,14 @@ class Follower:
 
     def _evaluate_soon(self, pod_id: str) -> None:
         pod = self._store.pods.get(pod_id)
-        if pod is not None and pod.state is Lifecycle.RUNNING:
-            self._changed_pods.add(pod.id)
-            if pod.id not in self._evaluated_pods:
-                # Not awaited: files may hang, and other pods' events must not wait for them.
-                self._evaluated_pods.add(pod.id)
-                self._spawn(self._evaluate(pod.id, pod.cgroup_parent))
+        if pod is not None and pod.state is Lifecycle.RUNNING and self._changed_pods.add(pod.id):
+            # Not awaited: files may hang, and other pods' events must not wait for them.
+            self._spawn(self._changed_pods.run(pod.id, partial(self._evaluate, pod.id, pod.cgroup_parent)))
 
     async def _evaluate(self, pod_id: str, cgroup: str) -> None:
-        # The events of a pod that come meanwhile lead to one more evaluation.
-        try:
-            while pod_id in self._changed_pods:
-                self._changed_pods.discard(pod_id)
-                await self._upkeep.evaluator.evaluate_pod(pod_id)
-                # A container's scope was started in the pod's slice: systemd has set that again.
-                await self._upkeep.repair(cgroup)
-        finally:
-            self._changed_pods.discard(pod_id)
-            self._evaluated_pods.discard(pod_id)
+        await self._upkeep.evaluator.evaluate_pod(pod_id)
+        # A container's scope was started in the pod's slice: systemd has set that again.
+        await self._upkeep.repair(cgroup)
 
     async def _take_pod(self, identity: str) -> str:
         """Takes what the runtime says of a sandbox; returns its id, empty if it knows none."""
@@ -179,17 +169,14 @@ class Follower:
         return record.pod_id
 
     def _seen(self, record: RecordT) -> RecordT:
-        return replace(record, recovered=record.created_s < self._since_s)
+        return replace(record, recovered=record.created_s < self._upkeep.evaluator.since_s)
 
     # The cgroup tree.
 
-    def on_scanned(self) -> None:
-        # What has been made since the lists were read.
+    def on_scanned(self, found: Sequence[ContainerCgroup]) -> None:
+        # What has been made since the lists were read, and what these have not had yet.
+        self._unlisted.update((each.id, each) for each in found)
         self._inventory.compare_soon()
-
-    def on_kubelet(self, cgroup: str) -> None:
-        # The pods show it.
-        pass
 
     def is_running(self, container: ContainerCgroup) -> bool:
         known = self._store.containers.get(container.id)
@@ -220,10 +207,8 @@ class Follower:
             self._spawn(self._compare_after_removals())
 
     def on_written(self, cgroup: str, container: ContainerCgroup | None) -> None:
-        self._written.add(cgroup)
-        if cgroup not in self._looked_at:
-            self._looked_at.add(cgroup)
-            self._spawn(self._look_at(cgroup, container))
+        if self._written.add(cgroup):
+            self._spawn(self._written.run(cgroup, partial(self._look_at, cgroup, container)))
 
     async def _learn(self, container: ContainerCgroup) -> None:
         """Asks the runtime what a new cgroup is, until it knows."""
@@ -259,22 +244,17 @@ class Follower:
     # Writes of others.
 
     async def _look_at(self, cgroup: str, container: ContainerCgroup | None) -> None:
-        try:
-            while cgroup in self._written:
-                self._written.discard(cgroup)
-                await asyncio.sleep(WRITES_S)
-                # An update writes all values of a container, and takes others back to the runtime's.
-                if await self._upkeep.is_in_force(cgroup, SHARES if container is not None else ""):
-                    continue
-                is_changed = await self._take_update(container)
-                if is_changed:
-                    await self._upkeep.repair(cgroup)
-                await asyncio.sleep(SECOND_LOOK_S)
-                is_changed = await self._take_update(container) or is_changed
-                # What is no update of the runtime's, and no reset, is another program's.
-                await self._upkeep.repair(cgroup, is_explained=is_changed)
-        finally:
-            self._looked_at.discard(cgroup)
+        await asyncio.sleep(WRITES_S)
+        # An update writes all values of a container, and takes others back to the runtime's.
+        if await self._upkeep.is_in_force(cgroup, SHARES if container is not None else ""):
+            return
+        is_changed = await self._take_update(container)
+        if is_changed:
+            await self._upkeep.repair(cgroup)
+        await asyncio.sleep(SECOND_LOOK_S)
+        is_changed = await self._take_update(container) or is_changed
+        # What is no update of the runtime's, and no reset, is another program's.
+        await self._upkeep.repair(cgroup, is_explained=is_changed)
 
     async def _take_update(self, container: ContainerCgroup | None) -> bool:
         """Takes what the runtime says of a container that was written to; returns whether that is news."""
@@ -293,13 +273,12 @@ class Follower:
 
     async def _mark_known(self) -> None:
         """Makes of what lists have shown what events would have."""
+        mark_known(self._store, self._upkeep.evaluator.since_s)
         pods, containers = self._store.pods, self._store.containers
-        for pod in pods:
-            if pod.recovered and pod.detailed and pod.created_s >= self._since_s:
-                pods.revise(replace(pod, recovered=False))
-        for container in containers:
-            if container.recovered and container.detailed and container.created_s >= self._since_s:
-                containers.revise(replace(container, recovered=False))
+        unlisted, self._unlisted = self._unlisted, {}
+        for identity, cgroup in unlisted.items():
+            if pods.get(identity) is None and containers.get(identity) is None:
+                self.on_made(cgroup)
         for identity in tuple(self._started):
             known = containers.get(identity)
             if known is not None and known.detailed and known.state is Lifecycle.CREATED:
@@ -319,17 +298,3 @@ class Follower:
                 self._inventory.confirm_all()
             elif not (is_followed or self.events.is_followed):
                 self._inventory.compare_soon()
-
-
-def begun_s(folder: Path) -> float:
-    """When stand-alone mode began on this node, in seconds since the epoch; now, if that was never saved."""
-    file = StateFile(folder / FILE, "what runs already gets no lower memory limits", version=1)
-    found = file.load(lambda document: float(document["since_s"]))
-    if found is not None:
-        return found
-    now_s = time.time()
-    try:
-        file.save({"since_s": now_s})
-    except OSError as error:
-        logger.warning("%s cannot be saved: %s", file.path, error.strerror)
-    return now_s

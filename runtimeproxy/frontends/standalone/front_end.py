@@ -12,23 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtimeproxy.config.parsing import socket_mode_bits
-from runtimeproxy.config.validation import owner_ids
+from runtimeproxy.frontends.cgroup_tree import CgroupTree
 from runtimeproxy.frontends.front_end import FrontEnd
-from runtimeproxy.frontends.lock import lock_host, unlock_host
-from runtimeproxy.frontends.standalone.cgroup_tree import CgroupTree
+from runtimeproxy.frontends.lock import take_host, unlock_host
 from runtimeproxy.frontends.standalone.classes import ClassesOnly
-from runtimeproxy.listener import inherited, listen
-from runtimeproxy.sdnotify import listen_sockets
 
 if TYPE_CHECKING:
     from runtimeproxy.background import ThreadPools
-    from runtimeproxy.config.settings import ProxySettings, Settings
+    from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.core import Core
     from runtimeproxy.core.policies import Spawn
     from runtimeproxy.frontends.standalone.follower import Follower
     from runtimeproxy.hooks.carried import CarriedFields
-    from runtimeproxy.listener import Listener
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
 
 
@@ -66,20 +61,16 @@ class Standalone(FrontEnd):
         return before, "; ".join(filter(None, (" and ".join(sources), problem)))
 
     def open(self, settings: Settings, own_socket: str) -> None:
-        # The API is served on the listener itself: no other socket is needed.
-        self._lock_fd = lock_host(settings.daemon.lock, alone=True)
-        passed = listen_sockets(self._environ)
-        self.listener = inherited(passed[0]) if passed else _listener(settings.proxy)
-        for surplus in passed[1:]:
-            surplus.close()
+        self._lock_fd, self.listener = take_host(settings, self._environ)
 
     async def join(
         self, core: Core, client: GrpcRuntimeClient, settings: Settings, threads: ThreadPools, spawn: Spawn
     ) -> None:
-        from runtimeproxy.frontends.standalone.follower import Follower, begun_s
+        from runtimeproxy.frontends.mode_begin import begun_s
+        from runtimeproxy.frontends.standalone.follower import Follower
 
         run = asyncio.get_running_loop().run_in_executor
-        since_s = await run(threads.background, begun_s, Path(settings.state.dir))
+        since_s = await run(threads.background, begun_s, Path(settings.state.dir), self.mode)
         follower = Follower(core.inventory, core.upkeep, client, spawn, since_s)
         has_runtime = bool(settings.proxy.runtime_endpoint)
         listener = follower if has_runtime else ClassesOnly(core.store, core.upkeep.evaluator)
@@ -94,8 +85,3 @@ class Standalone(FrontEnd):
     async def end(self) -> None:
         # Another front end may run now.
         unlock_host(self._lock_fd)
-
-
-def _listener(proxy: ProxySettings) -> Listener:
-    uid, gid = owner_ids(proxy)
-    return listen(proxy.endpoint, mode=socket_mode_bits(proxy.socket_mode), uid=uid, gid=gid)

@@ -12,7 +12,7 @@ from runtimeproxy.documents.long_json import json_text
 from runtimeproxy.documents.reading import InputError, check_document, json_value
 from runtimeproxy.errors import UNLIKE_OURS
 from runtimeproxy.fields.declaration import Kind
-from runtimeproxy.fields.tables import CRI_FIELDS, saved_value
+from runtimeproxy.fields.tables import RESOURCE_FIELDS, saved_value
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.changes import CLEAR, Clear
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, Owners, labels_of, parse_claimant
@@ -167,7 +167,7 @@ def _plain(name: str, value: Any) -> object:  # noqa: ANN401 - any field
         return {field: labels_of(owners) for field, owners in value.items()}
     if not isinstance(value, Resources):
         return dict(value) if isinstance(value, Mapping) else value
-    document = {name: found for name in CRI_FIELDS if (found := getattr(value, name)) is not None}
+    document = {name: found for name in RESOURCE_FIELDS if (found := getattr(value, name)) is not None}
     if value.hugepage_limits_bytes:
         document["hugepage_limits_bytes"] = dict(value.hugepage_limits_bytes)
     if value.unified:
@@ -301,8 +301,8 @@ def _values(value: object) -> Mapping[str, int | str]:
 def _resources(value: object) -> Resources:
     document = _object(value)
     values: dict[str, Any] = {
-        name: (_integer if CRI_FIELDS[name].kind is Kind.NUMBER else _text)(document[name])
-        for name in CRI_FIELDS.keys() & document.keys()
+        name: (_integer if RESOURCE_FIELDS[name].kind is Kind.NUMBER else _text)(document[name])
+        for name in RESOURCE_FIELDS.keys() & document.keys()
     }
     pages = _object(document.get("hugepage_limits_bytes", {}))
     values["hugepage_limits_bytes"] = tuple((size, _integer(limit)) for size, limit in pages.items())

@@ -16,18 +16,26 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.api_names import MODES, ROLES
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
-from runtimeproxy.fields.tables import LISTS, QUOTA
+from runtimeproxy.fields.tables import LISTS, QUOTA, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, ClaimOutcome
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.decision import evaluation_of, unmet_for
-from runtimeproxy.hooks.fields import ANNOTATIONS, CGROUP_PARENT, LABELS, RESOURCES, UNIFIED, pod_of
+from runtimeproxy.hooks.fields import (
+    ANNOTATIONS,
+    CDI_DEVICES,
+    CGROUP_PARENT,
+    LABELS,
+    RESOURCES,
+    UNIFIED,
+    pod_of,
+)
 from runtimeproxy.hooks.loaded import LoadedPolicy, overridden_methods
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import books
-from runtimeproxy.ledger.answers import by_parameter, class_cgroups
+from runtimeproxy.ledger.answers import at_next_start, by_parameter, class_cgroups, target_of_view
 from runtimeproxy.ledger.tree import BURST, MEMORY_AT_LEAST_MIN, MEMORY_MIN
-from runtimeproxy.ledger.unapplied import UnappliedCause
+from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifecycle, PodRecord
 from runtimeproxy.qos import kube_qos_class
@@ -42,6 +50,7 @@ from runtimeproxy.vocabulary import ClaimKey, ClaimLevel
 if TYPE_CHECKING:
     from runtimeproxy.cgroups.writer import FileText
     from runtimeproxy.core.policies import PolicySet
+    from runtimeproxy.frontends.nri.state import NriState
     from runtimeproxy.hooks.claimants import Claimant
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.views import Resources
@@ -116,11 +125,18 @@ class Explainer:
         policies: Those in use.
         leased: Claims of owners outside of this process.
         executor: Threads for files.
+        nri: Knows what the runtime drops of its plugin's replies; None in other modes.
     """
 
     def __init__(
-        self, messages: PodMessages, policies: PolicySet, leased: LeasedClaims, executor: Executor
+        self,
+        messages: PodMessages,
+        policies: PolicySet,
+        leased: LeasedClaims,
+        executor: Executor,
+        nri: NriState | None = None,
     ) -> None:
+        self._nri = nri
         self._messages = messages
         self._inventory = messages.inventory
         self._ledger = messages.ledger
@@ -243,7 +259,7 @@ class Explainer:
                     fields[name] = _message_field(record, name, owners, decision)
         self._add_dry_run(subject, entries, fields)
         self._add_observed(files, fields)
-        self._add_unapplied(subject, fields)
+        self._add_unapplied(subject, decision, fields)
         self._add_strategies(fields.values(), strategies, decision, node)
         box = record if isinstance(record, ContainerRecord) else None
         view = subject.view
@@ -302,13 +318,18 @@ class Explainer:
                 now = api_pb2.ExplainedField(file=file.file, observed=file.text, observed_value=observed)
                 fields[name].MergeFrom(now)
 
-    def _add_unapplied(self, subject: _Subject, fields: dict[str, api_pb2.ExplainedField]) -> None:
+    def _add_unapplied(
+        self, subject: _Subject, decision: Decision | None, fields: dict[str, api_pb2.ExplainedField]
+    ) -> None:
         """Adds what is wanted of the cgroup and not in force, with the reasons."""
         unapplied, identity = self._ledger.books.unapplied, _identity(subject.cgroup)
         found = [*unapplied.values(subject.record.id)] if subject.record is not None else []
         if identity:
             found += unapplied.values(identity)
             found += (each for each in self._leased.unapplied() if _identity(each.target.cgroup) == identity)
+        if decision is not None:
+            known = {each.field for each in found}
+            found += (each for each in self._not_carried(subject, decision) if each.field not in known)
         for each in found:
             # The resources of a sandbox's message are not those of its pod's cgroup.
             parameter = parameter_of(each.field) if subject.level is not Level.POD else ""
@@ -320,6 +341,17 @@ class Explainer:
             if not field.problem and each.cause is not UnappliedCause.CONFLICT:
                 field.problem = each.reason
 
+    def _not_carried(self, subject: _Subject, decision: Decision) -> Iterator[Unapplied]:
+        """What no creation carries: of something new that is noted with its first evaluation only."""
+        record, view = subject.record, subject.view
+        if record is None or view is None:
+            return
+        target = target_of_view(view, subject.cgroup)
+        for name, each in at_next_start(decision, record, self._policies.chain.carried).items():
+            if each.cause is UnappliedCause.NOT_CARRIED:
+                owners = tuple(dict.fromkeys(claim.owner for claim in each.claims))
+                yield Unapplied(target, name, each.wanted, owners, each.cause, each.reason, record.created_s)
+
     def _dry_run_claims(self, subject: _Subject) -> Iterator[tuple[OwnedClaims, ClaimKey, Claim]]:
         """The claims with a lease on a cgroup that are not applied."""
         if isinstance(subject.record, ContainerRecord):
@@ -327,6 +359,15 @@ class Explainer:
         if isinstance(subject.record, PodRecord):
             return self._leased.dry_run(ClaimLevel.POD, subject.record.uid)
         return self._leased.dry_run(ClaimLevel.QOS_CLASS, subject.qos)
+
+    def _is_dropped(self, name: str) -> bool:
+        """Whether the runtime takes a cgroup parameter of a container from no message."""
+        state = self._nri
+        return state is not None and any(
+            RESOURCE_PARAMETERS.get(each.field.removeprefix(f"{RESOURCES}.")) == name
+            for each in state.not_carried
+            if each.runtime == state.runtime
+        )
 
     def _field(
         self,
@@ -366,7 +407,7 @@ class Explainer:
             or self._left(book.id, name)
             or (_difference(name, entry, result.value, found, record, formats) if not files.problem else ""),
             is_observed_only=entry.is_once or name in ledger.books.observed,
-            way=_way(entry),
+            way=_way(entry, is_dropped=book.level is Level.CONTAINER and self._is_dropped(name)),
         )
         for each in ledger.yielded():
             if each.name == name and "/" + "/".join(each.path) == book.id:
@@ -415,12 +456,12 @@ class Explainer:
                 claim.strategies.extend(each for each in strategies if each.path.split(".")[0] in wanted)
 
 
-def _way(entry: Entry) -> api_pb2.ExplainedField.Way.ValueType:
+def _way(entry: Entry, *, is_dropped: bool) -> api_pb2.ExplainedField.Way.ValueType:
     """How the applied value of a cgroup parameter got there."""
     if entry.resolved is None:
         return api_pb2.ExplainedField.WAY_UNSPECIFIED
     # The runtime writes what its specification holds.
-    is_in_message = entry.resolved == entry.booked
+    is_in_message = entry.resolved == entry.booked and not is_dropped
     return api_pb2.ExplainedField.WAY_MESSAGE if is_in_message else api_pb2.ExplainedField.WAY_FILE
 
 
@@ -543,7 +584,7 @@ def _message_value(record: PodRecord | ContainerRecord, name: str) -> str | None
         return value
     if group == CGROUP_PARENT and isinstance(record, PodRecord):
         return record.cgroup_parent
-    return NOT_RECORDED
+    return key if group == CDI_DEVICES else NOT_RECORDED
 
 
 def _resource(resources: Resources, name: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.documents.reading import InputError, json_value, member, printable
 from runtimeproxy.errors import RuntimeProxyError, described
-from runtimeproxy.fields.tables import CRI_FIELDS, QUOTA, RESOURCE_PARAMETERS
+from runtimeproxy.fields.tables import QUOTA, RESOURCE_FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import resolve
 from runtimeproxy.hooks.claimants import labels_of, texts_of
 from runtimeproxy.hooks.fields import CGROUP, RESOURCES
@@ -224,7 +224,7 @@ def _resources(resources: Resources) -> api_pb2.Resources:
 
 
 _SHOWN_RESOURCES: Final = tuple(
-    name for name in CRI_FIELDS if name in api_pb2.Resources.DESCRIPTOR.fields_by_name
+    name for name in RESOURCE_FIELDS if name in api_pb2.Resources.DESCRIPTOR.fields_by_name
 )
 
 

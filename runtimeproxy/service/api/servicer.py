@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from runtimeproxy.documents.reading import InputError
 from runtimeproxy.errors import StatusCode
+from runtimeproxy.node.koordlet import KoordletLook
 from runtimeproxy.service.api.audit_feed import AuditFeed
 from runtimeproxy.service.api.explain import Explainer
 from runtimeproxy.service.api.node import NodeFeed
@@ -48,12 +49,13 @@ class RuntimeProxyServicer:
         self._executor = executor
         core, audit = parts.core, parts.core.audit
         messages = PodMessages(core.inventory, core.ledger, core.node)
-        self.explainer = Explainer(messages, core.policies, core.leased, executor)
+        self.explainer = Explainer(messages, core.policies, core.leased, executor, parts.nri)
         self._simulator = Simulator(core.policies, core.node)
         self.pods = PodFeed(messages)
         self.node = NodeFeed(core.store, core.node, core.policies)
         self._flush = audit.flush
         self._audit = AuditFeed(audit.ring, audit.flush)
+        self._koordlets = KoordletLook()
         # Watchers would keep a process whose successor serves, or that drains.
         self._ending = asyncio.get_running_loop().create_task(self._end_watches())
 
@@ -76,9 +78,10 @@ class RuntimeProxyServicer:
         runtime = await self.parts.runtime.version()
         memory_bytes = await run(self._executor, read_memory)
         misspelled = await run(self._executor, self.parts.pod_names.find)
+        koordlets = await run(self._executor, self._koordlets.find)
         # The last failures are those of the audit.
         self._flush()
-        status = status_of(self.parts, StatusReading(runtime, memory_bytes, misspelled))
+        status = status_of(self.parts, StatusReading(runtime, memory_bytes, misspelled, koordlets))
         status.clients.watchers = self.watchers
         return status
 

@@ -22,11 +22,16 @@ from runtimeproxy.hooks.claimants import parse_claimant
 from runtimeproxy.hooks.decision import FailureKind, missing_features, unmet_on
 from runtimeproxy.hooks.fields import SYSCTL
 from runtimeproxy.hooks.policy import Mode
+from runtimeproxy.hooks.ways import left_undone, shown_name
 from runtimeproxy.http2.server import EarlyEnd
 from runtimeproxy.ledger import unapplied as unapplied_values
+from runtimeproxy.ledger.unapplied import UnappliedCause
 from runtimeproxy.logs import dropped_lines
+from runtimeproxy.node.koordlet import HOOKS
 from runtimeproxy.node.snapshot import FIELDS, Input, InputState
+from runtimeproxy.pods.records import Level
 from runtimeproxy.service.api.claims import EVICTIONS, owner_message
+from runtimeproxy.service.api.nri import notes_of_nri, nri_status, problems_of_nri
 from runtimeproxy.service.api.qos_manager import notes_of_manager, problems_of_manager, qos_manager_status
 from runtimeproxy.service.api.unapplied import unapplied_messages, unapplied_of
 from runtimeproxy.service.api.values import (
@@ -48,6 +53,8 @@ if TYPE_CHECKING:
     from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
     from runtimeproxy.frontends.cri_proxy.relay.server import RelayServer
     from runtimeproxy.hooks.audit import AuditEntry
+    from runtimeproxy.hooks.carried import CarriedFields
+    from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.counts import PolicyCounts
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.loading import LateLoad, LoadProblem
@@ -58,6 +65,7 @@ if TYPE_CHECKING:
     from runtimeproxy.ledger.leased import LeasedClaims
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.ledger.upkeep import Upkeep
+    from runtimeproxy.node.koordlet import Koordlet
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.node.sources import NodeSources
     from runtimeproxy.pods.inventory import Inventory
@@ -103,6 +111,7 @@ class StatusReading(NamedTuple):
     memory_bytes: int
     """0 if it is not known."""
     misspelled: NamesByPod
+    koordlets: Sequence[Koordlet] = ()
 
 
 def read_memory() -> int:
@@ -130,7 +139,7 @@ def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
         daemon=_daemon(parts, core.state, look.memory_bytes, is_loaded=policies.is_loaded),
         runtime=_runtime(parts, core.inventory, look.runtime),
         policies=policies_of(policies, core.audit, node.latest, uids),
-        hook_servers=[_hook_server(each) for each in servers.servers.values()],
+        hook_servers=[_hook_server(each, policies.chain) for each in servers.servers.values()],
         registration_problems=servers.present_problems,
         records=_records(core.inventory, core.state, look.misspelled),
         ledger=_ledger(core.ledger, store, core.upkeep, core.leased, core.state, node.latest, settings),
@@ -146,13 +155,38 @@ def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
         claim_owners=_claim_owners(core.leased),
         evictions=_evictions(core.evictor),
         qos_manager=qos_manager_status(parts.qos_manager),
+        nri=nri_status(parts.nri, settings.nri) if parts.nri is not None else None,
+        left_undone=_left_undone(parts.front_end.carried_fields(), policies.chain.policies, core.upkeep),
+    )
+    in_use = [each.name for each in policies.chain.policies if each.mode is Mode.ENFORCE]
+    status.koordlets.extend(
+        api_pb2.KoordletProcess(pid=each.pid, is_nri_plugin=each.uses_nri, policies=each.shared(in_use))
+        for each in look.koordlets
     )
     status.bypass.CopyFrom(bypass_of(parts.bypass))
     status.breaker.CopyFrom(_breaker(parts.bypass))
     status.hook_servers.extend(api_pb2.HookServer(name=name, is_unused=True) for name in servers.unused)
-    status.notes.extend(notes_of_manager(status.qos_manager))
+    status.notes.extend((*notes_of_manager(status.qos_manager), *notes_of_nri(status.nri)))
+    status.notes.extend(_notes_of_koordlets(status))
     status.problems.extend(problems_of(status))
     return status
+
+
+def _left_undone(
+    carried: CarriedFields, policies: Iterable[LoadedPolicy], upkeep: Upkeep
+) -> list[api_pb2.LeftUndone]:
+    """What policies say that they set, or have set, and the mode does not apply."""
+    found = {
+        each.name: dict.fromkeys(left_undone(carried, each.policy.sets_fields))
+        for each in policies
+        if each.methods
+    }
+    for value in upkeep.unapplied():
+        if value.cause is UnappliedCause.NOT_CARRIED:
+            name = shown_name("pod" if value.target.level is Level.POD else "", value.field.partition("[")[0])
+            for owner in value.owners:
+                found.setdefault(str(owner), {})[name] = None
+    return [api_pb2.LeftUndone(policy=name, fields=fields) for name, fields in found.items() if fields]
 
 
 def _claim_owners(leased: LeasedClaims) -> list[api_pb2.ClaimOwner]:
@@ -444,8 +478,9 @@ def _runtime(parts: Parts, inventory: Inventory, response: bytes | None) -> api_
     )
 
 
-def _hook_server(server: Server) -> api_pb2.HookServer:
+def _hook_server(server: Server, chain: Chain) -> api_pb2.HookServer:
     about, counts = server.registration, server.counts
+    uncarried = chain.counts.uncarried.of(about.name)
     return api_pb2.HookServer(
         name=about.name,
         endpoint=about.endpoint,
@@ -458,6 +493,8 @@ def _hook_server(server: Server) -> api_pb2.HookServer:
         failures=counts.failures,
         last_error=counts.last_error,
         last_error_at=timestamp(counts.last_error_s) if counts.last_error else None,
+        hooks_not_asked=sorted(each for each in about.hooks if not chain.carried.asks_at(each)),
+        not_carried=[f"{hook}: {', '.join(fields)}" for hook, fields in uncarried.items()],
     )
 
 
@@ -763,6 +800,8 @@ def _kubernetes(link: KubernetesLink | None) -> api_pb2.KubernetesStatus | None:
 def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
     """What needs an operator's attention, a sentence each."""
     yield from _problems_of_daemon(status)
+    if status.HasField("nri"):
+        yield from problems_of_nri(status.nri)
     yield from _problems_of_memory(status)
     yield from _problems_of_policies(status.policies)
     for server in status.hook_servers:
@@ -771,6 +810,7 @@ def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
         elif server.is_unused:
             yield f"Hook server {server.name} is registered beyond the limit and not used."
     yield from (f"Hook server registration: {each}." for each in status.registration_problems)
+    yield from _problems_of_koordlets(status)
     yield from _problems_of_pods(status.ledger)
     yield from _problems_of_names(status.records)
     yield from _problems_of_values(status.ledger)
@@ -782,6 +822,25 @@ def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
     if status.node.polling_reason:
         yield f"Node: the kernel reports no changes of files, which are polled: {status.node.polling_reason}."
     yield from (f"Node: {each}." for each in status.node.problems)
+
+
+def _problems_of_koordlets(status: api_pb2.GetStatusResponse) -> Iterator[str]:
+    """Two plugins of one runtime: it refuses a container for which both set one field."""
+    for each in status.koordlets if status.daemon.mode == "nri" else ():
+        if each.is_nri_plugin and not HOOKS.isdisjoint(each.policies):
+            hooks = ", ".join(name for name in each.policies if name in HOOKS)
+            text = f"Koordlet (process {each.pid}) is an NRI plugin, too, with the hooks of {hooks}"
+            yield f"{text}: the runtime refuses a container for which both set one field."
+
+
+def _notes_of_koordlets(status: api_pb2.GetStatusResponse) -> Iterator[str]:
+    if any(_problems_of_koordlets(status)):
+        return
+    for each in status.koordlets:
+        if each.policies:
+            what = "is an NRI plugin, and sets" if each.is_nri_plugin else "sets"
+            names = ", ".join(each.policies)
+            yield f"Koordlet (process {each.pid}) {what} what these policies set, too: {names}."
 
 
 def _problems_of_pods(ledger: api_pb2.LedgerStatus) -> Iterator[str]:

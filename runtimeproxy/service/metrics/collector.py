@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from runtimeproxy.core.state import SavedState
     from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
     from runtimeproxy.frontends.cri_proxy.relay.counts import RelayCounts
+    from runtimeproxy.frontends.nri.state import NriState
     from runtimeproxy.hooks.counts import PolicyCounts
     from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.kubernetes.source import KubernetesSource
@@ -137,6 +138,8 @@ def samples(parts: Parts, received: Received) -> Iterator[Sample]:
     yield from _of_process(parts)
     if (proxy := parts.proxy) is not None:
         yield from _of_proxy(proxy, received)
+    if parts.nri is not None:
+        yield from of_nri(parts.nri)
     policies, audit, ledger = core.policies, core.audit, core.ledger
     yield from _of_loaded(policies, core.node)
     yield from of_policies(audit.counts)
@@ -189,6 +192,17 @@ def _of_process(parts: Parts) -> Iterator[Sample]:
     yield Sample("breaker_openings_total", bypass.openings)
     if parts.proxy is None:
         yield Sample("runtime_up", parts.runtime.away_since_s is None)
+
+
+def of_nri(state: NriState) -> Iterator[Sample]:
+    yield Sample("nri_connected", state.is_connected)
+    yield Sample("nri_connections_lost_total", state.lost_connections)
+    for event, count in state.late_replies.copy().items():
+        yield Sample("nri_late_replies_total", count, (event,))
+    yield Sample("nri_failed_creates_total", state.failed_creates)
+    yield Sample("nri_undecided_containers_total", state.undecided_containers)
+    yield Sample("nri_conflicts_total", state.conflict_count)
+    yield Sample("nri_uncarried_fields", len(state.not_carried))
 
 
 def _of_proxy(proxy: CriProxy, received: Received) -> Iterator[Sample]:

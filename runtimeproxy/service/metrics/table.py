@@ -97,6 +97,17 @@ _TABLE = {
     ),
     "received_bytes_total": _counter("Bytes of HTTP/2 read from `client` and `upstream`", "peer"),
     "runtime_up": _gauge("0 while the runtime was lost and does not answer"),
+    "nri_connected": _gauge("1 while the runtime asks the daemon as its plugin; only in mode `nri`"),
+    "nri_connections_lost_total": _counter("Connections with the runtime's NRI that have ended"),
+    "nri_late_replies_total": _counter(
+        "Replies without a decision, as policies were not ready in time; their values go by file", "event"
+    ),
+    "nri_failed_creates_total": _counter("Containers that the runtime has not created after the reply"),
+    "nri_undecided_containers_total": _counter(
+        "Containers that were created without a decision: while the plugin was away, or with a late reply"
+    ),
+    "nri_conflicts_total": _counter("Fields that other plugins own, or that validators have rejected"),
+    "nri_uncarried_fields": _gauge("Fields of replies that this runtime drops without a word"),
     "upstream_wait_seconds": _histogram(
         "How long new connections waited for the runtime, the image service or the daemon's own server",
         "upstream",

@@ -238,8 +238,22 @@ def another_mode_runs(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def kubelet_has_the_socket(scene: Scene) -> ProxyProcess:
+    lock = scene.folder / "front-end.lock"
+    daemon = scene.prepare(f'[daemon]\nmode = "nri"\nlock = "{lock}"\n')
+    with kubelet(scene.folder, "--container-runtime-endpoint", f"unix://{daemon.socket}"):
+        checked = daemon.run("check-config")
+        daemon.spawn()
+        assert daemon.wait() == checked.returncode == 2
+    for text in (checked.stderr, "\n".join(daemon.log)):
+        assert "daemon.mode" in text
+        assert "a kubelet still uses the proxy's socket" in text
+    return daemon
+
+
 ROWS: Final = {
     "another mode of the daemon runs on this host (`daemon.lock`)": Row(another_mode_runs, None),
+    '`daemon.mode` is `"nri"` or `"standalone"`': Row(kubelet_has_the_socket, None),
     "it is killed while it writes": Row(killed_while_it_writes, lambda s: s.ledger.counts.recovered > 0),
     "it is killed;": Row(killed, lambda s: s.records.is_recovered),
     "the checkpoint is damaged": Row(checkpoint_is_damaged, lambda s: bool(s.records.checkpoint_set_aside)),

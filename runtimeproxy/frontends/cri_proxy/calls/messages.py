@@ -19,14 +19,22 @@ How values are read from messages is in `runtimeproxy.pods.resources`; views mad
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy.fields.tables import CRI_FIELDS
-from runtimeproxy.hooks.changes import Clear, ContainerChange, PodChange, ResourceChange, TextEntries
-from runtimeproxy.hooks.fields import written_value
+from runtimeproxy.hooks.changes import (
+    Clear,
+    ContainerChange,
+    MountSpec,
+    PodChange,
+    ResourceChange,
+    TextEntries,
+    plain_path,
+)
+from runtimeproxy.hooks.fields import entry_edits, scalar_edits
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.pods.record_views import PodSummary
 from runtimeproxy.pods.records import PodRecord
@@ -202,22 +210,55 @@ def edit_cgroup_parent(config: api_pb2.PodSandboxConfig, parent: str | None) -> 
 
 def edit_container(config: api_pb2.ContainerConfig, change: ContainerChange, sent: Resources) -> bool:
     """Changes the configuration of a container to be created; `sent` are its resources as they came."""
-    changed = bool(change.mounts or change.devices)
+    changed = bool(change.devices)
+    if change.mounts:
+        changed |= _edit_mounts(config.mounts, change.mounts)
     if change.annotations:
         changed |= edit_entries(config.annotations, change.annotations)
     if change.env:
         changed |= _edit_env(config.envs, change.env)
-    for mount in change.mounts:
-        config.mounts.add(
-            container_path=mount.container_path, host_path=mount.host_path, readonly=mount.readonly
-        )
     for device in change.devices:
         config.devices.add(
             container_path=device.container_path, host_path=device.host_path, permissions=device.permissions
         )
+    if change.cdi_devices:
+        changed |= _add_cdi_devices(config.CDI_devices, change.cdi_devices)
     if change.resources is not None:
         changed |= edit_resources(config.linux.resources, change.resources, sent)
     return changed
+
+
+def _edit_mounts(mounts: MutableSequence[api_pb2.Mount], wanted: Iterable[MountSpec]) -> bool:
+    """Adds mounts behind the others, in place of those of their paths: runtimes differ in which is on top."""
+    places: dict[str, list[int]] = {plain_path(each.container_path): [] for each in wanted}
+    for place, each in enumerate(mounts):
+        found = places.get(plain_path(each.container_path))
+        if found is not None:
+            found.append(place)
+    missing = [
+        each for each in wanted if not _has_mount(mounts, places[plain_path(each.container_path)], each)
+    ]
+    _remove(mounts, [place for each in missing for place in places[plain_path(each.container_path)]])
+    for new in missing:
+        mounts.add(  # type: ignore[attr-defined]
+            container_path=new.container_path, host_path=new.host_path, readonly=new.readonly
+        )
+    return bool(missing)
+
+
+def _has_mount(mounts: Sequence[api_pb2.Mount], places: Sequence[int], wanted: MountSpec) -> bool:
+    if len(places) != 1:
+        return False
+    found = mounts[places[0]]
+    return (found.host_path, found.readonly) == (wanted.host_path, wanted.readonly)
+
+
+def _add_cdi_devices(devices: MutableSequence[api_pb2.CDIDevice], names: Sequence[str]) -> bool:
+    present = {device.name for device in devices}
+    missing = [name for name in names if name not in present]
+    for name in missing:
+        devices.add(name=name)  # type: ignore[attr-defined]
+    return bool(missing)
 
 
 def edit_resources(
@@ -234,10 +275,11 @@ def edit_resources(
     unless the kubelet sends the field. None if it is not known: every wanted value is sent. `update`: whether
     the message updates something that exists.
     """
-    scalars = scalar_edits(change, in_force, sent, update=update)
-    for cri_field, value in scalars.items():
+    edits = scalar_edits(change, in_force, sent, update=update)
+    scalars = {CRI_FIELDS[name].cri: value for name, value in edits.items() if name in CRI_FIELDS}
+    for name, value in scalars.items():
         # Such as `cpu_quota`: `fields/declared.py`.
-        setattr(message, cri_field, value)
+        setattr(message, name, value)
     if not change.unified:
         return bool(scalars)
     entries = entry_edits(change.unified, sent.unified, in_force.unified if in_force is not None else None)
@@ -290,57 +332,13 @@ def _set_variable(
     return True
 
 
-def _remove(items: MutableSequence[api_pb2.KeyValue], places: Sequence[int]) -> None:
-    if len(places) <= MAX_SINGLE_REMOVALS:
-        for place in sorted(places, reverse=True):
+def _remove(items: MutableSequence[Any], places: Iterable[int]) -> None:
+    gone = frozenset(places)
+    if len(gone) <= MAX_SINGLE_REMOVALS:
+        for place in sorted(gone, reverse=True):
             del items[place]
         return
     # Each removal moves all that follows.
-    gone = frozenset(places)
     kept = [item for place, item in enumerate(items) if place not in gone]
     del items[:]
     items.extend(kept)
-
-
-def scalar_edits(
-    change: ResourceChange, in_force: Resources | None, sent: Resources, *, update: bool
-) -> dict[str, int | str]:
-    """The CRI fields to assign so that a change is made, and only those that really differ.
-
-    `in_force`: what the runtime has; None where that is nothing or not known. A field that the kubelet does
-    not send and that has the wanted value already is not sent again.
-    """
-    edits: dict[str, int | str] = {}
-    for name, field in CRI_FIELDS.items():
-        wanted = getattr(change, name)
-        if wanted is None:
-            continue
-        value = written_value(name, wanted, update=update)
-        present = getattr(sent, name)
-        if value == (present or (0 if isinstance(value, int) else "")):
-            continue
-        if present is None and in_force is not None:
-            current: int | str | None = getattr(in_force, name)
-            # A value that the runtime never got need not be cleared.
-            if current == value or (current is None and isinstance(wanted, Clear)):
-                continue
-        edits[field.cri] = value
-    return edits
-
-
-def entry_edits(
-    changes: TextEntries, present: Mapping[str, str], in_force: Mapping[str, str] | None = None
-) -> dict[str, str | None]:
-    """The map entries to set (or, with None, to take away), and only those that really differ.
-
-    `in_force`: what the runtime has; an entry that the message does not give is not sent again.
-    """
-    known = in_force or {}
-    edits: dict[str, str | None] = {}
-    for key, wanted in changes.items():
-        value = None if isinstance(wanted, Clear) else wanted
-        before = present.get(key)
-        if before == value or (before is None and known.get(key) == value):
-            continue
-        edits[key] = value
-    return edits

@@ -58,6 +58,8 @@ REQUEST_SLACK_S: Final = 10.0
 
 TAKEN_OVER: Final = "taken over"
 """A successor notes this in the lock file."""
+RESTART_INSTEAD: Final = "no calls run here, and a restart does the same: restart the service"
+"""Noted there in the modes in which nothing has to be handed over."""
 
 _UNREADABLE: Final = (0, "")
 
@@ -406,6 +408,10 @@ class UpgradeFailedError(RuntimeProxyError):
     """The upgrade failed; the old instance continues to serve."""
 
 
+class RestartInsteadError(UpgradeFailedError):
+    """The instance runs in a mode in which a restart does the same."""
+
+
 def request_upgrade(endpoint: str, start_s: float) -> tuple[int, int]:
     """Has the instance on a socket start its successor; returns the process ids of both.
 
@@ -424,7 +430,8 @@ def request_upgrade(endpoint: str, start_s: float) -> tuple[int, int]:
             return pid, now[0]
         # Read twice: the first time it may have been half written.
         if now == last and (failure := _request_failure(pid, before, now)):
-            raise UpgradeFailedError(f"{endpoint}: {failure}")
+            is_restart = now[1].endswith(RESTART_INSTEAD)
+            raise (RestartInsteadError if is_restart else UpgradeFailedError)(f"{endpoint}: {failure}")
         last = now
         # Polled: the instance may be of an older version, and the lock file is all that they share.
         time.sleep(REQUEST_PAUSE_S)

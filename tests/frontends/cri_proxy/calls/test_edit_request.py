@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -166,6 +168,55 @@ def test_mounts_and_devices_come_after_the_kubelets() -> None:
     assert found.mounts[0].recursive_read_only
     assert found.mounts[2].readonly
     assert [device.permissions for device in found.devices] == ["", "", "r"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        pytest.param(["/x", "/c", "/y"], ["/x", "/y", "/c"], id="the same path"),
+        pytest.param(["//c/", "/x/../c"], ["/c"], id="other spellings"),
+        pytest.param(["/c/below", "/"], ["/c/below", "/", "/c"], id="other paths"),
+        pytest.param(["/x", *["/c"] * 40], ["/x", "/c"], id="many"),
+    ],
+)
+def test_a_mount_replaces_those_of_its_path(paths: list[str], expected: list[str]) -> None:
+    found = api_pb2.ContainerConfig()
+    for path in paths:
+        found.mounts.add(container_path=path, host_path="/of-the-pod")
+    mount = MountSpec(host_path="/h", container_path="/c")
+    assert edit_container(found, ContainerChange(mounts=(mount,)))
+    assert [each.container_path for each in found.mounts] == expected
+    assert found.mounts[-1] == api_pb2.Mount(container_path="/c", host_path="/h", readonly=True)
+
+
+def test_a_mount_that_is_there_already_is_no_change() -> None:
+    found = api_pb2.ContainerConfig()
+    found.mounts.add(container_path="/c/", host_path="/h", readonly=True, selinux_relabel=True)
+    raw = found.SerializeToString()
+    mount = MountSpec(host_path="/h", container_path="/c")
+    assert not edit_container(found, ContainerChange(mounts=(mount,)))
+    assert found.SerializeToString() == raw
+    writable = replace(mount, readonly=False)
+    assert edit_container(found, ContainerChange(mounts=(writable,)))
+    assert [each.readonly for each in found.mounts] == [False]
+
+
+def test_cdi_devices_come_after_the_kubelets_and_once() -> None:
+    found, sent = config(), ("vendor.com/gpu=1", "vendor.com/gpu=0")
+    for name in sent:
+        found.CDI_devices.add(name=name)
+    change = ContainerChange(cdi_devices=("vendor.com/gpu=0", "vendor.com/nic=a"))
+    assert edit_container(found, change)
+    names = [device.name for device in found.CDI_devices]
+    assert names == [*sent, "vendor.com/nic=a"]
+    assert not edit_container(found, change)
+
+
+def test_what_the_cri_lacks_is_in_no_message() -> None:
+    found = config()
+    resources = ResourceChange(pids_limit=10, rdt_class="gold", blockio_class="slow")
+    assert not edit_container(found, ContainerChange(resources=resources))
+    assert found == config()
 
 
 def test_a_pod() -> None:

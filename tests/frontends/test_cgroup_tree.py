@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,15 +12,16 @@ from shutil import rmtree
 import pytest
 from inotify_simple import Event, INotify, flags
 
-from runtimeproxy.frontends.standalone import cgroup_tree
-from runtimeproxy.frontends.standalone.cgroup_tree import (
+from runtimeproxy.frontends import cgroup_tree
+from runtimeproxy.frontends.cgroup_tree import (
+    CgroupListener,
     CgroupTree,
     ContainerCgroup,
     container_id,
     kubelet_folders,
     pod_uid,
 )
-from tests.frontends.standalone.test_processes import CLONED, RUNC, SLEEP, add
+from tests.frontends.test_processes import CLONED, RUNC, SLEEP, add
 from tests.hooks.asking import until
 
 ID = "0123456789abcdef" * 4
@@ -107,7 +108,7 @@ def test_ids_of_containers(name: str, identity: str) -> None:
     assert container_id(name) == identity
 
 
-class Listener:
+class Listener(CgroupListener):
     """Notes what it is told."""
 
     def __init__(self) -> None:
@@ -116,7 +117,7 @@ class Listener:
         self.kubelet_root = ""
         self._changed = asyncio.Event()
 
-    def on_scanned(self) -> None:
+    def on_scanned(self, found: Sequence[ContainerCgroup]) -> None:
         self._note("scanned")
 
     def on_kubelet(self, cgroup: str) -> None:

@@ -12,15 +12,15 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.folder_events import open_inotify
-from runtimeproxy.frontends.standalone.processes import runs_program
+from runtimeproxy.frontends.processes import runs_program
 
 if TYPE_CHECKING:
     from inotify_simple import Event, INotify
@@ -70,17 +70,18 @@ class ContainerCgroup(NamedTuple):
     """Its path below the controller's mount."""
 
 
-class CgroupListener(Protocol):
-    """Takes what happens in the tree; called in the event loop's thread."""
+class CgroupListener:
+    """Takes what happens in the tree; called in the event loop's thread. Here it ignores all of it."""
 
-    def on_scanned(self) -> None:
+    def on_scanned(self, found: Sequence[ContainerCgroup]) -> None:
         """The whole tree was read for the first time; what is there already is not told one by one."""
 
     def on_kubelet(self, cgroup: str) -> None:
-        """The kubelet's outermost cgroup is there now; empty: it is gone."""
+        """The kubelet's outermost cgroup is this one now; empty: it is gone."""
 
     def is_running(self, container: ContainerCgroup) -> bool:
         """Whether it is known to have started without a look at its first process."""
+        return False
 
     def on_made(self, container: ContainerCgroup) -> None:
         """A cgroup was made; the runtime writes its values next."""
@@ -141,7 +142,7 @@ class CgroupTree:
         except (OSError, ImportError) as error:
             self.problem = str(error)
             logger.warning("changes of cgroups are not reported, and lists are read instead: %s", error)
-            self._listener.on_scanned()
+            self._listener.on_scanned(())
             return
         try:
             while True:
@@ -227,7 +228,8 @@ class CgroupTree:
 
     def _scan(self, inotify: INotify, reports: list[Report]) -> None:
         """Reads the whole tree."""
-        is_first, self.problem = self._scanned_s is None, ""
+        is_first = self._scanned_s is None
+        self.problem = "" if self._base.is_dir() else f"{self._base}: no such folder"
         told = [] if is_first else reports
         found: set[Path] = set()
         kubelet_root = ""
@@ -245,7 +247,7 @@ class CgroupTree:
             if found.isdisjoint((path, path.parent, self._base / self._path(path)[1:])):
                 self._unwatch(inotify, path)
         if is_first:
-            reports.append(self._listener.on_scanned)
+            reports.append(partial(self._listener.on_scanned, tuple(self._containers.values())))
         if kubelet_root != self.kubelet_root:
             self.kubelet_root = kubelet_root
             reports.append(partial(self._listener.on_kubelet, kubelet_root))

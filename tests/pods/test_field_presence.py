@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from runtimeproxy.frontends.cri_proxy.calls.messages import (
-    entry_edits,
-    scalar_edits,
-)
 from runtimeproxy.hooks import CLEAR, ResourceChange, Resources
 from runtimeproxy.hooks.changes import Clear, TextEntries
-from runtimeproxy.hooks.fields import written_value
+from runtimeproxy.hooks.fields import entry_edits, scalar_edits, written_value
 from runtimeproxy.pods.updates import given_fields
 
 NOTHING = Resources()
@@ -22,7 +18,7 @@ NOTHING = Resources()
         pytest.param(ResourceChange(), Resources(cpu_shares=2), {}, id="leave-alone"),
         pytest.param(ResourceChange(cpu_shares=4), Resources(cpu_shares=2), {"cpu_shares": 4}, id="set"),
         pytest.param(ResourceChange(cpu_shares=2), Resources(cpu_shares=2), {}, id="set-to-the-same"),
-        pytest.param(ResourceChange(cpu_quota_us=-1), NOTHING, {"cpu_quota": -1}, id="set-unlimited"),
+        pytest.param(ResourceChange(cpu_quota_us=-1), NOTHING, {"cpu_quota_us": -1}, id="set-unlimited"),
         pytest.param(ResourceChange(oom_score_adj=0), NOTHING, {}, id="zero-where-nothing-is"),
         pytest.param(
             ResourceChange(oom_score_adj=0), Resources(oom_score_adj=-5), {"oom_score_adj": 0}, id="zero"
@@ -33,7 +29,7 @@ NOTHING = Resources()
         pytest.param(
             ResourceChange(cpu_quota_us=CLEAR),
             Resources(cpu_quota_us=5000),
-            {"cpu_quota": 0},
+            {"cpu_quota_us": 0},
             id="clear-quota",
         ),
         pytest.param(
@@ -46,7 +42,7 @@ NOTHING = Resources()
         pytest.param(
             ResourceChange(memory_limit_bytes=7, cpuset_mems="1"),
             NOTHING,
-            {"memory_limit_in_bytes": 7, "cpuset_mems": "1"},
+            {"memory_limit_bytes": 7, "cpuset_mems": "1"},
             id="several",
         ),
     ],
@@ -80,7 +76,7 @@ def test_scalars_at_creation(change: ResourceChange, sent: Resources, expected: 
             ResourceChange(cpu_quota_us=CLEAR),
             Resources(cpu_quota_us=5000),
             NOTHING,
-            {"cpu_quota": -1},
+            {"cpu_quota_us": -1},
             id="clear-quota",
         ),
         pytest.param(
@@ -88,7 +84,7 @@ def test_scalars_at_creation(change: ResourceChange, sent: Resources, expected: 
         ),
         pytest.param(ResourceChange(cpu_quota_us=CLEAR), NOTHING, NOTHING, {}, id="quota-never-set"),
         pytest.param(
-            ResourceChange(cpu_quota_us=CLEAR), None, NOTHING, {"cpu_quota": -1}, id="quota-unknown"
+            ResourceChange(cpu_quota_us=CLEAR), None, NOTHING, {"cpu_quota_us": -1}, id="quota-unknown"
         ),
         pytest.param(
             ResourceChange(cpu_shares=CLEAR),
@@ -101,7 +97,7 @@ def test_scalars_at_creation(change: ResourceChange, sent: Resources, expected: 
             ResourceChange(memory_limit_bytes=CLEAR, memory_swap_limit_bytes=CLEAR),
             NOTHING,
             Resources(memory_limit_bytes=7, memory_swap_limit_bytes=8),
-            {"memory_limit_in_bytes": -1, "memory_swap_limit_in_bytes": -1},
+            {"memory_limit_bytes": -1, "memory_swap_limit_bytes": -1},
             id="clear-sent-limits",
         ),
         pytest.param(

@@ -1,0 +1,1 @@
+"""The Node Resource Interface."""

@@ -1,0 +1,1 @@
+"""Package ``ttrpc``: the messages in the frames of ttrpc, in ``request_pb2``."""

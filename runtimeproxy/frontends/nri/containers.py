@@ -1,0 +1,529 @@
+"""The runtime creates, starts and updates a container: what policies decide, and how it gets there.
+
+A container's values are put into the reply to CreateContainer. At StartContainer its cgroup exists and its
+program does not run yet: what only files hold is written then, and what the runtime has not taken from the
+reply is written, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from cri_api.nri.v1alpha1 import api_pb2
+from runtimeproxy.cgroups.writer import WriteOutcome
+from runtimeproxy.core.events import (
+    book_container,
+    on_container_started,
+    on_container_updated,
+    repair,
+    resized,
+    updated_container,
+)
+from runtimeproxy.core.questions import (
+    NOTHING_DECIDED,
+    DecidedValues,
+    Question,
+    container_question,
+    decided_values,
+    lower_bursts,
+    make_room,
+    owners_with_fitted,
+    put_back,
+    take_cpus,
+    values_within_bounds,
+)
+from runtimeproxy.fields.tables import RESOURCE_FIELDS, RESOURCE_PARAMETERS, UPDATABLE
+from runtimeproxy.frontends.nri.messages import (
+    CLASSES,
+    Adjustment,
+    container_record,
+    container_update,
+    read_env,
+    read_resources,
+)
+from runtimeproxy.frontends.nri.state import PluginConflict, UncarriedField
+from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, Resources
+from runtimeproxy.hooks.audit import Origin
+from runtimeproxy.hooks.changes import ResourceChange
+from runtimeproxy.hooks.fields import entry_edits, scalar_edits
+from runtimeproxy.ledger.answers import by_parameter, target_of
+from runtimeproxy.ledger.books import Wanted
+from runtimeproxy.pods.inventory import RuntimeUnavailableError
+from runtimeproxy.pods.reconcile import reconciled
+from runtimeproxy.pods.record_views import is_resize, recorded_container, recorded_pod, recorded_summary
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.pods.resources import NO_ENTRIES, overlay
+from runtimeproxy.pods.updates import (
+    PendingUpdate,
+    fitted_change,
+    has_taken,
+    with_updates,
+)
+from runtimeproxy.slo.names import RESOURCE_STATUS
+
+if TYPE_CHECKING:
+    from runtimeproxy.cgroups.writer import WriteResult
+    from runtimeproxy.frontends.nri.services import EventServices
+    from runtimeproxy.hooks.changes import Change
+
+logger = logging.getLogger(__name__)
+
+MOST_DRAFTS: Final = 1000
+"""Containers between CreateContainer and PostCreateContainer; runtimes make some at a time."""
+SETTLE_S: Final = 2.0
+"""How long PostUpdateContainer may take to follow UpdateContainer, before the runtime is asked."""
+CREATE: Final = Origin("CreateContainer")
+START: Final = Origin("StartContainer")
+UPDATE: Final = Origin("UpdateContainerResources")
+
+
+@dataclass(slots=True)
+class Draft:
+    """A container that the runtime is about to create, with what is decided on it.
+
+    Attributes:
+        is_late: Whether the runtime has had its answer before the decision.
+        has_failed: Whether the runtime did not create it after an earlier answer.
+        is_undecided: Whether policies had no answer in time: they are asked again once it starts.
+    """
+
+    record: ContainerRecord
+    adjustment: Adjustment
+    has_failed: bool = False
+    decided: DecidedValues = NOTHING_DECIDED
+    fitted: Mapping[str, int | str] = field(default_factory=lambda: NO_ENTRIES)
+    is_late: bool = False
+    is_undecided: bool = False
+
+    def edit(self, change: Change) -> bool:
+        """Puts a change into the reply; in any thread."""
+        asked = cast("ContainerChange", change)
+        if self.has_failed:
+            # What a file holds goes there: another plugin may set the same field.
+            asked = replace(asked, resources=None)
+        self.adjustment.put(asked)
+        return not self.adjustment.is_empty
+
+    def finished(self) -> ContainerRecord:
+        """The record, once the runtime has created the container."""
+        given: dict[str, Any] = {} if self.is_late else dict(self.adjustment.set_fields)
+        unified = {} if self.is_late else dict(self.adjustment.message.linux.resources.unified)
+        requested = self.record.requested
+        return replace(
+            self.record,
+            booked=overlay(requested, Resources(**given, unified=unified)) if given or unified else requested,
+            owners=owners_with_fitted(self.decided.owners, self.fitted),
+            pending_cgroup=dict(self.decided.pending) or NO_ENTRIES,
+        )
+
+
+class _Update(NamedTuple):
+    """An update that the runtime was answered and has not confirmed."""
+
+    pending: PendingUpdate
+    decided: DecidedValues
+    fitted: Mapping[str, int | str]
+    released: Collection[str]
+    evaluation: int
+    timer: asyncio.TimerHandle
+
+
+class Containers:
+    """Answers the runtime's requests about containers. Used in the event loop's thread."""
+
+    def __init__(self, services: EventServices) -> None:
+        self._services = services
+        self._core = services.core
+        self._state = services.state
+        self._drafts: dict[str, Draft] = {}
+        # Containers by pod and name that the runtime was answered about and has not reported as created.
+        self._unmade: dict[tuple[str, str], str] = {}
+        self._updates: dict[str, _Update] = {}
+        # By a field's name, the plugins that have set it for any container.
+        self.owners: dict[str, str] = {}
+
+    # --- creation ------------------------------------------------------------------------------------------
+
+    async def create(
+        self, message: api_pb2.Container, pod: PodRecord, until_s: float
+    ) -> api_pb2.CreateContainerResponse:
+        """Decides on a container to be created.
+
+        Raises:
+            RefusedError: Policies refuse it.
+        """
+        core = self._core
+        record = replace(
+            container_record(message, time.time()),
+            pod_id=pod.id,
+            state=Lifecycle.CREATED,
+            evaluation=core.evaluator.rounds,
+        )
+        has_swap_limit = message.linux.resources.memory.HasField("swap")
+        adjustment = Adjustment(record.requested, has_swap_limit, message.mounts)
+        draft = Draft(record, adjustment, self._has_failed(pod, record))
+        self._keep(draft, pod)
+
+        def make_view() -> ContainerView:
+            # Without the id that it is going to have: by that policies know that it does not exist yet.
+            view = recorded_container(replace(record, id=""), recorded_pod(pod))
+            return replace(view, env=read_env(message.env))
+
+        question = Question(Hook.PRE_CREATE_CONTAINER, recorded_summary(pod), make_view, edit=draft.edit)
+        decision = await self._services.ask(question, until_s, CREATE)
+        if decision is not None:
+            draft.decided = decided_values(decision)
+            draft.is_undecided = bool(decision.without_answer) or bool(decision.unwritten)
+        self._fit_to_bounds(draft, pod)
+        for work in self._preparations(draft, pod, until_s):
+            await work()
+        self._report_left_out(draft, pod)
+        return api_pb2.CreateContainerResponse(
+            adjust=None if draft.adjustment.is_empty else draft.adjustment.message
+        )
+
+    def _has_failed(self, pod: PodRecord, record: ContainerRecord) -> bool:
+        """Whether the runtime has not created the container of this name, and tries it again."""
+        earlier = self._unmade.get((pod.id, record.name))
+        if earlier is None or earlier == record.id:
+            return False
+        draft = self._drafts.pop(earlier, None)
+        self._state.failed_creates += 1
+        if draft is not None and not draft.adjustment.is_empty:
+            self._report_conflicts(draft, pod)
+        return True
+
+    def _report_conflicts(self, draft: Draft, pod: PodRecord) -> None:
+        # The runtime tells plugins of no conflict: the likely ones are fields that others have set before.
+        name = f"{pod.namespace}/{pod.name}/{draft.record.name}"
+        fields = sorted(self.fields_of(draft.adjustment.message).intersection(self.owners))
+        for each in fields:
+            self._state.add_conflict(PluginConflict(name, each, self.owners[each]))
+        which = ", ".join(f"{each} is set by {self.owners[each]}" for each in fields)
+        text = "the runtime did not create it after the plugin's answer; its values go by file now"
+        self._core.problems.counts["CreateContainer", "not_created"] += 1
+        self._core.problems.failures.report(
+            "CreateContainer", "not created", f"{text}: {which}" if which else text, container=name
+        )
+
+    @staticmethod
+    def fields_of(message: api_pb2.ContainerAdjustment) -> set[str]:
+        """The fields that an answer sets, as they are called here."""
+        linux, found = message.linux, set[str]()
+        for name, each in RESOURCE_FIELDS.items():
+            if each.oci and linux.resources.HasField(each.oci[0]):  # type: ignore[arg-type]
+                value = getattr(getattr(linux.resources, each.oci[0]), each.oci[1])
+                if value if isinstance(value, int | str) else value.ByteSize():
+                    found.add(f"resources.{name}")
+        found.update(f"resources.{name}" for name in CLASSES if linux.resources.HasField(name))
+        if linux.HasField("oom_score_adj"):
+            found.add("resources.oom_score_adj")
+        found.update(f"resources.unified[{key}]" for key in linux.resources.unified)
+        found.update(f"annotations[{key}]" for key in message.annotations)
+        found.update(f"env[{each.key}]" for each in message.env)
+        found.update(f"mounts[{each.destination}]" for each in message.mounts)
+        found.update(f"devices[{each.path}]" for each in linux.devices)
+        found.update(f"cdi_devices[{each.name}]" for each in message.CDI_devices)
+        return found
+
+    def _keep(self, draft: Draft, pod: PodRecord) -> None:
+        while len(self._drafts) >= MOST_DRAFTS:
+            del self._drafts[next(iter(self._drafts))]
+        while len(self._unmade) >= MOST_DRAFTS:
+            del self._unmade[next(iter(self._unmade))]
+        self._drafts[draft.record.id] = draft
+        self._unmade[pod.id, draft.record.name] = draft.record.id
+
+    def _fit_to_bounds(self, draft: Draft, pod: PodRecord) -> None:
+        """Changes what bounds of the pod's cgroup and above do not allow."""
+        values = partial(self._booked, draft)
+        draft.fitted = values_within_bounds(self._core.ledger, pod.cgroup_parent, values)
+        if draft.fitted and not draft.has_failed:
+            draft.adjustment.put_resources(fitted_change(draft.fitted))
+
+    def _booked(self, draft: Draft) -> Resources:
+        return draft.finished().booked
+
+    def _preparations(self, draft: Draft, pod: PodRecord, until_s: float) -> Sequence[Any]:
+        """Room for the values of the answer, and the CPUs that the pod has."""
+        core, works = self._core, []
+        if core.allocations is not None and RESOURCE_STATUS in pod.annotations:
+            taking = partial(core.allocations.create, ContainerView(pod=recorded_pod(pod)))
+            works.append(take_cpus(core.problems, CREATE.call, until_s, taking))
+        return (*works, *make_room(core, pod, lambda: by_parameter(self._booked(draft))))
+
+    def _report_left_out(self, draft: Draft, pod: PodRecord) -> None:
+        name = f"{pod.namespace}/{pod.name}/{draft.record.name}"
+        for each, why in draft.adjustment.left_out.items():
+            self._core.problems.counts[CREATE.call, "left_out"] += 1
+            self._core.problems.failures.report(CREATE.call, each, f"{each}: {why}", container=name)
+
+    def on_late(self, container_id: str) -> None:
+        """The runtime has its answer without the decision."""
+        draft = self._drafts.get(container_id)
+        if draft is not None:
+            draft.is_late = True
+
+    def on_created(self, message: api_pb2.Container, pod: PodRecord) -> ContainerRecord:
+        """The runtime has created a container."""
+        store, draft = self._core.store, self._drafts.pop(message.id, None)
+        known = store.containers.get(message.id)
+        if draft is None:
+            if known is not None:
+                return known
+            self._state.undecided_containers += 1
+            record = replace(container_record(message, time.time()), pod_id=pod.id)
+            store.containers.put(record)
+            self._services.note_undecided(record.id)
+            return record
+        self._unmade.pop((pod.id, draft.record.name), None)
+        if draft.is_late:
+            self._state.undecided_containers += 1
+        record = draft.finished()
+        store.containers.put(record)
+        if draft.decided.fields is not None and (draft.decided.fields or draft.fitted):
+            book_container(self._core, pod, record, draft.decided.fields, draft.fitted)
+        if draft.is_late or draft.is_undecided:
+            self._services.note_undecided(record.id)
+        return record
+
+    async def compare(self, known: ContainerRecord, found: ContainerRecord) -> None:
+        """Brings a record up to the runtime's specification after a time without events."""
+        store, pod = self._core.store, self._core.store.pods.get(known.pod_id)
+        update = self._updates.get(known.id)
+        if update is not None and pod is not None and has_taken(update.pending.forwarded, found.booked):
+            self._services.start_after(UPDATE.call, pod, self.on_updated(known.id, pod))
+            return
+        self._forget_update(known.id)
+        record = reconciled(known, found)
+        if record.booked != known.booked and not await self._was_updated(found):
+            # A reply whose end was not recorded: what the kubelet asked for is the same.
+            record = replace(record, requested=known.requested, owners=known.owners)
+        if record is not known and store.containers.get(known.id) is known:
+            store.containers.put(record)
+
+    async def _was_updated(self, found: ContainerRecord) -> bool:
+        """Whether a container has been updated since its creation: till then its status has other values.
+
+        Source: containerd internal/cri/server, copyResourcesToStatus: those that plugins have not changed.
+        """
+        try:
+            shown = await self._services.lookups.confirm_container(found.id)
+        except RuntimeUnavailableError:
+            return False
+        return shown is not None and has_taken(found.booked, shown.booked)
+
+    # --- start ---------------------------------------------------------------------------------------------
+
+    async def start(self, message: api_pb2.Container, pod: PodRecord, until_s: float) -> None:
+        """Writes the values of a container whose program does not run yet."""
+        core = self._core
+        record = core.store.containers.get(message.id) or self.on_created(message, pod)
+        question = container_question(core.inventory, Hook.PRE_START_CONTAINER, record, pod)
+        decision = await self._services.ask(question, until_s, START)
+        decided = NOTHING_DECIDED if decision is None else decided_values(decision)
+        await self._verify(record, pod, message.pid)
+        for work in on_container_started(core, record, decided, START):
+            await work()
+        if record.id in self._services.undecided:
+            self._services.undecided.discard(record.id)
+            await core.evaluator.evaluate_pod(pod.id)
+
+    async def _verify(self, record: ContainerRecord, pod: PodRecord, pid: int) -> None:
+        """Compares the container's files with what policies want, and writes what differs.
+
+        Runtimes drop fields that they do not know without a word.
+        """
+        core, cgroup = self._core, self._core.inventory.cgroup_of(pod, record)
+        run = asyncio.get_running_loop().run_in_executor
+        if cgroup and core.ledger.books.record(cgroup) is not None:
+            written = await run(core.executor, core.ledger.start, Wanted(target_of(pod, record, cgroup), {}))
+            self._note_uncarried(record, written)
+        score = record.booked.oom_score_adj
+        if pid and "resources.oom_score_adj" in record.owners and score is not None:
+            is_taken = await run(core.executor, keep_oom_score, pid, record.id, score)
+            if not is_taken:
+                self._add_uncarried("resources.oom_score_adj")
+
+    def _note_uncarried(self, record: ContainerRecord, written: Sequence[WriteResult]) -> None:
+        booked = by_parameter(record.booked)
+        for each in written:
+            if each.outcome is WriteOutcome.WRITTEN and booked.get(each.name) == each.value:
+                name = next((key for key, of in RESOURCE_PARAMETERS.items() if of == each.name), each.name)
+                self._add_uncarried(f"resources.{name}")
+
+    def _add_uncarried(self, name: str) -> None:
+        found = UncarriedField(name, self._state.runtime)
+        if found not in self._state.not_carried:
+            self._state.not_carried.add(found)
+            text = "not taken from the plugin's answer: it goes by file"
+            logger.warning("%s: %s %s", self._state.runtime or "the runtime", name, text)
+
+    # --- updates -------------------------------------------------------------------------------------------
+
+    async def update(
+        self, message: api_pb2.Container, asked: api_pb2.LinuxResources, pod: PodRecord, until_s: float
+    ) -> api_pb2.UpdateContainerResponse:
+        """Decides on an update by the kubelet; the reply has what the runtime's specification lacks."""
+        core = self._core
+        record = core.store.containers.get(message.id) or self.on_created(message, pod)
+        sent, evaluation = _updatable(read_resources(asked)), core.evaluator.rounds
+        expected = with_updates(record, core.pending_updates.get(record.id, ()))
+        change = _UpdateChange(sent, record.booked if record.detailed and expected is record else None)
+        question = container_question(
+            core.inventory, Hook.PRE_UPDATE_CONTAINER_RESOURCES, expected, pod, sent
+        )
+        question.edit, question.is_deferred = change.edit, True
+        # As long as no policy has to run.
+        decided = DecidedValues(silent=core.chain.unsettled)
+        decision = await self._services.ask(question, until_s, UPDATE)
+        if decision is not None:
+            decided = decided_values(decision, is_deferred=True)
+        released: Collection[str] = ()
+        if expected.owners:
+            released, back = put_back(expected, sent, decided)
+            if released:
+                change.put(back)
+        values = partial(overlay, expected.booked, change.forwarded)
+        fitted = values_within_bounds(core.ledger, pod.cgroup_parent, values)
+        if fitted:
+            change.put(fitted_change(fitted))
+        pending = PendingUpdate(sent, change.forwarded)
+        for work in lower_bursts(core, record, pod, pending, has_pending=bool(decided.pending)):
+            await work()
+        self._await_end(record.id, pending, decided, fitted, released, evaluation)
+        if not (change.values or change.entries):
+            return api_pb2.UpdateContainerResponse()
+        reply = container_update(record.id, change.values, change.entries)
+        return api_pb2.UpdateContainerResponse(update=[reply])
+
+    def _await_end(
+        self,
+        container_id: str,
+        pending: PendingUpdate,
+        decided: DecidedValues,
+        fitted: Mapping[str, int | str],
+        released: Collection[str],
+        evaluation: int,
+    ) -> None:
+        core = self._core
+        if (before := self._updates.pop(container_id, None)) is not None:
+            before.timer.cancel()
+        timer = asyncio.get_running_loop().call_later(SETTLE_S, self._settle_soon, container_id, pending)
+        self._updates[container_id] = _Update(pending, decided, fitted, released, evaluation, timer)
+        core.pending_updates.setdefault(container_id, []).append(pending)
+
+    def _settle_soon(self, container_id: str, pending: PendingUpdate) -> None:
+        self._core.spawn(self._settle(container_id, pending))
+
+    async def _settle(self, container_id: str, pending: PendingUpdate) -> None:
+        """Asks the runtime how an update has ended of which it told no more."""
+        core = self._core
+        try:
+            found = await self._services.lookups.confirm_container(container_id)
+        except RuntimeUnavailableError:
+            core.inventory.confirm_all()
+            found = None
+        pod = core.store.pods.get(found.pod_id) if found is not None else None
+        if found is not None and pod is not None and has_taken(pending.forwarded, found.booked):
+            self._services.start_after(UPDATE.call, pod, self.on_updated(container_id, pod))
+        else:
+            self._forget_update(container_id)
+
+    def _forget_update(self, container_id: str) -> _Update | None:
+        update = self._updates.pop(container_id, None)
+        if update is not None:
+            update.timer.cancel()
+            pending = self._core.pending_updates
+            left = [each for each in pending.pop(container_id, ()) if each is not update.pending]
+            if left:
+                pending[container_id] = left
+        return update
+
+    def on_updated(self, container_id: str, pod: PodRecord) -> Sequence[Any]:
+        """The runtime has made an update; returns the work that is due now."""
+        core, update = self._core, self._forget_update(container_id)
+        record = core.store.containers.get(container_id)
+        if record is None or update is None:
+            return ()
+        sent = update.pending.sent
+        updated = updated_container(
+            record, update.pending, update.decided, update.fitted, update.released, NO_ENTRIES
+        )
+        works = on_container_updated(
+            core, updated, sent, update.decided, update.fitted, update.evaluation, UPDATE
+        )
+        of_pod = resized(core, pod.cgroup_parent) if is_resize(sent) else repair(core, pod.cgroup_parent)
+        cgroup = core.inventory.cgroup_of(pod, updated)
+        # Another plugin may have had the last word.
+        return (*works, *of_pod, *repair(core, cgroup))
+
+    def forget(self, container_id: str) -> None:
+        """The container is gone."""
+        self._drafts.pop(container_id, None)
+        self._services.undecided.discard(container_id)
+        self._forget_update(container_id)
+
+
+class _UpdateChange:
+    """The reply to an update, as changes are put into it.
+
+    Attributes:
+        values: The resources in it, by their names.
+        entries: Those of `unified`.
+        forwarded: What the runtime makes of the kubelet's update and the reply.
+    """
+
+    def __init__(self, sent: Resources, in_force: Resources | None) -> None:
+        self.values: dict[str, int | str] = {}
+        self.entries: dict[str, str] = {}
+        self.forwarded = self._sent = sent
+        self._in_force = in_force
+
+    def edit(self, change: Change) -> bool:
+        resources = cast("ContainerChange", change).resources
+        if resources is not None:
+            self.put(resources)
+        return bool(self.values or self.entries)
+
+    def put(self, change: ResourceChange) -> None:
+        in_force = self._in_force
+        edits = scalar_edits(change, in_force, self.forwarded, update=True)
+        # An empty text in a reply stands for no text: the runtime keeps what it has.
+        self.values |= {name: value for name, value in edits.items() if value != "" and name in UPDATABLE}
+        unified = in_force.unified if in_force is not None else None
+        entries = entry_edits(change.unified, self.forwarded.unified, unified)
+        self.entries |= {key: text for key, text in entries.items() if text is not None}
+        self.forwarded = overlay(self._sent, Resources(**self.values, unified=self.entries))  # type: ignore[arg-type]
+
+
+def _updatable(found: Resources) -> Resources:
+    """The values of an update without those that runtimes take at the creation only."""
+    names = [name for name in RESOURCE_FIELDS.keys() - UPDATABLE if getattr(found, name) is not None]
+    without: dict[str, Any] = dict.fromkeys(names)
+    return replace(found, **without) if without else found
+
+
+def keep_oom_score(pid: int, container_id: str, score: int) -> bool:
+    """Whether the runtime has given a container's first process this OOM score; if not, it is written.
+
+    A number of another pid namespace is another process: its cgroup has to be the container's.
+    """
+    folder = Path("/proc") / str(pid)
+    try:
+        if container_id not in (folder / "cgroup").read_text():
+            return True
+        file = folder / "oom_score_adj"
+        if int(file.read_text()) == score:
+            return True
+        file.write_text(str(score))
+    except (OSError, ValueError) as error:
+        logger.info("the OOM score of a container cannot be written", extra={"cause": str(error)})
+    return False

@@ -1,0 +1,89 @@
+"""By which way a field that a policy sets gets to a pod or container in a mode of the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_FIELDS, RESOURCE_PARAMETERS
+from runtimeproxy.hooks.fields import CGROUP, GROUPS, NODE_CGROUP, RESOURCES, Field
+from runtimeproxy.hooks.policy import METHOD_HOOKS
+
+if TYPE_CHECKING:
+    from runtimeproxy.hooks.carried import CarriedFields
+
+_OF_RESOURCES: Final = {
+    **{name: name for name in RESOURCE_FIELDS},
+    **{parameter: name for name, parameter in RESOURCE_PARAMETERS.items()},
+}
+"""Names in `Resources`, also by their cgroup parameters."""
+_WRITABLE: Final = frozenset(name for name, each in PARAMETERS.items() if each.writable)
+_OF_FILES: Final = frozenset({RESOURCES, CGROUP, NODE_CGROUP})
+"""Groups whose keys are the parameters."""
+
+
+def _settable(method: str) -> frozenset[str]:
+    groups = GROUPS[METHOD_HOOKS[method][0]]
+    without_file = RESOURCE_FIELDS.keys() - RESOURCE_PARAMETERS.keys() if RESOURCES in groups else ()
+    return _WRITABLE | (groups - _OF_FILES) | frozenset(without_file)
+
+
+SETTABLE: Final[Mapping[str, frozenset[str]]] = {
+    method: _settable(method) for method in ("pod", "container", "qos_class", "node")
+}
+"""The names that `Policy.sets_fields` may have, by method."""
+
+
+class Way(StrEnum):
+    """How a value gets there."""
+
+    MESSAGE = "message"
+    """In the runtime's message that creates it."""
+    FILE_BEFORE = "file, before the program runs"
+    FILE_AFTER = "file, after the start"
+    FILE = "file"
+    """Of what exists all the time: QoS classes, host applications, sysctls."""
+    NONE = "not applicable"
+
+
+def way_of(carried: CarriedFields, method: str, name: str) -> Way:
+    """The way in which a new pod or container gets a field.
+
+    Args:
+        carried: Of the mode.
+        method: That of the policy.
+        name: As in `Policy.sets_fields`.
+    """
+    if method not in ("pod", "container"):
+        return Way.FILE
+    is_container = method == "container"
+    has_file = name in PARAMETERS
+    # A sandbox's resources are not its pod's.
+    if (is_container or not has_file) and carried.carries_at_creation(
+        _field(name), is_container=is_container
+    ):
+        return Way.MESSAGE
+    if not has_file:
+        return Way.NONE
+    return Way.FILE_BEFORE if carried.writes_before_start(is_container=is_container) else Way.FILE_AFTER
+
+
+def _field(name: str) -> Field:
+    if name in _OF_RESOURCES:
+        return Field(RESOURCES, _OF_RESOURCES[name])
+    return Field(CGROUP, name) if name in PARAMETERS else Field(name)
+
+
+def left_undone(carried: CarriedFields, sets_fields: Mapping[str, frozenset[str]]) -> list[str]:
+    """What a policy sets and the mode never applies; fields of pods begin with `pod `."""
+    return [
+        shown_name(method, name)
+        for method, names in sets_fields.items()
+        for name in sorted(names)
+        if way_of(carried, method, name) is Way.NONE
+    ]
+
+
+def shown_name(method: str, name: str) -> str:
+    return f"pod {name}" if method == "pod" else name
