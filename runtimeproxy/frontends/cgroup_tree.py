@@ -77,11 +77,11 @@ class CgroupListener:
         """The whole tree was read for the first time; what is there already is not told one by one."""
 
     def on_kubelet(self, cgroup: str) -> None:
-        """The kubelet's outermost cgroup is there now; empty: it is gone."""
+        """The kubelet's outermost cgroup is this one now; empty: it is gone."""
 
     def is_running(self, container: ContainerCgroup) -> bool:
         """Whether it is known to have started without a look at its first process."""
-        return True
+        return False
 
     def on_made(self, container: ContainerCgroup) -> None:
         """A cgroup was made; the runtime writes its values next."""

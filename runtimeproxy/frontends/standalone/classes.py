@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from runtimeproxy.frontends.cgroup_tree import CgroupListener
 
 if TYPE_CHECKING:
+    from runtimeproxy.frontends.cgroup_tree import ContainerCgroup
     from runtimeproxy.ledger.evaluate import Evaluator
     from runtimeproxy.pods.store import PodStore
 
@@ -24,3 +25,7 @@ class ClassesOnly(CgroupListener):
     def on_kubelet(self, cgroup: str) -> None:
         self._store.kubelet_root = cgroup
         self._evaluator.request_others()
+
+    def is_running(self, container: ContainerCgroup) -> bool:
+        # Nobody asks when it starts.
+        return True

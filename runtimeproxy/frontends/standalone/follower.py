@@ -178,10 +178,6 @@ class Follower(CgroupListener):
         self._unlisted.update((each.id, each) for each in found)
         self._inventory.compare_soon()
 
-    def on_kubelet(self, cgroup: str) -> None:
-        # The pods show it.
-        pass
-
     def is_running(self, container: ContainerCgroup) -> bool:
         known = self._store.containers.get(container.id)
         return known is not None and known.state is Lifecycle.RUNNING
@@ -249,7 +245,8 @@ class Follower(CgroupListener):
 
     async def _look_at(self, cgroup: str, container: ContainerCgroup | None) -> None:
         await asyncio.sleep(WRITES_S)
-        if await self._upkeep.is_in_force(cgroup, SHARES):
+        # An update writes all values of a container, and takes others back to the runtime's.
+        if await self._upkeep.is_in_force(cgroup, SHARES if container is not None else ""):
             return
         is_changed = await self._take_update(container)
         if is_changed:
