@@ -175,8 +175,9 @@ class NriLink:
         ):
             events = FIRST_EVENTS
         self._unconfirmed = events
-        # A late reply costs the decision, and not the connection. Older runtimes drop the plugin.
-        policy = api_pb2.FailurePolicy(fail_request=False, keep_connected=True)
+        # A plugin that is late is dropped, as by older runtimes: one that validates and stays connected
+        # without an answer makes the runtime fail every creation.
+        policy = api_pb2.FailurePolicy(fail_request=False, keep_connected=False)
         reply = api_pb2.ConfigureResponse(events=event_mask(events), failure_policy=policy)
         connection.respond(request, reply.SerializeToString())
 
