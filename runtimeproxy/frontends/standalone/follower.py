@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtimeproxy.frontends.mode_begin import mark_known
+from runtimeproxy.frontends.repeated import Repeated
 from runtimeproxy.frontends.standalone.events import RuntimeEvents
 from runtimeproxy.ledger.planner import SHARES
 from runtimeproxy.pods.inventory import RuntimeEvent, RuntimeUnavailableError
@@ -23,7 +24,7 @@ from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 
 if TYPE_CHECKING:
     from runtimeproxy.core.policies import Spawn
-    from runtimeproxy.frontends.standalone.cgroup_tree import CgroupTree, ContainerCgroup
+    from runtimeproxy.frontends.cgroup_tree import CgroupTree, ContainerCgroup
     from runtimeproxy.ledger.upkeep import Upkeep
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
@@ -51,30 +52,6 @@ WRITES_S: Final = 0.1
 SECOND_LOOK_S: Final = 1.0
 """Until a second look at a cgroup that was written to. A runtime knows an update only once the files are
 written: both looks together end within 2 s of it."""
-
-
-class Repeated:
-    """Work by key, of which one run at a time is under way; what comes meanwhile leads to one more run."""
-
-    def __init__(self) -> None:
-        self._due: set[str] = set()
-        self._running: set[str] = set()
-
-    def add(self, key: str) -> bool:
-        """Has the work done; returns whether `run` is to be started for it, which has to follow."""
-        self._due.add(key)
-        is_running = key in self._running
-        self._running.add(key)
-        return not is_running
-
-    async def run(self, key: str, work: Callable[[], Awaitable[None]]) -> None:
-        try:
-            while key in self._due:
-                self._due.discard(key)
-                await work()
-        finally:
-            self._due.discard(key)
-            self._running.discard(key)
 
 
 class Follower:

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runtimeproxy.frontends.cgroup_tree import CgroupTree
 from runtimeproxy.frontends.front_end import FrontEnd
 from runtimeproxy.frontends.lock import take_host, unlock_host
-from runtimeproxy.frontends.standalone.cgroup_tree import CgroupTree
 
 if TYPE_CHECKING:
     from runtimeproxy.background import ThreadPools

@@ -12,15 +12,15 @@ from shutil import rmtree
 import pytest
 from inotify_simple import Event, INotify, flags
 
-from runtimeproxy.frontends.standalone import cgroup_tree
-from runtimeproxy.frontends.standalone.cgroup_tree import (
+from runtimeproxy.frontends import cgroup_tree
+from runtimeproxy.frontends.cgroup_tree import (
     CgroupTree,
     ContainerCgroup,
     container_id,
     kubelet_folders,
     pod_uid,
 )
-from tests.frontends.standalone.test_processes import CLONED, RUNC, SLEEP, add
+from tests.frontends.test_processes import CLONED, RUNC, SLEEP, add
 from tests.hooks.asking import until
 
 ID = "0123456789abcdef" * 4

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from runtimeproxy.folder_events import open_inotify
-from runtimeproxy.frontends.standalone.processes import runs_program
+from runtimeproxy.frontends.processes import runs_program
 
 if TYPE_CHECKING:
     from inotify_simple import Event, INotify
