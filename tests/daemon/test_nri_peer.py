@@ -17,6 +17,7 @@ from tests.lab.deadline import wait_until
 from tests.lab.nri_adaptation import NriAdaptation, NriCallError, NriRuntimeOptions
 from tests.lab.nri_plugins import GoPlugin, GoPluginOptions
 from tests.lab.programs import REPOSITORY
+from tests.lab.runtime_remains import processes_of
 
 pytestmark = pytest.mark.golang
 
@@ -143,8 +144,12 @@ def test_a_plugin_that_the_runtime_starts(socket_folder: Path, cgroup_files: Cgr
         f" --hook-config-dir {plugins} 2>{socket_folder}/started.log\n"
     )
     program.chmod(0o755)
-    with NriAdaptation(socket_folder, NriRuntimeOptions(plugins=plugins)) as runtime:
-        runtime.run_pod(POD)
-        created = runtime.call("CreateContainer", pod=POD, container=CONTAINER)
-    assert {each.plugin for each in created.invocations} == {"40-started"}
-    assert cpu_of(created.response)["shares"] == {"value": "1024"}
+    runtime = NriAdaptation(socket_folder, NriRuntimeOptions(plugins=plugins))
+    for _ in range(2):
+        with runtime:
+            runtime.run_pod(POD)
+            created = runtime.call("CreateContainer", pod=POD, container=CONTAINER)
+        assert {each.plugin for each in created.invocations} == {"40-started"}
+        assert cpu_of(created.response)["shares"] == {"value": "1024"}
+        # It ends with the runtime, whose successor starts another one.
+        wait_until(lambda: not processes_of("python", config), "the daemon has ended")
