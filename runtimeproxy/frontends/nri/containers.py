@@ -192,7 +192,8 @@ class Containers:
     def _has_failed(self, pod: PodRecord, record: ContainerRecord) -> bool:
         """Whether the runtime has not created the container of this name, and tries it again."""
         earlier = self._unmade.get((pod.id, record.name))
-        if earlier is None or earlier == record.id:
+        # One that is known was created while the plugin was away.
+        if earlier is None or earlier == record.id or self._core.store.containers.get(earlier) is not None:
             return False
         draft = self._drafts.pop(earlier, None)
         self._state.failed_creates += 1
