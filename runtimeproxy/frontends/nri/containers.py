@@ -167,7 +167,7 @@ class Containers:
             evaluation=core.evaluator.rounds,
         )
         has_swap_limit = message.linux.resources.memory.HasField("swap")
-        adjustment = Adjustment(record.requested, has_swap_limit, message.mounts)
+        adjustment = Adjustment(record.requested, has_swap_limit, message)
         draft = Draft(record, adjustment, self._has_failed(pod, record))
         self._keep(draft, pod)
 

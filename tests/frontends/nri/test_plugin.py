@@ -23,6 +23,7 @@ from runtimeproxy.hooks import (
     CLEAR,
     CgroupChange,
     ContainerChange,
+    DeviceSpec,
     FailurePolicy,
     Hook,
     MountSpec,
@@ -196,7 +197,7 @@ async def test_values_that_are_there_already_are_not_set(runtime: Runtime) -> No
     [
         pytest.param({}, ["/c"], id="none"),
         pytest.param({"/x": "/h"}, ["/c"], id="another path"),
-        pytest.param({"/c": "/h"}, ["/c"], id="of the pod, replaced by the runtime"),
+        pytest.param({"/c": "/h"}, ["-/c", "/c"], id="the same path"),
         pytest.param({"/x/../c": "/h", "//c/": "/i"}, ["-/x/../c", "-//c/", "/c"], id="other spellings"),
         pytest.param({"/c": "/wanted"}, [], id="there already"),
         pytest.param({"/./c": "/wanted"}, [], id="there already, in another spelling"),
@@ -227,6 +228,23 @@ async def test_a_mount_of_another_plugin_is_left_to_it(
     made = container()
     made.mounts.add(destination="/c", type="bind", source="/h", options=options)
     assert bool((await runtime.create(made)).mounts) is is_set
+
+
+async def test_an_entry_that_is_there_is_taken_away_first(runtime: Runtime) -> None:
+    """It may be another plugin's, and the runtime fails a container for which two set one entry."""
+    change = ContainerChange(
+        env={"A": "2", "NEW": "x"},
+        annotations={"note": "two", "new": "x"},
+        devices=(DeviceSpec(host_path="/dev/null", container_path="/dev/there"),),
+    )
+    runtime.load(policy(container=change))
+    made = container()
+    made.annotations["note"] = "one"
+    made.linux.devices.add(path="/dev/there", type="c", major=9)
+    adjusted = await runtime.create(made)
+    assert [each.key for each in adjusted.env] == ["-A", "A", "NEW"]
+    assert adjusted.annotations == {"-note": "", "note": "two", "new": "x"}
+    assert [each.path for each in adjusted.linux.devices] == ["-/dev/there", "/dev/there"]
 
 
 async def test_the_limit_of_memory_and_swap_follows_that_of_memory(runtime: Runtime) -> None:
