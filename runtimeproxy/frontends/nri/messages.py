@@ -132,12 +132,14 @@ def _is_text(name: bytes) -> bool:
 
 
 def _given(message: Any, leaf: str) -> int | str | None:  # noqa: ANN401 - one of NRI's groups
-    """A value of a group; its texts, and the bound of processes, have no presence."""
+    """A value of a group.
+
+    Zero is none, present or not: runtimes hand on the kubelet's numbers, and the CRI has no presence.
+    Source: containerd internal/cri/nri, fromCRILinuxResources.
+    """
     value = getattr(message, leaf)
-    if isinstance(value, int | str):
-        return value or None
-    found: int | str = value.value
-    return found if message.HasField(leaf) else None
+    found: int | str = value if isinstance(value, int | str) else value.value
+    return found or None
 
 
 def _of_the_kubelet(entries: Mapping[str, str]) -> Mapping[str, str]:

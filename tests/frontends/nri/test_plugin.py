@@ -390,6 +390,16 @@ async def test_the_reply_to_an_update_names_the_container_and_what_differs(runti
     assert not runtime.around.core.pending_updates
 
 
+async def test_zeros_of_the_kubelet_are_no_requests(runtime: Runtime) -> None:
+    """The CRI has no presence, and runtimes hand its zeros on as if they were set."""
+    await started(runtime, policy(container=SHARES))
+    before = runtime.record().requested
+    await runtime.update(quota=0, shares=0, period=0)
+    await runtime.about("PostUpdateContainer")
+    await runtime.around.idle()
+    assert runtime.record().requested == before
+
+
 async def test_an_update_without_policies_is_left_alone(runtime: Runtime) -> None:
     await started(runtime)
     assert not (await runtime.update(quota=70_000)).update
