@@ -298,7 +298,7 @@ def nri_runtimes(plan: Plan) -> Report:
             node.revive()
         took_s = time.monotonic() - began_s
         path.symlink_to(node.folder / NRI_SOCKET)
-        excesses = [*_plugin_again(node), *node.excesses(), *node.chatter(took_s)]
+        excesses = [*_plugin_again(node), *node.excesses(), *node.chatter(took_s, server.taken)]
         notes = [f"the plugin was taken {server.taken:,} times"]
         return _report(plan, "connections", server.accepted, took_s, node, None, excesses, notes)
 
