@@ -151,7 +151,8 @@ class NriLink:
             self._configure(connection, request)
         elif request.method == "Shutdown":
             connection.respond(request, b"")
-            logger.info("the runtime shuts its plugins down")
+            # What follows is the end of the connection, which is said.
+            logger.debug("the runtime shuts its plugins down")
         elif request.method in self._plugin.methods:
             answering = self._services.core.spawn(self._answer(connection, request))
             self._answering.add(answering)
