@@ -23,8 +23,7 @@ from typing import Literal
 from cri_api.runtime.v1 import api_pb2
 from cri_api.runtimeproxy.v1 import api_pb2 as own_pb2
 from cri_api.runtimeproxy.v1 import api_pb2_grpc as own_grpc
-from tests.e2e.koordinator import qos
-from tests.e2e.values import BEST_EFFORT, BURSTABLE, MIB, as_resources
+from tests.e2e.values import BURSTABLE, MIB, as_resources
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.pods import ContainerSpec
