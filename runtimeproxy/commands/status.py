@@ -229,6 +229,8 @@ def _breaker_words(breaker: api_pb2.Breaker, now: datetime) -> Words:
 
 
 def _runtime_words(runtime: api_pb2.Runtime, now: datetime) -> Words:
+    if not runtime.endpoint:
+        return ("none; host applications and QoS classes alone get values",)
     name = f"{runtime.name} {runtime.version}".strip() or "not known yet"
     text = f": {name} on {runtime.endpoint}"
     if runtime.answers:

@@ -108,7 +108,9 @@ def check_daemon(facts: Facts) -> Findings:
 
 def check_runtime(facts: Facts) -> Findings:
     endpoint = facts.settings.proxy.runtime_endpoint
-    if facts.runtime.name:
+    if not endpoint:
+        yield _ok("no container runtime: host applications and QoS classes alone get values")
+    elif facts.runtime.name:
         yield _ok(f"{facts.runtime.name} answers on {endpoint}")
     elif facts.runtime.is_denied:
         yield _warning(f"{endpoint}: this user may not connect", _AS_ROOT)

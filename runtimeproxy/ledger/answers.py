@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Final
 
+from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role
 from runtimeproxy.hooks.audit import AuditKind, shown
@@ -250,13 +251,16 @@ def owned_claims(record: ContainerRecord) -> dict[str, tuple[Claim, ...]]:
     return claims
 
 
-def class_cgroups(pods: Iterable[tuple[tuple[str, ...], KubeQoSClass]]) -> dict[KubeQoSClass, str]:
+def class_cgroups(
+    pods: Iterable[tuple[tuple[str, ...], KubeQoSClass]], kubelet_root: str = ""
+) -> dict[KubeQoSClass, str]:
     """The cgroups of the QoS classes; GUARANTEED stands for that of all pods.
 
     Those of most pods count: some of before may run on after a change of the kubelet's cgroup driver.
 
     Args:
         pods: Path and QoS class of some pods.
+        kubelet_root: The kubelet's outermost cgroup, for a node without pods; empty if it is not known.
 
     Source: kubelet, pkg/kubelet/cm/pod_container_manager_linux.go; with systemd `kubepods.slice` holds
     `kubepods-burstable.slice`, else `kubepods` holds `burstable`.
@@ -267,6 +271,8 @@ def class_cgroups(pods: Iterable[tuple[tuple[str, ...], KubeQoSClass]]) -> dict[
         # Others are not the kubelet's.
         if len(path) > depth and path[-depth - 1].removesuffix(".slice").rpartition("-")[2] == KUBEPODS:
             roots[path[:-depth]] += 1
+    if kubelet_root and not roots:
+        roots[cgroup_path(kubelet_root)] = 1
     if not roots:
         return {}
     root = max(roots, key=roots.__getitem__)

@@ -60,6 +60,7 @@ class Books:
         is_v1: Whether quotas are those of cgroup version 1. Known from the first batch on: before it, no pod
             has a value of ours.
         starts_as_requested: Whether containers start with the kubelet's own values, as no message has others.
+        updated_by_others: Whether the runtime may at any time write what its specifications hold.
     """
 
     def __init__(self, formats: Formats, boot_id: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,6 +80,7 @@ class Books:
         self.unapplied = UnappliedValues()
         self.is_v1 = False
         self.starts_as_requested = False
+        self.updated_by_others = False
 
     # --- queries -----------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.paths import cgroup_id
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText
-from runtimeproxy.fields.tables import LISTS, QUOTA
+from runtimeproxy.fields.tables import LISTS, PERIOD, QUOTA
 from runtimeproxy.hooks.claimants import ClaimantKind
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.book_store import BOUNDING, Books, Known
@@ -31,7 +31,7 @@ from runtimeproxy.ledger.unapplied import (
     UnappliedCause,
 )
 from runtimeproxy.pods.records import Book, Entry, Level
-from runtimeproxy.units import UNLIMITED
+from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED
 
 logger = logging.getLogger(__name__)
 
@@ -173,25 +173,31 @@ class Planner:
         known = self._store.find(plan.path)
         is_fitted = known is not None and books.is_fitted(known.book)
         if is_fitted or fitting.depends_on_children(plan, self._files):
-            for name in self._files.children(plan.path, SHARES):
-                path = (*plan.path, name)
+            paths = [(*plan.path, name) for name in self._files.children(plan.path, SHARES)]
+            for path in paths:
                 child = self._store.find(path)
                 is_ours = child is not None and not fitting.OF_CHILDREN.isdisjoint(child.book.entries)
                 if path not in planned and (is_ours or self._store.is_v1):
                     present = self._files.look(path, fitting.OF_CHILDREN)
                     yield new_container(path, {}, present)
-            if self._store.is_v1 and self._store.starts_as_requested:
-                yield from self._next_container(plan)
+            if self._store.is_v1 and plan.level is Level.POD:
+                yield from self._own_writes(plan, paths)
 
-    def _next_container(self, plan: Plan) -> Iterator[Plan]:
-        """The one that may start at any time: it asks for at most what the kubelet gave to the pod.
+    def _own_writes(self, plan: Plan, children: Iterable[Path]) -> Iterator[Plan]:
+        """What the runtime itself may write to containers of a pod at any time.
 
-        runc could not write its quota below a smaller one, and the start would fail.
+        runc could not write a quota below a smaller one: the start or update would fail.
         """
-        original = plan.book.originals.get(QUOTA)
-        quota = original and original.text and self._files.decode(QUOTA, original.text)
-        if plan.level is Level.POD and isinstance(quota, int) and quota != UNLIMITED:
-            yield new_container((*plan.path, NEW), {QUOTA: quota})
+        quotas: list[object] = []
+        if self._store.starts_as_requested and (original := plan.book.originals.get(QUOTA)) is not None:
+            # A container asks for at most what the kubelet gave to the pod.
+            quotas.append(self._files.decode(QUOTA, original.text or ""))
+        if self._store.updated_by_others:
+            known = map(self._store.find, children)
+            quotas += [_booked_quota(each.book) for each in known if each is not None]
+        finite = [each for each in quotas if isinstance(each, int) and each > 0]
+        if finite:
+            yield new_container((*plan.path, NEW), {QUOTA: max(finite)})
 
     def read(
         self, path: Path, known: Known, names: Iterable[str], cause: SettleCause = SettleCause.EVENT
@@ -314,6 +320,14 @@ class Planner:
     def _has_quota(self, path: Path) -> bool:
         text = self._files.look(path, (QUOTA,)).get(QUOTA)
         return text is not None and self._files.decode(QUOTA, text.text) != UNLIMITED
+
+
+def _booked_quota(book: Book) -> int:
+    """What the runtime would write to a container, for a period of 100 ms."""
+    none = Entry()
+    quota = book.entries.get(QUOTA, none).booked
+    period = book.entries.get(PERIOD, none).booked or CPU_PERIOD_US
+    return -(-int(quota) * CPU_PERIOD_US // int(period)) if quota is not None else UNLIMITED
 
 
 def new_container(

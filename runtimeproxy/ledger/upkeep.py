@@ -365,7 +365,9 @@ class Upkeep:
             self._summed_changes = self._books.pod_changes
             pods = [pod for pod in self._store.pods if pod.state is not Lifecycle.STOPPED and pod.detailed]
             # Views of all pods take milliseconds.
-            views = await self.in_worker(partial(with_rests, partial(_class_views, pods, self._ledger)))
+            views = await self.in_worker(
+                partial(with_rests, partial(_class_views, pods, self._ledger, self._store.kubelet_root))
+            )
             for cgroup, view in views.items():
                 decision = await chain.evaluate(view)
                 await self._note_answer(decision, cgroup)
@@ -494,7 +496,7 @@ def gates_of(names: Collection[str]) -> str:
     return "; ".join(f"{gate}: {', '.join(found)}" for gate, found in sorted(gates.items()))
 
 
-def _class_views(pods: Iterable[PodRecord], ledger: Ledger) -> dict[str, ClassView]:
+def _class_views(pods: Iterable[PodRecord], ledger: Ledger, kubelet_root: str) -> dict[str, ClassView]:
     """The views of the QoS classes that some pods are of, by cgroup; rests after each pod.
 
     Without pods whose cgroup is not known, or cannot be.
@@ -506,7 +508,7 @@ def _class_views(pods: Iterable[PodRecord], ledger: Ledger) -> dict[str, ClassVi
             view = ResolvedPod(pod=recorded_pod(pod), cgroup=ledger.books.resolved(pod.cgroup_parent))
             found.append((path, view))
         rest()
-    classes = class_cgroups((path, each.pod.kube_qos) for path, each in found)
+    classes = class_cgroups(((path, each.pod.kube_qos) for path, each in found), kubelet_root)
     views: dict[str, ClassView] = {}
     for qos, cgroup in classes.items():
         above = cgroup_path(cgroup)

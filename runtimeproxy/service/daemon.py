@@ -23,8 +23,8 @@ from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
 from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
 from runtimeproxy.frontends.cri_proxy.handover.protocol import report_to_predecessor
 from runtimeproxy.frontends.cri_proxy.handover.upgrade import RESTART_INSTEAD, Serving, note
+from runtimeproxy.frontends.mode_begin import forget_others
 from runtimeproxy.frontends.nri.front_end import NriPlugin
-from runtimeproxy.frontends.standalone.begin import forget_begin
 from runtimeproxy.frontends.standalone.front_end import Standalone
 from runtimeproxy.logs import flush_failures
 from runtimeproxy.process import exact_timers, limit_arenas, wake_soon
@@ -339,9 +339,8 @@ class Daemon:
 
     async def _join(self, parts: Parts) -> None:
         folder = Path(self._configuration.settings.state.dir)
-        if self._front_end.mode != Standalone.mode:
-            run = asyncio.get_running_loop().run_in_executor
-            await run(self._threads.background, forget_begin, folder)
+        run = asyncio.get_running_loop().run_in_executor
+        await run(self._threads.background, forget_others, folder, self._front_end.mode)
         await self._front_end.join(
             parts.core,
             parts.runtime.client,

@@ -69,6 +69,28 @@ def cgroup_of(made: Pod) -> str:
     return f"{made.config.linux.cgroup_parent}/{made.container}"
 
 
+TAKEN = api_pb2.SetClaimsResponse.OUTCOME_TAKEN
+
+
+def bounded_best_effort() -> api_pb2.Claim:
+    """A bound of the class of BE pods, as CPU suppress sets it."""
+    key = api_pb2.ClaimKey(
+        target=api_pb2.ClaimTarget(qos_class="BestEffort"),
+        field="cpu.cfs_quota_us",
+        role=api_pb2.ExplainedClaim.ROLE_AT_MOST,
+    )
+    return api_pb2.Claim(key=key, value="20000")
+
+
+def set_claim(daemon: ProxyProcess, claim: api_pb2.Claim) -> api_pb2.SetClaimsResponse:
+    request = api_pb2.SetClaimsRequest(
+        owner="cpu-suppress", session="one", sequence=1, is_whole=True, claims=[claim]
+    )
+    with CriClient(daemon.socket.parent / "admin" / "api.sock") as client:
+        admin = api_pb2_grpc.AdminStub(client.channel)
+        return admin.SetClaims(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
+
+
 @pytest.mark.parametrize("has_events", [True, False])
 def test_a_container_gets_its_values_once_it_has_started(
     daemons: Daemons,
@@ -195,19 +217,8 @@ def test_a_bound_of_a_qos_manager_is_written(
     daemon = daemons.start(standalone)
     made = run_batch(kubelet, cgroup_files).start()
     wait_until(lambda: cgroup_files.read(cgroup_of(made), "cpu.max").split()[:1] == ["50000"], "the quota")
-    key = api_pb2.ClaimKey(
-        target=api_pb2.ClaimTarget(qos_class="BestEffort"),
-        field="cpu.cfs_quota_us",
-        role=api_pb2.ExplainedClaim.ROLE_AT_MOST,
-    )
-    claim = api_pb2.Claim(key=key, value="20000")
-    request = api_pb2.SetClaimsRequest(
-        owner="cpu-suppress", session="one", sequence=1, is_whole=True, claims=[claim]
-    )
-    with CriClient(daemon.socket.parent / "admin" / "api.sock") as client:
-        admin = api_pb2_grpc.AdminStub(client.channel)
-        answer = admin.SetClaims(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
-    assert answer.outcome == api_pb2.SetClaimsResponse.OUTCOME_TAKEN
+    answer = set_claim(daemon, bounded_best_effort())
+    assert answer.outcome == TAKEN
     assert not answer.refused
     assert cgroup_files.read("/kubepods/besteffort", "cpu.max").split()[0] == "20000"
     assert cgroup_files.read(cgroup_of(made), "cpu.max").split()[0] == "max"
@@ -267,3 +278,110 @@ def test_a_socket_from_systemd_serves_the_api(
     assert (status.daemon.mode, status.daemon.endpoint) == ("standalone", passed.getsockname())
     assert daemon.terminate() == 0
     assert Path(passed.getsockname()).exists()
+
+
+ALONE = """
+from runtimeproxy.hooks import CgroupChange, NodeChange, Policy
+from runtimeproxy.qos import KubeQoSClass
+
+class Alone(Policy):
+    name = "alone"
+    def node(self, node):
+        return NodeChange(cgroups={"/apps/web": {"memory.low": 4096}})
+    def qos_class(self, qos, pods, node):
+        return CgroupChange(cgroup={"memory.high": 8192}) if qos is KubeQoSClass.BURSTABLE else None
+"""
+"""A policy for a host application and a QoS class."""
+
+
+def test_without_a_runtime_host_applications_and_qos_classes_get_their_values(
+    daemons: Daemons, cgroup_files: CgroupFiles, standalone: str
+) -> None:
+    daemon = daemons.prepare(standalone, runtime_endpoint="")
+    policy_file(daemon, "alone").write_text(ALONE)
+    for cgroup in ("/apps/web", "/kubepods/burstable", "/kubepods/besteffort"):
+        cgroup_files.make(cgroup)
+    daemon.start()
+    wait_until(lambda: cgroup_files.read("/apps/web", "memory.low") == "4096", "the application's value")
+    wait_until(lambda: cgroup_files.read("/kubepods/burstable", "memory.high") == "8192", "the class's value")
+    claim = bounded_best_effort()
+    wait_until(lambda: set_claim(daemon, claim).outcome == TAKEN, "the claim")
+    assert cgroup_files.read("/kubepods/besteffort", "cpu.max").split()[0] == "20000"
+    status = status_of(daemon)
+    assert (status.runtime.endpoint, status.runtime.answers) == ("", False)
+    assert not status.problems
+    assert status.records.is_recovered
+    shown = daemon.run("status")
+    assert shown.returncode == 0
+    assert "host applications and QoS classes alone" in shown.stdout
+    assert daemon.terminate() == 0
+    assert {each["level"] for each in daemon.log_records} <= {"info"}
+    assert daemon.run("restore").returncode == 0
+    assert cgroup_files.read("/kubepods/burstable", "memory.high") == "max"
+
+
+def test_the_qos_classes_of_a_kubelet_that_starts_later(
+    daemons: Daemons, cgroup_files: CgroupFiles, standalone: str
+) -> None:
+    daemon = daemons.prepare(standalone, runtime_endpoint="")
+    policy_file(daemon, "alone").write_text(ALONE)
+    cgroup_files.make("/apps/web")
+    daemon.start()
+    wait_until(lambda: cgroup_files.read("/apps/web", "memory.low") == "4096", "the application's value")
+    cgroup_files.make("/kubepods/burstable")
+    wait_until(lambda: cgroup_files.read("/kubepods/burstable", "memory.high") == "8192", "the class's value")
+
+
+def test_a_runtime_that_never_comes_keeps_nothing_from_host_applications(
+    daemons: Daemons, cgroup_files: CgroupFiles, standalone: str, tmp_path: Path
+) -> None:
+    daemon = daemons.prepare(standalone, runtime_endpoint=str(tmp_path / "none.sock"))
+    policy_file(daemon, "alone").write_text(ALONE)
+    cgroup_files.make("/apps/web")
+    daemon.start()
+    wait_until(lambda: cgroup_files.read("/apps/web", "memory.low") == "4096", "the application's value")
+    assert any("runtime does not answer" in each for each in status_of(daemon).problems)
+    assert daemon.run("status").returncode == 1
+
+
+def test_an_update_of_the_kubelet_is_followed(
+    daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str
+) -> None:
+    """By what it writes: no event of the runtime tells it."""
+    daemon = daemons.prepare(standalone)
+    strategy = {"policy": "cpuBurstOnly", "cpuBurstPercent": 100}
+    NodeObjects(daemon.objects_folder).strategies({"cpu-burst-config": {"clusterStrategy": strategy}})
+    daemon.start()
+    config = pod_sandbox_config("web", qos="LS", kubelet_qos=KubeletQos.BURSTABLE)
+    cgroup_files.make(config.linux.cgroup_parent)
+    resources = cri.LinuxContainerResources(cpu_period=100_000, cpu_quota=50_000, cpu_shares=512)
+    made = Pod(kubelet, config, resources=resources).run().create().start()
+    wait_until(lambda: cgroup_files.read(cgroup_of(made), "cpu.max.burst") == "50000", "the burst")
+    linux = cri.LinuxContainerResources(cpu_period=100_000, cpu_quota=80_000, cpu_shares=1024)
+
+    def update() -> bool:
+        # Writes of before its cgroup is watched are the runtime's, at the start.
+        request = cri.UpdateContainerResourcesRequest(container_id=made.container, linux=linux)
+        kubelet.runtime.UpdateContainerResources(request, timeout=CALL_TIMEOUT_S)
+        return cgroup_files.read(cgroup_of(made), "cpu.max.burst") == "80000"
+
+    wait_until(update, "the burst of the new quota")
+
+
+def test_what_the_runtime_puts_back_is_written_again(
+    daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str
+) -> None:
+    daemons.start(standalone)
+    made = run_batch(kubelet, cgroup_files).start()
+    wait_until(lambda: cgroup_files.read(cgroup_of(made), "cpu.max").split()[0] == "50000", "the quota")
+    written = 0
+
+    def is_repaired() -> bool:
+        nonlocal written
+        if cgroup_files.read(cgroup_of(made), "cpu.max").split()[0] == "50000":
+            written += 1
+            cgroup_files.write(cgroup_of(made), "cpu.max", "max 100000")
+            cgroup_files.write(cgroup_of(made), "cpu.weight", "1")
+        return written > 1
+
+    wait_until(is_repaired, "the second quota")

@@ -1,4 +1,4 @@
-"""A whole kubelet as a process of this host, which runs pods from files and, with one, those of an API server."""
+"""A whole kubelet as a process of this host: runs pods from files, and those of an API server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Kubelet:
     Args:
         folder: For its state, log and pods.
         endpoint: The runtime's socket.
-        kubeconfig: For an API server, in which it registers its node; without one it runs pods from files alone.
+        kubeconfig: For an API server, in which it registers its node; None: pods come from files alone.
 
     Attributes:
         folder: Its state, as in /var/lib/kubelet.

@@ -1650,6 +1650,22 @@ def test_a_pod_makes_room_for_a_container_that_is_created(
     assert texts(files) == before
 
 
+def test_a_pod_keeps_room_for_what_the_runtime_knows_of_its_containers(
+    ledger: Ledger, files: CgroupFiles, version: Literal[1, 2]
+) -> None:
+    ledger.books.updated_by_others = True
+    put(files, POD, "cpu.cfs_quota_us", 60_000)
+    put(files, BOX, "cpu.cfs_quota_us", 30_000)
+    of_box = sets(quota=10_000, period=50_000)
+    booked = {"cpu.cfs_quota_us": 30_000, "cpu.cfs_period_us": 50_000}
+    ledger.change([box(of_box, booked=booked), pod(sets(quota=20_000))])
+    assert number(files, BOX, "cpu.cfs_quota_us") == 10_000
+    assert number(files, POD, "cpu.cfs_quota_us") == (60_000 if version == 1 else 20_000)
+    ledger.change([box(of_box, booked=booked | {"cpu.cfs_quota_us": 10_000})])
+    ledger.verify({Level.POD})
+    assert number(files, POD, "cpu.cfs_quota_us") == 20_000
+
+
 def test_a_pod_keeps_room_for_containers_that_start_as_the_kubelet_asks(
     ledger: Ledger, files: CgroupFiles, version: Literal[1, 2]
 ) -> None:

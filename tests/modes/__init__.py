@@ -1,1 +1,1 @@
-"""The same pods in each mode of the daemon, on real runtimes: what programs see first, and in the end."""
+"""The same pods in each mode of the daemon, on real runtimes: their values at first, and in the end."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -45,25 +43,6 @@ env | sed s/^/env:/ >&3
 mv {out}/{name}.new {out}/{name}
 exec sleep 1000000
 """
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What holds for one container, by file below the mounts, `oom_score_adj`, `env:NAME`, `path:PATH`."""
-
-    first: Mapping[str, str]
-    """As its program read it."""
-    final: Mapping[str, str]
-    """As it is when all has come to rest; the environment is not read again."""
-
-    @property
-    def wrong_at_first(self) -> Mapping[str, tuple[str, str]]:
-        """What the program read and what it should have read."""
-        return {
-            name: (self.first.get(name, ""), value)
-            for name, value in self.final.items()
-            if self.first.get(name) != value
-        }
 
 
 def observing(spec: ContainerSpec, folder: Path, paths: tuple[str, ...] = ()) -> ContainerSpec:

@@ -97,8 +97,15 @@ KINDS: Final = {
 
 def pods(folder: Path, of_each: int) -> Iterator[PodSpec]:
     """So many pods of each kind; each writes to a folder of its name."""
-    for name, kind in KINDS.items():
-        for number in range(of_each):
-            pod = f"{name}-{number}"
-            (folder / pod).mkdir()
-            yield kind.pod(pod, folder / pod)
+    for kind in KINDS:
+        yield from specs_of(kind, folder, of_each)
+
+
+def specs_of(kind: str, folder: Path, count: int) -> list[PodSpec]:
+    """Pods of one kind."""
+    specs = []
+    for number in range(count):
+        name = f"{kind}-{number}"
+        (folder / name).mkdir(parents=True)
+        specs.append(KINDS[kind].pod(name, folder / name))
+    return specs

@@ -18,7 +18,7 @@ from tests.lab.node import RunningPod, running_pod
 from tests.lab.node_objects import NodeObjects, strategy_policies
 from tests.lab.pods import PodSpec
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
-from tests.modes.first_act import Seen, cgroup_values, first_seen, values_now
+from tests.modes.first_act import FILE_ONLY, OOM_SCORE, cgroup_values, first_seen, values_now
 from tests.modes.pods import BURST_PERCENT, NORMALIZATION_RATIO, POLICY
 
 Mode = Literal["proxy", "nri", "standalone"]
@@ -39,6 +39,12 @@ class Node:
     objects: NodeObjects
     client: CriClient
 
+    def is_registered(self) -> bool:
+        """Whether the runtime has taken the plugin once, and never dropped it."""
+        lines = [line for line in self.daemon.log if "frontends.nri" in line]
+        lost = [line for line in lines if "not connected with the runtime" in line]
+        return any("registered with the runtime" in line for line in lines) and not lost
+
     def status(self) -> api_pb2.GetStatusResponse:
         with CriClient(self.daemon.socket) as client:
             api = api_pb2_grpc.RuntimeProxyStub(client.channel)
@@ -48,6 +54,10 @@ class Node:
 def burst_strategy(percent: int) -> dict[str, object]:
     strategy = {"policy": "cpuBurstOnly", "cpuBurstPercent": percent}
     return {"cpu-burst-config": {"clusterStrategy": strategy}}
+
+
+def normalize(objects: NodeObjects, ratio: str) -> None:
+    objects.node(annotations={"node.koordinator.sh/cpu-normalization-ratio": ratio})
 
 
 @contextmanager
@@ -70,9 +80,7 @@ def node(
         )
         daemon = ProxyProcess(folder, ProxyOptions(str(runtime.socket), config=text))
         objects = NodeObjects(daemon.objects_folder)
-        ratio = {"node.koordinator.sh/cpu-normalization-ratio": NORMALIZATION_RATIO}
-        objects.node(annotations=ratio)
-        objects.topology(ratio)
+        normalize(objects, NORMALIZATION_RATIO)
         objects.strategies(burst_strategy(BURST_PERCENT))
         daemon.policies_folder.mkdir()
         for name, body in {"lab": POLICY, **(policies or {})}.items():
@@ -137,6 +145,11 @@ def settled(pods: Sequence[RunningPod], is_right: Callable[[Values], bool]) -> t
     return found, time.monotonic() - began_s
 
 
+def merged(final: Values, first: Values) -> dict[str, Mapping[str, str]]:
+    """What should have been there first: what is there in the end, and what is read once only."""
+    return {place: {**each, **final[place]} for place, each in first.items()}
+
+
 def differences(found: Values, wanted: Values) -> list[str]:
     """What is not as it should be, one line each."""
     return [
@@ -147,5 +160,32 @@ def differences(found: Values, wanted: Values) -> list[str]:
     ]
 
 
-def seen(first: Values, final: Values) -> dict[str, Seen]:
-    return {place: Seen(each, final[place]) for place, each in first.items()}
+# --- what modes may differ in ------------------------------------------------------------------------------
+
+
+def is_of_table(mode: Mode, place: str, name: str, *, at_first: bool) -> bool:
+    """Whether a mode may lack a value by the table of modes.
+
+    Proxy: files that no message carries are written once the program runs. Stand-alone: all is written then;
+    what only a creation carries is missing, as the limit of memory and swap that runtimes add to a limit of
+    memory, and on cgroup v1 the pod's quota stays that with which the kubelet starts its containers.
+    """
+    if mode == "proxy":
+        return at_first and name in FILE_ONLY
+    if mode == "nri":
+        return False
+    is_creation = name == OOM_SCORE or name.startswith(("env:", "path:", "memory/memory.memsw."))
+    return at_first or is_creation or (place.endswith(f"/{POD}") and name == "cpu/cpu.cfs_quota_us")
+
+
+def unexplained(found: Values, wanted: Values, mode: Mode, *, at_first: bool = False) -> list[str]:
+    """What a mode lacks of these values, other than by the table."""
+    due = {
+        place: {
+            name: value
+            for name, value in each.items()
+            if not is_of_table(mode, place, name, at_first=at_first)
+        }
+        for place, each in wanted.items()
+    }
+    return differences(found, due)

@@ -1,4 +1,4 @@
-"""A whole kubelet, containerd and the NRI plugin: pods come and go, and one of the three is restarted meanwhile."""
+"""A whole kubelet on containerd beside the NRI plugin: pods come and go, and one of them is restarted."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ RIGHT_S: Final = 2.0
 UNDER_RESTARTS: Final = 12
 """Pods that are there while something is restarted."""
 _PATIENCE_S: Final = 180.0
+_RESIZE_S: Final = 30.0
 _PACE_S: Final = 0.05
 _LISTENS: Final = "00010000"
 """Flags of a listening socket in /proc/net/unix. Source: the kernel's __SO_ACCEPTCON."""
@@ -220,7 +221,7 @@ def _wait_for_registration(daemon: ProxyProcess) -> None:
     wait_until(lambda: any("registered with the runtime" in line for line in daemon.log), "the registration")
 
 
-# --- pods that come and go -----------------------------------------------------------------------------------
+# --- pods that come and go ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -267,9 +268,9 @@ class Turnover:
         self.first += self.lab.wrong(new)
         self._seen.update(new.values())
         gone = [
-            each
-            for each in self._ending
-            if not cgroup_v1.file("cpu", each[0].pod_cgroup(f"{each[1]}-uid"), "").is_dir()
+            (kind, name)
+            for kind, name in self._ending
+            if not cgroup_v1.file("cpu", kind.pod_cgroup(f"{name}-uid"), "").is_dir()
         ]
         self._ending = [each for each in self._ending if each not in gone]
         self.ended += len(gone)
@@ -327,9 +328,13 @@ def restarted(lab: Lab, event: Event, restarts: int, most: int = UNDER_RESTARTS)
     wait_until(lambda: turnover.ended > 0, "the first pod's end", _PATIENCE_S)
     for _ in range(restarts):
         begun = turnover.begun
+
+        def has_begun(before: int = begun) -> bool:
+            return turnover.begun > before
+
         returned = _RESTARTS[event](lab)
         right_s.append(_right_s(lab, returned))
-        wait_until(lambda before=begun: turnover.begun > before, "more pods", _PATIENCE_S)
+        wait_until(has_begun, "more pods", _PATIENCE_S)
     turnover.stop()
     thread.join()
     seconds = time.monotonic() - began
@@ -425,7 +430,7 @@ class Resized:
 
     Attributes:
         pods: How many pods were resized, each as often as there are `steps`.
-        right_s: By pod and step, how long after the kubelet's own success the values were right.
+        right_s: By pod and step, how long after the API server was asked the values were right.
         wrong: Values that were not right in time.
         containers: How many containers were started anew; a resize in place starts none.
     """
@@ -454,27 +459,14 @@ def resized(lab: Lab, pods: int) -> Resized:
     before = _wait_for_containers(lab, uids)
     right_s, wrong = list[float](), list[str]()
     for cpu_millicores, memory_mib in STEPS:
-        limits = web_resources(cpu_millicores, memory_mib)
+        asked_s = []
         for each in documents:
-            containers = [{"name": "main", "resources": limits}]
-            metadata = {"name": each["metadata"]["name"], "namespace": "default"}
-            body = {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": metadata,
-                "spec": {"containers": containers},
-            }
-            _patch(api, body)
+            _patch(api, each, web_resources(cpu_millicores, memory_mib))
+            asked_s.append(time.monotonic())
         files = web_files(cpu_millicores, memory_mib)
-        for each, uid in zip(documents, uids, strict=True):
-            wait_until(lambda of=each: _is_resized(api, of, limits["limits"]), f"{uid} resized", _PATIENCE_S)
-            done = time.monotonic()
-            cgroup = WEB.pod_cgroup(uid)
-            try:
-                wait_until(lambda of=cgroup, uid=uid: not wrong_files(of, before[uid], files), "values", 20)
-            except TimeoutError:
-                wrong += wrong_files(cgroup, before[uid], files)
-            right_s.append(time.monotonic() - done)
+        for uid, since in zip(uids, asked_s, strict=True):
+            wrong += _resized_values(WEB.pod_cgroup(uid), before[uid], files)
+            right_s.append(time.monotonic() - since)
     after = _wait_for_containers(lab, uids)
     for each in documents:
         api.delete(each)
@@ -507,11 +499,18 @@ def _wait_for_containers(lab: Lab, uids: Sequence[str]) -> dict[str, str]:
     return wait_until(all_run, "the containers", _PATIENCE_S)
 
 
-def _patch(api: KubeApiServer, body: dict[str, Any]) -> None:
-    path = f"/api/v1/namespaces/default/pods/{body['metadata']['name']}/resize"
+def _patch(api: KubeApiServer, pod: dict[str, Any], resources: dict[str, Any]) -> None:
+    containers = [{"name": "main", "resources": resources}]
+    metadata = {"name": pod["metadata"]["name"], "namespace": "default"}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}
+    path = f"/api/v1/namespaces/default/pods/{metadata['name']}/resize"
     api.admin.send("PATCH", path, body, "application/strategic-merge-patch+json")
 
 
-def _is_resized(api: KubeApiServer, pod: dict[str, Any], limits: Mapping[str, str]) -> bool:
-    statuses = api.get(pod)["status"].get("containerStatuses", ())
-    return any(each.get("resources", {}).get("limits") == limits for each in statuses)
+def _resized_values(pod_cgroup: str, container_id: str, files: Files) -> list[str]:
+    """Waits for the values of a resize; returns those that do not come."""
+    try:
+        wait_until(lambda: not wrong_files(pod_cgroup, container_id, files), "the values", _RESIZE_S)
+    except TimeoutError:
+        return wrong_files(pod_cgroup, container_id, files)
+    return []

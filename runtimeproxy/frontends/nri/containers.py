@@ -56,6 +56,7 @@ from runtimeproxy.hooks.fields import entry_edits, scalar_edits
 from runtimeproxy.ledger.answers import by_parameter, target_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.inventory import RuntimeUnavailableError
+from runtimeproxy.pods.reconcile import reconciled
 from runtimeproxy.pods.record_views import is_resize, recorded_container, recorded_pod, recorded_summary
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, overlay
@@ -280,6 +281,7 @@ class Containers:
             self._state.undecided_containers += 1
             record = replace(container_record(message, time.time()), pod_id=pod.id)
             store.containers.put(record)
+            self._services.note_undecided(record.id)
             return record
         self._unmade.pop((pod.id, draft.record.name), None)
         if draft.is_late:
@@ -289,8 +291,48 @@ class Containers:
         if draft.decided.fields is not None and (draft.decided.fields or draft.fitted):
             book_container(self._core, pod, record, draft.decided.fields, draft.fitted)
         if draft.is_late or draft.is_undecided:
-            self._services.undecided.add(record.id)
+            self._services.note_undecided(record.id)
         return record
+
+    async def compare(self, known: ContainerRecord, found: ContainerRecord) -> None:
+        """Brings a record up to the runtime's specification after a time without events."""
+        store, pod = self._core.store, self._core.store.pods.get(known.pod_id)
+        update = self._updates.get(known.id)
+        if update is not None and pod is not None and has_taken(update.pending.forwarded, found.booked):
+            self._services.start_after(UPDATE.call, pod, self.on_updated(known.id, pod))
+            return
+        self._forget_update(known.id)
+        record = reconciled(known, found)
+        if record.booked != known.booked and not await self._was_updated(found):
+            # A reply whose end was not recorded: what the kubelet asked for is the same.
+            record = replace(record, requested=known.requested, owners=known.owners)
+        if record is not known and store.containers.get(known.id) is known:
+            store.containers.put(record)
+
+    async def find_requested(self, found: ContainerRecord) -> None:
+        """Finds what the kubelet asked for, of a container whose record was lost with its decision.
+
+        Its status has that, as long as it has not been updated; see `_was_updated`.
+
+        Raises:
+            RuntimeUnavailableError: The runtime did not answer.
+        """
+        containers = self._core.store.containers
+        shown = await self._services.lookups.confirm_container(found.id)
+        record = containers.get(found.id)
+        if shown is not None and record is not None and not has_taken(found.booked, shown.booked):
+            containers.put(replace(record, requested=shown.booked))
+
+    async def _was_updated(self, found: ContainerRecord) -> bool:
+        """Whether a container has been updated since its creation: till then its status has other values.
+
+        Source: containerd internal/cri/server, copyResourcesToStatus: those that plugins have not changed.
+        """
+        try:
+            shown = await self._services.lookups.confirm_container(found.id)
+        except RuntimeUnavailableError:
+            return False
+        return shown is not None and has_taken(found.booked, shown.booked)
 
     # --- start ---------------------------------------------------------------------------------------------
 
@@ -301,12 +343,12 @@ class Containers:
         question = container_question(core.inventory, Hook.PRE_START_CONTAINER, record, pod)
         decision = await self._services.ask(question, until_s, START)
         decided = NOTHING_DECIDED if decision is None else decided_values(decision)
+        await self._verify(record, pod, message.pid)
         for work in on_container_started(core, record, decided, START):
             await work()
         if record.id in self._services.undecided:
             self._services.undecided.discard(record.id)
             await core.evaluator.evaluate_pod(pod.id)
-        await self._verify(record, pod, message.pid)
 
     async def _verify(self, record: ContainerRecord, pod: PodRecord, pid: int) -> None:
         """Compares the container's files with what policies want, and writes what differs.

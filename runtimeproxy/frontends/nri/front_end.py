@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtimeproxy.frontends.front_end import FrontEnd
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.core.core import Core
     from runtimeproxy.core.policies import Spawn
+    from runtimeproxy.frontends.cgroup_tree import CgroupTree
     from runtimeproxy.frontends.nri.link import NriLink
     from runtimeproxy.frontends.nri.services import EventServices
     from runtimeproxy.hooks.carried import CarriedFields
@@ -39,6 +41,7 @@ class NriPlugin(FrontEnd):
     serves_kubelet = False
 
     _spawn: Spawn
+    _tree: CgroupTree
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.state = NriState()
@@ -97,9 +100,12 @@ class NriPlugin(FrontEnd):
     ) -> None:
         run = asyncio.get_running_loop().run_in_executor
         await run(threads.background, importlib.import_module, "runtimeproxy.frontends.nri.link")
+        from runtimeproxy.frontends.cgroup_tree import CgroupTree
+        from runtimeproxy.frontends.mode_begin import begun_s
         from runtimeproxy.frontends.nri.link import NriLink
         from runtimeproxy.frontends.nri.plugin import Plugin
         from runtimeproxy.frontends.nri.services import EventServices, EventSettings
+        from runtimeproxy.frontends.nri.writes import OtherWrites
         from runtimeproxy.pods.lookup import Lookups
 
         services = self._services = EventServices(
@@ -110,13 +116,20 @@ class NriPlugin(FrontEnd):
             is_standby=lambda: self.is_standby,
         )
         own_name = NriLink.own_name(settings.nri, self._environ)
-        self._link = NriLink(settings.nri, Plugin(services, own_name), services, self._environ)
+        since_s = await run(threads.background, begun_s, Path(settings.state.dir), self.mode)
+        plugin = Plugin(services, own_name, since_s)
+        self._link = NriLink(settings.nri, plugin, services, self._environ)
         self._spawn = spawn
+        # For another plugin, which does not ask us.
+        core.ledger.books.updated_by_others = True
+        root, executor = Path(settings.cgroups.root), threads.make("cgroup-tree")
+        self._tree = CgroupTree(root, OtherWrites(core.store, core.upkeep, spawn), executor)
 
     def decide(self) -> None:
         # A runtime asks its plugins from the first moment on, so it has to wait for the policies.
         if self._link is not None:
             self._spawn(self._link.run())
+            self._spawn(self._tree.run())
 
     def use(self, settings: Settings) -> None:
         if self._services is not None:

@@ -84,7 +84,7 @@ def container_record(message: api_pb2.Container, now_s: float) -> ContainerRecor
         requested=resources,
         booked=resources,
         state=_LIFECYCLES.get(message.state, Lifecycle.CREATED),
-        created_s=now_s,
+        created_s=message.created_at / 1e9 if message.created_at > 0 else now_s,
     )
 
 

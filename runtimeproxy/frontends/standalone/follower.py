@@ -7,14 +7,16 @@ earlier; what it is, the runtime's status says. Used in the event loop's thread.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from runtimeproxy.frontends.cgroup_tree import CgroupListener
+from runtimeproxy.frontends.mode_begin import mark_known
+from runtimeproxy.frontends.repeated import Repeated
 from runtimeproxy.frontends.standalone.events import RuntimeEvents
 from runtimeproxy.ledger.planner import SHARES
 from runtimeproxy.pods.inventory import RuntimeEvent, RuntimeUnavailableError
@@ -23,13 +25,11 @@ from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 
 if TYPE_CHECKING:
     from runtimeproxy.core.policies import Spawn
-    from runtimeproxy.frontends.standalone.cgroup_tree import CgroupTree, ContainerCgroup
+    from runtimeproxy.frontends.cgroup_tree import CgroupTree, ContainerCgroup
     from runtimeproxy.ledger.upkeep import Upkeep
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
     from runtimeproxy.pods.store import PodStore
-
-logger = logging.getLogger(__name__)
 
 RecordT = TypeVar("RecordT", PodRecord, ContainerRecord)
 
@@ -55,32 +55,8 @@ SECOND_LOOK_S: Final = 1.0
 written: both looks together end within 2 s of it."""
 
 
-class Repeated:
-    """Work by key, of which one run at a time is under way; what comes meanwhile leads to one more run."""
-
-    def __init__(self) -> None:
-        self._due: set[str] = set()
-        self._running: set[str] = set()
-
-    def add(self, key: str) -> bool:
-        """Has the work done; returns whether `run` is to be started for it, which has to follow."""
-        self._due.add(key)
-        is_running = key in self._running
-        self._running.add(key)
-        return not is_running
-
-    async def run(self, key: str, work: Callable[[], Awaitable[None]]) -> None:
-        try:
-            while key in self._due:
-                self._due.discard(key)
-                await work()
-        finally:
-            self._due.discard(key)
-            self._running.discard(key)
-
-
-class Follower:
-    """Takes events, lists, and what happens in the cgroup tree (a `CgroupListener`).
+class Follower(CgroupListener):
+    """Takes events, lists, and what happens in the cgroup tree.
 
     Args:
         upkeep: Asks the policies, and writes what follows.
@@ -202,6 +178,10 @@ class Follower:
         self._unlisted.update((each.id, each) for each in found)
         self._inventory.compare_soon()
 
+    def is_running(self, container: ContainerCgroup) -> bool:
+        known = self._store.containers.get(container.id)
+        return known is not None and known.state is Lifecycle.RUNNING
+
     def on_made(self, container: ContainerCgroup) -> None:
         # Its details are there when it starts.
         self._present.add(container.id)
@@ -265,7 +245,8 @@ class Follower:
 
     async def _look_at(self, cgroup: str, container: ContainerCgroup | None) -> None:
         await asyncio.sleep(WRITES_S)
-        if await self._upkeep.is_in_force(cgroup, SHARES):
+        # An update writes all values of a container, and takes others back to the runtime's.
+        if await self._upkeep.is_in_force(cgroup, SHARES if container is not None else ""):
             return
         is_changed = await self._take_update(container)
         if is_changed:
@@ -292,17 +273,8 @@ class Follower:
 
     async def _mark_known(self) -> None:
         """Makes of what lists have shown what events would have."""
+        mark_known(self._store, self._upkeep.evaluator.since_s)
         pods, containers = self._store.pods, self._store.containers
-        for pod in pods:
-            if pod.recovered and pod.detailed and pod.created_s >= self._upkeep.evaluator.since_s:
-                pods.revise(replace(pod, recovered=False))
-        for container in containers:
-            if (
-                container.recovered
-                and container.detailed
-                and container.created_s >= self._upkeep.evaluator.since_s
-            ):
-                containers.revise(replace(container, recovered=False))
         unlisted, self._unlisted = self._unlisted, {}
         for identity, cgroup in unlisted.items():
             if pods.get(identity) is None and containers.get(identity) is None:

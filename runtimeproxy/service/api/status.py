@@ -472,7 +472,7 @@ def _runtime(parts: Parts, inventory: Inventory, response: bytes | None) -> api_
         image_endpoint=settings.image_endpoint,
         name=inventory.runtime_name if about is None else about.runtime_name,
         version="" if about is None else about.runtime_version,
-        answers=about is not None,
+        answers=about is not None and bool(settings.runtime_endpoint),
         refused_calls=proxy.server.counts.without_upstream if proxy is not None else 0,
         away_since=None if about is not None else timestamp(parts.runtime.away_since_s),
     )
@@ -864,7 +864,7 @@ def _problems_of_claims(status: api_pb2.GetStatusResponse) -> Iterator[str]:
 
 
 def _problems_of_daemon(status: api_pb2.GetStatusResponse) -> Iterator[str]:
-    if not status.runtime.answers:
+    if status.runtime.endpoint and not status.runtime.answers:
         yield f"The runtime does not answer on {status.runtime.endpoint}."
     if status.bypass.is_on:
         cause = api_pb2.Bypass.Cause.Name(status.bypass.cause).removeprefix("CAUSE_").lower()

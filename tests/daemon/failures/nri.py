@@ -25,6 +25,7 @@ from runtimeproxy.testing import (
 from tests.daemon.driving import batch_pod
 from tests.daemon.failures.policies import CONTAINER
 from tests.daemon.failures.scene import Row, Scene, failures, write_policy
+from tests.daemon.test_standalone import explain
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
@@ -102,6 +103,19 @@ def policies_are_late(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def runtime_drops_a_field(scene: Scene) -> ProxyProcess:
+    daemon, runtime, _ = prepared(scene, NriOptions(ignored=frozenset({"linux.resources.memory"})))
+    daemon.start()
+    scene.wait_for(daemon, "nri_connected")
+    start_pod(scene, runtime)
+    scene.wait_for(daemon, "nri_uncarried_fields")
+    fields = {each.name: each for each in explain(daemon, "default/batch").targets[1].fields}
+    limit, shares = fields["memory.limit_in_bytes"], fields["cpu.shares"]
+    assert (limit.observed_value, limit.way) == (limit.resolved, limit.WAY_FILE)
+    assert shares.way == shares.WAY_MESSAGE
+    return daemon
+
+
 class Beside:
     """Another plugin, which refuses the first container."""
 
@@ -162,6 +176,10 @@ ROWS: Final = {
     ),
     "mode `nri`: policies are not ready": Row(
         policies_are_late, lambda s: failures(s, "hanging").timed_out > 0
+    ),
+    "mode `nri`: the runtime drops a field": Row(
+        runtime_drops_a_field,
+        lambda s: "resources.memory_limit_bytes" in {each.field for each in s.nri.not_carried},
     ),
     "mode `nri`: the runtime does not create": Row(creation_fails, lambda s: s.nri.failed_creates > 0),
 }

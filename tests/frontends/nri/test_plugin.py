@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -92,7 +93,7 @@ class Runtime:
             settings=settings or EventSettings(PATIENT_S, FailurePolicy.IGNORE, FailurePolicy.IGNORE),
             is_standby=lambda: self.is_standby,
         )
-        self.plugin = Plugin(services, "50-koord")
+        self.plugin = Plugin(services, "50-koord", since_s=1.0)
 
     def load(self, *policies: Policy) -> None:
         around = self.around
@@ -470,6 +471,53 @@ async def test_what_runs_comes_in_pieces(runtime: Runtime) -> None:
     assert (record.state, record.recovered, record.booked.cpu_shares) == (Lifecycle.RUNNING, True, 256)
     assert completed == ["complete"]
     assert runtime.around.unsettled, "all is listed once more"
+
+
+async def synchronized(runtime: Runtime, **cpu: int) -> ContainerRecord:
+    running = container(CONTAINER_ID, **cpu)
+    running.state, running.created_at = nri.CONTAINER_RUNNING, time.time_ns()
+    await runtime.send("Synchronize", nri.SynchronizeRequest(pods=[POD], containers=[running]))
+    await runtime.around.idle()
+    return runtime.record()
+
+
+async def test_what_was_created_while_the_plugin_was_away_has_the_kubelets_values(runtime: Runtime) -> None:
+    runtime.around.inventory.recovered.set()
+    assert not (await synchronized(runtime)).recovered
+    evaluator = cast("Any", runtime.around.core.evaluator)
+    assert evaluator.undecided == {POD_ID, CONTAINER_ID}, "they may get their first memory limits"
+
+
+@pytest.mark.parametrize(
+    ("in_status", "requested"), [(256, 256), (700, 700), (None, 256)], ids=["reply", "update", "no answer"]
+)
+async def test_what_the_specification_has_was_a_reply_or_an_update(
+    runtime: Runtime, in_status: int | None, requested: int
+) -> None:
+    await started(runtime)
+    if in_status is not None:
+        shown = ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID, booked=Resources(cpu_shares=in_status))
+        runtime.around.runtime.containers[CONTAINER_ID] = shown
+    record = await synchronized(runtime, shares=700)
+    assert (record.requested.cpu_shares, record.booked.cpu_shares) == (requested, 700)
+
+
+async def test_an_update_whose_end_no_event_has_told_is_in_the_specification(runtime: Runtime) -> None:
+    await started(runtime, policy(container=SHARES))
+    await runtime.update(quota=70_000)
+    record = await synchronized(runtime, shares=500, quota=70_000)
+    assert (record.requested.cpu_quota_us, record.booked.cpu_quota_us) == (70_000, 70_000)
+    assert not runtime.around.core.pending_updates
+
+
+async def test_a_record_that_was_lost_with_its_decision_has_what_the_kubelet_asked_for(
+    runtime: Runtime,
+) -> None:
+    runtime.load()
+    shown = ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID, booked=Resources(cpu_shares=100))
+    runtime.around.runtime.containers[CONTAINER_ID] = shown
+    record = await synchronized(runtime)
+    assert (record.requested.cpu_shares, record.booked.cpu_shares) == (100, 256)
 
 
 async def test_the_bypass_changes_nothing_and_records_what_runs(runtime: Runtime) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from runtimeproxy.background import BackgroundTasks
 from runtimeproxy.fields.resources import Resources
+from runtimeproxy.frontends.cgroup_tree import CgroupTree, ContainerCgroup
 from runtimeproxy.frontends.standalone import follower as follower_module
-from runtimeproxy.frontends.standalone.cgroup_tree import CgroupTree, ContainerCgroup
 from runtimeproxy.frontends.standalone.follower import Follower
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.pods.inventory import Inventory, RuntimeEvent

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.frontends.standalone.processes import runs_program
+from runtimeproxy.frontends.processes import runs_program
 from tests.lab.deadline import wait_until
 
 CLONED = 0x40
