@@ -23,8 +23,7 @@ from typing import Literal
 from cri_api.runtime.v1 import api_pb2
 from cri_api.runtimeproxy.v1 import api_pb2 as own_pb2
 from cri_api.runtimeproxy.v1 import api_pb2_grpc as own_grpc
-from tests.e2e.koordinator import qos
-from tests.e2e.values import BEST_EFFORT, BURSTABLE, MIB, as_resources
+from tests.e2e.values import BURSTABLE, MIB, as_resources
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.pods import ContainerSpec
@@ -75,23 +74,22 @@ version = 3
 """
 
 _POLICIES = Path("/etc/koord-runtime-proxy/policies.d")
-# Values that no message of a runtime carries.
+_LOW, _HIGH = 16 * MIB, 48 * MIB
+# Values that no field of the CRI carries.
 _POLICY = f"""
 from runtimeproxy.hooks import ContainerChange, PodChange, Policy
 class Lab(Policy):
     name = "lab"
     def pod(self, pod, node):
-        if pod.labels.get("lab") == "idle":
-            return PodChange(cgroup={{"cpu.idle": 1}}, reason="lab")
+        if "lab" in pod.labels:
+            return PodChange(cgroup={{"memory.low": {_LOW}}}, reason="lab")
     def container(self, container, node):
-        if container.pod.labels.get("lab") == "idle":
-            return ContainerChange(cgroup={{"cpu.idle": 1}}, reason="lab")
-        if container.pod.labels.get("lab") == "burst":
-            values = {{"cpu.cfs_burst_us": 20000, "memory.high": {48 * MIB}}}
+        if "lab" in container.pod.labels:
+            values = {{"cpu.cfs_burst_us": 20000, "memory.low": {_LOW}, "memory.high": {_HIGH}}}
             return ContainerChange(cgroup=values, reason="lab")
 """
 _CARRIED = ("cpu.weight", "cpu.max", "memory.max", "cpuset.cpus.effective")
-_FILE_ONLY = ("cpu.max.burst", "cpu.idle", "memory.high")
+_FILE_ONLY = ("cpu.max.burst", "memory.low", "memory.high")
 _FIRST = "first"
 # Builtins only until the last value is read: nothing else runs before.
 _SCRIPT = f"""
@@ -101,7 +99,7 @@ done 3>/lab/out/new
 mv /lab/out/new /lab/out/{_FIRST}
 exec sleep 1000000
 """
-_FEW_S = 20.0
+_FEW_S = 60.0
 """On an emulated CPU."""
 
 
@@ -139,19 +137,16 @@ def _files_of(v1: pods.V1Values) -> Files:
         "memory.max": values.memory_max,
         "cpuset.cpus.effective": values.cpuset_cpus or f"0-{len(os.sched_getaffinity(0)) - 1}",
         "cpu.max.burst": "0",
-        "cpu.idle": "0",
+        "memory.low": "0",
         "memory.high": "max",
     }
 
 
-# Source: kernel/sched/core.c, cpu_weight_read_u64: the weight of an idle group is rounded to 0.
-_IDLE = {"cpu.idle": "1", "cpu.weight": "0"}
-_EXTRAS: dict[str, tuple[Files, Files, Files]] = {
-    "LS": ({"lab": "burst"}, {"cpu.max.burst": "20000", "memory.high": str(48 * MIB)}, {})
-}
-CASES = (
-    *(Case(each, *_EXTRAS.get(each.title, ())) for each in pods.CASES if each.title != "no class"),
-    Case(pods.Case("idle", "besteffort", BEST_EFFORT, qos("BE")), {"lab": "idle"}, _IDLE, _IDLE),
+_BY_FILE = {"cpu.max.burst": "20000", "memory.low": str(_LOW), "memory.high": str(_HIGH)}
+CASES = tuple(
+    Case(each, {"lab": ""}, _BY_FILE, {"memory.low": str(_LOW)}) if each.title == "LS" else Case(each)
+    for each in pods.CASES
+    if each.title != "no class"
 )
 BATCH, BURST = (next(each for each in CASES if each.title == title) for title in ("BE", "LS"))
 
@@ -234,9 +229,6 @@ def has_its_values(mode: Mode, case: Case, node: Node) -> str:
     wanted = case.of_container()
     now = {_CONTAINER: _read(pod.container_cgroup), _POD: _read(pod.cgroup)}
     names = {"proxy": _CARRIED, "nri": (*_CARRIED, *_FILE_ONLY), "standalone": ()}[mode]
-    if mode == "proxy" and wanted["cpu.idle"] == "1":
-        # The weight of an idle group is not that of its message.
-        names = _CARRIED[1:]
     expect("first seen", {name: first[name] for name in names}, {name: wanted[name] for name in names})
     if mode == "nri":
         expect("at once", now, {_CONTAINER: wanted, _POD: case.of_pod()})
@@ -388,11 +380,14 @@ def gives_back(node: Node) -> str:
     """Stopped, every value stays; `restore` gives the kubelet's back; the pods go."""
     wanted = _wanted_of(node)
     systemctl("stop", SOCKET_UNIT, SERVICE)
-    _wait_for(wanted, node, timeout_s=0)
-    printed = run(PROGRAM, "restore").splitlines()
-    _wait_for({title: case.requested() for title, case in _cases_of(node).items()}, node, timeout_s=0)
-    expect("a second restore", run(PROGRAM, "restore"), "nothing to restore")
-    _remove_all(node)
+    try:
+        _wait_for(wanted, node, timeout_s=0)
+        printed = run(PROGRAM, "restore").splitlines()
+        _wait_for({title: case.requested() for title, case in _cases_of(node).items()}, node, timeout_s=0)
+        expect("a second restore", run(PROGRAM, "restore"), "nothing to restore")
+    finally:
+        # Those of the next mode have the same names.
+        _remove_all(node)
     return f"{len(printed) - 1} values of {len(wanted)} pods"
 
 
