@@ -71,7 +71,7 @@ class ContainerCgroup(NamedTuple):
 
 
 class CgroupListener:
-    """Takes what happens in the tree; called in the event loop's thread. Here it ignores all of it."""
+    """Takes what happens in the tree, which is nothing by default; called in the event loop's thread."""
 
     def on_scanned(self, found: Sequence[ContainerCgroup]) -> None:
         """The whole tree was read for the first time; what is there already is not told one by one."""

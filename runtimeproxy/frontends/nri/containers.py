@@ -309,6 +309,20 @@ class Containers:
         if record is not known and store.containers.get(known.id) is known:
             store.containers.put(record)
 
+    async def find_requested(self, found: ContainerRecord) -> None:
+        """Finds what the kubelet asked for, of a container whose record was lost with its decision.
+
+        Its status has that, as long as it has not been updated; see `_was_updated`.
+
+        Raises:
+            RuntimeUnavailableError: The runtime did not answer.
+        """
+        containers = self._core.store.containers
+        shown = await self._services.lookups.confirm_container(found.id)
+        record = containers.get(found.id)
+        if shown is not None and record is not None and not has_taken(found.booked, shown.booked):
+            containers.put(replace(record, requested=shown.booked))
+
     async def _was_updated(self, found: ContainerRecord) -> bool:
         """Whether a container has been updated since its creation: till then its status has other values.
 

@@ -123,7 +123,7 @@ class NriPlugin(FrontEnd):
         # For another plugin, which does not ask us.
         core.ledger.books.updated_by_others = True
         root, executor = Path(settings.cgroups.root), threads.make("cgroup-tree")
-        self._tree = CgroupTree(root, OtherWrites(core.upkeep, spawn), executor)
+        self._tree = CgroupTree(root, OtherWrites(core.store, core.upkeep, spawn), executor)
 
     def decide(self) -> None:
         # A runtime asks its plugins from the first moment on, so it has to wait for the policies.

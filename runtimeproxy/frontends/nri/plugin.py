@@ -36,7 +36,7 @@ from runtimeproxy.frontends.nri.state import OtherPlugin
 from runtimeproxy.hooks import FailurePolicy, Hook
 from runtimeproxy.hooks.audit import Origin
 from runtimeproxy.ledger.answers import by_parameter
-from runtimeproxy.pods.inventory import RunningPods
+from runtimeproxy.pods.inventory import RunningPods, RuntimeUnavailableError
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import overlay
@@ -256,20 +256,30 @@ class Plugin:
         known = [each for each in map(store.containers.get, containers) if each is not None]
         with store.listing() as since:
             inventory.synchronize(RunningPods(pods, containers, since, since))
-        self._core.spawn(self._adopt([(each, containers[each.id]) for each in known]))
+        pairs = [(each, containers[each.id]) for each in known]
+        for record in known:
+            del containers[record.id]
+        new = [each for each in containers.values() if each.created_s >= self._since_s]
+        self._core.spawn(self._adopt(pairs, new))
         return api_pb2.SynchronizeResponse()
 
-    async def _adopt(self, known: Sequence[tuple[ContainerRecord, ContainerRecord]]) -> None:
+    async def _adopt(
+        self, known: Sequence[tuple[ContainerRecord, ContainerRecord]], new: Sequence[ContainerRecord]
+    ) -> None:
         """Brings what runs to what it should have; then all is listed once more.
 
         Source: containerd issue 13698: no event tells of what is created meanwhile.
 
         Args:
             known: Records, with what the runtime tells of the same containers.
+            new: What the runtime tells of containers of this mode's time that have no record.
         """
         inventory = self._core.inventory
         for record, found in known:
             await self._containers.compare(record, found)
+        with suppress(RuntimeUnavailableError):
+            for found in new:
+                await self._containers.find_requested(found)
         await inventory.complete()
         inventory.compare_soon()
 

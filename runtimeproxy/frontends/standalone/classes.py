@@ -1,4 +1,7 @@
-"""What the cgroup tree tells of a node without a container runtime: where the QoS classes are."""
+"""What the cgroup tree tells of a node without a container runtime: where the QoS classes are, nothing else.
+
+Used in the event loop's thread.
+"""
 
 from __future__ import annotations
 

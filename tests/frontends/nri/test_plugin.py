@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -474,7 +475,7 @@ async def test_what_runs_comes_in_pieces(runtime: Runtime) -> None:
 
 async def synchronized(runtime: Runtime, **cpu: int) -> ContainerRecord:
     running = container(CONTAINER_ID, **cpu)
-    running.state = nri.CONTAINER_RUNNING
+    running.state, running.created_at = nri.CONTAINER_RUNNING, time.time_ns()
     await runtime.send("Synchronize", nri.SynchronizeRequest(pods=[POD], containers=[running]))
     await runtime.around.idle()
     return runtime.record()
@@ -507,6 +508,16 @@ async def test_an_update_whose_end_no_event_has_told_is_in_the_specification(run
     record = await synchronized(runtime, shares=500, quota=70_000)
     assert (record.requested.cpu_quota_us, record.booked.cpu_quota_us) == (70_000, 70_000)
     assert not runtime.around.core.pending_updates
+
+
+async def test_a_record_that_was_lost_with_its_decision_has_what_the_kubelet_asked_for(
+    runtime: Runtime,
+) -> None:
+    runtime.load()
+    shown = ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID, booked=Resources(cpu_shares=100))
+    runtime.around.runtime.containers[CONTAINER_ID] = shown
+    record = await synchronized(runtime)
+    assert (record.requested.cpu_shares, record.booked.cpu_shares) == (100, 256)
 
 
 async def test_the_bypass_changes_nothing_and_records_what_runs(runtime: Runtime) -> None:
