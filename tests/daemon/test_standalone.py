@@ -143,6 +143,10 @@ def test_what_only_the_creation_can_carry_is_not_applicable(
     explained = explain(daemon, made.config.metadata.uid)
     reasons = {u.cause for each in explained.targets for field in each.fields for u in field.unapplied}
     assert "not-in-mode" in reasons
+    audit = daemon.run("audit").stdout
+    assert "env[GIVEN]" in audit
+    assert "not-in-mode" in audit
+    assert "secret" not in audit
 
 
 def test_what_a_gpu_needs_is_not_applicable(
