@@ -131,12 +131,13 @@ def _is_text(name: bytes) -> bool:
 
 
 def _given(message: Any, leaf: str) -> int | str | None:  # noqa: ANN401 - one of NRI's groups
-    """A value of a group; its texts, and the bound of processes, have no presence."""
+    """A value of a group; zero is none, as in the CRI.
+
+    Source: containerd internal/cri/nri, fromCRILinuxResources: it gives the kubelet's zeros in an update.
+    """
     value = getattr(message, leaf)
-    if isinstance(value, int | str):
-        return value or None
-    found: int | str = value.value
-    return found if message.HasField(leaf) else None
+    found: int | str = value if isinstance(value, int | str) else value.value
+    return found or None
 
 
 def _of_the_kubelet(entries: Mapping[str, str]) -> Mapping[str, str]:

@@ -379,6 +379,33 @@ async def test_an_update_without_policies_is_left_alone(runtime: Runtime) -> Non
     assert runtime.record().booked.cpu_quota_us == 70_000
 
 
+async def test_zeros_in_an_update_are_no_values(runtime: Runtime) -> None:
+    # The kubelet's call leaves them out, and the runtime tells of them all the same.
+    await started(runtime)
+    await runtime.update(shares=300, quota=0, period=0)
+    await runtime.about("PostUpdateContainer")
+    requested = runtime.record().requested
+    assert (requested.cpu_shares, requested.cpu_quota_us, requested.cpu_period_us) == (300, None, None)
+
+
+async def test_a_resize_of_a_pod_of_which_nothing_is_told_follows_from_its_containers(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtimeproxy.frontends.nri.containers.RESIZE_PAUSES_S", (0.0, 0.0))
+    pod = nri.PodSandbox()
+    pod.CopyFrom(POD)
+    pod.linux.pod_resources.cpu.shares.value = 256
+    await runtime.send("RunPodSandbox", nri.RunPodSandboxRequest(pod=pod))
+    await started(runtime)
+    await runtime.update(shares=300, quota=70_000)
+    await runtime.about("PostUpdateContainer")
+    await runtime.around.idle()
+    record = runtime.around.store.pods.get(POD_ID)
+    assert record is not None
+    assert (record.requested.cpu_shares, record.requested.cpu_quota_us) == (300, 70_000)
+    assert cast("Any", runtime.around.core.evaluator).pods == [POD_ID]
+
+
 async def test_an_update_of_which_no_end_is_told_is_asked_about(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
