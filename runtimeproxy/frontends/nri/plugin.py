@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from google.protobuf.message import DecodeError, Message
 
 from cri_api.nri.v1alpha1 import api_pb2
-from runtimeproxy.core.events import on_pod_created, on_pod_updated, resized
+from runtimeproxy.core.events import on_pod_created, on_pod_updated, resized, without_own_values
 from runtimeproxy.core.questions import (
     NOTHING_DECIDED_ON_POD,
     DecidedValues,
@@ -324,7 +324,8 @@ class Plugin:
     async def _update_pod_sandbox(self, request: api_pb2.UpdatePodSandboxRequest, until_s: float) -> Message:
         """The kubelet has already set the pod's cgroup; those of policies are set there again."""
         core, record = self._core, self._pod(request.pod)
-        sent, evaluation = read_resources(request.linux_resources), core.evaluator.rounds
+        sent = without_own_values(core, record.cgroup_parent, read_resources(request.linux_resources))
+        evaluation = core.evaluator.rounds
         asked = replace(
             record,
             requested=overlay(record.requested, sent),

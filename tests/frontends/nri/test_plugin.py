@@ -35,7 +35,7 @@ from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.lookup import Lookups
-from runtimeproxy.pods.records import Book, ContainerRecord, Lifecycle
+from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Lifecycle
 from tests.frontends.cri_proxy.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy, waited
 
 PATIENT_S = 30.0
@@ -441,6 +441,24 @@ async def test_the_kubelets_resize_of_a_pod_is_followed(runtime: Runtime) -> Non
     assert pod is not None
     assert pod.requested.cpu_quota_us == 90_000
     assert ("/kubepods/podu1", {"cpu.cfs_quota_us": 90_000}) in runtime.around.ledger.resizes
+
+
+async def test_what_policies_have_written_to_a_pod_is_no_request_of_the_kubelets(runtime: Runtime) -> None:
+    # It reads from the files what a resize does not change.
+    runtime.load()
+    pod = nri.PodSandbox()
+    pod.CopyFrom(POD)
+    pod.linux.pod_resources.cpu.quota.value = 100_000
+    await runtime.send("RunPodSandbox", nri.RunPodSandboxRequest(pod=pod))
+    entries = {"cpu.cfs_quota_us": Entry(resolved=80_000)}
+    cast("Any", runtime.around.ledger).record = lambda cgroup: Book(cgroup, entries=entries)
+    request = nri.UpdatePodSandboxRequest(pod=pod)
+    request.linux_resources.cpu.quota.value = 80_000
+    request.linux_resources.memory.limit.value = 1 << 20
+    await runtime.send("UpdatePodSandbox", request)
+    record = runtime.around.store.pods.get(POD_ID)
+    assert record is not None
+    assert record.requested == Resources(cpu_quota_us=100_000, memory_limit_bytes=1 << 20)
 
 
 # --- ends --------------------------------------------------------------------------------------------------
