@@ -286,7 +286,12 @@ class Plugin:
     async def _mark_known(self) -> None:
         """What was created while the plugin was away has the kubelet's own values."""
         core = self._core
-        core.evaluator.undecided |= mark_known(core.store, self._since_s)
+        found = mark_known(core.store, self._since_s)
+        core.evaluator.undecided |= found
+        for each in filter(None, map(core.store.containers.get, found)):
+            if each.state is Lifecycle.CREATED:
+                # Only its start is told yet.
+                self.services.undecided.add(each.id)
 
     def forget_pieces(self) -> None:
         """A connection has ended, or all pieces are there."""
@@ -470,6 +475,10 @@ class Plugin:
 
 
 def _pod_id(message: Any) -> str:  # noqa: ANN401 - any request
+    """The sandbox whose earlier events come first; empty for none."""
+    if isinstance(message, api_pb2.ValidateContainerAdjustmentRequest):
+        # Decides on nothing, and a creation fails if its plugin ends before the reply.
+        return ""
     pod = getattr(message, "pod", None)
     found: str = pod.id if pod is not None else ""
     return found
