@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,12 @@ def test_a_daemon_that_the_runtime_starts(folder: Path, tmp_path: Path) -> None:
             with CriClient(runtime.socket) as client, running_pod(client, POD, tmp_path) as pod:
                 assert pod.values() == on_this_machine(HALF_A_CORE)
             runtime.kill()
-            wait_until(lambda pid=first: not procfs.runs(pid), "the daemon's end")
+            wait_until(partial(_has_ended, first), "the daemon's end")
             log.unlink()
             runtime.start()
         (last,) = running()
-    wait_until(lambda: not procfs.runs(last), "the daemon's end")
+    wait_until(partial(_has_ended, last), "the daemon's end")
+
+
+def _has_ended(pid: int) -> bool:
+    return not procfs.runs(pid)
