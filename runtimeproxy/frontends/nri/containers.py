@@ -93,13 +93,11 @@ class Draft:
 
     Attributes:
         is_late: Whether the runtime has had its answer before the decision.
-        has_failed: Whether the runtime did not create it after an earlier answer.
         is_undecided: Whether policies had no answer in time: they are asked again once it starts.
     """
 
     record: ContainerRecord
     adjustment: Adjustment
-    has_failed: bool = False
     decided: DecidedValues = NOTHING_DECIDED
     fitted: Mapping[str, int | str] = field(default_factory=lambda: NO_ENTRIES)
     is_late: bool = False
@@ -107,11 +105,7 @@ class Draft:
 
     def edit(self, change: Change) -> bool:
         """Puts a change into the reply; in any thread."""
-        asked = cast("ContainerChange", change)
-        if self.has_failed:
-            # What a file holds goes there: another plugin may set the same field.
-            asked = replace(asked, resources=None)
-        self.adjustment.put(asked)
+        self.adjustment.put(cast("ContainerChange", change))
         return not self.adjustment.is_empty
 
     def finished(self) -> ContainerRecord:
@@ -171,7 +165,8 @@ class Containers:
         )
         has_swap_limit = message.linux.resources.memory.HasField("swap")
         adjustment = Adjustment(record.requested, has_swap_limit, message)
-        draft = Draft(record, adjustment, self._has_failed(pod, record))
+        adjustment.by_file = self._resources_by_file(has_failed=self._has_failed(pod, record))
+        draft = Draft(record, adjustment)
         self._keep(draft, pod)
 
         def make_view() -> ContainerView:
@@ -188,6 +183,7 @@ class Containers:
         for work in self._preparations(draft, pod, until_s):
             await work()
         self._report_left_out(draft, pod)
+        self._add_conflicts(draft, pod, {f"resources.{name}" for name in adjustment.moved})
         return api_pb2.CreateContainerResponse(
             adjust=None if draft.adjustment.is_empty else draft.adjustment.message
         )
@@ -204,12 +200,28 @@ class Containers:
             self._report_conflicts(draft, pod)
         return True
 
+    def _resources_by_file(self, *, has_failed: bool) -> Collection[str]:
+        """The resources that a file holds, and that another plugin sets: the runtime refuses two owners.
+
+        `has_failed`: whether the runtime did not create the container after an earlier answer: then all.
+        """
+        if has_failed:
+            return RESOURCE_PARAMETERS.keys()
+        if not self.owners:
+            return ()
+        return [name for name in RESOURCE_PARAMETERS if f"resources.{name}" in self.owners]
+
+    def _add_conflicts(self, draft: Draft, pod: PodRecord, fields: Collection[str]) -> list[str]:
+        name = f"{pod.namespace}/{pod.name}/{draft.record.name}"
+        found = sorted(each for each in fields if each in self.owners)
+        for each in found:
+            self._state.add_conflict(PluginConflict(name, each, self.owners[each]))
+        return found
+
     def _report_conflicts(self, draft: Draft, pod: PodRecord) -> None:
         # The runtime tells plugins of no conflict: the likely ones are fields that others have set before.
         name = f"{pod.namespace}/{pod.name}/{draft.record.name}"
-        fields = sorted(self.fields_of(draft.adjustment.message).intersection(self.owners))
-        for each in fields:
-            self._state.add_conflict(PluginConflict(name, each, self.owners[each]))
+        fields = self._add_conflicts(draft, pod, self.fields_of(draft.adjustment.message))
         which = ", ".join(f"{each} is set by {self.owners[each]}" for each in fields)
         text = "the runtime did not create it after the plugin's answer; its values go by file now"
         self._core.problems.counts["CreateContainer", "not_created"] += 1
@@ -249,7 +261,7 @@ class Containers:
         """Changes what bounds of the pod's cgroup and above do not allow."""
         values = partial(self._booked, draft)
         draft.fitted = values_within_bounds(self._core.ledger, pod.cgroup_parent, values)
-        if draft.fitted and not draft.has_failed:
+        if draft.fitted:
             draft.adjustment.put_resources(fitted_change(draft.fitted))
 
     def _booked(self, draft: Draft) -> Resources:
