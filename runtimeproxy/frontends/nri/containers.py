@@ -446,8 +446,8 @@ class Containers:
         evaluation: int,
     ) -> None:
         core = self._core
-        if (before := self._updates.pop(container_id, None)) is not None:
-            before.timer.cancel()
+        # One of which no end was told has failed, and the kubelet repeats it.
+        self._forget_update(container_id)
         timer = asyncio.get_running_loop().call_later(SETTLE_S, self._settle_soon, container_id, pending)
         self._updates[container_id] = _Update(pending, decided, fitted, released, evaluation, timer)
         core.pending_updates.setdefault(container_id, []).append(pending)
@@ -502,14 +502,18 @@ class Containers:
         if pod_now is pod:
             return works
         core.store.pods.put(pod_now)
-        core.spawn(self._follow_kubelet(pod.cgroup_parent))
+        core.spawn(self._follow_kubelet(pod))
         return (*works, partial(core.evaluator.evaluate_pod, pod.id))
 
-    async def _follow_kubelet(self, cgroup: str) -> None:
+    async def _follow_kubelet(self, pod: PodRecord) -> None:
         """Sets a pod's cgroup again once the kubelet has lowered its values, of which nothing tells."""
+        core = self._core
         for pause_s in RESIZE_PAUSES_S:
             await asyncio.sleep(pause_s)
-            for work in resized(self._core, cgroup):
+            if any(each.id in self._updates for each in core.store.containers.members(pod.id)):
+                # The kubelet raises the pod first; the end of its next update leads here again.
+                return
+            for work in resized(core, pod.cgroup_parent):
                 await work()
 
     def forget(self, container_id: str) -> None:

@@ -417,6 +417,15 @@ async def test_an_update_without_policies_is_left_alone(runtime: Runtime) -> Non
     assert runtime.record().booked.cpu_quota_us == 70_000
 
 
+async def test_an_update_that_is_repeated_takes_the_place_of_the_one_before(runtime: Runtime) -> None:
+    await started(runtime)
+    await runtime.update(quota=70_000)
+    await runtime.update(quota=60_000)
+    await runtime.about("PostUpdateContainer")
+    assert runtime.record().booked.cpu_quota_us == 60_000
+    assert not runtime.around.core.pending_updates
+
+
 async def test_zeros_in_an_update_are_no_values(runtime: Runtime) -> None:
     # The kubelet's call leaves them out, and the runtime tells of them all the same.
     await started(runtime)
