@@ -128,8 +128,8 @@ readability: $(INSTALLED)  ## how much code a reader has to hold in the head
 scenarios: $(INSTALLED)  ## draw what the QoS manager does to a simulated node, as PNG into dist/scenarios
 	$(BIN)/python -m tests.scenarios
 
-restarts: $(INSTALLED)  ## restart proxy and QoS manager 50 times in each way and the runtime 20 times, under load; 10 minutes
-	$(BIN)/python -m tests.restarts
+restarts: $(INSTALLED)  ## restart proxy and QoS manager 50 times in each way and the runtime 20 times, under load; 10 minutes (MODE=nri: all beside a whole kubelet; 40 minutes)
+	$(BIN)/python -m tests.restarts$(if $(filter nri,$(MODE)),.nri)
 
 upgrades: $(INSTALLED)  ## OLD=FOLDER: upgrade the version of another checkout to this one and back, under load; 4 minutes
 	sh tests/restarts/install.sh $(OLD) .tools/versions/other

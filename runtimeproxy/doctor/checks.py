@@ -260,8 +260,10 @@ def _of_nri_plugin(koordlet: Koordlet, shared: Sequence[str], mode: str, *, is_r
     if not hooks:
         return _warning(f"{who} and a hook server: its hooks run twice", advice)
     if mode == "nri":
-        text = f"{who}, too, with the hooks of {', '.join(hooks)}: the runtime refuses a container"
-        return _problem(f"{text} for which two plugins set one field", f"{advice}, or with {gates}")
+        text = (
+            f"{who}, too, with the hooks of {', '.join(hooks)}: the runtime fails the creation of a container"
+        )
+        return _problem(f"{text} for which both set other values", f"{advice}, or with {gates}")
     what = "it changes containers after the proxy" if mode == "proxy" else "both write the same files"
     return _warning(f"{who}, too: {what}", f"{advice}, or with {gates}, or switch the policies off")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_PARAMETERS
@@ -48,6 +49,8 @@ KUBEPODS: Final = "kubepods"
 """The cgroup of all pods; with systemd the last part of its slice's name. Source: kubelet,
 pkg/kubelet/cm/node_container_manager_linux.go, defaultNodeAllocatableCgroupName."""
 _NOTHING: Final[Mapping[str, Value]] = MappingProxyType({})
+_RESIZED: Final = {parameter: name for name, parameter in RESOURCE_PARAMETERS.items()}
+"""Names in `Resources` by cgroup parameter."""
 
 
 def wanted_of(
@@ -319,6 +322,29 @@ def requested_of_pod(containers: Collection[ContainerRecord]) -> dict[str, Value
         # The least stands for a container without a request.
         found["cpu.shares"] = sum(each for each in shares if each > MIN_CPU_SHARES) or MIN_CPU_SHARES
     return found
+
+
+def resized_pod(
+    pod: PodRecord, before: Collection[ContainerRecord], now: Collection[ContainerRecord]
+) -> PodRecord:
+    """The sandbox after a resize of its containers, where nothing tells of its own.
+
+    Values that were the sums of its containers' follow these; others are the pod's own.
+
+    Args:
+        pod: The sandbox.
+        before: Its containers.
+        now: The same after the resize.
+    """
+    sums_before, sums = requested_of_pod(before), requested_of_pod(now)
+    changed: dict[str, Any] = {}
+    for parameter, value in sums.items():
+        name, of_containers = _RESIZED[parameter], sums_before.get(parameter)
+        if value != of_containers and (getattr(pod.requested, name) or UNLIMITED) == of_containers:
+            changed[name] = None if value == UNLIMITED else value
+    if not changed:
+        return pod
+    return replace(pod, requested=replace(pod.requested, **changed), booked=replace(pod.booked, **changed))
 
 
 def _sum(limits: Iterable[int | None]) -> int:

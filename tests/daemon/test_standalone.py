@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import sys
@@ -142,6 +143,38 @@ def test_what_only_the_creation_can_carry_is_not_applicable(
     explained = explain(daemon, made.config.metadata.uid)
     reasons = {u.cause for each in explained.targets for field in each.fields for u in field.unapplied}
     assert "not-in-mode" in reasons
+    audit = daemon.run("audit").stdout
+    assert "env[GIVEN]" in audit
+    assert "not-in-mode" in audit
+    assert "secret" not in audit
+
+
+def test_what_a_gpu_needs_is_not_applicable(
+    daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str, tmp_path: Path
+) -> None:
+    library = tmp_path / "vgpu" / "libvgpu.so"
+    options = f'[policies.gpu-env.options]\nhami_library_path = "{library}"\nhami_vgpu_monitor = true\n'
+    daemon = daemons.start(standalone + options)
+    half = {"koordinator.sh/gpu-memory": "16Gi", "koordinator.sh/gpu-memory-ratio": "50"}
+    allocated = json.dumps({"gpu": [{"minor": 1, "resources": half}]})
+    config = pod_sandbox_config(
+        "gpu",
+        labels={"koordinator.sh/gpu-isolation-provider": "HAMi-core"},
+        annotations={"scheduling.koordinator.sh/device-allocated": allocated},
+    )
+    made = Pod(kubelet, config)
+    cgroup_files.make(config.linux.cgroup_parent)
+    made.run().create().start()
+    variables = {"env[NVIDIA_VISIBLE_DEVICES]", "env[LD_PRELOAD]"}
+    expected = variables | {f"mounts[{library}]", "mounts[/tmp/vgpulock]"}
+
+    def found() -> dict[str, str]:
+        return {each.field: each.cause for each in status_of(daemon).ledger.unapplied}
+
+    wait_until(lambda: found().keys() >= expected, "the fields")
+    assert set(found().values()) == {"not-in-mode"}
+    assert not library.parent.exists(), "no directory for a monitor that would have no mount"
+    assert not status_of(daemon).problems
 
 
 def test_hook_servers_are_not_asked_and_the_status_says_so(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import resource
 import shutil
 import signal
@@ -20,11 +21,12 @@ import grpc
 import uvloop
 
 from runtimeproxy.signals import BYPASS_OFF
+from tests.daemon.driving import BATCH_SHARES, batch_pod, shares_of
 from tests.daemon.upgrading import Family
 from tests.fuzz.header_blocks import Difference, compare
-from tests.fuzz.node import Node, Variant
+from tests.fuzz.node import NRI_SOCKET, Node, Variant
 from tests.fuzz.nri import Findings, attack_core, attack_sockets
-from tests.fuzz.servers import HostileServer
+from tests.fuzz.servers import HostileNriRuntime, HostileServer
 from tests.fuzz.sessions import Attack, Sessions
 from tests.fuzz.witness import IMAGES, Calls, Seen, Witness
 from tests.lab import procfs
@@ -285,6 +287,37 @@ def ttrpc_sockets(plan: Plan) -> Report:
     return _findings(plan, whole.kinds.total(), time.monotonic() - began_s, whole)
 
 
+def nri_runtimes(plan: Plan) -> Report:
+    """Hostile runtimes at their NRI socket; then one that behaves in their place."""
+    count = max(plan.sessions // 100, 1)
+    with Node(plan.variant, nri_socket=HOSTILE) as node:
+        path, began_s = node.folder / HOSTILE, time.monotonic()
+        with HostileNriRuntime(path, plan.seed) as server:
+            with suppress(TimeoutError):
+                wait_until(lambda: server.accepted >= count or not node.proxy.alive(), "plugins", 10 + count)
+            node.revive()
+        took_s = time.monotonic() - began_s
+        path.symlink_to(node.folder / NRI_SOCKET)
+        excesses = [*_plugin_again(node), *node.excesses(), *node.chatter(took_s, server.taken)]
+        notes = [f"the plugin was taken {server.taken:,} times"]
+        return _report(plan, "connections", server.accepted, took_s, node, None, excesses, notes)
+
+
+def _plugin_again(node: Node) -> list[str]:
+    """Whether the plugin finds a runtime that behaves, and a container gets its values there."""
+    numbers = itertools.count()
+
+    def has_values() -> bool:
+        return shares_of(batch_pod(client, f"after-{next(numbers)}").run().create()) == BATCH_SHARES
+
+    with CriClient(node.runtime.socket_path) as client:
+        try:
+            wait_until(has_values, "values")
+        except (grpc.RpcError, TimeoutError) as error:
+            return [f"a runtime that behaves is not found: {error}"]
+    return []
+
+
 def _findings(plan: Plan, count: int, took_s: float, found: Findings) -> Report:
     if found.slowest_s * 1000 > SLOW_MS:
         found.problems.append(f"one took {found.slowest_s:.1f} s")
@@ -318,6 +351,7 @@ FUZZERS: Final[Mapping[str, Fuzzer]] = {
     "header-blocks": header_blocks,
     "runtimes": runtimes,
     "hook-servers": hook_servers,
+    "nri-runtimes": nri_runtimes,
     "ttrpc-core": ttrpc_core,
     "ttrpc-sockets": ttrpc_sockets,
     "upgrades": upgrades,

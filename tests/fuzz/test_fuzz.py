@@ -17,6 +17,7 @@ SESSIONS = {
     "header-blocks": 4_000,
     "runtimes": 4_000,
     "hook-servers": 1_000,
+    "nri-runtimes": 2_000,
     "ttrpc-core": 500,
     "ttrpc-sockets": 2_000,
     "upgrades": 2_000,

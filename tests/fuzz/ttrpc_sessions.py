@@ -45,10 +45,16 @@ Make = Callable[[Random, Side], bytes]
 
 
 class TtrpcSessions:
-    """All sessions of one seed."""
+    """All sessions of one seed.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        seed: What they follow from, each with its number.
+        first_id: Of the streams of calls that are right.
+    """
+
+    def __init__(self, seed: int, first_id: int = 1) -> None:
         self.seed = seed
+        self._first_id = first_id
         random = Random(seed)
         self._noise = random.randbytes(1 << 16)
         self._calls = {side: list(_calls(side)) for side in Side}
@@ -99,7 +105,8 @@ class TtrpcSessions:
         """Whole calls in their order, in frames of any size, and answers to calls of the other end."""
         parts = []
         for number in range(random.choice((1, 1, 2, 10))):
-            message = _message(2 * number + 1, ttrpc.REQUEST, 0, random.choice(self._calls[side]))
+            stream_id = self._first_id + 2 * number
+            message = _message(stream_id, ttrpc.REQUEST, 0, random.choice(self._calls[side]))
             parts += _framed(random, side.value[0], message)
             if random.random() < 0.5:
                 answer = request_pb2.Response(
@@ -158,16 +165,16 @@ class TtrpcSessions:
             body = random.choice((*_BODIES, self._some_noise(random, random.randrange(100))))
             type_ = random.choice((ttrpc.REQUEST, ttrpc.REQUEST, ttrpc.RESPONSE))
             connection_id = side.value[0] if type_ == ttrpc.REQUEST else side.value[2]
-            parts += _framed(random, connection_id, _message(2 * number + 1, type_, 0, body))
+            message = _message(self._first_id + 2 * number, type_, 0, body)
+            parts += _framed(random, connection_id, message)
         return b"".join(parts)
 
     def _many(self, random: Random, side: Side) -> bytes:
         """More calls than anyone answers."""
         call = random.choice(self._calls[side])[:500]
         most = random.choice((100, 300, 1000))
-        return b"".join(
-            _frame(side.value[0], _message(2 * number + 1, ttrpc.REQUEST, 0, call)) for number in range(most)
-        )
+        ids = range(self._first_id, self._first_id + 2 * most, 2)
+        return b"".join(_frame(side.value[0], _message(each, ttrpc.REQUEST, 0, call)) for each in ids)
 
     def _noise_only(self, random: Random, side: Side) -> bytes:
         known = random.choice(

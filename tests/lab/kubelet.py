@@ -19,8 +19,6 @@ CLASSES: Final = ("/kubepods", "/kubepods/burstable", "/kubepods/besteffort")
 """The cgroups that it makes."""
 _END_S: Final = 30.0
 _START_S: Final = 60.0
-_FAILED: Final = "from runtime service failed"
-"""In each line of its log about a failed call. Source: k8s.io/cri-client pkg/remote_runtime.go."""
 
 
 class Kubelet:
@@ -96,13 +94,8 @@ class Kubelet:
         return all(cgroup_v1.file("cpu", cgroup, "cpu.shares").exists() for cgroup in CLASSES)
 
     @property
-    def log(self) -> list[str]:
-        return self._log.read_text(errors="replace").splitlines()
-
-    @property
-    def failed_calls(self) -> list[str]:
-        """The lines of the log about calls that the runtime has failed."""
-        return [line for line in self.log if _FAILED in line]
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
 
     def put(self, pod: dict[str, Any]) -> None:
         """Adds a pod, or changes it."""

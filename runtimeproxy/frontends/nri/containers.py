@@ -34,6 +34,7 @@ from runtimeproxy.core.questions import (
     decided_values,
     lower_bursts,
     make_room,
+    not_stopped,
     owners_with_fitted,
     put_back,
     take_cpus,
@@ -53,7 +54,7 @@ from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, Resources
 from runtimeproxy.hooks.audit import Origin
 from runtimeproxy.hooks.changes import ResourceChange
 from runtimeproxy.hooks.fields import entry_edits, scalar_edits
-from runtimeproxy.ledger.answers import by_parameter, target_of
+from runtimeproxy.ledger.answers import by_parameter, resized_pod, target_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.inventory import RuntimeUnavailableError
 from runtimeproxy.pods.reconcile import reconciled
@@ -79,6 +80,8 @@ MOST_DRAFTS: Final = 1000
 """Containers between CreateContainer and PostCreateContainer; runtimes make some at a time."""
 SETTLE_S: Final = 2.0
 """How long PostUpdateContainer may take to follow UpdateContainer, before the runtime is asked."""
+RESIZE_PAUSES_S: Final = (0.1, 0.4, 1.0)
+"""Between looks at the cgroup of a resized pod."""
 CREATE: Final = Origin("CreateContainer")
 START: Final = Origin("StartContainer")
 UPDATE: Final = Origin("UpdateContainerResources")
@@ -167,7 +170,7 @@ class Containers:
             evaluation=core.evaluator.rounds,
         )
         has_swap_limit = message.linux.resources.memory.HasField("swap")
-        adjustment = Adjustment(record.requested, has_swap_limit, message.mounts)
+        adjustment = Adjustment(record.requested, has_swap_limit, message)
         draft = Draft(record, adjustment, self._has_failed(pod, record))
         self._keep(draft, pod)
 
@@ -192,7 +195,8 @@ class Containers:
     def _has_failed(self, pod: PodRecord, record: ContainerRecord) -> bool:
         """Whether the runtime has not created the container of this name, and tries it again."""
         earlier = self._unmade.get((pod.id, record.name))
-        if earlier is None or earlier == record.id:
+        # One that is known was created while the plugin was away.
+        if earlier is None or earlier == record.id or self._core.store.containers.get(earlier) is not None:
             return False
         draft = self._drafts.pop(earlier, None)
         self._state.failed_creates += 1
@@ -410,7 +414,9 @@ class Containers:
         if fitted:
             change.put(fitted_change(fitted))
         pending = PendingUpdate(sent, change.forwarded)
-        for work in lower_bursts(core, record, pod, pending, has_pending=bool(decided.pending)):
+        # Of a resize of the pod before it nothing may have been told.
+        room = make_room(core, pod, lambda: by_parameter(change.forwarded))
+        for work in (*lower_bursts(core, record, pod, pending, has_pending=bool(decided.pending)), *room):
             await work()
         self._await_end(record.id, pending, decided, fitted, released, evaluation)
         if not (change.values or change.entries):
@@ -467,7 +473,7 @@ class Containers:
         record = core.store.containers.get(container_id)
         if record is None or update is None:
             return ()
-        sent = update.pending.sent
+        sent, members = update.pending.sent, core.store.containers.members(pod.id)
         updated = updated_container(
             record, update.pending, update.decided, update.fitted, update.released, NO_ENTRIES
         )
@@ -477,7 +483,22 @@ class Containers:
         of_pod = resized(core, pod.cgroup_parent) if is_resize(sent) else repair(core, pod.cgroup_parent)
         cgroup = core.inventory.cgroup_of(pod, updated)
         # Another plugin may have had the last word.
-        return (*works, *of_pod, *repair(core, cgroup))
+        works = (*works, *of_pod, *repair(core, cgroup))
+        # The first containerd that tells plugins of a pod's resize is 2.3.
+        members_now = core.store.containers.members(pod.id)
+        pod_now = resized_pod(pod, not_stopped(members), not_stopped(members_now))
+        if pod_now is pod:
+            return works
+        core.store.pods.put(pod_now)
+        core.spawn(self._follow_kubelet(pod.cgroup_parent))
+        return (*works, partial(core.evaluator.evaluate_pod, pod.id))
+
+    async def _follow_kubelet(self, cgroup: str) -> None:
+        """Sets a pod's cgroup again once the kubelet has lowered its values, of which nothing tells."""
+        for pause_s in RESIZE_PAUSES_S:
+            await asyncio.sleep(pause_s)
+            for work in resized(self._core, cgroup):
+                await work()
 
     def forget(self, container_id: str) -> None:
         """The container is gone."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -128,8 +129,14 @@ class NriPlugin(FrontEnd):
     def decide(self) -> None:
         # A runtime asks its plugins from the first moment on, so it has to wait for the policies.
         if self._link is not None:
-            self._spawn(self._link.run())
+            self._spawn(self._run(self._link))
             self._spawn(self._tree.run())
+
+    async def _run(self, link: NriLink) -> None:
+        await link.run()
+        if not link.is_ending:
+            # The runtime that has launched this plugin is gone; its successor launches another one.
+            signal.raise_signal(signal.SIGTERM)
 
     def use(self, settings: Settings) -> None:
         if self._services is not None:

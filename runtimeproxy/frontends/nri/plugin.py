@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from google.protobuf.message import DecodeError, Message
 
 from cri_api.nri.v1alpha1 import api_pb2
-from runtimeproxy.core.events import on_pod_created, on_pod_updated, resized
+from runtimeproxy.core.events import on_pod_created, on_pod_updated, resized, without_own_values
 from runtimeproxy.core.questions import (
     NOTHING_DECIDED_ON_POD,
     DecidedValues,
@@ -286,7 +286,12 @@ class Plugin:
     async def _mark_known(self) -> None:
         """What was created while the plugin was away has the kubelet's own values."""
         core = self._core
-        core.evaluator.undecided |= mark_known(core.store, self._since_s)
+        found = mark_known(core.store, self._since_s)
+        core.evaluator.undecided |= found
+        for each in filter(None, map(core.store.containers.get, found)):
+            if each.state is Lifecycle.CREATED:
+                # Only its start is told yet.
+                self.services.undecided.add(each.id)
 
     def forget_pieces(self) -> None:
         """A connection has ended, or all pieces are there."""
@@ -324,7 +329,8 @@ class Plugin:
     async def _update_pod_sandbox(self, request: api_pb2.UpdatePodSandboxRequest, until_s: float) -> Message:
         """The kubelet has already set the pod's cgroup; those of policies are set there again."""
         core, record = self._core, self._pod(request.pod)
-        sent, evaluation = read_resources(request.linux_resources), core.evaluator.rounds
+        sent = without_own_values(core, record.cgroup_parent, read_resources(request.linux_resources))
+        evaluation = core.evaluator.rounds
         asked = replace(
             record,
             requested=overlay(record.requested, sent),
@@ -469,6 +475,10 @@ class Plugin:
 
 
 def _pod_id(message: Any) -> str:  # noqa: ANN401 - any request
+    """The sandbox whose earlier events come first; empty for none."""
+    if isinstance(message, api_pb2.ValidateContainerAdjustmentRequest):
+        # Decides on nothing, and a creation fails if its plugin ends before the reply.
+        return ""
     pod = getattr(message, "pod", None)
     found: str = pod.id if pod is not None else ""
     return found

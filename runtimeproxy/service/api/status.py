@@ -825,12 +825,12 @@ def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
 
 
 def _problems_of_koordlets(status: api_pb2.GetStatusResponse) -> Iterator[str]:
-    """Two plugins of one runtime: it refuses a container for which both set one field."""
+    """Two plugins of one runtime: it fails the creation of a container for which both set other values."""
     for each in status.koordlets if status.daemon.mode == "nri" else ():
         if each.is_nri_plugin and not HOOKS.isdisjoint(each.policies):
             hooks = ", ".join(name for name in each.policies if name in HOOKS)
             text = f"Koordlet (process {each.pid}) is an NRI plugin, too, with the hooks of {hooks}"
-            yield f"{text}: the runtime refuses a container for which both set one field."
+            yield f"{text}: the runtime fails the creation of a container for which both set other values."
 
 
 def _notes_of_koordlets(status: api_pb2.GetStatusResponse) -> Iterator[str]:

@@ -23,6 +23,7 @@ from runtimeproxy.hooks import (
     CLEAR,
     CgroupChange,
     ContainerChange,
+    DeviceSpec,
     FailurePolicy,
     Hook,
     MountSpec,
@@ -35,7 +36,7 @@ from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.lookup import Lookups
-from runtimeproxy.pods.records import Book, ContainerRecord, Lifecycle
+from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Lifecycle
 from tests.frontends.cri_proxy.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy, waited
 
 PATIENT_S = 30.0
@@ -196,7 +197,7 @@ async def test_values_that_are_there_already_are_not_set(runtime: Runtime) -> No
     [
         pytest.param({}, ["/c"], id="none"),
         pytest.param({"/x": "/h"}, ["/c"], id="another path"),
-        pytest.param({"/c": "/h"}, ["/c"], id="of the pod, replaced by the runtime"),
+        pytest.param({"/c": "/h"}, ["-/c", "/c"], id="the same path"),
         pytest.param({"/x/../c": "/h", "//c/": "/i"}, ["-/x/../c", "-//c/", "/c"], id="other spellings"),
         pytest.param({"/c": "/wanted"}, [], id="there already"),
         pytest.param({"/./c": "/wanted"}, [], id="there already, in another spelling"),
@@ -227,6 +228,23 @@ async def test_a_mount_of_another_plugin_is_left_to_it(
     made = container()
     made.mounts.add(destination="/c", type="bind", source="/h", options=options)
     assert bool((await runtime.create(made)).mounts) is is_set
+
+
+async def test_an_entry_that_is_there_is_taken_away_first(runtime: Runtime) -> None:
+    """It may be another plugin's, and the runtime fails a container for which two set one entry."""
+    change = ContainerChange(
+        env={"A": "2", "NEW": "x"},
+        annotations={"note": "two", "new": "x"},
+        devices=(DeviceSpec(host_path="/dev/null", container_path="/dev/there"),),
+    )
+    runtime.load(policy(container=change))
+    made = container()
+    made.annotations["note"] = "one"
+    made.linux.devices.add(path="/dev/there", type="c", major=9)
+    adjusted = await runtime.create(made)
+    assert [each.key for each in adjusted.env] == ["-A", "A", "NEW"]
+    assert adjusted.annotations == {"-note": "", "note": "two", "new": "x"}
+    assert [each.path for each in adjusted.linux.devices] == ["-/dev/there", "/dev/there"]
 
 
 async def test_the_limit_of_memory_and_swap_follows_that_of_memory(runtime: Runtime) -> None:
@@ -372,11 +390,48 @@ async def test_the_reply_to_an_update_names_the_container_and_what_differs(runti
     assert not runtime.around.core.pending_updates
 
 
+async def test_zeros_of_the_kubelet_are_no_requests(runtime: Runtime) -> None:
+    """The CRI has no presence, and runtimes hand its zeros on as if they were set."""
+    await started(runtime, policy(container=SHARES))
+    before = runtime.record().requested
+    await runtime.update(quota=0, shares=0, period=0)
+    await runtime.about("PostUpdateContainer")
+    await runtime.around.idle()
+    assert runtime.record().requested == before
+
+
 async def test_an_update_without_policies_is_left_alone(runtime: Runtime) -> None:
     await started(runtime)
     assert not (await runtime.update(quota=70_000)).update
     await runtime.about("PostUpdateContainer")
     assert runtime.record().booked.cpu_quota_us == 70_000
+
+
+async def test_zeros_in_an_update_are_no_values(runtime: Runtime) -> None:
+    # The kubelet's call leaves them out, and the runtime tells of them all the same.
+    await started(runtime)
+    await runtime.update(shares=300, quota=0, period=0)
+    await runtime.about("PostUpdateContainer")
+    requested = runtime.record().requested
+    assert (requested.cpu_shares, requested.cpu_quota_us, requested.cpu_period_us) == (300, None, None)
+
+
+async def test_a_resize_of_a_pod_of_which_nothing_is_told_follows_from_its_containers(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtimeproxy.frontends.nri.containers.RESIZE_PAUSES_S", (0.0, 0.0))
+    pod = nri.PodSandbox()
+    pod.CopyFrom(POD)
+    pod.linux.pod_resources.cpu.shares.value = 256
+    await runtime.send("RunPodSandbox", nri.RunPodSandboxRequest(pod=pod))
+    await started(runtime)
+    await runtime.update(shares=300, quota=70_000)
+    await runtime.about("PostUpdateContainer")
+    await runtime.around.idle()
+    record = runtime.around.store.pods.get(POD_ID)
+    assert record is not None
+    assert (record.requested.cpu_shares, record.requested.cpu_quota_us) == (300, 70_000)
+    assert cast("Any", runtime.around.core.evaluator).pods == [POD_ID]
 
 
 async def test_an_update_of_which_no_end_is_told_is_asked_about(
@@ -414,6 +469,24 @@ async def test_the_kubelets_resize_of_a_pod_is_followed(runtime: Runtime) -> Non
     assert pod is not None
     assert pod.requested.cpu_quota_us == 90_000
     assert ("/kubepods/podu1", {"cpu.cfs_quota_us": 90_000}) in runtime.around.ledger.resizes
+
+
+async def test_what_policies_have_written_to_a_pod_is_no_request_of_the_kubelets(runtime: Runtime) -> None:
+    # It reads from the files what a resize does not change.
+    runtime.load()
+    pod = nri.PodSandbox()
+    pod.CopyFrom(POD)
+    pod.linux.pod_resources.cpu.quota.value = 100_000
+    await runtime.send("RunPodSandbox", nri.RunPodSandboxRequest(pod=pod))
+    entries = {"cpu.cfs_quota_us": Entry(resolved=80_000)}
+    cast("Any", runtime.around.ledger).record = lambda cgroup: Book(cgroup, entries=entries)
+    request = nri.UpdatePodSandboxRequest(pod=pod)
+    request.linux_resources.cpu.quota.value = 80_000
+    request.linux_resources.memory.limit.value = 1 << 20
+    await runtime.send("UpdatePodSandbox", request)
+    record = runtime.around.store.pods.get(POD_ID)
+    assert record is not None
+    assert record.requested == Resources(cpu_quota_us=100_000, memory_limit_bytes=1 << 20)
 
 
 # --- ends --------------------------------------------------------------------------------------------------

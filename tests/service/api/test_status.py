@@ -272,7 +272,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
             "daemon": {"mode": "nri"},
             "koordlets": [{"pid": 9, "isNriPlugin": True, "policies": ["cpu-burst", "cpuset"]}],
         },
-        "Koordlet (process 9) is an NRI plugin, too, with the hooks of cpuset: the runtime refuses",
+        "Koordlet (process 9) is an NRI plugin, too, with the hooks of cpuset: the runtime fails",
     ),
     ({"lastReload": {"changedCode": ["x is new"]}}, "x is new; an upgrade takes it into use."),
 ]
