@@ -400,11 +400,11 @@ def _remove_all(node: Node) -> None:
 class _Load:
     """Pods that start, get their values, and end, one after another, whatever the mode is."""
 
-    def __init__(self, node: Node) -> None:
-        self.mode: Mode = "standalone"
+    def __init__(self, mode: Mode, logs: Path) -> None:
+        self.mode = mode
         self.times_s: list[float] = []
         self.failures: list[str] = []
-        self._node = Node(node.logs)
+        self._node = Node(logs)
         self._end = threading.Event()
         self._begun = threading.Lock()
         self._thread = threading.Thread(target=self._repeat, daemon=True)
@@ -426,7 +426,7 @@ class _Load:
     def wait_for_pods(self, count: int) -> None:
         """Waits until so many more pods have ended, or failed."""
         goal = len(self.times_s) + len(self.failures) + count
-        wait_until(lambda: len(self.times_s) + len(self.failures) >= goal, f"{count} pods", PATIENCE_S)
+        wait_until(lambda: len(self.times_s) + len(self.failures) >= goal, "pods", count * PATIENCE_S)
 
     def _repeat(self) -> None:
         for number in itertools.count():
@@ -449,7 +449,7 @@ class _Load:
                 remove_pod(client, pod.sandbox_id)
 
 
-_SWITCHES: tuple[Mode, ...] = ("nri", "proxy", "standalone", "proxy", "nri", "standalone")
+_SWITCHES: tuple[Mode, ...] = ("standalone", "nri", "proxy", "standalone", "proxy", "nri", "standalone")
 _CLASS = ROOT / "kubepods.slice" / "kubepods-besteffort.slice"
 _BOUND = own_pb2.ClaimKey(
     target=own_pb2.ClaimTarget(qos_class="BestEffort"),
@@ -459,42 +459,45 @@ _BOUND = own_pb2.ClaimKey(
 _BOUND_US = "150000"
 
 
-def goes_from_mode_to_mode(node: Node) -> str:
-    """Pods of one mode keep values, records and originals in all others, and the class its bound."""
+def some_run(node: Node) -> str:
+    """Two pods, and a bound on their class, in stand-alone mode."""
     starts_in("standalone", node)
     node.pods["BE"] = _run("standalone", BATCH, node)
     node.pods["LS"] = _run("standalone", BURST, node)
-    _wait_for_values(_cases_of(node), node)
-    _claim_bound()
+    took_s = _wait_for_values(_cases_of(node), node)
+    _claim_bound("before")
     wait_until(lambda: _class_quota() == _BOUND_US, "the bound", PATIENCE_S)
-    originals = _originals(node)
-    seen: list[str] = []
-    former: Mode = "standalone"
-    with _Load(node).running() as load:
-        for mode in _SWITCHES:
-            if former == "proxy":
-                # As the kubelet is given the runtime's socket before the proxy goes.
-                load.use(mode)
-            CONFIG.write_text(_configuration(mode))
-            took_s = _restart(mode)
+    node.before = _originals(node)
+    return f"right after {took_s:.1f} s; {len(node.before)} originals"
+
+
+def goes_on(former: Mode, mode: Mode, node: Node) -> str:
+    """Pods keep values, records and originals in the next mode, the class its bound; others start and end."""
+    with _Load(former, node.logs).running() as load:
+        load.wait_for_pods(1)
+        if former == "proxy":
+            # As the kubelet is given the runtime's socket before the proxy goes.
             load.use(mode)
-            right_s = _wait_for_values(_cases_of(node), node, _FEW_S)
-            expect(f"originals in mode {mode}", _originals(node), originals)
-            expect(f"the bound in mode {mode}", _class_quota(), _BOUND_US)
-            expect(f"problems in mode {mode}", list(_status().problems), [])
-            load.wait_for_pods(2)
-            seen.append(f"{mode}: {took_s:.1f} s, right after {right_s:.1f} s")
-            former = mode
+        CONFIG.write_text(_configuration(mode))
+        took_s = _restart(mode)
+        load.use(mode)
+        right_s = _wait_for_values(_cases_of(node), node, _FEW_S)
+        expect("originals", _originals(node), node.before)
+        expect("the bound", _class_quota(), _BOUND_US)
+        # Each time the QoS manager comes back, or the lease lapses for good.
+        _claim_bound(f"{former} to {mode}")
+        load.wait_for_pods(2)
+        expect("problems", list(_status().problems), [])
     expect("pods that failed", load.failures, [])
-    slowest = max(load.times_s)
-    return f"{'; '.join(seen)}; {len(load.times_s)} pods, the slowest right after {slowest:.1f} s"
+    pods = f"{len(load.times_s)} pods came and went, right after {max(load.times_s):.1f} s at most"
+    return f"serves after {took_s:.1f} s, right {right_s:.1f} s later; {pods}"
 
 
-def _claim_bound() -> None:
+def _claim_bound(session: str) -> None:
     """Claims a bound as the QoS manager does; when its lease lapses the daemon holds it for 5 minutes."""
     claim = own_pb2.Claim(key=_BOUND, value=_BOUND_US)
     request = own_pb2.SetClaimsRequest(
-        owner="cpu-suppress", session="one", sequence=1, is_whole=True, claims=[claim]
+        owner="cpu-suppress", session=session, sequence=1, is_whole=True, claims=[claim]
     )
     with CriClient(ENDPOINT.parent / "admin" / "api.sock") as client:
         answer = own_grpc.AdminStub(client.channel).SetClaims(
@@ -507,15 +510,16 @@ def _class_quota() -> str:
     return (_CLASS / "cpu.max").read_text().split()[0]
 
 
-def _originals(node: Node) -> dict[str, dict[str, str]]:
-    """What restore would write, of pods and containers, by the values' names."""
-    found: dict[str, dict[str, str]] = {}
-    for title, pod in node.pods.items():
-        for target in _explain(pod).targets:
-            if target.level in (own_pb2.LEVEL_CONTAINER, own_pb2.LEVEL_POD):
-                texts = {each.name: each.original for each in target.fields if each.HasField("original")}
-                found[f"{title}: {target.cgroup}"] = texts
-    return found
+def _originals(node: Node) -> Files:
+    """What restore would write, of pods and containers."""
+    return {
+        f"{title}: {target.cgroup}: {each.name}": each.original
+        for title, pod in node.pods.items()
+        for target in _explain(pod).targets
+        if target.level in (own_pb2.LEVEL_CONTAINER, own_pb2.LEVEL_POD)
+        for each in target.fields
+        if each.HasField("original")
+    }
 
 
 def gives_all_back(node: Node) -> str:
@@ -580,7 +584,11 @@ CHECKS = (
     *_checks("nri"),
     *_checks("standalone"),
     *_checks("proxy"),
-    Check("from mode to mode under load", goes_from_mode_to_mode),
+    Check("from mode to mode: pods and a bound of stand-alone mode", some_run),
+    *(
+        Check(f"from mode to mode: {former} to {mode} under load", partial(goes_on, former, mode))
+        for former, mode in itertools.pairwise(_SWITCHES)
+    ),
     Check("from mode to mode: restore gives all back", gives_all_back),
     Check("the proxy is not left while a kubelet needs it", leaving_the_proxy_is_refused),
 )
