@@ -178,7 +178,9 @@ class Containers:
         decision = await self._services.ask(question, until_s, CREATE)
         if decision is not None:
             draft.decided = decided_values(decision)
-            draft.is_undecided = bool(decision.without_answer) or bool(decision.unwritten)
+            # Those whose inputs are not known yet have no answer at the start either.
+            late = decision.without_answer - core.chain.unsettled
+            draft.is_undecided = bool(late) or bool(decision.unwritten)
         self._fit_to_bounds(draft, pod)
         for work in self._preparations(draft, pod, until_s):
             await work()
