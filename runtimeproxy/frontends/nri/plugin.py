@@ -303,8 +303,8 @@ class Plugin:
         for pod in filter(None, map(core.store.pods.get, pods)):
             # What is scaled counts on the sums of its containers.
             note_requests(core, pod)
-            for work in resized(core, pod.cgroup_parent):
-                await work()
+            # Its quota may fall only once those of its containers have.
+            core.spawn(self._containers.follow_kubelet(pod))
 
     def forget_pieces(self) -> None:
         """A connection has ended, or all pieces are there."""
