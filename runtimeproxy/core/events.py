@@ -304,7 +304,7 @@ def on_container_updated(
     if pod is None:
         return NO_WORK
     if is_resize(sent):
-        _note_requests(core, pod)
+        note_requests(core, pod)
     if record.state is Lifecycle.CREATED and decided.fields is not None:
         asyncio.get_running_loop().call_soon(book_container, core, pod, record, decided.fields, fitted)
     if record.state in (Lifecycle.CREATED, Lifecycle.STOPPED):
@@ -400,7 +400,7 @@ def resized(core: CoreServices, cgroup: str, written: Mapping[str, int | str] = 
     return (core.in_executor(core.ledger.on_resized, cgroup, written),)
 
 
-def _note_requests(core: CoreServices, pod: PodRecord) -> None:
+def note_requests(core: CoreServices, pod: PodRecord) -> None:
     """Notes a resized pod's new sums; the kubelet writes them after the event if they are lower."""
     if core.ledger.books.is_managed(pod.cgroup_parent):
         members = core.store.containers.members(pod.id)

@@ -356,6 +356,11 @@ def _sum(limits: Iterable[int | None]) -> int:
     return total
 
 
+def has_limit(book: Book | None) -> bool:
+    """Whether policies have an answer about a memory limit."""
+    return book is not None and LIMIT in book.entries
+
+
 def without_lower_limit(wanted: Wanted, book: Book | None) -> Wanted:
     """The answer about something that runs, where a lower memory limit waits for the next call."""
     claims = wanted.claims.get(LIMIT, ())

@@ -25,6 +25,7 @@ from runtimeproxy.ledger.answer_audit import AnswerAudit
 from runtimeproxy.ledger.answers import (
     at_next_start,
     by_parameter,
+    has_limit,
     owned_claims,
     requested_of_pod,
     target_of,
@@ -407,7 +408,7 @@ class Evaluator:
         found = [self._books.record(each.target.cgroup) for each in wanted]
         if not self.changes.rates.lowers_memory:
             wanted = [
-                each if is_new and book is None else without_lower_limit(each, book)
+                each if is_new and not has_limit(book) else without_lower_limit(each, book)
                 for each, book, is_new in zip(wanted, found, are_new, strict=True)
             ]
         self._note(wanted)

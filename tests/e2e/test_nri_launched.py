@@ -57,10 +57,11 @@ def test_a_daemon_that_the_runtime_starts(folder: Path, tmp_path: Path) -> None:
         return log.exists() and "registered with the runtime" in log.read_text()
 
     with runtime:
-        for _ in range(2):
+        for logs in (tmp_path / "first", tmp_path / "second"):
+            logs.mkdir()
             wait_until(has_registered, "the registration")
             (first,) = running()
-            with CriClient(runtime.socket) as client, running_pod(client, POD, tmp_path) as pod:
+            with CriClient(runtime.socket) as client, running_pod(client, POD, logs) as pod:
                 assert pod.values() == on_this_machine(HALF_A_CORE)
             runtime.kill()
             wait_until(partial(_has_ended, first), "the daemon's end")

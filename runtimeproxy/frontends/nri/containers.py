@@ -504,10 +504,10 @@ class Containers:
         if pod_now is pod:
             return works
         core.store.pods.put(pod_now)
-        core.spawn(self._follow_kubelet(pod))
+        core.spawn(self.follow_kubelet(pod))
         return (*works, partial(core.evaluator.evaluate_pod, pod.id))
 
-    async def _follow_kubelet(self, pod: PodRecord) -> None:
+    async def follow_kubelet(self, pod: PodRecord) -> None:
         """Sets a pod's cgroup again once the kubelet has lowered its values, of which nothing tells."""
         core = self._core
         for pause_s in RESIZE_PAUSES_S:

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 from google.protobuf.message import DecodeError, Message
 
 from cri_api.nri.v1alpha1 import api_pb2
-from runtimeproxy.core.events import on_pod_created, on_pod_updated, resized, without_own_values
+from runtimeproxy.core.events import (
+    note_requests,
+    on_pod_created,
+    on_pod_updated,
+    resized,
+    without_own_values,
+)
 from runtimeproxy.core.questions import (
     NOTHING_DECIDED_ON_POD,
     DecidedValues,
@@ -288,10 +294,17 @@ class Plugin:
         core = self._core
         found = mark_known(core.store, self._since_s)
         core.evaluator.undecided |= found
+        pods: set[str] = set()
         for each in filter(None, map(core.store.containers.get, found)):
+            pods.add(each.pod_id)
             if each.state is Lifecycle.CREATED:
                 # Only its start is told yet.
                 self.services.undecided.add(each.id)
+        for pod in filter(None, map(core.store.pods.get, pods)):
+            # What is scaled counts on the sums of its containers.
+            note_requests(core, pod)
+            # Its quota may fall only once those of its containers have.
+            core.spawn(self._containers.follow_kubelet(pod))
 
     def forget_pieces(self) -> None:
         """A connection has ended, or all pieces are there."""
