@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import grpc
+
 from cri_api.runtime.v1 import api_pb2
 from cri_api.runtimeproxy.v1 import api_pb2 as own_pb2
 from cri_api.runtimeproxy.v1 import api_pb2_grpc as own_grpc
@@ -193,7 +195,11 @@ def _restart(mode: Mode) -> float:
 
 def _wait_for_daemon(mode: Mode) -> own_pb2.GetStatusResponse:
     def serving() -> own_pb2.GetStatusResponse | None:
-        status = _status()
+        try:
+            status = _status()
+        except grpc.RpcError:
+            # The socket is there before its services.
+            return None
         is_connected = mode != "nri" or status.nri.is_connected
         return status if status.records.is_recovered and is_connected else None
 
