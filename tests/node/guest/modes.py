@@ -497,8 +497,10 @@ def goes_on(former: Mode, mode: Mode, node: Node) -> str:
         # Each time the QoS manager comes back, or the lease lapses for good.
         _claim_bound(f"{former} to {mode}")
         load.wait_for_pods(2)
-        expect("problems", list(_status().problems), [])
     expect("pods that failed", load.failures, [])
+    # The lease may have lapsed meanwhile.
+    problems = [each for each in _status().problems if not each.startswith("cpu-suppress does not renew")]
+    expect("problems", problems, [])
     pods = f"{len(load.times_s)} pods came and went, right after {max(load.times_s):.1f} s at most"
     return f"serves after {took_s:.1f} s, right {right_s:.1f} s later; {pods}"
 
