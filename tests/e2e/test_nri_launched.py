@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,9 @@ def test_a_daemon_that_the_runtime_starts(folder: Path, tmp_path: Path) -> None:
     pids, log = own / "pids", own / "daemon.log"
     runtime = Containerd("2.2", Nri(registration_timeout_s=60))
     config = f'[daemon]\nmode = "nri"\nlock = "{own}/front-end.lock"\n'
-    command = ProxyProcess(own, ProxyOptions(str(runtime.socket), config=config)).command()
+    daemon = ProxyProcess(own, ProxyOptions(str(runtime.socket), config=config))
+    command = daemon.command()
+    daemon.close()
     script = runtime.nri_plugins / "50-koord-runtime-proxy"
     script.parent.mkdir()
     script.write_text(SCRIPT.format(folder=REPOSITORY, pids=pids, log=log, command=shlex.join(command)))
@@ -50,15 +53,23 @@ def test_a_daemon_that_the_runtime_starts(folder: Path, tmp_path: Path) -> None:
     def running() -> list[int]:
         return [pid for pid in map(int, pids.read_text().split()) if procfs.runs(pid)]
 
+    def has_registered() -> bool:
+        return log.exists() and "registered with the runtime" in log.read_text()
+
     with runtime:
         for _ in range(2):
+            wait_until(has_registered, "the registration")
             (first,) = running()
-            wait_until(lambda: "registered with the runtime" in log.read_text(), "the registration")
             with CriClient(runtime.socket) as client, running_pod(client, POD, tmp_path) as pod:
                 assert pod.values() == on_this_machine(HALF_A_CORE)
             runtime.kill()
-            wait_until(lambda pid=first: not procfs.runs(pid), "the daemon's end")
+            wait_until(partial(_has_ended, first), "the daemon's end")
             log.unlink()
             runtime.start()
+        wait_until(has_registered, "the registration")
         (last,) = running()
-    wait_until(lambda: not procfs.runs(last), "the daemon's end")
+    wait_until(partial(_has_ended, last), "the daemon's end")
+
+
+def _has_ended(pid: int) -> bool:
+    return not procfs.runs(pid)

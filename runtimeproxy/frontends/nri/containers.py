@@ -93,13 +93,11 @@ class Draft:
 
     Attributes:
         is_late: Whether the runtime has had its answer before the decision.
-        has_failed: Whether the runtime did not create it after an earlier answer.
         is_undecided: Whether policies had no answer in time: they are asked again once it starts.
     """
 
     record: ContainerRecord
     adjustment: Adjustment
-    has_failed: bool = False
     decided: DecidedValues = NOTHING_DECIDED
     fitted: Mapping[str, int | str] = field(default_factory=lambda: NO_ENTRIES)
     is_late: bool = False
@@ -107,11 +105,7 @@ class Draft:
 
     def edit(self, change: Change) -> bool:
         """Puts a change into the reply; in any thread."""
-        asked = cast("ContainerChange", change)
-        if self.has_failed:
-            # What a file holds goes there: another plugin may set the same field.
-            asked = replace(asked, resources=None)
-        self.adjustment.put(asked)
+        self.adjustment.put(cast("ContainerChange", change))
         return not self.adjustment.is_empty
 
     def finished(self) -> ContainerRecord:
@@ -171,7 +165,8 @@ class Containers:
         )
         has_swap_limit = message.linux.resources.memory.HasField("swap")
         adjustment = Adjustment(record.requested, has_swap_limit, message)
-        draft = Draft(record, adjustment, self._has_failed(pod, record))
+        adjustment.by_file = self._resources_by_file(has_failed=self._has_failed(pod, record))
+        draft = Draft(record, adjustment)
         self._keep(draft, pod)
 
         def make_view() -> ContainerView:
@@ -183,11 +178,14 @@ class Containers:
         decision = await self._services.ask(question, until_s, CREATE)
         if decision is not None:
             draft.decided = decided_values(decision)
-            draft.is_undecided = bool(decision.without_answer) or bool(decision.unwritten)
+            # Those whose inputs are not known yet have no answer at the start either.
+            late = decision.without_answer - core.chain.unsettled
+            draft.is_undecided = bool(late) or bool(decision.unwritten)
         self._fit_to_bounds(draft, pod)
         for work in self._preparations(draft, pod, until_s):
             await work()
         self._report_left_out(draft, pod)
+        self._add_conflicts(draft, pod, {f"resources.{name}" for name in adjustment.moved})
         return api_pb2.CreateContainerResponse(
             adjust=None if draft.adjustment.is_empty else draft.adjustment.message
         )
@@ -204,12 +202,28 @@ class Containers:
             self._report_conflicts(draft, pod)
         return True
 
+    def _resources_by_file(self, *, has_failed: bool) -> Collection[str]:
+        """The resources that a file holds, and that another plugin sets: the runtime refuses two owners.
+
+        `has_failed`: whether the runtime did not create the container after an earlier answer: then all.
+        """
+        if has_failed:
+            return RESOURCE_PARAMETERS.keys()
+        if not self.owners:
+            return ()
+        return [name for name in RESOURCE_PARAMETERS if f"resources.{name}" in self.owners]
+
+    def _add_conflicts(self, draft: Draft, pod: PodRecord, fields: Collection[str]) -> list[str]:
+        name = f"{pod.namespace}/{pod.name}/{draft.record.name}"
+        found = sorted(each for each in fields if each in self.owners)
+        for each in found:
+            self._state.add_conflict(PluginConflict(name, each, self.owners[each]))
+        return found
+
     def _report_conflicts(self, draft: Draft, pod: PodRecord) -> None:
         # The runtime tells plugins of no conflict: the likely ones are fields that others have set before.
         name = f"{pod.namespace}/{pod.name}/{draft.record.name}"
-        fields = sorted(self.fields_of(draft.adjustment.message).intersection(self.owners))
-        for each in fields:
-            self._state.add_conflict(PluginConflict(name, each, self.owners[each]))
+        fields = self._add_conflicts(draft, pod, self.fields_of(draft.adjustment.message))
         which = ", ".join(f"{each} is set by {self.owners[each]}" for each in fields)
         text = "the runtime did not create it after the plugin's answer; its values go by file now"
         self._core.problems.counts["CreateContainer", "not_created"] += 1
@@ -249,7 +263,7 @@ class Containers:
         """Changes what bounds of the pod's cgroup and above do not allow."""
         values = partial(self._booked, draft)
         draft.fitted = values_within_bounds(self._core.ledger, pod.cgroup_parent, values)
-        if draft.fitted and not draft.has_failed:
+        if draft.fitted:
             draft.adjustment.put_resources(fitted_change(draft.fitted))
 
     def _booked(self, draft: Draft) -> Resources:
@@ -434,8 +448,8 @@ class Containers:
         evaluation: int,
     ) -> None:
         core = self._core
-        if (before := self._updates.pop(container_id, None)) is not None:
-            before.timer.cancel()
+        # One of which no end was told has failed, and the kubelet repeats it.
+        self._forget_update(container_id)
         timer = asyncio.get_running_loop().call_later(SETTLE_S, self._settle_soon, container_id, pending)
         self._updates[container_id] = _Update(pending, decided, fitted, released, evaluation, timer)
         core.pending_updates.setdefault(container_id, []).append(pending)
@@ -490,14 +504,18 @@ class Containers:
         if pod_now is pod:
             return works
         core.store.pods.put(pod_now)
-        core.spawn(self._follow_kubelet(pod.cgroup_parent))
+        core.spawn(self._follow_kubelet(pod))
         return (*works, partial(core.evaluator.evaluate_pod, pod.id))
 
-    async def _follow_kubelet(self, cgroup: str) -> None:
+    async def _follow_kubelet(self, pod: PodRecord) -> None:
         """Sets a pod's cgroup again once the kubelet has lowered its values, of which nothing tells."""
+        core = self._core
         for pause_s in RESIZE_PAUSES_S:
             await asyncio.sleep(pause_s)
-            for work in resized(self._core, cgroup):
+            if any(each.id in self._updates for each in core.store.containers.members(pod.id)):
+                # The kubelet raises the pod first; the end of its next update leads here again.
+                return
+            for work in resized(core, pod.cgroup_parent):
                 await work()
 
     def forget(self, container_id: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,15 +73,12 @@ class NriLink:
         return f"{index or settings.plugin_index}-{name or settings.plugin_name}"
 
     async def run(self) -> None:
-        """Stays connected until it is cancelled; a daemon that the runtime has launched ends with it."""
+        """Stays connected until it is cancelled; one that the runtime has launched connects once."""
         pause_s = FIRST_PAUSE_S
         while not self.is_ending:
             began_s = time.monotonic()
             was_connected = await self._connect_once()
             if self._launch is not None:
-                if not self._is_ending:
-                    # The runtime that has launched it is gone, and launches another one when it is back.
-                    signal.raise_signal(signal.SIGTERM)
                 return
             if was_connected or time.monotonic() - began_s > LONGEST_PAUSE_S:
                 pause_s = FIRST_PAUSE_S

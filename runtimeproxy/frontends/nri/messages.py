@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal
 
 from cri_api.nri.v1alpha1 import api_pb2
@@ -173,6 +173,8 @@ class Adjustment:
         message: The reply.
         left_out: The fields that cannot be put into it, with why.
         set_fields: Their names with the values set, for a comparison with the kernel's.
+        by_file: The resources that files get in place of the message.
+        moved: Those of them that a change has had.
     """
 
     def __init__(
@@ -181,6 +183,8 @@ class Adjustment:
         self.message = api_pb2.ContainerAdjustment()
         self.left_out: dict[str, str] = {}
         self.set_fields: dict[str, int | str] = {}
+        self.by_file: Collection[str] = ()
+        self.moved: set[str] = set()
         self._requested = requested
         self._has_swap_limit = has_swap_limit
         self._present = present if present is not None else api_pb2.Container()
@@ -249,6 +253,9 @@ class Adjustment:
             return
         if present is not None and name not in self.set_fields and field.is_same(value, present):
             # What is there already needs no owner among the runtime's plugins.
+            return
+        if name in self.by_file:
+            self.moved.add(name)
             return
         if name == "oom_score_adj":
             self.message.linux.oom_score_adj.value = int(value)

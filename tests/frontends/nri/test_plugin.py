@@ -292,11 +292,6 @@ async def test_a_container_that_was_not_created_gets_its_values_by_file_the_next
 ) -> None:
     change = ContainerChange(resources=ResourceChange(cpu_shares=512), env={"NEW": "x"})
     runtime.load(policy(container=change))
-    validated = nri.ValidateContainerAdjustmentRequest(pod=POD, container=container())
-    validated.owners.owners[OTHER_ID].simple[nri.CPUShares] = "10-balloons"
-    validated.plugins.add(name="balloons", index="10")
-    validated.plugins.add(name="koord", index="50")
-    await runtime.send("ValidateContainerAdjustment", validated)
     assert (await runtime.create()).linux.resources.cpu.shares.value == 512
     again = await runtime.create(container(OTHER_ID))
     assert not again.HasField("linux")
@@ -304,16 +299,31 @@ async def test_a_container_that_was_not_created_gets_its_values_by_file_the_next
     await runtime.about("PostCreateContainer", container(OTHER_ID))
     record = runtime.record(OTHER_ID)
     assert (record.booked.cpu_shares, "resources.cpu_shares" in record.owners) == (256, True)
-    state = runtime.state
-    assert (state.failed_creates, state.other_plugins) == (1, {OtherPlugin("10", "balloons")})
-    (conflict,) = state.conflicts
+    assert runtime.state.failed_creates == 1
+    third = await runtime.create(container("2" * 64))
+    assert third.linux.resources.cpu.shares.value == 512, "that one was created"
+
+
+async def test_what_another_plugin_is_known_to_set_goes_by_file(runtime: Runtime) -> None:
+    change = ContainerChange(resources=ResourceChange(cpu_shares=512, cpu_quota_us=50_000))
+    runtime.load(policy(container=change))
+    validated = nri.ValidateContainerAdjustmentRequest(pod=POD, container=container())
+    validated.owners.owners[OTHER_ID].simple[nri.CPUShares] = "10-balloons"
+    validated.plugins.add(name="balloons", index="10")
+    validated.plugins.add(name="koord", index="50")
+    await runtime.send("ValidateContainerAdjustment", validated)
+    cpu = (await runtime.create()).linux.resources.cpu
+    assert (cpu.HasField("shares"), cpu.quota.value) == (False, 50_000)
+    await runtime.about("PostCreateContainer")
+    record = runtime.record()
+    assert (record.booked.cpu_shares, "resources.cpu_shares" in record.owners) == (256, True)
+    assert runtime.state.other_plugins == {OtherPlugin("10", "balloons")}
+    (conflict,) = runtime.state.conflicts
     assert (conflict.container, conflict.field, conflict.plugin) == (
         "default/web/main",
         "resources.cpu_shares",
         "10-balloons",
     )
-    third = await runtime.create(container("2" * 64))
-    assert third.linux.resources.cpu.shares.value == 512, "that one was created"
 
 
 # --- start -------------------------------------------------------------------------------------------------
@@ -405,6 +415,15 @@ async def test_an_update_without_policies_is_left_alone(runtime: Runtime) -> Non
     assert not (await runtime.update(quota=70_000)).update
     await runtime.about("PostUpdateContainer")
     assert runtime.record().booked.cpu_quota_us == 70_000
+
+
+async def test_an_update_that_is_repeated_takes_the_place_of_the_one_before(runtime: Runtime) -> None:
+    await started(runtime)
+    await runtime.update(quota=70_000)
+    await runtime.update(quota=60_000)
+    await runtime.about("PostUpdateContainer")
+    assert runtime.record().booked.cpu_quota_us == 60_000
+    assert not runtime.around.core.pending_updates
 
 
 async def test_zeros_in_an_update_are_no_values(runtime: Runtime) -> None:
