@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import grpc
+
 from cri_api.runtime.v1 import api_pb2
 from cri_api.runtimeproxy.v1 import api_pb2 as own_pb2
 from cri_api.runtimeproxy.v1 import api_pb2_grpc as own_grpc
@@ -193,7 +195,11 @@ def _restart(mode: Mode) -> float:
 
 def _wait_for_daemon(mode: Mode) -> own_pb2.GetStatusResponse:
     def serving() -> own_pb2.GetStatusResponse | None:
-        status = _status()
+        try:
+            status = _status()
+        except grpc.RpcError:
+            # The socket is there before its services.
+            return None
         is_connected = mode != "nri" or status.nri.is_connected
         return status if status.records.is_recovered and is_connected else None
 
@@ -281,8 +287,7 @@ def _read(cgroup: Path) -> Files:
 
 def _wait_for_values(cases: Mapping[str, Case], node: Node, timeout_s: float = PATIENCE_S) -> float:
     """Waits until the files of these pods are as they should be; returns how long that took."""
-    wanted = {title: (case.of_container(), case.of_pod()) for title, case in cases.items()}
-    return _wait_for(wanted, node, timeout_s)
+    return _wait_for(_wanted_of(cases), node, timeout_s)
 
 
 def _wait_for(wanted: Mapping[str, tuple[Files, Files]], node: Node, timeout_s: float) -> float:
@@ -317,7 +322,7 @@ def updates_keep_the_policy(mode: Mode, node: Node) -> str:
         update(client, node.pods["BE"].container_id, shares)
         update(client, node.pods["LSR"].container_id, api_pb2.LinuxContainerResources(cpuset_cpus="0-1"))
         update(client, node.pods["LS"].container_id, as_resources(BURSTABLE))
-    at_once = "; ".join(_differences(_wanted_of(node), node))
+    at_once = "; ".join(_differences(_wanted_of(_cases_of(node)), node))
     if at_once and mode != "standalone":
         raise UnexpectedError(f"after the updates: {at_once}")
     return f"right after {_wait_for_values(_cases_of(node), node, _FEW_S):.1f} s"
@@ -327,8 +332,8 @@ def _cases_of(node: Node) -> dict[str, Case]:
     return {case.title: case for case in CASES if case.title in node.pods}
 
 
-def _wanted_of(node: Node) -> dict[str, tuple[Files, Files]]:
-    return {title: (case.of_container(), case.of_pod()) for title, case in _cases_of(node).items()}
+def _wanted_of(cases: Mapping[str, Case]) -> dict[str, tuple[Files, Files]]:
+    return {title: (case.of_container(), case.of_pod()) for title, case in cases.items()}
 
 
 def daemon_reload_is_put_right(node: Node) -> str:
@@ -376,9 +381,9 @@ def _ways(pod: Pod) -> dict[str, set[str]]:
     return found
 
 
-def gives_back(node: Node) -> str:
+def gives_back(node: Node, cases: Mapping[str, Case] | None = None) -> str:
     """Stopped, every value stays; `restore` gives the kubelet's back; the pods go."""
-    wanted = _wanted_of(node)
+    wanted = _wanted_of(cases or _cases_of(node))
     systemctl("stop", SOCKET_UNIT, SERVICE)
     try:
         _wait_for(wanted, node, timeout_s=0)
@@ -439,7 +444,7 @@ class _Load:
                 self.failures.append(f"load-{number}: {type(error).__name__}: {error}")
 
     def _one(self, title: str) -> None:
-        case = replace(BATCH, case=replace(BATCH.case, title=title))
+        case = replace(_BOUND_BATCH, case=replace(BATCH.case, title=title))
         with self._begun:
             pod = self._node.pods[title] = _run(self.mode, case, self._node)
         try:
@@ -457,6 +462,10 @@ _BOUND = own_pb2.ClaimKey(
     role=own_pb2.ExplainedClaim.ROLE_AT_MOST,
 )
 _BOUND_US = "150000"
+# Under a bound on their class BE pods have no quota of their own.
+_FREE = {"cpu.max": "max 100000"}
+_BOUND_BATCH = replace(BATCH, container=_FREE, pod=_FREE)
+_KEPT = {"BE": _BOUND_BATCH, "LS": BURST}
 
 
 def some_run(node: Node) -> str:
@@ -464,9 +473,10 @@ def some_run(node: Node) -> str:
     starts_in("standalone", node)
     node.pods["BE"] = _run("standalone", BATCH, node)
     node.pods["LS"] = _run("standalone", BURST, node)
-    took_s = _wait_for_values(_cases_of(node), node)
+    _wait_for_values(_cases_of(node), node)
     _claim_bound("before")
     wait_until(lambda: _class_quota() == _BOUND_US, "the bound", PATIENCE_S)
+    took_s = _wait_for_values(_KEPT, node)
     node.before = _originals(node)
     return f"right after {took_s:.1f} s; {len(node.before)} originals"
 
@@ -481,14 +491,16 @@ def goes_on(former: Mode, mode: Mode, node: Node) -> str:
         CONFIG.write_text(_configuration(mode))
         took_s = _restart(mode)
         load.use(mode)
-        right_s = _wait_for_values(_cases_of(node), node, _FEW_S)
+        right_s = _wait_for_values(_KEPT, node, _FEW_S)
         expect("originals", _originals(node), node.before)
         expect("the bound", _class_quota(), _BOUND_US)
         # Each time the QoS manager comes back, or the lease lapses for good.
         _claim_bound(f"{former} to {mode}")
         load.wait_for_pods(2)
-        expect("problems", list(_status().problems), [])
     expect("pods that failed", load.failures, [])
+    # The lease may have lapsed meanwhile.
+    problems = [each for each in _status().problems if not each.startswith("cpu-suppress does not renew")]
+    expect("problems", problems, [])
     pods = f"{len(load.times_s)} pods came and went, right after {max(load.times_s):.1f} s at most"
     return f"serves after {took_s:.1f} s, right {right_s:.1f} s later; {pods}"
 
@@ -524,7 +536,7 @@ def _originals(node: Node) -> Files:
 
 def gives_all_back(node: Node) -> str:
     """After all modes: the values of both pods, and the bound of the class."""
-    text = gives_back(node)
+    text = gives_back(node, _KEPT)
     expect("quota of the class", _class_quota(), "max")
     return text
 
@@ -584,11 +596,11 @@ CHECKS = (
     *_checks("nri"),
     *_checks("standalone"),
     *_checks("proxy"),
+    Check("the proxy is not left while a kubelet needs it", leaving_the_proxy_is_refused),
     Check("from mode to mode: pods and a bound of stand-alone mode", some_run),
     *(
         Check(f"from mode to mode: {former} to {mode} under load", partial(goes_on, former, mode))
         for former, mode in itertools.pairwise(_SWITCHES)
     ),
     Check("from mode to mode: restore gives all back", gives_all_back),
-    Check("the proxy is not left while a kubelet needs it", leaving_the_proxy_is_refused),
 )
