@@ -190,6 +190,10 @@ class Chain:
         hanging = self.workers.hanging
         return {each.name: hanging[id(each.policy)].threads for each in self.policies if self.is_hung(each)}
 
+    def has_hung_since(self, since_s: float) -> bool:
+        """Whether a policy hangs that does so only since this time, in seconds since the epoch."""
+        return any(each.since_s >= since_s for each in self.workers.hanging.values())
+
     def is_hung(self, policy: LoadedPolicy) -> bool:
         # In any thread.
         return id(policy.policy) in self.workers.hanging

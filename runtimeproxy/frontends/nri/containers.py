@@ -82,6 +82,13 @@ SETTLE_S: Final = 2.0
 """How long PostUpdateContainer may take to follow UpdateContainer, before the runtime is asked."""
 RESIZE_PAUSES_S: Final = (0.1, 0.4, 1.0)
 """Between looks at the cgroup of a resized pod."""
+LATE_S: Final = 3.0
+"""So long a policy may be late rather than hang for good: containers wait for it before they start."""
+MOST_HUNG_S: Final = 60.0
+"""So long policies that hang are looked at for a container; after that the next evaluation asks them."""
+FIRST_PAUSE_S: Final = 0.02
+"""Between two looks at them; it grows by a fifth."""
+LONGEST_PAUSE_S: Final = 1.0
 CREATE: Final = Origin("CreateContainer")
 START: Final = Origin("StartContainer")
 UPDATE: Final = Origin("UpdateContainerResources")
@@ -367,6 +374,22 @@ class Containers:
         if record.id in self._services.undecided:
             self._services.undecided.discard(record.id)
             await core.evaluator.evaluate_pod(pod.id)
+            if core.chain.hung:
+                asking = core.spawn(self._ask_again(pod.id))
+                if core.chain.has_hung_since(time.time() - LATE_S):
+                    # It may be late only: the program waits for it until the reply is due.
+                    await asyncio.wait({asking}, timeout=until_s - asyncio.get_running_loop().time())
+
+    async def _ask_again(self, pod_id: str) -> None:
+        """Asks the policies again about a pod each time that one of those that hang now has ended."""
+        core, pause_s = self._core, FIRST_PAUSE_S
+        hung, until_s = core.chain.hung.keys(), time.monotonic() + MOST_HUNG_S
+        while hung and time.monotonic() < until_s:
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.2, LONGEST_PAUSE_S)
+            if not hung <= (now := core.chain.hung.keys()):
+                await core.evaluator.evaluate_pod(pod_id)
+                hung = hung & now
 
     async def _verify(self, record: ContainerRecord, pod: PodRecord, pid: int) -> None:
         """Compares the container's files with what policies want, and writes what differs.
