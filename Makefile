@@ -47,8 +47,8 @@ $(INSTALLED): requirements.lock pyproject.toml | $(BIN)/pip
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-run: $(INSTALLED)  ## drive a pod of each QoS class through the proxy and show what changed
-	@$(BIN)/koord-runtime-proxy demo
+run: $(INSTALLED)  ## drive a pod of each QoS class through the proxy and show what changed; MODE=nri, MODE=standalone
+	@$(if $(MODE),KOORD_RUNTIMEPROXY_DAEMON_MODE=$(MODE)) $(BIN)/koord-runtime-proxy demo
 
 test: $(INSTALLED)  ## the tests of every change, in all cores; 4 minutes on two
 	TMPDIR=$(TEST_FOLDER) $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadscope -m "not slow" \
@@ -115,7 +115,7 @@ e2e-api: $(INSTALLED)  ## the API server as a source, on a real kube-apiserver w
 	sh tests/lab/build_tools.sh api-server
 	KOORD_RUNTIMEPROXY_E2E_API=1 $(BIN)/pytest tests/e2e_api
 
-e2e-node: $(INSTALLED)  ## a Debian node in qemu (as root): systemd, the installed wheel, cgroup v2 and v1; 25 minutes
+e2e-node: $(INSTALLED) tools  ## a Debian node in qemu (as root): systemd, the installed wheel, cgroup v2 and v1, all modes; 35 minutes
 	bash tests/node/install.sh
 	$(BIN)/python -m tests.node
 
@@ -128,8 +128,8 @@ readability: $(INSTALLED)  ## how much code a reader has to hold in the head
 scenarios: $(INSTALLED)  ## draw what the QoS manager does to a simulated node, as PNG into dist/scenarios
 	$(BIN)/python -m tests.scenarios
 
-restarts: $(INSTALLED)  ## restart proxy and QoS manager 50 times in each way and the runtime 20 times, under load; 10 minutes
-	$(BIN)/python -m tests.restarts
+restarts: $(INSTALLED)  ## restart proxy and QoS manager 50 times in each way and the runtime 20 times, under load; 10 minutes (MODE=nri: all beside a whole kubelet; 40 minutes)
+	$(BIN)/python -m tests.restarts$(if $(filter nri,$(MODE)),.nri)
 
 upgrades: $(INSTALLED)  ## OLD=FOLDER: upgrade the version of another checkout to this one and back, under load; 4 minutes
 	sh tests/restarts/install.sh $(OLD) .tools/versions/other

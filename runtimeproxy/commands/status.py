@@ -229,6 +229,8 @@ def _breaker_words(breaker: api_pb2.Breaker, now: datetime) -> Words:
 
 
 def _runtime_words(runtime: api_pb2.Runtime, now: datetime) -> Words:
+    if not runtime.endpoint:
+        return ("none; host applications and QoS classes alone get values",)
     name = f"{runtime.name} {runtime.version}".strip() or "not known yet"
     text = f": {name} on {runtime.endpoint}"
     if runtime.answers:
@@ -240,7 +242,11 @@ def _nri_words(nri: api_pb2.NriStatus, now: datetime) -> Words:
     about = f"plugin {nri.plugin_index}-{nri.plugin_name} on {nri.socket}"
     runtime = " ".join(filter(None, (nri.runtime_name, nri.runtime_version)))
     version = f", NRI {nri.nri_version}" if nri.nri_version else ""
-    parts = [f"{counted(sum(nri.late_replies.values()), 'late reply')}"] if nri.late_replies else []
+    parts = (
+        [f"{counted(sum(nri.late_replies.values()), 'late reply', 'late replies')}"]
+        if nri.late_replies
+        else []
+    )
     parts += [f"{counted(nri.lost_connections, 'connection')} lost"] if nri.lost_connections else []
     parts += [f"{nri.undecided_containers} created without a decision"] if nri.undecided_containers else []
     parts += [f"{nri.failed_creates} not created by the runtime"] if nri.failed_creates else []

@@ -68,7 +68,8 @@ class ProxySettings:
     Koordinator's proxy."""
     runtime_endpoint: str = "/var/run/containerd/containerd.sock"
     """The container runtime's socket. The default is containerd's, as in Koordinator's proxy; CRI-O's is
-    `/run/crio/crio.sock`."""
+    `/run/crio/crio.sock`. Empty, in mode `standalone` only: this node has none, and host applications and QoS
+    classes alone get values."""
     image_endpoint: str = ""
     """The image service's socket; empty if the runtime serves images, as it usually does."""
     socket_mode: str = "0660"

@@ -81,7 +81,7 @@ def combined_message(error: ConfigError) -> str:
 def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     """The settings with endpoints as plain absolute paths, and every problem."""
     problems: list[Problem] = []
-    proxy = _with_paths(settings.proxy, problems)
+    proxy = _with_paths(settings, problems)
     if not problems:
         problems += _own_socket_problems(proxy)
         _parsed(("api", "admin_socket"), settings, admin_socket, problems)
@@ -237,7 +237,9 @@ def owner_ids(proxy: ProxySettings) -> tuple[int, int]:
     return user_id(proxy.socket_owner), group_id(proxy.socket_group)
 
 
-def _with_paths(proxy: ProxySettings, problems: list[Problem]) -> ProxySettings:
+def _with_paths(settings: Settings, problems: list[Problem]) -> ProxySettings:
+    proxy, may_be_alone = settings.proxy, settings.daemon.mode == "standalone"
+
     def path(key: str, text: str, spare_bytes: int = 0) -> str:
         parse = partial(parse_endpoint, spare_bytes=spare_bytes)
         return _parsed(("proxy", key), text, parse, problems) or text
@@ -245,7 +247,9 @@ def _with_paths(proxy: ProxySettings, problems: list[Problem]) -> ProxySettings:
     return replace(
         proxy,
         endpoint=path("endpoint", proxy.endpoint, TEMPORARY_SUFFIX_BYTES),
-        runtime_endpoint=path("runtime_endpoint", proxy.runtime_endpoint),
+        runtime_endpoint=""
+        if may_be_alone and not proxy.runtime_endpoint
+        else path("runtime_endpoint", proxy.runtime_endpoint),
         image_endpoint=path("image_endpoint", proxy.image_endpoint) if proxy.image_endpoint else "",
     )
 

@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.core.questions import NO_WORK, not_stopped, owners_with_fitted, waits_for_cgroup
+from runtimeproxy.fields.tables import RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import NO_ORIGIN, Origin, Subject, kind_of_write
 from runtimeproxy.hooks.changes import PodChange
 from runtimeproxy.hooks.claimants import Claimant, Owners, labels_of
 from runtimeproxy.hooks.fields import CGROUP, NO_FIELDS, Field, FieldUpdate, plain_cgroup_values
 from runtimeproxy.hooks.policy import Hook
-from runtimeproxy.hooks.views import ContainerView, PodView
+from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.ledger.answers import (
     by_parameter,
     claims_of,
@@ -310,6 +311,25 @@ def on_container_updated(
         return NO_WORK
     due = due_of_container(core, pod, record, decided, fitted, evaluation)
     return NO_WORK if due is None else (partial(write_due, core, due, origin),)
+
+
+def without_own_values(core: CoreServices, cgroup: str, sent: Resources) -> Resources:
+    """The kubelet's update of a pod without values that policies have given its cgroup.
+
+    It reads there what it does not change. Source: kubelet 1.34 and 1.37, pkg/kubelet/kuberuntime,
+    doPodResizeAction, mergeResourceConfig.
+
+    `cgroup`: the pod's; empty if it is not known.
+    """
+    book = core.ledger.books.record(cgroup) if cgroup else None
+    if book is None:
+        return sent
+    own: dict[str, Any] = {
+        name: None
+        for name, parameter in RESOURCE_PARAMETERS.items()
+        if (entry := book.entries.get(parameter)) is not None and entry.resolved == getattr(sent, name)
+    }
+    return replace(sent, **own) if own else sent
 
 
 def on_pod_updated(

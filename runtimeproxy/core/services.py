@@ -87,6 +87,8 @@ class PodEvaluator(Protocol):
 
     rounds: int
     """How many evaluations of more than one pod have begun."""
+    undecided: set[str]
+    """Ids of pods and containers that policies were not asked about, or without all their answers."""
 
     async def evaluate_pod(self, identity: str) -> None:
         """Asks about one sandbox and its running containers, and writes what follows."""

@@ -18,11 +18,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cri_api.runtime.v1 import api_pb2
 from cri_api.runtimeproxy.v1.api_pb2 import DESCRIPTOR as OWN_API
-from cri_api.runtimeproxy.v1.api_pb2 import ExplainRequest, ExplainResponse
+from cri_api.runtimeproxy.v1.api_pb2 import ExplainRequest, ExplainResponse, GetStatusRequest
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 from runtimeproxy.commands.explain import show_explanation
 from runtimeproxy.commands.output import Page
@@ -32,7 +32,15 @@ from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.audit import TROUBLE, AuditKind
 from runtimeproxy.http2.client import RpcError
 from runtimeproxy.stubs import BlockingClient
-from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, PodCgroups, RuntimeState
+from runtimeproxy.testing import (
+    CgroupDriver,
+    CgroupFiles,
+    FakeRuntime,
+    NriAdaptation,
+    NriRuntimeState,
+    PodCgroups,
+    RuntimeState,
+)
 from runtimeproxy.testing.builders import (
     KubeletQos,
     container_config,
@@ -45,6 +53,7 @@ from runtimeproxy.testing.cgroups import container_path, parent_path
 
 if TYPE_CHECKING:
     from cri_api.runtime.v1.api_pb2_grpc import ImageServiceStub, RuntimeServiceStub
+    from cri_api.runtimeproxy.v1.api_pb2_grpc import RuntimeProxyStub
     from runtimeproxy.config.settings import Settings
 
 USUAL_SOCKETS: Final = ("/run/containerd/containerd.sock", "/run/crio/crio.sock")
@@ -61,10 +70,14 @@ CGROUP_TREE: Final = "koordproxydemo"
 
 START_TIMEOUT_S: Final = 8.0
 CALL_TIMEOUT_S: Final = 20.0
+FOLLOWED_S: Final = 3.0
+"""How long a daemon that only follows what runs may take for a pod."""
 _CRI: Final = api_pb2.DESCRIPTOR.services_by_name
 _PROBE_TIMEOUT_S: Final = 5.0
 _WIDTH: Final = 80
 _SOCKET: Final = "proxy.sock"
+_LOCK: Final = "front-end.lock"
+_POLL_S: Final = 0.02
 _NOTIFY_SOCKET: Final = "notify"
 _NOTIFICATION_BYTES: Final = 4_096
 
@@ -164,12 +177,14 @@ class DemoRuntime:
         name: name and version by its own account.
         image: an image that it has; the demo pulls none.
         driver: its form of cgroup parents.
+        nri_socket: where its plugins connect; empty if it has none.
     """
 
     socket_path: str
     name: str
     image: str
     driver: CgroupDriver
+    nri_socket: str = ""
 
 
 class Shown(NamedTuple):
@@ -209,7 +224,9 @@ class ShownChange(NamedTuple):
 
 
 def run_demo(settings: Settings) -> int:
-    """Drives a pod of each QoS class through the proxy; returns 0 if policies changed something.
+    """Drives a pod of each QoS class in a mode of the daemon; returns 0 if policies changed something.
+
+    In other modes than `proxy` the daemon sees all pods of a runtime, and would change those of a real one.
 
     Raises:
         DemoError: the proxy did not start.
@@ -224,7 +241,10 @@ def run_demo(settings: Settings) -> int:
             parse_endpoint(str(folder / _SOCKET), spare_bytes=TEMPORARY_SUFFIX_BYTES)
         except ValueError as error:
             raise DemoError(f"{error}; let TMPDIR name a folder with a shorter path") from None
-        runtime, reason = find_runtime((settings.proxy.runtime_endpoint, *USUAL_SOCKETS))
+        mode = settings.daemon.mode
+        runtime, reason = None, f"in mode {mode} the demo would change other pods of a real one, too"
+        if mode == "proxy":
+            runtime, reason = find_runtime((settings.proxy.runtime_endpoint, *USUAL_SOCKETS))
         if runtime is not None:
             print(f"runtime: {runtime.name} on {runtime.socket_path}")
             shown = _drive(folder, runtime)
@@ -232,7 +252,7 @@ def run_demo(settings: Settings) -> int:
                 return _report(*shown)
             reason = "that runtime cannot run the pods of the demo"
         print(f"runtime: the built-in fake ({reason})")
-        return _report(*(_drive_on_fake_runtime(folder) or Shown([], [])))
+        return _report(*(_drive_on_fake_runtime(folder, mode) or Shown([], [])), mode=mode)
 
 
 def find_runtime(candidates: Iterable[str]) -> tuple[DemoRuntime | None, str]:
@@ -273,38 +293,49 @@ def _probe(path: str) -> DemoRuntime | None:
         return DemoRuntime(path, f"{version.runtime_name} {version.runtime_version}", min(names)[1], driver)
 
 
-def _drive_on_fake_runtime(folder: Path) -> Shown | None:
+def _drive_on_fake_runtime(folder: Path, mode: str) -> Shown | None:
     """Drives the pods on the built-in fake, with plain files in place of cgroups."""
     cgroups = CgroupFiles(folder / "cgroup", version=2)
-    state = RuntimeState(PodCgroups(CgroupDriver.CGROUPFS, cgroups))
+    pod_cgroups = PodCgroups(CgroupDriver.CGROUPFS, cgroups)
+    nri_socket = str(folder / "nri.sock") if mode == "nri" else ""
+    if nri_socket:
+        state: RuntimeState = NriRuntimeState(NriAdaptation(nri_socket, record=False), pod_cgroups)
+    else:
+        state = RuntimeState(pod_cgroups)
     with FakeRuntime(folder / "fake.sock", state=state) as fake:
-        runtime = DemoRuntime(str(fake.socket_path), "fake-runtime", "busybox", CgroupDriver.CGROUPFS)
-        return _drive(folder, runtime, cgroups)
+        driver = CgroupDriver.CGROUPFS
+        runtime = DemoRuntime(str(fake.socket_path), "fake-runtime", "busybox", driver, nri_socket)
+        return _drive(folder, runtime, cgroups, mode)
 
 
-def _drive(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = None) -> Shown | None:
+def _drive(
+    folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = None, mode: str = "proxy"
+) -> Shown | None:
     """Starts the daemon and drives the pods; returns what happened, None if the runtime refused a pod.
 
     Args:
         folder: for all files.
         runtime: runs the pods.
         cgroups: plain files, where the pods get their cgroups first, as by a kubelet; None for the kernel's.
+        mode: of the daemon.
     """
     log = folder / "proxy.log"
     cgroup_root = DEFAULT_ROOT if cgroups is None else cgroups.root
     write_strategy(folder, is_set=False)
     try:
         with (
-            _daemon(folder, log, runtime, cgroup_root) as socket_path,
+            _daemon(folder, log, runtime, cgroup_root, mode) as socket_path,
             BlockingClient(str(socket_path)) as client,
+            BlockingClient(str(socket_path) if mode == "proxy" else runtime.socket_path) as kubelet,
         ):
-            calls: RuntimeServiceStub = client.stub(_CRI["RuntimeService"])
-            explain = client.stub(OWN_API.services_by_name["RuntimeProxy"]).Explain
+            calls: RuntimeServiceStub = kubelet.stub(_CRI["RuntimeService"])
+            own: RuntimeProxyStub = client.stub(OWN_API.services_by_name["RuntimeProxy"])
+            if mode == "nri":
+                _wait_for_plugin(own)
             explanations: dict[str, ExplainResponse] = {}
             for pod in DEMO_PODS:
                 running = _run_pod(calls, pod, runtime, cgroups, folder.name)
-                request = ExplainRequest(pod=f"{NAMESPACE}/{pod.name}")
-                explanations[pod.name] = explain(request, timeout=CALL_TIMEOUT_S)
+                explanations[pod.name] = _explained(own, pod, waits=mode == "standalone")
                 _remove_pod(calls, running.id)
             running = _run_pod(calls, LIVE_POD, runtime, cgroups, folder.name)
             live = show_strategy(folder, cgroup_root, running.cgroups)
@@ -316,17 +347,54 @@ def _drive(folder: Path, runtime: DemoRuntime, cgroups: CgroupFiles | None = Non
         _remove_pods(runtime, folder.name)
         _remove_cgroups(cgroup_root)
     untouched = {name: _why_untouched(each) for name, each in explanations.items()}
-    changes = _changes(log.read_text(encoding="utf-8"))
+    changes = _changes(log.read_text(encoding="utf-8"), with_files=mode == "standalone")
     return Shown(changes, live, explanations[EXPLAINED_POD], untouched)
 
 
+def _wait_for_plugin(own: RuntimeProxyStub) -> None:
+    """Waits until the runtime asks the daemon."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while not own.GetStatus(GetStatusRequest(), timeout=CALL_TIMEOUT_S).nri.is_connected:
+        if time.monotonic() > deadline_s:
+            raise DemoError("the runtime does not ask the daemon as its plugin")
+        time.sleep(_POLL_S)
+
+
+def _explained(own: RuntimeProxyStub, pod: DemoPod, *, waits: bool) -> ExplainResponse:
+    """The explanation of a running pod; of a daemon that only follows, once it has written its values."""
+    request = ExplainRequest(pod=f"{NAMESPACE}/{pod.name}")
+    deadline_s = time.monotonic() + FOLLOWED_S
+    while True:
+        found, is_late = None, time.monotonic() > deadline_s
+        try:
+            found = own.Explain(request, timeout=CALL_TIMEOUT_S)
+        except RpcError:
+            if not waits or is_late:
+                raise
+        if found is not None and (not waits or is_late or _is_applied(found)):
+            return found
+        time.sleep(_POLL_S)
+
+
+def _is_applied(explanation: ExplainResponse) -> bool:
+    """Whether all that policies want of a pod and its container is in force, or said not to be."""
+    fields = [field for target in explanation.targets[:2] for field in target.fields if field.claims]
+    return any(target.container for target in explanation.targets) and all(
+        field.HasField("applied") or field.unapplied for field in fields
+    )
+
+
 @contextlib.contextmanager
-def _daemon(folder: Path, log: Path, runtime: DemoRuntime, cgroup_root: Path) -> Iterator[Path]:
+def _daemon(
+    folder: Path, log: Path, runtime: DemoRuntime, cgroup_root: Path, mode: str = "proxy"
+) -> Iterator[Path]:
     """The real daemon, in a process of its own, with all its paths in the folder."""
     socket_path = folder / _SOCKET
     config = folder / "config.toml"
     node = f'[node]\nobjects_dir = "{folder / OBJECTS_FOLDER}"\n'
-    config.write_text(f'[cgroups]\nroot = "{cgroup_root}"\n{node}', encoding="utf-8")
+    daemon = f'[daemon]\nmode = "{mode}"\nlock = "{folder / _LOCK}"\n'
+    nri = f'[nri]\nsocket = "{runtime.nri_socket}"\n' if runtime.nri_socket else ""
+    config.write_text(f'{daemon}{nri}[cgroups]\nroot = "{cgroup_root}"\n{node}', encoding="utf-8")
     command = (
         *(sys.executable, "-m", "runtimeproxy"),
         *("--koord-runtimeproxy-endpoint", str(socket_path)),
@@ -446,10 +514,17 @@ def _remove_cgroups(root: Path) -> None:
                 folder.rmdir()
 
 
-def _changes(log: str) -> list[ShownChange]:
-    """Reads the audit lines of the daemon's log, where libraries may have written lines of their own."""
+def _changes(log: str, *, with_files: bool = False) -> list[ShownChange]:
+    """Reads the audit lines of the daemon's log, where libraries may have written lines of their own.
+
+    Args:
+        log: of the daemon.
+        with_files: whether values of what runs count, which go by file and have lines of another logger.
+    """
     changes: list[ShownChange] = []
     for line in log.splitlines():
+        if with_files and '"runtimeproxy.ledger.change_log"' in line:
+            changes += _written(json.loads(line))
         if '"runtimeproxy.audit"' not in line:
             continue
         entry = json.loads(line)
@@ -465,11 +540,24 @@ def _changes(log: str) -> list[ShownChange]:
     return changes
 
 
+def _written(entry: Mapping[str, Any]) -> list[ShownChange]:
+    pod = entry["pod"].split("/")[-1]
+    return [
+        ShownChange(
+            *(pod, each["policy"], each["reason"], each["container"] or "pod", each["field"]),
+            f"{each['from'] or '-'} -> {each['to'] or '-'}",
+        )
+        for each in entry["changes"]
+    ]
+
+
 def _report(
     changes: list[ShownChange],
     live: list[LiveChange],
     explanation: ExplainResponse | None = None,
     untouched: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    *,
+    mode: str = "proxy",
 ) -> int:
     """Prints each pod with its changes, or why there are none; returns 1 if nothing was changed at all."""
     names = max((len(name) for reasons in untouched.values() for name in reasons), default=0)
@@ -500,7 +588,8 @@ def _report(
         touched.add(LIVE_POD.name)
     total, changed = len(DEMO_PODS) + 1, len(touched)
     print("\n-: not set; -1: unlimited; <set>: values of variables are never logged")
-    print(f"{total} pods ran through the proxy: {changed} changed, {total - changed} untouched")
+    how = "through the proxy" if mode == "proxy" else f"in mode {mode}"
+    print(f"{total} pods ran {how}: {changed} changed, {total - changed} untouched")
     if explanation is not None:
         print(f"\nkoord-runtime-proxy explain {NAMESPACE}/{EXPLAINED_POD}, while it ran:\n", flush=True)
         show_explanation(explanation, Page(width=_WIDTH))
@@ -510,4 +599,8 @@ def _report(
 def _why_untouched(explanation: ExplainResponse) -> dict[str, str]:
     """Why each policy changes nothing, as `explain --all` says it."""
     answers = (each for target in explanation.targets for each in target.policies)
-    return {each.policy: each.reason for each in answers}
+    reasons = {each.policy: each.reason for each in answers}
+    fields = (each for target in explanation.targets for each in target.fields)
+    for each in (each for found in fields for each in found.unapplied):
+        reasons |= dict.fromkeys(each.owners, each.reason)
+    return reasons

@@ -108,7 +108,9 @@ def check_daemon(facts: Facts) -> Findings:
 
 def check_runtime(facts: Facts) -> Findings:
     endpoint = facts.settings.proxy.runtime_endpoint
-    if facts.runtime.name:
+    if not endpoint:
+        yield _ok("no container runtime: host applications and QoS classes alone get values")
+    elif facts.runtime.name:
         yield _ok(f"{facts.runtime.name} answers on {endpoint}")
     elif facts.runtime.is_denied:
         yield _warning(f"{endpoint}: this user may not connect", _AS_ROOT)
@@ -258,8 +260,10 @@ def _of_nri_plugin(koordlet: Koordlet, shared: Sequence[str], mode: str, *, is_r
     if not hooks:
         return _warning(f"{who} and a hook server: its hooks run twice", advice)
     if mode == "nri":
-        text = f"{who}, too, with the hooks of {', '.join(hooks)}: the runtime refuses a container"
-        return _problem(f"{text} for which two plugins set one field", f"{advice}, or with {gates}")
+        text = (
+            f"{who}, too, with the hooks of {', '.join(hooks)}: the runtime fails the creation of a container"
+        )
+        return _problem(f"{text} for which both set other values", f"{advice}, or with {gates}")
     what = "it changes containers after the proxy" if mode == "proxy" else "both write the same files"
     return _warning(f"{who}, too: {what}", f"{advice}, or with {gates}, or switch the policies off")
 

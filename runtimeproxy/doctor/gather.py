@@ -33,7 +33,6 @@ from runtimeproxy.doctor.facts import (
 from runtimeproxy.doctor.modes import ModeFacts, fixed_kubelet, left_undone_of, nri_disabled
 from runtimeproxy.documents.files import is_denied, read_file
 from runtimeproxy.documents.reading import InputError, json_value, parse_documents
-from runtimeproxy.frontends.modes import carried_in
 from runtimeproxy.http2.client import RpcError
 from runtimeproxy.kubelet_endpoints import (
     CONFIGURATION_FILES,
@@ -130,7 +129,7 @@ def gather(
         tree_cgroup_driver=guess_cgroup_driver(Path(settings.cgroups.root)) or "",
         node=offline.inputs.node,
         hook_servers=tuple(
-            _hook_server(name, each.registration, settings.daemon.mode)
+            _hook_server(name, each.registration, carried)
             for name, each in offline.registrations.items()
             if each.registration is not None
         ),
@@ -154,8 +153,7 @@ def gather(
     )
 
 
-def _hook_server(name: str, about: Registration, mode: str) -> HookServerFacts:
-    carried = carried_in(mode)
+def _hook_server(name: str, about: Registration, carried: CarriedFields) -> HookServerFacts:
     is_asked = not about.hooks or any(map(carried.asks_at, about.hooks))
     return HookServerFacts(name, about.endpoint, socket_state(about.endpoint), is_asked)
 

@@ -12,12 +12,12 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.folder_events import open_inotify
 from runtimeproxy.frontends.processes import runs_program
@@ -70,11 +70,18 @@ class ContainerCgroup(NamedTuple):
     """Its path below the controller's mount."""
 
 
-class CgroupListener(Protocol):
-    """Takes what happens in the tree; called in the event loop's thread."""
+class CgroupListener:
+    """Takes what happens in the tree, which is nothing by default; called in the event loop's thread."""
 
-    def on_scanned(self) -> None:
+    def on_scanned(self, found: Sequence[ContainerCgroup]) -> None:
         """The whole tree was read for the first time; what is there already is not told one by one."""
+
+    def on_kubelet(self, cgroup: str) -> None:
+        """The kubelet's outermost cgroup is this one now; empty: it is gone."""
+
+    def is_running(self, container: ContainerCgroup) -> bool:
+        """Whether it is known to have started without a look at its first process."""
+        return False
 
     def on_made(self, container: ContainerCgroup) -> None:
         """A cgroup was made; the runtime writes its values next."""
@@ -135,11 +142,13 @@ class CgroupTree:
         except (OSError, ImportError) as error:
             self.problem = str(error)
             logger.warning("changes of cgroups are not reported, and lists are read instead: %s", error)
-            self._listener.on_scanned()
+            self._listener.on_scanned(())
             return
         try:
             while True:
-                reports = await loop.run_in_executor(self._executor, self._read, inotify)
+                is_running = self._listener.is_running
+                running = {each for each in self._made_s if is_running(self._containers[each])}
+                reports = await loop.run_in_executor(self._executor, self._read, inotify, running)
                 self.is_followed = not self.problem
                 for report in reports:
                     report()
@@ -162,8 +171,11 @@ class CgroupTree:
 
     # In the worker thread.
 
-    def _read(self, inotify: INotify) -> list[Report]:
-        """Takes the events, and looks at containers that are about to start."""
+    def _read(self, inotify: INotify, running: Set[Path]) -> list[Report]:
+        """Takes the events, and looks at containers that are about to start.
+
+        `running`: those that have started, as others say.
+        """
         from inotify_simple import flags
 
         reports: list[Report] = []
@@ -177,7 +189,9 @@ class CgroupTree:
             self._scan(inotify, reports)
             self._scanned_s = now_s
         for folder, made_s in tuple(self._made_s.items()):
-            self._look(inotify, folder, made_s, reports)
+            has_started = folder in running or self._runs_program(folder)
+            if has_started or not self.sees_processes or time.monotonic() >= made_s + MOST_WAIT_S:
+                self._end_start(inotify, folder, reports, has_started=has_started)
         return reports
 
     def _take(self, inotify: INotify, event: Event, reports: list[Report]) -> bool:
@@ -214,14 +228,15 @@ class CgroupTree:
 
     def _scan(self, inotify: INotify, reports: list[Report]) -> None:
         """Reads the whole tree."""
-        is_first, self.problem = self._scanned_s is None, ""
+        is_first = self._scanned_s is None
+        self.problem = "" if self._base.is_dir() else f"{self._base}: no such folder"
         told = [] if is_first else reports
         found: set[Path] = set()
-        self.kubelet_root = ""
+        kubelet_root = ""
         for folder in kubelet_folders(self._base):
             found.add(folder)
-            if folder != self._base and not self.kubelet_root and KUBEPODS in folder.name:
-                self.kubelet_root = self._path(folder)
+            if folder != self._base and not kubelet_root and KUBEPODS in folder.name:
+                kubelet_root = self._path(folder)
             if pod_uid(folder.name):
                 found.update(self._add_pod(inotify, folder, told))
             else:
@@ -232,7 +247,10 @@ class CgroupTree:
             if found.isdisjoint((path, path.parent, self._base / self._path(path)[1:])):
                 self._unwatch(inotify, path)
         if is_first:
-            reports.append(self._listener.on_scanned)
+            reports.append(partial(self._listener.on_scanned, tuple(self._containers.values())))
+        if kubelet_root != self.kubelet_root:
+            self.kubelet_root = kubelet_root
+            reports.append(partial(self._listener.on_kubelet, kubelet_root))
 
     def _add_pod(self, inotify: INotify, folder: Path, reports: list[Report]) -> list[Path]:
         """Watches a pod, then takes the containers that are in it."""
@@ -252,16 +270,15 @@ class CgroupTree:
         self._made_s[folder] = time.monotonic()
         reports.append(partial(self._listener.on_made, container))
 
-    def _look(self, inotify: INotify, folder: Path, made_s: float, reports: list[Report]) -> None:
-        """Looks whether the program of a container runs."""
+    def _runs_program(self, folder: Path) -> bool:
         try:
-            has_started = runs_program(folder, self._proc)
+            found = runs_program(folder, self._proc)
         except (OSError, ValueError):
-            # It is gone, as an event says soon.
-            has_started = False
-        self.sees_processes = has_started is not None
-        if not has_started and time.monotonic() < made_s + MOST_WAIT_S and self.sees_processes:
-            return
+            return False  # it is gone, as an event says soon
+        self.sees_processes = found is not None
+        return bool(found)
+
+    def _end_start(self, inotify: INotify, folder: Path, reports: list[Report], *, has_started: bool) -> None:
         del self._made_s[folder]
         # From here on it is not the runtime's start that writes.
         self._watch(inotify, folder / self._weight)

@@ -178,7 +178,8 @@ class Chain:
                 self._by_hook[hook] = (*self._by_hook.get(hook, ()), policy)
         self.hooks = frozenset(self._by_hook)
         self._on_node = _OnNode(self._on_node.node, self.policies)
-        self.counts.uncarried.keep({each.name for each in self.policies if each.remote_hooks})
+        self._servers = frozenset(each.name for each in self.policies if each.remote_hooks)
+        self.counts.uncarried.keep(self._servers)
         self._has_inputs = any(
             each.inputs or each.optional_inputs or each.selector_without for each in self.policies
         )
@@ -348,9 +349,10 @@ class Chain:
         subject = run.subject
         self.counts.count_runs(subject.hook, run.runs)
         entries = [each for each in decision.audit if each.note != NOT_CARRIED]
-        if len(entries) < len(decision.audit):
-            entries += self._newly_uncarried(subject, decision.audit)
+        # What the mode lacks is no fault of a policy's answer.
         self.counts.left_out.on_decision(subject, run.runs, entries)
+        if len(entries) < len(decision.audit):
+            entries += self._uncarried(subject, decision.audit)
         if subject.origin.trace is not None:
             # Without the decision, which leads back to the trace.
             subject.origin.trace.on_decision(subject, run.runs, tuple(decision.audit))
@@ -367,11 +369,16 @@ class Chain:
         if decision.unwritten:
             self.failures.report("cgroup writes", decision.unwritten, decision.unwritten, **subject.names)
 
-    def _newly_uncarried(self, subject: Subject, audit: Iterable[AuditEntry]) -> Iterator[AuditEntry]:
-        """Log and yield what the front end does not carry of a hook server's answers, once of each server."""
+    def _uncarried(self, subject: Subject, audit: Iterable[AuditEntry]) -> Iterator[AuditEntry]:
+        """Yield what the front end does not carry; of hook servers once of each, with a line in the log."""
         for entry in audit:
+            if entry.note != NOT_CARRIED:
+                continue
+            if entry.policy not in self._servers:
+                yield entry
+                continue
             label = field_label(entry.field)
-            if entry.note == NOT_CARRIED and self.counts.uncarried.add(entry.policy, entry.hook, label):
+            if self.counts.uncarried.add(entry.policy, entry.hook, label):
                 text = f"mode {self.carried.mode} does not carry {label} of its answers to {entry.hook}"
                 self.failures.report(entry.policy, (NOT_CARRIED, entry.hook, label), text, **subject.names)
                 yield entry._replace(field=label, new="")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from posixpath import normpath
 
 from runtimeproxy.fields.resources import CLEAR as CLEAR
 from runtimeproxy.fields.resources import Add as Add
@@ -29,6 +30,12 @@ class MountSpec:
     host_path: str
     container_path: str
     readonly: bool = True
+
+
+def plain_path(path: str) -> str:
+    """A path in a container in one spelling: of mounts at the same place one is on top."""
+    # Two slashes in front would stay two.
+    return normpath(f"/{path.lstrip('/')}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -354,8 +354,7 @@ def _with_change(
     reason, reasons = accepted.reason, accepted.reasons
     notes = [*progress.notes]
     for left in accepted.left_out:
-        # Of a hook server, whose every answer may have it, the first one tells it: `Chain.report_later`.
-        note = NOT_CARRIED if left.is_uncarried and policy.remote_hooks else ""
+        note = NOT_CARRIED if left.is_uncarried else ""
         notes.append(
             AuditNote(AuditKind.LEFT_OUT, policy, left.reason, note=note, field=left.field, new=left.value)
         )

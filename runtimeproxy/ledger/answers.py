@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role
 from runtimeproxy.hooks.audit import AuditKind, shown
@@ -47,6 +49,8 @@ KUBEPODS: Final = "kubepods"
 """The cgroup of all pods; with systemd the last part of its slice's name. Source: kubelet,
 pkg/kubelet/cm/node_container_manager_linux.go, defaultNodeAllocatableCgroupName."""
 _NOTHING: Final[Mapping[str, Value]] = MappingProxyType({})
+_RESIZED: Final = {parameter: name for name, parameter in RESOURCE_PARAMETERS.items()}
+"""Names in `Resources` by cgroup parameter."""
 
 
 def wanted_of(
@@ -250,13 +254,16 @@ def owned_claims(record: ContainerRecord) -> dict[str, tuple[Claim, ...]]:
     return claims
 
 
-def class_cgroups(pods: Iterable[tuple[tuple[str, ...], KubeQoSClass]]) -> dict[KubeQoSClass, str]:
+def class_cgroups(
+    pods: Iterable[tuple[tuple[str, ...], KubeQoSClass]], kubelet_root: str = ""
+) -> dict[KubeQoSClass, str]:
     """The cgroups of the QoS classes; GUARANTEED stands for that of all pods.
 
     Those of most pods count: some of before may run on after a change of the kubelet's cgroup driver.
 
     Args:
         pods: Path and QoS class of some pods.
+        kubelet_root: The kubelet's outermost cgroup, for a node without pods; empty if it is not known.
 
     Source: kubelet, pkg/kubelet/cm/pod_container_manager_linux.go; with systemd `kubepods.slice` holds
     `kubepods-burstable.slice`, else `kubepods` holds `burstable`.
@@ -267,6 +274,8 @@ def class_cgroups(pods: Iterable[tuple[tuple[str, ...], KubeQoSClass]]) -> dict[
         # Others are not the kubelet's.
         if len(path) > depth and path[-depth - 1].removesuffix(".slice").rpartition("-")[2] == KUBEPODS:
             roots[path[:-depth]] += 1
+    if kubelet_root and not roots:
+        roots[cgroup_path(kubelet_root)] = 1
     if not roots:
         return {}
     root = max(roots, key=roots.__getitem__)
@@ -313,6 +322,29 @@ def requested_of_pod(containers: Collection[ContainerRecord]) -> dict[str, Value
         # The least stands for a container without a request.
         found["cpu.shares"] = sum(each for each in shares if each > MIN_CPU_SHARES) or MIN_CPU_SHARES
     return found
+
+
+def resized_pod(
+    pod: PodRecord, before: Collection[ContainerRecord], now: Collection[ContainerRecord]
+) -> PodRecord:
+    """The sandbox after a resize of its containers, where nothing tells of its own.
+
+    Values that were the sums of its containers' follow these; others are the pod's own.
+
+    Args:
+        pod: The sandbox.
+        before: Its containers.
+        now: The same after the resize.
+    """
+    sums_before, sums = requested_of_pod(before), requested_of_pod(now)
+    changed: dict[str, Any] = {}
+    for parameter, value in sums.items():
+        name, of_containers = _RESIZED[parameter], sums_before.get(parameter)
+        if value != of_containers and (getattr(pod.requested, name) or UNLIMITED) == of_containers:
+            changed[name] = None if value == UNLIMITED else value
+    if not changed:
+        return pod
+    return replace(pod, requested=replace(pod.requested, **changed), booked=replace(pod.booked, **changed))
 
 
 def _sum(limits: Iterable[int | None]) -> int:

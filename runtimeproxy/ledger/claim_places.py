@@ -113,7 +113,7 @@ class ClaimPlaces:
             return f"{name[:64]!r} is not a QoS class: {', '.join(KubeQoSClass)}"
         if not self._classes:
             pods = (pod.cgroup_parent for pod in self._store.pods if pod.cgroup_parent)
-            self._classes = class_cgroups(_with_classes(pods))
+            self._classes = class_cgroups(_with_classes(pods), self._store.kubelet_root)
         cgroup = self._classes.get(KubeQoSClass(name))
         if cgroup is None:
             return "the cgroups of QoS classes are not known before a pod runs"

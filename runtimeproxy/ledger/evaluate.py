@@ -118,6 +118,8 @@ class Evaluator:
         unevaluated: The pods that could not be evaluated.
         since_s: When the front end began on this node, in seconds since the epoch: what is older may have got
             values from another one. Only for what policies are not asked about before it is created.
+        undecided: Ids of pods and containers that were created without an answer of the policies which the
+            front end otherwise asks about it.
         has_evaluated: Whether everything has been evaluated once, with an error or without. Before that the
             books may be older than the files.
     """
@@ -162,6 +164,7 @@ class Evaluator:
         self.rounds = 0
         self.unevaluated = UnevaluatedPods()
         self.since_s = math.inf
+        self.undecided: set[str] = set()
         # Ids of such pods and containers that have their first values.
         self._with_first_values: set[str] = set()
         self.has_evaluated = False
@@ -208,7 +211,9 @@ class Evaluator:
         if self._answers is not None:
             self._answers.keep({pod.uid for pod in self._store.pods})
         await self._note_unknown()
-        self._with_first_values &= {each.id for each in (*self._store.pods, *self._store.containers)}
+        known = {each.id for each in (*self._store.pods, *self._store.containers)}
+        self._with_first_values &= known
+        self.undecided &= known
         changed: list[_ChangedPod] = []
         for pod in running:
             await self._rest()
@@ -410,9 +415,11 @@ class Evaluator:
 
     def _is_new(self, record: PodRecord | ContainerRecord) -> bool:
         """Whether something is evaluated for the first time, and was not created with values of policies."""
-        if self._carried.asks_about_creation(is_container=isinstance(record, ContainerRecord)):
+        if record.id in self._with_first_values:
             return False
-        return record.created_s >= self.since_s and record.id not in self._with_first_values
+        if self._carried.asks_about_creation(is_container=isinstance(record, ContainerRecord)):
+            return record.id in self.undecided
+        return record.created_s >= self.since_s
 
     def _note_first_values(self, changed: _ChangedPod) -> None:
         """Notes that a pod and its containers have their first values, or that there are none to write.

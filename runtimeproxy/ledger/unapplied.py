@@ -160,6 +160,11 @@ class UnappliedValues:
     def __len__(self) -> int:
         return len(self._values)
 
+    @property
+    def has_new(self) -> bool:
+        """Whether `take_new` returns any."""
+        return bool(self._new)
+
     def note(
         self,
         stage: UnappliedStage,

@@ -179,9 +179,7 @@ class Upkeep:
     def unapplied(self) -> tuple[Unapplied, ...]:
         """The wanted values of pods, containers and sysctls that are not in force now."""
         values = self._books.unapplied
-        if self._sysctls is not None:
-            found = {f"{SYSCTL}[{name}]": each for name, each in tuple(self._sysctls.unapplied.items())}
-            values.note(UnappliedStage.BOOKED, CgroupTarget(Level.NODE, "", "node"), "", found)
+        self._note_sysctls()
         if values:
             pods = [pod.cgroup_parent for pod in self._store.pods if pod.state is Lifecycle.RUNNING]
             containers = (
@@ -193,10 +191,17 @@ class Upkeep:
         return values.values()
 
     def audit_unapplied(self) -> None:
-        """Has the audit tell what is not in force since the last time."""
-        self.unapplied()
-        if self._unapplied_audit is not None:
+        """Has the audit tell what is not in force since the last time; cheap if nothing is new."""
+        self._note_sysctls()
+        if self._unapplied_audit is not None and self._books.unapplied.has_new:
+            self.unapplied()
             self._unapplied_audit.add(self._books.unapplied.take_new())
+
+    def _note_sysctls(self) -> None:
+        if self._sysctls is not None:
+            found = {f"{SYSCTL}[{name}]": each for name, each in tuple(self._sysctls.unapplied.items())}
+            target = CgroupTarget(Level.NODE, "", "node")
+            self._books.unapplied.note(UnappliedStage.BOOKED, target, "", found)
 
     def configure(self, settings: LedgerSettings) -> None:
         self.evaluator.changes.rates = ChangeRates(
@@ -360,7 +365,9 @@ class Upkeep:
             self._summed_changes = self._books.pod_changes
             pods = [pod for pod in self._store.pods if pod.state is not Lifecycle.STOPPED and pod.detailed]
             # Views of all pods take milliseconds.
-            views = await self.in_worker(partial(with_rests, partial(_class_views, pods, self._ledger)))
+            views = await self.in_worker(
+                partial(with_rests, partial(_class_views, pods, self._ledger, self._store.kubelet_root))
+            )
             for cgroup, view in views.items():
                 decision = await chain.evaluate(view)
                 await self._note_answer(decision, cgroup)
@@ -489,7 +496,7 @@ def gates_of(names: Collection[str]) -> str:
     return "; ".join(f"{gate}: {', '.join(found)}" for gate, found in sorted(gates.items()))
 
 
-def _class_views(pods: Iterable[PodRecord], ledger: Ledger) -> dict[str, ClassView]:
+def _class_views(pods: Iterable[PodRecord], ledger: Ledger, kubelet_root: str) -> dict[str, ClassView]:
     """The views of the QoS classes that some pods are of, by cgroup; rests after each pod.
 
     Without pods whose cgroup is not known, or cannot be.
@@ -501,7 +508,7 @@ def _class_views(pods: Iterable[PodRecord], ledger: Ledger) -> dict[str, ClassVi
             view = ResolvedPod(pod=recorded_pod(pod), cgroup=ledger.books.resolved(pod.cgroup_parent))
             found.append((path, view))
         rest()
-    classes = class_cgroups((path, each.pod.kube_qos) for path, each in found)
+    classes = class_cgroups(((path, each.pod.kube_qos) for path, each in found), kubelet_root)
     views: dict[str, ClassView] = {}
     for qos, cgroup in classes.items():
         above = cgroup_path(cgroup)

@@ -92,6 +92,7 @@ class Inventory:
         recovered: Set once the records are those of what runs.
         source: Asks for them, by the runtime's lists in all modes; None in a replay.
         runtime_name: The runtime's own name; empty if that is not known.
+        confirms_by_status: Whether the runtime's status of a container has the values of its specification.
         on_complete: Awaited, in turn, after each whole inventory; an error of one is logged.
     """
 
@@ -100,6 +101,7 @@ class Inventory:
         self.recovered = asyncio.Event()
         self.source: InventorySource | None = None
         self.runtime_name = ""
+        self.confirms_by_status = True
         self.on_complete: list[Callable[[], Awaitable[None]]] = []
         self._failures = FailureLog(output=logger)
 
@@ -135,7 +137,7 @@ class Inventory:
     def load(self, saved: Saved, since: int, *, outdated: int = 0) -> None:
         """Takes the records of a checkpoint, and has them confirmed; see `PodStore.load`."""
         loaded = self.store.load(saved, since, outdated=outdated)
-        if self.source is not None:
+        if self.source is not None and self.confirms_by_status:
             self.source.confirm(loaded)
 
     def compare_soon(self) -> None:
@@ -144,9 +146,9 @@ class Inventory:
 
     def confirm_all(self) -> None:
         # Calls may have passed without records.
-        if self.source is not None:
+        if self.source is not None and self.confirms_by_status:
             self.source.confirm(container.id for container in self.store.containers)
-            self.source.compare_soon()
+        self.compare_soon()
 
     def cgroup_of(self, pod: PodRecord | None, container: ContainerRecord) -> str:
         """The cgroup of a container; empty if its path is not known."""

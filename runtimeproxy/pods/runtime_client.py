@@ -39,6 +39,9 @@ _NO_ANSWER: Final[Mapping[int, str]] = {
 }
 """The meaning of the two codes without an answer of the runtime."""
 
+_ABOUT_ALL: Final = frozenset({"Version", "ListPodSandbox", "ListContainers"})
+"""Methods that name nothing which may be missing."""
+
 ResultT = TypeVar("ResultT")
 
 
@@ -269,6 +272,24 @@ class GrpcRuntimeClient:
             module = "runtimeproxy.pods.from_cri"
             await asyncio.get_running_loop().run_in_executor(self._executor, import_module, module)
             self._is_loaded = True
+
+
+class NoRuntimeClient(GrpcRuntimeClient):
+    """Answers that nothing runs, on a node without a container runtime."""
+
+    async def follow_events(self, on_event: Callable[[RuntimeEvent], None]) -> None:
+        await asyncio.Event().wait()
+
+    async def _call(self, method: str, request: bytes, timeout_s: float) -> bytes | None:
+        return b"" if method in _ABOUT_ALL else None
+
+
+def runtime_client(
+    endpoint: str, timeout_s: float, executor: Executor, failures: FailureLog | None = None
+) -> GrpcRuntimeClient:
+    """A client of the runtime on a socket; an empty endpoint stands for a node without one."""
+    settings = ClientSettings(f"unix:{endpoint}", list_timeout_s=timeout_s, status_timeout_s=timeout_s)
+    return (GrpcRuntimeClient if endpoint else NoRuntimeClient)(settings, executor, failures)
 
 
 def _present(result: ResultT | None) -> ResultT:

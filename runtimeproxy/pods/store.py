@@ -228,6 +228,7 @@ class PodStore:
         max_bytes: Most memory of the texts of all records.
         kept_bytes: Their memory now.
         on_change: Called with each new, changed or removed id, and whether an observed call is the cause.
+        kubelet_root: The kubelet's outermost cgroup where no runtime tells of pods; else empty: they show it.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -239,6 +240,7 @@ class PodStore:
         )
         self.event = 0
         self.listings = 0
+        self.kubelet_root = ""
         self.on_change: Callable[[RowKind, str, bool], None] | None = None
 
     @property

@@ -370,6 +370,9 @@ class _NoEvaluations:
 
     rounds = 0
 
+    def __init__(self) -> None:
+        self.undecided: set[str] = set()
+
     async def evaluate_pod(self, identity: str) -> None:
         return
 

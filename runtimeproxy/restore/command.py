@@ -28,7 +28,7 @@ from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind, Saved
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
 from runtimeproxy.pods.inventory import RuntimeUnavailableError
 from runtimeproxy.pods.records import Book, ContainerRecord, Lifecycle
-from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
+from runtimeproxy.pods.runtime_client import GrpcRuntimeClient, runtime_client
 from runtimeproxy.restore.plan import (
     CgroupPlan,
     CgroupState,
@@ -210,10 +210,9 @@ def _read_checkpoint(folder: Path) -> tuple[Path, Saved]:
 
 async def _restore_all(settings: Settings, saved: Saved, *, dry_run: bool) -> tuple[Line, ...]:
     writer = CgroupWriter(Path(settings.cgroups.root))
-    timeout_s = settings.proxy.runtime_call_timeout_s
-    target = ClientSettings(f"unix:{settings.proxy.runtime_endpoint}", timeout_s, timeout_s)
+    proxy = settings.proxy
     with ThreadPoolExecutor(1) as executor:
-        client = GrpcRuntimeClient(target, executor)
+        client = runtime_client(proxy.runtime_endpoint, proxy.runtime_call_timeout_s, executor)
         ledger = Offline(settings).ledger(saved, writer)
         try:
             found = plan(saved, await observe(saved, client, ledger, writer), writer)

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy import __version__
@@ -22,6 +23,7 @@ from runtimeproxy.errors import ConfigError, PolicyLoadError, RuntimeProxyError
 from runtimeproxy.frontends.cri_proxy.front_end import CriProxy
 from runtimeproxy.frontends.cri_proxy.handover.protocol import report_to_predecessor
 from runtimeproxy.frontends.cri_proxy.handover.upgrade import RESTART_INSTEAD, Serving, note
+from runtimeproxy.frontends.mode_begin import forget_others
 from runtimeproxy.frontends.nri.front_end import NriPlugin
 from runtimeproxy.frontends.standalone.front_end import Standalone
 from runtimeproxy.logs import flush_failures
@@ -336,6 +338,9 @@ class Daemon:
         logger.info("upgrade: the process before this one has ended its calls")
 
     async def _join(self, parts: Parts) -> None:
+        folder = Path(self._configuration.settings.state.dir)
+        run = asyncio.get_running_loop().run_in_executor
+        await run(self._threads.background, forget_others, folder, self._front_end.mode)
         await self._front_end.join(
             parts.core,
             parts.runtime.client,

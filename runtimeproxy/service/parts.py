@@ -19,7 +19,7 @@ from runtimeproxy.frontends.runtime_link import RuntimeLink
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.remote.servers import HookServers
 from runtimeproxy.logs import FailureLog
-from runtimeproxy.pods.runtime_client import ClientSettings, GrpcRuntimeClient
+from runtimeproxy.pods.runtime_client import runtime_client
 from runtimeproxy.service.kubernetes_link import KubernetesLink
 from runtimeproxy.service.pod_names import MisspelledNames
 from runtimeproxy.service.qos_manager import QosManagerWatch, watch_of
@@ -155,10 +155,10 @@ def make_parts(
     """Makes the core with all around it; nothing is read or started yet."""
     settings = configuration.settings
     kubernetes = KubernetesLink(settings) if settings.kubernetes.enabled else None
-    timeout_s = settings.proxy.runtime_call_timeout_s
-    target = f"unix:{settings.proxy.runtime_endpoint}"
-    times = ClientSettings(target, list_timeout_s=timeout_s, status_timeout_s=timeout_s)
-    client = GrpcRuntimeClient(times, threads.background, FailureLog())
+    proxy = settings.proxy
+    client = runtime_client(
+        proxy.runtime_endpoint, proxy.runtime_call_timeout_s, threads.background, FailureLog()
+    )
 
     def is_standby() -> bool:
         return front_end.is_standby

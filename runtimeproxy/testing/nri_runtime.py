@@ -181,7 +181,11 @@ class NriAdaptation:
 
     def wait_for_plugins(self, *names: str, timeout_s: float = WAIT_S) -> None:
         """Waits until exactly these plugins are asked, in this order; raises TimeoutError."""
-        self.record.wait_for(lambda: self.plugins == list(names), f"plugins {names}", timeout_s)
+        what = f"plugins {', '.join(names) or 'none'}"
+        try:
+            self.record.wait_for(lambda: self.plugins == list(names), what, timeout_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; there are {', '.join(self.plugins) or 'none'}") from None
 
     def start(self, state: Synchronized) -> None:
         """Listens; plugins are told of this state."""

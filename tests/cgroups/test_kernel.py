@@ -16,7 +16,7 @@ from runtimeproxy.units import parse_cpu_list
 from tests.cgroups.trees import outcomes
 from tests.lab.programs import missing, need_controllers_of_v1
 
-CONTROLLERS = ("cpu", "cpuset", "memory")
+CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -61,6 +61,16 @@ def test_unlimited_reaches_the_kernel_and_reads_back(pod: str) -> None:
     writer.write(pod, {"cpu.cfs_quota_us": 50_000, "memory.limit_in_bytes": 1 << 26})
     assert outcomes(writer.write(pod, limits)) == dict.fromkeys(limits, "written")
     assert [writer.read(pod, name) for name in limits] == [-1, -1]
+
+
+def test_a_limit_of_pids_needs_no_order(pod: str) -> None:
+    writer, container = CgroupWriter(), f"{pod}/c1"
+    (DEFAULT_ROOT / "pids" / container[1:]).mkdir()
+    for cgroup, limit, text in ((pod, 10, "10"), (container, 77, "77"), (container, -1, "max")):
+        assert outcomes(writer.write(cgroup, {"pids.max": limit})) == {"pids.max": "written"}
+        assert content("pids", cgroup, "pids.max") == text
+        assert writer.read(cgroup, "pids.max") == limit
+    assert outcomes(writer.write(container, {"pids.max": -1})) == {"pids.max": "unchanged"}
 
 
 HOLD_MEMORY = """

@@ -71,7 +71,9 @@ def test_status(ask: Run, daemon: ProxyProcess) -> None:
     assert found["daemon"]["pid"] == daemon.pid
     assert found["records"]["pods"] == 1
     lines = ask("status").out.splitlines()
-    assert lines[0].startswith(f"daemon    serving: version {__version__}, process {daemon.pid}, started ")
+    assert lines[0].startswith(
+        f"daemon    serving: version {__version__}, process {daemon.pid}, mode proxy, started "
+    )
     assert "bypass    off" in lines
     assert "records   1 pod, 1 container" in lines
     assert any(line.startswith("batch-resource  ") for line in lines)

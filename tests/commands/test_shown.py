@@ -153,6 +153,51 @@ def test_what_is_wrong_is_seen(fields: dict[str, object], text: str) -> None:
     assert text in status_text(status(**fields))
 
 
+@pytest.mark.parametrize(
+    ("fields", "texts"),
+    [
+        (
+            {
+                "daemon": api_pb2.Daemon(mode="nri"),
+                "nri": api_pb2.NriStatus(
+                    is_connected=True,
+                    connected_since=ago(60),
+                    socket="/n.sock",
+                    plugin_index="50",
+                    plugin_name="koord",
+                    runtime_name="containerd",
+                    runtime_version="v2.2.1",
+                    nri_version="v0.11.0",
+                    late_replies={"CreateContainer": 2},
+                    lost_connections=1,
+                    undecided_containers=3,
+                    failed_creates=4,
+                    other_plugins=[api_pb2.OtherPlugin(index="10", name="balloons")],
+                ),
+            },
+            (
+                ", mode nri",
+                "connected to containerd v2.2.1, NRI v0.11.0 since 11:59:00",
+                "plugin 50-koord on /n.sock; 2 late replies; 1 connection lost; 3 created without a decision",
+                "4 not created by the runtime; beside 10-balloons",
+            ),
+        ),
+        ({"nri": api_pb2.NriStatus(socket="/n.sock")}, ("not connected, plugin",)),
+        (
+            {
+                "daemon": api_pb2.Daemon(mode="standalone"),
+                "left_undone": [api_pb2.LeftUndone(policy="gpu-env", fields=["env", "mounts"])],
+            },
+            (", mode standalone", "undone", "in mode standalone: gpu-env (env, mounts)"),
+        ),
+    ],
+)
+def test_the_mode(fields: dict[str, object], texts: tuple[str, ...]) -> None:
+    shown = " ".join(status_text(status(**fields)).split())
+    for text in texts:
+        assert text in shown
+
+
 def test_the_exit_code_of_status_says_whether_there_is_a_problem(run: Run, served: Served) -> None:
     served.api.answers["GetStatus"] = status()
     assert run("status", *served.flags).code == 0

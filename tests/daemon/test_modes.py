@@ -6,13 +6,21 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.signals import UPGRADE
-from runtimeproxy.testing import CgroupFiles, FakeRuntime
+from runtimeproxy.testing import (
+    CgroupDriver,
+    CgroupFiles,
+    FakeRuntime,
+    NriAdaptation,
+    NriRuntimeState,
+    PodCgroups,
+)
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import Pod, batch_pod
 from tests.daemon.kubelet import kubelet as running_kubelet
@@ -29,11 +37,26 @@ WITHOUT_CALLS = ("nri", "standalone")
 ORIGINAL = "77\n"
 """Of the weight of a pod: nobody but a test writes it."""
 BOUND_US = "20000"
+WAYS = {
+    "proxy": api_pb2.ExplainedField.WAY_MESSAGE,
+    "nri": api_pb2.ExplainedField.WAY_MESSAGE,
+    "standalone": api_pb2.ExplainedField.WAY_FILE,
+}
+"""How a container gets what the CRI carries."""
 LEASED = api_pb2.ClaimKey(
     target=api_pb2.ClaimTarget(qos_class="BestEffort"),
     field="cpu.cfs_quota_us",
     role=api_pb2.ExplainedClaim.ROLE_AT_MOST,
 )
+
+
+@pytest.fixture
+def runtime(socket_folder: Path, cgroup_files: CgroupFiles) -> Iterator[FakeRuntime]:
+    """One with NRI."""
+    cgroups = PodCgroups(CgroupDriver.CGROUPFS, cgroup_files)
+    state = NriRuntimeState(NriAdaptation(socket_folder / "nri.sock"), cgroups)
+    with FakeRuntime(socket_folder / "runtime.sock", state=state) as running:
+        yield running
 
 
 def configuration(folder: Path, mode: str) -> str:
@@ -47,6 +70,8 @@ def start(daemon: ProxyProcess, folder: Path, mode: str) -> None:
     daemon.config_file.write_text(configuration(folder, mode))
     daemon.start()
     wait_until(lambda: status_of(daemon).records.is_recovered, "the records")
+    if mode == "nri":
+        wait_until(lambda: status_of(daemon).nri.is_connected, "the runtime")
     assert status_of(daemon).daemon.mode == mode
 
 
@@ -95,6 +120,7 @@ def test_each_mode_goes_on_with_what_the_one_before_has_left(
     daemon = daemons.prepare()
     class_quota = cgroup_files.folder("/kubepods/besteffort") / "cpu.max"
     made: list[Pod] = []
+    ways: dict[str, int] = {}
     for number, mode in enumerate(modes):
         start(daemon, socket_folder, mode)
         status = status_of(daemon)
@@ -103,13 +129,11 @@ def test_each_mode_goes_on_with_what_the_one_before_has_left(
         if made:
             assert (leased_values(daemon), class_quota.read_text().split()[0]) == ([BOUND_US], BOUND_US)
         for each in made:
-            assert_values(daemon, cgroup_files, each)
-        if mode == "nri":  # TODO: a runtime with NRI
-            assert daemon.terminate() == 0
-            continue
+            assert_values(daemon, cgroup_files, each, ways[each.container])
         made.append(run(daemon, runtime, cgroup_files, mode, f"pod-{number}"))
         wait_until(lambda: has_values(cgroup_files, made[-1]), f"the values in mode {mode}")
-        assert_values(daemon, cgroup_files, made[-1])
+        ways[made[-1].container] = WAYS[mode]
+        assert_values(daemon, cgroup_files, made[-1], WAYS[mode])
         if len(made) == 1:
             bound(daemon)
         assert daemon.terminate() == 0
@@ -127,8 +151,8 @@ def has_values(files: CgroupFiles, made: Pod) -> bool:
     return limits == {str(128 * 1024 * 1024)} and files.read(parent, "cpu.weight") not in ("", ORIGINAL)
 
 
-def assert_values(daemon: ProxyProcess, files: CgroupFiles, made: Pod) -> None:
-    """The values stand, and the daemon knows whose they are and what was there before."""
+def assert_values(daemon: ProxyProcess, files: CgroupFiles, made: Pod, way: int) -> None:
+    """The values stand, and the daemon knows whose they are, how they got there, and what was before."""
     assert has_values(files, made)
     targets = explain(daemon, made.config.metadata.uid).targets
     pod, container = ({field.name: field for field in target.fields} for target in targets[:2])
@@ -137,6 +161,27 @@ def assert_values(daemon: ProxyProcess, files: CgroupFiles, made: Pod) -> None:
         assert [claim.owner for claim in field.claims if claim.role != LEASED.role] == ["batch-resource"]
         assert (field.problem, field.is_different) == ("", False)
     assert not container["memory.limit_in_bytes"].is_request_unknown
+    assert container["memory.limit_in_bytes"].way == way
+    assert pod["memory.limit_in_bytes"].way == api_pb2.ExplainedField.WAY_FILE
+
+
+@pytest.mark.parametrize("mode", ["proxy", "nri"])
+def test_what_another_mode_has_created_is_not_taken_for_the_kubelets(
+    daemons: Daemons, runtime: FakeRuntime, cgroup_files: CgroupFiles, socket_folder: Path, mode: str
+) -> None:
+    """Without records: what the runtime has was in its messages, and nobody knows what was asked for."""
+    daemon = daemons.prepare()
+    start(daemon, socket_folder, "standalone")
+    assert daemon.terminate() == 0
+    start(daemon, socket_folder, mode)
+    made = run(daemon, runtime, cgroup_files, mode, "made")
+    assert daemon.terminate() == 0
+    (daemon.state_folder / "records.db").write_text("no database " * 1000)
+    start(daemon, socket_folder, "standalone")
+    container = explain(daemon, made.config.metadata.uid).targets[1]
+    fields = {field.name: field for field in container.fields}
+    assert fields["memory.limit_in_bytes"].is_request_unknown
+    assert status_of(daemon).records.recovered_containers == 1
 
 
 @pytest.mark.parametrize("mode", WITHOUT_CALLS)

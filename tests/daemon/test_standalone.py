@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import sys
@@ -18,7 +19,6 @@ from runtimeproxy.testing.builders import KubeletQos, pod_sandbox_config
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import GIVES_ENV, Pod, batch_pod, policy_file
 from tests.daemon.hook_servers import Servers, use
-from tests.daemon.kubelet import kubelet as running_kubelet
 from tests.daemon.test_systemd_socket import PASSES, passed
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient, outcome_of
 from tests.lab.deadline import wait_until
@@ -34,8 +34,9 @@ def lock(socket_folder: Path) -> Path:
 
 
 @pytest.fixture
-def standalone(lock: Path) -> str:
-    """The configuration."""
+def standalone(lock: Path, cgroup_files: CgroupFiles) -> str:
+    """The configuration; the kernel has the root of its cgroups from the start."""
+    cgroup_files.root.mkdir(parents=True, exist_ok=True)
     return f'[daemon]\nmode = "standalone"\nlock = "{lock}"\n'
 
 
@@ -67,6 +68,28 @@ def run_batch(kubelet: CriClient, files: CgroupFiles, name: str = "batch") -> Po
 
 def cgroup_of(made: Pod) -> str:
     return f"{made.config.linux.cgroup_parent}/{made.container}"
+
+
+TAKEN = api_pb2.SetClaimsResponse.OUTCOME_TAKEN
+
+
+def bounded_best_effort() -> api_pb2.Claim:
+    """A bound of the class of BE pods, as CPU suppress sets it."""
+    key = api_pb2.ClaimKey(
+        target=api_pb2.ClaimTarget(qos_class="BestEffort"),
+        field="cpu.cfs_quota_us",
+        role=api_pb2.ExplainedClaim.ROLE_AT_MOST,
+    )
+    return api_pb2.Claim(key=key, value="20000")
+
+
+def set_claim(daemon: ProxyProcess, claim: api_pb2.Claim) -> api_pb2.SetClaimsResponse:
+    request = api_pb2.SetClaimsRequest(
+        owner="cpu-suppress", session="one", sequence=1, is_whole=True, claims=[claim]
+    )
+    with CriClient(daemon.socket.parent / "admin" / "api.sock") as client:
+        admin = api_pb2_grpc.AdminStub(client.channel)
+        return admin.SetClaims(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
 
 
 @pytest.mark.parametrize("has_events", [True, False])
@@ -120,6 +143,38 @@ def test_what_only_the_creation_can_carry_is_not_applicable(
     explained = explain(daemon, made.config.metadata.uid)
     reasons = {u.cause for each in explained.targets for field in each.fields for u in field.unapplied}
     assert "not-in-mode" in reasons
+    audit = daemon.run("audit").stdout
+    assert "env[GIVEN]" in audit
+    assert "not-in-mode" in audit
+    assert "secret" not in audit
+
+
+def test_what_a_gpu_needs_is_not_applicable(
+    daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str, tmp_path: Path
+) -> None:
+    library = tmp_path / "vgpu" / "libvgpu.so"
+    options = f'[policies.gpu-env.options]\nhami_library_path = "{library}"\nhami_vgpu_monitor = true\n'
+    daemon = daemons.start(standalone + options)
+    half = {"koordinator.sh/gpu-memory": "16Gi", "koordinator.sh/gpu-memory-ratio": "50"}
+    allocated = json.dumps({"gpu": [{"minor": 1, "resources": half}]})
+    config = pod_sandbox_config(
+        "gpu",
+        labels={"koordinator.sh/gpu-isolation-provider": "HAMi-core"},
+        annotations={"scheduling.koordinator.sh/device-allocated": allocated},
+    )
+    made = Pod(kubelet, config)
+    cgroup_files.make(config.linux.cgroup_parent)
+    made.run().create().start()
+    variables = {"env[NVIDIA_VISIBLE_DEVICES]", "env[LD_PRELOAD]"}
+    expected = variables | {f"mounts[{library}]", "mounts[/tmp/vgpulock]"}
+
+    def found() -> dict[str, str]:
+        return {each.field: each.cause for each in status_of(daemon).ledger.unapplied}
+
+    wait_until(lambda: found().keys() >= expected, "the fields")
+    assert set(found().values()) == {"not-in-mode"}
+    assert not library.parent.exists(), "no directory for a monitor that would have no mount"
+    assert not status_of(daemon).problems
 
 
 def test_hook_servers_are_not_asked_and_the_status_says_so(
@@ -171,20 +226,6 @@ def test_a_restart_goes_on_with_the_records(
     assert (records.containers, records.recovered_containers) == (2, 0)
 
 
-def test_two_front_ends_do_not_run_at_once(daemons: Daemons, lock: Path, standalone: str) -> None:
-    daemon = daemons.start(standalone)
-    proxy = daemons.prepare(f'[daemon]\nlock = "{lock}"\n')
-    other = daemons.prepare(standalone)
-    for each in (proxy, other):
-        each.spawn()
-        assert each.wait() == 1
-        assert "another front end" in str(each.log)
-    assert daemon.terminate() == 0
-    proxy.start()
-    other.spawn()
-    assert other.wait() == 1
-
-
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_the_socket_has_no_calls_of_the_kubelet(daemons: Daemons, standalone: str) -> None:
     daemon = daemons.start(standalone)
@@ -203,36 +244,14 @@ def test_the_socket_has_no_calls_of_the_kubelet(daemons: Daemons, standalone: st
     assert {each["level"] for each in daemon.log_records} <= {"info", "warning"}
 
 
-def test_a_kubelet_of_this_socket_would_have_no_runtime(
-    daemons: Daemons, standalone: str, tmp_path: Path
-) -> None:
-    daemon = daemons.prepare(standalone)
-    with running_kubelet(tmp_path, f"--container-runtime-endpoint=unix://{daemon.socket}"):
-        daemon.spawn()
-        assert daemon.wait() == 2
-    assert "a kubelet still uses" in str(daemon.log)
-    assert not daemon.socket.exists()
-
-
 def test_a_bound_of_a_qos_manager_is_written(
     daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str
 ) -> None:
     daemon = daemons.start(standalone)
     made = run_batch(kubelet, cgroup_files).start()
     wait_until(lambda: cgroup_files.read(cgroup_of(made), "cpu.max").split()[:1] == ["50000"], "the quota")
-    key = api_pb2.ClaimKey(
-        target=api_pb2.ClaimTarget(qos_class="BestEffort"),
-        field="cpu.cfs_quota_us",
-        role=api_pb2.ExplainedClaim.ROLE_AT_MOST,
-    )
-    claim = api_pb2.Claim(key=key, value="20000")
-    request = api_pb2.SetClaimsRequest(
-        owner="cpu-suppress", session="one", sequence=1, is_whole=True, claims=[claim]
-    )
-    with CriClient(daemon.socket.parent / "admin" / "api.sock") as client:
-        admin = api_pb2_grpc.AdminStub(client.channel)
-        answer = admin.SetClaims(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
-    assert answer.outcome == api_pb2.SetClaimsResponse.OUTCOME_TAKEN
+    answer = set_claim(daemon, bounded_best_effort())
+    assert answer.outcome == TAKEN
     assert not answer.refused
     assert cgroup_files.read("/kubepods/besteffort", "cpu.max").split()[0] == "20000"
     assert cgroup_files.read(cgroup_of(made), "cpu.max").split()[0] == "max"
@@ -292,3 +311,110 @@ def test_a_socket_from_systemd_serves_the_api(
     assert (status.daemon.mode, status.daemon.endpoint) == ("standalone", passed.getsockname())
     assert daemon.terminate() == 0
     assert Path(passed.getsockname()).exists()
+
+
+ALONE = """
+from runtimeproxy.hooks import CgroupChange, NodeChange, Policy
+from runtimeproxy.qos import KubeQoSClass
+
+class Alone(Policy):
+    name = "alone"
+    def node(self, node):
+        return NodeChange(cgroups={"/apps/web": {"memory.low": 4096}})
+    def qos_class(self, qos, pods, node):
+        return CgroupChange(cgroup={"memory.high": 8192}) if qos is KubeQoSClass.BURSTABLE else None
+"""
+"""A policy for a host application and a QoS class."""
+
+
+def test_without_a_runtime_host_applications_and_qos_classes_get_their_values(
+    daemons: Daemons, cgroup_files: CgroupFiles, standalone: str
+) -> None:
+    daemon = daemons.prepare(standalone, runtime_endpoint="")
+    policy_file(daemon, "alone").write_text(ALONE)
+    for cgroup in ("/apps/web", "/kubepods/burstable", "/kubepods/besteffort"):
+        cgroup_files.make(cgroup)
+    daemon.start()
+    wait_until(lambda: cgroup_files.read("/apps/web", "memory.low") == "4096", "the application's value")
+    wait_until(lambda: cgroup_files.read("/kubepods/burstable", "memory.high") == "8192", "the class's value")
+    claim = bounded_best_effort()
+    wait_until(lambda: set_claim(daemon, claim).outcome == TAKEN, "the claim")
+    assert cgroup_files.read("/kubepods/besteffort", "cpu.max").split()[0] == "20000"
+    status = status_of(daemon)
+    assert (status.runtime.endpoint, status.runtime.answers) == ("", False)
+    assert not status.problems
+    assert status.records.is_recovered
+    shown = daemon.run("status")
+    assert shown.returncode == 0
+    assert "host applications and QoS classes alone" in shown.stdout
+    assert daemon.terminate() == 0
+    assert {each["level"] for each in daemon.log_records} <= {"info"}
+    assert daemon.run("restore").returncode == 0
+    assert cgroup_files.read("/kubepods/burstable", "memory.high") == "max"
+
+
+def test_the_qos_classes_of_a_kubelet_that_starts_later(
+    daemons: Daemons, cgroup_files: CgroupFiles, standalone: str
+) -> None:
+    daemon = daemons.prepare(standalone, runtime_endpoint="")
+    policy_file(daemon, "alone").write_text(ALONE)
+    cgroup_files.make("/apps/web")
+    daemon.start()
+    wait_until(lambda: cgroup_files.read("/apps/web", "memory.low") == "4096", "the application's value")
+    cgroup_files.make("/kubepods/burstable")
+    wait_until(lambda: cgroup_files.read("/kubepods/burstable", "memory.high") == "8192", "the class's value")
+
+
+def test_a_runtime_that_never_comes_keeps_nothing_from_host_applications(
+    daemons: Daemons, cgroup_files: CgroupFiles, standalone: str, tmp_path: Path
+) -> None:
+    daemon = daemons.prepare(standalone, runtime_endpoint=str(tmp_path / "none.sock"))
+    policy_file(daemon, "alone").write_text(ALONE)
+    cgroup_files.make("/apps/web")
+    daemon.start()
+    wait_until(lambda: cgroup_files.read("/apps/web", "memory.low") == "4096", "the application's value")
+    assert any("runtime does not answer" in each for each in status_of(daemon).problems)
+    assert daemon.run("status").returncode == 1
+
+
+def test_an_update_of_the_kubelet_is_followed(
+    daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str
+) -> None:
+    """By what it writes: no event of the runtime tells it."""
+    daemon = daemons.prepare(standalone)
+    strategy = {"policy": "cpuBurstOnly", "cpuBurstPercent": 100}
+    NodeObjects(daemon.objects_folder).strategies({"cpu-burst-config": {"clusterStrategy": strategy}})
+    daemon.start()
+    config = pod_sandbox_config("web", qos="LS", kubelet_qos=KubeletQos.BURSTABLE)
+    cgroup_files.make(config.linux.cgroup_parent)
+    resources = cri.LinuxContainerResources(cpu_period=100_000, cpu_quota=50_000, cpu_shares=512)
+    made = Pod(kubelet, config, resources=resources).run().create().start()
+    wait_until(lambda: cgroup_files.read(cgroup_of(made), "cpu.max.burst") == "50000", "the burst")
+    linux = cri.LinuxContainerResources(cpu_period=100_000, cpu_quota=80_000, cpu_shares=1024)
+
+    def update() -> bool:
+        # Writes of before its cgroup is watched are the runtime's, at the start.
+        request = cri.UpdateContainerResourcesRequest(container_id=made.container, linux=linux)
+        kubelet.runtime.UpdateContainerResources(request, timeout=CALL_TIMEOUT_S)
+        return cgroup_files.read(cgroup_of(made), "cpu.max.burst") == "80000"
+
+    wait_until(update, "the burst of the new quota")
+
+
+def test_what_the_runtime_puts_back_is_written_again(
+    daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str
+) -> None:
+    daemons.start(standalone)
+    made = run_batch(kubelet, cgroup_files).start()
+    wait_until(lambda: cgroup_files.read(cgroup_of(made), "cpu.max").split()[0] == "50000", "the quota")
+    written = 0
+
+    def is_repaired() -> bool:
+        nonlocal written
+        if cgroup_files.read(cgroup_of(made), "cpu.max").split()[0] == "50000":
+            written += 1
+            cgroup_files.write(cgroup_of(made), "cpu.max", "max 100000")
+            cgroup_files.write(cgroup_of(made), "cpu.weight", "1")
+        return written > 1
+
+    wait_until(is_repaired, "the second quota")

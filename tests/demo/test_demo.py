@@ -96,6 +96,32 @@ def test_it_shows_what_changes_and_why_the_rest_does_not(fake_runtime: FakeRunti
     assert not fake_runtime.state.sandboxes
 
 
+@pytest.mark.parametrize(
+    ("mode", "changed", "texts"),
+    [
+        (
+            "nri",
+            5,
+            ("main  resources.cpu_shares           2 -> 512", "env[NVIDIA_VISIBLE_DEVICES]    - -> <set>"),
+        ),
+        (
+            "standalone",
+            4,
+            ("main  cpu.shares             2 -> 512", "where mode standalone does not carry it"),
+        ),
+    ],
+)
+def test_each_mode_is_shown(mode: str, changed: int, texts: tuple[str, ...]) -> None:
+    environ = {**os.environ, "KOORD_RUNTIMEPROXY_DAEMON_MODE": mode}
+    command = [sys.executable, "-m", "runtimeproxy", "demo"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, env=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"runtime: the built-in fake (in mode {mode} ")
+    assert f"7 pods ran in mode {mode}: {changed} changed, {7 - changed} untouched" in done.stdout
+    for text in (*texts, "pod   cpu.max.burst", "0 -> 50000 -> 0"):
+        assert text in done.stdout
+
+
 @pytest.mark.usefixtures("default_ends")  # the demo sets handlers of its own
 def test_a_runtime_that_refuses_a_pod_is_cleaned_up_and_replaced_by_the_fake(
     fake_runtime: FakeRuntime, capsys: pytest.CaptureFixture[str]

@@ -400,7 +400,7 @@ def unit(**changes: str) -> dict[str, str]:
             "koordlet",
             {"koordlets": (Koordlet(9, True),), "has_nri_socket": True, "settings": IN_NRI_MODE},
             Severity.PROBLEM,
-            "(process 9) is an NRI plugin, too, with the hooks of cpuset: the runtime refuses",
+            "(process 9) is an NRI plugin, too, with the hooks of cpuset: the runtime fails",
             "--enable-nri-runtime-hook=false, or with CPUSetAllocator=false",
         ),
         (

@@ -14,7 +14,7 @@ from tests.e2e.values import BATCH_500, BEST_EFFORT, HALF_A_CORE, as_resources, 
 from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
-from tests.lab.node import running_pod
+from tests.lab.node import running_pod, update_resources
 from tests.lab.pods import ContainerSpec, PodSpec
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
@@ -48,6 +48,9 @@ def test_a_pod_gets_its_values_by_file(
     with CriClient(containerd.socket) as client, running_pod(client, POD, tmp_path) as pod:
         wait_until(lambda: pod.values() == wanted, "the container's values")
         wait_until(lambda: pod.pod_values() == wanted, "the pod's values")
+        # As an in-place resize or the CPU manager does; no event tells it, and the runtime puts its own back.
+        update_resources(client, pod.container_id(), as_resources(BEST_EFFORT))
+        wait_until(lambda: pod.values() == wanted, "the values after an update")
         status = status_of(standalone)
         assert (status.daemon.mode, list(status.problems)) == ("standalone", [])
         assert standalone.terminate() == 0

@@ -6,8 +6,10 @@ Its value is `all`, or names such as `pids_limit,unified,env`: of resources, or 
 from __future__ import annotations
 
 from collections.abc import Collection
+from types import MappingProxyType
 from typing import Any, Final
 
+from runtimeproxy.fields.tables import RESOURCE_PARAMETERS
 from runtimeproxy.hooks import (
     ContainerChange,
     ContainerView,
@@ -57,6 +59,16 @@ class Carriers(Policy):
     """Sets what the annotation names."""
 
     name = "carriers"
+    sets_fields = MappingProxyType(
+        {
+            "container": frozenset(
+                {
+                    *ATTRIBUTES,
+                    *(RESOURCE_PARAMETERS.get(name, name) for name in RESOURCES if name != "unified"),
+                }
+            )
+        }
+    )
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the change, the same for all containers of a pod."""

@@ -12,9 +12,11 @@ import pytest
 from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy.fields.tables import CRI_FIELDS, RESOURCE_FIELDS
+from runtimeproxy.frontends.modes import carried_in
 from runtimeproxy.hooks import ContainerView, Hook
 from runtimeproxy.hooks.fields import CGROUP, CGROUP_PARENT, GROUPS, Merged, fields_of
 from runtimeproxy.hooks.validation import usable
+from runtimeproxy.hooks.ways import SETTABLE, left_undone
 from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from tests.daemon.conftest import Daemons, cgroup_files, daemons, installed, loop, runtime
 from tests.daemon.driving import Pod, pod
@@ -42,6 +44,15 @@ def test_the_policy_sets_all_there_is() -> None:
         for each in usable(Hook.PRE_CREATE_CONTAINER, change, Merged(ContainerView())).left_out
         if each.field not in CLASSES
     ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "undone"), [("proxy", {"rdt_class", "blockio_class"}), ("nri", set[str]())], ids=["proxy", "nri"]
+)
+def test_what_a_mode_leaves_undone_is_known_before_an_answer(mode: str, undone: set[str]) -> None:
+    fields = carriers_policy.Carriers.sets_fields
+    assert fields["container"] <= SETTABLE["container"]
+    assert set(left_undone(carried_in(mode), fields)) == undone
 
 
 @pytest.fixture
@@ -84,6 +95,15 @@ def explained(daemon: ProxyProcess, made: Pod) -> dict[str, Field]:
     return {each.name: each for each in target.fields}
 
 
+def problems(daemon: ProxyProcess) -> list[str]:
+    """Of the policy, in the status."""
+    with CriClient(daemon.socket) as client:
+        status = api_pb2_grpc.RuntimeProxyStub(client.channel).GetStatus(
+            api_pb2.GetStatusRequest(), timeout=CALL_TIMEOUT_S
+        )
+    return [each for each in status.problems if "carriers" in each]
+
+
 def not_in_mode(fields: dict[str, Field]) -> set[str]:
     causes = {name: [each.cause for each in field.unapplied] for name, field in fields.items()}
     return {name for name, found in causes.items() if found == ["not-in-mode"]}
@@ -109,6 +129,7 @@ def test_the_proxy_carries_what_the_cri_has_and_writes_the_limit_of_pids(
     assert all("mode proxy does not carry it" in fields[name].problem for name in CLASSES)
     assert (fields["pids.max"].way, fields["pids.max"].applied) == (Field.WAY_FILE, PIDS)
     assert (fields[DEVICE].way, fields[DEVICE].applied) == (Field.WAY_MESSAGE, "vendor.com/carried=one")
+    assert problems(daemon) == []
     # An update has nothing of it, and harms nothing.
     update = cri.UpdateContainerResourcesRequest(container_id=made.container)
     update.linux.cpu_shares = 512

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +14,7 @@ from inotify_simple import Event, INotify, flags
 
 from runtimeproxy.frontends import cgroup_tree
 from runtimeproxy.frontends.cgroup_tree import (
+    CgroupListener,
     CgroupTree,
     ContainerCgroup,
     container_id,
@@ -107,15 +108,23 @@ def test_ids_of_containers(name: str, identity: str) -> None:
     assert container_id(name) == identity
 
 
-class Listener:
+class Listener(CgroupListener):
     """Notes what it is told."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, object]] = []
+        self.running: set[ContainerCgroup] = set()
+        self.kubelet_root = ""
         self._changed = asyncio.Event()
 
-    def on_scanned(self) -> None:
+    def on_scanned(self, found: Sequence[ContainerCgroup]) -> None:
         self._note("scanned")
+
+    def on_kubelet(self, cgroup: str) -> None:
+        self.kubelet_root = cgroup
+
+    def is_running(self, container: ContainerCgroup) -> bool:
+        return container in self.running
 
     def on_made(self, container: ContainerCgroup) -> None:
         self._note("made", container)
@@ -195,7 +204,7 @@ async def test_a_container_from_its_cgroup_to_its_end(tmp_path: Path, version: i
     cgroups = Cgroups(tmp_path, version)
     cgroups.make(POD)
     async with cgroups.followed() as (tree, listener):
-        assert (tree.is_followed, tree.problem, tree.kubelet_root) == (True, "", "/kubepods")
+        assert (tree.is_followed, tree.problem, listener.kubelet_root) == (True, "", "/kubepods")
         cgroups.make(BOX.cgroup)
         await listener.wait_for("made", BOX)
         cgroups.run(BOX.cgroup, CLONED, RUNC)
@@ -246,6 +255,19 @@ async def test_what_is_there_already_is_told_once_it_has_started(tmp_path: Path)
     assert not [about for what, about in listener.told if what == "made"]
 
 
+async def test_a_container_whose_start_the_runtime_tells(tmp_path: Path) -> None:
+    """Those of virtual machines have no process in their cgroups."""
+    cgroups = Cgroups(tmp_path)
+    cgroups.make(POD)
+    async with cgroups.followed() as (_, listener):
+        cgroups.make(BOX.cgroup)
+        await listener.wait_for("made", BOX)
+        listener.running.add(BOX)
+        await listener.wait_for("started", BOX)
+        cgroups.write(BOX.cgroup)
+        await listener.wait_for("written", (BOX.cgroup, BOX))
+
+
 async def test_processes_that_are_not_visible(tmp_path: Path) -> None:
     cgroups = Cgroups(tmp_path)
     cgroups.make(POD)
@@ -265,10 +287,10 @@ async def test_a_kubelet_below_a_prefix_is_found_later(
     monkeypatch.setattr(cgroup_tree, "RENEW_S", 0.02)
     cgroups = Cgroups(tmp_path)
     (cgroups.root / "kubelet").mkdir()
-    async with cgroups.followed() as (tree, listener):
+    async with cgroups.followed() as (_, listener):
         cgroups.make(f"/kubelet{BOX.cgroup}")
         await listener.wait_for("made", BOX._replace(cgroup=f"/kubelet{BOX.cgroup}"))
-        assert tree.kubelet_root == "/kubelet/kubepods"
+        assert listener.kubelet_root == "/kubelet/kubepods"
 
 
 async def test_a_queue_that_has_overflowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

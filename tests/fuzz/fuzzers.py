@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import resource
 import shutil
 import signal
@@ -10,16 +12,21 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import grpc
+import uvloop
 
 from runtimeproxy.signals import BYPASS_OFF
+from tests.daemon.driving import BATCH_SHARES, batch_pod, shares_of
 from tests.daemon.upgrading import Family
 from tests.fuzz.header_blocks import Difference, compare
-from tests.fuzz.node import Node, Variant
-from tests.fuzz.servers import HostileServer
+from tests.fuzz.node import NRI_SOCKET, Node, Variant
+from tests.fuzz.nri import Findings, attack_core, attack_sockets
+from tests.fuzz.servers import HostileNriRuntime, HostileServer
 from tests.fuzz.sessions import Attack, Sessions
 from tests.fuzz.witness import IMAGES, Calls, Seen, Witness
 from tests.lab import procfs
@@ -259,6 +266,64 @@ def header_blocks(plan: Plan) -> Report:
     return Report(plan.seed, "connections", connections, took_s, (), tuple(problems), notes)
 
 
+def ttrpc_core(plan: Plan) -> Report:
+    """Hostile ttrpc at the sans-io core, either end."""
+    began_s, count = time.monotonic(), plan.sessions * 5
+    found = attack_core(plan.seed, count)
+    return _findings(plan, count, time.monotonic() - began_s, found)
+
+
+def ttrpc_sockets(plan: Plan) -> Report:
+    """Hostile peers of NRI connections over real sockets, either end, in both event loops."""
+    began_s, count = time.monotonic(), max(plan.sessions // 4, 4)
+    whole = Findings()
+    for seed, new_loop in enumerate((uvloop.new_event_loop, asyncio.new_event_loop), plan.seed):
+        with TemporaryDirectory(prefix="fuzz-") as folder:
+            found = attack_sockets(Path(folder), seed, count // 2, plan.threads, new_loop)
+        whole.kinds.update(found.kinds)
+        whole.counts.update(found.counts)
+        whole.problems += found.problems
+        whole.slowest_s = max(whole.slowest_s, found.slowest_s)
+    return _findings(plan, whole.kinds.total(), time.monotonic() - began_s, whole)
+
+
+def nri_runtimes(plan: Plan) -> Report:
+    """Hostile runtimes at their NRI socket; then one that behaves in their place."""
+    count = max(plan.sessions // 100, 1)
+    with Node(plan.variant, nri_socket=HOSTILE) as node:
+        path, began_s = node.folder / HOSTILE, time.monotonic()
+        with HostileNriRuntime(path, plan.seed) as server:
+            with suppress(TimeoutError):
+                wait_until(lambda: server.accepted >= count or not node.proxy.alive(), "plugins", 10 + count)
+            node.revive()
+        took_s = time.monotonic() - began_s
+        path.symlink_to(node.folder / NRI_SOCKET)
+        excesses = [*_plugin_again(node), *node.excesses(), *node.chatter(took_s, server.taken)]
+        notes = [f"the plugin was taken {server.taken:,} times"]
+        return _report(plan, "connections", server.accepted, took_s, node, None, excesses, notes)
+
+
+def _plugin_again(node: Node) -> list[str]:
+    """Whether the plugin finds a runtime that behaves, and a container gets its values there."""
+    numbers = itertools.count()
+
+    def has_values() -> bool:
+        return shares_of(batch_pod(client, f"after-{next(numbers)}").run().create()) == BATCH_SHARES
+
+    with CriClient(node.runtime.socket_path) as client:
+        try:
+            wait_until(has_values, "values")
+        except (grpc.RpcError, TimeoutError) as error:
+            return [f"a runtime that behaves is not found: {error}"]
+    return []
+
+
+def _findings(plan: Plan, count: int, took_s: float, found: Findings) -> Report:
+    if found.slowest_s * 1000 > SLOW_MS:
+        found.problems.append(f"one took {found.slowest_s:.1f} s")
+    return Report(plan.seed, "sessions", count, took_s, (), tuple(found.problems), tuple(found.notes))
+
+
 def _report(
     plan: Plan,
     what: str,
@@ -286,6 +351,9 @@ FUZZERS: Final[Mapping[str, Fuzzer]] = {
     "header-blocks": header_blocks,
     "runtimes": runtimes,
     "hook-servers": hook_servers,
+    "nri-runtimes": nri_runtimes,
+    "ttrpc-core": ttrpc_core,
+    "ttrpc-sockets": ttrpc_sockets,
     "upgrades": upgrades,
     "kills": kills,
 }

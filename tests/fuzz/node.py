@@ -31,6 +31,8 @@ LINES: Final = 200
 """Of the log in a minute, and as many at the start: causes are many, each is logged once in an interval."""
 TRACE_LINES: Final = 200
 """Of the log, when the daemon has ended: the stacks of all threads are among them."""
+NRI_SOCKET: Final = "nri.sock"
+"""Of the runtime that behaves."""
 AUDIT: Final = '"runtimeproxy.audit"'
 
 
@@ -52,15 +54,28 @@ class Node:
     """
 
     def __init__(
-        self, variant: Variant | None = None, *, config: str = "", runtime_socket: str = "runtime.sock"
+        self,
+        variant: Variant | None = None,
+        *,
+        config: str = "",
+        runtime_socket: str = "runtime.sock",
+        nri_socket: str = "",
     ) -> None:
+        """Prepares a node; with an NRI socket the daemon is a plugin there."""
         variant = variant or Variant()
         self.folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/tmp"))
         (self.folder / "tmp").mkdir()
         cgroups = self.folder / "cgroup"
-        self.runtime = FakeRuntimeProcess(
-            self.folder / "runtime.sock", ["--cgroup-root", str(cgroups), "--cgroup-version", "2"]
-        )
+        arguments = ["--cgroup-root", str(cgroups), "--cgroup-version", "2"]
+        mode = {}
+        if nri_socket:
+            arguments += ["--nri-socket", str(self.folder / NRI_SOCKET)]
+            mode = {
+                "KOORD_RUNTIMEPROXY_DAEMON_MODE": "nri",
+                "KOORD_RUNTIMEPROXY_DAEMON_LOCK": str(self.folder / "front-end.lock"),
+                "KOORD_RUNTIMEPROXY_NRI_SOCKET": str(self.folder / nri_socket),
+            }
+        self.runtime = FakeRuntimeProcess(self.folder / "runtime.sock", arguments)
         environment = {
             "KOORD_RUNTIMEPROXY_CGROUPS_ROOT": str(cgroups),
             "TMPDIR": str(self.folder / "tmp"),
@@ -68,6 +83,7 @@ class Node:
             # By default one process may have 64, which a daemon that is behind would take for too many.
             "KOORD_RUNTIMEPROXY_PROXY_MAX_CONNECTIONS_PER_PROCESS": "512",
             "GRPC_VERBOSITY": "ERROR",
+            **mode,
             **variant.environment,
         }
         options = ProxyOptions(
@@ -127,10 +143,13 @@ class Node:
         self.start()
         return True
 
-    def chatter(self, took_s: float) -> list[str]:
-        """Whether its log has grown with what others send; the audit's lines are about calls that count."""
+    def chatter(self, took_s: float, expected: int = 0) -> list[str]:
+        """Whether its log has grown with what others send; the audit's lines are about calls that count.
+
+        `expected` lines are about what has happened as it should.
+        """
         lines = sum(AUDIT not in line for line in self.proxy.log)
-        most = LINES + LINES * took_s / 60
+        most = expected + LINES + LINES * took_s / 60
         return [f"{lines:,} log lines in {took_s:.0f} s"] if lines > most else []
 
     def excesses(self) -> list[str]:

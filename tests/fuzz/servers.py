@@ -1,4 +1,4 @@
-"""Hostile HTTP/2 servers, runtimes and hook servers alike: some of the answers are right, the rest is not."""
+"""Hostile servers: of HTTP/2, runtimes and hook servers alike, and runtimes at their socket of NRI."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from runtimeproxy.frontends.nri import ttrpc
 from tests.fuzz.header_blocks import random_block
+from tests.fuzz.sessions import End
+from tests.fuzz.ttrpc_sessions import TtrpcSessions
 from tests.peers import wire
 from tests.peers.threaded_server import ThreadedServer
 from tests.peers.wire import Frame, Headers, Reader
 
 HOLD_S: Final = 0.1
 """How long a connection waits for more, and so how long an answer can be missing before it ends."""
+
+TAKE_S: Final = 2.0
+"""How long a plugin may take to register, and to answer."""
 
 _OPENINGS: Final = (
     *[wire.wire(wire.settings({wire.INITIAL_WINDOW: 2**31 - 1}), wire.credit(0, 2**30))] * 12,
@@ -198,3 +204,54 @@ class HostileServer(ThreadedServer):
 def _good(message: bytes) -> tuple[bytes, bytes, bytes]:
     """Headers, message and trailers of a right answer; the blocks need nothing of each other."""
     return Headers().response(), wire.message(message), Headers().trailers()
+
+
+class HostileNriRuntime(ThreadedServer):
+    """A runtime at its NRI socket, from `with` to the end of its block.
+
+    Most plugins that connect are taken as they should be; what is sent then is hostile.
+
+    Args:
+        path: of its socket.
+        seed: with the number of a connection, all that is sent follows from it.
+
+    Attributes:
+        taken: how many times the plugin was registered, configured and synchronized.
+    """
+
+    def __init__(self, path: Path, seed: int) -> None:
+        super().__init__(path)
+        self.taken = 0
+        self._seed = seed
+        self._sessions = TtrpcSessions(seed, first_id=5)
+
+    def serve(self, sock: socket.socket, number: int) -> None:
+        """Takes the plugin, then sends a session of a runtime."""
+        sock.settimeout(TAKE_S)
+        if Random(self._seed << 40 | number).random() < 0.9:
+            self._take(sock)
+            self.taken += 1
+        session = self._sessions.session(2 * number)
+        for data in session.writes:
+            sock.sendall(data)
+        if session.end is End.HALF_CLOSE:
+            sock.shutdown(socket.SHUT_WR)
+        sock.settimeout(HOLD_S)
+        while sock.recv(65_536):
+            pass
+
+    @staticmethod
+    def _take(sock: socket.socket) -> None:
+        core, calls = ttrpc.Session(ttrpc.Side.RUNTIME), ["Configure", "Synchronize"]
+        while True:
+            data = sock.recv(65_536)
+            if not data:
+                raise ConnectionResetError
+            for each in core.receive(data):
+                if isinstance(each, ttrpc.Request):
+                    core.send_response(each, b"")
+                elif not calls:
+                    return
+                if calls:
+                    core.send_request(calls.pop(0), b"", 2.0)
+            sock.sendall(core.take_output())

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.frontends.cri_proxy.calls.methods import BY_PATH
@@ -345,6 +345,14 @@ def _messages(random: Random) -> Iterator[bytes]:
     yield wire.message(long.SerializeToString(deterministic=True))
 
 
+class SessionSource(Protocol):
+    """Where sessions come from."""
+
+    def session(self, number: int) -> Session:
+        """One session; the same for the same number."""
+        ...
+
+
 class Attack:
     """Threads that run sessions from `with` to the end of its block.
 
@@ -360,7 +368,7 @@ class Attack:
         answered: how many of those that read have read something.
     """
 
-    def __init__(self, socket_path: Path, sessions: Sessions, threads: int = 4) -> None:
+    def __init__(self, socket_path: Path, sessions: SessionSource, threads: int = 4) -> None:
         self.kinds: Counter[str] = Counter()
         self.refused = 0
         self.answered = 0

@@ -8,13 +8,18 @@ import pytest
 
 from tests.fuzz.fuzzers import FUZZERS, Plan
 from tests.fuzz.header_blocks import integer
+from tests.fuzz.nri import attack_core
 from tests.fuzz.sessions import Sessions
+from tests.fuzz.ttrpc_sessions import TtrpcSessions
 
 SESSIONS = {
     "sessions": 1_000,
     "header-blocks": 4_000,
     "runtimes": 4_000,
     "hook-servers": 1_000,
+    "nri-runtimes": 2_000,
+    "ttrpc-core": 500,
+    "ttrpc-sockets": 2_000,
     "upgrades": 2_000,
     "kills": 2_000,
 }
@@ -39,6 +44,19 @@ def test_all_kinds_come_up() -> None:
     sessions = Sessions(1)
     kinds = {sessions.session(number).kind for number in range(500)}
     expected = {"valid", "spoiled", "cut", "frames", "blocks", "bodies", "resets", "noise", "flood"}
+    assert kinds == expected
+
+
+def test_hostile_ttrpc_at_the_core() -> None:
+    found = attack_core(random.randrange(2**20), 200)
+    assert not found.problems
+
+
+def test_a_ttrpc_session_follows_from_seed_and_number() -> None:
+    first, second = TtrpcSessions(7), TtrpcSessions(7)
+    assert all(first.session(number) == second.session(number) for number in range(100))
+    kinds = {first.session(number).kind for number in range(500)}
+    expected = {"valid", "spoiled", "cut", "frames", "messages", "bodies", "many", "noise", "flood", "long"}
     assert kinds == expected
 
 

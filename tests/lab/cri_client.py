@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ import grpc
 from cri_api.runtime.v1 import api_pb2, api_pb2_grpc
 
 CALL_TIMEOUT_S = 30.0
+_PACE_S = 0.02
 
 # Source: k8s.io/cri-client: authority `localhost`. The bounds of a message are the server's only.
 _OPTIONS = [
@@ -43,7 +45,16 @@ class CriClient:
 
     def wait_until_serving(self, timeout_s: float) -> api_pb2.VersionResponse:
         """Waits for the socket and for the service behind it, and returns its version."""
-        return self.runtime.Version(api_pb2.VersionRequest(), timeout=timeout_s, wait_for_ready=True)
+        end = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, end - time.monotonic())
+            try:
+                return self.runtime.Version(api_pb2.VersionRequest(), timeout=left_s, wait_for_ready=True)
+            except grpc.RpcError as error:
+                # containerd's socket is there before its CRI, which waits for the plugins that it starts.
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() > end:
+                    raise
+                time.sleep(_PACE_S)
 
     def has_image(self, name: str) -> bool:
         """Whether the image service knows the image."""

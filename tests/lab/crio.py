@@ -7,9 +7,10 @@ from pathlib import Path
 
 from tests.lab import runtime_remains
 from tests.lab.busybox_image import IMAGE, write_image
+from tests.lab.containerd import Containerd
 from tests.lab.containerd_config import Nri
 from tests.lab.cri_client import CriClient
-from tests.lab.programs import crio_program, debian_program, go_tool, run
+from tests.lab.programs import RuntimeWithNri, crio_program, debian_program, go_tool, run
 from tests.lab.runtime_process import RuntimeProcess
 from tests.lab.runtime_remains import Remains
 
@@ -74,6 +75,8 @@ exec {runc} "$@"
 class Crio(RuntimeProcess):
     """Runs CRI-O with NRI from `with` to the end of its block."""
 
+    cgroup_prefix = "crio-"
+
     def __init__(self, nri: Nri | None = None) -> None:
         self._program = crio_program()
         programs = {name: debian_program(name) for name in ("conmon", "runc")}
@@ -123,3 +126,8 @@ class Crio(RuntimeProcess):
         containers = [Remains(bundle.parent.name, bundle, bundle / "pidfile") for bundle in bundles]
         monitors = runtime_remains.processes_of("conmon", self.folder)
         runtime_remains.remove(self.folder, containers, monitors)
+
+
+def runtime_with_nri(which: RuntimeWithNri, nri: Nri | None = None) -> RuntimeProcess:
+    """A containerd of that version with NRI switched on, or CRI-O."""
+    return Crio(nri) if which == "cri-o" else Containerd(which, nri or Nri())

@@ -1,4 +1,4 @@
-"""A whole kubelet as a process of this host, which runs pods from files and, with one, those of an API server."""
+"""A whole kubelet as a process of this host: runs pods from files, and those of an API server."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ CLASSES: Final = ("/kubepods", "/kubepods/burstable", "/kubepods/besteffort")
 """The cgroups that it makes."""
 _END_S: Final = 30.0
 _START_S: Final = 60.0
-_FAILED: Final = "from runtime service failed"
-"""In each line of its log about a failed call. Source: k8s.io/cri-client pkg/remote_runtime.go."""
 
 
 class Kubelet:
@@ -31,7 +29,7 @@ class Kubelet:
     Args:
         folder: For its state, log and pods.
         endpoint: The runtime's socket.
-        kubeconfig: For an API server, in which it registers its node; without one it runs pods from files alone.
+        kubeconfig: For an API server, in which it registers its node; None: pods come from files alone.
 
     Attributes:
         folder: Its state, as in /var/lib/kubelet.
@@ -96,13 +94,8 @@ class Kubelet:
         return all(cgroup_v1.file("cpu", cgroup, "cpu.shares").exists() for cgroup in CLASSES)
 
     @property
-    def log(self) -> list[str]:
-        return self._log.read_text(errors="replace").splitlines()
-
-    @property
-    def failed_calls(self) -> list[str]:
-        """The lines of the log about calls that the runtime has failed."""
-        return [line for line in self.log if _FAILED in line]
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
 
     def put(self, pod: dict[str, Any]) -> None:
         """Adds a pod, or changes it."""

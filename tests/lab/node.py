@@ -51,11 +51,12 @@ def running_pod(
     logs: Path,
     pod_cgroup_files: Mapping[str, str] | None = None,
     cgroup_prefix: str = "",
+    remover: CriClient | None = None,
 ) -> Iterator[RunningPod]:
     """Runs a pod as the kubelet does and removes it at the end.
 
     `pod_cgroup_files` are files of the pod's cpu cgroup that are written before the sandbox runs,
-    as the kubelet writes the pod's shares and quota.
+    as the kubelet writes the pod's shares and quota. `remover` removes it, if `client` may be gone then.
     """
     with ExitStack() as stack:
         stack.enter_context(cgroup_v1.pod_cgroup(spec.cgroup_parent))
@@ -65,7 +66,7 @@ def running_pod(
         log_directory.mkdir()
         config = sandbox_config(spec, str(log_directory))
         sandbox_id = run_sandbox(client, config)
-        stack.callback(remove_sandbox, client, sandbox_id)
+        stack.callback(remove_sandbox, remover or client, sandbox_id)
         ids = {
             container.name: start_container(client, sandbox_id, config, spec, container)
             for container in spec.containers

@@ -16,6 +16,7 @@ from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 ContainerdVersion = Literal["1.6", "1.7", "2.2", "2.3", "2.4"]
+RuntimeWithNri = Literal["1.7", "2.2", "2.3", "2.4", "cri-o"]
 KubeletClientVersion = Literal["1.34", "1.37"]
 
 WITH_ALL_VERSIONS = os.environ.get("E2E_VERSIONS") == "all"
@@ -29,6 +30,10 @@ CONTAINERD_VERSIONS = [CONTAINERD_WITHOUT_EVENTS, *CONTAINERDS_WITH_EVENTS]
 CONTAINERDS_WITH_NRI = [
     pytest.param(version, id=f"containerd-{version}", marks=pytest.mark.golang)
     for version in ("2.2", *(["1.7", "2.3", "2.4"] if WITH_ALL_VERSIONS else []))
+]
+RUNTIMES_WITH_NRI = [
+    *CONTAINERDS_WITH_NRI,
+    *([pytest.param("cri-o", marks=pytest.mark.golang)] if WITH_ALL_VERSIONS else []),
 ]
 KUBELET_CLIENT_VERSIONS: list[KubeletClientVersion] = ["1.34", "1.37"] if WITH_ALL_VERSIONS else ["1.34"]
 

@@ -24,6 +24,9 @@ class RuntimeProcess:
     The runtime has one image, `tests.lab.busybox_image.IMAGE`, which is also its sandbox image.
     """
 
+    cgroup_prefix = ""
+    """What comes before a container's id in the name of its cgroup."""
+
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="lab-", dir="/tmp"))
         self._process: subprocess.Popen[bytes] | None = None

@@ -12,12 +12,12 @@ from tests.lab import cgroup_v1, procfs
 from tests.lab.containerd import Containerd
 from tests.lab.containerd_config import Nri
 from tests.lab.cri_client import CriClient
-from tests.lab.crio import Crio
+from tests.lab.crio import Crio, runtime_with_nri
 from tests.lab.deadline import wait_until
 from tests.lab.node import run_sandbox, running_pod, start_container
 from tests.lab.nri_plugins import Balloons, GoPlugin, GoPluginOptions, MemoryQos
 from tests.lab.pods import NAMESPACE, PodSpec, sandbox_config
-from tests.lab.programs import CONTAINERDS_WITH_NRI, WITH_ALL_VERSIONS
+from tests.lab.programs import RUNTIMES_WITH_NRI, WITH_ALL_VERSIONS
 from tests.lab.runtime_process import RuntimeProcess
 
 pytestmark = [pytest.mark.containerd, pytest.mark.golang]
@@ -33,22 +33,30 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-@pytest.fixture(params=CONTAINERDS_WITH_NRI)
-def containerd(request: pytest.FixtureRequest) -> Iterator[Containerd]:
-    with Containerd(request.param, Nri()) as running:
+@pytest.fixture(params=RUNTIMES_WITH_NRI)
+def runtime(request: pytest.FixtureRequest) -> Iterator[RuntimeProcess]:
+    with runtime_with_nri(request.param) as running:
         yield running
 
 
 def test_a_plugin_hears_of_a_pod_and_its_adjustment_is_in_the_kernel(
-    containerd: Containerd, folder: Path
+    runtime: RuntimeProcess, folder: Path
 ) -> None:
-    check_adjustment(containerd, folder)
+    options = GoPluginOptions(adjustment=SHARES, prints=True)
+    with CriClient(runtime.socket) as client:
+        with (
+            GoPlugin(runtime.nri_socket, folder, options) as plugin,
+            running_pod(client, PodSpec("lab"), folder, cgroup_prefix=runtime.cgroup_prefix) as pod,
+        ):
+            values = pod.values()
+            sandbox = plugin.event("RunPodSandbox")["messages"][0]
+            created, started = (plugin.event(name) for name in ("CreateContainer", "StartContainer"))
+        with GoPlugin(runtime.nri_socket, folder) as plugin:
+            assert plugin.synchronized["pods"] == []
 
-
-@OF_ALL_VERSIONS
-def test_the_same_on_crio(folder: Path) -> None:
-    with Crio() as crio:
-        check_adjustment(crio, folder, cgroup_prefix="crio-")
+    assert values.cpu_shares == 512
+    assert sandbox["id"] == pod.sandbox_id
+    assert [each["messages"][1]["id"] for each in (created, started)] == [pod.container_id()] * 2
 
 
 @OF_ALL_VERSIONS
@@ -68,24 +76,6 @@ def test_crio_leaves_nothing_of_pods_that_were_not_removed(folder: Path) -> None
     assert not crio.folder.exists()
     assert str(crio.folder) not in Path("/proc/self/mountinfo").read_text()
     assert not any(str(crio.folder) in " ".join(procfs.command_line(pid)) for pid in procfs.all_pids())
-
-
-def check_adjustment(runtime: RuntimeProcess, folder: Path, cgroup_prefix: str = "") -> None:
-    options = GoPluginOptions(adjustment=SHARES, prints=True)
-    with CriClient(runtime.socket) as client:
-        with (
-            GoPlugin(runtime.nri_socket, folder, options) as plugin,
-            running_pod(client, PodSpec("lab"), folder, cgroup_prefix=cgroup_prefix) as pod,
-        ):
-            values = pod.values()
-            sandbox = plugin.event("RunPodSandbox")["messages"][0]
-            created, started = (plugin.event(name) for name in ("CreateContainer", "StartContainer"))
-        with GoPlugin(runtime.nri_socket, folder) as plugin:
-            assert plugin.synchronized["pods"] == []
-
-    assert values.cpu_shares == 512
-    assert sandbox["id"] == pod.sandbox_id
-    assert [each["messages"][1]["id"] for each in (created, started)] == [pod.container_id()] * 2
 
 
 @OF_ALL_VERSIONS

@@ -24,7 +24,13 @@ from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import evaluate as module
-from runtimeproxy.ledger.answers import by_parameter, class_cgroups, requested_of_pod, without_lower_limit
+from runtimeproxy.ledger.answers import (
+    by_parameter,
+    class_cgroups,
+    requested_of_pod,
+    resized_pod,
+    without_lower_limit,
+)
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import MOST_LINES
 from runtimeproxy.ledger.evaluate import Evaluator
@@ -605,6 +611,30 @@ def test_the_requests_of_containers_come_to_those_of_a_pod() -> None:
     none = Resources(cpu_shares=2)
     assert requested_of_pod(boxes(REQUESTED, none)) == {**unlimited, "cpu.shares": 512}
     assert requested_of_pod(boxes(none, none, Resources())) == {**unlimited, "cpu.shares": 2}
+
+
+@pytest.mark.parametrize(
+    ("of_pod", "before", "now", "expected"),
+    [
+        (Resources(cpu_quota_us=100), [100], [150], Resources(cpu_quota_us=150)),
+        (Resources(cpu_quota_us=100), [40, 60], [40, 30], Resources(cpu_quota_us=70)),
+        (Resources(cpu_quota_us=100), [40, 60], [40, -1], Resources()),
+        (Resources(), [None], [50], Resources(cpu_quota_us=50)),
+        (Resources(cpu_quota_us=300), [40, 60], [40, 30], Resources(cpu_quota_us=300)),
+        (Resources(cpu_quota_us=300), [], [40], Resources(cpu_quota_us=300)),
+    ],
+    ids=["raised", "lowered", "unlimited", "limited", "limit of the pod", "first container"],
+)
+def test_a_resized_pod_has_the_sums_of_its_containers_or_its_own_limits(
+    of_pod: Resources, before: list[int | None], now: list[int | None], expected: Resources
+) -> None:
+    pod = PodRecord(id="p", requested=of_pod, booked=of_pod)
+    were, are = (
+        [ContainerRecord(id="c", requested=Resources(cpu_quota_us=each)) for each in values]
+        for values in (before, now)
+    )
+    found = resized_pod(pod, were, are)
+    assert (found.requested, found.booked) == (expected, expected)
 
 
 async def test_amounts_count_on_nothing_of_a_container_that_was_found_at_the_runtime(scene: Scene) -> None:

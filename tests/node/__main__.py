@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.lab.programs import REPOSITORY, tools_folder
-from tests.node.guest.checks import BOOTS, KUBELETS, selected
+from tests.node.guest.checks import BOOTS, KUBELETS, MODES, selected
 from tests.node.image import Image, build_image
 from tests.node.qemu import boot
 from tests.node.report import rows, table
@@ -26,6 +26,7 @@ _PROGRAMS = ("qemu-system-x86_64", "mmdebstrap", "mke2fs")
 _SHARED = ("lab", "e2e", "hooks", "node")
 VERSIONS = ("1.34", "1.37")
 """Of the kubelet: both ends of the supported range."""
+_WITH_NRI = ("containerd", "containerd-shim-runc-v2")
 
 
 def main() -> int:
@@ -38,21 +39,24 @@ def main() -> int:
     boots = [arguments.boot] if arguments.boot else [each for each in BOOTS if each != KUBELETS]
     names = selected(arguments.only, KUBELETS) if KUBELETS in boots else []
     wanted = (each for each in VERSIONS if any(name.startswith(f"kubelet {each}") for name in names))
-    kubelets = [tools_folder() / f"kubelet-{version}" for version in wanted]
-    if reason := _missing(kubelets):
+    tools: dict[str, list[Path]] = {
+        KUBELETS: [tools_folder() / f"kubelet-{version}" for version in wanted],
+        MODES: [tools_folder() / name for name in _WITH_NRI],
+    }
+    if reason := _missing([path for boot in boots for path in tools.get(boot, [])]):
         print(f"cannot build the node: {reason}", file=sys.stderr)
         return 1
     os.umask(0o022)
-    image = _built(with_packages=boots != [KUBELETS])
-    are_ok = [_run(image, boot, arguments.only, kubelets, arguments.timeout_s) for boot in boots]
+    image = _built(with_packages=not {KUBELETS, MODES}.issuperset(boots))
+    are_ok = [_run(image, boot, arguments.only, tools.get(boot, []), arguments.timeout_s) for boot in boots]
     return 0 if all(are_ok) else 1
 
 
-def _run(image: Image, name: str, only: str, kubelets: Sequence[Path], timeout_s: float) -> bool:
+def _run(image: Image, name: str, only: str, tools: Sequence[Path], timeout_s: float) -> bool:
     """Boots once and prints the table; returns whether all went well."""
     share = _CACHE / f"share-{name}"
     names = selected(only, name)
-    _fill(share, name, names, kubelets)
+    _fill(share, name, names, tools)
     cgroup_version = 1 if name == "cgroup-v1" else 2
     began = time.monotonic()
     where = share.relative_to(REPOSITORY)
@@ -68,13 +72,13 @@ def _run(image: Image, name: str, only: str, kubelets: Sequence[Path], timeout_s
     return all(row.ok for row in made) and not complaint
 
 
-def _missing(kubelets: Sequence[Path]) -> str:
+def _missing(tools: Sequence[Path]) -> str:
     if os.geteuid() != 0:
         return "it needs root"
     absent = [name for name in _PROGRAMS if shutil.which(name) is None]
     if absent:
         return f"not installed: {', '.join(absent)}; run tests/node/install.sh"
-    absent = [path.name for path in kubelets if not path.exists()]
+    absent = [path.name for path in tools if not path.exists()]
     return f"not built: {', '.join(absent)}; run tests/lab/build_tools.sh versions" if absent else ""
 
 
@@ -100,7 +104,7 @@ def _build_packages(wheel: Path) -> None:
         subprocess.run(["sh", builder, sys.executable, wheel, _PACKAGES], check=True, env=environ)
 
 
-def _fill(share: Path, boot: str, names: Sequence[str], kubelets: Sequence[Path]) -> None:
+def _fill(share: Path, boot: str, names: Sequence[str], tools: Sequence[Path]) -> None:
     """The checks go in; what an earlier run has left goes out."""
     shutil.rmtree(share, ignore_errors=True)
     tests = share / "checks" / "tests"
@@ -115,7 +119,7 @@ def _fill(share: Path, boot: str, names: Sequence[str], kubelets: Sequence[Path]
     if _PACKAGES.exists():
         shutil.copytree(_PACKAGES, share / "packages")
     (share / "tools").mkdir()
-    for path in kubelets:
+    for path in tools:
         shutil.copy(path, share / "tools")
     (share / "names.json").write_text(json.dumps([boot, names]))
 

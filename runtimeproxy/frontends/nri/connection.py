@@ -195,7 +195,8 @@ class NriConnection(asyncio.Protocol):
 
     def _write(self) -> None:
         output = self._session.take_output()
-        if self._transport is not None and self._reason is None:
+        # A transport that is closing by itself would only log that it takes nothing.
+        if self._transport is not None and self._reason is None and not self._transport.is_closing():
             if output:
                 self._transport.write(output)
             self._update_reading()

@@ -34,6 +34,7 @@ from runtimeproxy.core.questions import (
     decided_values,
     lower_bursts,
     make_room,
+    not_stopped,
     owners_with_fitted,
     put_back,
     take_cpus,
@@ -53,9 +54,10 @@ from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, Resources
 from runtimeproxy.hooks.audit import Origin
 from runtimeproxy.hooks.changes import ResourceChange
 from runtimeproxy.hooks.fields import entry_edits, scalar_edits
-from runtimeproxy.ledger.answers import by_parameter, target_of
+from runtimeproxy.ledger.answers import by_parameter, resized_pod, target_of
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.inventory import RuntimeUnavailableError
+from runtimeproxy.pods.reconcile import reconciled
 from runtimeproxy.pods.record_views import is_resize, recorded_container, recorded_pod, recorded_summary
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, overlay
@@ -85,6 +87,8 @@ MOST_HUNG_S: Final = 60.0
 FIRST_PAUSE_S: Final = 0.02
 """Between two looks at them; it grows by a fifth."""
 LONGEST_PAUSE_S: Final = 1.0
+RESIZE_PAUSES_S: Final = (0.1, 0.4, 1.0)
+"""Between looks at the cgroup of a resized pod."""
 CREATE: Final = Origin("CreateContainer")
 START: Final = Origin("StartContainer")
 UPDATE: Final = Origin("UpdateContainerResources")
@@ -96,13 +100,11 @@ class Draft:
 
     Attributes:
         is_late: Whether the runtime has had its answer before the decision.
-        has_failed: Whether the runtime did not create it after an earlier answer.
         is_undecided: Whether policies had no answer in time: they are asked again once it starts.
     """
 
     record: ContainerRecord
     adjustment: Adjustment
-    has_failed: bool = False
     decided: DecidedValues = NOTHING_DECIDED
     fitted: Mapping[str, int | str] = field(default_factory=lambda: NO_ENTRIES)
     is_late: bool = False
@@ -110,11 +112,7 @@ class Draft:
 
     def edit(self, change: Change) -> bool:
         """Puts a change into the reply; in any thread."""
-        asked = cast("ContainerChange", change)
-        if self.has_failed:
-            # What a file holds goes there: another plugin may set the same field.
-            asked = replace(asked, resources=None)
-        self.adjustment.put(asked)
+        self.adjustment.put(cast("ContainerChange", change))
         return not self.adjustment.is_empty
 
     def finished(self) -> ContainerRecord:
@@ -173,7 +171,9 @@ class Containers:
             evaluation=core.evaluator.rounds,
         )
         has_swap_limit = message.linux.resources.memory.HasField("swap")
-        draft = Draft(record, Adjustment(record.requested, has_swap_limit), self._has_failed(pod, record))
+        adjustment = Adjustment(record.requested, has_swap_limit, message)
+        adjustment.by_file = self._resources_by_file(has_failed=self._has_failed(pod, record))
+        draft = Draft(record, adjustment)
         self._keep(draft, pod)
 
         def make_view() -> ContainerView:
@@ -185,11 +185,14 @@ class Containers:
         decision = await self._services.ask(question, until_s, CREATE)
         if decision is not None:
             draft.decided = decided_values(decision)
-            draft.is_undecided = bool(decision.without_answer) or bool(decision.unwritten)
+            # Those whose inputs are not known yet have no answer at the start either.
+            late = decision.without_answer - core.chain.unsettled
+            draft.is_undecided = bool(late) or bool(decision.unwritten)
         self._fit_to_bounds(draft, pod)
         for work in self._preparations(draft, pod, until_s):
             await work()
         self._report_left_out(draft, pod)
+        self._add_conflicts(draft, pod, {f"resources.{name}" for name in adjustment.moved})
         return api_pb2.CreateContainerResponse(
             adjust=None if draft.adjustment.is_empty else draft.adjustment.message
         )
@@ -197,7 +200,8 @@ class Containers:
     def _has_failed(self, pod: PodRecord, record: ContainerRecord) -> bool:
         """Whether the runtime has not created the container of this name, and tries it again."""
         earlier = self._unmade.get((pod.id, record.name))
-        if earlier is None or earlier == record.id:
+        # One that is known was created while the plugin was away.
+        if earlier is None or earlier == record.id or self._core.store.containers.get(earlier) is not None:
             return False
         draft = self._drafts.pop(earlier, None)
         self._state.failed_creates += 1
@@ -205,12 +209,28 @@ class Containers:
             self._report_conflicts(draft, pod)
         return True
 
+    def _resources_by_file(self, *, has_failed: bool) -> Collection[str]:
+        """The resources that a file holds, and that another plugin sets: the runtime refuses two owners.
+
+        `has_failed`: whether the runtime did not create the container after an earlier answer: then all.
+        """
+        if has_failed:
+            return RESOURCE_PARAMETERS.keys()
+        if not self.owners:
+            return ()
+        return [name for name in RESOURCE_PARAMETERS if f"resources.{name}" in self.owners]
+
+    def _add_conflicts(self, draft: Draft, pod: PodRecord, fields: Collection[str]) -> list[str]:
+        name = f"{pod.namespace}/{pod.name}/{draft.record.name}"
+        found = sorted(each for each in fields if each in self.owners)
+        for each in found:
+            self._state.add_conflict(PluginConflict(name, each, self.owners[each]))
+        return found
+
     def _report_conflicts(self, draft: Draft, pod: PodRecord) -> None:
         # The runtime tells plugins of no conflict: the likely ones are fields that others have set before.
         name = f"{pod.namespace}/{pod.name}/{draft.record.name}"
-        fields = sorted(self.fields_of(draft.adjustment.message).intersection(self.owners))
-        for each in fields:
-            self._state.add_conflict(PluginConflict(name, each, self.owners[each]))
+        fields = self._add_conflicts(draft, pod, self.fields_of(draft.adjustment.message))
         which = ", ".join(f"{each} is set by {self.owners[each]}" for each in fields)
         text = "the runtime did not create it after the plugin's answer; its values go by file now"
         self._core.problems.counts["CreateContainer", "not_created"] += 1
@@ -250,7 +270,7 @@ class Containers:
         """Changes what bounds of the pod's cgroup and above do not allow."""
         values = partial(self._booked, draft)
         draft.fitted = values_within_bounds(self._core.ledger, pod.cgroup_parent, values)
-        if draft.fitted and not draft.has_failed:
+        if draft.fitted:
             draft.adjustment.put_resources(fitted_change(draft.fitted))
 
     def _booked(self, draft: Draft) -> Resources:
@@ -286,6 +306,7 @@ class Containers:
             self._state.undecided_containers += 1
             record = replace(container_record(message, time.time()), pod_id=pod.id)
             store.containers.put(record)
+            self._services.note_undecided(record.id)
             return record
         self._unmade.pop((pod.id, draft.record.name), None)
         if draft.is_late:
@@ -295,8 +316,48 @@ class Containers:
         if draft.decided.fields is not None and (draft.decided.fields or draft.fitted):
             book_container(self._core, pod, record, draft.decided.fields, draft.fitted)
         if draft.is_late or draft.is_undecided:
-            self._services.undecided.add(record.id)
+            self._services.note_undecided(record.id)
         return record
+
+    async def compare(self, known: ContainerRecord, found: ContainerRecord) -> None:
+        """Brings a record up to the runtime's specification after a time without events."""
+        store, pod = self._core.store, self._core.store.pods.get(known.pod_id)
+        update = self._updates.get(known.id)
+        if update is not None and pod is not None and has_taken(update.pending.forwarded, found.booked):
+            self._services.start_after(UPDATE.call, pod, self.on_updated(known.id, pod))
+            return
+        self._forget_update(known.id)
+        record = reconciled(known, found)
+        if record.booked != known.booked and not await self._was_updated(found):
+            # A reply whose end was not recorded: what the kubelet asked for is the same.
+            record = replace(record, requested=known.requested, owners=known.owners)
+        if record is not known and store.containers.get(known.id) is known:
+            store.containers.put(record)
+
+    async def find_requested(self, found: ContainerRecord) -> None:
+        """Finds what the kubelet asked for, of a container whose record was lost with its decision.
+
+        Its status has that, as long as it has not been updated; see `_was_updated`.
+
+        Raises:
+            RuntimeUnavailableError: The runtime did not answer.
+        """
+        containers = self._core.store.containers
+        shown = await self._services.lookups.confirm_container(found.id)
+        record = containers.get(found.id)
+        if shown is not None and record is not None and not has_taken(found.booked, shown.booked):
+            containers.put(replace(record, requested=shown.booked))
+
+    async def _was_updated(self, found: ContainerRecord) -> bool:
+        """Whether a container has been updated since its creation: till then its status has other values.
+
+        Source: containerd internal/cri/server, copyResourcesToStatus: those that plugins have not changed.
+        """
+        try:
+            shown = await self._services.lookups.confirm_container(found.id)
+        except RuntimeUnavailableError:
+            return False
+        return shown is not None and has_taken(found.booked, shown.booked)
 
     # --- start ---------------------------------------------------------------------------------------------
 
@@ -307,6 +368,7 @@ class Containers:
         question = container_question(core.inventory, Hook.PRE_START_CONTAINER, record, pod)
         decision = await self._services.ask(question, until_s, START)
         decided = NOTHING_DECIDED if decision is None else decided_values(decision)
+        await self._verify(record, pod, message.pid)
         for work in on_container_started(core, record, decided, START):
             await work()
         if record.id in self._services.undecided:
@@ -317,7 +379,6 @@ class Containers:
                 if core.chain.has_hung_since(time.time() - LATE_S):
                     # It may be late only: the program waits for it until the reply is due.
                     await asyncio.wait({asking}, timeout=until_s - asyncio.get_running_loop().time())
-        await self._verify(record, pod, message.pid)
 
     async def _ask_again(self, pod_id: str) -> None:
         """Asks the policies again about a pod each time that one of those that hang now has ended."""
@@ -390,7 +451,9 @@ class Containers:
         if fitted:
             change.put(fitted_change(fitted))
         pending = PendingUpdate(sent, change.forwarded)
-        for work in lower_bursts(core, record, pod, pending, has_pending=bool(decided.pending)):
+        # Of a resize of the pod before it nothing may have been told.
+        room = make_room(core, pod, lambda: by_parameter(change.forwarded))
+        for work in (*lower_bursts(core, record, pod, pending, has_pending=bool(decided.pending)), *room):
             await work()
         self._await_end(record.id, pending, decided, fitted, released, evaluation)
         if not (change.values or change.entries):
@@ -408,8 +471,8 @@ class Containers:
         evaluation: int,
     ) -> None:
         core = self._core
-        if (before := self._updates.pop(container_id, None)) is not None:
-            before.timer.cancel()
+        # One of which no end was told has failed, and the kubelet repeats it.
+        self._forget_update(container_id)
         timer = asyncio.get_running_loop().call_later(SETTLE_S, self._settle_soon, container_id, pending)
         self._updates[container_id] = _Update(pending, decided, fitted, released, evaluation, timer)
         core.pending_updates.setdefault(container_id, []).append(pending)
@@ -447,7 +510,7 @@ class Containers:
         record = core.store.containers.get(container_id)
         if record is None or update is None:
             return ()
-        sent = update.pending.sent
+        sent, members = update.pending.sent, core.store.containers.members(pod.id)
         updated = updated_container(
             record, update.pending, update.decided, update.fitted, update.released, NO_ENTRIES
         )
@@ -457,7 +520,26 @@ class Containers:
         of_pod = resized(core, pod.cgroup_parent) if is_resize(sent) else repair(core, pod.cgroup_parent)
         cgroup = core.inventory.cgroup_of(pod, updated)
         # Another plugin may have had the last word.
-        return (*works, *of_pod, *repair(core, cgroup))
+        works = (*works, *of_pod, *repair(core, cgroup))
+        # The first containerd that tells plugins of a pod's resize is 2.3.
+        members_now = core.store.containers.members(pod.id)
+        pod_now = resized_pod(pod, not_stopped(members), not_stopped(members_now))
+        if pod_now is pod:
+            return works
+        core.store.pods.put(pod_now)
+        core.spawn(self._follow_kubelet(pod))
+        return (*works, partial(core.evaluator.evaluate_pod, pod.id))
+
+    async def _follow_kubelet(self, pod: PodRecord) -> None:
+        """Sets a pod's cgroup again once the kubelet has lowered its values, of which nothing tells."""
+        core = self._core
+        for pause_s in RESIZE_PAUSES_S:
+            await asyncio.sleep(pause_s)
+            if any(each.id in self._updates for each in core.store.containers.members(pod.id)):
+                # The kubelet raises the pod first; the end of its next update leads here again.
+                return
+            for work in resized(core, pod.cgroup_parent):
+                await work()
 
     def forget(self, container_id: str) -> None:
         """The container is gone."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,6 +102,7 @@ class NriPlugin(FrontEnd):
         run = asyncio.get_running_loop().run_in_executor
         await run(threads.background, importlib.import_module, "runtimeproxy.frontends.nri.link")
         from runtimeproxy.frontends.cgroup_tree import CgroupTree
+        from runtimeproxy.frontends.mode_begin import begun_s
         from runtimeproxy.frontends.nri.link import NriLink
         from runtimeproxy.frontends.nri.plugin import Plugin
         from runtimeproxy.frontends.nri.services import EventServices, EventSettings
@@ -115,18 +117,26 @@ class NriPlugin(FrontEnd):
             is_standby=lambda: self.is_standby,
         )
         own_name = NriLink.own_name(settings.nri, self._environ)
-        self._link = NriLink(settings.nri, Plugin(services, own_name), services, self._environ)
+        since_s = await run(threads.background, begun_s, Path(settings.state.dir), self.mode)
+        plugin = Plugin(services, own_name, since_s)
+        self._link = NriLink(settings.nri, plugin, services, self._environ)
         self._spawn = spawn
         # For another plugin, which does not ask us.
         core.ledger.books.updated_by_others = True
         root, executor = Path(settings.cgroups.root), threads.make("cgroup-tree")
-        self._tree = CgroupTree(root, OtherWrites(core.upkeep, spawn), executor)
+        self._tree = CgroupTree(root, OtherWrites(core.store, core.upkeep, spawn), executor)
 
     def decide(self) -> None:
         # A runtime asks its plugins from the first moment on, so it has to wait for the policies.
         if self._link is not None:
-            self._spawn(self._link.run())
+            self._spawn(self._run(self._link))
             self._spawn(self._tree.run())
+
+    async def _run(self, link: NriLink) -> None:
+        await link.run()
+        if not link.is_ending:
+            # The runtime that has launched this plugin is gone; its successor launches another one.
+            signal.raise_signal(signal.SIGTERM)
 
     def use(self, settings: Settings) -> None:
         if self._services is not None:

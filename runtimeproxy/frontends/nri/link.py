@@ -43,6 +43,9 @@ class NriLink:
 
     Args:
         environ: Names the connection, the name and the index of a plugin that the runtime has launched.
+
+    Attributes:
+        is_ending: Whether the daemon ends, and no new connection is begun.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class NriLink:
         self._unconfirmed: tuple[int, ...] = ()
         self._events = EVENTS
         self._has_been_connected = False
-        self._is_ending = False
+        self.is_ending = False
 
     @staticmethod
     def own_name(settings: NriSettings, environ: Mapping[str, str]) -> str:
@@ -72,7 +75,7 @@ class NriLink:
     async def run(self) -> None:
         """Stays connected until it is cancelled; one that the runtime has launched connects once."""
         pause_s = FIRST_PAUSE_S
-        while not self._is_ending:
+        while not self.is_ending:
             began_s = time.monotonic()
             was_connected = await self._connect_once()
             if self._launch is not None:
@@ -103,7 +106,7 @@ class NriLink:
             # A runtime that does not know an event ends the connection without a word.
             self._events = FIRST_EVENTS
         self._unconfirmed = ()
-        if self._is_ending:
+        if self.is_ending:
             return was_connected
         state.problem = reason
         if was_connected:
@@ -148,7 +151,8 @@ class NriLink:
             self._configure(connection, request)
         elif request.method == "Shutdown":
             connection.respond(request, b"")
-            logger.info("the runtime shuts its plugins down")
+            # What follows is the end of the connection, which is said.
+            logger.debug("the runtime shuts its plugins down")
         elif request.method in self._plugin.methods:
             answering = self._services.core.spawn(self._answer(connection, request))
             self._answering.add(answering)
@@ -175,8 +179,9 @@ class NriLink:
         ):
             events = FIRST_EVENTS
         self._unconfirmed = events
-        # A late reply costs the decision, and not the connection. Older runtimes drop the plugin.
-        policy = api_pb2.FailurePolicy(fail_request=False, keep_connected=True)
+        # A plugin that is late is dropped, as by older runtimes: one that validates and stays connected
+        # without an answer makes the runtime fail every creation.
+        policy = api_pb2.FailurePolicy(fail_request=False, keep_connected=False)
         reply = api_pb2.ConfigureResponse(events=event_mask(events), failure_policy=policy)
         connection.respond(request, reply.SerializeToString())
 
@@ -209,11 +214,11 @@ class NriLink:
 
     def stop(self) -> None:
         """Begins no new connection."""
-        self._is_ending = True
+        self.is_ending = True
 
     async def drain(self, most_s: float) -> None:
         """Ends the connection once the runtime's requests are answered."""
-        self._is_ending = True
+        self.is_ending = True
         if self._answering:
             await asyncio.wait(tuple(self._answering), timeout=most_s)
         if self._connection is not None and self._closed is not None:

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal
 
 from cri_api.nri.v1alpha1 import api_pb2
 from runtimeproxy.fields.tables import RESOURCE_FIELDS
-from runtimeproxy.hooks.changes import Clear, ContainerChange, DeviceSpec, MountSpec, ResourceChange
+from runtimeproxy.hooks.changes import (
+    Clear,
+    ContainerChange,
+    DeviceSpec,
+    MountSpec,
+    ResourceChange,
+    TextEntries,
+    plain_path,
+)
 from runtimeproxy.hooks.fields import written_value
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -77,7 +85,7 @@ def container_record(message: api_pb2.Container, now_s: float) -> ContainerRecor
         requested=resources,
         booked=resources,
         state=_LIFECYCLES.get(message.state, Lifecycle.CREATED),
-        created_s=now_s,
+        created_s=message.created_at / 1e9 if message.created_at > 0 else now_s,
     )
 
 
@@ -124,12 +132,14 @@ def _is_text(name: bytes) -> bool:
 
 
 def _given(message: Any, leaf: str) -> int | str | None:  # noqa: ANN401 - one of NRI's groups
-    """A value of a group; its texts, and the bound of processes, have no presence."""
+    """A value of a group.
+
+    Zero is none, present or not: runtimes hand on the kubelet's numbers, and the CRI has no presence.
+    Source: containerd internal/cri/nri, fromCRILinuxResources.
+    """
     value = getattr(message, leaf)
-    if isinstance(value, int | str):
-        return value or None
-    found: int | str = value.value
-    return found if message.HasField(leaf) else None
+    found: int | str = value if isinstance(value, int | str) else value.value
+    return found or None
 
 
 def _of_the_kubelet(entries: Mapping[str, str]) -> Mapping[str, str]:
@@ -150,18 +160,34 @@ CLASSES: Final[tuple[Literal["rdt_class"], Literal["blockio_class"]]] = ("rdt_cl
 class Adjustment:
     """The reply to CreateContainer, as changes are put into it.
 
+    An entry that is there already is taken away first: the runtime refuses that two plugins set one, but not
+    that one replaces the other's. It does not tell which plugin an entry is of. Source: NRI
+    pkg/adaptation/result.go.
+
+    Args:
+        requested: The values of the container's specification.
+        has_swap_limit: Whether that has a limit of memory and swap.
+        present: The container as the runtime describes it, with what other plugins have set before.
+
     Attributes:
         message: The reply.
         left_out: The fields that cannot be put into it, with why.
         set_fields: Their names with the values set, for a comparison with the kernel's.
+        by_file: The resources that files get in place of the message.
+        moved: Those of them that a change has had.
     """
 
-    def __init__(self, requested: Resources, has_swap_limit: bool) -> None:
+    def __init__(
+        self, requested: Resources, has_swap_limit: bool, present: api_pb2.Container | None = None
+    ) -> None:
         self.message = api_pb2.ContainerAdjustment()
         self.left_out: dict[str, str] = {}
         self.set_fields: dict[str, int | str] = {}
+        self.by_file: Collection[str] = ()
+        self.moved: set[str] = set()
         self._requested = requested
         self._has_swap_limit = has_swap_limit
+        self._present = present if present is not None else api_pb2.Container()
 
     @property
     def is_empty(self) -> bool:
@@ -169,22 +195,40 @@ class Adjustment:
 
     def put(self, change: ContainerChange) -> None:
         """Puts a change in; later calls overrule earlier ones."""
-        message = self.message
         for key, text in change.annotations.items():
-            _set_entry(message.annotations, key, text)
-        for name, variable in change.env.items():
-            if isinstance(variable, Clear):
-                message.env.add(key=REMOVED + name)
-            else:
-                message.env.add(key=name, value=variable.encode())
+            if isinstance(text, Clear) or key in self._present.annotations:
+                self.message.annotations[REMOVED + key] = ""
+            if not isinstance(text, Clear):
+                self.message.annotations[key] = text
+        if change.env:
+            self._put_env(change.env)
         for mount in change.mounts:
-            message.mounts.append(_mount(mount))
+            self._put_mount(mount)
         for device in change.devices:
             self._put_device(device)
         for cdi_device in change.cdi_devices:
-            message.CDI_devices.add(name=cdi_device)
+            self.message.CDI_devices.add(name=cdi_device)
         if change.resources is not None:
             self.put_resources(change.resources)
+
+    def _put_env(self, variables: TextEntries) -> None:
+        there = read_env(self._present.env)
+        for name, text in variables.items():
+            if isinstance(text, Clear) or name in there:
+                self.message.env.add(key=REMOVED + name)
+            if not isinstance(text, Clear):
+                self.message.env.add(key=name, value=text.encode())
+
+    def _put_mount(self, wanted: MountSpec) -> None:
+        """Puts a mount in, in place of others of its path."""
+        path = plain_path(wanted.container_path)
+        there = [each for each in self._present.mounts if plain_path(each.destination) == path]
+        if len(there) == 1 and _is_mount(there[0], wanted):
+            # What is there already needs no owner among the runtime's plugins.
+            return
+        for each in there:
+            self.message.mounts.add(destination=REMOVED + each.destination)
+        self.message.mounts.append(_mount(wanted))
 
     def put_resources(self, change: ResourceChange) -> None:
         for name in RESOURCE_FIELDS:
@@ -209,6 +253,9 @@ class Adjustment:
             return
         if present is not None and name not in self.set_fields and field.is_same(value, present):
             # What is there already needs no owner among the runtime's plugins.
+            return
+        if name in self.by_file:
+            self.moved.add(name)
             return
         if name == "oom_score_adj":
             self.message.linux.oom_score_adj.value = int(value)
@@ -244,6 +291,8 @@ class Adjustment:
         if not (stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)):
             self.left_out[f"devices[{device.container_path}]"] = f"{device.host_path} is no device"
             return
+        if any(each.path == device.container_path for each in self._present.linux.devices):
+            self.message.linux.devices.add(path=REMOVED + device.container_path)
         added = self.message.linux.devices.add(
             path=device.container_path,
             type="c" if stat.S_ISCHR(found.st_mode) else "b",
@@ -292,8 +341,7 @@ def _mount(mount: MountSpec) -> api_pb2.Mount:
     )
 
 
-def _set_entry(entries: Any, key: str, text: str | Clear) -> None:  # noqa: ANN401 - a map of protobuf
-    if isinstance(text, Clear):
-        entries[REMOVED + key] = ""
-    else:
-        entries[key] = text
+def _is_mount(found: api_pb2.Mount, wanted: MountSpec) -> bool:
+    """Whether a mount does for the wanted one: koordlet's plugin mounts HAMi's library writable."""
+    is_same_place = found.type in ("bind", "") and found.source == wanted.host_path
+    return is_same_place and (wanted.readonly or "ro" not in found.options)

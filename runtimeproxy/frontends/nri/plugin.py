@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from google.protobuf.message import DecodeError, Message
 
 from cri_api.nri.v1alpha1 import api_pb2
-from runtimeproxy.core.events import on_pod_created, on_pod_updated, resized
+from runtimeproxy.core.events import on_pod_created, on_pod_updated, resized, without_own_values
 from runtimeproxy.core.questions import (
     NOTHING_DECIDED_ON_POD,
     DecidedValues,
@@ -28,6 +28,7 @@ from runtimeproxy.core.questions import (
     take_cpus,
 )
 from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
+from runtimeproxy.frontends.mode_begin import mark_known
 from runtimeproxy.frontends.nri.containers import Containers
 from runtimeproxy.frontends.nri.messages import container_record, pod_record, read_resources
 from runtimeproxy.frontends.nri.services import EventServices, RefusedError
@@ -35,7 +36,7 @@ from runtimeproxy.frontends.nri.state import OtherPlugin
 from runtimeproxy.hooks import FailurePolicy, Hook
 from runtimeproxy.hooks.audit import Origin
 from runtimeproxy.ledger.answers import by_parameter
-from runtimeproxy.pods.inventory import RunningPods
+from runtimeproxy.pods.inventory import RunningPods, RuntimeUnavailableError
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import overlay
@@ -94,13 +95,18 @@ class Plugin:
     Args:
         services: Shared with `Containers`.
         own_name: The plugin's name among others, with its index.
+        since_s: When this mode began on this node, in seconds since the epoch.
     """
 
-    def __init__(self, services: EventServices, own_name: str) -> None:
+    def __init__(self, services: EventServices, own_name: str, since_s: float) -> None:
         self.services = services
         self.own_name = own_name
         self._core = services.core
         self._containers = Containers(services)
+        self._since_s = since_s
+        self._core.inventory.on_complete.insert(0, self._mark_known)
+        # The status has what was asked for at a creation, and not what plugins have made of it.
+        self._core.inventory.confirms_by_status = False
         self._pods: dict[str, PodRecord] = {}
         self._containers_seen: dict[str, ContainerRecord] = {}
         # UpdatePodSandbox by pod, until its end is told.
@@ -233,7 +239,9 @@ class Plugin:
 
     async def _synchronize(self, request: api_pb2.SynchronizeRequest, until_s: float) -> Message:
         """Takes all that runs, which may come in pieces."""
-        now_s, priority_of = time.time(), self._core.priority_of
+        # What lists have not shown was created since; without lists it may be older than this mode.
+        now_s = time.time() if self._core.inventory.recovered.is_set() else 0.0
+        priority_of = self._core.priority_of
         for pod in request.pods:
             found = pod_record(pod, now_s, priority_of(pod.uid))
             self._pods[pod.id] = replace(found, recovered=True)
@@ -244,20 +252,46 @@ class Plugin:
             return api_pb2.SynchronizeResponse(more=True)
         pods, containers = self._pods, self._containers_seen
         self.forget_pieces()
-        inventory = self._core.inventory
-        with self._core.store.listing() as since:
+        inventory, store = self._core.inventory, self._core.store
+        known = [each for each in map(store.containers.get, containers) if each is not None]
+        with store.listing() as since:
             inventory.synchronize(RunningPods(pods, containers, since, since))
-        self._core.spawn(self._adopt())
+        pairs = [(each, containers[each.id]) for each in known]
+        for record in known:
+            del containers[record.id]
+        new = [each for each in containers.values() if each.created_s >= self._since_s]
+        self._core.spawn(self._adopt(pairs, new))
         return api_pb2.SynchronizeResponse()
 
-    async def _adopt(self) -> None:
+    async def _adopt(
+        self, known: Sequence[tuple[ContainerRecord, ContainerRecord]], new: Sequence[ContainerRecord]
+    ) -> None:
         """Brings what runs to what it should have; then all is listed once more.
 
         Source: containerd issue 13698: no event tells of what is created meanwhile.
+
+        Args:
+            known: Records, with what the runtime tells of the same containers.
+            new: What the runtime tells of containers of this mode's time that have no record.
         """
         inventory = self._core.inventory
+        for record, found in known:
+            await self._containers.compare(record, found)
+        with suppress(RuntimeUnavailableError):
+            for found in new:
+                await self._containers.find_requested(found)
         await inventory.complete()
-        inventory.confirm_all()
+        inventory.compare_soon()
+
+    async def _mark_known(self) -> None:
+        """What was created while the plugin was away has the kubelet's own values."""
+        core = self._core
+        found = mark_known(core.store, self._since_s)
+        core.evaluator.undecided |= found
+        for each in filter(None, map(core.store.containers.get, found)):
+            if each.state is Lifecycle.CREATED:
+                # Only its start is told yet.
+                self.services.undecided.add(each.id)
 
     def forget_pieces(self) -> None:
         """A connection has ended, or all pieces are there."""
@@ -271,10 +305,9 @@ class Plugin:
         known = store.pods.get(message.id)
         if known is not None and known.detailed:
             return known
-        record = replace(
-            pod_record(message, time.time(), self._core.priority_of(message.uid)), recovered=True
-        )
+        record = pod_record(message, time.time(), self._core.priority_of(message.uid))
         store.pods.put(record)
+        self._core.evaluator.undecided.add(record.id)
         return record
 
     async def _run_pod_sandbox(self, request: Any, until_s: float) -> Message:  # noqa: ANN401 - two kinds
@@ -296,7 +329,8 @@ class Plugin:
     async def _update_pod_sandbox(self, request: api_pb2.UpdatePodSandboxRequest, until_s: float) -> Message:
         """The kubelet has already set the pod's cgroup; those of policies are set there again."""
         core, record = self._core, self._pod(request.pod)
-        sent, evaluation = read_resources(request.linux_resources), core.evaluator.rounds
+        sent = without_own_values(core, record.cgroup_parent, read_resources(request.linux_resources))
+        evaluation = core.evaluator.rounds
         asked = replace(
             record,
             requested=overlay(record.requested, sent),
@@ -441,6 +475,10 @@ class Plugin:
 
 
 def _pod_id(message: Any) -> str:  # noqa: ANN401 - any request
+    """The sandbox whose earlier events come first; empty for none."""
+    if isinstance(message, api_pb2.ValidateContainerAdjustmentRequest):
+        # Decides on nothing, and a creation fails if its plugin ends before the reply.
+        return ""
     pod = getattr(message, "pod", None)
     found: str = pod.id if pod is not None else ""
     return found

@@ -81,6 +81,11 @@ class EventServices:
     is_standby: Callable[[], bool]
     undecided: set[str] = field(default_factory=set)
 
+    def note_undecided(self, container_id: str) -> None:
+        """The runtime creates a container without the answers of all policies: they follow by file."""
+        self.undecided.add(container_id)
+        self.core.evaluator.undecided.add(container_id)
+
     async def ask(self, question: Question, until_s: float, origin: Origin = NO_ORIGIN) -> Decision | None:
         """Has the policies decide, and applies the decision; None if none is about the pod.
 

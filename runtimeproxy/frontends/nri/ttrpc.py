@@ -159,7 +159,8 @@ class _MessageReader:
         if self._connection_id == RESERVED_CONNECTION:
             raise ProtocolError("a frame of the reserved connection 0")
         if self._left_bytes > MAX_FRAME_PAYLOAD_BYTES:
-            raise ProtocolError(f"a frame of {self._left_bytes} bytes")
+            # Without the number, which differs each time: reasons are logged once in an interval.
+            raise ProtocolError(f"a frame of more than {MAX_FRAME_PAYLOAD_BYTES} bytes")
 
     def _messages(self, unread: bytearray) -> Iterator[_Message]:
         """Gives all complete messages at the beginning of a connection's unread bytes."""
@@ -167,7 +168,7 @@ class _MessageReader:
         while end - at >= MESSAGE_HEADER.size:
             length, stream_id, type_, flags = MESSAGE_HEADER.unpack_from(unread, at)
             if length > MAX_MESSAGE_BYTES:
-                raise ProtocolError(f"a message of {length} bytes")
+                raise ProtocolError(f"a message of more than {MAX_MESSAGE_BYTES} bytes")
             body_at = at + MESSAGE_HEADER.size
             if end - body_at < length:
                 break

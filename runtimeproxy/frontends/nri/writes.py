@@ -11,12 +11,15 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from runtimeproxy.frontends.cgroup_tree import CgroupListener
 from runtimeproxy.frontends.repeated import Repeated
+from runtimeproxy.pods.records import Lifecycle
 
 if TYPE_CHECKING:
     from runtimeproxy.core.policies import Spawn
     from runtimeproxy.frontends.cgroup_tree import ContainerCgroup
     from runtimeproxy.ledger.upkeep import Upkeep
+    from runtimeproxy.pods.store import PodStore
 
 WRITES_S: Final = 0.1
 """How long writes to a cgroup are gathered: an update writes a dozen files."""
@@ -24,10 +27,11 @@ SECOND_LOOK_S: Final = 1.0
 """Until a second look: the kubelet updates a pod's containers one after another."""
 
 
-class OtherWrites:
-    """Hears of writes (a `CgroupListener`). Used in the event loop's thread."""
+class OtherWrites(CgroupListener):
+    """Hears of writes. Used in the event loop's thread."""
 
-    def __init__(self, upkeep: Upkeep, spawn: Spawn) -> None:
+    def __init__(self, store: PodStore, upkeep: Upkeep, spawn: Spawn) -> None:
+        self._store = store
         self._upkeep = upkeep
         self._spawn = spawn
         self._written = Repeated()
@@ -45,16 +49,7 @@ class OtherWrites:
         await asyncio.sleep(SECOND_LOOK_S)
         await self._upkeep.repair(cgroup, is_explained=is_container)
 
-    # All else is told by the runtime.
-
-    def on_scanned(self) -> None:
-        pass
-
-    def on_made(self, container: ContainerCgroup) -> None:
-        pass
-
-    def on_started(self, container: ContainerCgroup) -> None:
-        pass
-
-    def on_removed(self, container: ContainerCgroup) -> None:
-        pass
+    def is_running(self, container: ContainerCgroup) -> bool:
+        # The runtime tells when it starts; a sandbox is no container.
+        known = self._store.containers.get(container.id)
+        return known is None or known.state is not Lifecycle.CREATED

@@ -7,21 +7,21 @@ earlier; what it is, the runtime's status says. Used in the event loop's thread.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from runtimeproxy.frontends.cgroup_tree import CgroupListener
+from runtimeproxy.frontends.mode_begin import mark_known
 from runtimeproxy.frontends.repeated import Repeated
 from runtimeproxy.frontends.standalone.events import RuntimeEvents
 from runtimeproxy.ledger.planner import SHARES
 from runtimeproxy.pods.inventory import RuntimeEvent, RuntimeUnavailableError
 from runtimeproxy.pods.reconcile import reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
-from runtimeproxy.state.state_file import StateFile
 
 if TYPE_CHECKING:
     from runtimeproxy.core.policies import Spawn
@@ -31,12 +31,8 @@ if TYPE_CHECKING:
     from runtimeproxy.pods.runtime_client import GrpcRuntimeClient
     from runtimeproxy.pods.store import PodStore
 
-logger = logging.getLogger(__name__)
-
 RecordT = TypeVar("RecordT", PodRecord, ContainerRecord)
 
-FILE: Final = "standalone.json"
-"""In the state folder."""
 LIST_INTERVAL_S: Final = 10.0
 """How often lists are read while neither the runtime nor the kernel reports what happens."""
 CONFIRM_INTERVAL_S: Final = 60.0
@@ -59,8 +55,8 @@ SECOND_LOOK_S: Final = 1.0
 written: both looks together end within 2 s of it."""
 
 
-class Follower:
-    """Takes events, lists, and what happens in the cgroup tree (a `CgroupListener`).
+class Follower(CgroupListener):
+    """Takes events, lists, and what happens in the cgroup tree.
 
     Args:
         upkeep: Asks the policies, and writes what follows.
@@ -91,8 +87,10 @@ class Follower:
         self._started: set[str] = set()
         self._present: set[str] = set()
         self._written = Repeated()
+        # Cgroups of the first scan, until lists have been read.
+        self._unlisted: dict[str, ContainerCgroup] = {}
         self._has_removals = False
-        self._since_s = upkeep.evaluator.since_s = since_s
+        upkeep.evaluator.since_s = since_s
         inventory.on_complete.insert(0, self._mark_known)
 
     @property
@@ -171,13 +169,18 @@ class Follower:
         return record.pod_id
 
     def _seen(self, record: RecordT) -> RecordT:
-        return replace(record, recovered=record.created_s < self._since_s)
+        return replace(record, recovered=record.created_s < self._upkeep.evaluator.since_s)
 
     # The cgroup tree.
 
-    def on_scanned(self) -> None:
-        # What has been made since the lists were read.
+    def on_scanned(self, found: Sequence[ContainerCgroup]) -> None:
+        # What has been made since the lists were read, and what these have not had yet.
+        self._unlisted.update((each.id, each) for each in found)
         self._inventory.compare_soon()
+
+    def is_running(self, container: ContainerCgroup) -> bool:
+        known = self._store.containers.get(container.id)
+        return known is not None and known.state is Lifecycle.RUNNING
 
     def on_made(self, container: ContainerCgroup) -> None:
         # Its details are there when it starts.
@@ -242,7 +245,8 @@ class Follower:
 
     async def _look_at(self, cgroup: str, container: ContainerCgroup | None) -> None:
         await asyncio.sleep(WRITES_S)
-        if await self._upkeep.is_in_force(cgroup, SHARES):
+        # An update writes all values of a container, and takes others back to the runtime's.
+        if await self._upkeep.is_in_force(cgroup, SHARES if container is not None else ""):
             return
         is_changed = await self._take_update(container)
         if is_changed:
@@ -269,13 +273,12 @@ class Follower:
 
     async def _mark_known(self) -> None:
         """Makes of what lists have shown what events would have."""
+        mark_known(self._store, self._upkeep.evaluator.since_s)
         pods, containers = self._store.pods, self._store.containers
-        for pod in pods:
-            if pod.recovered and pod.detailed and pod.created_s >= self._since_s:
-                pods.revise(replace(pod, recovered=False))
-        for container in containers:
-            if container.recovered and container.detailed and container.created_s >= self._since_s:
-                containers.revise(replace(container, recovered=False))
+        unlisted, self._unlisted = self._unlisted, {}
+        for identity, cgroup in unlisted.items():
+            if pods.get(identity) is None and containers.get(identity) is None:
+                self.on_made(cgroup)
         for identity in tuple(self._started):
             known = containers.get(identity)
             if known is not None and known.detailed and known.state is Lifecycle.CREATED:
@@ -295,17 +298,3 @@ class Follower:
                 self._inventory.confirm_all()
             elif not (is_followed or self.events.is_followed):
                 self._inventory.compare_soon()
-
-
-def begun_s(folder: Path) -> float:
-    """When stand-alone mode began on this node, in seconds since the epoch; now, if that was never saved."""
-    file = StateFile(folder / FILE, "what runs already gets no lower memory limits", version=1)
-    found = file.load(lambda document: float(document["since_s"]))
-    if found is not None:
-        return found
-    now_s = time.time()
-    try:
-        file.save({"since_s": now_s})
-    except OSError as error:
-        logger.warning("%s cannot be saved: %s", file.path, error.strerror)
-    return now_s

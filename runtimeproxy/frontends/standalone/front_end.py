@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from runtimeproxy.frontends.cgroup_tree import CgroupTree
 from runtimeproxy.frontends.front_end import FrontEnd
 from runtimeproxy.frontends.lock import take_host, unlock_host
+from runtimeproxy.frontends.standalone.classes import ClassesOnly
 
 if TYPE_CHECKING:
     from runtimeproxy.background import ThreadPools
@@ -65,12 +66,15 @@ class Standalone(FrontEnd):
     async def join(
         self, core: Core, client: GrpcRuntimeClient, settings: Settings, threads: ThreadPools, spawn: Spawn
     ) -> None:
-        from runtimeproxy.frontends.standalone.follower import Follower, begun_s
+        from runtimeproxy.frontends.mode_begin import begun_s
+        from runtimeproxy.frontends.standalone.follower import Follower
 
         run = asyncio.get_running_loop().run_in_executor
-        since_s = await run(threads.background, begun_s, Path(settings.state.dir))
+        since_s = await run(threads.background, begun_s, Path(settings.state.dir), self.mode)
         follower = Follower(core.inventory, core.upkeep, client, spawn, since_s)
-        follower.tree = CgroupTree(Path(settings.cgroups.root), follower, threads.make("cgroup-tree"))
+        has_runtime = bool(settings.proxy.runtime_endpoint)
+        listener = follower if has_runtime else ClassesOnly(core.store, core.upkeep.evaluator)
+        follower.tree = CgroupTree(Path(settings.cgroups.root), listener, threads.make("cgroup-tree"))
         core.upkeep.sees_writes = lambda: follower.tree.is_followed
         self._follower = follower
 

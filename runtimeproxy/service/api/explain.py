@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.api_names import MODES, ROLES
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
-from runtimeproxy.fields.tables import LISTS, QUOTA
+from runtimeproxy.fields.tables import LISTS, QUOTA, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, ClaimOutcome
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
 from runtimeproxy.hooks.decision import evaluation_of, unmet_for
@@ -50,6 +50,7 @@ from runtimeproxy.vocabulary import ClaimKey, ClaimLevel
 if TYPE_CHECKING:
     from runtimeproxy.cgroups.writer import FileText
     from runtimeproxy.core.policies import PolicySet
+    from runtimeproxy.frontends.nri.state import NriState
     from runtimeproxy.hooks.claimants import Claimant
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.hooks.views import Resources
@@ -124,11 +125,18 @@ class Explainer:
         policies: Those in use.
         leased: Claims of owners outside of this process.
         executor: Threads for files.
+        nri: Knows what the runtime drops of its plugin's replies; None in other modes.
     """
 
     def __init__(
-        self, messages: PodMessages, policies: PolicySet, leased: LeasedClaims, executor: Executor
+        self,
+        messages: PodMessages,
+        policies: PolicySet,
+        leased: LeasedClaims,
+        executor: Executor,
+        nri: NriState | None = None,
     ) -> None:
+        self._nri = nri
         self._messages = messages
         self._inventory = messages.inventory
         self._ledger = messages.ledger
@@ -352,6 +360,15 @@ class Explainer:
             return self._leased.dry_run(ClaimLevel.POD, subject.record.uid)
         return self._leased.dry_run(ClaimLevel.QOS_CLASS, subject.qos)
 
+    def _is_dropped(self, name: str) -> bool:
+        """Whether the runtime takes a cgroup parameter of a container from no message."""
+        state = self._nri
+        return state is not None and any(
+            RESOURCE_PARAMETERS.get(each.field.removeprefix(f"{RESOURCES}.")) == name
+            for each in state.not_carried
+            if each.runtime == state.runtime
+        )
+
     def _field(
         self,
         book: Book,
@@ -390,7 +407,7 @@ class Explainer:
             or self._left(book.id, name)
             or (_difference(name, entry, result.value, found, record, formats) if not files.problem else ""),
             is_observed_only=entry.is_once or name in ledger.books.observed,
-            way=_way(entry),
+            way=_way(entry, is_dropped=book.level is Level.CONTAINER and self._is_dropped(name)),
         )
         for each in ledger.yielded():
             if each.name == name and "/" + "/".join(each.path) == book.id:
@@ -439,12 +456,12 @@ class Explainer:
                 claim.strategies.extend(each for each in strategies if each.path.split(".")[0] in wanted)
 
 
-def _way(entry: Entry) -> api_pb2.ExplainedField.Way.ValueType:
+def _way(entry: Entry, *, is_dropped: bool) -> api_pb2.ExplainedField.Way.ValueType:
     """How the applied value of a cgroup parameter got there."""
     if entry.resolved is None:
         return api_pb2.ExplainedField.WAY_UNSPECIFIED
     # The runtime writes what its specification holds.
-    is_in_message = entry.resolved == entry.booked
+    is_in_message = entry.resolved == entry.booked and not is_dropped
     return api_pb2.ExplainedField.WAY_MESSAGE if is_in_message else api_pb2.ExplainedField.WAY_FILE
 
 

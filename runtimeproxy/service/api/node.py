@@ -182,7 +182,7 @@ def _class_cgroups(store: PodStore) -> dict[KubeQoSClass, str]:
     for parent in sorted(parents):
         with suppress(CgroupPathError):
             found.append((cgroup_path(parent), kube_qos_class(parent)))
-    return class_cgroups(found)
+    return class_cgroups(found, store.kubelet_root)
 
 
 def _host_application(node: Node, application: HostApplication) -> api_pb2.HostApplication:

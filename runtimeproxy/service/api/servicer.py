@@ -49,7 +49,7 @@ class RuntimeProxyServicer:
         self._executor = executor
         core, audit = parts.core, parts.core.audit
         messages = PodMessages(core.inventory, core.ledger, core.node)
-        self.explainer = Explainer(messages, core.policies, core.leased, executor)
+        self.explainer = Explainer(messages, core.policies, core.leased, executor, parts.nri)
         self._simulator = Simulator(core.policies, core.node)
         self.pods = PodFeed(messages)
         self.node = NodeFeed(core.store, core.node, core.policies)

@@ -472,7 +472,7 @@ def _runtime(parts: Parts, inventory: Inventory, response: bytes | None) -> api_
         image_endpoint=settings.image_endpoint,
         name=inventory.runtime_name if about is None else about.runtime_name,
         version="" if about is None else about.runtime_version,
-        answers=about is not None,
+        answers=about is not None and bool(settings.runtime_endpoint),
         refused_calls=proxy.server.counts.without_upstream if proxy is not None else 0,
         away_since=None if about is not None else timestamp(parts.runtime.away_since_s),
     )
@@ -825,12 +825,12 @@ def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
 
 
 def _problems_of_koordlets(status: api_pb2.GetStatusResponse) -> Iterator[str]:
-    """Two plugins of one runtime: it refuses a container for which both set one field."""
+    """Two plugins of one runtime: it fails the creation of a container for which both set other values."""
     for each in status.koordlets if status.daemon.mode == "nri" else ():
         if each.is_nri_plugin and not HOOKS.isdisjoint(each.policies):
             hooks = ", ".join(name for name in each.policies if name in HOOKS)
             text = f"Koordlet (process {each.pid}) is an NRI plugin, too, with the hooks of {hooks}"
-            yield f"{text}: the runtime refuses a container for which both set one field."
+            yield f"{text}: the runtime fails the creation of a container for which both set other values."
 
 
 def _notes_of_koordlets(status: api_pb2.GetStatusResponse) -> Iterator[str]:
@@ -864,7 +864,7 @@ def _problems_of_claims(status: api_pb2.GetStatusResponse) -> Iterator[str]:
 
 
 def _problems_of_daemon(status: api_pb2.GetStatusResponse) -> Iterator[str]:
-    if not status.runtime.answers:
+    if status.runtime.endpoint and not status.runtime.answers:
         yield f"The runtime does not answer on {status.runtime.endpoint}."
     if status.bypass.is_on:
         cause = api_pb2.Bypass.Cause.Name(status.bypass.cause).removeprefix("CAUSE_").lower()

@@ -89,7 +89,9 @@ function showStatus(status) {
     `${each.wanted} is not applied (${each.cause}): ${each.reason}`,
   ]);
   const left = Math.max(0, Number(ledger.unappliedValues || 0) - waiting.length);
-  fill("notes", [status.notes || [], waiting, left], () => [
+  const undone = (status.leftUndone || []).map((each) => `${each.policy} (${(each.fields || []).join(", ")})`).join(", ");
+  fill("notes", [status.notes || [], undone, waiting, left], () => [
+    ...(undone ? [h("li", {}, `Mode ${daemon.mode} leaves undone: `, own(undone))] : []),
     ...(status.notes || []).map((note) => h("li", {}, own(note))),
     ...waiting.map(([place, why]) => h("li", {}, own(place), ": ", own(why))),
     ...(left ? [h("li", {}, `${plural(left, "more value")} not applied.`)] : []),
@@ -112,7 +114,7 @@ function showStatus(status) {
   const facts = [
     `koord-runtime-proxy ${daemon.version || ""}`,
     `serving for ${since(daemon.startedAt)}`,
-    runtime.answers ? `${runtime.name} ${runtime.version}` : "the runtime does not answer",
+    !runtime.endpoint ? "no container runtime" : runtime.answers ? `${runtime.name} ${runtime.version}` : "the runtime does not answer",
     modeText(daemon.mode, status.nri),
     change ? `changing running pods: ${number(change.done)} of ${number(change.pods)}` : "",
   ].filter(Boolean);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -22,8 +23,10 @@ from runtimeproxy.hooks import (
     CLEAR,
     CgroupChange,
     ContainerChange,
+    DeviceSpec,
     FailurePolicy,
     Hook,
+    MountSpec,
     PodChange,
     Policy,
     ResourceChange,
@@ -33,8 +36,9 @@ from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.pods.lookup import Lookups
-from runtimeproxy.pods.records import Book, ContainerRecord, Lifecycle
+from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Lifecycle
 from tests.frontends.cri_proxy.calls.scripted import CONTAINER_ID, POD_ID, Surroundings, policy, waited
+from tests.hooks.asking import until
 
 PATIENT_S = 30.0
 POD = nri.PodSandbox(
@@ -91,7 +95,7 @@ class Runtime:
             settings=settings or EventSettings(PATIENT_S, FailurePolicy.IGNORE, FailurePolicy.IGNORE),
             is_standby=lambda: self.is_standby,
         )
-        self.plugin = Plugin(services, "50-koord")
+        self.plugin = Plugin(services, "50-koord", since_s=1.0)
 
     def load(self, *policies: Policy) -> None:
         around = self.around
@@ -189,6 +193,61 @@ async def test_values_that_are_there_already_are_not_set(runtime: Runtime) -> No
     assert await runtime.create() == nri.ContainerAdjustment()
 
 
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        pytest.param({}, ["/c"], id="none"),
+        pytest.param({"/x": "/h"}, ["/c"], id="another path"),
+        pytest.param({"/c": "/h"}, ["-/c", "/c"], id="the same path"),
+        pytest.param({"/x/../c": "/h", "//c/": "/i"}, ["-/x/../c", "-//c/", "/c"], id="other spellings"),
+        pytest.param({"/c": "/wanted"}, [], id="there already"),
+        pytest.param({"/./c": "/wanted"}, [], id="there already, in another spelling"),
+    ],
+)
+async def test_a_mount_replaces_those_of_its_path(
+    runtime: Runtime, there: dict[str, str], expected: list[str]
+) -> None:
+    mount = MountSpec(host_path="/wanted", container_path="/c")
+    runtime.load(policy(container=ContainerChange(mounts=(mount,))))
+    made = container()
+    for path, source in there.items():
+        made.mounts.add(destination=path, type="bind", source=source, options=["rbind", "ro"])
+    adjusted = await runtime.create(made)
+    assert [each.destination for each in adjusted.mounts] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "is_readonly", "is_set"),
+    [(["rbind"], True, False), (["rbind", "rw"], False, False), (["rbind", "ro"], False, True)],
+)
+async def test_a_mount_of_another_plugin_is_left_to_it(
+    runtime: Runtime, options: list[str], *, is_readonly: bool, is_set: bool
+) -> None:
+    """As koordlet's: the runtime fails a container for which two plugins set one mount."""
+    mount = MountSpec(host_path="/h", container_path="/c", readonly=is_readonly)
+    runtime.load(policy(container=ContainerChange(mounts=(mount,))))
+    made = container()
+    made.mounts.add(destination="/c", type="bind", source="/h", options=options)
+    assert bool((await runtime.create(made)).mounts) is is_set
+
+
+async def test_an_entry_that_is_there_is_taken_away_first(runtime: Runtime) -> None:
+    """It may be another plugin's, and the runtime fails a container for which two set one entry."""
+    change = ContainerChange(
+        env={"A": "2", "NEW": "x"},
+        annotations={"note": "two", "new": "x"},
+        devices=(DeviceSpec(host_path="/dev/null", container_path="/dev/there"),),
+    )
+    runtime.load(policy(container=change))
+    made = container()
+    made.annotations["note"] = "one"
+    made.linux.devices.add(path="/dev/there", type="c", major=9)
+    adjusted = await runtime.create(made)
+    assert [each.key for each in adjusted.env] == ["-A", "A", "NEW"]
+    assert adjusted.annotations == {"-note": "", "note": "two", "new": "x"}
+    assert [each.path for each in adjusted.linux.devices] == ["-/dev/there", "/dev/there"]
+
+
 async def test_the_limit_of_memory_and_swap_follows_that_of_memory(runtime: Runtime) -> None:
     runtime.load(policy(container=ContainerChange(resources=ResourceChange(memory_limit_bytes=1 << 30))))
     memory = (await runtime.create()).linux.resources.memory
@@ -234,11 +293,6 @@ async def test_a_container_that_was_not_created_gets_its_values_by_file_the_next
 ) -> None:
     change = ContainerChange(resources=ResourceChange(cpu_shares=512), env={"NEW": "x"})
     runtime.load(policy(container=change))
-    validated = nri.ValidateContainerAdjustmentRequest(pod=POD, container=container())
-    validated.owners.owners[OTHER_ID].simple[nri.CPUShares] = "10-balloons"
-    validated.plugins.add(name="balloons", index="10")
-    validated.plugins.add(name="koord", index="50")
-    await runtime.send("ValidateContainerAdjustment", validated)
     assert (await runtime.create()).linux.resources.cpu.shares.value == 512
     again = await runtime.create(container(OTHER_ID))
     assert not again.HasField("linux")
@@ -246,16 +300,31 @@ async def test_a_container_that_was_not_created_gets_its_values_by_file_the_next
     await runtime.about("PostCreateContainer", container(OTHER_ID))
     record = runtime.record(OTHER_ID)
     assert (record.booked.cpu_shares, "resources.cpu_shares" in record.owners) == (256, True)
-    state = runtime.state
-    assert (state.failed_creates, state.other_plugins) == (1, {OtherPlugin("10", "balloons")})
-    (conflict,) = state.conflicts
+    assert runtime.state.failed_creates == 1
+    third = await runtime.create(container("2" * 64))
+    assert third.linux.resources.cpu.shares.value == 512, "that one was created"
+
+
+async def test_what_another_plugin_is_known_to_set_goes_by_file(runtime: Runtime) -> None:
+    change = ContainerChange(resources=ResourceChange(cpu_shares=512, cpu_quota_us=50_000))
+    runtime.load(policy(container=change))
+    validated = nri.ValidateContainerAdjustmentRequest(pod=POD, container=container())
+    validated.owners.owners[OTHER_ID].simple[nri.CPUShares] = "10-balloons"
+    validated.plugins.add(name="balloons", index="10")
+    validated.plugins.add(name="koord", index="50")
+    await runtime.send("ValidateContainerAdjustment", validated)
+    cpu = (await runtime.create()).linux.resources.cpu
+    assert (cpu.HasField("shares"), cpu.quota.value) == (False, 50_000)
+    await runtime.about("PostCreateContainer")
+    record = runtime.record()
+    assert (record.booked.cpu_shares, "resources.cpu_shares" in record.owners) == (256, True)
+    assert runtime.state.other_plugins == {OtherPlugin("10", "balloons")}
+    (conflict,) = runtime.state.conflicts
     assert (conflict.container, conflict.field, conflict.plugin) == (
         "default/web/main",
         "resources.cpu_shares",
         "10-balloons",
     )
-    third = await runtime.create(container("2" * 64))
-    assert third.linux.resources.cpu.shares.value == 512, "that one was created"
 
 
 # --- start -------------------------------------------------------------------------------------------------
@@ -296,11 +365,15 @@ async def test_a_late_decision_is_made_again_before_the_program_runs(runtime: Ru
     runtime.load(policy(container=slow))
     adjusted = await runtime.create(budget_s=0.01)
     assert adjusted == nri.ContainerAdjustment()
-    release.set()
-    await runtime.around.idle()
     await runtime.about("PostCreateContainer")
-    await runtime.about("StartContainer")
-    assert cast("Any", runtime.around.core.evaluator).pods == [POD_ID]
+    starting = asyncio.ensure_future(runtime.about("StartContainer"))
+    evaluated = cast("Any", runtime.around.core.evaluator).pods
+    await until(lambda: bool(evaluated))
+    release.set()
+    await starting
+    # The second time once its thread is free.
+    assert evaluated == [POD_ID, POD_ID]
+    assert not runtime.around.core.chain.hung
     assert runtime.record().booked.cpu_shares == 256
 
 
@@ -332,11 +405,57 @@ async def test_the_reply_to_an_update_names_the_container_and_what_differs(runti
     assert not runtime.around.core.pending_updates
 
 
+async def test_zeros_of_the_kubelet_are_no_requests(runtime: Runtime) -> None:
+    """The CRI has no presence, and runtimes hand its zeros on as if they were set."""
+    await started(runtime, policy(container=SHARES))
+    before = runtime.record().requested
+    await runtime.update(quota=0, shares=0, period=0)
+    await runtime.about("PostUpdateContainer")
+    await runtime.around.idle()
+    assert runtime.record().requested == before
+
+
 async def test_an_update_without_policies_is_left_alone(runtime: Runtime) -> None:
     await started(runtime)
     assert not (await runtime.update(quota=70_000)).update
     await runtime.about("PostUpdateContainer")
     assert runtime.record().booked.cpu_quota_us == 70_000
+
+
+async def test_an_update_that_is_repeated_takes_the_place_of_the_one_before(runtime: Runtime) -> None:
+    await started(runtime)
+    await runtime.update(quota=70_000)
+    await runtime.update(quota=60_000)
+    await runtime.about("PostUpdateContainer")
+    assert runtime.record().booked.cpu_quota_us == 60_000
+    assert not runtime.around.core.pending_updates
+
+
+async def test_zeros_in_an_update_are_no_values(runtime: Runtime) -> None:
+    # The kubelet's call leaves them out, and the runtime tells of them all the same.
+    await started(runtime)
+    await runtime.update(shares=300, quota=0, period=0)
+    await runtime.about("PostUpdateContainer")
+    requested = runtime.record().requested
+    assert (requested.cpu_shares, requested.cpu_quota_us, requested.cpu_period_us) == (300, None, None)
+
+
+async def test_a_resize_of_a_pod_of_which_nothing_is_told_follows_from_its_containers(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtimeproxy.frontends.nri.containers.RESIZE_PAUSES_S", (0.0, 0.0))
+    pod = nri.PodSandbox()
+    pod.CopyFrom(POD)
+    pod.linux.pod_resources.cpu.shares.value = 256
+    await runtime.send("RunPodSandbox", nri.RunPodSandboxRequest(pod=pod))
+    await started(runtime)
+    await runtime.update(shares=300, quota=70_000)
+    await runtime.about("PostUpdateContainer")
+    await runtime.around.idle()
+    record = runtime.around.store.pods.get(POD_ID)
+    assert record is not None
+    assert (record.requested.cpu_shares, record.requested.cpu_quota_us) == (300, 70_000)
+    assert cast("Any", runtime.around.core.evaluator).pods == [POD_ID]
 
 
 async def test_an_update_of_which_no_end_is_told_is_asked_about(
@@ -374,6 +493,24 @@ async def test_the_kubelets_resize_of_a_pod_is_followed(runtime: Runtime) -> Non
     assert pod is not None
     assert pod.requested.cpu_quota_us == 90_000
     assert ("/kubepods/podu1", {"cpu.cfs_quota_us": 90_000}) in runtime.around.ledger.resizes
+
+
+async def test_what_policies_have_written_to_a_pod_is_no_request_of_the_kubelets(runtime: Runtime) -> None:
+    # It reads from the files what a resize does not change.
+    runtime.load()
+    pod = nri.PodSandbox()
+    pod.CopyFrom(POD)
+    pod.linux.pod_resources.cpu.quota.value = 100_000
+    await runtime.send("RunPodSandbox", nri.RunPodSandboxRequest(pod=pod))
+    entries = {"cpu.cfs_quota_us": Entry(resolved=80_000)}
+    cast("Any", runtime.around.ledger).record = lambda cgroup: Book(cgroup, entries=entries)
+    request = nri.UpdatePodSandboxRequest(pod=pod)
+    request.linux_resources.cpu.quota.value = 80_000
+    request.linux_resources.memory.limit.value = 1 << 20
+    await runtime.send("UpdatePodSandbox", request)
+    record = runtime.around.store.pods.get(POD_ID)
+    assert record is not None
+    assert record.requested == Resources(cpu_quota_us=100_000, memory_limit_bytes=1 << 20)
 
 
 # --- ends --------------------------------------------------------------------------------------------------
@@ -431,6 +568,53 @@ async def test_what_runs_comes_in_pieces(runtime: Runtime) -> None:
     assert (record.state, record.recovered, record.booked.cpu_shares) == (Lifecycle.RUNNING, True, 256)
     assert completed == ["complete"]
     assert runtime.around.unsettled, "all is listed once more"
+
+
+async def synchronized(runtime: Runtime, **cpu: int) -> ContainerRecord:
+    running = container(CONTAINER_ID, **cpu)
+    running.state, running.created_at = nri.CONTAINER_RUNNING, time.time_ns()
+    await runtime.send("Synchronize", nri.SynchronizeRequest(pods=[POD], containers=[running]))
+    await runtime.around.idle()
+    return runtime.record()
+
+
+async def test_what_was_created_while_the_plugin_was_away_has_the_kubelets_values(runtime: Runtime) -> None:
+    runtime.around.inventory.recovered.set()
+    assert not (await synchronized(runtime)).recovered
+    evaluator = cast("Any", runtime.around.core.evaluator)
+    assert evaluator.undecided == {POD_ID, CONTAINER_ID}, "they may get their first memory limits"
+
+
+@pytest.mark.parametrize(
+    ("in_status", "requested"), [(256, 256), (700, 700), (None, 256)], ids=["reply", "update", "no answer"]
+)
+async def test_what_the_specification_has_was_a_reply_or_an_update(
+    runtime: Runtime, in_status: int | None, requested: int
+) -> None:
+    await started(runtime)
+    if in_status is not None:
+        shown = ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID, booked=Resources(cpu_shares=in_status))
+        runtime.around.runtime.containers[CONTAINER_ID] = shown
+    record = await synchronized(runtime, shares=700)
+    assert (record.requested.cpu_shares, record.booked.cpu_shares) == (requested, 700)
+
+
+async def test_an_update_whose_end_no_event_has_told_is_in_the_specification(runtime: Runtime) -> None:
+    await started(runtime, policy(container=SHARES))
+    await runtime.update(quota=70_000)
+    record = await synchronized(runtime, shares=500, quota=70_000)
+    assert (record.requested.cpu_quota_us, record.booked.cpu_quota_us) == (70_000, 70_000)
+    assert not runtime.around.core.pending_updates
+
+
+async def test_a_record_that_was_lost_with_its_decision_has_what_the_kubelet_asked_for(
+    runtime: Runtime,
+) -> None:
+    runtime.load()
+    shown = ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID, booked=Resources(cpu_shares=100))
+    runtime.around.runtime.containers[CONTAINER_ID] = shown
+    record = await synchronized(runtime)
+    assert (record.requested.cpu_shares, record.booked.cpu_shares) == (100, 256)
 
 
 async def test_the_bypass_changes_nothing_and_records_what_runs(runtime: Runtime) -> None:

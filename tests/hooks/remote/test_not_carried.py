@@ -130,7 +130,7 @@ class Labels(Policy):
 async def test_a_policy_of_this_process_is_told_of_with_each_pod(workers: Workers) -> None:
     scene = Scene(workers, carried_in("nri"), bind(Labels()))
     await scene.run()
-    assert scene.left_out == [(RUN, "labels[team]", "")] * 3
+    assert scene.left_out == [(RUN, "labels[team]", NOT_CARRIED)] * 3
 
 
 async def test_other_fields_that_cannot_be_used_are_told_of_with_each_pod(

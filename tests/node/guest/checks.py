@@ -10,6 +10,7 @@ from tests.node.guest import (
     hook_servers,
     installation,
     kubelets,
+    modes,
     packages,
     pods,
     qos_manager,
@@ -20,6 +21,7 @@ from tests.node.guest import (
 from tests.node.guest.node import Check
 
 KUBELETS = "kubelets"
+MODES = "modes"
 BOOTS: Mapping[str, tuple[Check, ...]] = {
     "cgroup-v2": (
         *installation.CHECKS,
@@ -50,14 +52,15 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *removal.LAST,
         *qos_manager.LAST,
     ),
+    MODES: (modes.RUNTIME, *installation.CHECKS, *modes.CHECKS, *removal.LAST),
     KUBELETS: (*installation.CHECKS, *kubelets.CHECKS),
 }
-"""By boot of the node. What is no matter of cgroup files is checked on version 2 alone; whole kubelets have a
-boot of their own, on version 2, as they take pods for theirs that other checks have made."""
+"""By boot of the node. What is no matter of cgroup files is checked on version 2 alone; the modes have
+a boot of their own, with a containerd that has NRI, and whole kubelets, as they take pods for theirs that
+other checks have made."""
 
 
 def selected(pattern: str, boot: str) -> list[str]:
     """The names of the checks of a boot that match, and of the installation, which all need."""
-    return [
-        check.name for check in BOOTS[boot] if re.search(pattern, check.name) or check in installation.CHECKS
-    ]
+    needed = {modes.RUNTIME, *installation.CHECKS}
+    return [check.name for check in BOOTS[boot] if re.search(pattern, check.name) or check in needed]

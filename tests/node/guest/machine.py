@@ -39,14 +39,14 @@ def make_time(**changes: str) -> None:
     """
     for unit, settings in ((SERVICE, {**_LIMITS, **changes}), (MANAGER, _LIMITS)):
         lines = [f"{name}={value}\n" for name, value in settings.items()]
-        _drop_in(unit, "emulation.conf").write_text("[Service]\n" + "".join(lines))
+        drop_in(unit, "emulation.conf").write_text("[Service]\n" + "".join(lines))
     systemctl("daemon-reload")
 
 
 @contextmanager
 def with_drop_ins(*sources: Path) -> Iterator[None]:
     """Installs drop-ins of the wheel for as long as this lasts; what was started with them goes on so."""
-    made = [_drop_in(source.parent.name.removesuffix(".d"), source.name) for source in sources]
+    made = [drop_in(source.parent.name.removesuffix(".d"), source.name) for source in sources]
     try:
         for path, source in zip(made, sources, strict=True):
             path.write_text(source.read_text())
@@ -58,7 +58,7 @@ def with_drop_ins(*sources: Path) -> Iterator[None]:
         systemctl("daemon-reload")
 
 
-def _drop_in(unit: str, name: str) -> Path:
+def drop_in(unit: str, name: str) -> Path:
     """Where a drop-in of the unit lies until the node is off."""
     path = Path(f"/run/systemd/system/{unit}.d/{name}")
     path.parent.mkdir(parents=True, exist_ok=True)

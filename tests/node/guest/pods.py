@@ -78,13 +78,14 @@ class SlicePodSpec(PodSpec):
     @property
     def cgroup_parent(self) -> str:
         """Its slice, behind the path of those above it."""
-        unit = self.slice_unit
-        return f"/kubepods.slice/kubepods-{self.kube_qos}.slice/{unit}"
+        folder = "" if self.kube_qos == "guaranteed" else f"/kubepods-{self.kube_qos}.slice"
+        return f"/kubepods.slice{folder}/{self.slice_unit}"
 
     @property
     def slice_unit(self) -> str:
         """The name of its slice. Source: kubelet pkg/kubelet/cm: dashes in the uid become underlines."""
-        return f"kubepods-{self.kube_qos}-pod{self.uid.replace('-', '_')}.slice"
+        prefix = "" if self.kube_qos == "guaranteed" else f"{self.kube_qos}-"
+        return f"kubepods-{prefix}pod{self.uid.replace('-', '_')}.slice"
 
 
 def as_v2(v1: V1Values) -> CgroupValues:

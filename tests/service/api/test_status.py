@@ -17,7 +17,16 @@ from google.protobuf.descriptor import Descriptor
 
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
 from runtimeproxy import api_names
+from runtimeproxy.config.settings import NriSettings
+from runtimeproxy.frontends.nri.state import (
+    MOST_CONFLICTS,
+    NriState,
+    OtherPlugin,
+    PluginConflict,
+    UncarriedField,
+)
 from runtimeproxy.service.api import status as status_module
+from runtimeproxy.service.api.nri import notes_of_nri, nri_status, problems_of_nri
 from runtimeproxy.service.api.status import problems_of, read_memory
 from runtimeproxy.testing import FakeRuntime
 from runtimeproxy.vocabulary import PluginReport
@@ -240,6 +249,11 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"qosManager": {"state": "STATE_MISSING", "note": "Start it."}}, "Start it."),
     (
+        {"nri": {"socket": "/n.sock", "problem": "it is refused"}},
+        "The runtime does not ask the daemon (/n.sock): it is refused; containers start with the kubelet's",
+    ),
+    ({"nri": {"socket": "/n.sock"}}, "the runtime has not answered yet"),
+    (
         {
             "qosManager": {
                 "state": "STATE_RUNNING",
@@ -258,7 +272,7 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
             "daemon": {"mode": "nri"},
             "koordlets": [{"pid": 9, "isNriPlugin": True, "policies": ["cpu-burst", "cpuset"]}],
         },
-        "Koordlet (process 9) is an NRI plugin, too, with the hooks of cpuset: the runtime refuses",
+        "Koordlet (process 9) is an NRI plugin, too, with the hooks of cpuset: the runtime fails",
     ),
     ({"lastReload": {"changedCode": ["x is new"]}}, "x is new; an upgrade takes it into use."),
 ]
@@ -299,6 +313,44 @@ def test_what_is_as_configured_is_no_problem() -> None:
 def test_a_koordlet_that_costs_no_container_is_no_problem(mode: str, koordlet: dict[str, Any]) -> None:
     status = {**HEALTHY, "daemon": {"mode": mode}, "koordlets": [koordlet]}
     assert not list(problems_of(json_format.ParseDict(status, api_pb2.GetStatusResponse())))
+
+
+def test_a_runtime_that_asks_is_no_problem_and_what_it_drops_is_a_note() -> None:
+    state = NriState(
+        is_connected=True, connected_since_s=1.5, runtime_name="containerd", runtime_version="1.7"
+    )
+    state.not_carried.update((UncarriedField("b", "containerd 1.7"), UncarriedField("a", "containerd 1.7")))
+    state.other_plugins.update((OtherPlugin("10", "balloons"), OtherPlugin("", "logger")))
+    state.late_replies.update(("CreateContainer", "CreateContainer", "UpdateContainer"))
+    for number in range(MOST_CONFLICTS + 5):
+        state.add_conflict(PluginConflict(f"c{number}", "env[A]", "10-balloons"))
+    found = nri_status(state, NriSettings(plugin_index="07"))
+    assert not list(problems_of_nri(found))
+    assert list(notes_of_nri(found)) == [
+        "containerd 1.7 does not carry a, b: what has a file goes there.",
+        "The plugin 10-balloons has env[A] of c24, and 24 times before.",
+        "3 replies to the runtime had no decision in time: their values went by file.",
+    ]
+    assert (len(found.conflicts), found.conflicts[0].container) == (MOST_CONFLICTS, "c24")
+    assert [each.name for each in found.other_plugins] == ["logger", "balloons"]
+    assert (found.plugin_index, found.connected_since.nanos) == ("07", 500_000_000)
+    assert not list(notes_of_nri(nri_status(NriState(), NriSettings())))
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        (NriState(), "NRI plugin, not connected: no answer yet"),
+        (NriState(problem="/n.sock: no such socket"), "NRI plugin, not connected: /n.sock: no such socket"),
+        (NriState(is_connected=True), "NRI plugin of the runtime"),
+        (
+            NriState(is_connected=True, runtime_name="cri-o", runtime_version="1.34"),
+            "NRI plugin of cri-o 1.34",
+        ),
+    ],
+)
+def test_the_line_for_systemctl_status(state: NriState, text: str) -> None:
+    assert state.summary == text
 
 
 def test_no_problem() -> None:

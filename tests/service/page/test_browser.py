@@ -354,6 +354,22 @@ def test_what_happened_to_the_daemon_is_among_the_last_hour(browser: Browser, no
     browser.wait_for("document.querySelector('#verdict').innerText == 'All is well'")
 
 
+def test_each_mode_is_named_with_what_it_leaves_undone(browser: Browser, socket_folder: Path) -> None:
+    with BusyNode(socket_folder) as node:
+        file = node.daemon.config_file
+        text = file.read_text()
+        for mode, shown in (("standalone", "stand-alone"), ("nri", "NRI plugin, not connected")):
+            own = f'[daemon]\nmode = "{mode}"\nlock = "{socket_folder}/front-end.lock"\n'
+            file.write_text(f'{own}[nri]\nsocket = "{socket_folder}/nri.sock"\n{text}')
+            node.daemon.restart()
+            browser.open(node.url)
+            browser.wait_for("document.querySelector('#facts').innerText.includes(arguments[0])", shown)
+            undone = "Mode standalone leaves undone: gpu-env (env, mounts)"
+            assert (undone in browser.text("#notes")) is (mode == "standalone")
+            assert ("does not ask the daemon" in browser.text("#problems")) is (mode == "nri")
+        assert browser.console() == []
+
+
 def test_ends_and_modes_are_among_the_last_hour(browser: Browser, socket_folder: Path) -> None:
     with BusyNode(socket_folder) as node, ExitStack() as at_end:
         daemon, saved = node.daemon, node.daemon.state_folder / "audit.json"

@@ -20,7 +20,6 @@ How values are read from messages is in `runtimeproxy.pods.resources`; views mad
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from posixpath import normpath
 from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +32,7 @@ from runtimeproxy.hooks.changes import (
     PodChange,
     ResourceChange,
     TextEntries,
+    plain_path,
 )
 from runtimeproxy.hooks.fields import entry_edits, scalar_edits
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
@@ -230,15 +230,15 @@ def edit_container(config: api_pb2.ContainerConfig, change: ContainerChange, sen
 
 def _edit_mounts(mounts: MutableSequence[api_pb2.Mount], wanted: Iterable[MountSpec]) -> bool:
     """Adds mounts behind the others, in place of those of their paths: runtimes differ in which is on top."""
-    places: dict[str, list[int]] = {_plain_path(each.container_path): [] for each in wanted}
+    places: dict[str, list[int]] = {plain_path(each.container_path): [] for each in wanted}
     for place, each in enumerate(mounts):
-        found = places.get(_plain_path(each.container_path))
+        found = places.get(plain_path(each.container_path))
         if found is not None:
             found.append(place)
     missing = [
-        each for each in wanted if not _has_mount(mounts, places[_plain_path(each.container_path)], each)
+        each for each in wanted if not _has_mount(mounts, places[plain_path(each.container_path)], each)
     ]
-    _remove(mounts, [place for each in missing for place in places[_plain_path(each.container_path)]])
+    _remove(mounts, [place for each in missing for place in places[plain_path(each.container_path)]])
     for new in missing:
         mounts.add(  # type: ignore[attr-defined]
             container_path=new.container_path, host_path=new.host_path, readonly=new.readonly
@@ -251,11 +251,6 @@ def _has_mount(mounts: Sequence[api_pb2.Mount], places: Sequence[int], wanted: M
         return False
     found = mounts[places[0]]
     return (found.host_path, found.readonly) == (wanted.host_path, wanted.readonly)
-
-
-def _plain_path(path: str) -> str:
-    # Two slashes in front would stay two.
-    return normpath(f"/{path.lstrip('/')}")
 
 
 def _add_cdi_devices(devices: MutableSequence[api_pb2.CDIDevice], names: Sequence[str]) -> bool:

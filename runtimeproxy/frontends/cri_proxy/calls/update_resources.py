@@ -14,6 +14,7 @@ from runtimeproxy.core.events import (
     repair,
     resized,
     updated_container,
+    without_own_values,
 )
 from runtimeproxy.core.questions import (
     NO_WORK,
@@ -283,9 +284,10 @@ class UpdatePodSandboxResources(PodCall):
         return None
 
     def _asked(self, record: PodRecord) -> PodRecord:
+        sent = without_own_values(self.core, record.cgroup_parent, self._sent)
         return replace(
             record,
-            requested=overlay(record.requested, self._sent),
+            requested=overlay(record.requested, sent),
             overhead=overlay(record.overhead, self._overhead),
         )
 

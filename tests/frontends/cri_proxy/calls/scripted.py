@@ -219,6 +219,7 @@ class Rounds:
 
     def __init__(self, ledger: RecordedLedger) -> None:
         self.rounds = 1
+        self.undecided: set[str] = set()
         self.pods: list[str] = []
         self.claimed: list[int] = []
         self._ledger = ledger

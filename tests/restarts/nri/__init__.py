@@ -1,0 +1,1 @@
+"""A whole kubelet on containerd beside the NRI plugin."""
