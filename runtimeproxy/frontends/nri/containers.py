@@ -383,11 +383,11 @@ class Containers:
     async def _ask_again(self, pod_id: str) -> None:
         """Asks the policies again about a pod each time that one of those that hang now has ended."""
         core, pause_s = self._core, FIRST_PAUSE_S
-        hung, until_s = core.chain.hung.keys(), time.monotonic() + MOST_HUNG_S
+        hung, until_s = set(core.chain.hung), time.monotonic() + MOST_HUNG_S
         while hung and time.monotonic() < until_s:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.2, LONGEST_PAUSE_S)
-            if not hung <= (now := core.chain.hung.keys()):
+            if not hung <= (now := set(core.chain.hung)):
                 await core.evaluator.evaluate_pod(pod_id)
                 hung = hung & now
 
