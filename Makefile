@@ -28,7 +28,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 	--no-emit-find-links --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-slow test-python wheel sdist deb deb-check image sbom lint format bench readability scenarios restarts upgrades fuzz tools e2e e2e-api e2e-node e2e-versions \
+.PHONY: help run test test-slow test-python wheel sdist deb deb-check image sbom lint format bench readability scenarios modes restarts upgrades fuzz tools e2e e2e-api e2e-node e2e-versions \
 	proto lock clean command-files session screenshot effect
 
 help:  ## list the targets
@@ -127,6 +127,9 @@ readability: $(INSTALLED)  ## how much code a reader has to hold in the head
 
 scenarios: $(INSTALLED)  ## draw what the QoS manager does to a simulated node, as PNG into dist/scenarios
 	$(BIN)/python -m tests.scenarios
+
+modes: $(INSTALLED)  ## 60 pods in each mode on containerd 1.7 to 2.4: values at first and in the end (as root); 3 minutes
+	$(BIN)/python -m tests.modes
 
 restarts: $(INSTALLED)  ## restart proxy and QoS manager 50 times in each way and the runtime 20 times, under load; 10 minutes (MODE=nri: all beside a whole kubelet; 40 minutes)
 	$(BIN)/python -m tests.restarts$(if $(filter nri,$(MODE)),.nri)

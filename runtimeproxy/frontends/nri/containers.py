@@ -387,7 +387,7 @@ class Containers:
         while hung and time.monotonic() < until_s:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.2, LONGEST_PAUSE_S)
-            if not hung <= (now := core.chain.hung.keys()):
+            if not hung <= (now := set(core.chain.hung)):
                 await core.evaluator.evaluate_pod(pod_id)
                 hung &= now
 
