@@ -78,7 +78,7 @@ def test_version_1(node: FakeNode) -> None:
     node.add_cgroup(1)
     facts = node.reader.facts()
     assert facts.cgroup_version == 1
-    assert facts.controllers == {"cpu": 1, "cpuacct": 1, "cpuset": 1, "memory": 1}
+    assert facts.controllers == {"cpu": 1, "cpuacct": 1, "cpuset": 1, "memory": 1, "pids": 1}
     assert facts.parameter_problem("cpu.shares") == ""
     assert facts.parameter_problem("cpu.bvt_warp_ns") == "this kernel has no cpu.bvt_warp_ns"
     assert "version 1" in facts.unified_problem("memory.high")
