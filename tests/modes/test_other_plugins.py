@@ -12,11 +12,12 @@ from tests.lab.containerd import Containerd
 from tests.lab.containerd_config import Nri
 from tests.lab.deadline import wait_until
 from tests.lab.node import RunningPod
-from tests.lab.nri_plugins import GoPlugin, GoPluginOptions
-from tests.lab.programs import CONTAINERDS_WITH_NRI, ContainerdVersion
-from tests.modes.first_act import cgroup_values
+from tests.lab.nri_plugins import Balloons, GoPlugin, GoPluginOptions, MemoryQos
+from tests.lab.pods import NAMESPACE
+from tests.lab.programs import CONTAINERDS_WITH_NRI, WITH_ALL_VERSIONS, ContainerdVersion
+from tests.modes.first_act import cgroup_values, first_seen
 from tests.modes.pods import specs_of
-from tests.modes.runs import node, normalize, running
+from tests.modes.runs import node, normalize, output_of, running
 
 pytestmark = pytest.mark.containerd
 
@@ -63,3 +64,47 @@ def test_values_are_right_soon_after_an_update_by_another_plugin(
         wait_until(lambda: value(pod, QUOTA) == "62500", "our value", WITHIN_S)  # noqa: B023
         assert value(pod, "cpuset/cpuset.cpus") == "1"
         assert value(pod, "cpu/cpu.cfs_burst_us") == "20000"
+
+
+def test_a_field_of_another_plugin_is_left_out_of_the_answer_and_written_to_its_file(
+    runtime: Containerd, tmp_path: Path, stack: ExitStack
+) -> None:
+    if runtime.version == "1.7":
+        pytest.skip("its NRI tells no plugin what others have set")
+    shares = {"linux": {"resources": {"cpu": {"shares": {"value": "700"}}}}}
+    stack.enter_context(GoPlugin(runtime.nri_socket, tmp_path, GoPluginOptions("other", "10", shares)))
+    here = stack.enter_context(node("nri", runtime))
+    # Of a container that no policy changes the runtime tells whose fields it has.
+    (free,) = stack.enter_context(running(here.client, specs_of("none", tmp_path / "free", 1), tmp_path))
+    assert value(free, "cpu/cpu.shares") == "700"
+    (batch,) = stack.enter_context(running(here.client, specs_of("be-batch", tmp_path / "out", 1), tmp_path))
+    assert value(batch, "cpu/cpu.shares") == first_seen(output_of(batch, "main"))["cpu/cpu.shares"] == "512"
+    assert value(batch, QUOTA) == "41667"
+    nri = here.status().nri
+    assert ("resources.cpu_shares", "10-other") in [(each.field, each.plugin) for each in nri.conflicts]
+    assert "10-other" in [f"{each.index}-{each.name}" for each in nri.other_plugins]
+    assert nri.failed_creates == 0
+
+
+@pytest.mark.skipif(not WITH_ALL_VERSIONS, reason="of `make e2e-versions`")
+def test_balloons_and_memory_qos_work_beside_ours(tmp_path: Path, stack: ExitStack) -> None:
+    pool = {"balloonTypes": [{"name": "lab", "namespaces": [NAMESPACE], "minCPUs": 1}], "pinCPU": True}
+    reserved = [{**pool, "reservedResources": {"cpu": f"cpuset:{cpu}"}} for cpu in "01"]
+    runtime = stack.enter_context(Containerd("2.2", Nri()))
+    balloons = stack.enter_context(Balloons(runtime.nri_socket, tmp_path, reserved[0]))
+    settings = {"unifiedAnnotations": ["memory.high"]}
+    memory_qos = stack.enter_context(MemoryQos(runtime.nri_socket, tmp_path, settings))
+    here = stack.enter_context(node("nri", runtime))
+    specs = [*specs_of("ls", tmp_path / "ls", 1), *specs_of("be-batch", tmp_path / "be", 1)]
+    ls, be = stack.enter_context(running(here.client, specs, tmp_path))
+    assert (value(ls, "cpuset/cpuset.cpus"), value(be, "cpuset/cpuset.cpus")) == ("1", "1")
+    assert (value(ls, QUOTA), value(be, QUOTA)) == ("83334", "41667")
+    normalize(here.objects, "1.60")
+    wait_until(lambda: value(ls, QUOTA) == "62500", "the other ratio")
+    # It updates all containers without being asked.
+    balloons.configure(reserved[1])
+    wait_until(lambda: value(ls, "cpuset/cpuset.cpus") == "0", "the other CPU")
+    wait_until(lambda: value(ls, QUOTA) == "62500", "our value", WITHIN_S)
+    wait_until(lambda: value(be, QUOTA) == "31250", "the other's value", WITHIN_S)
+    memory_qos.wait_for_log("no adjustments")
+    assert list(here.status().problems) == []
