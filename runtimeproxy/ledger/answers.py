@@ -13,7 +13,7 @@ from runtimeproxy.cgroups.paths import cgroup_path
 from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role
 from runtimeproxy.hooks.audit import AuditKind, shown
-from runtimeproxy.hooks.carried import CarriedFields
+from runtimeproxy.hooks.carried import NOT_CARRIED, CarriedFields
 from runtimeproxy.hooks.changes import CLEAR
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Decision
@@ -205,7 +205,9 @@ def left_out(decision: Decision, *, is_container: bool) -> dict[str, Withheld]:
             if is_container:
                 name = RESOURCE_PARAMETERS.get(entry.field.removeprefix(f"{RESOURCES}."), name)
             claims = (Claim(Claimant(entry.policy), Role.SET, None),)
-            found[name] = Withheld(claims, UnappliedCause.INVALID, entry.reason, entry.new or "cleared")
+            is_of_mode = entry.note == NOT_CARRIED
+            cause = UnappliedCause.NOT_CARRIED if is_of_mode else UnappliedCause.INVALID
+            found[name] = Withheld(claims, cause, entry.reason, entry.new or "cleared")
     return found
 
 
