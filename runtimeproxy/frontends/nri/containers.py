@@ -51,7 +51,7 @@ from runtimeproxy.frontends.nri.messages import (
 )
 from runtimeproxy.frontends.nri.state import PluginConflict, UncarriedField
 from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, Resources
-from runtimeproxy.hooks.audit import Origin
+from runtimeproxy.hooks.audit import AuditKind, Origin
 from runtimeproxy.hooks.changes import ResourceChange
 from runtimeproxy.hooks.fields import entry_edits, scalar_edits
 from runtimeproxy.ledger.answers import by_parameter, resized_pod, target_of
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from runtimeproxy.cgroups.writer import WriteResult
     from runtimeproxy.frontends.nri.services import EventServices
     from runtimeproxy.hooks.changes import Change
+    from runtimeproxy.hooks.decision import Decision
 
 logger = logging.getLogger(__name__)
 
@@ -185,9 +186,7 @@ class Containers:
         decision = await self._services.ask(question, until_s, CREATE)
         if decision is not None:
             draft.decided = decided_values(decision)
-            # Those whose inputs are not known yet have no answer at the start either.
-            late = decision.without_answer - core.chain.unsettled
-            draft.is_undecided = bool(late) or bool(decision.unwritten)
+            draft.is_undecided = bool(decision.unwritten) or _has_failed_policy(decision)
         self._fit_to_bounds(draft, pod)
         for work in self._preparations(draft, pod, until_s):
             await work()
@@ -578,6 +577,12 @@ class _UpdateChange:
         entries = entry_edits(change.unified, self.forwarded.unified, unified)
         self.entries |= {key: text for key, text in entries.items() if text is not None}
         self.forwarded = overlay(self._sent, Resources(**self.values, unified=self.entries))  # type: ignore[arg-type]
+
+
+def _has_failed_policy(decision: Decision) -> bool:
+    """Whether asking again may help: a policy whose inputs are not known has no more to say at the start."""
+    failed = (each.policy for each in decision.audit if each.kind is AuditKind.FAILED)
+    return bool(decision.without_answer) and not decision.without_answer.isdisjoint(failed)
 
 
 def _updatable(found: Resources) -> Resources:
