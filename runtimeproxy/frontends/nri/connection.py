@@ -287,7 +287,7 @@ def launched(environ: Mapping[str, str]) -> Launch | None:
     Source: github.com/containerd/nri v0.12.5, pkg/api/plugin.go.
 
     Raises:
-        InheritedSocketError: The variable of the socket is no number.
+        InheritedSocketError: The environment's descriptor is not a number.
     """
     text = environ.get(SOCKET_VARIABLE, "")
     if not text:

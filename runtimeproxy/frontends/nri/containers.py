@@ -49,6 +49,7 @@ from runtimeproxy.frontends.nri.messages import (
     read_env,
     read_resources,
 )
+from runtimeproxy.frontends.nri.services import RefusedError
 from runtimeproxy.frontends.nri.state import PluginConflict, UncarriedField
 from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, Resources
 from runtimeproxy.hooks.audit import AuditKind, Origin
@@ -183,7 +184,13 @@ class Containers:
             return replace(view, env=read_env(message.env))
 
         question = Question(Hook.PRE_CREATE_CONTAINER, recorded_summary(pod), make_view, edit=draft.edit)
-        decision = await self._services.ask(question, until_s, CREATE)
+        try:
+            decision = await self._services.ask(question, until_s, CREATE)
+        except RefusedError:
+            # That the runtime does not create it now is no failure of its.
+            self._drafts.pop(record.id, None)
+            self._unmade.pop((pod.id, record.name), None)
+            raise
         if decision is not None:
             draft.decided = decided_values(decision)
             draft.is_undecided = bool(decision.unwritten) or _has_failed_policy(decision)

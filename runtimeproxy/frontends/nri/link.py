@@ -136,7 +136,7 @@ class NriLink:
         if isinstance(error, FileNotFoundError):
             return f"{path}: no such socket; is NRI enabled in the runtime?"
         if isinstance(error, ConnectionRefusedError):
-            return f"{path}: nobody listens there"
+            return f"{path}: no process listens there"
         if isinstance(error, TimeoutError):
             return f"{path}: no answer within {REGISTRATION_S:g} s"
         return f"{path}: {error.strerror}" if isinstance(error, OSError) and error.strerror else str(error)

@@ -85,7 +85,7 @@ MOST_OWNED: Final = 1000
 """Of the remembered fields of other plugins."""
 
 GRACE: Final = 1.5
-"""So many times its budget a request may take for writes, too: half of it are left for the runtime then."""
+"""A request with its writes may take so many times its budget: a quarter of the runtime's time is left."""
 
 RUN: Final = Origin("RunPodSandbox")
 UPDATE_POD: Final = Origin("UpdatePodSandboxResources")
@@ -115,8 +115,6 @@ class Plugin:
         self._core.inventory.confirms_by_status = False
         self._pods: dict[str, PodRecord] = {}
         self._containers_seen: dict[str, ContainerRecord] = {}
-        # UpdatePodSandbox by pod, until its end is told.
-        self._pod_updates: dict[str, Callable[[], None]] = {}
         self._methods: dict[str, tuple[type[Message], Callable[[Any, float], Awaitable[Message]]]] = {
             "Synchronize": (api_pb2.SynchronizeRequest, self._synchronize),
             "RunPodSandbox": (api_pb2.RunPodSandboxRequest, self._run_pod_sandbox),

@@ -142,7 +142,7 @@ class _MessageReader:
                 piece = data[at : at + self._left_bytes]
                 at += len(piece)
                 self._left_bytes -= len(piece)
-                # Frames of connections that nobody has opened are skipped, as Go's side does.
+                # Frames of connections that were not opened are skipped, as Go's side does.
                 if (unread := self._unread.get(self._connection_id)) is not None:
                     unread += piece
                     yield from self._messages(unread)

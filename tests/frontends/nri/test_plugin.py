@@ -276,6 +276,10 @@ async def test_a_refusal_fails_the_creation_and_leaves_nothing(runtime: Runtime)
         await runtime.send("RunPodSandbox", nri.RunPodSandboxRequest(pod=POD))
     assert not len(runtime.around.store.containers)
     assert not runtime.around.waiting_keys
+    # The kubelet tries it again: the runtime has failed in nothing.
+    runtime.load(policy(container=SHARES))
+    assert (await runtime.create(container(OTHER_ID))).linux.resources.cpu.shares.value == 512
+    assert runtime.state.failed_creates == 0
 
 
 async def test_a_start_is_never_refused(runtime: Runtime) -> None:
