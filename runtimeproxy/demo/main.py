@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cri_api.runtime.v1 import api_pb2
 from cri_api.runtimeproxy.v1.api_pb2 import DESCRIPTOR as OWN_API
-from cri_api.runtimeproxy.v1.api_pb2 import ExplainRequest, ExplainResponse, GetStatusRequest
+from cri_api.runtimeproxy.v1.api_pb2 import (
+    ExplainedTarget,
+    ExplainRequest,
+    ExplainResponse,
+    GetStatusRequest,
+    PolicyAnswer,
+)
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 from runtimeproxy.commands.explain import show_explanation
 from runtimeproxy.commands.output import Page
@@ -70,7 +76,7 @@ CGROUP_TREE: Final = "koordproxydemo"
 
 START_TIMEOUT_S: Final = 8.0
 CALL_TIMEOUT_S: Final = 20.0
-FOLLOWED_S: Final = 3.0
+FOLLOWED_S: Final = 15.0
 """How long a daemon that only follows what runs may take for a pod."""
 _CRI: Final = api_pb2.DESCRIPTOR.services_by_name
 _PROBE_TIMEOUT_S: Final = 5.0
@@ -378,10 +384,17 @@ def _explained(own: RuntimeProxyStub, pod: DemoPod, *, waits: bool) -> ExplainRe
 
 def _is_applied(explanation: ExplainResponse) -> bool:
     """Whether all that policies want of a pod and its container is in force, or said not to be."""
-    fields = [field for target in explanation.targets[:2] for field in target.fields if field.claims]
-    return any(target.container for target in explanation.targets) and all(
-        field.HasField("applied") or field.unapplied for field in fields
-    )
+    targets = explanation.targets[:2]
+    return any(target.container for target in targets) and all(map(_is_target_applied, targets))
+
+
+def _is_target_applied(target: ExplainedTarget) -> bool:
+    # The answers are of now: what they want may not have been written, nor even noted, yet.
+    wanting = {each.policy for each in target.policies if each.outcome == PolicyAnswer.OUTCOME_CHANGES}
+    fields = [field for field in target.fields if field.claims or field.unapplied]
+    owners = {claim.owner for field in fields for claim in field.claims}
+    owners |= {owner for field in fields for each in field.unapplied for owner in each.owners}
+    return wanting <= owners and all(field.HasField("applied") or field.unapplied for field in fields)
 
 
 @contextlib.contextmanager
