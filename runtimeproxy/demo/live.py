@@ -26,7 +26,7 @@ data:{data}
 _STRATEGY: Final = f"""
   cpu-burst-config: |
     {{"clusterStrategy": {{"policy": "cpuBurstOnly", "cpuBurstPercent": {PERCENT}}}}}"""
-_TIMEOUT_S: Final = 5.0
+_TIMEOUT_S: Final = 15.0
 _POLL_S: Final = 0.02
 
 
