@@ -182,7 +182,8 @@ def starts_in(mode: Mode, _: Node) -> str:
 
 
 def _configuration(mode: Mode) -> str:
-    return f'[daemon]\nmode = "{mode}"\n'
+    # What starts between two modes runs already in the second one.
+    return f'[daemon]\nmode = "{mode}"\n[ledger]\nlower_memory_limits = true\n'
 
 
 def _restart(mode: Mode) -> float:
