@@ -171,7 +171,10 @@ class NriServer:
             self._idle.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), deadline_s)
+        # A call learns of the connection's end in a later turn of the loop than the server.
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if tasks:
+            _, tasks = await asyncio.wait(tasks, timeout=deadline_s)
         left = [f"{len(self._open)} connections are open"] if self._open else []
         return left + [f"{len(tasks)} tasks are left"] * bool(tasks)
 
