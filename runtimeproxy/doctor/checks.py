@@ -114,6 +114,9 @@ def check_runtime(facts: Facts) -> Findings:
         yield _ok(f"{facts.runtime.name} answers on {endpoint}")
     elif facts.runtime.is_denied:
         yield _warning(f"{endpoint}: this user may not connect", _AS_ROOT)
+    elif facts.is_file_denied:
+        text = f"{facts.runtime.error}, but the configuration may name another runtime"
+        yield _warning(text, _AS_ROOT)
     else:
         advice = "start it, or set proxy.runtime_endpoint"
         yield _problem(f"the runtime does not answer: {facts.runtime.error}", advice)
