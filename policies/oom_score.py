@@ -1,12 +1,12 @@
 """OOM score: which containers the kernel kills first when memory is short, by annotations of the pod.
 
-`koordinator.sh/oom-score-adj` is the score of all containers of a pod, and `koordinator.sh/oom-score-adj-spec`
-has that of single ones. New containers begin with it; the processes of running ones get it when an annotation
-changes, and the kubelet's back when it goes. The sandbox keeps the runtime's.
+The annotation `koordinator.sh/oom-score-adj` has the score of all containers of a pod, and the one with `-spec`
+at its end those of single ones. New containers begin with it; the processes of running ones get it when an
+annotation changes, and the kubelet's back when it goes. The sandbox keeps the runtime's.
 Source: Koordinator pkg/koordlet/runtimehooks/hooks/oomscoreadj; apis/extension/constants.go.
 
-A low score is a right: whose processes are spared, for them others are killed. So annotations can set no score
-below an option, and those of best-effort pods none below the kubelet's.
+A low score is a right: others are killed in the place of what has it. So annotations can set no score below
+an option, and those of best-effort pods none below the kubelet's.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.paths import cgroup_id
+from runtimeproxy.cgroups.processes import NOT_VISIBLE
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText
 from runtimeproxy.fields.tables import LISTS, OF_PROCESSES, PERIOD, QUOTA
 from runtimeproxy.hooks.claimants import ClaimantKind
@@ -27,7 +28,6 @@ from runtimeproxy.ledger.unapplied import (
     LIMIT,
     NO_CGROUP,
     NO_FILE,
-    NOT_VISIBLE,
     WRITTEN_ONCE,
     UnappliedCause,
 )
