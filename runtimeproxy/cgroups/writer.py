@@ -61,8 +61,8 @@ def _write(file: str, folder: int, text: str) -> None:
 def _write_bounded(form: FileFormat, folder: int, text: str) -> None:
     """Writes a file whose value another file bounds. Where both have the same limit, they keep the same.
 
-    Version 1 refuses a memory limit above that of memory and swap together, which runtimes set to the same, so
-    that a container does not swap. Source: Linux, mm/memcontrol.c, mem_cgroup_resize_max; containerd,
+    Version 1 refuses a memory limit above that of memory and swap together, which runtimes set to the same,
+    so that a container does not swap. Source: Linux, mm/memcontrol.c, mem_cgroup_resize_max; containerd,
     WithResources.
     """
     value, before = form.decode(text), form.decode(_read(form.file, folder))
