@@ -15,6 +15,7 @@ from tests.node.guest import (
     pods,
     qos_manager,
     removal,
+    scores,
     service,
     strategies,
 )
@@ -27,6 +28,7 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *installation.CHECKS,
         *pods.CHECKS,
         *hook_servers.CHECKS,
+        *scores.CHECKS,
         *qos_manager.CHECKS,
         *service.CHECKS,
         *qos_manager.OUTLIVED,
