@@ -15,7 +15,6 @@ from tests.node.guest import (
     pods,
     qos_manager,
     removal,
-    scores,
     service,
     strategies,
 )
@@ -28,7 +27,6 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *installation.CHECKS,
         *pods.CHECKS,
         *hook_servers.CHECKS,
-        *scores.CHECKS,
         *qos_manager.CHECKS,
         *service.CHECKS,
         *qos_manager.OUTLIVED,
