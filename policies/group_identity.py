@@ -120,7 +120,7 @@ class GroupIdentity(Policy):
             GROUP_IDENTITY_SYSCTL: Reason("a strategy has a group identity = ", 1),
         }
         if Feature.GROUP_IDENTITY_SYSCTL in node.features:
-            if Feature.CORE_SCHED in node.features:
+            if Feature.CORE_SCHED_SYSCTL in node.features:
                 sysctl[CORE_SCHED_SYSCTL] = 0
             sysctl[GROUP_IDENTITY_SYSCTL] = 1
 

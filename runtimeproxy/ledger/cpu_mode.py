@@ -26,8 +26,14 @@ class CpuMode(StrEnum):
     CORE_SCHEDULING = "core scheduling"
 
 
-OF_MODES: Final = frozenset({"cpu.bvt_warp_ns"})
-"""The cgroup parameters of group identity. The cookies of core scheduling are in no file of a cgroup."""
+OWN: Final[Mapping[CpuMode, frozenset[str]]] = {
+    CpuMode.OFF: frozenset(),
+    CpuMode.GROUP_IDENTITY: frozenset({"cpu.bvt_warp_ns"}),
+    CpuMode.CORE_SCHEDULING: frozenset({"core_sched_group"}),
+}
+"""The parameters that need a mode: identities, and the cookies of tasks."""
+OF_MODES: Final = frozenset().union(*OWN.values())
+"""Those of all modes; no two modes have one in common."""
 
 
 class Switch(NamedTuple):
@@ -57,7 +63,7 @@ def plan(wanted: Mapping[str, int | str], written: Mapping[str, str]) -> Switch:
     if all(asked.get(name) == "1" for name in SYSCTLS):
         asked, problem = known, "policies want group identity and core scheduling"
     mode, before = _mode(asked), _mode(known)
-    excluded = frozenset() if mode is CpuMode.GROUP_IDENTITY else OF_MODES
+    excluded = OF_MODES - OWN[mode]
     if mode is CpuMode.OFF and all(asked.get(name) == value for name, value in known.items()):
         excluded = frozenset()  # other policies may use the parameters of modes that are not ours
     ordered = dict(sorted(asked.items(), key=lambda each: each[1] != "0"))

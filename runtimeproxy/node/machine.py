@@ -37,7 +37,7 @@ _FILES: Final[Mapping[Feature, Mapping[str, str]]] = {
 }
 """A file by controller. Source: the same; Linux Documentation/admin-guide/cgroup-v2.rst, IO."""
 _SYSCTLS: Final = {
-    Feature.CORE_SCHED: "sys/kernel/sched_core",
+    Feature.CORE_SCHED_SYSCTL: "sys/kernel/sched_core",
     Feature.GROUP_IDENTITY_SYSCTL: "sys/kernel/sched_group_identity_enabled",
 }
 _SCHED_FEATURES: Final = ("kernel/debug/sched/features", "kernel/debug/sched_features")
@@ -141,8 +141,13 @@ def _number(path: Path, default: int = 0) -> int:
     return min(int(text), _MAX_PACKAGES)
 
 
-def read_features(facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path) -> frozenset[Feature]:
-    """The features of the kernel; those with files in cgroups are missing until there is a cgroup."""
+def read_features(
+    facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path, *, has_cookies: bool = False
+) -> frozenset[Feature]:
+    """The features of the kernel; those with files in cgroups are missing until there is a cgroup.
+
+    `has_cookies`: whether the kernel has them for tasks, which no file tells.
+    """
     # A kernel with a feature has all of its files.
     lacking = {each.feature for each in PARAMETERS.values() if not _has(facts, each)}
     named = {each.feature for each in PARAMETERS.values() if each.feature}
@@ -160,7 +165,10 @@ def read_features(facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path
         found.add(Feature.IO_COST)
     if "resctrl" in _text(procfs / "filesystems").split():
         found.add(Feature.RESCTRL)
-    if any("CORE_SCHED" in _text(sysfs / path).replace("NO_", "").split() for path in _SCHED_FEATURES):
+    is_switched = any(
+        "CORE_SCHED" in _text(sysfs / each).replace("NO_", "").split() for each in _SCHED_FEATURES
+    )
+    if has_cookies or is_switched or Feature.CORE_SCHED_SYSCTL in found:
         found.add(Feature.CORE_SCHED)
     return frozenset(found)
 

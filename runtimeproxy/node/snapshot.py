@@ -61,7 +61,10 @@ class Feature(StrEnum):
     RESCTRL = "resctrl"
     """The file system resctrl, mounted or not."""
     CORE_SCHED = "core-sched"
-    """Core scheduling: the sysctl `kernel.sched_core`, or `CORE_SCHED` in the scheduler's features."""
+    """Core scheduling: tasks can have cookies, or one of the switches of Anolis kernels is there: the sysctl
+    `kernel.sched_core`, or `CORE_SCHED` in the scheduler's features."""
+    CORE_SCHED_SYSCTL = "core-sched-sysctl"
+    """The sysctl `kernel.sched_core`; mainline kernels have none."""
     GROUP_IDENTITY_SYSCTL = "group-identity-sysctl"
     """The sysctl `kernel.sched_group_identity_enabled`; without it group identity is always on."""
     IO_LIMITS = "io-limits"

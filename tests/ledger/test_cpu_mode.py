@@ -13,6 +13,7 @@ from runtimeproxy.ledger.cpu_mode import (
     CORE_SCHED_SYSCTL,
     GROUP_IDENTITY_SYSCTL,
     OF_MODES,
+    OWN,
     CpuMode,
     plan,
 )
@@ -21,6 +22,7 @@ POD = PodView(id="s", name="web", namespace="shop", uid="u")
 BOX = ContainerView(id="c", name="main", pod=POD)
 IDENTITY, CORE, OFF = CpuMode.GROUP_IDENTITY, CpuMode.CORE_SCHEDULING, CpuMode.OFF
 NOTHING: frozenset[str] = frozenset()
+IDENTITIES, COOKIES = OWN[IDENTITY], OWN[CORE]
 
 
 def sysctls(identity: int | None = None, core: int | None = None) -> dict[str, str]:
@@ -32,19 +34,19 @@ def sysctls(identity: int | None = None, core: int | None = None) -> dict[str, s
     ("wanted", "written", "mode", "is_change", "excluded"),
     [
         (sysctls(), sysctls(), OFF, False, NOTHING),
-        (sysctls(1, 0), sysctls(), IDENTITY, True, NOTHING),
-        (sysctls(1, 0), sysctls(1, 0), IDENTITY, False, NOTHING),
-        (sysctls(1), sysctls(1), IDENTITY, False, NOTHING),
-        (sysctls(0, 1), sysctls(), CORE, True, OF_MODES),
-        (sysctls(0, 1), sysctls(1, 0), CORE, True, OF_MODES),
-        (sysctls(0, 1), sysctls(0, 1), CORE, False, OF_MODES),
-        (sysctls(1, 0), sysctls(0, 1), IDENTITY, True, NOTHING),
+        (sysctls(1, 0), sysctls(), IDENTITY, True, COOKIES),
+        (sysctls(1, 0), sysctls(1, 0), IDENTITY, False, COOKIES),
+        (sysctls(1), sysctls(1), IDENTITY, False, COOKIES),
+        (sysctls(0, 1), sysctls(), CORE, True, IDENTITIES),
+        (sysctls(0, 1), sysctls(1, 0), CORE, True, IDENTITIES),
+        (sysctls(0, 1), sysctls(0, 1), CORE, False, IDENTITIES),
+        (sysctls(1, 0), sysctls(0, 1), IDENTITY, True, COOKIES),
         (sysctls(), sysctls(1, 0), OFF, True, OF_MODES),
         (sysctls(), sysctls(0, 1), OFF, True, OF_MODES),
         # Killed between two sysctls; a kernel in which group identity has no sysctl.
         (sysctls(), sysctls(None, 0), OFF, False, OF_MODES),
-        (sysctls(0, 1), sysctls(0, 0), CORE, True, OF_MODES),
-        (sysctls(1, 0), sysctls(None, 0), IDENTITY, True, NOTHING),
+        (sysctls(0, 1), sysctls(0, 0), CORE, True, IDENTITIES),
+        (sysctls(1, 0), sysctls(None, 0), IDENTITY, True, COOKIES),
         # A policy that only keeps core scheduling off; another one may set identities then.
         (sysctls(None, 0), sysctls(None, 0), OFF, False, NOTHING),
         (sysctls(None, 0), sysctls(1, 0), OFF, True, OF_MODES),

@@ -31,7 +31,7 @@ from runtimeproxy.slo.schema import (
 )
 from runtimeproxy.slo.strategies import Strategies
 
-FEATURES = frozenset({Feature.BVT, Feature.GROUP_IDENTITY_SYSCTL, Feature.CORE_SCHED})
+FEATURES = frozenset({Feature.BVT, Feature.GROUP_IDENTITY_SYSCTL, Feature.CORE_SCHED_SYSCTL})
 
 
 def _class(identity: int | None) -> ClassQoS:
@@ -171,7 +171,9 @@ def test_the_kernels_switches_are_set_core_scheduling_first() -> None:
 
 
 def test_a_kernel_without_the_switch_needs_none() -> None:
-    change = GroupIdentity().node(replace(node(), features=frozenset({Feature.BVT, Feature.CORE_SCHED})))
+    change = GroupIdentity().node(
+        replace(node(), features=frozenset({Feature.BVT, Feature.CORE_SCHED_SYSCTL}))
+    )
     assert change is not None
     assert not change.sysctl
 
