@@ -212,13 +212,17 @@ DECLARED: tuple[Declaration, ...] = (
         unlimited_is_absent=True,
     ),
     # Source: Linux include/uapi/linux/oom.h; containerd, updateOCIResource of the CRI plugin, which leaves
-    # the score of a running container alone, and its option restrict_oom_score_adj, which bounds a new one's.
+    # the score of a running container alone, and its option restrict_oom_score_adj, which bounds a new one's;
+    # fs/proc/base.c, __set_oom_adj: below the least that a process was given it needs the capability.
     Declaration(
         name="oom_score_adj",
         neutral=0,
         minimum=-1_000,
         maximum=1_000,
         only_set=True,
+        levels=frozenset({ClaimLevel.CONTAINER}),
+        processes=formats.number_of_processes("oom_score_adj"),
+        capability="CAP_SYS_RESOURCE",
         resource="oom_score_adj",
         cri="oom_score_adj",
         creation_only=True,

@@ -17,6 +17,8 @@ PERIOD: Final = "cpu.cfs_period_us"
 FIELDS: Final[Mapping[str, Declaration]] = {each.name: each for each in DECLARED}
 PARAMETERS: Final[Mapping[str, Declaration]] = {each.name: each for each in DECLARED if each.is_parameter}
 """The cgroup parameters, in the order in which looser values of one cgroup are written."""
+OF_PROCESSES: Final = frozenset(name for name, each in PARAMETERS.items() if each.processes is not None)
+"""The parameters that each process of a cgroup has for itself."""
 LISTS: Final = tuple(name for name, each in PARAMETERS.items() if each.is_list)
 """The parameters that are lists of CPUs or NUMA nodes."""
 NEUTRAL: Final[Mapping[str, Value]] = {

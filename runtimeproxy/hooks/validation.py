@@ -19,7 +19,14 @@ from typing import Any, Final, NamedTuple
 from runtimeproxy import units
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.fields.declaration import ROLES, Declaration, Kind
-from runtimeproxy.fields.tables import FIELDS, NEUTRAL, RESOURCE_FIELDS, RESOURCE_PARAMETERS, V2_FILES
+from runtimeproxy.fields.tables import (
+    FIELDS,
+    NEUTRAL,
+    OF_PROCESSES,
+    RESOURCE_FIELDS,
+    RESOURCE_PARAMETERS,
+    V2_FILES,
+)
 from runtimeproxy.hooks import fields as flat
 from runtimeproxy.hooks.carried import BY_CALLS, CarriedFields
 from runtimeproxy.hooks.changes import (
@@ -37,11 +44,13 @@ from runtimeproxy.hooks.changes import (
     Scale,
 )
 from runtimeproxy.hooks.fields import Field, Merged, Value
-from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.policy import METHOD_HOOKS, Hook
 from runtimeproxy.hooks.reasons import NO_REASONS, Reason
 from runtimeproxy.hooks.views import PodView
+from runtimeproxy.hooks.ways import LEVELS
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 from runtimeproxy.qos import KubeQoSClass
+from runtimeproxy.vocabulary import ClaimLevel
 
 _FILE_NAME: Final = re.compile(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)+")
 _CDI_KIND: Final = r"[A-Za-z][\w.-]*[A-Za-z0-9]"
@@ -53,6 +62,7 @@ _MOST_CDI_NAME: Final = 255
 HOOKS_WITHOUT_ANSWER: Final = frozenset(hook for hook in Hook if hook.startswith("post_"))
 """Effects of a policy's own; of hook servers a response to them has no meaning either."""
 
+_LEVELS: Final = {hook: level for method, level in LEVELS.items() for hook in METHOD_HOOKS[method]}
 _CREATING: Final = frozenset({Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER})
 _WRONG_TYPES: Final[Mapping[Hook, tuple[type[Change], ...]]] = {
     Hook.PRE_RUN_POD_SANDBOX: (ContainerChange, NodeChange),
@@ -141,6 +151,8 @@ def usable(
     given = _well_formed(change, left_out)
     for field, value in flat.fields_of(given, carried.counting[hook]).items():
         try:
+            if field.group == flat.CGROUP and field.key in OF_PROCESSES:
+                _check_level(field.key, _LEVELS[hook])
             fields[field], note = _CHECKS[field.group](field.key, value, node)
         except ValueError as error:
             left_out.append(_left_out(field, value, str(error)))
@@ -271,6 +283,11 @@ def _checked_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, 
     return _checked_role(RESOURCE_FIELDS[name], value, node)
 
 
+def _check_level(name: str, level: ClaimLevel) -> None:
+    if not FIELDS[name].is_at(level):
+        raise ValueError(f"is a value of processes, which a cgroup of this level ({level}) does not have")
+
+
 def _check_idle(name: str, value: Value) -> None:
     """Weights of an idle cgroup cannot be written. Source: Linux kernel/sched/fair.c, sched_group_set_shares.
 
@@ -299,6 +316,8 @@ def _checked_node_file(place: object, value: Value, node: NodeFacts) -> tuple[Va
         raise ValueError("is not a path")
     path, _, name = place.rpartition("/")
     _checked_cgroup_parent("", path, node)
+    if name in OF_PROCESSES:
+        _check_level(name, ClaimLevel.HOST_APPLICATION)
     return _checked_parameter(name, value, node)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.order import loosened
 from runtimeproxy.cgroups.writer import CgroupValues, FileText
-from runtimeproxy.fields.tables import NEUTRAL, PERIOD, QUOTA, V2_FILES, check_value, clamped
+from runtimeproxy.fields.tables import FIELDS, NEUTRAL, PERIOD, QUOTA, V2_FILES, check_value, clamped
 from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role, resolve
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.hooks.settings import ConflictRule
@@ -44,6 +44,7 @@ class Formats(Protocol):
     def decode(self, name: str, text: str) -> Value | None: ...
     def encode(self, name: str, value: Value) -> str | None: ...
     def matches(self, name: str, value: Value, text: str) -> bool: ...
+    def parts(self, name: str, text: str) -> tuple[str, ...]: ...
     def file_of(self, name: str) -> str | None: ...
 
 
@@ -436,6 +437,7 @@ def plan_values(
         values=values,
         present=present,
         raw={name: each.raw for name, each in planned.items() if each.raw is not None},
+        replaces={name: each.replaces for name, each in planned.items() if each.replaces is not None},
         book=replace(book, entries=entries, originals=_needed(originals, entries, present, book)),
         only_observed=only_observed,
         noted=_line_of_journal(book, new, entries, values),
@@ -456,6 +458,8 @@ class _PlannedValue(NamedTuple):
     """To be written; None for nothing."""
     raw: str | None = None
     """The raw text of the value, if that is known."""
+    replaces: tuple[Value, ...] | None = None
+    """Of values of processes: those that it takes the place of; None for all."""
     left: Left | None = None
     """None unless the file is left alone."""
 
@@ -576,12 +580,21 @@ def change_of(
         return ValueChange.NONE
     original = book.originals.get(found.file)
     text = original.text if original is not None else None
-    known = [NEUTRAL.get(name), None if text is None else formats.decode(name, text)]
+    known = [None if text is None else formats.decode(name, text)]
     if level is Level.CONTAINER:
         known += [entry.booked, entry.requested]
+    if not FIELDS[name].processes or known.count(None) == len(known):
+        # A process that gives itself the neutral value wants it, where that is not what it was made with.
+        known.append(NEUTRAL.get(name))
     known += [_reset_by_others(name, value) for value in (entry.resolved, *known)]
-    is_reset = any(value is not None and formats.matches(name, value, found.text) for value in known)
+    # Some processes of a cgroup may have ours, and those that the runtime has just made others.
+    known.append(entry.resolved)
+    is_reset = all(_holds_any(name, known, part, formats) for part in formats.parts(name, found.text))
     return ValueChange.RESET if is_reset else ValueChange.FOREIGN
+
+
+def _holds_any(name: str, values: Iterable[Value | None], text: str, formats: Formats) -> bool:
+    return any(value is not None and formats.matches(name, value, text) for value in values)
 
 
 def _reset_by_others(name: str, value: Value | None) -> Value | None:
@@ -754,21 +767,20 @@ def _given_back_value(
     if is_same if text is None else found.text.rstrip("\n") == text.rstrip("\n"):
         return _PlannedValue(remaining)
     # No program leaves a file without a value, but one that is killed while it writes to a plain file.
-    is_empty = formats.decode(name, found.text) is None
-    if is_empty or _holds_ours(book, name, entry.resolved, value, found, formats):
-        return _PlannedValue(remaining, value, text)
+    parts, ours = formats.parts(name, found.text), _values_of_ours(book, name, entry.resolved, value)
+    is_empty = all(formats.decode(name, part) is None for part in parts)
+    if is_empty or any(_holds_any(name, ours, part, formats) for part in parts):
+        return _PlannedValue(remaining, value, text, tuple(each for each in ours if each is not None))
     return _PlannedValue(remaining, left=None if is_same else _CHANGED_SINCE)
 
 
-def _holds_ours(book: Book, name: str, ours: Value, value: Value, found: FileText, formats: Formats) -> bool:
-    """Whether a file holds a value of ours, or what others or half of a write have made of it.
+def _values_of_ours(book: Book, name: str, ours: Value, value: Value) -> list[Value | None]:
+    """A value of ours, and what others or half of a write have made of it.
 
     `value`: that is to be given back.
     """
     known = [ours, _reset_by_others(name, ours), _between(book, name, ours, value)]
-    if book.level is Level.CONTAINER:
-        known.append(book.entries[name].booked)
-    return any(each is not None and formats.matches(name, each, found.text) for each in known)
+    return [*known, book.entries[name].booked] if book.level is Level.CONTAINER else known
 
 
 def _between(book: Book, name: str, ours: Value, value: Value) -> Value:

@@ -206,12 +206,18 @@ class Ledger:
         if (path := path_or_none(cgroup)) is not None:
             self._settlement.compare(path, SettleCause.EVENT if is_explained else SettleCause.COMPARISON)
 
-    def verify(self, levels: Collection[Level], pod_cgroups: Collection[str] | None = None) -> None:
+    def verify(
+        self,
+        levels: Collection[Level],
+        pod_cgroups: Collection[str] | None = None,
+        names: frozenset[str] | None = None,
+    ) -> None:
         """Compares the values of all cgroups of some levels, and repairs them.
 
-        `pod_cgroups`: of all running pods: the cgroups of others are left alone; None for all.
+        `pod_cgroups`: of all running pods: the cgroups of others are left alone; None for all. `names`: only
+        cgroups with one of these parameters; None for all.
         """
-        for path in self.books.within(levels, pod_cgroups):
+        for path in self.books.within(levels, pod_cgroups, names):
             self._settlement.compare(path, SettleCause.COMPARISON)
 
     def restore_leased(self, records: Mapping[str, ContainerRecord]) -> None:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.paths import cgroup_id
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText
-from runtimeproxy.fields.tables import LISTS, PERIOD, QUOTA
+from runtimeproxy.fields.tables import LISTS, OF_PROCESSES, PERIOD, QUOTA
 from runtimeproxy.hooks.claimants import ClaimantKind
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.book_store import BOUNDING, Books, Known
@@ -27,6 +27,7 @@ from runtimeproxy.ledger.unapplied import (
     LIMIT,
     NO_CGROUP,
     NO_FILE,
+    NOT_VISIBLE,
     WRITTEN_ONCE,
     UnappliedCause,
 )
@@ -217,7 +218,11 @@ class Planner:
         }
         only_observed |= self._written_by_others(path, known, book, present, cause)
         if cause is SettleCause.COMPARISON and (missing := book.entries.keys() - present.keys()):
-            only_observed |= dict.fromkeys(missing, self._why_missing(path, present))
+            why = self._why_missing(path, present)
+            only_observed |= dict.fromkeys(missing, why)
+            if why[0] is UnappliedCause.NO_FILE:
+                unread = UnappliedCause.UNREADABLE, NOT_VISIBLE
+                only_observed |= dict.fromkeys(missing & OF_PROCESSES, unread)
         return _Source(book, present, only_observed)
 
     def _why_missing(self, path: Path, present: Mapping[str, FileText]) -> tuple[UnappliedCause, str]:

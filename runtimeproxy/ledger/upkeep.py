@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
-from runtimeproxy.fields.tables import FIELDS
+from runtimeproxy.fields.tables import FIELDS, OF_PROCESSES
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.hooks.fields import SYSCTL
 from runtimeproxy.hooks.policy import Hook
@@ -26,7 +26,7 @@ from runtimeproxy.ledger.barrier import Barrier
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import ChangeLog
 from runtimeproxy.ledger.evaluate import Evaluator, unknown_cgroups
-from runtimeproxy.ledger.fields import VERIFY_S
+from runtimeproxy.ledger.fields import PROCESSES_VERIFY_S, VERIFY_S
 from runtimeproxy.ledger.rates import ChangeRates
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.unapplied import Unapplied, UnappliedStage
@@ -222,7 +222,9 @@ class Upkeep:
         Args:
             among: The levels to compare. Those of all pods take seconds, and others would wait for them.
         """
-        due_s = dict.fromkeys(among, time.monotonic())
+        # None: values of processes, which are compared beside the files of their level.
+        due = (*among, None) if Level.CONTAINER in among else among
+        due_s: dict[Level | None, float] = dict.fromkeys(due, time.monotonic())
         while True:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
@@ -233,12 +235,7 @@ class Upkeep:
             try:
                 if Level.QOS_CLASS in levels:
                     self.audit_unapplied()
-                running = [
-                    pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED
-                ]
-                await self.in_worker(partial(with_rests, partial(self._ledger.verify, levels, running)))
-                if self._sysctls is not None and Level.NODE in levels:
-                    await self.in_worker(self._sysctls.verify)
+                await self._compare(levels)
                 if self._owes_sysctls and not self._books.has_leftovers:
                     self._owes_sysctls = False
                     self.evaluator.request("sysctls")
@@ -251,7 +248,20 @@ class Upkeep:
             except Exception:  # a bug costs this comparison, not the next one
                 logger.exception("cgroup values could not be compared")
 
-    def _verify_s(self, level: Level) -> float:
+    async def _compare(self, due: Collection[Level | None]) -> None:
+        running = [pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED]
+        levels = [level for level in VERIFY_S if level in due]
+        await self.in_worker(partial(with_rests, partial(self._ledger.verify, levels, running)))
+        if None in due:
+            others = [level for level in VERIFY_S if level not in due]
+            verify = partial(self._ledger.verify, others, running, OF_PROCESSES)
+            await self.in_worker(partial(with_rests, verify))
+        if self._sysctls is not None and Level.NODE in due:
+            await self.in_worker(self._sysctls.verify)
+
+    def _verify_s(self, level: Level | None) -> float:
+        if level is None:
+            return PROCESSES_VERIFY_S
         return SEEN_VERIFY_S if level is Level.POD and self.sees_writes() else VERIFY_S[level]
 
     def on_policies(self, not_loaded: Iterable[str]) -> None:

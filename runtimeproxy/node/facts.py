@@ -63,7 +63,7 @@ class NodeFacts:
             return unknown_parameter(name)
         if not parameter.writable:
             return "cannot be written"
-        if not self.controllers:
+        if not self.controllers or parameter.processes is not None:
             return ""
         version = self.controllers.get(parameter.controller)
         if version is None:

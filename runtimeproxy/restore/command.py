@@ -187,7 +187,10 @@ def loosen(writer: CgroupWriter, plans: Iterable[CgroupPlan]) -> None:
 def restore_cgroups(writer: CgroupWriter, plans: Iterable[CgroupPlan]) -> tuple[Line, ...]:
     """Writes the original values in safe order; returns the results."""
     plans = tuple(plans)
-    wanted = (CgroupValues(each.state.book.id, each.values, each.state.present, each.raw) for each in plans)
+    wanted = (
+        CgroupValues(each.state.book.id, each.values, each.state.present, each.raw, each.replaces)
+        for each in plans
+    )
     results = {(result.cgroup, result.name): result for result in writer.write_levels(_levels(wanted))}
     return tuple(
         _write_result(line, results.get((line.target, line.field)), writer)

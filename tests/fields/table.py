@@ -7,7 +7,7 @@ from typing import Final
 
 from runtimeproxy.fields.declaration import ALL_LEVELS, PAGE_BYTES, ROLES, Declaration, Kind
 from runtimeproxy.fields.declared import DECLARED
-from runtimeproxy.fields.formats import FileFormat
+from runtimeproxy.fields.formats import FileFormat, ProcessFormat
 from runtimeproxy.units import MAX_INT64
 from runtimeproxy.vocabulary import ClaimLevel, Role
 from tests.lab.programs import REPOSITORY
@@ -37,8 +37,8 @@ def _row(field: Declaration) -> Iterator[str]:
     unified = f"`unified[{field.name}]`" if field.only_unified else ""
     notes = ", ".join([*(["NRI"] * (not field.cri)), *(["creation only"] * field.creation_only)])
     yield unified or (f"`{field.resource}`{f' ({notes})' if notes else ''}" if field.resource else "")
-    yield _file(field.v1)
-    yield "" if field.only_unified else _file(field.v2)
+    yield _file(field.format_for(1))
+    yield "" if field.only_unified else _file(field.format_for(2))
     yield _values(field) if field.writable else "only read"
     yield "" if field.neutral is None else f"`{field.neutral}`" if field.neutral != "" else "empty"
     yield _names(frozenset(Role) - (ROLES[field.kind] if not field.only_set else {Role.SET}))
@@ -52,7 +52,9 @@ def _names(values: frozenset[Role] | frozenset[ClaimLevel]) -> str:
 
 
 def _file(file: FileFormat | None) -> str:
-    return "" if file is None else f"`{file.file}`"
+    if file is None:
+        return ""
+    return f"each of its {file.members.value}" if isinstance(file, ProcessFormat) else f"`{file.file}`"
 
 
 def _values(field: Declaration) -> str:
