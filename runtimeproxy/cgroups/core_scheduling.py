@@ -17,6 +17,8 @@ from enum import IntEnum
 from threading import RLock, Thread
 from typing import Final, Protocol
 
+FIELD: Final = "core_sched_group"
+"""The field of a task's group, and the name by which its format finds `CoreGroups`."""
 NO_COOKIE: Final = 0
 """Of tasks that are in no group: they share cores with each other."""
 NO_GROUP: Final = "none"
@@ -24,6 +26,8 @@ NO_GROUP: Final = "none"
 UNKNOWN: Final = "cookie:"
 """Before the number of a cookie, in place of a group: a program has made it for itself, or what it was made
 for is forgotten."""
+UNREADABLE: Final = "unreadable"
+"""In place of a group where this process may not read the cookie: only a write says why."""
 MOST_HOLDERS: Final = 256
 """Tasks of one group that are remembered, the last ones that were seen: one that lives is enough."""
 
@@ -94,10 +98,10 @@ def _libc() -> ctypes.CDLL:
 _loaded: ctypes.CDLL | None = None
 
 
-def is_supported(calls: CoreSchedulingCalls = prctl) -> bool:
-    """Whether the kernel has cookies, and cores with more than one thread."""
+def is_supported() -> bool:
+    """Whether the kernel has cookies, and the machine cores with more than one thread."""
     try:
-        calls(Command.GET, 0, Scope.THREAD)
+        prctl(Command.GET, 0, Scope.THREAD)
     except OSError:
         return False
     return True
@@ -141,35 +145,41 @@ class CoreGroups:
     which containers are in which group is in the books, and a group's cookie is found in their tasks again.
 
     Args:
-        calls: The kernel's interface.
+        calls: The kernel's interface; None for `prctl`.
 
     Attributes:
         booked: The texts of each container's tasks, as `read` reads them, by the group that was written to
             them: of one group, or of all for the empty one. Asked for what is not known, as after a start.
     """
 
-    def __init__(self, calls: CoreSchedulingCalls = prctl) -> None:
-        self._calls = calls
+    def __init__(self, calls: CoreSchedulingCalls | None = None) -> None:
+        self._calls = calls or prctl
         # Two threads that look for the cookie of a new group would make two. Held by `booked`, too.
         self._lock = RLock()
         self._cookies: dict[str, int] = {}
         self._groups: dict[int, str] = {NO_COOKIE: NO_GROUP}
         self._holders: dict[int, dict[int, None]] = {}
-        self._has_recalled = False
+        self._has_recalled = self._is_recalling = False
         self.booked: Callable[[str], Mapping[str, Iterable[str]]] = lambda _: {}
 
     def read(self, pid: int, folder: int) -> str:
-        """The group of a task; see `ProcessAccess.read`. This process's own tasks are never in one."""
+        """The group of a task; see `ProcessAccess.read`. This process's own tasks are never in one.
+
+        Returns:
+            Or `UNKNOWN` with the number, or `UNREADABLE`.
+        """
         del folder
         if pid == os.getpid() or os.path.exists(f"/proc/self/task/{pid}"):  # noqa: PTH110 - for each task
             raise ProcessLookupError(errno.ESRCH, "it is a thread of this process")
-        cookie = self._calls(Command.GET, pid, Scope.THREAD)
+        try:
+            cookie = self._calls(Command.GET, pid, Scope.THREAD)
+        except PermissionError:
+            return UNREADABLE
         with self._lock:
-            if not self._has_recalled:
-                self._has_recalled = True
-                self._recall("")
             if cookie != NO_COOKIE:
                 self._note_holder(cookie, pid)
+                if cookie not in self._groups and not self._is_recalling:
+                    self._recall_all()
             return self._groups.get(cookie) or f"{UNKNOWN}{cookie}"
 
     def write(self, pid: int, folder: int, text: str) -> None:
@@ -210,6 +220,8 @@ class CoreGroups:
     def _take(self, group: str) -> int:
         """Gives the calling thread the group's cookie, or a new one if no task of the group lives."""
         if group not in self._cookies:
+            self._recall_all()
+        if group not in self._cookies:
             self._recall(group)
         wanted = self._cookies.get(group, NO_COOKIE)
         for holder in reversed(list(self._holders.get(wanted, ()))):
@@ -234,11 +246,25 @@ class CoreGroups:
                     return True
         return False
 
-    def _recall(self, group: str) -> None:
-        """Finds the cookie of a group, or of all for the empty one, where it is not known."""
+    def _recall_all(self) -> None:
+        # Once, but as soon as there are books.
+        if not self._has_recalled:
+            self._is_recalling = True
+            try:
+                self._has_recalled = self._recall("")
+            finally:
+                self._is_recalling = False
+
+    def _recall(self, group: str) -> bool:
+        """Finds the cookie of a group, or of all for the empty one, where it is not known.
+
+        Returns:
+            Whether any container is booked for it.
+        """
         found = {name: [_numbers(text) for text in texts] for name, texts in self.booked(group).items()}
         for name, cookie in cookies_of_groups(found, self._cookies).items():
             self._know(name, cookie)
+        return bool(found)
 
     def _know(self, group: str, cookie: int) -> None:
         self._cookies[group] = cookie

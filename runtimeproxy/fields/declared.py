@@ -227,6 +227,20 @@ DECLARED: tuple[Declaration, ...] = (
         cri="oom_score_adj",
         creation_only=True,
     ),
+    # Tasks of one group may run on the threads of one core at the same time; the kernel has cookies for them.
+    # Tasks of one group may run on the threads of one core at the same time; the kernel has cookies for them.
+    # Source: Linux, admin-guide/hw-vuln/core-scheduling.rst; kernel/sched/core_sched.c.
+    Declaration(
+        name="core_sched_group",
+        kind=Kind.TEXT,
+        neutral="none",
+        pattern=r"none|(group:[A-Za-z0-9_.-]{0,63}|pod:[A-Za-z0-9-]{1,64})(:expeller)?",
+        levels=frozenset({ClaimLevel.CONTAINER}),
+        processes=formats.word_of_threads("core_sched_group"),
+        capability="CAP_SYS_PTRACE",
+        koordlet="CoreSched",
+        feature="core-sched",
+    ),
     # Names of classes in messages of NRI. Containerd and CRI-O also know them as annotations of a container;
     # these are a policy's to set, as containerd refuses the container where it does not have such classes.
     # Source: containerd/nri, LinuxResources; intel/goresctrl, ContainerClassFromAnnotations.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
+from runtimeproxy.cgroups.core_scheduling import UNREADABLE
 from runtimeproxy.cgroups.paths import cgroup_id
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText
 from runtimeproxy.fields.tables import LISTS, OF_PROCESSES, PERIOD, QUOTA
@@ -244,7 +245,7 @@ class Planner:
         """The parameters that other programs write, and that are left to them for a time or for good."""
         left: dict[str, tuple[UnappliedCause, str]] = {}
         for name, entry in book.entries.items():
-            if name not in present or entry.resolved is None:
+            if name not in present or entry.resolved is None or UNREADABLE in present[name].text:
                 continue
             change = books.change_of(book.level, name, entry, book, present[name], self._files)
             if change is ValueChange.NONE:

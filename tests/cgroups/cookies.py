@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+from pathlib import Path
 from threading import Lock, local
 
 from runtimeproxy.cgroups.core_scheduling import Command, Scope
+from runtimeproxy.testing import CgroupFiles
 
 
 class Cookies:
@@ -76,3 +79,45 @@ class Cookies:
         number = next((each for each in self._numbers if each not in used), 1000 + 8 * self.made)
         self._numbers.append(number)
         return number
+
+
+class Tasks:
+    """Tasks in cgroups, as files of version 2 and of procfs.
+
+    Args:
+        files: The cgroups.
+        procfs: In place of `/proc`.
+        kernel: Of the cookies.
+    """
+
+    def __init__(self, files: CgroupFiles, procfs: Path, kernel: Cookies) -> None:
+        self._files, self.procfs, self._kernel = files, procfs, kernel
+        self._next = 1 << 22
+
+    def make(self, cgroup: str) -> None:
+        """A cgroup without any task."""
+        self._files.make(cgroup)
+        (self._files.folder(cgroup) / "cgroup.threads").touch()
+
+    def start(self, cgroup: str, parent: int = 0, process: int | None = None) -> int:
+        """Starts a task; returns its number, above those of this machine.
+
+        `parent`: the one that it inherits its cookie from. `process`: of which it is a thread.
+        """
+        self._next += 1
+        task = self._next
+        self._kernel.start(task, process, parent)
+        (self.procfs / str(task)).mkdir(parents=True)
+        (self.procfs / str(task) / "cgroup").write_text(f"0::{cgroup}\n")
+        with (self._files.folder(cgroup) / "cgroup.threads").open("a") as threads:
+            threads.write(f"{task}\n")
+        return task
+
+    def end(self, *tasks: int) -> None:
+        for task in tasks:
+            self._kernel.end(task)
+            cgroup = (self.procfs / str(task) / "cgroup").read_text().strip().removeprefix("0::")
+            shutil.rmtree(self.procfs / str(task))
+            threads = self._files.folder(cgroup) / "cgroup.threads"
+            left = [each for each in threads.read_text().split() if each != str(task)]
+            threads.write_text("".join(f"{each}\n" for each in left))
