@@ -189,13 +189,13 @@ class CoreGroups:
             OSError: The kernel's error. EPERM: CAP_SYS_PTRACE is missing.
         """
         del folder
-        failed: list[OSError] = []
+        failed: list[BaseException] = []
 
         def work() -> None:
             try:
                 with self._lock:
                     self._hand_on(pid, text)
-            except OSError as error:
+            except BaseException as error:  # noqa: BLE001 - raised in the calling thread
                 failed.append(error)
 
         # A thread that hands a cookie on carries it meanwhile, and what it starts would inherit it. So it

@@ -70,6 +70,8 @@ class Cookies:
             for each, its_process in self.processes.items():
                 if each == task or (scope is Scope.THREAD_GROUP and its_process == process):
                     self.cookies[each] = given
+                    if not given:
+                        del self.cookies[each]
             return 0
 
     def _new(self, own: int) -> int:
