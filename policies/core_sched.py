@@ -157,7 +157,9 @@ class CoreSched(Policy):
         if not group.name:
             return ContainerChange(problems=problems) if problems else None
         source = strategy_source(strategy.provenance, "cpu_qos.enable", _IS_EXPELLER)
-        why = Reason("core scheduling of ", _class_of(pod), " ", *source, f", {group.reason} = {group.name}")
+        why = Reason(
+            "core scheduling of ", _class_of(pod), " ", *source, ", ", group.reason, " = ", group.name
+        )
         return ContainerChange(
             cgroup={GROUP: group.name}, problems=problems, reason=_REASON, reasons={GROUP: why}
         )
