@@ -33,6 +33,11 @@ _RIGHTS: Final = {
     "cap_fowner": "proxy.socket_mode has no effect on files of other users",
 }
 """Capabilities of the unit, and what is missing without them."""
+_WITH_SYSCTLS: Final = {
+    "group-identity": frozenset({Feature.BVT, Feature.GROUP_IDENTITY_SYSCTL}),
+    "core-sched": frozenset({Feature.CORE_SCHED_SYSCTL}),
+}
+"""Policies that set sysctls, on kernels with these features."""
 _HAMI_LIBRARY: Final = "/usr/local/vgpu/libvgpu.so"
 """The default of `policies/gpu_env.py`, which is not loaded here."""
 
@@ -348,12 +353,19 @@ def _rights_of(facts: Facts, unit: Mapping[str, str]) -> Findings:
     for name, effect in _RIGHTS.items():
         if "CapabilityBoundingSet" in unit and name not in capabilities:
             yield _warning(f"the unit lacks {name.upper()}: {effect}", "add it in a drop-in")
-    has_policy = any(each.name == "group-identity" for each in facts.policies)
-    has_sysctl = {Feature.BVT, Feature.GROUP_IDENTITY_SYSCTL} <= facts.node.features
-    if has_policy and has_sysctl and unit.get("ProtectKernelTunables") == "yes":
+    policies = {each.name for each in facts.policies}
+    for policy, features in _WITH_SYSCTLS.items():
+        has_sysctl = policy in policies and features <= facts.node.features
+        if has_sysctl and unit.get("ProtectKernelTunables") == "yes":
+            yield _problem(
+                f"the policy {policy} may not set its sysctls: ProtectKernelTunables=yes",
+                "install the drop-in koord-runtime-proxy.service.d/10-group-identity.conf",
+            )
+    has_cookies = "core-sched" in policies and Feature.CORE_SCHED in facts.node.features
+    if has_cookies and "CapabilityBoundingSet" in unit and "cap_sys_ptrace" not in capabilities:
         yield _problem(
-            "the policy group-identity may not set its sysctls: ProtectKernelTunables=yes",
-            "install the drop-in koord-runtime-proxy.service.d/10-group-identity.conf",
+            "the policy core-sched may not read or set cookies of tasks: the unit lacks CAP_SYS_PTRACE",
+            "install the drop-in koord-runtime-proxy.service.d/60-core-sched.conf",
         )
 
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Mapping
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from threading import get_native_id
 
 import pytest
 
 from runtimeproxy.cgroups.core_scheduling import (
+    FIELD,
     MOST_HOLDERS,
     NO_GROUP,
     UNREADABLE,
@@ -21,7 +29,12 @@ from runtimeproxy.cgroups.core_scheduling import (
     is_supported,
     prctl,
 )
+from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
+from runtimeproxy.cgroups.paths import cgroup_path
+from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome
 from tests.cgroups.cookies import Cookies
+from tests.lab.deadline import wait_until
+from tests.lab.programs import need_controllers_of_v1
 
 
 @pytest.mark.parametrize(
@@ -236,3 +249,76 @@ def test_the_call() -> None:
         assert is_supported()
     with pytest.raises(OSError, match=r"Invalid argument|No such device"):
         prctl(Command.SHARE_FROM, 0, Scope.PROCESS_GROUP)
+
+
+THREADS = """
+import os, sys, threading
+sys.stdin.readline()
+for _ in range(4):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+os.fork()
+os.write(1, b"r")
+threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A real cgroup, of version 1, with one below."""
+    need_controllers_of_v1("pids")
+    top = DEFAULT_ROOT / "pids" / f"test-{uuid.uuid4().hex[:12]}"
+    below = top / uuid.uuid4().hex / "init.scope"
+    below.mkdir(parents=True)
+    yield below.parent
+    folders = (below, below.parent)
+
+    def pids() -> list[int]:
+        return [int(pid) for each in folders for pid in (each / "cgroup.procs").read_text().split()]
+
+    for pid in pids():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not pids(), "the end of its processes")
+    for folder in (*folders, top):
+        folder.rmdir()
+
+
+def test_all_threads_of_real_processes(kernel: Cookies, cgroup: Path) -> None:
+    """Only the call is not the kernel's: with threads, with forks, and in cgroups below."""
+    children = []
+    for folder in (cgroup, cgroup / "init.scope"):
+        child = subprocess.Popen(
+            (sys.executable, "-c", THREADS),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+        )
+        children.append(child)
+        (folder / "cgroup.procs").write_text(str(child.pid))
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with child.stdin, child.stdout:
+            child.stdin.write(b"\n")
+            child.stdin.flush()
+            assert child.stdout.read(2) == b"rr"
+    # Forked in the meantime, or moved.
+    tasks = [
+        int(each) for file in (cgroup, cgroup / "init.scope") for each in (file / "tasks").read_text().split()
+    ]
+    for task in tasks:
+        status = Path(f"/proc/{task}/status").read_text()
+        kernel.start(task, int(re.findall(r"^Tgid:\t(\d+)$", status, re.MULTILINE)[0]))
+    groups = CoreGroups(kernel)
+    writer = CgroupWriter(groups=groups)
+    name = f"/{cgroup.parent.name}/{cgroup.name}"
+    path = cgroup_path(name)
+    (result,) = writer.write(name, {FIELD: "group:web"})
+    assert (result.outcome, result.error) == (WriteOutcome.WRITTEN, "")
+    assert len(tasks) >= 12
+    assert len(set(kernel.of(*tasks)) - {0}) == len(set(kernel.of(*tasks))) == 1
+    assert writer.look(path, (FIELD,))[FIELD].text == "group:web\n"
+    (result,) = writer.write(name, {FIELD: NO_GROUP})
+    assert (set(kernel.of(*tasks)), result.outcome) == ({0}, WriteOutcome.WRITTEN)
+    for child in children:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()

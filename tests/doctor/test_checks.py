@@ -521,6 +521,24 @@ def unit(**changes: str) -> dict[str, str]:
         ),
         (
             "service",
+            {
+                "policies": (PolicyFacts("core-sched"),),
+                "node": node("none", Feature.CORE_SCHED, Feature.CORE_SCHED_SYSCTL),
+                "unit": unit(CapabilityBoundingSet="cap_chown cap_dac_override cap_fowner cap_sys_ptrace"),
+            },
+            Severity.PROBLEM,
+            "core-sched may not set its sysctls",
+            "10-group-identity.conf",
+        ),
+        (
+            "service",
+            {"policies": (PolicyFacts("core-sched"),), "node": node("none", Feature.CORE_SCHED)},
+            Severity.PROBLEM,
+            "lacks CAP_SYS_PTRACE",
+            "60-core-sched.conf",
+        ),
+        (
+            "service",
             {"settings": MONITOR},
             Severity.PROBLEM,
             "hami_library_path: the unit may not write to /usr/local/vgpu",

@@ -74,7 +74,7 @@ def group(view: PodView, on: Node) -> int | str | None:
     change = CoreSched().container(ContainerView(name="main", pod=view), on)
     value = None if change is None else change.cgroup.get(GROUP)
     assert value is None or (isinstance(value, str) and not check_value(GROUP, value))
-    return value  # type: ignore[return-value]
+    return value
 
 
 @pytest.mark.parametrize(
