@@ -176,10 +176,10 @@ class CoreGroups:
         except PermissionError:
             return UNREADABLE
         with self._lock:
-            if cookie != NO_COOKIE:
+            if cookie not in self._groups and not self._is_recalling:
+                self._recall_all()
+            if cookie != NO_COOKIE and (cookie in self._groups or self._is_recalling):
                 self._note_holder(cookie, pid)
-                if cookie not in self._groups and not self._is_recalling:
-                    self._recall_all()
             return self._groups.get(cookie) or f"{UNKNOWN}{cookie}"
 
     def write(self, pid: int, folder: int, text: str) -> None:
@@ -249,11 +249,7 @@ class CoreGroups:
     def _recall_all(self) -> None:
         # Once, but as soon as there are books.
         if not self._has_recalled:
-            self._is_recalling = True
-            try:
-                self._has_recalled = self._recall("")
-            finally:
-                self._is_recalling = False
+            self._has_recalled = self._recall("")
 
     def _recall(self, group: str) -> bool:
         """Finds the cookie of a group, or of all for the empty one, where it is not known.
@@ -261,9 +257,16 @@ class CoreGroups:
         Returns:
             Whether any container is booked for it.
         """
-        found = {name: [_numbers(text) for text in texts] for name, texts in self.booked(group).items()}
+        self._is_recalling = True
+        try:
+            found = {name: [_numbers(text) for text in texts] for name, texts in self.booked(group).items()}
+        finally:
+            self._is_recalling = False
         for name, cookie in cookies_of_groups(found, self._cookies).items():
             self._know(name, cookie)
+        # A program may make as many of its own as it likes.
+        for cookie in self._holders.keys() - self._groups.keys():
+            del self._holders[cookie]
         return bool(found)
 
     def _know(self, group: str, cookie: int) -> None:

@@ -197,6 +197,20 @@ def test_what_is_gone_is_forgotten(kernel: Cookies) -> None:
     assert len(groups._groups) == 2
 
 
+def test_nothing_is_kept_of_cookies_that_programs_make(kernel: Cookies) -> None:
+    groups = CoreGroups(kernel)
+    groups.booked = lambda group: {"web": [groups.read(11, 0)]}
+    kernel.start(11)
+    for number in range(1, 100):
+        kernel.cookies[11] = number
+        groups.read(11, 0)
+        groups.write(11, 0, f"pod:{number}")
+        kernel.cookies[11] = 1000 + number
+        groups.read(11, 0)
+    assert len(groups._holders) <= 2
+    assert len(groups._groups) <= 3
+
+
 def test_many_threads_make_one_cookie(kernel: Cookies) -> None:
     groups = CoreGroups(kernel)
     for task in range(100, 180):
