@@ -365,7 +365,7 @@ def _rights_of(facts: Facts, unit: Mapping[str, str]) -> Findings:
     if has_cookies and "CapabilityBoundingSet" in unit and "cap_sys_ptrace" not in capabilities:
         yield _problem(
             "the policy core-sched may not read or set cookies of tasks: the unit lacks CAP_SYS_PTRACE",
-            "install the drop-in koord-runtime-proxy.service.d/60-core-sched.conf",
+            "install the drop-in koord-runtime-proxy.service.d/70-core-sched.conf",
         )
 
 

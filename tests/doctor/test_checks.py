@@ -535,7 +535,7 @@ def unit(**changes: str) -> dict[str, str]:
             {"policies": (PolicyFacts("core-sched"),), "node": node("none", Feature.CORE_SCHED)},
             Severity.PROBLEM,
             "lacks CAP_SYS_PTRACE",
-            "60-core-sched.conf",
+            "70-core-sched.conf",
         ),
         (
             "service",

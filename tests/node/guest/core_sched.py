@@ -34,7 +34,7 @@ from tests.node.guest.machine import (
 from tests.node.guest.node import Check, Node, Pod
 from tests.node.guest.strategies import objects
 
-_DROP_IN = SHARED_UNITS / f"{SERVICE}.d" / "60-core-sched.conf"
+_DROP_IN = SHARED_UNITS / f"{SERVICE}.d" / "70-core-sched.conf"
 _CONFIG = "[policies.core-sched]\nenabled = true\n"
 _GROUP, _POLICY = "koordinator.sh/core-sched-group-id", "koordinator.sh/core-sched-policy"
 _FORKS = ("/bin/sh", "-c", "while true; do (sleep 1; true) & sleep 0.1; done")
