@@ -35,8 +35,9 @@ MOST_VALUES: Final = 8
 """In the text of what a cgroup's processes have."""
 MORE: Final = "..."
 """Stands for others in that text."""
-OTHER_NAMESPACE: Final = (
-    "its processes are not visible from here: the daemon has to run in the node's PID namespace (hostPID)"
+NOT_VISIBLE: Final = (
+    "its processes are not visible from here: the daemon has to run in the node's PID namespace (hostPID), "
+    "with a procfs that shows all"
 )
 CUT: Final = f"more than {MOST_PROCESSES:,} processes or {MOST_CGROUPS} cgroups below: others are without it"
 FORKING: Final = "its processes fork faster than the value is written: some are without it"
@@ -149,10 +150,11 @@ class ProcessValues:
             version: That of its hierarchy.
 
         Raises:
-            OSError: The kernel's error. ESRCH: its processes are in another PID namespace.
+            OSError: The kernel's error. ESRCH: its processes are not visible from here.
         """
         access, counts = self._access(form), Counter[str]()
-        for pid in self._members(form, cgroup, version).pids:
+        pids = self._members(form, cgroup, version).pids
+        for pid in pids:
             rest()
             try:
                 process = self._open(pid)
@@ -167,6 +169,9 @@ class ProcessValues:
                     raise
             finally:
                 os.close(process)
+        if pids and not counts and pids.keys() & self._members(form, cgroup, version).pids.keys():
+            # Not ended: procfs hides them (`hidepid`).
+            raise ProcessLookupError(errno.ESRCH, NOT_VISIBLE)
         found = [each for each, _ in counts.most_common(MOST_VALUES)]
         return " ".join((*sorted(found), *([MORE] if len(counts) > MOST_VALUES else ()))) + "\n"
 
@@ -251,7 +256,7 @@ class ProcessValues:
                 if error.errno not in _NO_MEMBERS:
                     raise
         if not found.pids and (found.hidden or (version == 1 and self._hides(cgroup))):
-            raise ProcessLookupError(errno.ESRCH, OTHER_NAMESPACE)
+            raise ProcessLookupError(errno.ESRCH, NOT_VISIBLE)
         return found
 
     def _hides(self, cgroup: int) -> bool:

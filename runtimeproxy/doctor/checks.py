@@ -367,6 +367,12 @@ def _rights_of(facts: Facts, unit: Mapping[str, str]) -> Findings:
             "the policy core-sched may not read or set cookies of tasks: the unit lacks CAP_SYS_PTRACE",
             "install the drop-in koord-runtime-proxy.service.d/70-core-sched.conf",
         )
+    has_scores = any(each.name == "oom-score" for each in facts.policies)
+    if has_scores and "CapabilityBoundingSet" in unit and "cap_sys_resource" not in capabilities:
+        yield _warning(
+            "the policy oom-score cannot lower the score of what runs: the unit lacks CAP_SYS_RESOURCE",
+            "install the drop-in koord-runtime-proxy.service.d/60-oom-score.conf",
+        )
 
 
 def may_write(unit: Mapping[str, str], path: str) -> bool:

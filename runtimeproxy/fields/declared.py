@@ -11,8 +11,8 @@ Cgroup parameters come first, in the order in which looser values of one cgroup 
   Burstable pods, from 1.37 on memory.high (ApplyPodLevelMemoryHigh); qos_container_manager_linux.go,
   UpdateCgroups. What its feature MemoryQoS writes to classes depends on its version (`node/kubelet.py`): the
   policy `memory-qos` leaves it out;
-- what koordlet writes: Koordinator pkg/koordlet/runtimehooks/hooks (groupidentity, coresched, tc) and
-  pkg/koordlet/qosmanager/plugins (cpuburst, cpusuppress, cgreconcile); gates: pkg/features.
+- what koordlet writes: Koordinator pkg/koordlet/runtimehooks/hooks (groupidentity, coresched, tc and
+  oomscoreadj) and pkg/koordlet/qosmanager/plugins (cpuburst, cpusuppress, cgreconcile); gates: pkg/features.
 """
 
 from __future__ import annotations
@@ -223,6 +223,7 @@ DECLARED: tuple[Declaration, ...] = (
         levels=frozenset({ClaimLevel.CONTAINER}),
         processes=formats.number_of_processes("oom_score_adj"),
         capability="CAP_SYS_RESOURCE",
+        koordlet="OOMScoreAdj",
         resource="oom_score_adj",
         cri="oom_score_adj",
         creation_only=True,

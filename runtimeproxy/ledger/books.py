@@ -769,6 +769,8 @@ def _given_back_value(
     # No program leaves a file without a value, but one that is killed while it writes to a plain file.
     parts, ours = formats.parts(name, found.text), _values_of_ours(book, name, entry.resolved, value)
     is_empty = all(formats.decode(name, part) is None for part in parts)
+    # Of processes, those that do not have it yet.
+    parts = tuple(part for part in parts if not formats.matches(name, value, part)) or parts
     if is_empty or any(_holds_any(name, ours, part, formats) for part in parts):
         return _PlannedValue(remaining, value, text, tuple(each for each in ours if each is not None))
     return _PlannedValue(remaining, left=None if is_same else _CHANGED_SINCE)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.core_scheduling import UNREADABLE
 from runtimeproxy.cgroups.paths import cgroup_id
+from runtimeproxy.cgroups.processes import NOT_VISIBLE
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText
 from runtimeproxy.fields.tables import LISTS, OF_PROCESSES, PERIOD, QUOTA
 from runtimeproxy.hooks.claimants import ClaimantKind
@@ -28,7 +29,6 @@ from runtimeproxy.ledger.unapplied import (
     LIMIT,
     NO_CGROUP,
     NO_FILE,
-    NOT_VISIBLE,
     WRITTEN_ONCE,
     UnappliedCause,
 )

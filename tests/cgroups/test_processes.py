@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,82 +14,17 @@ from pathlib import Path
 import pytest
 
 from runtimeproxy.cgroups import processes
-from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
-from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
+from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome
 from runtimeproxy.fields.formats import Members, ProcessFormat
+from tests.cgroups.boxes import CAP_SYS_RESOURCE, SCORE, Box, has_right, real_box, score_of
 from tests.lab.deadline import wait_until
 from tests.lab.programs import need_controllers_of_v1
-
-SCORE = "oom_score_adj"
-
-
-class Box:
-    """A cgroup with processes."""
-
-    def __init__(self, cgroup: str) -> None:
-        self.cgroup, self.path = cgroup, tuple(cgroup.strip("/").split("/"))
-        self.started: list[subprocess.Popen[bytes]] = []
-        self.writer = CgroupWriter()
-
-    def folder(self, *below: str) -> Path:
-        return DEFAULT_ROOT.joinpath("pids", *self.path, *below)
-
-    def start(self, *below: str, score: int = 0, program: tuple[str, ...] = ("sleep", "600")) -> int:
-        """A process in the cgroup, or in one below, that has a score."""
-        folder = self.folder(*below)
-        folder.mkdir(parents=True, exist_ok=True)
-
-        # It runs the program once it is there.
-        command = ("sh", "-c", 'read -r _ && exec "$@"', "sh", *program)
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        self.started.append(child)
-        (folder / "cgroup.procs").write_text(str(child.pid))
-        Path(f"/proc/{child.pid}/oom_score_adj").write_text(str(score))
-        assert child.stdin is not None
-        with child.stdin:
-            child.stdin.write(b"\n")
-        return child.pid
-
-    def text(self) -> str:
-        return self.writer.look(self.path, (SCORE,))[SCORE].text
-
-    def write(self, value: int, *replaces: int) -> WriteResult:
-        values = CgroupValues(self.cgroup, {SCORE: value}, replaces={SCORE: replaces} if replaces else {})
-        (result,) = self.writer.write_levels([[values]])
-        return result
-
-    def end(self) -> None:
-        for child in self.started:
-            child.kill()
-        while pids := self.pids():
-            for pid in pids:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-        for child in self.started:
-            child.wait()
-        for folder in (*sorted(self.folder().rglob("*/"), reverse=True), self.folder()):
-            folder.rmdir()
-
-    def pids(self) -> list[int]:
-        files = (self.folder() / "cgroup.procs", *self.folder().rglob("*/cgroup.procs"))
-        return [int(pid) for file in files for pid in file.read_text().split()]
-
-
-def score_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
 @pytest.fixture
 def box() -> Iterator[Box]:
-    need_controllers_of_v1("pids")
-    top = f"test-{uuid.uuid4().hex[:12]}"
-    made = Box(f"/{top}/{uuid.uuid4().hex}")
-    made.folder().mkdir(parents=True)
-    yield made
-    made.end()
-    (DEFAULT_ROOT / "pids" / top).rmdir()
+    with real_box() as made:
+        yield made
 
 
 def test_all_processes_get_a_value_and_those_with_it_give_it_back(box: Box) -> None:
@@ -188,15 +122,6 @@ def test_no_other_process_gets_the_value_of_one_whose_number_it_has(
         stranger.kill()
 
 
-def has_right(capability: int) -> bool:
-    status = Path("/proc/self/status").read_text()
-    effective = next(line for line in status.splitlines() if line.startswith("CapEff"))
-    return bool(int(effective.split()[1], 16) >> capability & 1)
-
-
-CAP_SYS_RESOURCE = 24
-
-
 @pytest.mark.skipif(has_right(CAP_SYS_RESOURCE), reason="this process may lower every score")
 def test_what_the_kernel_refuses_is_said_with_the_missing_right(box: Box) -> None:
     box.start()
@@ -275,7 +200,13 @@ def test_processes_of_another_pid_namespace(tmp_path: Path) -> None:
     assert plain.writer.look(("pod", "box"), (SCORE,)) == {}
     (result,) = plain.writer.write("/pod/box", {SCORE: 9})
     assert result.outcome is WriteOutcome.FAILED
-    assert result.error == f"ESRCH: {processes.OTHER_NAMESPACE}"
+    assert result.error == f"ESRCH: {processes.NOT_VISIBLE}"
+
+
+def test_a_procfs_that_hides_processes(plain: Plain) -> None:
+    plain.put("pod/box", 11)
+    (result,) = plain.writer.write("/pod/box", {SCORE: 9})
+    assert (result.outcome, result.error) == (WriteOutcome.FAILED, f"ESRCH: {processes.NOT_VISIBLE}")
 
 
 @pytest.mark.parametrize(

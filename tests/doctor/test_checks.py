@@ -539,6 +539,13 @@ def unit(**changes: str) -> dict[str, str]:
         ),
         (
             "service",
+            {"policies": (PolicyFacts("oom-score"),)},
+            Severity.WARNING,
+            "cannot lower the score of what runs: the unit lacks CAP_SYS_RESOURCE",
+            "60-oom-score.conf",
+        ),
+        (
+            "service",
             {"settings": MONITOR},
             Severity.PROBLEM,
             "hami_library_path: the unit may not write to /usr/local/vgpu",

@@ -28,6 +28,7 @@ from policies.cpuset import Cpuset
 from policies.gpu_env import GpuEnv
 from policies.group_identity import GroupIdentity
 from policies.memory_qos import MemoryQoS
+from policies.oom_score import SCORE, SCORES, OomScore
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, PodView
 from runtimeproxy.node.derived import pod_cpus
@@ -111,8 +112,18 @@ TURNS: dict[str, Callable[[ContainerView], object]] = {
     "group-identity, pod": lambda view: GroupIdentity().pod(view.pod, NODE),
     "core-sched": lambda view: CoreSched().container(view, CORE_SCHED_NODE),
     "memory-qos, pod": lambda view: MemoryQoS().pod(view.pod, NODE),
+    "oom-score": lambda view: OomScore().container(view, Node()),
 }
-KEYS = (RESOURCE_STATUS, EXTENDED_RESOURCE_SPEC, DEVICE_ALLOCATED, CPU_BURST, CPU_QOS, MEMORY_QOS)
+KEYS = (
+    RESOURCE_STATUS,
+    EXTENDED_RESOURCE_SPEC,
+    DEVICE_ALLOCATED,
+    CPU_BURST,
+    CPU_QOS,
+    MEMORY_QOS,
+    SCORE,
+    SCORES,
+)
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
@@ -143,6 +154,7 @@ def longest(begin: str, item: str, end: str) -> str:
     [
         pytest.param("batch-resource", longest('{"containers":{', '"?":{}', "}}"), id="batch-resource"),
         pytest.param("gpu-env", longest('{"gpu":[', '{"minor":1?}', "]}"), id="gpu-env"),
+        pytest.param("oom-score", longest("{", '"?":1', "}"), id="oom-score"),
     ],
 )
 def test_nothing_is_kept_of_long_annotations(turn: str, text: str) -> None:

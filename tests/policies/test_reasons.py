@@ -161,6 +161,11 @@ CASES = [
         {"env[NVIDIA_VISIBLE_DEVICES]": "GPUs allocated by the scheduler"},
         id="gpu-env",
     ),
+    pytest.param(
+        pod("shielded", "LS", {}, {"koordinator.sh/oom-score-adj": "-1000"}),
+        {"resources.oom_score_adj": "annotation koordinator.sh/oom-score-adj -1000, at least -997 = -997"},
+        id="oom-score",
+    ),
 ]
 
 
