@@ -20,7 +20,6 @@ from runtimeproxy.hooks.fields import CGROUP, NO_FIELDS, Field, FieldUpdate, pla
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.ledger.answers import (
-    IDLE,
     by_parameter,
     claims_of,
     requested_of_pod,
@@ -82,13 +81,7 @@ def write_before(
     if waits_for_cgroup(decision, target, is_deferred=is_deferred):
         return _unwritten(values, WriteOutcome.PENDING)
     if target:
-        wanted, late = wanted_of(decision, target_of_view(view, target)), {}
-        if decision.hook is Hook.PRE_RUN_POD_SANDBOX and IDLE in wanted.claims:
-            # The runtime, or systemd for it, may write a weight with the sandbox.
-            claims = {name: each for name, each in wanted.claims.items() if name != IDLE}
-            wanted, late = wanted._replace(claims=claims), {IDLE: values[IDLE]}
-        written = _by_name(ledger.change([wanted]))
-        return {**written, **_unwritten(late, WriteOutcome.PENDING)}
+        return _by_name(ledger.change([wanted_of(decision, target_of_view(view, target))]))
     return _unwritten(values, WriteOutcome.MISSING, "the pod's cgroup is not known")
 
 

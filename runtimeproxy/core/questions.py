@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from runtimeproxy.hooks import CgroupChange, ContainerView, Hook, PodChange, PodView
 from runtimeproxy.hooks.audit import NO_ORIGIN
 from runtimeproxy.hooks.fields import NO_FIELDS, plain_cgroup_values
-from runtimeproxy.ledger.answers import IDLE, by_parameter, wanted_of
+from runtimeproxy.ledger.answers import by_parameter, wanted_of
 from runtimeproxy.ledger.books import TREE, Wanted
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.pods.record_views import (
@@ -219,8 +219,7 @@ NOTHING_DECIDED_ON_POD: Final = DecidedPod()
 def decided_pod(decision: Decision) -> DecidedPod:
     change, wanted = decision.pod_change or PodChange(), wanted_of(decision, CgroupTarget(Level.POD, ""))
     # What is counted from the value in the file has no plain value yet.
-    has_more = bool(wanted.claims.keys() - plain_cgroup_values(change).keys())
-    is_late = decision.unwritten or has_more or IDLE in wanted.claims
+    is_late = decision.unwritten or wanted.claims.keys() - plain_cgroup_values(change).keys()
     return DecidedPod(change, decision.owners, wanted if wanted.claims and is_late else None)
 
 

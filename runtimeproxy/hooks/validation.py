@@ -46,10 +46,8 @@ from runtimeproxy.hooks.changes import (
 from runtimeproxy.hooks.fields import Field, Merged, Value
 from runtimeproxy.hooks.policy import METHOD_HOOKS, Hook
 from runtimeproxy.hooks.reasons import NO_REASONS, Reason
-from runtimeproxy.hooks.views import PodView
 from runtimeproxy.hooks.ways import LEVELS
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
-from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.vocabulary import ClaimLevel
 
 _FILE_NAME: Final = re.compile(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)+")
@@ -116,10 +114,6 @@ class Usable(NamedTuple):
 
 
 _IDLE: Final = "cpu.idle"
-_IDLE_FIELD: Final = Field(flat.CGROUP, _IDLE)
-_WEIGHTS_ARE_WRITTEN: Final = (
-    "the kubelet and the runtime write weights, and the kernel refuses these while it is 1"
-)
 _IDENTITY: Final = "cpu.bvt_warp_ns"
 
 
@@ -283,6 +277,12 @@ def _checked_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, 
     return _checked_role(RESOURCE_FIELDS[name], value, node)
 
 
+def _checked_pod_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    """Of a pod, a container or a QoS class."""
+    _check_idle(name, value)
+    return _checked_parameter(name, value, node)
+
+
 def _check_level(name: str, level: ClaimLevel) -> None:
     if not FIELDS[name].is_at(level):
         raise ValueError(f"is a value of processes, which a cgroup of this level ({level}) does not have")
@@ -295,7 +295,9 @@ def _check_idle(name: str, value: Value) -> None:
         ValueError: The cgroup would be idle.
     """
     if name == _IDLE and str(value).strip() == "1":
-        raise ValueError(_WEIGHTS_ARE_WRITTEN)
+        raise ValueError(
+            "the kubelet and the runtime write weights, and the kernel refuses these while it is 1"
+        )
 
 
 def _checked_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
@@ -479,7 +481,7 @@ def _checked_cgroup_parent(_: str, value: Value, __: NodeFacts) -> tuple[Value, 
 
 _CHECKS: Final[Mapping[str, Callable[[str, Value, NodeFacts], tuple[Value, str]]]] = {
     flat.RESOURCES: _checked_resource,
-    flat.CGROUP: _checked_parameter,
+    flat.CGROUP: _checked_pod_parameter,
     flat.NODE_CGROUP: _checked_node_file,
     flat.SYSCTL: _checked_sysctl,
     flat.UNIFIED: _checked_file,
@@ -585,27 +587,16 @@ def _without_contradictions(
 
     The limit of memory and swap is at least that of memory. A cgroup parent is a systemd slice if the
     kubelet's is one. Source: runc libcontainer/cgroups/fs/memory.go and fs2 ConvertMemorySwapToCgroupV2Value;
-    containerd internal/cri/server `getCgroupsPath`. Weights of an idle cgroup cannot be written.
+    containerd internal/cri/server `getCgroupsPath`.
     """
     for suspect in (_SWAP, _LIMIT):
         if suspect in fields and _exceeds_swap(hook, fields, merged):
             _leave_out(fields, suspect, "the memory limit is above that of memory and swap", left_out)
-    if fields.get(_IDLE_FIELD) == 1 and not _may_be_idle(merged.start):
-        _leave_out(fields, _IDLE_FIELD, _WEIGHTS_ARE_WRITTEN, left_out)
     parent = fields.get(_CGROUP_PARENT)
     pod = flat.pod_of(merged.start) if isinstance(parent, str) else None
     asked = pod.cgroup_parent if pod is not None else ""
     if isinstance(parent, str) and asked and parent.endswith(".slice") != asked.endswith(".slice"):
         _leave_out(fields, _CGROUP_PARENT, "is not of the same kind as the kubelet's", left_out)
-
-
-def _may_be_idle(view: object) -> bool:
-    """Whether the weight of a cgroup is written once, before the first sandbox of a pod.
-
-    The kubelet writes it again when it resizes a pod, and one without requests gets none: its QoS class
-    cannot change. Source: kubelet, pkg/kubelet/kuberuntime, doPodResizeAction; Kubernetes, in-place resize.
-    """
-    return isinstance(view, PodView) and view.kube_qos is KubeQoSClass.BEST_EFFORT
 
 
 def _exceeds_swap(hook: Hook, fields: Mapping[Field, Value], merged: Merged) -> bool:

@@ -34,7 +34,6 @@ from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.ledger.books import Value, Wanted
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.unapplied import (
-    BESIDE_A_WEIGHT,
     CGROUP_UNKNOWN,
     LIMIT,
     LOWER_LIMIT,
@@ -49,9 +48,6 @@ from runtimeproxy.units import MIN_CPU_SHARES, UNLIMITED
 KUBEPODS: Final = "kubepods"
 """The cgroup of all pods; with systemd the last part of its slice's name. Source: kubelet,
 pkg/kubelet/cm/node_container_manager_linux.go, defaultNodeAllocatableCgroupName."""
-IDLE: Final = "cpu.idle"
-"""Of a pod: written once its sandbox runs, and not where its weight is claimed, too."""
-_SHARES: Final = "cpu.shares"
 _NOTHING: Final[Mapping[str, Value]] = MappingProxyType({})
 _RESIZED: Final = {parameter: name for name, parameter in RESOURCE_PARAMETERS.items()}
 """Names in `Resources` by cgroup parameter."""
@@ -72,8 +68,6 @@ def wanted_of(
     withheld = left_out(decision, is_container=is_container) if decision.audit else {}
     if not is_base_known:
         withheld |= _amounts(claims_of(fields, is_container=is_container), claims)
-    if claims.get(_SHARES) and (idle := claims.pop(IDLE, ())):
-        withheld[IDLE] = Withheld(idle, UnappliedCause.CONFLICT, BESIDE_A_WEIGHT)
     return Wanted(
         target,
         claims,

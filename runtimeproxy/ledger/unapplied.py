@@ -96,7 +96,6 @@ NOT_RECORDED: Final = (
 OF_KUBELET: Final = "the kubelet writes this value of a QoS class"
 OTHER_MODE: Final = "the node is not in the CPU mode that it needs"
 BY_KOORDLET: Final = "koordlet writes it, and it is only compared; ledger.take_from_koordlet takes it"
-BESIDE_A_WEIGHT: Final = "the weight of this cgroup is set, which the kernel refuses while it is idle"
 WRITTEN_ONCE: Final = "a hook server's value is written once, and another program has changed it"
 NO_FILE: Final = "its cgroup has no such file"
 NO_FILE_HERE: Final = "the kernel, or the cgroup version of this node, has no such file"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ from runtimeproxy.hooks import (
 from runtimeproxy.hooks.fields import Merged, View
 from runtimeproxy.hooks.validation import LeftOut, problem_of, usable
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
-from runtimeproxy.qos import KubeQoSClass
 from tests.hooks.flat import CREATE, RUN
 
 UPDATE = Hook.PRE_UPDATE_CONTAINER_RESOURCES
@@ -461,26 +459,11 @@ def test_some_answers_are_none_as_a_whole(answer: object) -> None:
         (Hook.EVALUATE_QOS_CLASS, CgroupChange(cgroup={"cpu.bvt_warp_ns": 1})),
         # Nobody writes weights there.
         (Hook.EVALUATE_NODE, NodeChange(cgroups={"host": {"cpu.idle": 1}})),
-        (Hook.EVALUATE_CONTAINER, ContainerChange(cgroup={"core_sched_group": "pod:u-1:expeller"})),
     ],
 )
 def test_what_makes_sense_is_used(hook: Hook, change: CgroupChange) -> None:
     assert problem_of(hook, change) is None
     assert usable(hook, change, Merged(CONTAINER)).left_out == ()
-
-
-@pytest.mark.parametrize("hook", [RUN, Hook.PRE_UPDATE_POD_SANDBOX_RESOURCES, Hook.EVALUATE_POD])
-def test_a_pod_without_requests_may_be_idle(hook: Hook) -> None:
-    """The weight of its own cgroup is written once; that of others again and again."""
-    change = PodChange(cgroup={"cpu.idle": 1})
-    for kube_qos in KubeQoSClass:
-        view = replace(POD, kube_qos=kube_qos)
-        found = usable(hook, change, Merged(view))
-        assert bool(found.fields) is (kube_qos is KubeQoSClass.BEST_EFFORT)
-        of_container = usable(
-            CREATE, ContainerChange(cgroup={"cpu.idle": 1}), Merged(ContainerView(pod=view))
-        )
-        assert "the kernel refuses" in of_container.left_out[0].reason
 
 
 @pytest.mark.parametrize(
