@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from runtimeproxy.doctor.facts import Facts, SocketState
 from runtimeproxy.doctor.modes import suited_mode, switch_on
+from runtimeproxy.fields.anolis import lacking_text
 from runtimeproxy.kubelet_endpoints import DEFAULT_ENDPOINT, is_endpoint
 from runtimeproxy.node.koordlet import HOOKS, POLICY_GATES, Koordlet
 from runtimeproxy.node.snapshot import Feature
@@ -294,7 +295,7 @@ def check_kernel(facts: Facts) -> Findings:
     for policy in facts.policies:
         if missing := sorted(policy.features - facts.node.features):
             is_fine = False
-            text = f"the policy {policy.name} does nothing: the kernel lacks {', '.join(missing)}"
+            text = f"the policy {policy.name} does nothing: the kernel lacks {lacking_text(missing)}"
             yield Finding(Severity.WARNING if policy.is_configured else Severity.OK, text)
     if is_fine:
         yield _ok("it has what the policies need")

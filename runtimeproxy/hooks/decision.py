@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
+from runtimeproxy.fields.anolis import lacking_text
 from runtimeproxy.hooks.algebra import ClaimOutcome, Resolved, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditNote, DecisionAudit, Subject, shown
 from runtimeproxy.hooks.carried import NOT_CARRIED
@@ -289,7 +290,7 @@ class Unmet(NamedTuple):
     def __str__(self) -> str:
         if self.unknown_inputs:
             return f"not known: {', '.join(self.unknown_inputs)}"
-        return f"the kernel lacks {', '.join(self.features)}"
+        return f"the kernel lacks {lacking_text(self.features)}"
 
 
 def unmet_for(policy: LoadedPolicy, view: View, node: Node) -> Unmet | None:

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from runtimeproxy import units
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.fields.declaration import ROLES, Declaration, Kind
+from runtimeproxy.fields.kernel_settings import kernel_setting
 from runtimeproxy.fields.tables import FIELDS, NEUTRAL, RESOURCE_FIELDS, RESOURCE_PARAMETERS, V2_FILES
 from runtimeproxy.hooks import fields as flat
 from runtimeproxy.hooks.carried import BY_CALLS, CarriedFields
@@ -176,6 +177,7 @@ _SHAPES: Final[Mapping[str, tuple[tuple[type[Any], ...], Any, str]]] = {
     flat.ENV: (_MAPPING, {}, "a mapping"),
     flat.CGROUP: (_MAPPING, {}, "a mapping"),
     flat.SYSCTL: (_MAPPING, {}, "a mapping"),
+    flat.KERNEL_SETTINGS: (_MAPPING, {}, "a mapping"),
     flat.CGROUP_PARENT: ((NoneType, str), None, "a path"),
     flat.MOUNTS: ((tuple,), (), "a tuple of mounts"),
     flat.DEVICES: ((tuple,), (), "a tuple of devices"),
@@ -305,11 +307,20 @@ def _checked_node_file(place: object, value: Value, node: NodeFacts) -> tuple[Va
 
 
 def _checked_sysctl(name: object, value: Value, _: NodeFacts) -> tuple[Value, str]:
-    if not isinstance(name, str) or not flat.SYSCTL_NAME.fullmatch(name):
+    if not isinstance(name, str) or not flat.SYSCTL_NAME.fullmatch(name) or kernel_setting(name) is not None:
         raise ValueError("is not the name of a sysctl")
     if type(value) is int or _is_text(value):
         return value, ""
     raise ValueError(f"is {_kind(value)}, neither a number nor a text")
+
+
+def _checked_kernel_setting(name: object, value: Value, _: NodeFacts) -> tuple[Value, str]:
+    setting = kernel_setting(name)
+    if setting is None:
+        raise ValueError("is not the name of a kernel setting")
+    if problem := setting.problem_of(value):
+        raise ValueError(problem)
+    return value, ""
 
 
 _ROLES: Final = (Scale, Add, AtMost)
@@ -465,6 +476,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Value, NodeFacts], tuple[Value, str]]
     flat.CGROUP: _checked_pod_parameter,
     flat.NODE_CGROUP: _checked_node_file,
     flat.SYSCTL: _checked_sysctl,
+    flat.KERNEL_SETTINGS: _checked_kernel_setting,
     flat.UNIFIED: _checked_file,
     flat.CGROUP_PARENT: _checked_cgroup_parent,
     flat.MOUNTS: _checked_spec,

@@ -21,6 +21,7 @@ from runtimeproxy.hooks.fields import (
     ANNOTATIONS,
     CGROUP,
     CGROUP_PARENT,
+    KERNEL_SETTINGS,
     LABELS,
     NODE_CGROUP,
     RESOURCES,
@@ -146,11 +147,12 @@ def wanted_of_node(decision: Decision) -> list[Wanted]:
     ]
 
 
-def sysctls_of(decision: Decision) -> dict[str, int | str]:
+def settings_of(decision: Decision) -> dict[str, int | str]:
+    """The sysctls and other kernel settings that a decision on the node wants, by name."""
     return {
         field.key: each.value
         for field, each in decision.merged.fields.items()
-        if field.group == SYSCTL and isinstance(each.value, int | str)
+        if field.group in (SYSCTL, KERNEL_SETTINGS) and isinstance(each.value, int | str)
     }
 
 

@@ -18,15 +18,15 @@ from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
 from runtimeproxy.fields.tables import FIELDS
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
-from runtimeproxy.hooks.fields import SYSCTL
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ClassView, ResolvedPod
-from runtimeproxy.ledger.answers import class_cgroups, sysctls_of, wanted_of, wanted_of_node
+from runtimeproxy.ledger.answers import class_cgroups, settings_of, wanted_of, wanted_of_node
 from runtimeproxy.ledger.barrier import Barrier
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import ChangeLog
 from runtimeproxy.ledger.evaluate import Evaluator, unknown_cgroups
 from runtimeproxy.ledger.fields import VERIFY_S
+from runtimeproxy.ledger.kernel_settings import field_of
 from runtimeproxy.ledger.rates import ChangeRates
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.unapplied import Unapplied, UnappliedStage
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.ledger.answer_audit import AnswerAudit
     from runtimeproxy.ledger.ledger import Ledger
-    from runtimeproxy.ledger.sysctls import Sysctls
+    from runtimeproxy.ledger.kernel_settings import KernelSettings
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.pods.store import PodStore
 
@@ -99,7 +99,7 @@ class Upkeep:
         executor: Executor,
         is_idle: Callable[[], bool],
         carried: CarriedFields,
-        sysctls: Sysctls | None = None,
+        sysctls: KernelSettings | None = None,
         audit: AuditSink | None = None,
         answers: AnswerAudit | None = None,
     ) -> None:
@@ -199,7 +199,7 @@ class Upkeep:
 
     def _note_sysctls(self) -> None:
         if self._sysctls is not None:
-            found = {f"{SYSCTL}[{name}]": each for name, each in tuple(self._sysctls.unapplied.items())}
+            found = {field_of(name): each for name, each in tuple(self._sysctls.unapplied.items())}
             target = CgroupTarget(Level.NODE, "", "node")
             self._books.unapplied.note(UnappliedStage.BOOKED, target, "", found)
 
@@ -421,7 +421,7 @@ class Upkeep:
         unanswered = chain.unsettled | self._books.not_loaded
         if Hook.EVALUATE_NODE in chain.hooks:
             decision = await chain.evaluate(await self.in_worker(chain.node.snapshot))
-            wanted, unanswered = sysctls_of(decision), unanswered | decision.without_answer
+            wanted, unanswered = settings_of(decision), unanswered | decision.without_answer
         classes = class_cgroups(
             (path, kube_qos_class(pod.cgroup_parent))
             for pod in self._store.pods

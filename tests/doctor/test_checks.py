@@ -443,7 +443,8 @@ def unit(**changes: str) -> dict[str, str]:
             "kernel",
             {"policies": (PolicyFacts("p", frozenset({"bvt", "idle"}), is_configured=True),)},
             Severity.WARNING,
-            "the policy p does nothing: the kernel lacks bvt, idle",
+            "the policy p does nothing: the kernel lacks bvt, idle (only kernels of Anolis OS and Alibaba Cloud "
+            "Linux have cpu.bvt_warp_ns)",
             "",
         ),
         (

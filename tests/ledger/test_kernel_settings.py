@@ -1,4 +1,4 @@
-"""Sysctls: set, saved before, and given back."""
+"""KernelSettings: set, saved before, and given back."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from runtimeproxy.ledger import sysctls as module
-from runtimeproxy.ledger.sysctls import SysctlChange, Sysctls
-from runtimeproxy.restore.command import restore_sysctls
+from runtimeproxy.ledger import kernel_settings as module
+from runtimeproxy.ledger.kernel_settings import KernelSettings, SettingChange
+from runtimeproxy.restore.command import restore_kernel_settings
 from runtimeproxy.restore.plan import Line, Status
 
 IDENTITY, CORE = "kernel.sched_group_identity_enabled", "kernel.sched_core"
@@ -39,8 +39,8 @@ class Kernel:
     def texts(self) -> tuple[str, str]:
         return self.file(IDENTITY).read_text(), self.file(CORE).read_text()
 
-    def daemon(self, boot_id: str = "boot") -> Sysctls:
-        return Sysctls(self.state, boot_id, self.folder / "sys")
+    def daemon(self, boot_id: str = "boot") -> KernelSettings:
+        return KernelSettings(self.state, boot_id, self.folder / "sys")
 
 
 @pytest.fixture
@@ -53,11 +53,11 @@ WANTED = {CORE: 0, IDENTITY: 1}
 
 def test_they_are_set_in_order_and_given_back(kernel: Kernel) -> None:
     sysctls = kernel.daemon()
-    assert sysctls.apply(WANTED) == (SysctlChange(CORE, "1", "0"), SysctlChange(IDENTITY, "0", "1"))
+    assert sysctls.apply(WANTED) == (SettingChange(CORE, "1", "0"), SettingChange(IDENTITY, "0", "1"))
     assert kernel.texts() == ("1\n", "0\n")
     assert sysctls.apply(WANTED) == ()
     # The kernel refuses one while the other is on.
-    assert sysctls.apply({}) == (SysctlChange(IDENTITY, "1", "0"), SysctlChange(CORE, "0", "1"))
+    assert sysctls.apply({}) == (SettingChange(IDENTITY, "1", "0"), SettingChange(CORE, "0", "1"))
     assert kernel.texts() == ("0\n", "1\n")
     assert sysctls.apply({}) == ()
 
@@ -87,7 +87,7 @@ def test_a_saved_name_leads_to_no_other_file(kernel: Kernel, name: str) -> None:
     sysctls = kernel.daemon()
     assert sysctls.planned() == sysctls.apply({}) == ()
     assert outside.read_text() == "1\n"
-    assert "is not the name of a sysctl" in sysctls.file.unusable
+    assert "is not the name of a sysctl" in sysctls.files[0].unusable
 
 
 def test_after_a_reboot_nothing_of_before_counts(kernel: Kernel) -> None:
@@ -119,20 +119,20 @@ def test_a_foreign_value_is_overwritten_while_it_is_wanted_and_is_no_original(ke
     sysctls = kernel.daemon()
     sysctls.apply({CORE: 0})
     kernel.write(CORE, "2")
-    assert sysctls.apply({CORE: 0}) == (SysctlChange(CORE, "2", "0"),)
+    assert sysctls.apply({CORE: 0}) == (SettingChange(CORE, "2", "0"),)
     sysctls.apply({})
     assert kernel.file(CORE).read_text() == "1\n"
 
 
 def test_restore_gives_them_back(kernel: Kernel) -> None:
     kernel.daemon().apply(WANTED)
-    planned = restore_sysctls(kernel.daemon(), dry_run=True)
+    planned = restore_kernel_settings(kernel.daemon(), dry_run=True)
     assert planned == (Line("sysctl", IDENTITY, "1", "0"), Line("sysctl", CORE, "0", "1"))
     assert kernel.texts() == ("1\n", "0\n")
-    done = restore_sysctls(kernel.daemon(), dry_run=False)
+    done = restore_kernel_settings(kernel.daemon(), dry_run=False)
     assert done == tuple(replace(each, status=Status.RESTORED) for each in planned)
     assert kernel.texts() == ("0\n", "1\n")
-    assert restore_sysctls(kernel.daemon(), dry_run=False) == ()
+    assert restore_kernel_settings(kernel.daemon(), dry_run=False) == ()
 
 
 def test_one_that_the_kernel_lacks_is_left_out(kernel: Kernel) -> None:
@@ -147,7 +147,7 @@ def test_a_broken_file_is_no_state_and_is_said(kernel: Kernel, text: str) -> Non
     (kernel.state / "sysctls.json").write_text(text)
     daemon = kernel.daemon()
     assert daemon.apply({}) == ()
-    assert daemon.file.unusable.startswith(f"{kernel.state / 'sysctls.json'} is not usable: what ")
+    assert daemon.files[0].unusable.startswith(f"{kernel.state / 'sysctls.json'} is not usable: what ")
     kernel.daemon().apply(WANTED)
     assert kernel.texts() == ("1\n", "0\n")
 
@@ -192,12 +192,12 @@ def test_restore_reports_originals_that_cannot_be_read(kernel: Kernel) -> None:
     saved.unlink()
     saved.symlink_to(saved)
     for dry_run in (True, False):
-        (line,) = restore_sysctls(kernel.daemon(), dry_run=dry_run)
+        (line,) = restore_kernel_settings(kernel.daemon(), dry_run=dry_run)
         assert (line.field, line.status) == (str(saved), Status.FAILED)
     assert kernel.texts() == ("1\n", "0\n")
     saved.unlink()
     saved.write_bytes(text)
-    restore_sysctls(kernel.daemon(), dry_run=False)
+    restore_kernel_settings(kernel.daemon(), dry_run=False)
     assert kernel.texts() == ("0\n", "1\n")
 
 
