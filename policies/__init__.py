@@ -10,5 +10,6 @@ BUILT_IN: Final = (
     "policies.gpu_env:GpuEnv",
     "policies.group_identity:GroupIdentity",
     "policies.memory_qos:MemoryQoS",
+    "policies.system_config:SystemConfig",
 )
 """The built-in policies as `module:Class`; those with `is_default` run unless they are disabled."""

@@ -30,9 +30,9 @@ from runtimeproxy.ledger.change_log import ClaimAudit
 from runtimeproxy.ledger.checkpoint import CheckpointSync
 from runtimeproxy.ledger.claim_places import ClaimPlaces
 from runtimeproxy.ledger.journal import Journal, read_boot_id
+from runtimeproxy.ledger.kernel_settings import KernelSettings
 from runtimeproxy.ledger.leased import LeasedClaims
 from runtimeproxy.ledger.ledger import Ledger
-from runtimeproxy.ledger.kernel_settings import KernelSettings
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.inventory import Inventory

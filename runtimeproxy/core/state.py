@@ -1,4 +1,4 @@
-"""What survives this process: records and values, CPUs of pods, kernel settings, evictions, leases, modes, audit."""
+"""What survives this process: records and values, CPUs of pods, kernel settings, evictions, leases, audit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from runtimeproxy.core.modes import ModeOverrides
     from runtimeproxy.ledger.allocations import NodeAllocations
     from runtimeproxy.ledger.journal import Journal
-    from runtimeproxy.ledger.leased import LeasedClaims
     from runtimeproxy.ledger.kernel_settings import KernelSettings
+    from runtimeproxy.ledger.leased import LeasedClaims
 
 logger = logging.getLogger(__name__)
 

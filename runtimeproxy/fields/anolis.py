@@ -100,7 +100,7 @@ def only_anolis(name: str, version: int | None = None) -> str:
 
 
 def lacking_text(features: Iterable[str]) -> str:
-    """Return features that a kernel lacks, for people, with the kernels that have them where these are few."""
+    """Return features that a kernel lacks, for people, with the kernels that have them if these are few."""
     names = sorted(features)
     rows = [_BY_FEATURE[name] for name in names if name in _BY_FEATURE]
     files = [each.names[0] for each in rows if not each.is_mainline_v2]

@@ -15,8 +15,8 @@ from runtimeproxy.ledger.cpu_mode import OF_MODES, SYSCTLS, CpuMode, Switch, pla
 from runtimeproxy.logs import FailureLog
 
 if TYPE_CHECKING:
-    from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.ledger.kernel_settings import KernelSettings
+    from runtimeproxy.ledger.ledger import Ledger
 
 logger = logging.getLogger(__name__)
 

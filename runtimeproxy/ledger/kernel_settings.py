@@ -1,9 +1,9 @@
-"""Kernel settings that policies set, sysctls most of all: each has its original again when none wants it.
+"""Settings of the kernel that policies set: each has its original again when no policy wants it any more.
 
-Others than sysctls are those of `fields/kernel_settings.py`. The original is saved before the first write, with the id of the kernel's boot: after a reboot nothing of
-before counts. While a value is wanted it is compared from time to time: one that another program keeps
-writing is left to it for a time, as values of cgroups are. When it is wanted no more, what another program
-has written stays.
+These are sysctls, and the others of `fields/kernel_settings.py`. The original is saved before the first
+write, with the id of the kernel's boot: after a reboot nothing of before counts. While a value is wanted it
+is compared from time to time: one that another program keeps writing is left to it for a time, as values of
+cgroups are. When it is wanted no more, what another program has written stays.
 """
 
 from __future__ import annotations

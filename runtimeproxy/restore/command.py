@@ -21,8 +21,8 @@ from runtimeproxy.hooks.fields import RESOURCES
 from runtimeproxy.ledger.books import restored, still_valid
 from runtimeproxy.ledger.fitting import cgroup_version
 from runtimeproxy.ledger.journal import read_boot_id
-from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.kernel_settings import KernelSettings, kind_of
+from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.offline import Offline
 from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind, Saved
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
@@ -76,7 +76,8 @@ def restore(settings: Settings, *, dry_run: bool) -> tuple[Line, ...]:
         lines = asyncio.run(_restore_all(settings, saved, dry_run=dry_run))
     except RuntimeUnavailableError as error:
         raise RuntimeProxyError(f"{settings.proxy.runtime_endpoint}: {error}") from error
-    lines += restore_kernel_settings(KernelSettings(Path(settings.state.dir), read_boot_id()), dry_run=dry_run)
+    of_kernel = KernelSettings(Path(settings.state.dir), read_boot_id())
+    lines += restore_kernel_settings(of_kernel, dry_run=dry_run)
     if saved.unreadable:
         reason = f"{saved.unreadable} of its rows cannot be read"
         lines += (Line(str(path), "", None, None, Status.FAILED, reason),)

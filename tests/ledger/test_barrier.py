@@ -31,8 +31,8 @@ from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import upkeep as module
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.journal import Journal
-from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.kernel_settings import KernelSettings, SettingChange
+from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.node.snapshot import FixedNode, Node

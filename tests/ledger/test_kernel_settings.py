@@ -1,7 +1,8 @@
-"""KernelSettings: set, saved before, and given back."""
+"""Sysctls and other settings of the kernel: set, saved before, and given back."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -12,10 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from runtimeproxy.fields.anolis import ANOLIS
 from runtimeproxy.ledger import kernel_settings as module
-from runtimeproxy.ledger.kernel_settings import KernelSettings, SettingChange
+from runtimeproxy.ledger.foreign import OVERWRITES
+from runtimeproxy.ledger.journal import read_boot_id
+from runtimeproxy.ledger.kernel_settings import DEFAULT_ROOT, DROP_IN, KernelSettings, SettingChange
+from runtimeproxy.ledger.unapplied import UnappliedCause
 from runtimeproxy.restore.command import restore_kernel_settings
 from runtimeproxy.restore.plan import Line, Status
+from tests.lab.programs import REPOSITORY, missing
 
 IDENTITY, CORE = "kernel.sched_group_identity_enabled", "kernel.sched_core"
 
@@ -219,3 +225,214 @@ def test_a_write_that_hangs_holds_no_other_thread(kernel: Kernel, monkeypatch: p
         (failed,) = sysctls.apply(WANTED)
     assert "another write has not ended" in failed.error
     assert kernel.texts() == ("0\n", "1\n")
+
+
+REAP, PAGE_CACHE = "mm.memcg_reaper.reap_background", "mm.pagecache_limit.enabled"
+WMARK = "kernel.sched_idle_saver_wmark"
+HRTICK, EXPEL = "sched_features.HRTICK", "sched_features.ID_ABSOLUTE_EXPEL"
+
+
+class Features(KernelSettings):
+    """Lists the scheduler's features in a file as debugfs does: what is written is one word of the list."""
+
+    def _write(self, name: str, value: str) -> None:
+        (path, *_) = [each for each in self._paths(name) if each.exists()]
+        before = path.read_text()
+        super()._write(name, value)
+        if "features" in path.name:
+            word = path.read_text().strip()
+            feature = word.removeprefix("NO_")
+            words = [word if each.removeprefix("NO_") == feature else each for each in before.split()]
+            path.write_text(" ".join(words) + "\n")
+
+
+class Anolis(Kernel):
+    """The files of such a kernel below sysfs."""
+
+    def __init__(self, folder: Path, features: str = "kernel/debug/sched/features") -> None:
+        super().__init__(folder)
+        self.sysfs = folder / "sysfs"
+        self.features = self.sysfs / features
+        for file, text in (
+            (self.sysfs / "kernel/mm/memcg_reaper/reap_background", "0\n"),
+            (self.sysfs / "kernel/mm/pagecache_limit/enabled", "1\n"),
+            (self.features, "GENTLE_FAIR_SLEEPERS NO_HRTICK ID_ABSOLUTE_EXPEL\n"),
+        ):
+            file.parent.mkdir(parents=True)
+            file.write_text(text)
+
+    def daemon(self, boot_id: str = "boot") -> KernelSettings:
+        return Features(self.state, boot_id, self.folder / "sys", sysfs=self.sysfs)
+
+    def settings(self) -> list[str]:
+        mm = self.sysfs / "kernel/mm"
+        files = mm / "memcg_reaper/reap_background", mm / "pagecache_limit/enabled", self.features
+        return [each.read_text().strip() for each in files]
+
+
+BEFORE = ["0", "1", "GENTLE_FAIR_SLEEPERS NO_HRTICK ID_ABSOLUTE_EXPEL"]
+AFTER = ["1", "0", "GENTLE_FAIR_SLEEPERS HRTICK NO_ID_ABSOLUTE_EXPEL"]
+ALL = {REAP: 1, CORE: 0, PAGE_CACHE: 0, HRTICK: 1, EXPEL: 0}
+
+
+@pytest.fixture(params=["kernel/debug/sched/features", "kernel/debug/sched_features"])
+def anolis(tmp_path: Path, request: pytest.FixtureRequest) -> Anolis:
+    return Anolis(tmp_path, request.param)
+
+
+def test_other_settings_are_set_and_given_back(anolis: Anolis) -> None:
+    settings = anolis.daemon()
+    assert [each.name for each in settings.apply(ALL)] == list(ALL)
+    assert (anolis.settings(), anolis.texts()) == (AFTER, ("0\n", "0\n"))
+    assert (settings.apply(ALL), settings.verify(), settings.unapplied) == ((), (), {})
+    # By the next process.
+    anolis.daemon().apply({})
+    assert (anolis.settings(), anolis.texts()) == (BEFORE, ("0\n", "1\n"))
+
+
+def test_only_features_that_differ_are_written(anolis: Anolis) -> None:
+    settings = anolis.daemon()
+    wanted = {HRTICK: 0, EXPEL: 0, "sched_features.GENTLE_FAIR_SLEEPERS": 1}
+    assert settings.apply(wanted) == (SettingChange(EXPEL, "1", "0"),)
+    assert settings.written() == {name: str(value) for name, value in wanted.items()}
+
+
+def test_what_the_kernel_lacks_is_said_unless_it_is_off_there_anyway(kernel: Kernel) -> None:
+    settings = KernelSettings(kernel.state, "boot", kernel.folder / "sys", sysfs=kernel.folder)
+    settings.apply({REAP: 1, PAGE_CACHE: 0, HRTICK: 1, EXPEL: 0, WMARK: 7})
+    reasons = {name: each.reason for name, each in settings.unapplied.items()}
+    assert reasons == {
+        REAP: f"the kernel has no {REAP}: only {ANOLIS} have {REAP}",
+        HRTICK: "the kernel has no scheduler feature HRTICK, or debugfs is not mounted",
+        WMARK: f"the kernel has no such sysctl: only {ANOLIS} have {WMARK}",
+    }
+    settings.apply({})
+    assert settings.unapplied == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "{outside}",
+        "sched_features.../../outside",
+        "sched_features.NO_HRTICK",
+        "sched_features.",
+        "mm.memcg_reaper.reap",
+        CORE,
+        "",
+    ],
+)
+def test_a_saved_setting_leads_to_no_other_file(anolis: Anolis, name: str) -> None:
+    """Poisoned before a restart: nothing of the file counts, and the next save is a good one."""
+    outside = anolis.folder / "outside"
+    outside.write_text("1\n")
+    anolis.daemon().apply({REAP: 1, CORE: 0})
+    saved = anolis.state / "kernel_settings.json"
+    document = json.loads(saved.read_text())
+    poisoned = {name.format(outside=outside): {"original": "0", "written": "1"}}
+    saved.write_text(json.dumps({**document, "kernel_settings": {**document["kernel_settings"], **poisoned}}))
+    settings = anolis.daemon()
+    (line,) = settings.planned()  # the sysctl's file is good
+    assert line.name == CORE
+    assert "is not the name of a kernel setting" in settings.files[1].unusable
+    settings.apply({HRTICK: 1})
+    assert (outside.read_text(), anolis.texts()) == ("1\n", ("0\n", "1\n"))
+    after = anolis.daemon()
+    assert after.planned() == (SettingChange(HRTICK, "1", "0"),)
+    assert [each.unusable for each in after.files] == ["", ""]
+
+
+def test_a_setting_does_not_count_as_a_sysctl(anolis: Anolis) -> None:
+    anolis.daemon().apply({CORE: 0})
+    saved = anolis.state / "sysctls.json"
+    text = saved.read_text()
+    saved.write_text(text.replace(CORE, REAP))
+    settings = anolis.daemon()
+    assert settings.planned() == ()
+    assert f"'{REAP}' is not the name of a sysctl" in settings.files[0].unusable
+
+
+def test_a_version_that_knows_sysctls_alone_leaves_the_others_to_the_next(anolis: Anolis) -> None:
+    anolis.daemon().apply(ALL)
+    saved = anolis.state / "sysctls.json"
+    document = json.loads(saved.read_text())
+    assert document == {"boot_id": "boot", "sysctls": {CORE: {"original": "1", "written": "0"}}}
+    saved.write_text(json.dumps({"boot_id": "boot", "sysctls": {}}))  # it has given them back
+    anolis.write(CORE, "1")
+    anolis.daemon().apply({})
+    assert (anolis.settings(), anolis.texts()) == (BEFORE, ("0\n", "1\n"))
+
+
+@pytest.mark.parametrize("wanted", [ALL, {}])
+def test_killed_between_the_save_and_the_write(anolis: Anolis, wanted: dict[str, int]) -> None:
+    class KilledError(Exception):
+        pass
+
+    class Killed(Features):
+        def _write(self, name: str, value: str) -> None:
+            raise KilledError
+
+    for name in ALL:
+        with pytest.raises(KilledError):
+            Killed(anolis.state, "boot", anolis.folder / "sys", sysfs=anolis.sysfs).apply({name: ALL[name]})
+    assert anolis.settings() == BEFORE
+    settings = anolis.daemon()
+    settings.apply(wanted)
+    assert anolis.settings() == (AFTER if wanted else BEFORE)
+    settings.apply({})
+    assert (anolis.settings(), anolis.texts()) == (BEFORE, ("0\n", "1\n"))
+
+
+def test_another_program_that_keeps_writing_a_feature_has_it(
+    anolis: Anolis, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = anolis.daemon()
+    settings.apply({"sched_features.GENTLE_FAIR_SLEEPERS": 1, EXPEL: 1})
+    settings.apply({EXPEL: 0})
+    anolis.features.write_text(BEFORE[2])
+    assert settings.verify() == (SettingChange(EXPEL, "1", "0"),), "back at the original is no other program"
+    file = anolis.sysfs / "kernel/mm/memcg_reaper/reap_background"
+    settings.apply({REAP: 1})
+    for _ in range(OVERWRITES):
+        file.write_text("2\n")
+        settings.verify()
+    assert settings.unapplied[REAP].cause is UnappliedCause.FOREIGN
+    assert f"another program keeps writing the kernel setting {REAP}: 2, not 1" in caplog.text
+    settings.apply({})
+    assert file.read_text() == "2\n"
+
+
+def test_a_refused_write_names_the_drop_in(anolis: Anolis) -> None:
+    class ReadOnly(Features):
+        def _write(self, name: str, value: str) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    settings = ReadOnly(anolis.state, "boot", anolis.folder / "sys", sysfs=anolis.sysfs)
+    settings.apply({REAP: 1})
+    assert settings.unapplied[REAP].cause is UnappliedCause.REFUSED
+    assert DROP_IN in settings.unapplied[REAP].reason
+    assert (REPOSITORY / "systemd" / DROP_IN).is_file()
+    assert settings.problems[0].startswith(f"kernel setting {REAP} cannot be set to 1: ")
+
+
+def test_restore_gives_other_settings_back(anolis: Anolis) -> None:
+    anolis.daemon().apply(ALL)
+    lines = restore_kernel_settings(anolis.daemon(), dry_run=False)
+    assert {each.target for each in lines} == {"sysctl", "kernel setting"}
+    assert (anolis.settings(), anolis.texts()) == (BEFORE, ("0\n", "1\n"))
+
+
+def test_a_sysctl_of_this_kernel(tmp_path: Path) -> None:
+    name, file = "vm.watermark_scale_factor", DEFAULT_ROOT / "vm/watermark_scale_factor"
+    if os.geteuid() != 0 or not os.access(file, os.W_OK):
+        missing(f"{name} cannot be written here")
+    before = file.read_text()
+    value = int(before) + 1
+    try:
+        settings = KernelSettings(tmp_path, read_boot_id())
+        assert settings.apply({name: value}) == (SettingChange(name, before.strip(), str(value)),)
+        assert file.read_text() == f"{value}\n"
+        assert KernelSettings(tmp_path, read_boot_id()).apply({})[0].error == ""
+        assert file.read_text() == before
+    finally:
+        file.write_text(before)

@@ -24,8 +24,8 @@ from runtimeproxy.hooks.views import PodView, Resources
 from runtimeproxy.ledger.answers import at_next_start, left_out, without_cgroup
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.evaluate import unknown_cgroups
-from runtimeproxy.ledger.rates import ChangeRates
 from runtimeproxy.ledger.kernel_settings import KernelSettings
+from runtimeproxy.ledger.rates import ChangeRates
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause, UnappliedStage, UnappliedValues, Withheld
 from runtimeproxy.ledger.unapplied_audit import INTERVAL_S, MOST_ENTRIES, UnappliedAudit
