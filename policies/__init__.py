@@ -5,6 +5,7 @@ from typing import Final
 BUILT_IN: Final = (
     "policies.batch_resource:BatchResource",
     "policies.cpu_burst:CpuBurst",
+    "policies.cpu_idle:CpuIdle",
     "policies.cpu_normalization:CpuNormalization",
     "policies.cpuset:Cpuset",
     "policies.gpu_env:GpuEnv",

@@ -19,7 +19,7 @@ from runtimeproxy.fields.declaration import Direction
 from runtimeproxy.fields.tables import CRI_FIELDS, LISTS, PARAMETERS, check_value
 from runtimeproxy.hooks.fields import RESOURCES
 from runtimeproxy.ledger.books import restored, still_valid
-from runtimeproxy.ledger.fitting import cgroup_version
+from runtimeproxy.ledger.fitting import cgroup_version, with_neighbours
 from runtimeproxy.ledger.journal import read_boot_id
 from runtimeproxy.ledger.kernel_settings import KernelSettings, kind_of
 from runtimeproxy.ledger.ledger import Ledger
@@ -314,7 +314,7 @@ def _state(book: Book, writer: CgroupWriter) -> CgroupState:
     path = cgroup_path(book.id)
     present: dict[str, FileText] = {}
     with suppress(OSError):
-        present = writer.look(path, book.entries)
+        present = writer.look(path, with_neighbours(book.entries))
     unreadable: set[str] = set()
     for name in PARAMETERS.keys() & (book.entries.keys() - present.keys()):
         try:
