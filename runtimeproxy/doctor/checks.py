@@ -356,6 +356,18 @@ def _rights_of(facts: Facts, unit: Mapping[str, str]) -> Findings:
             "the policy group-identity may not set its sysctls: ProtectKernelTunables=yes",
             "install the drop-in koord-runtime-proxy.service.d/10-group-identity.conf",
         )
+    if any(each.name == "system-config" for each in facts.policies) and not _may_write_tunables(unit):
+        yield _problem(
+            "the policy system-config may not set sysctls: ProtectKernelTunables=yes",
+            "install the drop-in koord-runtime-proxy.service.d/60-system-config.conf",
+        )
+
+
+def _may_write_tunables(unit: Mapping[str, str]) -> bool:
+    """Whether a service may write one of the sysctls of `system-config`, which its drop-in has all of."""
+    allowed = (_plain(each.lstrip("-+")) for each in unit.get("ReadWritePaths", "").split())
+    wanted = PurePosixPath("/proc/sys/vm/watermark_scale_factor")
+    return unit.get("ProtectKernelTunables") != "yes" or any(wanted.is_relative_to(each) for each in allowed)
 
 
 def may_write(unit: Mapping[str, str], path: str) -> bool:

@@ -38,7 +38,9 @@ ANOLIS_FILES: Final = (
     AnolisFiles(
         ("kernel.sched_group_identity_enabled",), "the switch of group identity", "group-identity-sysctl"
     ),
-    AnolisFiles(("kernel.sched_core",), "the switch of core scheduling"),
+    AnolisFiles(
+        ("kernel.sched_core",), "the switch of core scheduling", instead="it is always on, if it is built in"
+    ),
     AnolisFiles(("kernel.sched_idle_saver_wmark",), "how long a CPU is idle before it expels, in ns"),
     AnolisFiles(
         ("memory.wmark_ratio", "memory.wmark_scale_factor", "memory.wmark_min_adj"),

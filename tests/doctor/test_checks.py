@@ -522,6 +522,13 @@ def unit(**changes: str) -> dict[str, str]:
         ),
         (
             "service",
+            {"policies": (PolicyFacts("system-config"),)},
+            Severity.PROBLEM,
+            "the policy system-config may not set sysctls",
+            "60-system-config.conf",
+        ),
+        (
+            "service",
             {"settings": MONITOR},
             Severity.PROBLEM,
             "hami_library_path: the unit may not write to /usr/local/vgpu",

@@ -8,7 +8,7 @@ import pytest
 
 from policies.batch_resource import BatchResource
 from policies.cpu_idle import CpuIdle
-from runtimeproxy.hooks import PodView
+from runtimeproxy.hooks import PodChange, PodView
 from runtimeproxy.hooks.decision import evaluate, unmet_for, unmet_on
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.node.snapshot import Feature, Node
@@ -112,5 +112,5 @@ def test_it_is_off_where_the_kernel_has_group_identity_or_no_idle_groups() -> No
 def test_the_weight_of_batch_resources_counts() -> None:
     policies = [bind(CpuIdle()), bind(BatchResource())]
     decision = evaluate(policies, pod(QoSClass.BE, BEST_EFFORT, batch=BATCH), node())
-    assert decision.change is not None
-    assert decision.change.cgroup["cpu.shares"] == 512  # type: ignore[union-attr]
+    assert isinstance(decision.change, PodChange)
+    assert decision.change.cgroup["cpu.shares"] == 512

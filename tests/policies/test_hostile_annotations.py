@@ -21,6 +21,7 @@ from policies.annotations import (
 )
 from policies.batch_resource import BatchResource
 from policies.cpu_burst import CpuBurst
+from policies.cpu_idle import CpuIdle
 from policies.cpu_normalization import CpuNormalization
 from policies.cpuset import Cpuset
 from policies.gpu_env import GpuEnv
@@ -105,6 +106,7 @@ TURNS: dict[str, Callable[[ContainerView], object]] = {
     "cpu-normalization, pod": lambda view: CpuNormalization().pod(view.pod, NODE),
     "cpu-burst, pod": lambda view: CpuBurst().pod(view.pod, NODE),
     "group-identity, pod": lambda view: GroupIdentity().pod(view.pod, NODE),
+    "cpu-idle, pod": lambda view: CpuIdle().pod(view.pod, NODE),
     "memory-qos, pod": lambda view: MemoryQoS().pod(view.pod, NODE),
 }
 KEYS = (RESOURCE_STATUS, EXTENDED_RESOURCE_SPEC, DEVICE_ALLOCATED, CPU_BURST, CPU_QOS, MEMORY_QOS)
