@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Final, NamedTuple
 
 from policies.host_applications import host_application_values
+from runtimeproxy.fields.tables import IDLE
 from runtimeproxy.hooks import (
     ContainerChange,
     ContainerView,
@@ -40,9 +41,9 @@ NONE: Final = "none"
 """No core scheduling for this pod."""
 
 GROUP: Final = "core_sched_group"
-IDLE: Final = "cpu.idle"
 GROUP_IDENTITY_SYSCTL: Final = "kernel.sched_group_identity_enabled"
 CORE_SCHED_SYSCTL: Final = "kernel.sched_core"
+CORE_SCHED_FEATURE: Final = "sched_features.CORE_SCHED"
 
 _EXPELLER: Final = ":expeller"
 """Koordinator's suffix is `-expeller`, with which a label may end, too."""
@@ -129,7 +130,7 @@ class CoreSched(Policy):
     sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
         "pod": frozenset({IDLE}),
         "container": frozenset({GROUP}),
-        "node": frozenset({IDLE, "sysctl"}),
+        "node": frozenset({IDLE, "sysctl", "kernel_settings"}),
     }
     priority: ClassVar[int] = 46
 
@@ -172,13 +173,17 @@ class CoreSched(Policy):
         reasons = {
             GROUP_IDENTITY_SYSCTL: Reason("group identity excludes core scheduling = ", 0),
             CORE_SCHED_SYSCTL: Reason("a class has core scheduling = ", 1),
+            CORE_SCHED_FEATURE: Reason("a class has core scheduling = ", 1),
         }
         # Mainline kernels have neither, and core scheduling is on while there are cookies.
         sysctl: dict[str, int | str] = {}
         if Feature.GROUP_IDENTITY_SYSCTL in node.features:
             sysctl[GROUP_IDENTITY_SYSCTL] = 0
+        kernel_settings: dict[str, int | str] = {}
         if Feature.CORE_SCHED_SYSCTL in node.features:
             sysctl[CORE_SCHED_SYSCTL] = 1
+        elif Feature.CORE_SCHED_FEATURE in node.features:
+            kernel_settings[CORE_SCHED_FEATURE] = 1
 
         def values_of(qos_class: QoSClass) -> Mapping[str, int | str]:
             return {IDLE: 1} if is_host_application_idle(qos_class, strategies.qos) else {}
@@ -188,7 +193,14 @@ class CoreSched(Policy):
         )
         for path, values in cgroups.items():
             reasons[f"{path}/{IDLE}"] = Reason("schedIdle of the host application's class = ", values[IDLE])
-        return NodeChange(sysctl=sysctl, cgroups=cgroups, reason=_REASON, reasons=reasons, problems=problems)
+        return NodeChange(
+            sysctl=sysctl,
+            kernel_settings=kernel_settings,
+            cgroups=cgroups,
+            reason=_REASON,
+            reasons=reasons,
+            problems=problems,
+        )
 
 
 def is_host_application_idle(qos_class: QoSClass, qos: QoSStrategy) -> bool:

@@ -12,10 +12,14 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from runtimeproxy.fields.kernel_settings import SCHED_FEATURES
+
 GROUP_IDENTITY_SYSCTL: Final = "kernel.sched_group_identity_enabled"
 CORE_SCHED_SYSCTL: Final = "kernel.sched_core"
-SYSCTLS: Final = (GROUP_IDENTITY_SYSCTL, CORE_SCHED_SYSCTL)
-"""The sysctls of the modes. Source: Koordinator pkg/koordlet/util/system."""
+CORE_SCHED_FEATURE: Final = f"{SCHED_FEATURES}CORE_SCHED"
+"""Of kernels without that sysctl."""
+SYSCTLS: Final = (GROUP_IDENTITY_SYSCTL, CORE_SCHED_SYSCTL, CORE_SCHED_FEATURE)
+"""The switches of the modes. Source: Koordinator pkg/koordlet/util/system."""
 
 
 class CpuMode(StrEnum):
@@ -60,7 +64,7 @@ def plan(wanted: Mapping[str, int | str], written: Mapping[str, str]) -> Switch:
     asked = {name: str(wanted[name]) for name in SYSCTLS if name in wanted}
     known = {name: written[name] for name in SYSCTLS if name in written}
     problem = ""
-    if all(asked.get(name) == "1" for name in SYSCTLS):
+    if asked.get(GROUP_IDENTITY_SYSCTL) == "1" and _mode(asked) is CpuMode.CORE_SCHEDULING:
         asked, problem = known, "policies want group identity and core scheduling"
     mode, before = _mode(asked), _mode(known)
     excluded = OF_MODES - OWN[mode]
@@ -71,6 +75,6 @@ def plan(wanted: Mapping[str, int | str], written: Mapping[str, str]) -> Switch:
 
 
 def _mode(sysctls: Mapping[str, str]) -> CpuMode:
-    if sysctls.get(CORE_SCHED_SYSCTL) == "1":
+    if "1" in (sysctls.get(CORE_SCHED_SYSCTL), sysctls.get(CORE_SCHED_FEATURE)):
         return CpuMode.CORE_SCHEDULING
     return CpuMode.GROUP_IDENTITY if sysctls.get(GROUP_IDENTITY_SYSCTL) == "1" else CpuMode.OFF

@@ -16,7 +16,7 @@ from runtimeproxy.cgroups.core_scheduling import FIELD as CORE_GROUP
 from runtimeproxy.cgroups.core_scheduling import NO_GROUP
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_id, cgroup_path, path_or_none, paths_of
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText, WriteOutcome, explain
-from runtimeproxy.fields.tables import LISTS, NEUTRAL, QUOTA
+from runtimeproxy.fields.tables import LISTS, NEUTRAL, QUOTA, SHARES
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger import book_store, books, fitting
@@ -27,7 +27,7 @@ from runtimeproxy.ledger.change_log import Applied
 from runtimeproxy.ledger.foreign import Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.path_locks import IsBusyError
-from runtimeproxy.ledger.planner import NEW, SHARES, SettleCause, new_container
+from runtimeproxy.ledger.planner import NEW, SettleCause, new_container
 from runtimeproxy.ledger.settle import Settlement
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.tree import Path

@@ -18,18 +18,18 @@ from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
 from runtimeproxy.fields.tables import FIELDS, OF_PROCESSES
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
-from runtimeproxy.hooks.fields import SYSCTL
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ClassView, ResolvedPod
-from runtimeproxy.ledger.answers import class_cgroups, sysctls_of, wanted_of, wanted_of_node
+from runtimeproxy.ledger.answers import class_cgroups, lost_settings, settings_of, wanted_of, wanted_of_node
 from runtimeproxy.ledger.barrier import Barrier
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import ChangeLog
 from runtimeproxy.ledger.evaluate import Evaluator, unknown_cgroups
 from runtimeproxy.ledger.fields import PROCESSES_VERIFY_S, VERIFY_S
+from runtimeproxy.ledger.kernel_settings import field_of
 from runtimeproxy.ledger.rates import ChangeRates
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.unapplied import Unapplied, UnappliedStage
+from runtimeproxy.ledger.unapplied import Unapplied, UnappliedStage, Withheld
 from runtimeproxy.ledger.unapplied_audit import UnappliedAudit
 from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.ledger.answer_audit import AnswerAudit
+    from runtimeproxy.ledger.kernel_settings import KernelSettings
     from runtimeproxy.ledger.ledger import Ledger
-    from runtimeproxy.ledger.sysctls import Sysctls
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.pods.store import PodStore
 
@@ -99,7 +99,7 @@ class Upkeep:
         executor: Executor,
         is_idle: Callable[[], bool],
         carried: CarriedFields,
-        sysctls: Sysctls | None = None,
+        sysctls: KernelSettings | None = None,
         audit: AuditSink | None = None,
         answers: AnswerAudit | None = None,
     ) -> None:
@@ -135,6 +135,8 @@ class Upkeep:
         self._summed_changes = 0
         # Whether sysctls wait until some values are given back.
         self._owes_sysctls = False
+        # Kernel settings that one policy wants, and another one has set to another value.
+        self._lost_settings: Mapping[str, Withheld] = {}
         # Of hook servers, as the owners of claims; None as long as it is not known.
         self._registered: frozenset[Claimant] | None = None
         self._hung: set[asyncio.Future[Any]] = set()
@@ -199,9 +201,13 @@ class Upkeep:
 
     def _note_sysctls(self) -> None:
         if self._sysctls is not None:
-            found = {f"{SYSCTL}[{name}]": each for name, each in tuple(self._sysctls.unapplied.items())}
             target = CgroupTarget(Level.NODE, "", "node")
-            self._books.unapplied.note(UnappliedStage.BOOKED, target, "", found)
+            for stage, values in (
+                (UnappliedStage.BOOKED, self._sysctls.unapplied),
+                (UnappliedStage.LOST, self._lost_settings),
+            ):
+                found = {field_of(name): each for name, each in tuple(values.items())}
+                self._books.unapplied.note(stage, target, "", found)
 
     def configure(self, settings: LedgerSettings) -> None:
         self.evaluator.changes.rates = ChangeRates(
@@ -427,11 +433,13 @@ class Upkeep:
         if self._barrier is None:
             return
         chain = self._chain()
+        self._lost_settings = {}
         wanted: dict[str, int | str] = {}
         unanswered = chain.unsettled | self._books.not_loaded
         if Hook.EVALUATE_NODE in chain.hooks:
             decision = await chain.evaluate(await self.in_worker(chain.node.snapshot))
-            wanted, unanswered = sysctls_of(decision), unanswered | decision.without_answer
+            wanted, unanswered = settings_of(decision), unanswered | decision.without_answer
+            self._lost_settings = lost_settings(decision)
         classes = class_cgroups(
             (path, kube_qos_class(pod.cgroup_parent))
             for pod in self._store.pods

@@ -168,6 +168,8 @@ def read_features(
     is_switched = any(
         "CORE_SCHED" in _text(sysfs / each).replace("NO_", "").split() for each in _SCHED_FEATURES
     )
+    if is_switched and Feature.CORE_SCHED_SYSCTL not in found:
+        found.add(Feature.CORE_SCHED_FEATURE)
     if has_cookies or is_switched or Feature.CORE_SCHED_SYSCTL in found:
         found.add(Feature.CORE_SCHED)
     return frozenset(found)

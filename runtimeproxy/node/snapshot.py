@@ -65,6 +65,8 @@ class Feature(StrEnum):
     `kernel.sched_core`, or `CORE_SCHED` in the scheduler's features."""
     CORE_SCHED_SYSCTL = "core-sched-sysctl"
     """The sysctl `kernel.sched_core`; mainline kernels have none."""
+    CORE_SCHED_FEATURE = "core-sched-feature"
+    """`CORE_SCHED` in the scheduler's features, of kernels without that sysctl."""
     GROUP_IDENTITY_SYSCTL = "group-identity-sysctl"
     """The sysctl `kernel.sched_group_identity_enabled`; without it group identity is always on."""
     IO_LIMITS = "io-limits"

@@ -32,8 +32,8 @@ from runtimeproxy.ledger import upkeep as module
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.cpu_mode import OF_MODES
 from runtimeproxy.ledger.journal import Journal
+from runtimeproxy.ledger.kernel_settings import KernelSettings, SettingChange
 from runtimeproxy.ledger.ledger import Ledger
-from runtimeproxy.ledger.sysctls import SysctlChange, Sysctls
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.node.snapshot import FixedNode, Node
@@ -100,7 +100,7 @@ class Kernel(CgroupWriter):
         return tuple(results)
 
 
-class Switches(Sysctls):
+class Switches(KernelSettings):
     """The sysctls of this kernel; what is on without them is an error."""
 
     def __init__(self, kernel: Kernel, folder: Path) -> None:
@@ -110,7 +110,7 @@ class Switches(Sysctls):
 
     def apply(
         self, wanted: Mapping[str, int | str], *, releases: Collection[str] | None = None
-    ) -> tuple[SysctlChange, ...]:
+    ) -> tuple[SettingChange, ...]:
         before = self._of.switches()
         changes = super().apply(wanted, releases=releases)
         if self._of.switches() != before or before != ON:
@@ -119,7 +119,7 @@ class Switches(Sysctls):
 
     def _set(self, held: dict[str, Any], name: str, value: str, *, is_check: bool = False) -> Any:
         if name == self.read_only:
-            return [SysctlChange(name, self._read(name) or "", value, "EROFS")]
+            return [SettingChange(name, self._read(name) or "", value, "EROFS")]
         self._of.step()
         changes = super()._set(held, name, value, is_check=is_check)
         self._of.step()
@@ -376,7 +376,7 @@ async def test_what_a_successor_that_has_ended_did_is_known(scene: Daemon, tmp_p
         scene.ledger.release(CGROUPS, names={BVT})
         await scene.evaluator.evaluate_all()
         assert (scene.kernel.switches(), scene.kernel.identities()) == (ON, {"-1", "2"})
-    Sysctls(tmp_path / "state", "boot", tmp_path).apply({})  # as `restore` does
+    KernelSettings(tmp_path / "state", "boot", tmp_path).apply({})  # as `restore` does
     assert scene.kernel.switches() == OFF
 
 
@@ -389,7 +389,7 @@ async def test_a_mode_without_sysctls_is_taken_once(
     monkeypatch.setattr(scene.kernel, "switches", lambda: ON)
     apply, closed = scene.sysctls.apply, list[frozenset[str]]()
 
-    def look(wanted: Mapping[str, int | str], **more: Any) -> tuple[SysctlChange, ...]:
+    def look(wanted: Mapping[str, int | str], **more: Any) -> tuple[SettingChange, ...]:
         closed.append(scene.ledger.books.blocked)
         return apply(wanted, **more)
 

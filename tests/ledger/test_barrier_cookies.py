@@ -25,8 +25,8 @@ from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger.journal import Journal
+from runtimeproxy.ledger.kernel_settings import KernelSettings
 from runtimeproxy.ledger.ledger import Ledger
-from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.node.snapshot import FixedNode, Node
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -85,14 +85,14 @@ class Kernel(Cookies):
             assert self.switches() == IDENTITY
 
 
-class Switches(Sysctls):
+class Switches(KernelSettings):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.folder.parent / "state", "boot", kernel.folder.parent)
         self._kernel = kernel
 
-    def _path(self, name: str) -> Path:
+    def _paths(self, name: str) -> tuple[Path, ...]:
         self._kernel.check()
-        return super()._path(name)
+        return super()._paths(name)
 
 
 class Policies:

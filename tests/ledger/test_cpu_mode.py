@@ -10,6 +10,7 @@ from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, PodView, Re
 from runtimeproxy.hooks.fields import Merged
 from runtimeproxy.hooks.validation import usable
 from runtimeproxy.ledger.cpu_mode import (
+    CORE_SCHED_FEATURE,
     CORE_SCHED_SYSCTL,
     GROUP_IDENTITY_SYSCTL,
     OF_MODES,
@@ -70,6 +71,16 @@ def test_what_is_switched_off_comes_first() -> None:
         GROUP_IDENTITY_SYSCTL,
         CORE_SCHED_SYSCTL,
     ]
+
+
+def test_a_kernel_whose_core_scheduling_is_a_feature_of_the_scheduler() -> None:
+    core = {GROUP_IDENTITY_SYSCTL: "0", CORE_SCHED_FEATURE: "1"}
+    found = plan(core, sysctls(1))
+    assert (found.mode, found.is_change, found.excluded) == (CORE, True, IDENTITIES)
+    found = plan({GROUP_IDENTITY_SYSCTL: 1, CORE_SCHED_FEATURE: 0}, core)
+    assert (found.mode, found.is_change, found.excluded) == (IDENTITY, True, COOKIES)
+    assert next(iter(found.sysctls)) == CORE_SCHED_FEATURE
+    assert plan({GROUP_IDENTITY_SYSCTL: 1, CORE_SCHED_FEATURE: 1}, core).problem
 
 
 @pytest.mark.parametrize("written", [sysctls(), sysctls(1, 0), sysctls(0, 1)])

@@ -164,7 +164,7 @@ def test_core_scheduling_and_resctrl(machine: Machine, file: str, word: str) -> 
     path.parent.mkdir(parents=True)
     path.write_text(f"GENTLE_FAIR_SLEEPERS {word} NO_HRTICK\n")
     (machine.procfs / "filesystems").write_text("nodev\tresctrl\n")
-    assert features(machine) == {Feature.CORE_SCHED, Feature.RESCTRL}
+    assert features(machine) == {Feature.CORE_SCHED, Feature.CORE_SCHED_FEATURE, Feature.RESCTRL}
 
 
 def test_core_scheduling_of_a_mainline_kernel(machine: Machine) -> None:

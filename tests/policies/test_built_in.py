@@ -56,7 +56,14 @@ def test_built_in_policies_are_on_where_koordinators_gate_is() -> None:
         "gpu-env",
     ]
     others = {policy.name for policy in built_in() if not policy.is_default}
-    assert others == {"core-sched", "cpu-normalization", "memory-qos", "oom-score"}
+    assert others == {
+        "core-sched",
+        "cpu-idle",
+        "cpu-normalization",
+        "memory-qos",
+        "oom-score",
+        "system-config",
+    }
     enabled = {name: PolicySettings(enabled=True) for name in others}
     assert others <= {policy.name for policy in load(built_in(), enabled)}
 

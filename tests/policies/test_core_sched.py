@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 
 from policies.core_sched import (
+    CORE_SCHED_FEATURE,
     CORE_SCHED_SYSCTL,
     GROUP,
     GROUP_IDENTITY_SYSCTL,
     GROUP_LABEL,
-    IDLE,
     POLICY_LABEL,
     CoreSched,
     is_on,
     pod_group,
 )
-from runtimeproxy.fields.tables import check_value
+from runtimeproxy.fields.tables import IDLE, check_value
 from runtimeproxy.hooks import ContainerView, PodView
 from runtimeproxy.hooks.decision import Unmet, unmet_on
 from runtimeproxy.hooks.loaded import bind
@@ -194,7 +194,11 @@ def test_the_kernels_switches_are_set_group_identity_first() -> None:
     assert list(change.sysctl.items()) == [(GROUP_IDENTITY_SYSCTL, 0), (CORE_SCHED_SYSCTL, 1)]
     change = CoreSched().node(replace(node(), features=frozenset({Feature.CORE_SCHED})))
     assert change is not None
-    assert change.sysctl == {}, "of mainline kernels"
+    assert (change.sysctl, change.kernel_settings) == ({}, {}), "of mainline kernels"
+    features = frozenset({Feature.CORE_SCHED, Feature.CORE_SCHED_FEATURE, Feature.GROUP_IDENTITY_SYSCTL})
+    change = CoreSched().node(replace(node(), features=features))
+    assert change is not None
+    assert (change.sysctl, change.kernel_settings) == ({GROUP_IDENTITY_SYSCTL: 0}, {CORE_SCHED_FEATURE: 1})
 
 
 @pytest.mark.parametrize("qos", [QoSStrategy(), rule(OFF, OFF, OFF), rule(policy=CpuPolicy.GROUP_IDENTITY)])

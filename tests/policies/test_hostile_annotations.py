@@ -23,6 +23,7 @@ from policies.annotations import (
 from policies.batch_resource import BatchResource
 from policies.core_sched import CoreSched
 from policies.cpu_burst import CpuBurst
+from policies.cpu_idle import CpuIdle
 from policies.cpu_normalization import CpuNormalization
 from policies.cpuset import Cpuset
 from policies.gpu_env import GpuEnv
@@ -111,6 +112,7 @@ TURNS: dict[str, Callable[[ContainerView], object]] = {
     "cpu-burst, pod": lambda view: CpuBurst().pod(view.pod, NODE),
     "group-identity, pod": lambda view: GroupIdentity().pod(view.pod, NODE),
     "core-sched": lambda view: CoreSched().container(view, CORE_SCHED_NODE),
+    "cpu-idle, pod": lambda view: CpuIdle().pod(view.pod, NODE),
     "memory-qos, pod": lambda view: MemoryQoS().pod(view.pod, NODE),
     "oom-score": lambda view: OomScore().container(view, Node()),
 }

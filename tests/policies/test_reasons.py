@@ -19,9 +19,11 @@ from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2
 from policies.batch_resource import BatchResource, BatchResourceOptions
 from policies.cpu_burst import CpuBurst
+from policies.cpu_idle import CpuIdle
 from policies.cpu_normalization import CpuNormalization
 from policies.group_identity import GroupIdentity
 from policies.memory_qos import MemoryQoS
+from policies.system_config import SystemConfig
 from policies.template import Template
 from runtimeproxy.cgroups import core_scheduling
 from runtimeproxy.fields.tables import NEUTRAL, OF_PROCESSES
@@ -386,7 +388,8 @@ def test_all_policies_are_in_the_table() -> None:
     names = {
         name for case in (*CASES, *CORE_SCHED_CASES) for name in str(case.id).split(" of ")[0].split(", ")
     }
-    assert names == {policy.name for policy in built_in()}
+    # One is off where the kernel has group identity, and the other one concerns no pod: see below.
+    assert names | {"cpu-idle", "system-config"} == {policy.name for policy in built_in()}
 
 
 def be_pod(*containers: tuple[str, Mapping[str, str]], resources: Resources | None = None) -> PodView:
@@ -557,6 +560,28 @@ def test_directories_of_classes() -> None:
     of_directory = GroupIdentity().qos_class(KubeQoSClass.BEST_EFFORT, (), node)
     assert of_directory is not None
     assert of_directory.reasons == {"cpu.bvt_warp_ns": f"group identity of BE pods {OF_QOS} = 1"}
+
+
+def test_idle_pods_and_settings_of_the_kernel() -> None:
+    of_class = {"cpuQOS": {"enable": True, "groupIdentity": -1}}
+    system = {"watermarkScaleFactor": 200}
+    config = {
+        "resource-qos-config": {"clusterStrategy": {"beClass": of_class}},
+        "system-config": {"clusterStrategy": system},
+    }
+    node = replace(on(config, Feature.IDLE), memory_bytes={0: 64 * GI})
+    idle = CpuIdle().pod(PodView(kube_qos=KubeQoSClass.BEST_EFFORT), node)
+    assert idle is not None
+    identity = f"group identity of pods without a QoS class {OF_QOS} = -1"
+    assert idle.reasons == {"cpu.idle": f"{identity}; the kernel has none, so they are idle = 1"}
+    change = SystemConfig().node(node)
+    assert change is not None
+    of_system = OF_QOS.replace("resource-qos-config", "system-config")
+    assert {name: str(each) for name, each in change.reasons.items()} == {
+        "vm.min_free_kbytes": f"memory {64 * GI} / 1024 x 100 / 10000 (default) = 671088",
+        "vm.watermark_scale_factor": f"strategy's value {of_system} = 200",
+        "mm.memcg_reaper.reap_background": "strategy's value (default) = 0",
+    }
 
 
 def test_the_template_says_its_option() -> None:
