@@ -213,6 +213,20 @@ DECLARED: tuple[Declaration, ...] = (
         **_in_cri("memory_swap_limit_bytes", "memory_swap_limit_in_bytes", "memory", "swap"),
         unlimited_is_absent=True,
     ),
+    # Tasks of one group may run on the threads of one core at the same time; the kernel has cookies for them.
+    # Tasks of one group may run on the threads of one core at the same time; the kernel has cookies for them.
+    # Source: Linux, admin-guide/hw-vuln/core-scheduling.rst; kernel/sched/core_sched.c.
+    Declaration(
+        name="core_sched_group",
+        kind=Kind.TEXT,
+        neutral="none",
+        pattern=r"none|(group:[A-Za-z0-9_.-]{0,63}|pod:[A-Za-z0-9-]{1,64})(:expeller)?",
+        levels=frozenset({ClaimLevel.CONTAINER}),
+        processes=formats.word_of_threads("core_sched_group"),
+        capability="CAP_SYS_PTRACE",
+        koordlet="CoreSched",
+        feature="core-sched",
+    ),
     # Source: Linux include/uapi/linux/oom.h; containerd, updateOCIResource of the CRI plugin, which leaves
     # the score of a running container alone, and its option restrict_oom_score_adj, which bounds a new one's;
     # fs/proc/base.c, __set_oom_adj: below the least that a process was given it needs the capability.
@@ -229,20 +243,6 @@ DECLARED: tuple[Declaration, ...] = (
         resource="oom_score_adj",
         cri="oom_score_adj",
         creation_only=True,
-    ),
-    # Tasks of one group may run on the threads of one core at the same time; the kernel has cookies for them.
-    # Tasks of one group may run on the threads of one core at the same time; the kernel has cookies for them.
-    # Source: Linux, admin-guide/hw-vuln/core-scheduling.rst; kernel/sched/core_sched.c.
-    Declaration(
-        name="core_sched_group",
-        kind=Kind.TEXT,
-        neutral="none",
-        pattern=r"none|(group:[A-Za-z0-9_.-]{0,63}|pod:[A-Za-z0-9-]{1,64})(:expeller)?",
-        levels=frozenset({ClaimLevel.CONTAINER}),
-        processes=formats.word_of_threads("core_sched_group"),
-        capability="CAP_SYS_PTRACE",
-        koordlet="CoreSched",
-        feature="core-sched",
     ),
     # Names of classes in messages of NRI. Containerd and CRI-O also know them as annotations of a container;
     # these are a policy's to set, as containerd refuses the container where it does not have such classes.

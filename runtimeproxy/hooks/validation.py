@@ -149,7 +149,9 @@ def usable(
     given = _well_formed(change, left_out)
     for field, value in flat.fields_of(given, carried.counting[hook]).items():
         try:
-            fields[field], note = _checked(hook, field, value, node)
+            if field.group == flat.CGROUP and field.key in OF_PROCESSES:
+                _check_level(field.key, _LEVELS[hook])
+            fields[field], note = _CHECKS[field.group](field.key, value, node)
         except ValueError as error:
             left_out.append(_left_out(field, value, str(error)))
         else:
@@ -157,8 +159,6 @@ def usable(
                 notes[field] = note
             if field in lacking or field.group in lacking:
                 uncarried.append(field)
-    if _IDLE_FIELD in fields:
-        _without_idle(fields, merged.start, left_out)
     if uncarried:
         _without_uncarried(hook, fields, uncarried, carried, left_out)
     if left_out:
@@ -285,12 +285,6 @@ def _checked_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, 
 _RUNTIME_WEIGHTS: Final = (
     "the runtime writes weights of containers, and the kernel refuses these while it is 1"
 )
-
-
-def _checked(hook: Hook, field: Field, value: Value, node: NodeFacts) -> tuple[Value, str]:
-    if field.group == flat.CGROUP and field.key in OF_PROCESSES:
-        _check_level(field.key, _LEVELS[hook])
-    return _CHECKS[field.group](field.key, value, node)
 
 
 def _check_level(name: str, level: ClaimLevel) -> None:
@@ -624,6 +618,8 @@ def _without_contradictions(
     for suspect in (_SWAP, _LIMIT):
         if suspect in fields and _exceeds_swap(hook, fields, merged):
             _leave_out(fields, suspect, "the memory limit is above that of memory and swap", left_out)
+    if _IDLE_FIELD in fields:
+        _without_idle(fields, merged.start, left_out)
     parent = fields.get(_CGROUP_PARENT)
     pod = flat.pod_of(merged.start) if isinstance(parent, str) else None
     asked = pod.cgroup_parent if pod is not None else ""

@@ -52,7 +52,7 @@ def test_a_pod_is_idle_once_its_sandbox_runs(stand: Stand) -> None:
 def test_a_pod_whose_weight_is_set_is_not_idle(stand: Stand) -> None:
     calls = calls_of(stand, pod("batch", "BE", {}, batch("main")))
     pod_id = run(stand, calls)
-    why = "the kernel refuses while it is idle"
+    why = "batch-resource sets cpu.shares, which the kernel refuses while it is 1"
 
     def reasons() -> list[str]:
         return [each.reason for each in stand.parts.core.ledger.books.unapplied.values()]

@@ -57,7 +57,6 @@ def test_one_reader_of_json_and_yaml_and_one_way_to_replace_a_file(trees: dict[s
         # Files of the kernel.
         "runtimeproxy.process": {"write_text"},
         "runtimeproxy.ledger.kernel_settings": {"write_text"},
-        "runtimeproxy.frontends.nri.containers": {"write_text"},
     }
     found = [
         (name, call)
