@@ -1,7 +1,7 @@
 """OOM score: which containers the kernel kills first when memory is short, by annotations of the pod.
 
-The annotation `koordinator.sh/oom-score-adj` has the score of all containers of a pod, that with `-spec` at
-its end those of single ones. New containers begin with it; the processes of running ones get it when an
+The annotation `koordinator.sh/oom-score-adj` has the score of all containers of a pod, and the one that ends
+with `-spec` those of single ones. New containers begin with it; the processes of running ones get it when an
 annotation changes, and the kubelet's back when it goes. The sandbox keeps the runtime's.
 Source: Koordinator pkg/koordlet/runtimehooks/hooks/oomscoreadj; apis/extension/constants.go.
 

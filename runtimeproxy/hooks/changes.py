@@ -109,8 +109,7 @@ class PodChange(CgroupChange):
 class ContainerChange(CgroupChange):
     """A change of a container.
 
-    Env, mounts, devices, cgroup parent, and of the resources `oom_score_adj` and classes are applied at
-    creation only.
+    Env, mounts, devices, cgroup parent, and of the resources classes are applied at creation only.
     """
 
     resources: ResourceChange | None = None

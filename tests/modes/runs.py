@@ -18,7 +18,7 @@ from tests.lab.node import RunningPod, running_pod
 from tests.lab.node_objects import NodeObjects, strategy_policies
 from tests.lab.pods import PodSpec
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
-from tests.modes.first_act import FILE_ONLY, OOM_SCORE, cgroup_values, first_seen, values_now
+from tests.modes.first_act import FILE_ONLY, cgroup_values, first_seen, values_now
 from tests.modes.pods import BURST_PERCENT, NORMALIZATION_RATIO, POLICY
 
 Mode = Literal["proxy", "nri", "standalone"]
@@ -94,10 +94,18 @@ def node(
 
 
 @contextmanager
-def running(client: CriClient, specs: Sequence[PodSpec], logs: Path) -> Iterator[list[RunningPod]]:
-    """Runs pods one after another, and waits until their programs have written what they see first."""
+def running(
+    client: CriClient, specs: Sequence[PodSpec], logs: Path, remover: CriClient | None = None
+) -> Iterator[list[RunningPod]]:
+    """Runs pods one after another, and waits until their programs have written what they see first.
+
+    `remover` removes them, if `client` may be gone then.
+    """
     with ExitStack() as stack:
-        pods = [stack.enter_context(running_pod(client, spec, logs, kubelet_files(spec))) for spec in specs]
+        pods = [
+            stack.enter_context(running_pod(client, spec, logs, kubelet_files(spec), remover=remover))
+            for spec in specs
+        ]
         for pod in pods:
             for name in pod.container_ids:
                 wait_until(output_of(pod, name).exists, f"{pod.spec.name}/{name}")
@@ -174,7 +182,7 @@ def is_of_table(mode: Mode, place: str, name: str, *, at_first: bool) -> bool:
         return at_first and name in FILE_ONLY
     if mode == "nri":
         return False
-    is_creation = name == OOM_SCORE or name.startswith(("env:", "path:", "memory/memory.memsw."))
+    is_creation = name.startswith(("env:", "path:", "memory/memory.memsw."))
     return at_first or is_creation or (place.endswith(f"/{POD}") and name == "cpu/cpu.cfs_quota_us")
 
 
