@@ -8,14 +8,14 @@ sched_core_share_pid.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import IntEnum
+from functools import cache
 from threading import RLock, Thread
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 FIELD: Final = "core_sched_group"
 """The field of a task's group, and the name by which its format finds `CoreGroups`."""
@@ -78,24 +78,24 @@ class CoreSchedulingCalls(Protocol):
 
 def prctl(command: Command, task: int, scope: Scope) -> int:
     """Calls the kernel; see `CoreSchedulingCalls`."""
+    import ctypes  # takes a MiB, and is wanted on few nodes
+
     cookie = ctypes.c_ulonglong(0)
     # Only GET takes an address.
     address = ctypes.addressof(cookie) if command is Command.GET else 0
-    if _libc().prctl(_PR_SCHED_CORE, *map(ctypes.c_ulong, (command, task, scope, address))):
+    if _function()(_PR_SCHED_CORE, command, task, scope, address):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return cookie.value
 
 
-def _libc() -> ctypes.CDLL:
-    # Not at the daemon's start.
-    global _loaded  # noqa: PLW0603 - loaded once
-    if _loaded is None:
-        _loaded = ctypes.CDLL(None, use_errno=True)
-    return _loaded
+@cache
+def _function() -> Any:  # noqa: ANN401 - of ctypes
+    import ctypes
 
-
-_loaded: ctypes.CDLL | None = None
+    function = ctypes.CDLL(None, use_errno=True).prctl
+    function.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
+    return function
 
 
 def is_supported() -> bool:
