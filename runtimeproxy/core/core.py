@@ -118,7 +118,12 @@ class Core:
         writer = CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups()
         self.ledger = Ledger(writer, journal, boot_id)
         self.ledger.books.starts_as_requested = not carried.asks_about_creation(is_container=True)
-        sysctls = KernelSettings(folder, boot_id) if settings.cgroups.enabled else None
+        sysctls: KernelSettings | None = None
+        if settings.cgroups.enabled:
+            node = settings.node
+            sysctls = KernelSettings(
+                folder, boot_id, Path(node.procfs_root) / "sys", sysfs=Path(node.sysfs_root)
+            )
         answers = AnswerAudit(
             self.audit.claims,
             self.audit.decisions,

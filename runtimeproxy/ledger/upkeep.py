@@ -18,6 +18,7 @@ from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
 from runtimeproxy.fields.tables import FIELDS, OF_PROCESSES
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
+from runtimeproxy.hooks.fields import KERNEL_SETTINGS, SYSCTL
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ClassView, ResolvedPod
 from runtimeproxy.ledger.answers import class_cgroups, lost_settings, settings_of, wanted_of, wanted_of_node
@@ -440,6 +441,7 @@ class Upkeep:
             decision = await chain.evaluate(await self.in_worker(chain.node.snapshot))
             wanted, unanswered = settings_of(decision), unanswered | decision.without_answer
             self._lost_settings = lost_settings(decision)
+        unanswered -= {each.name for each in chain.policies if _sets_no_settings(each.policy.sets_fields)}
         classes = class_cgroups(
             (path, kube_qos_class(pod.cgroup_parent))
             for pod in self._store.pods
@@ -504,6 +506,11 @@ class Upkeep:
         self._hung.discard(run)
         if not run.cancelled() and run.exception() is None:
             self.evaluator.request("a file that hung")
+
+
+def _sets_no_settings(fields: Mapping[str, frozenset[str]]) -> bool:
+    """Whether a policy with these `sets_fields` sets nothing of the kernel; one without any may do so."""
+    return bool(fields) and fields.get("node", frozenset()).isdisjoint((SYSCTL, KERNEL_SETTINGS))
 
 
 def gates_of(names: Collection[str]) -> str:

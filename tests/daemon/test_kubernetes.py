@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from runtimeproxy.testing.builders import (
     pod_sandbox_config,
 )
 from tests.daemon.conftest import Daemons
+from tests.daemon.live_annotations import LIVE, POLICIES, STRATEGIES, Live, check_edits
 from tests.kubernetes.api_server import ApiServer, refusing
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
@@ -116,7 +117,7 @@ def cluster(daemons: Daemons, cgroup_files: CgroupFiles, socket_folder: Path) ->
         kubeconfig.write_text(json.dumps(document))
         config = (
             f'[kubernetes]\nenabled = true\nkubeconfig = "{kubeconfig}"\n[slo]\nstart_spread_s = 0\n'
-            '[node]\nname = "node-a"\n[policies.cpu-burst]\nenabled = true\n'
+            f'[node]\nname = "node-a"\n{POLICIES}'
         )
         server.put(CONFIG_MAPS, "slo-controller-config", data=burst(20))
         capacity = {"cpu": "4", "memory": "8Gi"}
@@ -143,6 +144,19 @@ def test_strategies_and_live_annotations_reach_running_pods(cluster: Cluster) ->
     cluster.wait_for_burst(container, 50)
     cluster.put_pod("web")
     cluster.wait_for_burst(container, 30)
+
+
+@pytest.mark.parametrize("live", LIVE, ids=[each.key.rpartition("/")[2] for each in LIVE])
+def test_an_edited_annotation_applies_soon(cluster: Cluster, live: Live) -> None:
+    requests = {"cpu": "500m", "memory": "1Gi"}
+    containers = [{"name": "main", "resources": {"requests": requests}}]
+    cluster.server.put(CONFIG_MAPS, "slo-controller-config", data=STRATEGIES)
+
+    def edit(annotations: Mapping[str, str]) -> None:
+        cluster.put_pod("web", metadata={"annotations": dict(annotations)}, containers=containers)
+
+    edit({})
+    check_edits(live, cluster.files, cluster.run("web"), edit)
 
 
 def test_a_refusal_by_priority_becomes_an_event(cluster: Cluster) -> None:
