@@ -3,6 +3,7 @@
 from typing import Final
 
 BUILT_IN: Final = (
+    "policies.accelerators:Accelerators",
     "policies.batch_resource:BatchResource",
     "policies.cpu_burst:CpuBurst",
     "policies.cpu_normalization:CpuNormalization",
@@ -10,5 +11,6 @@ BUILT_IN: Final = (
     "policies.gpu_env:GpuEnv",
     "policies.group_identity:GroupIdentity",
     "policies.memory_qos:MemoryQoS",
+    "policies.rdma_devices:RdmaDevices",
 )
 """The built-in policies as `module:Class`; those with `is_default` run unless they are disabled."""
