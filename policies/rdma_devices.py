@@ -13,12 +13,13 @@ from typing import ClassVar, Final
 
 from policies.annotations import DEVICE_ALLOCATED, AnnotationError
 from policies.device_allocations import allocated_rdma
-from runtimeproxy.hooks import ContainerChange, ContainerView, DeviceSpec, PodSelector, Policy, Reason
+from runtimeproxy.hooks import ContainerChange, ContainerView, DeviceSpec, PodSelector, Policy
 from runtimeproxy.node.devices import RDMA_CM, HostDevice, HostDevices
 from runtimeproxy.node.snapshot import Input, Node
 
 _REASON: Final = "RDMA devices allocated by the scheduler"
-_MANAGER_REASON: Final = "connection manager of the allocated RDMA devices"
+_MOST_NAMED: Final = 8
+"""Functions that the reason names: a host has hundreds."""
 
 
 def rdma_change(container: ContainerView, host: HostDevices) -> ContainerChange | None:
@@ -34,10 +35,9 @@ def rdma_change(container: ContainerView, host: HostDevices) -> ContainerChange 
         return None
     missing = [*functions.problems]
     found: dict[str, DeviceSpec] = {}
-    reasons: dict[str, str | Reason] = {}
+    named: list[str] = []
     if host.rdma_cm is not None:
         found[RDMA_CM] = _spec(host.rdma_cm)
-        reasons[RDMA_CM] = _MANAGER_REASON
     else:
         missing.append(f"this node has no {RDMA_CM}: the kernel's module rdma_ucm is not loaded")
     for address in functions.addresses:
@@ -48,10 +48,9 @@ def rdma_change(container: ContainerView, host: HostDevices) -> ContainerChange 
             )
         elif device.path not in found:
             found[device.path] = _spec(device)
-            reasons[device.path] = f"RDMA device of the allocated PCI device {address}"
-    return ContainerChange(
-        devices=tuple(found.values()), missing=tuple(missing), reason=_REASON, reasons=reasons
-    )
+            named.append(f"{address} is {device.path}")
+    reason = f"{_REASON}: {', '.join(named[:_MOST_NAMED])}" if named else _REASON
+    return ContainerChange(devices=tuple(found.values()), missing=tuple(missing), reason=reason)
 
 
 def _spec(device: HostDevice) -> DeviceSpec:

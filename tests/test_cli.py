@@ -166,7 +166,7 @@ def test_list_policies_says_what_the_mode_never_calls(tmp_path: Path) -> None:
         ("proxy", True, ()),
         ("nri", True, ()),
         ("nri", False, ("nri.sock is not there",)),
-        ("standalone", False, ("mode standalone leaves undone: gpu-env (env, mounts)",)),
+        ("standalone", False, ("mode standalone leaves undone: gpu-env (devices, env, mounts)",)),
         ("standalone", True, ("leaves undone: gpu-env", "mode nri would have values")),
     ],
 )
