@@ -192,8 +192,8 @@ class GpuEnv(Policy):
             return None
         library_problem = ""
         # Elsewhere than on the pod's node there is nothing to look at.
-        if node.devices is not None and _PRELOAD in change.env and not os.path.exists(library):  # noqa: PTH110
-            library_problem = f"its library {library} is not on this node, or out of the daemon's sight"
+        if node.devices is not None and _PRELOAD in change.env and not os.path.isfile(library):  # noqa: PTH113
+            library_problem = f"no file {library} on this node, or out of the daemon's sight"
             change = gpu_change(container, options, node, library_problem=library_problem) or change
         # Once: a running container uses it.
         if _SHARED_CACHE not in change.env or container.id or self.dry_run:

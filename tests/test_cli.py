@@ -201,7 +201,9 @@ def test_programs_get_json(tmp_path: Path) -> None:
     }
     (problem,) = found["problems"]
     assert problem["name"] == "nonsense"
-    assert problem["text"].startswith("settings: no policy named nonsense; there are: batch-resource")
+    assert problem["text"].startswith(
+        "settings: no policy named nonsense; there are: accelerators, batch-resource"
+    )
     names = run("list-policies", "--output", "name").stdout.splitlines()
     assert {"batch-resource", "memory-qos"} <= set(names)
     version = json.loads(run("version", "--output", "json").stdout)

@@ -64,6 +64,10 @@ def left_out(
 PAGE = 4096
 
 
+def numbered(numbers: Any) -> DeviceSpec:
+    return DeviceSpec(host_path="/a", container_path="/b", numbers=numbers)
+
+
 @pytest.mark.parametrize(
     ("name", "good", "clamped", "bad"),
     [
@@ -205,7 +209,7 @@ MOUNT = MountSpec(host_path="/a", container_path="/b")
         ),
         *(
             (
-                ContainerChange(devices=(DeviceSpec(host_path="/a", container_path="/b", numbers=numbers),)),
+                ContainerChange(devices=(numbered(numbers),)),
                 "devices[/b]",
             )
             for numbers in ((-1, 0), (4096, 0), (0, 1 << 20), (1,), (True, 1), ("1", 1), NOWHERE)

@@ -316,6 +316,9 @@ def test_a_library_that_is_not_there_costs_the_limits_before_the_container_is_cr
     library = tmp_path / "libvgpu.so"
     if is_there:
         library.touch()
+    else:
+        # As containerd leaves one in the library's place.
+        library.mkdir()
     policy = GpuEnv(GpuEnvOptions(hami_library_path=str(library), hami_vgpu_monitor=True))
     change = policy.container(container(gpus({"minor": 1, "resources": SHARE}), HAMI), node(has_driver=False))
     assert change is not None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from tests.node.guest import (
     claims,
+    devices,
     hook_servers,
     installation,
     kubelets,
@@ -35,6 +36,7 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *qos_manager.AFTERWARDS,
         *service.OUTLIVED,
         *pods.IN_SLICES,
+        *devices.CHECKS,
         *strategies.CHECKS,
         *removal.CHECKS,
         *packages.CHECKS,
