@@ -70,6 +70,7 @@ class InputPlaces(NamedTuple):
 
     sysfs: Path = Path("/sys")
     procfs: Path = _PROCFS
+    devfs: Path = Path("/dev")
     cgroup_root: Path = Path("/sys/fs/cgroup")
     kubelet_dir: Path | None = None
     objects_dir: Path | None = None
@@ -194,6 +195,7 @@ class NodeInputs:
         # Before there is a cgroup with their files, as at boot, features are not missing but unknown.
         telling = _TELLING & facts.controllers.keys()
         states[Input.CGROUPS] = _known(telling if telling <= facts.files.keys() else None)
+        states[Input.DEVICES] = _known(facts.devices)
         config = kubelet.config.value if kubelet is not None else None
         node = found.node or NodeObject()
         if self._places.node_labels:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
+from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 from runtimeproxy.qos import PRIORITY_CLASS_LABEL, KubeQoSClass, QoSClass
 from runtimeproxy.slo.strategies import PodStrategy, Strategies, StrategyTraits
@@ -23,6 +24,8 @@ class Input(StrEnum):
     MEMORY = "memory"
     CGROUPS = "cgroups"
     """`cgroup_driver`, `features`, and the files and controllers of `facts`."""
+    DEVICES = "devices"
+    """The devices of the host that containers may get."""
     KUBELET = "kubelet"
     NODE_OBJECT = "node-object"
     POOLS = "pools"
@@ -136,6 +139,7 @@ FIELDS: Final[Mapping[Input, tuple[str, ...]]] = {
     Input.CPUS: ("cpus",),
     Input.MEMORY: ("memory_bytes",),
     Input.CGROUPS: ("cgroup_driver", "features"),
+    Input.DEVICES: ("devices",),
     Input.KUBELET: ("kubelet",),
     Input.NODE_OBJECT: ("labels", "annotations", "capacity", "allocatable"),
     Input.POOLS: ("pools",),
@@ -233,6 +237,11 @@ class Node:
         is_withdrawn = self.states.get(Input.POD_REQUESTS) is InputState.WITHDRAWN
         of_pods = {Input.PRIORITY} if is_withdrawn else {Input.PRIORITY, Input.POD_REQUESTS}
         object.__setattr__(self, "unsure", unknown | of_pods)
+
+    @property
+    def devices(self) -> HostDevices | None:
+        """The devices of the host that containers may get; None: not known."""
+        return self.facts.devices
 
     def strategy_for(self, pod: StrategyTraits) -> PodStrategy:
         return self.strategies.for_pod(pod)

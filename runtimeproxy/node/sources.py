@@ -74,7 +74,7 @@ class NodeSources:
         self._allocations: Mapping[str, PodCpus] | None = None
         self._settings = settings or InputWatchSettings()
         self._clock = clock
-        self._facts = NodeReader(places.sysfs, places.cgroup_root, clock)
+        self._facts = NodeReader(places.sysfs, places.cgroup_root, clock, places.devfs)
         self._inputs = NodeInputs(places, self._facts, api_server)
         folders = [folder for folder in (places.objects_dir, places.kubelet_dir) if folder is not None]
         self._watch = FolderWatch("node", folders, self._settings)
