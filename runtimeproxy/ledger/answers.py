@@ -35,6 +35,7 @@ from runtimeproxy.ledger.books import Value, Wanted
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.unapplied import (
     CGROUP_UNKNOWN,
+    IN_VM,
     LIMIT,
     LOWER_LIMIT,
     NOT_RECORDED,
@@ -180,14 +181,21 @@ def at_next_start(
     return found
 
 
-def without_cgroup(decision: Decision, record: PodRecord | ContainerRecord) -> dict[str, Withheld]:
+def without_cgroup(
+    decision: Decision, record: PodRecord | ContainerRecord, *, has_none: bool = False
+) -> dict[str, Withheld]:
     """What a decision wants of something that runs and whose cgroup is not known, by cgroup parameter.
 
     Without what its message has given it.
+
+    `has_none`: whether it has no cgroup of its own.
     """
     is_container = isinstance(record, ContainerRecord)
+    cause, reason = UnappliedCause.CGROUP_UNKNOWN, CGROUP_UNKNOWN
+    if has_none:
+        cause, reason = UnappliedCause.NO_CGROUP, IN_VM
     return {
-        name: Withheld(each.claims, UnappliedCause.CGROUP_UNKNOWN, CGROUP_UNKNOWN)
+        name: Withheld(each.claims, cause, reason)
         for field, each in decision.merged.fields.items()
         if (name := cgroup_parameter(field, is_container=is_container))
         and each.claims
