@@ -6,13 +6,13 @@ to the pod alone. Others with such an annotation are bound to its CPUs, keep the
 others. Pods without CPUs of their own get the shared pools of their class, where the node knows any.
 Source: Koordinator pkg/koordlet/runtimehooks/hooks/cpuset/rule.go.
 
-CPUs that the kubelet's CPU manager gave to one container alone stay as they are. Where this policy decides,
-the kubelet's updates carry the same CPUs as the creation.
+CPUs that the kubelet's CPU manager, or a claim of a DRA driver, gave to one container alone stay as they
+are. Where this policy decides, the kubelet's updates carry the same CPUs as the creation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Final, NamedTuple
@@ -40,7 +40,7 @@ from runtimeproxy.hooks import (
 )
 from runtimeproxy.node.snapshot import Input, Node, Pool, Pools
 from runtimeproxy.qos import EXCLUSIVE, KubeQoSClass, QoSClass
-from runtimeproxy.units import UNLIMITED, format_cpu_list
+from runtimeproxy.units import UNLIMITED, format_cpu_list, parse_cpu_list
 
 REMEMBERED_LISTS: Final = 64
 """Size of the cache of joined pools: most containers of a node have the same."""
@@ -105,6 +105,23 @@ def container_cpus(
     if rule.cpu_manager_policy in (None, _STATIC):
         return None
     return _joined(pools.ls)
+
+
+def claim_problems(
+    status: ResourceStatus, claims: Collection[str], claimed_cpus: Mapping[str, frozenset[int]]
+) -> tuple[str, ...]:
+    """Return the problems of a container that has CPUs from the scheduler where a DRA driver gives some, too.
+
+    `claims` are the container's own, `claimed_cpus` the CPUs of all claims of the node.
+    """
+    if status.cpus is None or not (claims or claimed_cpus):
+        return ()
+    if claims:
+        return (f"annotation {RESOURCE_STATUS}: the container has the CPUs of a DRA claim instead",)
+    taken = parse_cpu_list(status.cpus) & frozenset[int]().union(*claimed_cpus.values())
+    if not taken:
+        return ()
+    return (f"annotation {RESOURCE_STATUS}: CPUs {format_cpu_list(taken)} are those of a DRA claim, too",)
 
 
 class BoundMemory(NamedTuple):
@@ -200,12 +217,17 @@ class Cpuset(Policy):
             return ContainerChange(problems=(str(error),))
         rule, kubelet = self._rule(node), node.kubelet
         has_static_cpus = kubelet is not None and (pod.uid, container.name) in kubelet.static_cpus
+        problems = list(claim_problems(status, container.cpu_claims, node.claimed_cpus))
+        if container.cpu_claims:
+            # The driver of its claims binds it.
+            status, has_static_cpus = ResourceStatus(), True
         cpus = container_cpus(pod.qos, pod.kube_qos, status, rule, has_static_cpus=has_static_cpus)
         memory = self._memory(container, node)
         mems = format_cpu_list(memory.nodes) or None
-        problems = (memory.problem,) if memory.problem else ()
+        if memory.problem:
+            problems.append(memory.problem)
         if cpus is None and mems is None:
-            return ContainerChange(problems=problems) if problems else None
+            return ContainerChange(problems=tuple(problems)) if problems else None
         reasons: dict[str, Reason] = {}
         if cpus is not None:
             reasons["cpuset_cpus"] = _cpus_reason(pod, status, rule, cpus)
@@ -214,7 +236,9 @@ class Cpuset(Policy):
         if status.cpus is None:
             resources = ResourceChange(cpuset_cpus=cpus, cpuset_mems=mems)
             reason = _MEMORY if cpus is None else _SHARED
-            return ContainerChange(resources=resources, reason=reason, reasons=reasons, problems=problems)
+            return ContainerChange(
+                resources=resources, reason=reason, reasons=reasons, problems=tuple(problems)
+            )
         quota_us = UNLIMITED if self._is_unlimited(pod) else None
         if quota_us is not None:
             reasons["cpu_quota_us"] = _quota_reason(pod)
@@ -223,7 +247,7 @@ class Cpuset(Policy):
             requires=_NO_QUOTA_WITHOUT_CPUS,
             reason=_ALLOCATED,
             reasons=reasons,
-            problems=problems,
+            problems=tuple(problems),
         )
 
     def _rule(self, node: Node) -> CpuRule:

@@ -75,6 +75,9 @@ class ContainerView:
     compute from `requested`."""
     updated: Resources | None = None
     """On an update: only the fields that this call of the kubelet carries; None otherwise."""
+    cpu_claims: tuple[str, ...] = ()
+    """CDI devices of the kubelet's request that stand for DRA claims on CPUs, such as
+    `dra.k8s.io/cpu=claim-UID`; their CPUs are in `Node.claimed_cpus`."""
     is_recovered: bool = False
     """As `PodView.is_recovered`, until the kubelet resizes the container."""
 
