@@ -103,9 +103,9 @@ def test_the_cpus_of_a_claim_are_its_containers_alone(site: Site) -> None:
     assert site.cpus(claiming) == "2-3"
     # A daemon that knows only what the runtime tells.
     site.daemon.terminate()
-    for each in site.daemon.state_folder.iterdir():
-        if each.is_file():
-            each.unlink()
+    for file in site.daemon.state_folder.iterdir():
+        if file.is_file():
+            file.unlink()
     site.daemon.start()
     claim_file(site.folder / "cdi", "b", "4")
     for each in (web, other):
