@@ -63,6 +63,7 @@ def test_the_defaults() -> None:
             "sysfs_root": "/sys",
             "objects_dir": "/etc/koord-runtime-proxy/node.d",
             "kubelet_dir": "/var/lib/kubelet",
+            "cdi_dir": "/var/run/cdi",
             "name": "",
             "shared_pools": "nrt",
         },
