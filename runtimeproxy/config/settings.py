@@ -193,6 +193,10 @@ class NodeSettings:
     kubelet_dir: str = "/var/lib/kubelet"
     """The kubelet's folder: its configuration (`config.yaml`), the CPUs that its CPU manager has given away,
     and the resources of the pods that it runs. Empty for none. The default is the kubelet's `--root-dir`."""
+    cdi_dir: str = "/var/run/cdi"
+    """Folder with the CDI specifications of the DRA driver dra-driver-cpu: the CPUs that it has given to
+    claims leave the shared pools, and those of best-effort pods. Empty for none. The default is the
+    driver's."""
     name: str = ""
     """Name of this node's objects; empty for the host's name in lower case, as the kubelet uses it."""
     shared_pools: Literal["nrt", "computed"] = "nrt"

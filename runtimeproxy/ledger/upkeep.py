@@ -36,6 +36,7 @@ from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord, with_live
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
+from runtimeproxy.units import UNLIMITED
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import LedgerSettings
@@ -419,6 +420,24 @@ class Upkeep:
             return not name
         present = await self.present_values(cgroup, wanted)
         return all(present.get(each, ("", False))[1] for each in wanted)
+
+    async def on_resized(self, cgroup: str, written: Mapping[str, int | str]) -> None:
+        """The kubelet has resized a pod; see `Ledger.on_resized`.
+
+        `written`: the new sums of its containers, which the kubelet has written if the pod has a limit.
+        """
+        book, limited = self._books.record(cgroup), dict[str, int | str]()
+        if book is None or self._is_idle():
+            return
+        formats = self._books.formats
+        for name, value in written.items():
+            original = book.originals.get(formats.file_of(name) or "")
+            if original is not None and original.text is not None:
+                before = formats.decode(name, original.text)
+                if before not in (None, UNLIMITED):
+                    limited[name] = value
+        with suppress(TimeoutError):  # it is compared again
+            await self.in_worker(partial(self._ledger.on_resized, cgroup, limited))
 
     async def repair(self, cgroup: str, *, is_explained: bool = True) -> None:
         """Writes values again that others may have replaced, if there are any; see `Ledger.repair`."""

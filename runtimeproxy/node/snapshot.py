@@ -142,7 +142,7 @@ FIELDS: Final[Mapping[Input, tuple[str, ...]]] = {
     Input.DEVICES: ("devices",),
     Input.KUBELET: ("kubelet",),
     Input.NODE_OBJECT: ("labels", "annotations", "capacity", "allocatable"),
-    Input.POOLS: ("pools",),
+    Input.POOLS: ("pools", "claimed_cpus"),
     Input.STRATEGIES: ("strategies",),
     Input.NORMALIZATION: ("normalization_ratio", "normalization_path"),
     Input.POD_REQUESTS: ("requests",),
@@ -204,6 +204,10 @@ class Node:
     allocatable: Mapping[str, int] | None = None
     kubelet: KubeletFacts | None = None
     pools: Pools | None = None
+    """Without claimed CPUs."""
+    claimed_cpus: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """CPUs of DRA claims, by the name of the CDI device that stands for one in a container's request; empty
+    for a claim whose CPUs are not known."""
     normalization_ratio: float | None = None
     """How much faster this node's CPUs are than those that requests are meant for, 1.0 to 5.0; None: not
     known, or normalization is disabled."""
@@ -284,6 +288,8 @@ class Node:
     def _has_values(self, of: Input) -> bool:
         if of is Input.STRATEGIES:
             return self.strategies is not NO_STRATEGIES
+        if of is Input.POOLS:
+            return bool(self.pools)
         return any(getattr(self, name) for name in FIELDS.get(of, ()))
 
 

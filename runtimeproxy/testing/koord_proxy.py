@@ -233,6 +233,7 @@ class KoordProxy:
                 procfs_root=nowhere,
                 objects_dir=str(folder.absolute() / "node.d"),
                 kubelet_dir=str(folder.absolute() / "kubelet"),
+                cdi_dir=str(folder.absolute() / "cdi"),
             ),
             api=ApiSettings(admin_socket=""),
             daemon=DaemonSettings(lock=str(folder.absolute() / "front-end.lock")),

@@ -64,6 +64,7 @@ def test_the_defaults() -> None:
             "procfs_root": "/proc",
             "objects_dir": "/etc/koord-runtime-proxy/node.d",
             "kubelet_dir": "/var/lib/kubelet",
+            "cdi_dir": "/var/run/cdi",
             "name": "",
             "shared_pools": "nrt",
         },

@@ -154,6 +154,10 @@ class Containers:
         # By a field's name, the plugins that have set it for any container.
         self.owners: dict[str, str] = {}
 
+    @property
+    def _known_claims(self) -> Collection[str]:
+        return self._core.chain.node.latest.claimed_cpus
+
     # --- creation ------------------------------------------------------------------------------------------
 
     async def create(
@@ -166,7 +170,7 @@ class Containers:
         """
         core = self._core
         record = replace(
-            container_record(message, time.time()),
+            container_record(message, time.time(), self._known_claims),
             pod_id=pod.id,
             state=Lifecycle.CREATED,
             evaluation=core.evaluator.rounds,
@@ -309,7 +313,7 @@ class Containers:
             if known is not None:
                 return known
             self._state.undecided_containers += 1
-            record = replace(container_record(message, time.time()), pod_id=pod.id)
+            record = replace(container_record(message, time.time(), self._known_claims), pod_id=pod.id)
             store.containers.put(record)
             self._services.note_undecided(record.id)
             return record
