@@ -50,6 +50,10 @@ class Node:
             api = api_pb2_grpc.RuntimeProxyStub(client.channel)
             return api.GetStatus(api_pb2.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
 
+    def command(self, *words: str) -> str:
+        """What a command of the program prints about the daemon."""
+        return self.daemon.run(*words).stdout
+
 
 def burst_strategy(percent: int) -> dict[str, object]:
     strategy = {"policy": "cpuBurstOnly", "cpuBurstPercent": percent}

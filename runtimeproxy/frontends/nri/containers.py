@@ -48,12 +48,14 @@ from runtimeproxy.frontends.nri.messages import (
     container_update,
     read_env,
     read_resources,
+    specified_resources,
 )
 from runtimeproxy.frontends.nri.services import RefusedError
 from runtimeproxy.frontends.nri.state import PluginConflict, UncarriedField
 from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, Resources
-from runtimeproxy.hooks.audit import AuditKind, Origin
+from runtimeproxy.hooks.audit import AuditKind, Origin, Subject
 from runtimeproxy.hooks.changes import ResourceChange
+from runtimeproxy.hooks.claimants import labels_of
 from runtimeproxy.hooks.fields import entry_edits, scalar_edits
 from runtimeproxy.ledger.answers import by_parameter, resized_pod, target_of
 from runtimeproxy.ledger.books import Wanted
@@ -91,6 +93,8 @@ MOST_HUNG_S: Final = 60.0
 FIRST_PAUSE_S: Final = 0.02
 """Between two looks at them; it grows by a fifth."""
 LONGEST_PAUSE_S: Final = 1.0
+MOST_OWNED: Final = 1000
+"""Of the remembered fields of other plugins."""
 CREATE: Final = Origin("CreateContainer")
 START: Final = Origin("StartContainer")
 UPDATE: Final = Origin("UpdateContainerResources")
@@ -102,6 +106,7 @@ class Draft:
 
     Attributes:
         is_late: Whether the runtime has had its answer before the decision.
+        is_validated: Whether the runtime has shown the answers of all plugins together.
         is_undecided: Whether policies had no answer in time: they are asked again once it starts.
     """
 
@@ -110,6 +115,7 @@ class Draft:
     decided: DecidedValues = NOTHING_DECIDED
     fitted: Mapping[str, int | str] = field(default_factory=lambda: NO_ENTRIES)
     is_late: bool = False
+    is_validated: bool = False
     is_undecided: bool = False
 
     def edit(self, change: Change) -> bool:
@@ -198,7 +204,7 @@ class Containers:
         for work in self._preparations(draft, pod, until_s):
             await work()
         self._report_left_out(draft, pod)
-        self._add_conflicts(draft, pod, {f"resources.{name}" for name in adjustment.moved})
+        self._add_conflicts(draft, pod, _moved(draft))
         return api_pb2.CreateContainerResponse(
             adjust=None if draft.adjustment.is_empty else draft.adjustment.message
         )
@@ -226,11 +232,33 @@ class Containers:
             return ()
         return [name for name in RESOURCE_PARAMETERS if f"resources.{name}" in self.owners]
 
+    def on_validated(self, container_id: str, fields: Mapping[str, str], plugins: Collection[str]) -> None:
+        """The runtime has put the answers of all plugins together.
+
+        Args:
+            container_id: Of the container to be created.
+            fields: Those that other plugins have set, by name, with the plugin.
+            plugins: All that are connected.
+        """
+        # What has gone sets nothing any more.
+        self.owners = {name: plugin for name, plugin in self.owners.items() if plugin in plugins}
+        for name, plugin in fields.items():
+            if name in self.owners or len(self.owners) < MOST_OWNED:
+                self.owners[name] = plugin
+        draft = self._drafts.get(container_id)
+        pod = self._core.store.pods.get(draft.record.pod_id) if draft is not None else None
+        if draft is not None and pod is not None:
+            draft.is_validated = True
+            self._add_conflicts(draft, pod, _moved(draft))
+
     def _add_conflicts(self, draft: Draft, pod: PodRecord, fields: Collection[str]) -> list[str]:
+        """Notes which of these fields other plugins set, for status, explain and audit; returns them."""
         name = f"{pod.namespace}/{pod.name}/{draft.record.name}"
         found = sorted(each for each in fields if each in self.owners)
         for each in found:
-            self._state.add_conflict(PluginConflict(name, each, self.owners[each]))
+            plugin = self.owners[each]
+            if self._state.add_conflict(draft.record.id, PluginConflict(name, each, plugin)):
+                self._audit(draft, pod, f"the runtime's plugin {plugin} sets it, too: it goes by file", each)
         return found
 
     def _report_conflicts(self, draft: Draft, pod: PodRecord) -> None:
@@ -238,11 +266,21 @@ class Containers:
         name = f"{pod.namespace}/{pod.name}/{draft.record.name}"
         fields = self._add_conflicts(draft, pod, self.fields_of(draft.adjustment.message))
         which = ", ".join(f"{each} is set by {self.owners[each]}" for each in fields)
+        if not which:
+            which = "a validator or the runtime refused it" if draft.is_validated else "the cause is not told"
         text = "the runtime did not create it after the plugin's answer; its values go by file now"
         self._core.problems.counts["CreateContainer", "not_created"] += 1
         self._core.problems.failures.report(
-            "CreateContainer", "not created", f"{text}: {which}" if which else text, container=name
+            "CreateContainer", "not created", f"{text}: {which}", container=name
         )
+        self._audit(draft, pod, f"{text}: {which}")
+
+    def _audit(self, draft: Draft, pod: PodRecord, reason: str, name: str = "") -> None:
+        """Adds what other plugins do to the audit; `name`: of a field, empty for all."""
+        view = recorded_container(draft.record, recorded_pod(pod))
+        subject = Subject(Hook.PRE_CREATE_CONTAINER, view, time.time(), origin=CREATE)
+        entry = subject.entry(AuditKind.CONFLICT, labels_of(draft.decided.owners.get(name, ())), reason)
+        self._services.audit(entry._replace(field=name))
 
     @staticmethod
     def fields_of(message: api_pb2.ContainerAdjustment) -> set[str]:
@@ -317,7 +355,7 @@ class Containers:
         self._unmade.pop((pod.id, draft.record.name), None)
         if draft.is_late:
             self._state.undecided_containers += 1
-        record = draft.finished()
+        record = with_others_values(draft, message)
         store.containers.put(record)
         if draft.decided.fields is not None and (draft.decided.fields or draft.fitted):
             book_container(self._core, pod, record, draft.decided.fields, draft.fitted)
@@ -550,6 +588,7 @@ class Containers:
     def forget(self, container_id: str) -> None:
         """The container is gone."""
         self._drafts.pop(container_id, None)
+        self._state.fields_of_others.pop(container_id, None)
         self._services.undecided.discard(container_id)
         self._forget_update(container_id)
 
@@ -584,6 +623,17 @@ class _UpdateChange:
         entries = entry_edits(change.unified, self.forwarded.unified, unified)
         self.entries |= {key: text for key, text in entries.items() if text is not None}
         self.forwarded = overlay(self._sent, Resources(**self.values, unified=self.entries))  # type: ignore[arg-type]
+
+
+def _moved(draft: Draft) -> set[str]:
+    return {f"resources.{name}" for name in draft.adjustment.moved}
+
+
+def with_others_values(draft: Draft, made: api_pb2.Container) -> ContainerRecord:
+    """The record of a container that was made: with what the runtime has for values that go by file."""
+    record, found = draft.finished(), specified_resources(made)
+    given = {name: value for name in draft.adjustment.moved if (value := getattr(found, name)) is not None}
+    return replace(record, booked=overlay(record.booked, Resources(**given))) if given else record
 
 
 def _has_failed_policy(decision: Decision) -> bool:

@@ -81,8 +81,6 @@ _OWNED: Final[Mapping[int, str]] = {
 }
 """The fields here by NRI's."""
 ONLY_CREATION: Final = "only a creation is refused"
-MOST_OWNED: Final = 1000
-"""Of the remembered fields of other plugins."""
 
 GRACE: Final = 1.5
 """A request with its writes may take so many times its budget: a quarter of the runtime's time is left."""
@@ -464,25 +462,22 @@ class Plugin:
 
     async def _validate(self, request: api_pb2.ValidateContainerAdjustmentRequest, until_s: float) -> Message:
         """Accepts everything; it is how a plugin learns what others set."""
-        state = self.services.state
-        state.other_plugins.update(
-            OtherPlugin(each.index, each.name)
-            for each in request.plugins
-            if f"{each.index}-{each.name}" != self.own_name
-        )
-        owners = self._containers.owners
+        present = [OtherPlugin(each.index, each.name) for each in request.plugins]
+        own = OtherPlugin(*self.own_name.split("-", 1))
+        if own in present:
+            # A second one of this name is another daemon.
+            present.remove(own)
+        self.services.state.other_plugins = set(present)
+        fields = dict[str, str]()
         for found in request.owners.owners.values():
-            for number, plugin in found.simple.items():
-                self._learn(owners, _OWNED.get(number, ""), plugin)
+            fields |= {_OWNED.get(number, ""): plugin for number, plugin in found.simple.items()}
             for number, compound in found.compound.items():
-                for key, plugin in compound.owners.items():
-                    name = _OWNED.get(number, "")
-                    self._learn(owners, f"{name}[{key}]" if name else "", plugin)
+                if name := _OWNED.get(number):
+                    fields |= {f"{name}[{key}]": plugin for key, plugin in compound.owners.items()}
+        of_others = {name: plugin for name, plugin in fields.items() if name and plugin != self.own_name}
+        plugins = [f"{each.index}-{each.name}" for each in request.plugins]
+        self._containers.on_validated(request.container.id, of_others, plugins)
         return api_pb2.ValidateContainerAdjustmentResponse()
-
-    def _learn(self, owners: dict[str, str], name: str, plugin: str) -> None:
-        if name and plugin != self.own_name and (name in owners or len(owners) < MOST_OWNED):
-            owners[name] = plugin
 
 
 def _pod_id(message: Any) -> str:  # noqa: ANN401 - any request

@@ -369,6 +369,14 @@ class Explainer:
             if each.runtime == state.runtime
         )
 
+    def _set_by_other_plugin(self, name: str, record: PodRecord | ContainerRecord | None) -> str:
+        """Why a container's cgroup parameter goes by file in mode `nri`; empty if no other plugin sets it."""
+        fields = self._nri.fields_of_others.get(record.id, {}) if self._nri and record is not None else {}
+        for field, plugin in fields.items():
+            if RESOURCE_PARAMETERS.get(field.removeprefix(f"{RESOURCES}.")) == name:
+                return f"the runtime's plugin {plugin} sets it, too: it goes by file"
+        return ""
+
     def _field(
         self,
         book: Book,
@@ -405,6 +413,7 @@ class Explainer:
             problem=result.problem
             or self._unapplied(book.id, name)
             or self._left(book.id, name)
+            or self._set_by_other_plugin(name, record)
             or (_difference(name, entry, result.value, found, record, formats) if not files.problem else ""),
             is_observed_only=entry.is_once or name in ledger.books.observed,
             way=_way(entry, is_dropped=book.level is Level.CONTAINER and self._is_dropped(name)),
