@@ -255,7 +255,9 @@ class Plugin:
         pods, containers = self._pods, self._containers_seen
         self.forget_pieces()
         inventory, store = self._core.inventory, self._core.store
+        self._replace_records_of_others(pods, containers)
         known = [each for each in map(store.containers.get, containers) if each is not None]
+        known = [each for each in known if each is not containers[each.id]]
         with store.listing() as since:
             inventory.synchronize(RunningPods(pods, containers, since, since))
         pairs = [(each, containers[each.id]) for each in known]
@@ -264,6 +266,21 @@ class Plugin:
         new = [each for each in containers.values() if each.created_s >= self._since_s]
         self._core.spawn(self._adopt(pairs, new))
         return api_pb2.SynchronizeResponse()
+
+    def _replace_records_of_others(
+        self, pods: Mapping[str, PodRecord], containers: Mapping[str, ContainerRecord]
+    ) -> None:
+        """Records that were saved as those of other pods and containers are not what runs under their ids."""
+        store = self._core.store
+        for pod in pods.values():
+            known_pod = store.pods.get(pod.id)
+            if known_pod is not None and known_pod.detailed and _pod_key(known_pod) != _pod_key(pod):
+                store.pods.put(pod)
+        for container in containers.values():
+            known = store.containers.get(container.id)
+            names = (container.pod_id, container.name)
+            if known is not None and known.detailed and (known.pod_id, known.name) != names:
+                store.containers.put(container)
 
     async def _adopt(
         self, known: Sequence[tuple[ContainerRecord, ContainerRecord]], new: Sequence[ContainerRecord]
@@ -478,6 +495,10 @@ class Plugin:
         plugins = [f"{each.index}-{each.name}" for each in request.plugins]
         self._containers.on_validated(request.container.id, of_others, plugins)
         return api_pb2.ValidateContainerAdjustmentResponse()
+
+
+def _pod_key(pod: PodRecord) -> tuple[str, str, str]:
+    return pod.uid, pod.namespace, pod.name
 
 
 def _pod_id(message: Any) -> str:  # noqa: ANN401 - any request
