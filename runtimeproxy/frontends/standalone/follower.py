@@ -14,10 +14,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from runtimeproxy.core.questions import not_stopped
 from runtimeproxy.frontends.cgroup_tree import CgroupListener
 from runtimeproxy.frontends.mode_begin import mark_known
 from runtimeproxy.frontends.repeated import Repeated
 from runtimeproxy.frontends.standalone.events import RuntimeEvents
+from runtimeproxy.ledger.answers import resized_pod
 from runtimeproxy.ledger.planner import SHARES
 from runtimeproxy.pods.inventory import RuntimeEvent, RuntimeUnavailableError
 from runtimeproxy.pods.reconcile import reconciled
@@ -162,10 +164,17 @@ class Follower(CgroupListener):
             record = reconciled(known, found)
         if record.state is Lifecycle.CREATED and record.id in self._started:
             record = replace(record, state=Lifecycle.RUNNING)
+        members = self._store.containers.members(record.pod_id)
         self._store.containers.put(record)
         pod = self._store.pods.get(record.pod_id)
         if pod is None or not pod.detailed:
             await self._take_pod(record.pod_id)
+        elif known is not None and known.requested != record.requested:
+            # The sandbox's status stays as it was created.
+            members_now = self._store.containers.members(record.pod_id)
+            resized = resized_pod(pod, not_stopped(members), not_stopped(members_now))
+            if resized is not pod:
+                self._store.pods.put(resized)
         return record.pod_id
 
     def _seen(self, record: RecordT) -> RecordT:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.api_names import MODES, ROLES
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.core.questions import not_stopped
 from runtimeproxy.fields.tables import LISTS, QUOTA, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, ClaimOutcome
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
@@ -33,7 +34,13 @@ from runtimeproxy.hooks.loaded import LoadedPolicy, overridden_methods
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import books
-from runtimeproxy.ledger.answers import at_next_start, by_parameter, class_cgroups, target_of_view
+from runtimeproxy.ledger.answers import (
+    at_next_start,
+    by_parameter,
+    class_cgroups,
+    target_of_view,
+    with_requests,
+)
 from runtimeproxy.ledger.tree import BURST, MEMORY_AT_LEAST_MIN, MEMORY_MIN
 from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
@@ -162,7 +169,8 @@ class Explainer:
         store = self._inventory.store
         pod = find_pod(store, pod_text)
         containers = find_containers(store, pod, container_text)
-        node, view = self._node.latest, recorded_pod(pod)
+        node, running = self._node.latest, not_stopped(store.containers.members(pod.id))
+        view = recorded_pod(with_requests(pod, running))
         subjects = list(self._subjects(pod, view, containers, only_containers=bool(container_text)))
         decisions = [
             None
