@@ -32,8 +32,8 @@ _EXIT_CODES: Final = "\n".join(f"  {code:<4} {text}" for code, text in MEANINGS.
 
 _DESCRIPTION: Final = """\
 Applies resource policies by QoS class to pods and containers: as a CRI proxy between the kubelet and the
-container runtime, which forwards everything else byte for byte; as an NRI plugin of the runtime; or stand-alone
-([daemon] mode of the configuration). Without a command it serves.
+container runtime, which forwards everything else byte for byte; as an NRI plugin of the runtime; or
+stand-alone ([daemon] mode of the configuration). Without a command it serves.
 """
 
 _EPILOG: Final = f"""\

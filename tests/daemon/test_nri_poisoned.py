@@ -1,4 +1,4 @@
-"""NRI mode after a restart whose checkpoint has records of running pods that cannot be used, or are not theirs."""
+"""NRI mode after a restart with records of running pods that cannot be used, or are not theirs."""
 
 from __future__ import annotations
 

@@ -82,16 +82,16 @@ logger = logging.getLogger(__name__)
 
 MOST_DRAFTS: Final = 1000
 """Containers between CreateContainer and PostCreateContainer; runtimes make some at a time."""
-SETTLE_S: Final = 2.0
+CONFIRM_S: Final = 2.0
 """How long PostUpdateContainer may take to follow UpdateContainer, before the runtime is asked."""
 RESIZE_PAUSES_S: Final = (0.1, 0.4, 1.0)
-"""Between looks at the cgroup of a resized pod."""
+"""Between comparisons of the cgroup of a resized pod."""
 LATE_S: Final = 3.0
 """So long a policy may be late rather than hang for good: containers wait for it before they start."""
 MOST_HUNG_S: Final = 60.0
-"""So long policies that hang are looked at for a container; after that the next evaluation asks them."""
+"""So long a container's pod is evaluated again for policies that hang; then the next evaluation asks them."""
 FIRST_PAUSE_S: Final = 0.02
-"""Between two looks at them; it grows by a fifth."""
+"""Between two checks whether they still hang; it grows by a fifth."""
 LONGEST_PAUSE_S: Final = 1.0
 MOST_OWNED: Final = 1000
 """Of the remembered fields of other plugins."""
@@ -148,17 +148,20 @@ class _Update(NamedTuple):
 
 
 class Containers:
-    """Answers the runtime's requests about containers. Used in the event loop's thread."""
+    """Answers the runtime's requests about containers. Used in the event loop's thread.
+
+    Attributes:
+        owners: By a field's name, the other plugin that has set it for any container.
+    """
 
     def __init__(self, services: EventServices) -> None:
         self._services = services
         self._core = services.core
         self._state = services.state
         self._drafts: dict[str, Draft] = {}
-        # Containers by pod and name that the runtime was answered about and has not reported as created.
-        self._unmade: dict[tuple[str, str], str] = {}
+        # Ids by pod and name of containers whose creation was answered, and not reported as done yet.
+        self._unreported: dict[tuple[str, str], str] = {}
         self._updates: dict[str, _Update] = {}
-        # By a field's name, the plugins that have set it for any container.
         self.owners: dict[str, str] = {}
 
     # --- creation ------------------------------------------------------------------------------------------
@@ -195,7 +198,7 @@ class Containers:
         except RefusedError:
             # That the runtime does not create it now is no failure of its.
             self._drafts.pop(record.id, None)
-            self._unmade.pop((pod.id, record.name), None)
+            self._unreported.pop((pod.id, record.name), None)
             raise
         if decision is not None:
             draft.decided = decided_values(decision)
@@ -211,7 +214,7 @@ class Containers:
 
     def _has_failed(self, pod: PodRecord, record: ContainerRecord) -> bool:
         """Whether the runtime has not created the container of this name, and tries it again."""
-        earlier = self._unmade.get((pod.id, record.name))
+        earlier = self._unreported.get((pod.id, record.name))
         # One that is known was created while the plugin was away.
         if earlier is None or earlier == record.id or self._core.store.containers.get(earlier) is not None:
             return False
@@ -305,13 +308,13 @@ class Containers:
     def _keep(self, draft: Draft, pod: PodRecord) -> None:
         while len(self._drafts) >= MOST_DRAFTS:
             del self._drafts[next(iter(self._drafts))]
-        while len(self._unmade) >= MOST_DRAFTS:
-            del self._unmade[next(iter(self._unmade))]
+        while len(self._unreported) >= MOST_DRAFTS:
+            del self._unreported[next(iter(self._unreported))]
         self._drafts[draft.record.id] = draft
-        self._unmade[pod.id, draft.record.name] = draft.record.id
+        self._unreported[pod.id, draft.record.name] = draft.record.id
 
     def _fit_to_bounds(self, draft: Draft, pod: PodRecord) -> None:
-        """Changes what bounds of the pod's cgroup and above do not allow."""
+        """Changes values that bounds of the pod's cgroup and above do not allow."""
         values = partial(self._booked, draft)
         draft.fitted = values_within_bounds(self._core.ledger, pod.cgroup_parent, values)
         if draft.fitted:
@@ -321,7 +324,7 @@ class Containers:
         return draft.finished().booked
 
     def _preparations(self, draft: Draft, pod: PodRecord, until_s: float) -> Sequence[Any]:
-        """Room for the values of the answer, and the CPUs that the pod has."""
+        """Raises the limits of the pod's cgroup for the values of the answer, and takes the pod's CPUs."""
         core, works = self._core, []
         if core.allocations is not None and RESOURCE_STATUS in pod.annotations:
             taking = partial(core.allocations.create, ContainerView(pod=recorded_pod(pod)))
@@ -352,7 +355,7 @@ class Containers:
             store.containers.put(record)
             self._services.note_undecided(record.id)
             return record
-        self._unmade.pop((pod.id, draft.record.name), None)
+        self._unreported.pop((pod.id, draft.record.name), None)
         if draft.is_late:
             self._state.undecided_containers += 1
         record = with_others_values(draft, message)
@@ -517,14 +520,14 @@ class Containers:
         core = self._core
         # One of which no end was told has failed, and the kubelet repeats it.
         self._forget_update(container_id)
-        timer = asyncio.get_running_loop().call_later(SETTLE_S, self._settle_soon, container_id, pending)
+        timer = asyncio.get_running_loop().call_later(CONFIRM_S, self._confirm_soon, container_id, pending)
         self._updates[container_id] = _Update(pending, decided, fitted, released, evaluation, timer)
         core.pending_updates.setdefault(container_id, []).append(pending)
 
-    def _settle_soon(self, container_id: str, pending: PendingUpdate) -> None:
-        self._core.spawn(self._settle(container_id, pending))
+    def _confirm_soon(self, container_id: str, pending: PendingUpdate) -> None:
+        self._core.spawn(self._confirm(container_id, pending))
 
-    async def _settle(self, container_id: str, pending: PendingUpdate) -> None:
+    async def _confirm(self, container_id: str, pending: PendingUpdate) -> None:
         """Asks the runtime how an update has ended of which it told no more."""
         core = self._core
         try:

@@ -111,8 +111,9 @@ class Plugin:
         self._core.inventory.on_complete.insert(0, self._mark_known)
         # The status has what was asked for at a creation, and not what plugins have made of it.
         self._core.inventory.confirms_by_status = False
-        self._pods: dict[str, PodRecord] = {}
-        self._containers_seen: dict[str, ContainerRecord] = {}
+        # The pieces of a Synchronize that is not complete.
+        self._listed_pods: dict[str, PodRecord] = {}
+        self._listed_containers: dict[str, ContainerRecord] = {}
         self._methods: dict[str, tuple[type[Message], Callable[[Any, float], Awaitable[Message]]]] = {
             "Synchronize": (api_pb2.SynchronizeRequest, self._synchronize),
             "RunPodSandbox": (api_pb2.RunPodSandboxRequest, self._run_pod_sandbox),
@@ -246,13 +247,13 @@ class Plugin:
         priority_of = self._core.priority_of
         for pod in request.pods:
             found = pod_record(pod, now_s, priority_of(pod.uid))
-            self._pods[pod.id] = replace(found, recovered=True)
+            self._listed_pods[pod.id] = replace(found, recovered=True)
         for container in request.containers:
             record = container_record(container, now_s)
-            self._containers_seen[container.id] = replace(record, recovered=True)
+            self._listed_containers[container.id] = replace(record, recovered=True)
         if request.more:
             return api_pb2.SynchronizeResponse(more=True)
-        pods, containers = self._pods, self._containers_seen
+        pods, containers = self._listed_pods, self._listed_containers
         self.forget_pieces()
         inventory, store = self._core.inventory, self._core.store
         self._replace_records_of_others(pods, containers)
@@ -314,14 +315,14 @@ class Plugin:
                 # Only its start is told yet.
                 self.services.undecided.add(each.id)
         for pod in filter(None, map(core.store.pods.get, pods)):
-            # What is scaled counts on the sums of its containers.
+            # Scaled values follow from the sums of its containers.
             note_requests(core, pod)
             # Its quota may fall only once those of its containers have.
             core.spawn(self._containers.follow_kubelet(pod))
 
     def forget_pieces(self) -> None:
         """A connection has ended, or all pieces are there."""
-        self._pods, self._containers_seen = {}, {}
+        self._listed_pods, self._listed_containers = {}, {}
 
     # --- pods ----------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class PluginConflict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OtherPlugin:
-    """A plugin of the same runtime, as far as its traces are seen."""
+    """Another plugin of the same runtime."""
 
     index: str
     """Two digits; empty if that is not known."""

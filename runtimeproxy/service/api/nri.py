@@ -58,8 +58,8 @@ def problems_of_nri(status: api_pb2.NriStatus) -> Iterator[str]:
     own = (status.plugin_index, status.plugin_name)
     if any((each.index, each.name) == own for each in status.other_plugins):
         yield (
-            f"The runtime has a second plugin {'-'.join(own)}: another daemon, with another daemon.lock, sets "
-            "the same values; stop one of the two."
+            f"The runtime has a second plugin {'-'.join(own)}: another daemon, with another daemon.lock, "
+            "sets the same values; stop one of the two."
         )
 
 

@@ -525,7 +525,7 @@ async def test_a_resize_of_a_pod_of_which_nothing_is_told_follows_from_its_conta
 async def test_an_update_of_which_no_end_is_told_is_asked_about(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtimeproxy.frontends.nri.containers.SETTLE_S", 0.0)
+    monkeypatch.setattr("runtimeproxy.frontends.nri.containers.CONFIRM_S", 0.0)
     await started(runtime)
     taken = ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID, booked=Resources(cpu_quota_us=70_000))
     runtime.around.runtime.containers[CONTAINER_ID] = taken

@@ -99,7 +99,7 @@ class Followed:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FIRST_PAUSE_S", "REMOVALS_S", "WRITES_S", "SECOND_LOOK_S"):
+    for name in ("FIRST_PAUSE_S", "REMOVALS_S", "WRITES_S", "SECOND_CHECK_S"):
         monkeypatch.setattr(follower_module, name, 0.0)
 
 
