@@ -99,7 +99,7 @@ _OUTCOMES: Final = {
 
 _FITTED: Final = {
     BURST: "the kernel takes no burst above the quota",
-    QUOTA: "fitted to the quotas of the cgroups above and below it",
+    QUOTA: "fitted to the quotas of the cgroups above and below it, and to those that the runtime may write",
     **dict.fromkeys(LISTS, "fitted to the lists of the cgroups above and below it"),
     **dict.fromkeys(MEMORY_AT_LEAST_MIN, f"it is not lower than {MEMORY_MIN}"),
 }
