@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError, Message
@@ -80,6 +81,10 @@ _OWNED: Final[Mapping[int, str]] = {
     api_pb2.CdiDevices: "cdi_devices",
 }
 """The fields here by NRI's."""
+MOST_PLUGINS: Final = 100
+"""That are told of; a runtime has a few."""
+MOST_NAME: Final = 300
+"""Characters of the names of plugins and of fields that they set."""
 ONLY_CREATION: Final = "only a creation is refused"
 
 GRACE: Final = 1.5
@@ -480,7 +485,8 @@ class Plugin:
 
     async def _validate(self, request: api_pb2.ValidateContainerAdjustmentRequest, until_s: float) -> Message:
         """Accepts everything; it is how a plugin learns what others set."""
-        present = [OtherPlugin(each.index, each.name) for each in request.plugins]
+        named = (each for each in request.plugins if len(each.index) == 2 and len(each.name) <= MOST_NAME)
+        present = [OtherPlugin(each.index, each.name) for each in islice(named, MOST_PLUGINS)]
         own = OtherPlugin(*self.own_name.split("-", 1))
         if own in present:
             # A second one of this name is another daemon.
@@ -492,8 +498,12 @@ class Plugin:
             for number, compound in found.compound.items():
                 if name := _OWNED.get(number):
                     fields |= {f"{name}[{key}]": plugin for key, plugin in compound.owners.items()}
-        of_others = {name: plugin for name, plugin in fields.items() if name and plugin != self.own_name}
-        plugins = [f"{each.index}-{each.name}" for each in request.plugins]
+        plugins = {f"{each.index}-{each.name}" for each in present}
+        of_others = {
+            name: plugin
+            for name, plugin in fields.items()
+            if plugin in plugins and plugin != self.own_name and 0 < len(name) <= MOST_NAME
+        }
         self._containers.on_validated(request.container.id, of_others, plugins)
         return api_pb2.ValidateContainerAdjustmentResponse()
 

@@ -15,7 +15,15 @@ from cri_api.nri.v1alpha1 import api_pb2 as nri
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.errors import RefusalError
 from runtimeproxy.frontends.modes import carried_in
-from runtimeproxy.frontends.nri.plugin import EVENTS, FIRST_EVENTS, Plugin, event_mask
+from runtimeproxy.frontends.nri.containers import MOST_OWNED
+from runtimeproxy.frontends.nri.plugin import (
+    EVENTS,
+    FIRST_EVENTS,
+    MOST_NAME,
+    MOST_PLUGINS,
+    Plugin,
+    event_mask,
+)
 from runtimeproxy.frontends.nri.services import EventServices, EventSettings, RefusedError
 from runtimeproxy.frontends.nri.state import NriState, OtherPlugin, UncarriedField
 from runtimeproxy.frontends.nri.ttrpc import Request
@@ -384,6 +392,21 @@ async def test_a_plugin_that_has_gone_sets_nothing_any_more(runtime: Runtime) ->
     await runtime.send("ValidateContainerAdjustment", validated(OTHER_ID))
     assert runtime.state.other_plugins == set()
     assert (await runtime.create()).linux.resources.cpu.shares.value == 512
+
+
+async def test_a_runtime_that_tells_of_too_many_plugins_and_fields(runtime: Runtime) -> None:
+    for turn in range(2):
+        request = validated(OTHER_ID, "00-other")
+        entries = request.owners.owners[OTHER_ID].compound[nri.Env].owners
+        for number in range(20_000):
+            request.plugins.add(name=f"{turn}-{number}", index="10")
+            entries[f"{turn}-{number}"] = "00-other"
+        entries["x" * 1_000_000] = "00-other"
+        request.plugins.add(name="x" * 1_000_000, index="10")
+        await runtime.send("ValidateContainerAdjustment", request)
+    owners = runtime.plugin._containers.owners
+    assert (len(runtime.state.other_plugins), len(owners)) == (MOST_PLUGINS - 1, MOST_OWNED)
+    assert max(map(len, owners)) <= MOST_NAME
 
 
 async def test_a_second_plugin_of_the_same_name_is_another_one(runtime: Runtime) -> None:
