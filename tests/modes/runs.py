@@ -99,12 +99,21 @@ def node(
 
 @contextmanager
 def running(
-    client: CriClient, specs: Sequence[PodSpec], logs: Path, cgroup_prefix: str = ""
+    client: CriClient,
+    specs: Sequence[PodSpec],
+    logs: Path,
+    cgroup_prefix: str = "",
+    remover: CriClient | None = None,
 ) -> Iterator[list[RunningPod]]:
-    """Runs pods one after another, and waits until their programs have written what they see first."""
+    """Runs pods one after another, and waits until their programs have written what they see first.
+
+    `remover` removes them, if `client` may be gone then.
+    """
     with ExitStack() as stack:
         pods = [
-            stack.enter_context(running_pod(client, spec, logs, kubelet_files(spec), cgroup_prefix))
+            stack.enter_context(
+                running_pod(client, spec, logs, kubelet_files(spec), cgroup_prefix, remover=remover)
+            )
             for spec in specs
         ]
         for pod in pods:
