@@ -295,6 +295,7 @@ def _folder_problems(settings: Settings) -> Iterator[Problem]:
         (("hooks", "policies_dir"), settings.hooks.policies_dir or "/"),
         (("cgroups", "root"), settings.cgroups.root),
         (("node", "sysfs_root"), settings.node.sysfs_root),
+        (("node", "procfs_root"), settings.node.procfs_root),
         (("node", "objects_dir"), settings.node.objects_dir or "/"),
         (("node", "kubelet_dir"), settings.node.kubelet_dir or "/"),
         (("node", "cdi_dir"), settings.node.cdi_dir or "/"),
@@ -320,6 +321,7 @@ def places_of(settings: Settings) -> InputPlaces:
     node = settings.node
     return InputPlaces(
         sysfs=Path(node.sysfs_root),
+        procfs=Path(node.procfs_root),
         cgroup_root=Path(settings.cgroups.root),
         kubelet_dir=Path(node.kubelet_dir) if node.kubelet_dir else None,
         objects_dir=Path(node.objects_dir) if node.objects_dir else None,

@@ -30,9 +30,9 @@ from runtimeproxy.ledger.change_log import ClaimAudit
 from runtimeproxy.ledger.checkpoint import CheckpointSync
 from runtimeproxy.ledger.claim_places import ClaimPlaces
 from runtimeproxy.ledger.journal import Journal, read_boot_id
+from runtimeproxy.ledger.kernel_settings import KernelSettings
 from runtimeproxy.ledger.leased import LeasedClaims
 from runtimeproxy.ledger.ledger import Ledger
-from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.node.sources import NodeSources
@@ -122,7 +122,12 @@ class Core:
         writer = CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups()
         self.ledger = Ledger(writer, journal, boot_id)
         self.ledger.books.starts_as_requested = not carried.asks_about_creation(is_container=True)
-        sysctls = Sysctls(folder, boot_id) if settings.cgroups.enabled else None
+        sysctls: KernelSettings | None = None
+        if settings.cgroups.enabled:
+            node = settings.node
+            sysctls = KernelSettings(
+                folder, boot_id, Path(node.procfs_root) / "sys", sysfs=Path(node.sysfs_root)
+            )
         answers = AnswerAudit(
             self.audit.claims,
             self.audit.decisions,

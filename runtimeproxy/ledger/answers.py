@@ -15,12 +15,13 @@ from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role
 from runtimeproxy.hooks.audit import AuditKind, shown
 from runtimeproxy.hooks.carried import NOT_CARRIED, CarriedFields
 from runtimeproxy.hooks.changes import CLEAR
-from runtimeproxy.hooks.claimants import Claimant
+from runtimeproxy.hooks.claimants import Claimant, labels_of
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import (
     ANNOTATIONS,
     CGROUP,
     CGROUP_PARENT,
+    KERNEL_SETTINGS,
     LABELS,
     NODE_CGROUP,
     RESOURCES,
@@ -147,12 +148,25 @@ def wanted_of_node(decision: Decision) -> list[Wanted]:
     ]
 
 
-def sysctls_of(decision: Decision) -> dict[str, int | str]:
+def settings_of(decision: Decision) -> dict[str, int | str]:
+    """The sysctls and other kernel settings that a decision on the node wants, by name."""
     return {
         field.key: each.value
         for field, each in decision.merged.fields.items()
-        if field.group == SYSCTL and isinstance(each.value, int | str)
+        if field.group in (SYSCTL, KERNEL_SETTINGS) and isinstance(each.value, int | str)
     }
+
+
+def lost_settings(decision: Decision) -> dict[str, Withheld]:
+    """The kernel settings that a policy wants and another one sets to another value, by name."""
+    found: dict[str, Withheld] = {}
+    for field, each in decision.merged.fields.items():
+        if field.group in (SYSCTL, KERNEL_SETTINGS):
+            lost = tuple(claim for claim in each.claims if claim.value != each.value)
+            if lost:
+                reason = f"{labels_of(each.owners)} sets this value"
+                found[field.key] = Withheld(lost, UnappliedCause.CONFLICT, reason)
+    return found
 
 
 def at_next_start(

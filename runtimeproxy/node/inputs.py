@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from runtimeproxy.cgroups.core_scheduling import is_supported
 from runtimeproxy.documents.reading import InputError, printable
 from runtimeproxy.node.api_server import ApiServerInputs, joined
 from runtimeproxy.node.cpu_claims import CpuClaims
@@ -51,6 +52,8 @@ from runtimeproxy.state.state_file import StateFile
 if TYPE_CHECKING:
     from runtimeproxy.slo.reading import Problem as StrategyProblem
 
+_PROCFS: Final = Path("/proc")
+
 STATE_FILE: Final = "node.json"
 """In the state folder: the last good values, for the next start."""
 STATE_VERSION: Final = 1
@@ -68,7 +71,8 @@ class InputPlaces(NamedTuple):
     """Where the inputs are; None: there are none."""
 
     sysfs: Path = Path("/sys")
-    procfs: Path = Path("/proc")
+    procfs: Path = _PROCFS
+    devfs: Path = Path("/dev")
     cgroup_root: Path = Path("/sys/fs/cgroup")
     kubelet_dir: Path | None = None
     objects_dir: Path | None = None
@@ -167,7 +171,14 @@ class NodeInputs:
             cpus=cpus,
             memory_bytes=read_memory(places.sysfs, places.procfs),
             processor=read_processor(places.sysfs, places.procfs),
-            features=read_features(facts, places.cgroup_root, places.sysfs, places.procfs),
+            features=read_features(
+                facts,
+                places.cgroup_root,
+                places.sysfs,
+                places.procfs,
+                # Of the kernel, whatever a test's folder says.
+                has_cookies=places.procfs == _PROCFS and is_supported(),
+            ),
             cgroup_driver=guess_cgroup_driver(places.cgroup_root),
         )
 
@@ -190,6 +201,7 @@ class NodeInputs:
         # Before there is a cgroup with their files, as at boot, features are not missing but unknown.
         telling = _TELLING & facts.controllers.keys()
         states[Input.CGROUPS] = _known(telling if telling <= facts.files.keys() else None)
+        states[Input.DEVICES] = _known(facts.devices)
         config = kubelet.config.value if kubelet is not None else None
         node = found.node or NodeObject()
         if self._places.node_labels:

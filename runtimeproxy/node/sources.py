@@ -74,7 +74,7 @@ class NodeSources:
         self._allocations: Mapping[str, PodCpus] | None = None
         self._settings = settings or InputWatchSettings()
         self._clock = clock
-        self._facts = NodeReader(places.sysfs, places.cgroup_root, clock)
+        self._facts = NodeReader(places.sysfs, places.cgroup_root, clock, places.devfs)
         self._inputs = NodeInputs(places, self._facts, api_server)
         watched = (places.objects_dir, places.kubelet_dir, places.cdi_dir)
         folders = [folder for folder in watched if folder is not None]

@@ -22,6 +22,7 @@ from runtimeproxy.testing.builders import (
     pod_sandbox_config,
 )
 from tests.daemon.conftest import Daemons
+from tests.daemon.live_annotations import LIVE, POLICIES, STRATEGIES, Live, check_edits
 from tests.kubernetes.api_server import ApiServer, refusing
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
@@ -127,7 +128,7 @@ def cluster(daemons: Daemons, cgroup_files: CgroupFiles, socket_folder: Path) ->
         kubeconfig.write_text(json.dumps(document))
         config = (
             f'[kubernetes]\nenabled = true\nkubeconfig = "{kubeconfig}"\n[slo]\nstart_spread_s = 0\n'
-            '[node]\nname = "node-a"\n[policies.cpu-burst]\nenabled = true\n'
+            f'[node]\nname = "node-a"\n{POLICIES}'
         )
         server.put(CONFIG_MAPS, "slo-controller-config", data=burst(20))
         capacity = {"cpu": "4", "memory": "8Gi"}
@@ -226,6 +227,19 @@ def resource_status(cpus: str) -> dict[str, str]:
 def own_status(cluster: Cluster, cpus: str, **others: str) -> None:
     """The API server's annotation of the pod `own`, beside others."""
     cluster.put_pod("own", metadata={"annotations": {**resource_status(cpus), **others}})
+
+
+@pytest.mark.parametrize("live", LIVE, ids=[each.key.rpartition("/")[2] for each in LIVE])
+def test_an_edited_annotation_applies_soon(cluster: Cluster, live: Live) -> None:
+    requests = {"cpu": "500m", "memory": "1Gi"}
+    containers = [{"name": "main", "resources": {"requests": requests}}]
+    cluster.server.put(CONFIG_MAPS, "slo-controller-config", data=STRATEGIES)
+
+    def edit(annotations: Mapping[str, str]) -> None:
+        cluster.put_pod("web", metadata={"annotations": dict(annotations)}, containers=containers)
+
+    edit({})
+    check_edits(live, cluster.files, cluster.run("web"), edit)
 
 
 def test_a_refusal_by_priority_becomes_an_event(cluster: Cluster) -> None:

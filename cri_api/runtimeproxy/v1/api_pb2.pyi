@@ -1472,7 +1472,7 @@ class UnappliedValue(_message.Message):
     cgroup: _builtins.str
     """Path of the cgroup; empty for a sysctl."""
     field: _builtins.str
-    """A cgroup parameter, a field of the message such as env[NAME], or sysctl[NAME]."""
+    """A cgroup parameter, a field of the message such as env[NAME], sysctl[NAME] or kernel_settings[NAME]."""
     wanted: _builtins.str
     """Such as 67108864, or `at most 50000`; of environment variables never more than `<set>`."""
     cause: _builtins.str

@@ -292,29 +292,21 @@ class Adjustment:
             set_value(self.message.linux.resources, "memory_swap_limit_bytes", limit_bytes)
 
     def _put_device(self, device: DeviceSpec) -> None:
-        """Puts a device in; reads what it is from its node.
-
-        Source: NRI pkg/api/device.go, AccessString: the permissions follow from the mode.
-        """
-        try:
-            found = os.stat(device.host_path)  # noqa: PTH116
-        except OSError as error:
-            self.left_out[f"devices[{device.container_path}]"] = f"{device.host_path}: {error.strerror}"
-            return
-        if not (stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)):
-            self.left_out[f"devices[{device.container_path}]"] = f"{device.host_path} is no device"
-            return
-        if any(each.path == device.container_path for each in self._present.linux.devices):
-            self.message.linux.devices.add(path=REMOVED + device.container_path)
-        added = self.message.linux.devices.add(
-            path=device.container_path,
-            type="c" if stat.S_ISCHR(found.st_mode) else "b",
-            major=os.major(found.st_rdev),
-            minor=os.minor(found.st_rdev),
-        )
+        """Puts a device in, in place of others of its path."""
         asked = sum(_MODES.get(each, 0) for each in device.permissions)
-        added.file_mode.value = stat.S_IMODE(found.st_mode) & asked
-        added.uid.value, added.gid.value = found.st_uid, found.st_gid
+        try:
+            wanted = _numbered_device(device, asked) if device.numbers else _found_device(device, asked)
+        except OSError as error:
+            why = f": {error.strerror}" if error.errno else f" {error}"
+            self.left_out[f"devices[{device.container_path}]"] = f"{device.host_path}{why}"
+            return
+        there = [each for each in self._present.linux.devices if each.path == wanted.path]
+        if len(there) == 1 and _is_device(there[0], wanted):
+            # What is there already needs no owner among the runtime's plugins.
+            return
+        if there:
+            self.message.linux.devices.add(path=REMOVED + wanted.path)
+        self.message.linux.devices.append(wanted)
 
 
 def set_value(message: api_pb2.LinuxResources, name: str, value: int | str) -> None:
@@ -344,6 +336,41 @@ def container_update(
     for key, text in entries.items():
         update.linux.resources.unified[key] = text
     return update
+
+
+def _numbered_device(device: DeviceSpec, mode: int) -> api_pb2.LinuxDevice:
+    """Source: Koordinator pkg/koordlet/runtimehooks/hooks/rdma/rdma.go: every user may open it."""
+    major, minor = device.numbers or (0, 0)
+    made = api_pb2.LinuxDevice(path=device.container_path, type="c", major=major, minor=minor)
+    made.file_mode.value = mode
+    return made
+
+
+def _found_device(device: DeviceSpec, mode: int) -> api_pb2.LinuxDevice:
+    """A device by its node on the host.
+
+    Source: NRI pkg/api/device.go, AccessString: the permissions follow from the mode.
+
+    Raises:
+        OSError: There is none.
+    """
+    found = os.stat(device.host_path)  # noqa: PTH116
+    if not (stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)):
+        raise OSError("is no device")
+    made = api_pb2.LinuxDevice(
+        path=device.container_path,
+        type="c" if stat.S_ISCHR(found.st_mode) else "b",
+        major=os.major(found.st_rdev),
+        minor=os.minor(found.st_rdev),
+    )
+    made.file_mode.value = stat.S_IMODE(found.st_mode) & mode
+    made.uid.value, made.gid.value = found.st_uid, found.st_gid
+    return made
+
+
+def _is_device(found: api_pb2.LinuxDevice, wanted: api_pb2.LinuxDevice) -> bool:
+    """Whether a device does for the wanted one."""
+    return (found.type, found.major, found.minor) == (wanted.type, wanted.major, wanted.minor)
 
 
 def _mount(mount: MountSpec) -> api_pb2.Mount:

@@ -15,12 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtimeproxy.core.questions import not_stopped
+from runtimeproxy.fields.tables import SHARES
 from runtimeproxy.frontends.cgroup_tree import CgroupListener
 from runtimeproxy.frontends.mode_begin import mark_known
 from runtimeproxy.frontends.repeated import Repeated
 from runtimeproxy.frontends.standalone.events import RuntimeEvents
 from runtimeproxy.ledger.answers import by_parameter, resized_pod
-from runtimeproxy.ledger.planner import SHARES
 from runtimeproxy.pods.inventory import RuntimeEvent, RuntimeUnavailableError
 from runtimeproxy.pods.reconcile import reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
