@@ -457,16 +457,23 @@ async def test_file_values_are_there_when_the_reply_to_the_start_goes(runtime: R
     assert [method for method, _ in found.seen] == ["container", "on_started"]
 
 
-async def test_what_the_runtime_drops_goes_by_file(runtime: Runtime) -> None:
-    runtime.load(policy(container=SHARES))
-    result = WriteResult(CGROUP, "cpu.shares", 512, WriteOutcome.WRITTEN, 256)
+@pytest.mark.parametrize(
+    ("resource", "name", "value", "other"),
+    [("cpu_shares", "cpu.shares", 512, 256), ("oom_score_adj", "oom_score_adj", 700, 500)],
+)
+async def test_what_the_runtime_drops_goes_by_file(
+    runtime: Runtime, resource: str, name: str, value: int, other: int
+) -> None:
+    change: dict[str, Any] = {resource: value}
+    runtime.load(policy(container=ContainerChange(resources=ResourceChange(**change))))
+    result = WriteResult(CGROUP, name, value, WriteOutcome.WRITTEN, other)
     unchanged = WriteResult(CGROUP, "cpu.cfs_quota_us", 5, WriteOutcome.UNCHANGED, 5)
     managed = Managed(runtime.around, result, unchanged)
     await runtime.create()
     await runtime.about("PostCreateContainer")
     await runtime.about("StartContainer")
     assert [each.target.cgroup for each in managed.started] == [CGROUP]
-    assert runtime.state.not_carried == {UncarriedField("resources.cpu_shares", "containerd v1.7.0")}
+    assert runtime.state.not_carried == {UncarriedField(f"resources.{resource}", "containerd v1.7.0")}
 
 
 async def test_a_late_decision_is_made_again_before_the_program_runs(runtime: Runtime) -> None:
