@@ -3,6 +3,7 @@
 from typing import Final
 
 BUILT_IN: Final = (
+    "policies.accelerators:Accelerators",
     "policies.batch_resource:BatchResource",
     "policies.core_sched:CoreSched",
     "policies.cpu_burst:CpuBurst",
@@ -13,6 +14,7 @@ BUILT_IN: Final = (
     "policies.group_identity:GroupIdentity",
     "policies.memory_qos:MemoryQoS",
     "policies.oom_score:OomScore",
+    "policies.rdma_devices:RdmaDevices",
     "policies.system_config:SystemConfig",
 )
 """The built-in policies as `module:Class`; those with `is_default` run unless they are disabled."""

@@ -105,7 +105,7 @@ def _scheduler(node: Node, found: _Settings) -> None:
         if Feature.GROUP_IDENTITY_SYSCTL in node.features:
             found.sysctl[GROUP_IDENTITY] = enabled
             found.reasons[GROUP_IDENTITY] = _strategy_reason(node, "sched_group_identity_enabled", enabled)
-        elif enabled:
+        elif enabled and (node.features or node.state_of(Input.CGROUPS) is InputState.KNOWN):
             found.problems.append(f"{GROUP_IDENTITY} cannot be set: {only_anolis(GROUP_IDENTITY)}")
     if (wmark := system.sched_idle_saver_wmark) is not None:
         found.sysctl[IDLE_SAVER_WMARK] = wmark

@@ -34,6 +34,7 @@ from runtimeproxy.ledger.answers import (
     wanted_of,
 )
 from runtimeproxy.ledger.books import Wanted, with_fitted_claims
+from runtimeproxy.ledger.unapplied import IN_VM
 from runtimeproxy.ledger.upkeep import WORK_S
 from runtimeproxy.pods.record_views import is_resize, recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -447,7 +448,9 @@ def _write_due(
     ledger: CgroupLedger, due: DueWrites, view: PodView | ContainerView
 ) -> Mapping[str, WriteResult]:
     if not due.cgroup:
-        return _unwritten(due.values, WriteOutcome.MISSING, "the cgroup is not known")
+        is_in_vm = isinstance(view, ContainerView) and not view.pod.has_container_cgroups
+        why = IN_VM if is_in_vm else "the cgroup is not known"
+        return _unwritten(due.values, WriteOutcome.MISSING, why)
     if due.wanted is None:
         claims = {
             name: tuple(Claim(owner, Role.SET, value) for owner in _owners_of(name, due.owners))

@@ -45,6 +45,9 @@ class DeviceSpec:
     host_path: str
     container_path: str
     permissions: str = "rwm"
+    numbers: tuple[int, int] | None = None
+    """Major and minor number of a character device, where the node itself may be out of the daemon's sight;
+    None: those of `host_path`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,11 @@ class Change:
 
     Each is reported with the pod, and the rest of the change is applied. A change with nothing else means
     that the policy cannot decide: what it wanted before stays.
+    """
+    missing: tuple[str, ...] = ()
+    """What the pod or container is to have and this node cannot give, with the reason; no secrets.
+
+    Each is reported as one of `problems`. With `failure_policy = "fail"` the pod or container is not created.
     """
 
 

@@ -267,6 +267,9 @@ def run_policy(  # noqa: C901 - all that may happen to one answer, in order
         problem = problem_of(subject.hook, change)
         if problem is None and isinstance(change, Change):
             accepted = usable(subject.hook, change, merged, node.facts, subject.carried)
+            if accepted.missing and policy.refuses_on_failure and subject.is_creation:
+                refusal = RefusalError("; ".join(accepted.missing)[:_MAX_TEXT_LENGTH])
+                return _with_refusal(policy, subject, progress, refusal)
             return _with_change(policy, subject, progress, change, accepted), None
         failure = Failure(policy, FailureKind.INVALID, problem or "", f"invalid: {problem}")
     except OverCpuLimitError:
@@ -399,7 +402,7 @@ def _with_change(
             notes.append(AuditNote(kind, policy, of_field, update, accepted.notes.get(update.field, "")))
     after = Progress(enforced, dry_run, tuple(notes), progress.refusal, progress.without_answer)
     # With nothing but problems it cannot decide.
-    return after.without(policy) if change.problems and not fields else after
+    return after.without(policy) if (change.problems or change.missing) and not fields else after
 
 
 def add_failure(subject: Subject, progress: Progress, failure: Failure) -> Progress:

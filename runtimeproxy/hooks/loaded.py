@@ -86,8 +86,9 @@ class LoadedPolicy:
     features: frozenset[str] = frozenset()
     """The policy is off on a node that is known to lack one."""
     optional_features: frozenset[str] = frozenset()
-    needless_features: frozenset[str] = frozenset()
     """The policy uses them where the node has them."""
+    needless_features: frozenset[str] = frozenset()
+    """The policy is off on a node that has one."""
     is_quick: bool = False
     """Whether it is known to compute for some tens of microseconds and to wait for nothing: the loop's thread
     may run it."""

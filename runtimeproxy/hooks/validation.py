@@ -115,6 +115,8 @@ class Usable(NamedTuple):
     """Remarks on values that were adjusted."""
     reason: str = ""
     reasons: Mapping[str, str | Reason] = NO_REASONS
+    missing: tuple[str, ...] = ()
+    """What the pod or container is to have and does not get."""
 
 
 _IDLE_FIELD: Final = Field(flat.CGROUP, IDLE)
@@ -164,10 +166,10 @@ def usable(
     if left_out:
         _without_dependents(fields, given.get("requires", {}), left_out)
     _without_contradictions(hook, fields, merged, left_out)
-    if "problems" in given:
-        left_out += [LeftOut("", "", problem) for problem in given["problems"]]
+    for name in ("problems", "missing"):
+        left_out += [LeftOut("", "", problem) for problem in given.get(name, ())]
     reason, reasons = given.get("reason", ""), given.get("reasons", NO_REASONS)
-    found = Usable(fields, tuple(left_out), notes, reason, reasons)
+    found = Usable(fields, tuple(left_out), notes, reason, reasons, given.get("missing", ()))
     return _with_files(hook, found, uncarried, carried) if uncarried else found
 
 
@@ -200,6 +202,7 @@ _SHAPES: Final[Mapping[str, tuple[tuple[type[Any], ...], Any, str]]] = {
     flat.NODE_CGROUP: (_MAPPING, {}, "a mapping"),
     "requires": (_MAPPING, {}, "a mapping of field names"),
     "problems": ((tuple,), (), "a tuple of texts"),
+    "missing": ((tuple,), (), "a tuple of texts"),
     "reason": ((str,), "", "a text"),
     "reasons": (_MAPPING, {}, "a mapping of texts"),
 }
@@ -207,6 +210,7 @@ _SHAPES: Final[Mapping[str, tuple[tuple[type[Any], ...], Any, str]]] = {
 which they are merged."""
 _TEXTS: Final[Mapping[str, tuple[type[Any], ...]]] = {
     "problems": (str,),
+    "missing": (str,),
     "requires": (str,),
     "reasons": (str, Reason),
 }
@@ -479,9 +483,20 @@ def _checked_spec(_: str, value: Value, __: NodeFacts) -> tuple[Value, str]:
         raise ValueError("a path is not absolute")
     if isinstance(value, MountSpec) and type(value.readonly) is not bool:
         raise ValueError("readonly is neither true nor false")
-    if isinstance(value, DeviceSpec) and not _are_permissions(value.permissions):
-        raise ValueError("permissions are not a subset of rwm")
+    if isinstance(value, DeviceSpec):
+        if not _are_permissions(value.permissions):
+            raise ValueError("permissions are not a subset of rwm")
+        if value.numbers is not None and not _are_device_numbers(value.numbers):
+            raise ValueError("numbers are not those of a device")
     return value, ""
+
+
+def _are_device_numbers(value: object) -> bool:
+    """Source: Linux include/linux/kdev_t.h, 12 bits and 20 bits."""
+    if not isinstance(value, tuple) or [*map(type, value)] != [int, int]:
+        return False
+    major, minor = value
+    return 0 <= int(major) < 1 << 12 and 0 <= int(minor) < 1 << 20
 
 
 def _are_permissions(value: object) -> bool:

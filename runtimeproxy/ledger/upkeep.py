@@ -18,9 +18,17 @@ from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
 from runtimeproxy.fields.tables import FIELDS, OF_PROCESSES
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
+from runtimeproxy.hooks.fields import KERNEL_SETTINGS, SYSCTL
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ClassView, ResolvedPod
-from runtimeproxy.ledger.answers import class_cgroups, lost_settings, settings_of, wanted_of, wanted_of_node
+from runtimeproxy.ledger.answers import (
+    class_cgroups,
+    lost_settings,
+    settings_of,
+    wanted_of,
+    wanted_of_node,
+    with_requests,
+)
 from runtimeproxy.ledger.barrier import Barrier
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import ChangeLog
@@ -35,6 +43,7 @@ from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord, with_live
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
+from runtimeproxy.units import UNLIMITED
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import LedgerSettings
@@ -365,7 +374,7 @@ class Upkeep:
     async def _evaluate(
         self, pod: PodRecord, containers: Sequence[ContainerRecord]
     ) -> tuple[Decision, Sequence[Decision]]:
-        chain, view = self._chain(), recorded_pod(pod)
+        chain, view = self._chain(), recorded_pod(with_requests(pod, containers))
         decision = await chain.evaluate(view)
         return decision, [await chain.evaluate(recorded_container(record, view)) for record in containers]
 
@@ -419,6 +428,24 @@ class Upkeep:
         present = await self.present_values(cgroup, wanted)
         return all(present.get(each, ("", False))[1] for each in wanted)
 
+    async def on_resized(self, cgroup: str, written: Mapping[str, int | str]) -> None:
+        """The kubelet has resized a pod; see `Ledger.on_resized`.
+
+        `written`: the new sums of its containers, which the kubelet has written if the pod has a limit.
+        """
+        book, limited = self._books.record(cgroup), dict[str, int | str]()
+        if book is None or self._is_idle():
+            return
+        formats = self._books.formats
+        for name, value in written.items():
+            original = book.originals.get(formats.file_of(name) or "")
+            if original is not None and original.text is not None:
+                before = formats.decode(name, original.text)
+                if before not in (None, UNLIMITED):
+                    limited[name] = value
+        with suppress(TimeoutError):  # it is compared again
+            await self.in_worker(partial(self._ledger.on_resized, cgroup, limited))
+
     async def repair(self, cgroup: str, *, is_explained: bool = True) -> None:
         """Writes values again that others may have replaced, if there are any; see `Ledger.repair`."""
         if cgroup and not self._is_idle() and self._books.is_managed(cgroup):
@@ -440,6 +467,7 @@ class Upkeep:
             decision = await chain.evaluate(await self.in_worker(chain.node.snapshot))
             wanted, unanswered = settings_of(decision), unanswered | decision.without_answer
             self._lost_settings = lost_settings(decision)
+        unanswered -= {each.name for each in chain.policies if _sets_no_settings(each.policy.sets_fields)}
         classes = class_cgroups(
             (path, kube_qos_class(pod.cgroup_parent))
             for pod in self._store.pods
@@ -504,6 +532,11 @@ class Upkeep:
         self._hung.discard(run)
         if not run.cancelled() and run.exception() is None:
             self.evaluator.request("a file that hung")
+
+
+def _sets_no_settings(fields: Mapping[str, frozenset[str]]) -> bool:
+    """Whether a policy with these `sets_fields` sets nothing of the kernel; one without any may do so."""
+    return bool(fields) and fields.get("node", frozenset()).isdisjoint((SYSCTL, KERNEL_SETTINGS))
 
 
 def gates_of(names: Collection[str]) -> str:

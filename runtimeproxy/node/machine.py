@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.mounts import find_mounts
 from runtimeproxy.fields.declaration import Declaration
+from runtimeproxy.fields.kernel_settings import SCHED_FEATURE_FILES
 from runtimeproxy.fields.tables import PARAMETERS
 from runtimeproxy.node.facts import NodeFacts, read_list
 from runtimeproxy.node.snapshot import Cpu, Feature
@@ -40,8 +41,6 @@ _SYSCTLS: Final = {
     Feature.CORE_SCHED_SYSCTL: "sys/kernel/sched_core",
     Feature.GROUP_IDENTITY_SYSCTL: "sys/kernel/sched_group_identity_enabled",
 }
-_SCHED_FEATURES: Final = ("kernel/debug/sched/features", "kernel/debug/sched_features")
-"""Source: Koordinator pkg/koordlet/util/system; Linux kernel/sched/debug.c, which moved the file in 5.13."""
 
 
 class Processor(NamedTuple):
@@ -166,7 +165,7 @@ def read_features(
     if "resctrl" in _text(procfs / "filesystems").split():
         found.add(Feature.RESCTRL)
     is_switched = any(
-        "CORE_SCHED" in _text(sysfs / each).replace("NO_", "").split() for each in _SCHED_FEATURES
+        "CORE_SCHED" in _text(sysfs / path).replace("NO_", "").split() for path in SCHED_FEATURE_FILES
     )
     if is_switched and Feature.CORE_SCHED_SYSCTL not in found:
         found.add(Feature.CORE_SCHED_FEATURE)

@@ -76,7 +76,8 @@ def restore(settings: Settings, *, dry_run: bool) -> tuple[Line, ...]:
         lines = asyncio.run(_restore_all(settings, saved, dry_run=dry_run))
     except RuntimeUnavailableError as error:
         raise RuntimeProxyError(f"{settings.proxy.runtime_endpoint}: {error}") from error
-    of_kernel = KernelSettings(Path(settings.state.dir), read_boot_id())
+    folder, root = Path(settings.state.dir), Path(settings.node.procfs_root) / "sys"
+    of_kernel = KernelSettings(folder, read_boot_id(), root, sysfs=Path(settings.node.sysfs_root))
     lines += restore_kernel_settings(of_kernel, dry_run=dry_run)
     if saved.unreadable:
         reason = f"{saved.unreadable} of its rows cannot be read"

@@ -67,6 +67,10 @@ def left_out(
 PAGE = 4096
 
 
+def numbered(numbers: Any) -> DeviceSpec:
+    return DeviceSpec(host_path="/a", container_path="/b", numbers=numbers)
+
+
 @pytest.mark.parametrize(
     ("name", "good", "clamped", "bad"),
     [
@@ -206,7 +210,16 @@ MOUNT = MountSpec(host_path="/a", container_path="/b")
             ContainerChange(devices=(DeviceSpec(host_path="/a", container_path="/b", permissions="x"),)),
             "devices[/b]",
         ),
+        *(
+            (
+                ContainerChange(devices=(numbered(numbers),)),
+                "devices[/b]",
+            )
+            for numbers in ((-1, 0), (4096, 0), (0, 1 << 20), (1,), (True, 1), ("1", 1), NOWHERE)
+        ),
         (ContainerChange(devices=NOWHERE), "devices"),
+        (ContainerChange(missing=NOWHERE), "missing"),
+        (ContainerChange(missing=(NOWHERE,)), "missing"),
         (ContainerChange(cdi_devices=("vendor.com/gpu",)), "cdi_devices[vendor.com/gpu]"),
         (ContainerChange(cdi_devices=(NOWHERE,)), "cdi_devices"),
         (ContainerChange(cdi_devices=NOWHERE), "cdi_devices"),
@@ -454,6 +467,10 @@ def test_some_answers_are_none_as_a_whole(answer: object) -> None:
         (
             CREATE,
             ContainerChange(devices=(DeviceSpec(host_path="/a", container_path="/b", permissions="wr"),)),
+        ),
+        (
+            CREATE,
+            ContainerChange(devices=(DeviceSpec(host_path="/a", container_path="/b", numbers=(231, 192)),)),
         ),
         (CREATE, ContainerChange(cdi_devices=("vendor.com/gpu=0", "a-b.c/d_e=x:1.y"))),
         (CREATE, ContainerChange(resources=ResourceChange(pids_limit=-1))),

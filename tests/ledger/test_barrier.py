@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -25,7 +25,8 @@ from runtimeproxy.hooks.carried import BY_CALLS
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import SYSCTL, Field, Merged
-from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.loaded import bind
+from runtimeproxy.hooks.policy import Hook, Policy
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import upkeep as module
@@ -130,6 +131,18 @@ class Switches(KernelSettings):
         changes = super()._release(held, name)
         self._of.step()
         return changes
+
+
+class Waiting(Policy):
+    """Does not say what it sets."""
+
+    name = "waiting"
+
+
+class WaitingForFiles(Waiting):
+    """Says that it sets no sysctl."""
+
+    sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {"pod": frozenset({"cpu.shares"})}
 
 
 class Policies:
@@ -412,6 +425,17 @@ async def test_while_a_policy_has_no_answer_the_mode_stays(scene: Daemon) -> Non
     scene.ledger.books.not_loaded = frozenset()
     await scene.evaluator.evaluate_all()
     assert (scene.kernel.switches(), scene.kernel.identities()) == (OFF, {"0"})
+
+
+async def test_a_policy_that_sets_no_sysctl_holds_none(scene: Daemon) -> None:
+    """Such as one that waits for an input that never comes."""
+    await scene.evaluator.evaluate_all()
+    scene.policies.mode = OFF
+    for policy, is_held in ((Waiting(), True), (WaitingForFiles(), False)):
+        scene.policies.policies = [bind(policy)]
+        scene.policies.unsettled = frozenset({"waiting"})
+        await scene.evaluator.evaluate_all()
+        assert scene.kernel.switches() == (ON if is_held else OFF)
 
 
 @pytest.mark.parametrize(("before", "after"), [(ON, CORE), (ON, OFF), (OFF, ON)])

@@ -17,11 +17,12 @@ from runtimeproxy.fields.anolis import ANOLIS
 from runtimeproxy.ledger import kernel_settings as module
 from runtimeproxy.ledger.foreign import OVERWRITES
 from runtimeproxy.ledger.journal import read_boot_id
-from runtimeproxy.ledger.kernel_settings import DEFAULT_ROOT, DROP_IN, KernelSettings, SettingChange
+from runtimeproxy.ledger.kernel_settings import DROP_IN, KernelSettings, SettingChange
 from runtimeproxy.ledger.unapplied import UnappliedCause
 from runtimeproxy.restore.command import restore_kernel_settings
 from runtimeproxy.restore.plan import Line, Status
-from tests.lab.programs import REPOSITORY, missing
+from tests.lab.programs import REPOSITORY
+from tests.lab.sysctl import FILE, NAME, changeable_sysctl
 
 IDENTITY, CORE = "kernel.sched_group_identity_enabled", "kernel.sched_core"
 
@@ -423,16 +424,9 @@ def test_restore_gives_other_settings_back(anolis: Anolis) -> None:
 
 
 def test_a_sysctl_of_this_kernel(tmp_path: Path) -> None:
-    name, file = "vm.watermark_scale_factor", DEFAULT_ROOT / "vm/watermark_scale_factor"
-    if os.geteuid() != 0 or not os.access(file, os.W_OK):
-        missing(f"{name} cannot be written here")
-    before = file.read_text()
-    value = int(before) + 1
-    try:
+    with changeable_sysctl() as before:
         settings = KernelSettings(tmp_path, read_boot_id())
-        assert settings.apply({name: value}) == (SettingChange(name, before.strip(), str(value)),)
-        assert file.read_text() == f"{value}\n"
-        assert KernelSettings(tmp_path, read_boot_id()).apply({})[0].error == ""
-        assert file.read_text() == before
-    finally:
-        file.write_text(before)
+        assert settings.apply({NAME: before + 1}) == (SettingChange(NAME, str(before), str(before + 1)),)
+        assert FILE.read_text() == f"{before + 1}\n"
+        assert [each.error for each in KernelSettings(tmp_path, read_boot_id()).apply({})] == [""]
+        assert FILE.read_text() == f"{before}\n"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from policies.accelerators import GPU_VENDOR_LABEL, Accelerators
 from policies.annotations import (
     DEVICE_ALLOCATED,
     EXTENDED_RESOURCE_SPEC,
@@ -30,9 +31,11 @@ from policies.gpu_env import GpuEnv
 from policies.group_identity import GroupIdentity
 from policies.memory_qos import MemoryQoS
 from policies.oom_score import SCORE, SCORES, OomScore
+from policies.rdma_devices import RdmaDevices
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, PodView
 from runtimeproxy.node.derived import pod_cpus
+from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import NodeFacts
 from runtimeproxy.node.snapshot import Node
 from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass
@@ -102,12 +105,19 @@ CORE_SCHED_NODE = Node(strategies=Strategies(qos=replace(NODE.strategies.qos, po
 KEPT_BYTES = 100_000
 """What a policy may keep of the annotations of pods that it was asked about."""
 
+WITH_DEVICES = Node(
+    labels={GPU_VENDOR_LABEL: "huawei"},
+    facts=NodeFacts(devices=HostDevices(accelerators=frozenset({"/dev/davinci0", "/dev/davinci_manager"}))),
+)
+
 TURNS: dict[str, Callable[[ContainerView], object]] = {
     "batch-resource, pod": lambda view: BatchResource().pod(view.pod, Node()),
     "batch-resource": lambda view: BatchResource().container(view, Node()),
     "cpuset, pod": lambda view: Cpuset().pod(view.pod, Node()),
     "cpuset": lambda view: Cpuset().container(view, Node()),
     "gpu-env": lambda view: GpuEnv().container(view, Node()),
+    "rdma-devices": lambda view: RdmaDevices().container(view, WITH_DEVICES),
+    "accelerators": lambda view: Accelerators().container(view, WITH_DEVICES),
     "cpu-normalization, pod": lambda view: CpuNormalization().pod(view.pod, NODE),
     "cpu-burst, pod": lambda view: CpuBurst().pod(view.pod, NODE),
     "group-identity, pod": lambda view: GroupIdentity().pod(view.pod, NODE),
@@ -155,6 +165,8 @@ def longest(begin: str, item: str, end: str) -> str:
     ("turn", "text"),
     [
         pytest.param("batch-resource", longest('{"containers":{', '"?":{}', "}}"), id="batch-resource"),
+        pytest.param("rdma-devices", longest('{"rdma":[', '{"id":"?:1f:00.0"}', "]}"), id="rdma-devices"),
+        pytest.param("accelerators", longest('{"gpu":[', '{"minor":1?}', "]}"), id="accelerators"),
         pytest.param("gpu-env", longest('{"gpu":[', '{"minor":1?}', "]}"), id="gpu-env"),
         pytest.param("oom-score", longest("{", '"?":1', "}"), id="oom-score"),
     ],

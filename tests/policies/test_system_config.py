@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -18,16 +19,19 @@ from policies.system_config import (
     SystemConfig,
     min_free_kbytes,
 )
+from runtimeproxy.fields.kernel_settings import KERNEL_SETTINGS, SCHED_FEATURE_FILES
 from runtimeproxy.hooks import NodeChange
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.decision import evaluate
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger.answers import lost_settings, settings_of
+from runtimeproxy.ledger.kernel_settings import DROP_IN
 from runtimeproxy.ledger.unapplied import UnappliedCause
 from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
 from runtimeproxy.slo.schema import ClassQoS, CpuQoS, QoSStrategy, System
 from runtimeproxy.slo.strategies import Strategies
+from tests.lab.programs import REPOSITORY
 
 GI = 1 << 30
 FEATURES = frozenset({Feature.BVT, Feature.GROUP_IDENTITY_SYSCTL})
@@ -170,3 +174,20 @@ def test_reasons_have_the_arithmetic() -> None:
     reasons = {name: str(each) for name, each in found.reasons.items()}
     assert reasons[MIN_FREE_KBYTES] == (f"memory capacity {512 * GI} / 1024 x 88 / 10000 (default) = 4724464")
     assert reasons["sched_features.HRTICK"] == "strategy's value (default) = 1"
+
+
+def test_the_drop_in_has_all_files_of_the_policy() -> None:
+    text = (REPOSITORY / "systemd" / DROP_IN).read_text()
+    paths = [
+        word.removeprefix("-")
+        for line in text.splitlines()
+        if line.startswith("ReadWritePaths=")
+        for word in line.removeprefix("ReadWritePaths=").split()
+    ]
+    sysctls = (MIN_FREE_KBYTES, WATERMARK_SCALE_FACTOR, GROUP_IDENTITY, IDLE_SAVER_WMARK)
+    files = [f"/proc/sys/{name.replace('.', '/')}" for name in sysctls]
+    files += [f"/sys/{file}" for each in KERNEL_SETTINGS.values() for file in each.files]
+    files += [f"/sys/{file}" for file in SCHED_FEATURE_FILES]
+    for file in files:
+        assert any(PurePosixPath(file).is_relative_to(path) for path in paths), file
+    assert "Protect" not in text, "no more rights than these"

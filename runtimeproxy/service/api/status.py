@@ -678,6 +678,7 @@ def _places(settings: Settings) -> dict[Input, str]:
         Input.CPUS: node.sysfs_root,
         Input.MEMORY: node.sysfs_root,
         Input.CGROUPS: settings.cgroups.root,
+        Input.DEVICES: node.sysfs_root,
         Input.KUBELET: node.kubelet_dir,
         Input.POD_REQUESTS: node.kubelet_dir,
         Input.NODE_OBJECT: node.objects_dir,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from tests.node.guest import (
     claims,
     core_sched,
+    devices,
     hook_servers,
     installation,
     kubelets,
@@ -37,6 +38,7 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *qos_manager.AFTERWARDS,
         *service.OUTLIVED,
         *pods.IN_SLICES,
+        *devices.CHECKS,
         *strategies.CHECKS,
         *removal.CHECKS,
         *packages.CHECKS,
