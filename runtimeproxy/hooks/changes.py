@@ -92,6 +92,9 @@ class NodeChange(Change):
 
     sysctl: Mapping[str, int | str] = field(default_factory=dict)
     """By name, such as `kernel.sched_core`."""
+    kernel_settings: Mapping[str, int | str] = field(default_factory=dict)
+    """Of the kernel, and no sysctls: by a name of `runtimeproxy/fields/kernel_settings.py`, such as
+    `sched_features.NEXT_BUDDY`."""
     cgroups: Mapping[str, Mapping[str, CgroupValue]] = field(default_factory=dict)
     """Values of cgroups that are no pod's, such as those of host applications: by path below a controller's
     mount, then by cgroup v1 name."""
@@ -114,8 +117,7 @@ class PodChange(CgroupChange):
 class ContainerChange(CgroupChange):
     """A change of a container.
 
-    Env, mounts, devices, cgroup parent, and of the resources `oom_score_adj` and classes are applied at
-    creation only.
+    Env, mounts, devices, cgroup parent, and of the resources classes are applied at creation only.
     """
 
     resources: ResourceChange | None = None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, controllers_of, find_mounts
+from runtimeproxy.fields.anolis import only_anolis
 from runtimeproxy.fields.tables import PARAMETERS, unknown_parameter
 from runtimeproxy.node.devices import DEFAULT_DEVFS, HostDevices, read_devices
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
@@ -67,7 +68,7 @@ class NodeFacts:
             return unknown_parameter(name)
         if not parameter.writable:
             return "cannot be written"
-        if not self.controllers:
+        if not self.controllers or parameter.processes is not None:
             return ""
         version = self.controllers.get(parameter.controller)
         if version is None:
@@ -93,7 +94,10 @@ class NodeFacts:
         files = self.files.get(controller)
         if files is None or files.get(file):
             return ""
-        return f"{file} is read-only" if file in files else f"this kernel has no {file}"
+        if file in files:
+            return f"{file} is read-only"
+        why = only_anolis(file, self.controllers.get(controller))
+        return f"this kernel has no {file}: {why}" if why else f"this kernel has no {file}"
 
 
 ANY_NODE: Final = NodeFacts()

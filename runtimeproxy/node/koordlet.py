@@ -21,9 +21,12 @@ POLICY_GATES: Final[Mapping[str, str]] = {
     "gpu-env": "GPUEnvInject",
     "rdma-devices": "RDMADeviceInject",
     "group-identity": "GroupIdentity",
+    "core-sched": "CoreSched",
     "cpu-burst": "CPUBurst",
     "cpu-normalization": "CPUNormalization",
     "memory-qos": "CgroupReconcile",
+    "oom-score": "OOMScoreAdj",
+    "system-config": "SystemConfig",
 }
 """The policies that koordlet has, too, and its feature gates. Source: Koordinator
 pkg/koordlet/runtimehooks/config.go, pkg/features/koordlet_features.go."""

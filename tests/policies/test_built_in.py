@@ -57,7 +57,15 @@ def test_built_in_policies_are_on_where_koordinators_gate_is() -> None:
         "rdma-devices",
     ]
     others = {policy.name for policy in built_in() if not policy.is_default}
-    assert others == {"accelerators", "cpu-normalization", "memory-qos"}
+    assert others == {
+        "accelerators",
+        "core-sched",
+        "cpu-idle",
+        "cpu-normalization",
+        "memory-qos",
+        "oom-score",
+        "system-config",
+    }
     enabled = {name: PolicySettings(enabled=True) for name in others}
     assert others <= {policy.name for policy in load(built_in(), enabled)}
 

@@ -24,6 +24,7 @@ from runtimeproxy.hooks.changes import (
 )
 from runtimeproxy.hooks.fields import written_value
 from runtimeproxy.hooks.views import Resources
+from runtimeproxy.node.cpu_claims import claims_among, claims_in_env
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_RESOURCES, compact, frozen, kept_annotations, read_entries
 from runtimeproxy.units import UNLIMITED
@@ -71,8 +72,13 @@ def pod_record(message: api_pb2.PodSandbox, now_s: float, priority: int | None =
     )
 
 
-def container_record(message: api_pb2.Container, now_s: float) -> ContainerRecord:
-    """A container with the values of its specification: in force, or asked for if it is not made yet."""
+def container_record(
+    message: api_pb2.Container, now_s: float, known_claims: Collection[str] = ()
+) -> ContainerRecord:
+    """A container with the values of its specification: in force, or asked for if it is not made yet.
+
+    `known_claims`: the DRA claims on CPUs of this node, as in `Node.claimed_cpus`.
+    """
     resources = specified_resources(message)
     attempt = message.annotations.get(RESTART_COUNT, "")
     return ContainerRecord(
@@ -82,11 +88,18 @@ def container_record(message: api_pb2.Container, now_s: float) -> ContainerRecor
         attempt=int(attempt) if attempt.isascii() and attempt.isdigit() and len(attempt) < 10 else 0,
         labels=compact(_of_the_kubelet(message.labels)),
         annotations=kept_annotations(_of_the_kubelet(message.annotations)),
+        cpu_claims=_claims(message, known_claims),
         requested=resources,
         booked=resources,
         state=_LIFECYCLES.get(message.state, Lifecycle.CREATED),
         created_s=message.created_at / 1e9 if message.created_at > 0 else now_s,
     )
+
+
+def _claims(message: api_pb2.Container, known: Collection[str]) -> tuple[str, ...]:
+    # containerd before 2.3 tells no devices, only what they have put into the environment.
+    found = claims_among(each.name for each in message.CDI_devices)
+    return found or (claims_in_env(read_env(message.env), known) if known else ())
 
 
 def specified_resources(message: api_pb2.Container) -> Resources:

@@ -37,6 +37,7 @@ from runtimeproxy.hooks.changes import (
 )
 from runtimeproxy.hooks.fields import entry_edits, scalar_edits
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
+from runtimeproxy.node.cpu_claims import claims_among
 from runtimeproxy.pods.record_views import PodSummary
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.pods.resources import NO_RESOURCES, read_entries, read_resources
@@ -153,6 +154,7 @@ def requested_container(config: api_pb2.ContainerConfig, pod: PodView, resources
         labels=_copied(config.labels),
         annotations=_copied(config.annotations),
         env=LastValues(config.envs),
+        cpu_claims=claims_among(each.name for each in config.CDI_devices),
         requested=resources,
         current=resources,
     )
