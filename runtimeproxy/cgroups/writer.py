@@ -15,6 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from runtimeproxy.cgroups.core_scheduling import FIELD as CORE_GROUP
+from runtimeproxy.cgroups.core_scheduling import CoreGroups
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, Mount, find_mounts
 from runtimeproxy.cgroups.order import Key, Step, write_steps
 from runtimeproxy.cgroups.pace import rest
@@ -391,6 +393,10 @@ class CgroupWriter:
         root: Where cgroups are mounted.
         procfs: Where procfs is.
         accesses: Of values of processes that are no file of procfs, by the `file` of their formats.
+        groups: Those of tasks that share cores.
+
+    Attributes:
+        groups: See there; who knows what was written sets `CoreGroups.booked`.
     """
 
     def __init__(
@@ -398,9 +404,11 @@ class CgroupWriter:
         root: Path = DEFAULT_ROOT,
         procfs: Path = DEFAULT_PROCFS,
         accesses: Mapping[str, ProcessAccess] | None = None,
+        groups: CoreGroups | None = None,
     ) -> None:
         self._root = root
-        self._processes = ProcessValues(procfs, accesses)
+        self.groups = groups or CoreGroups()
+        self._processes = ProcessValues(procfs, {CORE_GROUP: self.groups, **(accesses or {})})
         self._mounts: dict[str, Mount] = {}
         self._located: dict[str, _Location | str] = {}
         self._open = _Open()

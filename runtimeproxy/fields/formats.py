@@ -79,6 +79,21 @@ def number_of_processes(file: str) -> ProcessFormat:
     )
 
 
+def word_of_threads(name: str) -> ProcessFormat:
+    # One word, which is no file of procfs.
+    def matches(value: Value, text: str) -> bool:
+        return all(each == value for each in text.split())
+
+    return ProcessFormat(name, str, _one_word, matches, members=Members.THREADS)
+
+
+def _one_word(text: str) -> Value:
+    found = text.split()
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} words")
+    return found[0]
+
+
 def number(file: str) -> FileFormat:
     return FileFormat(file, str, _number, lambda value, text: _number(text) == value)
 

@@ -13,6 +13,8 @@ from runtimeproxy.units import MAX_CPU_ID, MAX_INT64, UNLIMITED, parse_cpu_list
 
 QUOTA: Final = "cpu.cfs_quota_us"
 PERIOD: Final = "cpu.cfs_period_us"
+SHARES: Final = "cpu.shares"
+IDLE: Final = "cpu.idle"
 
 FIELDS: Final[Mapping[str, Declaration]] = {each.name: each for each in DECLARED}
 PARAMETERS: Final[Mapping[str, Declaration]] = {each.name: each for each in DECLARED if each.is_parameter}

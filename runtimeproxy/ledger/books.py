@@ -16,8 +16,18 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.order import loosened
 from runtimeproxy.cgroups.writer import CgroupValues, FileText
-from runtimeproxy.fields.tables import FIELDS, NEUTRAL, PERIOD, QUOTA, V2_FILES, check_value, clamped
-from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role, resolve
+from runtimeproxy.fields.tables import (
+    FIELDS,
+    IDLE,
+    NEUTRAL,
+    PERIOD,
+    QUOTA,
+    SHARES,
+    V2_FILES,
+    check_value,
+    clamped,
+)
+from runtimeproxy.hooks.algebra import Claim, ClaimOutcome, FieldValue, Note, Resolved, Role, resolve
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger.fields import KUBELET_ON_PODS, Base, base_of, is_of_kubelet
@@ -424,12 +434,20 @@ def plan_values(
         for name, entry in book.entries.items()
         if entry.claims
     }
+    if IDLE in results:
+        results[IDLE] = _unless_weighted(results[IDLE], results.get(SHARES))
     planned = {
         name: _claimed_value(name, entry, results[name], fitted, is_observed=name in only_observed)
         if name in results
         else _given_back_value(book, name, present.get(name), formats, fitted)
         for name, entry in book.entries.items()
     }
+    if _leaves_idle(book, planned) and SHARES in present:
+        # What the file holds while the cgroup is idle is no weight, and the kernel's default replaces it.
+        present = {**present, SHARES: present[SHARES]._replace(text="")}
+        if SHARES not in results:
+            weight, text = release_value(replace(book, originals=originals), SHARES, present[SHARES], formats)
+            planned[SHARES] = _PlannedValue(None, weight, text, _UNKNOWN_ORIGINAL if weight is None else None)
     entries = {name: each.entry for name, each in planned.items() if each.entry is not None}
     values = {name: each.value for name, each in planned.items() if each.value is not None}
     return Plan(
@@ -442,11 +460,32 @@ def plan_values(
         only_observed=only_observed,
         noted=_line_of_journal(book, new, entries, values),
         left={name: each.left for name, each in planned.items() if each.left},
-        given_back=frozenset(book.entries.keys() - entries.keys()),
+        given_back=frozenset(planned.keys() - entries.keys()),
         resolved=results,
         used={name: _used(result, fitted.get(name)) for name, result in results.items()},
         bounded=frozenset(name for name, result in results.items() if result.is_bounded),
     )
+
+
+def _unless_weighted(idle: Resolved, weight: Resolved | None) -> Resolved:
+    """The result for `cpu.idle`: the kernel refuses weights of an idle cgroup, so an owner of these counts.
+
+    Source: Linux kernel/sched/fair.c, sched_group_set_shares.
+    """
+    if weight is None or not weight.used or idle.value != 1:
+        return idle
+    reason = f"{weight.used[0].owner} sets {SHARES}, which the kernel refuses while it is 1"
+    notes = tuple(Note(claim, ClaimOutcome.LOST, reason) for claim in idle.used)
+    return Resolved(NEUTRAL[IDLE], notes=(*idle.notes, *notes))
+
+
+def _leaves_idle(book: Book, planned: Mapping[str, _PlannedValue]) -> bool:
+    """Whether a cgroup that we have made idle has a weight again."""
+    entry = book.entries.get(IDLE)
+    if entry is None or entry.resolved != 1:
+        return False
+    after = planned[IDLE]
+    return after.left is None and (after.entry is None or after.entry.resolved != 1)
 
 
 class _PlannedValue(NamedTuple):
@@ -493,7 +532,19 @@ def _new_originals(book: Book, present: Mapping[str, FileText], formats: Formats
             original = _original(book.level, name, entry, found, formats)
             if original is not None:
                 new[found.file] = original
+    new |= _weight_before_idle({**book.originals, **new}, book, present, formats)
     return new
+
+
+def _weight_before_idle(
+    originals: Mapping[str, Original], book: Book, present: Mapping[str, FileText], formats: Formats
+) -> dict[str, Original]:
+    """The original of the weight of a cgroup that is about to be idle: the kernel forgets it."""
+    entry, idle, weight = book.entries.get(IDLE), present.get(IDLE), present.get(SHARES)
+    if entry is None or not entry.claims or idle is None or weight is None or weight.file in originals:
+        return {}
+    is_idle = formats.matches(IDLE, 1, idle.text)
+    return {} if is_idle else {weight.file: Original(weight.text, weight.inode)}
 
 
 def _line_of_journal(
@@ -757,7 +808,7 @@ def _given_back_value(
     entry = book.entries[name]
     if found is None or entry.resolved is None:
         return _PlannedValue(None)
-    value, text = (fitted[name], None) if name in fitted else release_value(book, name, entry, found, formats)
+    value, text = (fitted[name], None) if name in fitted else release_value(book, name, found, formats)
     if value is None:
         return _PlannedValue(None, left=_UNKNOWN_ORIGINAL)
     # Until the runtime's book has caught up, an update of another field would bring our value back.
@@ -792,13 +843,13 @@ def _between(book: Book, name: str, ours: Value, value: Value) -> Value:
 
 
 def release_value(
-    book: Book, name: str, entry: Entry, found: FileText, formats: Formats
+    book: Book, name: str, found: FileText, formats: Formats
 ) -> tuple[Value | None, str | None]:
     """The value that goes back to a file without claims, and its raw text if that is known.
 
     (None, None) if neither is known.
     """
-    neutral = NEUTRAL.get(name)
+    neutral, entry = NEUTRAL.get(name), book.entries.get(name, Entry())
     original = book.originals.get(found.file)
     text = original.text if original is not None else None
     value = formats.decode(name, text) if text is not None else None
@@ -838,6 +889,7 @@ def _needed(
     book: Book,
 ) -> Mapping[str, Original]:
     """The originals of files with a value of ours; those of files that cannot be read just now stay."""
-    ours = {present[name].file for name in entries if name in present}
+    names = {*entries, SHARES} if IDLE in entries else entries.keys()
+    ours = {present[name].file for name in names if name in present}
     known = {found.file for found in present.values()}
     return {file: original for file, original in originals.items() if file in ours or file not in known}

@@ -288,7 +288,7 @@ def _cgroup_plan(
     """The plan for a cgroup. `claimed`: parameters that no attempt before this one has restored."""
     book, lines = state.book, list[Line]()
     found = plan_values(book, state.present, formats, fitted=lists)
-    for name in book.entries:
+    for name in {**book.entries, **found.values}:
         text = state.present[name].text if name in state.present else ""
         line = Line(book.id, name, formats.decode(name, text), found.values.get(name))
         if name in state.unreadable:

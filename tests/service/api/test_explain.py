@@ -132,6 +132,11 @@ def test_each_policy_says_why_it_changes_nothing(explained: tuple[Any, ProxyProc
             answer.OUTCOME_NOT_SELECTED,
             "no annotation scheduling.koordinator.sh/device-allocated",
         ),
+        "rdma-devices": (
+            answer.OUTCOME_NOT_SELECTED,
+            "no annotation scheduling.koordinator.sh/device-allocated",
+        ),
+        "accelerators": (answer.OUTCOME_OFF, "off by default"),
         "cpu-burst": (answer.OUTCOME_OFF, "off by command: a test"),
         "cpu-normalization": (answer.OUTCOME_OFF, "off by default"),
         "memory-qos": (answer.OUTCOME_OFF, "off by default"),
