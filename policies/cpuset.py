@@ -170,7 +170,7 @@ class Cpuset(Policy):
         Input.POOLS: PodSelector(annotations=(RESOURCE_STATUS,))
     }
     optional_inputs: ClassVar[frozenset[Input]] = frozenset(
-        {Input.POOLS, Input.KUBELET, Input.STRATEGIES, Input.CGROUPS}
+        {Input.POOLS, Input.KUBELET, Input.STRATEGIES, Input.CGROUPS, Input.MEMORY}
     )
     sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
         "pod": frozenset({"cpu.cfs_quota_us", "cpuset.cpus"}),

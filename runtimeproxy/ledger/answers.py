@@ -44,6 +44,7 @@ from runtimeproxy.ledger.unapplied import (
     Withheld,
 )
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, PodRecord
+from runtimeproxy.pods.resources import NO_RESOURCES
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.units import MIN_CPU_SHARES, UNLIMITED
 
@@ -346,6 +347,18 @@ def requested_of_pod(containers: Collection[ContainerRecord]) -> dict[str, Value
         # The least stands for a container without a request.
         found["cpu.shares"] = sum(each for each in shares if each > MIN_CPU_SHARES) or MIN_CPU_SHARES
     return found
+
+
+def with_requests(pod: PodRecord, containers: Collection[ContainerRecord]) -> PodRecord:
+    """The sandbox with what its containers' requests come to, if the runtime tells none of its own.
+
+    CRI-O tells none in a sandbox's status. Where the containers' may be those of policies, none are known.
+    """
+    if pod.requested != NO_RESOURCES or any(each.recovered for each in containers):
+        return pod
+    sums = {name: value for name, value in requested_of_pod(containers).items() if value != UNLIMITED}
+    found: dict[str, Any] = {_RESIZED[name]: value for name, value in sums.items()}
+    return replace(pod, requested=Resources(**found))
 
 
 def resized_pod(

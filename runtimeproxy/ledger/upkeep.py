@@ -21,7 +21,14 @@ from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.hooks.fields import KERNEL_SETTINGS, SYSCTL
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ClassView, ResolvedPod
-from runtimeproxy.ledger.answers import class_cgroups, lost_settings, settings_of, wanted_of, wanted_of_node
+from runtimeproxy.ledger.answers import (
+    class_cgroups,
+    lost_settings,
+    settings_of,
+    wanted_of,
+    wanted_of_node,
+    with_requests,
+)
 from runtimeproxy.ledger.barrier import Barrier
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import ChangeLog
@@ -367,7 +374,7 @@ class Upkeep:
     async def _evaluate(
         self, pod: PodRecord, containers: Sequence[ContainerRecord]
     ) -> tuple[Decision, Sequence[Decision]]:
-        chain, view = self._chain(), recorded_pod(pod)
+        chain, view = self._chain(), recorded_pod(with_requests(pod, containers))
         decision = await chain.evaluate(view)
         return decision, [await chain.evaluate(recorded_container(record, view)) for record in containers]
 

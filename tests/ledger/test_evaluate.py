@@ -29,6 +29,7 @@ from runtimeproxy.ledger.answers import (
     class_cgroups,
     requested_of_pod,
     resized_pod,
+    with_requests,
     without_lower_limit,
 )
 from runtimeproxy.ledger.books import Wanted
@@ -611,6 +612,31 @@ def test_the_requests_of_containers_come_to_those_of_a_pod() -> None:
     none = Resources(cpu_shares=2)
     assert requested_of_pod(boxes(REQUESTED, none)) == {**unlimited, "cpu.shares": 512}
     assert requested_of_pod(boxes(none, none, Resources())) == {**unlimited, "cpu.shares": 2}
+
+
+@pytest.mark.parametrize(
+    ("own", "containers", "wanted"),
+    [
+        (Resources(), [Resources(cpu_quota_us=1, cpu_shares=2)], Resources(cpu_quota_us=1, cpu_shares=2)),
+        (
+            Resources(),
+            [Resources(cpu_quota_us=1, memory_limit_bytes=3), Resources(memory_limit_bytes=4)],
+            Resources(memory_limit_bytes=7),
+        ),
+        (Resources(cpu_shares=5), [Resources(cpu_quota_us=1)], Resources(cpu_shares=5)),
+        (Resources(), [], Resources()),
+    ],
+    ids=["one", "one-unlimited", "told", "none"],
+)
+def test_a_pod_of_which_no_resources_are_told_has_those_of_its_containers(
+    own: Resources, containers: list[Resources], wanted: Resources
+) -> None:
+    made = [ContainerRecord(id=str(number), requested=each) for number, each in enumerate(containers)]
+    pod = PodRecord(id="p", requested=own)
+    assert with_requests(pod, made).requested == wanted
+    # What was found may be the values of policies.
+    found = [replace(each, recovered=True) for each in made]
+    assert with_requests(pod, found).requested == own
 
 
 @pytest.mark.parametrize(

@@ -3969,7 +3969,7 @@ class ExplainedField(_message.Message):
     is_different: _builtins.bool
     """Whether `observed` is another value than `applied`."""
     problem: _builtins.str
-    """Why it is not, or not as it is, what the policies want; empty if it is."""
+    """Why it is not, or not as it is, what the policies want, or goes another way than usual; empty for neither."""
     observed_value: _builtins.str
     """The present content in the notation of this parameter; absent if it could not be read."""
     is_observed_only: _builtins.bool

@@ -237,7 +237,7 @@ class Adjustment:
         path = plain_path(wanted.container_path)
         there = [each for each in self._present.mounts if plain_path(each.destination) == path]
         if len(there) == 1 and _is_mount(there[0], wanted):
-            # What is there already needs no owner among the runtime's plugins.
+            # A value that is there already needs no owner among the runtime's plugins.
             return
         for each in there:
             self.message.mounts.add(destination=REMOVED + each.destination)
@@ -257,7 +257,7 @@ class Adjustment:
             self._follow_memory_limit(int(self.set_fields["memory_limit_bytes"]))
 
     def _put_value(self, name: str, wanted: int | str | Clear) -> None:
-        # What is taken away gets its neutral value: a reply cannot say that there is none.
+        # A value to be taken away becomes the neutral one: a reply cannot say that there is none.
         field, value = RESOURCE_FIELDS[name], written_value(name, wanted, update=True)
         present = getattr(self._requested, name)
         if value == "" or (isinstance(wanted, Clear) and field.neutral is None):
@@ -265,7 +265,7 @@ class Adjustment:
                 self.left_out[f"resources.{name}"] = _STAYS
             return
         if present is not None and name not in self.set_fields and field.is_same(value, present):
-            # What is there already needs no owner among the runtime's plugins.
+            # A value that is there already needs no owner among the runtime's plugins.
             return
         if name in self.by_file:
             self.moved.add(name)
