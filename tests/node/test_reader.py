@@ -114,6 +114,6 @@ def test_nodes_without_memory_are_left_out(tmp_path: Path) -> None:
     nodes = tmp_path / "devices" / "system" / "node"
     nodes.mkdir(parents=True)
     (nodes / "online").write_text("0-1\n")
-    assert NodeReader(tmp_path, tmp_path).facts().online_memory_nodes == {0, 1}
+    assert NodeReader(tmp_path, tmp_path).facts().online_memory_nodes == frozenset({0, 1})
     (nodes / "has_memory").write_text("0\n")
-    assert NodeReader(tmp_path, tmp_path).facts().online_memory_nodes == {0}
+    assert NodeReader(tmp_path, tmp_path).facts().online_memory_nodes == frozenset({0})
