@@ -17,6 +17,7 @@ from tests.node.guest import (
     pods,
     qos_manager,
     removal,
+    scores,
     service,
     strategies,
 )
@@ -30,6 +31,7 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *installation.CHECKS,
         *pods.CHECKS,
         *hook_servers.CHECKS,
+        *scores.CHECKS,
         *qos_manager.CHECKS,
         *service.CHECKS,
         *qos_manager.OUTLIVED,
