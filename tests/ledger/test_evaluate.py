@@ -648,8 +648,25 @@ def test_a_pod_of_which_no_resources_are_told_has_those_of_its_containers(
         (Resources(), [None], [50], Resources(cpu_quota_us=50)),
         (Resources(cpu_quota_us=300), [40, 60], [40, 30], Resources(cpu_quota_us=300)),
         (Resources(cpu_quota_us=300), [], [40], Resources(cpu_quota_us=300)),
+        (Resources(cpu_quota_us=300), [40, 60], [40, 290], Resources(cpu_quota_us=330)),
+        (Resources(cpu_quota_us=100), [40, 60, None], [40, 90, None], Resources(cpu_quota_us=130)),
+        (Resources(cpu_quota_us=100), [40, 60, None], [40, 30, None], Resources(cpu_quota_us=70)),
+        (Resources(cpu_quota_us=300), [40, 60, -1], [40, 290, -1], Resources(cpu_quota_us=330)),
+        (Resources(cpu_quota_us=300), [40, 60, -1], [40, 90, -1], Resources(cpu_quota_us=300)),
     ],
-    ids=["raised", "lowered", "unlimited", "limited", "limit of the pod", "first container"],
+    ids=[
+        "raised",
+        "lowered",
+        "unlimited",
+        "limited",
+        "limit of the pod",
+        "first container",
+        "above an init container",
+        "beside an ephemeral container",
+        "lowered beside one",
+        "above an init container, beside one",
+        "below an init container",
+    ],
 )
 def test_a_resized_pod_has_the_sums_of_its_containers_or_its_own_limits(
     of_pod: Resources, before: list[int | None], now: list[int | None], expected: Resources

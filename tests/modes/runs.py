@@ -18,7 +18,7 @@ from tests.lab.node_objects import NodeObjects, strategy_policies
 from tests.lab.pods import PodSpec
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 from tests.lab.runtime_process import RuntimeProcess
-from tests.modes.first_act import FILE_ONLY, OOM_SCORE, cgroup_values, first_seen, values_now
+from tests.modes.first_act import FILE_ONLY, cgroup_values, first_seen, values_now
 from tests.modes.pods import BURST_PERCENT, NORMALIZATION_RATIO, POLICY
 
 Mode = Literal["proxy", "nri", "standalone"]
@@ -78,9 +78,13 @@ def node(
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="modes-", dir="/tmp")))
+        # Of HAMi, whose limits need it; the same one in each mode.
+        library = runtime.folder / "libvgpu.so"
+        library.touch()
         text = (
             f'[daemon]\nmode = "{mode}"\nlock = "{folder}/front-end.lock"\n'
-            f'[nri]\nsocket = "{runtime.nri_socket}"\n{strategy_policies(enabled=True)}{config}'
+            f'[nri]\nsocket = "{runtime.nri_socket}"\n{strategy_policies(enabled=True)}'
+            f'[policies.gpu-env.options]\nhami_library_path = "{library}"\n{config}'
         )
         daemon = ProxyProcess(folder, ProxyOptions(str(runtime.socket), config=text))
         objects = NodeObjects(daemon.objects_folder)
@@ -192,7 +196,7 @@ def is_of_table(mode: Mode, place: str, name: str, *, at_first: bool) -> bool:
         return at_first and name in FILE_ONLY
     if mode == "nri":
         return False
-    is_creation = name == OOM_SCORE or name.startswith(("env:", "path:", "memory/memory.memsw."))
+    is_creation = name.startswith(("env:", "path:", "memory/memory.memsw."))
     return at_first or is_creation or (place.endswith(f"/{POD}") and name == "cpu/cpu.cfs_quota_us")
 
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from cri_api.nri.v1alpha1 import api_pb2
@@ -164,6 +163,10 @@ class Containers:
         self._updates: dict[str, _Update] = {}
         self.owners: dict[str, str] = {}
 
+    @property
+    def _known_claims(self) -> Collection[str]:
+        return self._core.chain.node.latest.claimed_cpus
+
     # --- creation ------------------------------------------------------------------------------------------
 
     async def create(
@@ -176,7 +179,7 @@ class Containers:
         """
         core = self._core
         record = replace(
-            container_record(message, time.time()),
+            container_record(message, time.time(), self._known_claims),
             pod_id=pod.id,
             state=Lifecycle.CREATED,
             evaluation=core.evaluator.rounds,
@@ -356,7 +359,7 @@ class Containers:
             if known is not None:
                 return known
             self._state.undecided_containers += 1
-            record = replace(container_record(message, time.time()), pod_id=pod.id)
+            record = replace(container_record(message, time.time(), self._known_claims), pod_id=pod.id)
             store.containers.put(record)
             self._services.note_undecided(record.id)
             return record
@@ -420,7 +423,7 @@ class Containers:
         question = container_question(core.inventory, Hook.PRE_START_CONTAINER, record, pod)
         decision = await self._services.ask(question, until_s, START)
         decided = NOTHING_DECIDED if decision is None else decided_values(decision)
-        await self._verify(record, pod, message.pid)
+        await self._verify(record, pod)
         for work in on_container_started(core, record, decided, START):
             await work()
         if record.id in self._services.undecided:
@@ -443,8 +446,8 @@ class Containers:
                 await core.evaluator.evaluate_pod(pod_id)
                 hung &= now
 
-    async def _verify(self, record: ContainerRecord, pod: PodRecord, pid: int) -> None:
-        """Compares the container's files with what policies want, and writes what differs.
+    async def _verify(self, record: ContainerRecord, pod: PodRecord) -> None:
+        """Compares the container's files and processes with what policies want, and writes what differs.
 
         Runtimes drop fields that they do not know without a word.
         """
@@ -453,11 +456,6 @@ class Containers:
         if cgroup and core.ledger.books.record(cgroup) is not None:
             written = await run(core.executor, core.ledger.start, Wanted(target_of(pod, record, cgroup), {}))
             self._note_uncarried(record, written)
-        score = record.booked.oom_score_adj
-        if pid and "resources.oom_score_adj" in record.owners and score is not None:
-            is_taken = await run(core.executor, keep_oom_score, pid, record.id, score)
-            if not is_taken:
-                self._add_uncarried("resources.oom_score_adj")
 
     def _note_uncarried(self, record: ContainerRecord, written: Sequence[WriteResult]) -> None:
         booked = by_parameter(record.booked)
@@ -658,21 +656,3 @@ def _updatable(found: Resources) -> Resources:
     names = [name for name in RESOURCE_FIELDS.keys() - UPDATABLE if getattr(found, name) is not None]
     without: dict[str, Any] = dict.fromkeys(names)
     return replace(found, **without) if without else found
-
-
-def keep_oom_score(pid: int, container_id: str, score: int) -> bool:
-    """Whether the runtime has given a container's first process this OOM score; if not, it is written.
-
-    A number of another pid namespace is another process: its cgroup has to be the container's.
-    """
-    folder = Path("/proc") / str(pid)
-    try:
-        if container_id not in (folder / "cgroup").read_text():
-            return True
-        file = folder / "oom_score_adj"
-        if int(file.read_text()) == score:
-            return True
-        file.write_text(str(score))
-    except (OSError, ValueError) as error:
-        logger.info("the OOM score of a container cannot be written", extra={"cause": str(error)})
-    return False

@@ -249,12 +249,12 @@ class Plugin:
         """Takes all that runs, which may come in pieces."""
         # What lists have not shown was created since; without lists it may be older than this mode.
         now_s = time.time() if self._core.inventory.recovered.is_set() else 0.0
-        priority_of = self._core.priority_of
+        priority_of, claimed = self._core.priority_of, self._core.chain.node.latest.claimed_cpus
         for pod in request.pods:
             found = pod_record(pod, now_s, priority_of(pod.uid))
             self._listed_pods[pod.id] = replace(found, recovered=True)
         for container in request.containers:
-            record = container_record(container, now_s)
+            record = container_record(container, now_s, claimed)
             self._listed_containers[container.id] = replace(record, recovered=True)
         if request.more:
             return api_pb2.SynchronizeResponse(more=True)

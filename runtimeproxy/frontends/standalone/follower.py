@@ -15,12 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtimeproxy.core.questions import not_stopped
+from runtimeproxy.fields.tables import SHARES
 from runtimeproxy.frontends.cgroup_tree import CgroupListener
 from runtimeproxy.frontends.mode_begin import mark_known
 from runtimeproxy.frontends.repeated import Repeated
 from runtimeproxy.frontends.standalone.events import RuntimeEvents
-from runtimeproxy.ledger.answers import resized_pod
-from runtimeproxy.ledger.planner import SHARES
+from runtimeproxy.ledger.answers import by_parameter, resized_pod
 from runtimeproxy.pods.inventory import RuntimeEvent, RuntimeUnavailableError
 from runtimeproxy.pods.reconcile import reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -169,13 +169,20 @@ class Follower(CgroupListener):
         pod = self._store.pods.get(record.pod_id)
         if pod is None or not pod.detailed:
             await self._take_pod(record.pod_id)
-        elif known is not None and known.requested != record.requested:
-            # The sandbox's status stays as it was created.
-            members_now = self._store.containers.members(record.pod_id)
-            resized = resized_pod(pod, not_stopped(members), not_stopped(members_now))
-            if resized is not pod:
-                self._store.pods.put(resized)
+        elif known is not None and known.detailed and known.requested != record.requested:
+            await self._take_resize(pod, members)
         return record.pod_id
+
+    async def _take_resize(self, pod: PodRecord, before: Sequence[ContainerRecord]) -> None:
+        """Takes what a container's resize makes of its pod: the runtime's status tells no resize of that."""
+        now = self._store.containers.members(pod.id)
+        resized = resized_pod(pod, not_stopped(before), not_stopped(now))
+        if resized is pod:
+            return
+        self._store.pods.put(resized)
+        sums, of_before = by_parameter(resized.requested), by_parameter(pod.requested)
+        written = {name: value for name, value in sums.items() if value != of_before.get(name)}
+        await self._upkeep.on_resized(pod.cgroup_parent, written)
 
     def _seen(self, record: RecordT) -> RecordT:
         return replace(record, recovered=record.created_s < self._upkeep.evaluator.since_s)

@@ -263,7 +263,8 @@ class Explainer:
                 fields[name] = self._field(book, name, entry, files, record)
         if record is not None:
             for name, owners in sorted(record.owners.items()):
-                if not parameter_of(name):
+                # Without a cgroup of its own a message has given it all that it has.
+                if not parameter_of(name) or not subject.cgroup:
                     fields[name] = _message_field(record, name, owners, decision)
         self._add_dry_run(subject, entries, fields)
         self._add_observed(files, fields)

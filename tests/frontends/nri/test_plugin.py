@@ -266,6 +266,33 @@ async def test_an_entry_that_is_there_is_taken_away_first(runtime: Runtime) -> N
     assert [each.path for each in adjusted.linux.devices] == ["-/dev/there", "/dev/there"]
 
 
+async def test_a_device_with_numbers_needs_no_node(runtime: Runtime) -> None:
+    """The daemon need not see the host's /dev."""
+    given = [
+        DeviceSpec(host_path="/none", container_path="/dev/uverbs0", numbers=(231, 192)),
+        DeviceSpec(host_path="/none", container_path="/dev/read", permissions="r", numbers=(231, 193)),
+        DeviceSpec(host_path="/none", container_path="/dev/lost"),
+        DeviceSpec(host_path="/etc/hostname", container_path="/dev/file"),
+    ]
+    runtime.load(policy(container=ContainerChange(devices=tuple(given))))
+    found = (await runtime.create()).linux.devices
+    assert [(each.path, each.type, each.major, each.minor, each.file_mode.value) for each in found] == [
+        ("/dev/uverbs0", "c", 231, 192, 0o666),
+        ("/dev/read", "c", 231, 193, 0o444),
+    ]
+    assert not any(each.HasField("uid") or each.HasField("gid") for each in found)
+    assert runtime.around.core.problems.counts["CreateContainer", "left_out"] == 2
+
+
+async def test_a_device_that_is_there_already_is_left_alone(runtime: Runtime) -> None:
+    """As koordlet's: the runtime fails a container for which two plugins set one device."""
+    device = DeviceSpec(host_path="/none", container_path="/dev/uverbs0", numbers=(231, 192))
+    runtime.load(policy(container=ContainerChange(devices=(device,))))
+    made = container()
+    made.linux.devices.add(path="/dev/uverbs0", type="c", major=231, minor=192)
+    assert not (await runtime.create(made)).linux.devices
+
+
 async def test_the_limit_of_memory_and_swap_follows_that_of_memory(runtime: Runtime) -> None:
     runtime.load(policy(container=ContainerChange(resources=ResourceChange(memory_limit_bytes=1 << 30))))
     memory = (await runtime.create()).linux.resources.memory
@@ -445,16 +472,23 @@ async def test_file_values_are_there_when_the_reply_to_the_start_goes(runtime: R
     assert [method for method, _ in found.seen] == ["container", "on_started"]
 
 
-async def test_what_the_runtime_drops_goes_by_file(runtime: Runtime) -> None:
-    runtime.load(policy(container=SHARES))
-    result = WriteResult(CGROUP, "cpu.shares", 512, WriteOutcome.WRITTEN, 256)
+@pytest.mark.parametrize(
+    ("resource", "name", "value", "other"),
+    [("cpu_shares", "cpu.shares", 512, 256), ("oom_score_adj", "oom_score_adj", 700, 500)],
+)
+async def test_what_the_runtime_drops_goes_by_file(
+    runtime: Runtime, resource: str, name: str, value: int, other: int
+) -> None:
+    change: dict[str, Any] = {resource: value}
+    runtime.load(policy(container=ContainerChange(resources=ResourceChange(**change))))
+    result = WriteResult(CGROUP, name, value, WriteOutcome.WRITTEN, other)
     unchanged = WriteResult(CGROUP, "cpu.cfs_quota_us", 5, WriteOutcome.UNCHANGED, 5)
     managed = Managed(runtime.around, result, unchanged)
     await runtime.create()
     await runtime.about("PostCreateContainer")
     await runtime.about("StartContainer")
     assert [each.target.cgroup for each in managed.started] == [CGROUP]
-    assert runtime.state.not_carried == {UncarriedField("resources.cpu_shares", "containerd v1.7.0")}
+    assert runtime.state.not_carried == {UncarriedField(f"resources.{resource}", "containerd v1.7.0")}
 
 
 async def test_a_late_decision_is_made_again_before_the_program_runs(runtime: Runtime) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from tests.node.guest import (
     claims,
+    core_sched,
+    devices,
     hook_servers,
     installation,
     kubelets,
@@ -15,11 +17,13 @@ from tests.node.guest import (
     pods,
     qos_manager,
     removal,
+    scores,
     service,
     strategies,
 )
 from tests.node.guest.node import Check
 
+CORE_SCHED = "core-sched"
 KUBELETS = "kubelets"
 MODES = "modes"
 BOOTS: Mapping[str, tuple[Check, ...]] = {
@@ -27,6 +31,7 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *installation.CHECKS,
         *pods.CHECKS,
         *hook_servers.CHECKS,
+        *scores.CHECKS,
         *qos_manager.CHECKS,
         *service.CHECKS,
         *qos_manager.OUTLIVED,
@@ -35,6 +40,7 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *qos_manager.AFTERWARDS,
         *service.OUTLIVED,
         *pods.IN_SLICES,
+        *devices.CHECKS,
         *strategies.CHECKS,
         *removal.CHECKS,
         *packages.CHECKS,
@@ -53,11 +59,12 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *qos_manager.LAST,
     ),
     MODES: (modes.RUNTIME, *installation.CHECKS, *modes.CHECKS, *removal.LAST),
+    CORE_SCHED: (*installation.CHECKS, *core_sched.CHECKS, *removal.LAST),
     KUBELETS: (*installation.CHECKS, *kubelets.CHECKS),
 }
 """By boot of the node. What is no matter of cgroup files is checked on version 2 alone; the modes have
 a boot of their own, with a containerd that has NRI, and whole kubelets, as they take pods for theirs that
-other checks have made."""
+other checks have made. Core scheduling needs a kernel of its own."""
 
 
 def selected(pattern: str, boot: str) -> list[str]:
