@@ -4,6 +4,7 @@ from typing import Final
 
 BUILT_IN: Final = (
     "policies.batch_resource:BatchResource",
+    "policies.block_io:BlockIO",
     "policies.cpu_burst:CpuBurst",
     "policies.cpu_normalization:CpuNormalization",
     "policies.cpuset:Cpuset",

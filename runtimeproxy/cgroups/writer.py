@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, Mount, find_mounts
 from runtimeproxy.cgroups.order import Key, Step, write_steps
 from runtimeproxy.cgroups.pace import rest
-from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.cgroups.paths import ROOT_PATH, CgroupPathError, cgroup_path
+from runtimeproxy.fields import devices
 from runtimeproxy.fields.formats import FileFormat, Value, weight_v2
 from runtimeproxy.fields.tables import PARAMETERS, check_value
 from runtimeproxy.units import WeightFormula
@@ -56,6 +57,25 @@ def _write(file: str, folder: int, text: str) -> None:
         os.write(descriptor, f"{text}\n".encode())
     finally:
         os.close(descriptor)
+
+
+def _write_lines(file: str, folder: int, lines: Iterable[str]) -> dict[str, OSError]:
+    """Writes each line with a system call of its own; returns the errors of those that were refused.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    refused: dict[str, OSError] = {}
+    descriptor = os.open(file, os.O_WRONLY | os.O_TRUNC | _FILE_FLAGS, dir_fd=folder)
+    try:
+        for line in lines:
+            try:
+                os.write(descriptor, f"{line}\n".encode())
+            except OSError as error:
+                refused[line] = error
+    finally:
+        os.close(descriptor)
+    return refused
 
 
 class FileText(NamedTuple):
@@ -193,6 +213,14 @@ def explain(error: OSError, name: str) -> str:
     return f"{code}: {error.strerror}"
 
 
+def explain_device(device: str, error: OSError, name: str) -> str:
+    """As `explain`, of a line that is about one block device."""
+    text = f"{device}: {explain(error, name)}"
+    if error.errno == errno.EOPNOTSUPP and name == "blkio.cost.weight":
+        return f"{text}: this disk has no cost model, which blkioQOS of cgroupRoot gives it"
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class CgroupValues:
     """The values wanted in one cgroup."""
@@ -216,6 +244,17 @@ class _Location(NamedTuple):
     """The controller's mount."""
     version: int
     format: FileFormat
+    is_of_root: bool = False
+
+    def place(self, path: tuple[str, ...]) -> tuple[str, ...]:
+        """The path of a cgroup's folder below the mount: empty for the root, for the files of the root alone.
+
+        Raises:
+            OSError: The cgroup is the root and the file is another one, or the other way round.
+        """
+        if (path == ROOT_PATH) is not self.is_of_root:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return () if self.is_of_root else path
 
 
 @dataclass(slots=True)
@@ -245,7 +284,8 @@ class _Batch:
         present, raw, value = wanted.present.get(key.name), wanted.raw.get(key.name), _canonical(key, wanted)
         old, is_same = None, False
         try:
-            text = read_text(file.folder, key.path, file.format.file) if present is None else present.text
+            place = file.place(key.path)
+            text = read_text(file.folder, place, file.format.file) if present is None else present.text
             if raw is not None:
                 is_same = text.rstrip("\n") == raw.rstrip("\n")
             old = file.format.decode(text)
@@ -267,7 +307,9 @@ class _Batch:
         key, (wanted, found) = step.key, self.wanted[step.key]
         file, raw, text = found.format.file, wanted.raw.get(step.key.name), None
         try:
-            folder = self.folders.open(found.folder, key.path)
+            folder = self.folders.open(found.folder, found.place(key.path))
+            if found.format.lines is not None:
+                return self._write_lines(key, step.value, found.format, folder)
             if raw is not None and step.is_final:
                 text = raw.rstrip("\n")
             elif found.format.compose is None:
@@ -283,6 +325,18 @@ class _Batch:
             return self.result(key, WriteOutcome.FAILED, str(error))
         return self.result(key, WriteOutcome.WRITTEN)
 
+    def _write_lines(self, key: Key, value: Value, form: FileFormat, folder: int) -> WriteResult:
+        """Writes the lines of block devices; that of one which cannot be written stops no other."""
+        assert form.lines is not None  # noqa: S101 - for the type checker
+        refused = _write_lines(form.file, folder, form.lines(value, _read(form.file, folder)))
+        if not refused:
+            return self.result(key, WriteOutcome.WRITTEN)
+        texts = (explain_device(line.partition(" ")[0], error, key.name) for line, error in refused.items())
+        held, reset = devices.by_device(form.decode(_read(form.file, folder))), PARAMETERS[key.name].reset
+        left = {device: held.get(device, reset) for device in devices.by_device(value)}
+        result = self.result(key, WriteOutcome.FAILED, "; ".join(texts))
+        return replace(result, left=devices.text_of(left))
+
     def _inherit(self, key: Key, refused: OSError) -> WriteResult:
         """Gives a cgroup in place of an empty list what stands for it: all that its parent has.
 
@@ -293,7 +347,7 @@ class _Batch:
         the parent's: a copy of that is all there is.
         Source: Linux, kernel/cgroup/cpuset.c, validate_change and update_cpumask.
         """
-        _, (folder, version, form) = self.wanted[key]
+        _, (folder, version, form, _) = self.wanted[key]
         file = form.file
         path, source = (key.path[:-1], file) if version == 1 else ((), f"{file}.effective")
         try:
@@ -365,12 +419,12 @@ class CgroupWriter:
         files: dict[Path, dict[str, str]] = {}
         for name in names:
             located = self._locate(name) if name in PARAMETERS else ""
-            if not isinstance(located, str):
+            if not isinstance(located, str) and located.is_of_root is (path == ROOT_PATH):
                 files.setdefault(located.folder, {})[name] = located.format.file
         found: dict[str, FileText] = {}
         for folder, wanted in files.items():
             with _UnlessExhausted(), self.keeping_open() as folders:
-                folder_fd = folders.open(folder, path)
+                folder_fd = folders.open(folder, () if path == ROOT_PATH else path)
                 inode = os.fstat(folder_fd).st_ino
                 read: dict[str, FileText] = {}
                 for name, file in wanted.items():
@@ -479,7 +533,9 @@ class CgroupWriter:
         if isinstance(located, str):
             return None
         try:
-            return located.format.decode(read_text(located.folder, key.path, located.format.file))
+            return located.format.decode(
+                read_text(located.folder, located.place(key.path), located.format.file)
+            )
         except ValueError:
             return None
         except OSError as error:
@@ -492,9 +548,12 @@ class CgroupWriter:
         if invalid := check_value(name, value):
             return WriteResult(wanted.cgroup, name, value, WriteOutcome.INVALID, error=invalid)
         try:
-            cgroup_path(wanted.cgroup)
+            path = cgroup_path(wanted.cgroup)
         except CgroupPathError as error:
             return WriteResult(wanted.cgroup, name, value, WriteOutcome.REFUSED, error=str(error))
+        if PARAMETERS[name].is_of_root is not (path == ROOT_PATH):
+            which = "only the root cgroup has" if path != ROOT_PATH else "the root cgroup gets nothing of"
+            return WriteResult(wanted.cgroup, name, value, WriteOutcome.REFUSED, error=f"{which} {name}")
         located = self._locate(name)
         if isinstance(located, str):
             return WriteResult(wanted.cgroup, name, value, WriteOutcome.MISSING, error=located)
@@ -514,10 +573,10 @@ class CgroupWriter:
 
     def _find(self, name: str) -> _Location | str:
         parameter = PARAMETERS[name]
-        mount = self.mounts.get(parameter.controller)
+        mount = next((self.mounts[each] for each in parameter.controllers if each in self.mounts), None)
         if mount is None:
-            return f"this node has no cgroup controller {parameter.controller}"
+            return f"this node has no cgroup controller {parameter.controllers[0]}"
         file_format = parameter.format_for(mount.version)
         if file_format is None:
             return f"cgroup version {mount.version} has no {name}"
-        return _Location(mount.folder, mount.version, file_format)
+        return _Location(mount.folder, mount.version, file_format, parameter.is_of_root)

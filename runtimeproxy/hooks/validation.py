@@ -17,9 +17,16 @@ from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from runtimeproxy import units
-from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.cgroups.paths import ROOT_CGROUP, CgroupPathError, cgroup_path
 from runtimeproxy.fields.declaration import ROLES, Declaration, Kind
-from runtimeproxy.fields.tables import FIELDS, NEUTRAL, RESOURCE_FIELDS, RESOURCE_PARAMETERS, V2_FILES
+from runtimeproxy.fields.tables import (
+    FIELDS,
+    NEUTRAL,
+    PARAMETERS,
+    RESOURCE_FIELDS,
+    RESOURCE_PARAMETERS,
+    V2_FILES,
+)
 from runtimeproxy.hooks import fields as flat
 from runtimeproxy.hooks.carried import BY_CALLS, CarriedFields
 from runtimeproxy.hooks.changes import (
@@ -105,6 +112,10 @@ class Usable(NamedTuple):
 
 _IDLE: Final = "cpu.idle"
 _IDENTITY: Final = "cpu.bvt_warp_ns"
+_ONLY_OF_ROOT: Final = (
+    f"only the root cgroup has it: it has to stand in cgroups of a NodeChange, at {ROOT_CGROUP}"
+)
+_NOT_OF_ROOT: Final = "nothing of this is written to the root cgroup"
 
 
 def problem_of(hook: Hook, answer: object) -> str | None:
@@ -268,6 +279,8 @@ def _checked_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, 
 def _checked_pod_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
     """Of a pod, a container or a QoS class."""
     _check_idle(name, value)
+    if name in PARAMETERS and PARAMETERS[name].is_of_root:
+        raise ValueError(_ONLY_OF_ROOT)
     return _checked_parameter(name, value, node)
 
 
@@ -301,6 +314,8 @@ def _checked_node_file(place: object, value: Value, node: NodeFacts) -> tuple[Va
         raise ValueError("is not a path")
     path, _, name = place.rpartition("/")
     _checked_cgroup_parent("", path, node)
+    if name in PARAMETERS and PARAMETERS[name].is_of_root is not (path == ROOT_CGROUP):
+        raise ValueError(_NOT_OF_ROOT if path == ROOT_CGROUP else _ONLY_OF_ROOT)
     return _checked_parameter(name, value, node)
 
 
@@ -340,6 +355,8 @@ def _checked_role(field: Declaration, value: Scale | Add | AtMost, node: NodeFac
 def _checked_plain(field: Declaration, value: Value, node: NodeFacts) -> tuple[Value, str]:
     if field.kind is Kind.NUMBER:
         return _checked_number(field, value)
+    if field.kind is Kind.DEVICES:
+        return field.canonical(value), ""  # type: ignore[arg-type]
     if not isinstance(value, str):
         wanted = "a list such as 0-3,8" if field.is_list else "a text"
         raise ValueError(f"is {_kind(value)}, not {wanted}")  # noqa: TRY004 - one type

@@ -16,7 +16,23 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.order import loosened
 from runtimeproxy.cgroups.writer import CgroupValues, FileText
-from runtimeproxy.fields.tables import NEUTRAL, PERIOD, QUOTA, V2_FILES, check_value, clamped
+from runtimeproxy.fields.devices import (
+    by_device,
+    given_back,
+    is_same_setting,
+    joined_lines,
+    text_of,
+)
+from runtimeproxy.fields.tables import (
+    BY_DEVICE,
+    FIELDS,
+    NEUTRAL,
+    PERIOD,
+    QUOTA,
+    V2_FILES,
+    check_value,
+    clamped,
+)
 from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role, resolve
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.hooks.settings import ConflictRule
@@ -423,8 +439,15 @@ def plan_values(
         for name, entry in book.entries.items()
         if entry.claims
     }
+    known = replace(book, originals=originals)
     planned = {
-        name: _claimed_value(name, entry, results[name], fitted, is_observed=name in only_observed)
+        name: _with_given_back(
+            known,
+            name,
+            _claimed_value(name, entry, results[name], fitted, is_observed=name in only_observed),
+            present.get(name),
+            formats,
+        )
         if name in results
         else _given_back_value(book, name, present.get(name), formats, fitted)
         for name, entry in book.entries.items()
@@ -478,6 +501,38 @@ def _claimed_value(
     return _PlannedValue(entry._replace(resolved=value, is_settling=is_settling), value)
 
 
+def _settings(value: Value | None) -> dict[str, str]:
+    """The settings of a value by block device; none of one that is not readable, as after a downgrade."""
+    try:
+        return by_device(value or "")
+    except ValueError:
+        return {}
+
+
+def _with_given_back(
+    book: Book, name: str, planned: _PlannedValue, found: FileText | None, formats: Formats
+) -> _PlannedValue:
+    """The plan for a parameter with claims, with what goes back to block devices that are not wanted now."""
+    ours, value = book.entries[name].resolved, planned.value
+    if name not in BY_DEVICE or value is None or ours is None:
+        return planned
+    wanted = _settings(value)
+    dropped = {device: each for device, each in _settings(ours).items() if device not in wanted}
+    if not dropped or found is None:
+        return planned
+    return planned._replace(value=text_of(wanted | _given_back_settings(book, name, dropped, found, formats)))
+
+
+def _given_back_settings(
+    book: Book, name: str, ours: Mapping[str, str], found: FileText, formats: Formats
+) -> dict[str, str]:
+    """What goes back to block devices of ours, see `given_back`. `found`: what the file holds."""
+    original = book.originals.get(found.file)
+    before = formats.decode(name, original.text or "") if original is not None else None
+    present = formats.decode(name, found.text)
+    return given_back(ours, _settings(before), _settings(present), FIELDS[name].reset)
+
+
 def _new_originals(book: Book, present: Mapping[str, FileText], formats: Formats) -> Mapping[str, Original]:
     """The originals of files that are about to get their first value of ours."""
     new: dict[str, Original] = {}
@@ -485,11 +540,23 @@ def _new_originals(book: Book, present: Mapping[str, FileText], formats: Formats
         found = present.get(name)
         if not entry.claims or found is None:
             continue
-        if found.file not in book.originals and found.file not in new:
+        known = new.get(found.file) or book.originals.get(found.file)
+        if known is None:
             original = _original(book.level, name, entry, found, formats)
             if original is not None:
                 new[found.file] = original
+        elif name in BY_DEVICE:
+            # The lines of other devices may have changed since the first became ours.
+            text = joined_lines(known.text or "", found.text, _new_devices(entry))
+            if text != known.text:
+                new[found.file] = known._replace(text=text)
     return new
+
+
+def _new_devices(entry: Entry) -> set[str]:
+    """The block devices that are claimed and have no setting of ours yet."""
+    claimed = (_settings(claim.value) for claim in entry.claims if isinstance(claim.value, str))
+    return {device for each in claimed for device in each} - _settings(entry.resolved).keys()
 
 
 def _line_of_journal(
@@ -577,11 +644,28 @@ def change_of(
     original = book.originals.get(found.file)
     text = original.text if original is not None else None
     known = [NEUTRAL.get(name), None if text is None else formats.decode(name, text)]
+    if name in BY_DEVICE:
+        return _change_of_devices(name, entry.resolved, known, formats.decode(name, found.text))
     if level is Level.CONTAINER:
         known += [entry.booked, entry.requested]
     known += [_reset_by_others(name, value) for value in (entry.resolved, *known)]
     is_reset = any(value is not None and formats.matches(name, value, found.text) for value in known)
     return ValueChange.RESET if is_reset else ValueChange.FOREIGN
+
+
+def _change_of_devices(
+    name: str, ours: Value, known: Iterable[Value | None], present: Value | None
+) -> ValueChange:
+    """As `change_of`, of block devices with settings of ours: one that is unplugged loses its line."""
+    reset, now = FIELDS[name].reset, _settings(present)
+    resets = [_settings(each) for each in known]
+    for device, setting in _settings(ours).items():
+        held = now.get(device, reset)
+        if not is_same_setting(setting, held) and not any(
+            is_same_setting(each.get(device, reset), held) for each in resets
+        ):
+            return ValueChange.FOREIGN
+    return ValueChange.RESET
 
 
 def _reset_by_others(name: str, value: Value | None) -> Value | None:
@@ -705,6 +789,8 @@ def with_noted(
         if before is not None and name in present:
             text = present[name].text
             is_old = not formats.matches(name, value, text) and formats.matches(name, before, text)
+            if name in BY_DEVICE:
+                is_old, before = True, _written_settings(name, value, before, formats.decode(name, text))
         # The next evaluation names the policy.
         entry = entries.get(name) or Entry((Claim(RECOVERED, Role.SET, value),))
         entries[name] = entry._replace(resolved=before if is_old else value)
@@ -719,6 +805,19 @@ def with_noted(
             entry = entry._replace(resolved="" if held is None else held)
         entries[name] = entry
     return replace(found, entries=entries, originals={**found.originals, **noted.originals})
+
+
+def _written_settings(name: str, value: Value, before: Value, present: Value | None) -> Value:
+    """The settings of block devices that a process wrote which may have been killed between two of them."""
+    reset, now, old = FIELDS[name].reset, _settings(present), _settings(before)
+    return text_of(
+        {
+            device: old[device]
+            if device in old and is_same_setting(old[device], now.get(device, reset))
+            else setting
+            for device, setting in {**old, **_settings(value)}.items()
+        }
+    )
 
 
 def _original(level: Level, name: str, entry: Entry, found: FileText, formats: Formats) -> Original | None:
@@ -744,6 +843,13 @@ def _given_back_value(
     entry = book.entries[name]
     if found is None or entry.resolved is None:
         return _PlannedValue(None)
+    if name in BY_DEVICE:
+        ours = _settings(entry.resolved)
+        back = _given_back_settings(book, name, ours, found, formats)
+        if back:
+            return _PlannedValue(None, text_of(back))
+        change = change_of(book.level, name, entry, book, found, formats)
+        return _PlannedValue(None, left=_CHANGED_SINCE if change is ValueChange.FOREIGN else None)
     value, text = (fitted[name], None) if name in fitted else release_value(book, name, entry, found, formats)
     if value is None:
         return _PlannedValue(None, left=_UNKNOWN_ORIGINAL)
