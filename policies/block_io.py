@@ -37,7 +37,7 @@ from runtimeproxy.hooks import (
 from runtimeproxy.hooks.reasons import Part
 from runtimeproxy.hooks.sources import strategy_source
 from runtimeproxy.node.block_devices import BlockDevices
-from runtimeproxy.node.snapshot import Feature, Input, Node
+from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.slo.names import BLKIO_QOS
 from runtimeproxy.slo.schema import BlkioQoS, Block, BlockType, IoCfg
@@ -310,7 +310,8 @@ def _texts(
     wanted: Wanted, names: Iterable[str], node: Node, source: tuple[Part, ...]
 ) -> tuple[dict[str, str], dict[str, Reason]]:
     """Return the values and reasons of the parameters that the kernel has."""
-    here = [name for name in names if FIELDS[name].feature in node.features]
+    is_known = node.state_of(Input.CGROUPS) is InputState.KNOWN
+    here = [name for name in names if not is_known or FIELDS[name].feature in node.features]
     values = {name: text_of(_as_texts(wanted.values[name])) for name in here if wanted.values.get(name)}
     if wanted.problems and not values:
         # An answer with nothing but problems would leave what was wanted before, for other disks.

@@ -23,6 +23,7 @@ POLICY_GATES: Final[Mapping[str, str]] = {
     "cpu-burst": "CPUBurst",
     "cpu-normalization": "CPUNormalization",
     "memory-qos": "CgroupReconcile",
+    "block-io": "BlkIOReconcile",
 }
 """The policies that koordlet has, too, and its feature gates. Source: Koordinator
 pkg/koordlet/runtimehooks/config.go, pkg/features/koordlet_features.go."""

@@ -10,21 +10,30 @@ from typing import Final
 from runtimeproxy.fields.devices import plain_lines
 
 FILES_V1: Final = {
-    **{
-        f"blkio.throttle.{each}_device": ""
-        for each in ("read_bps", "write_bps", "read_iops", "write_iops")
-    },
+    **{f"blkio.throttle.{each}_device": "" for each in ("read_bps", "write_bps", "read_iops", "write_iops")},
     "blkio.cost.weight": "default 100",
 }
 FILES_V2: Final = {"io.max": "", "io.weight": "default 100"}
 _MAX: Final = {"rbps": "max", "wbps": "max", "riops": "max", "wiops": "max"}
 _QOS: Final = {
-    **{"enable": "0", "ctrl": "auto", "rpct": "0.00", "rlat": "0", "wpct": "0.00", "wlat": "0"},
-    **{"min": "1.00", "max": "10000.00"},
+    "enable": "0",
+    "ctrl": "auto",
+    "rpct": "0.00",
+    "rlat": "0",
+    "wpct": "0.00",
+    "wlat": "0",
+    "min": "1.00",
+    "max": "10000.00",
 }
 _MODEL: Final = {
-    **{"ctrl": "auto", "model": "linear", "rbps": "488636629", "rseqiops": "8932", "rrandiops": "8518"},
-    **{"wbps": "427891549", "wseqiops": "28755", "wrandiops": "21940"},
+    "ctrl": "auto",
+    "model": "linear",
+    "rbps": "488636629",
+    "rseqiops": "8932",
+    "rrandiops": "8518",
+    "wbps": "427891549",
+    "wseqiops": "28755",
+    "wrandiops": "21940",
 }
 
 
@@ -56,7 +65,9 @@ class BlockFiles:
                 text = self._written(file, text, line)
             except OSError as error:
                 refused[line] = error
-        with open(file, "w", opener=lambda name, _: os.open(name, os.O_WRONLY | os.O_TRUNC, dir_fd=folder)) as opened:
+        with open(
+            file, "w", opener=lambda name, _: os.open(name, os.O_WRONLY | os.O_TRUNC, dir_fd=folder)
+        ) as opened:
             opened.write(text)
         return refused
 

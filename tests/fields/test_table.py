@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from runtimeproxy.fields.declaration import Kind
 from runtimeproxy.fields.declared import DECLARED
 from runtimeproxy.fields.resources import ResourceChange, Resources
 from runtimeproxy.fields.tables import (
@@ -59,7 +60,7 @@ def test_a_neutral_value_is_one_of_the_field(field: Any) -> None:
 
 def test_tables() -> None:
     assert {"cpuset.cpus", "cpuset.mems"} <= set(LISTS)
-    assert NEUTRAL.keys() == {name for name, field in FIELDS.items() if field.writable and not field.pattern}
+    assert NEUTRAL.keys() == {name for name, field in FIELDS.items() if field.writable and field.kind is not Kind.TEXT}
     assert "memory.swap.max" in FIELDS
     assert "memory.swap.max" not in PARAMETERS
     assert RESOURCE_FIELDS.keys() - CRI_FIELDS.keys() >= {"pids_limit", "rdt_class", "blockio_class"}

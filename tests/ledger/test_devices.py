@@ -246,9 +246,7 @@ def test_the_line_that_a_disk_had_goes_back(site: Site) -> None:
     # A number beside `ctrl=auto` would switch the kernel's own choice off.
     assert "8:16 enable=1 ctrl=auto" in site.written()
     after = site.texts()
-    assert after == {
-        path: text if "8:16" not in text else after[path] for path, text in before.items()
-    }
+    assert after == {path: text if "8:16" not in text else after[path] for path, text in before.items()}
 
 
 @pytest.mark.parametrize(

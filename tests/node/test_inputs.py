@@ -124,7 +124,7 @@ def test_without_any_source_nothing_is_known(tmp_path: Path) -> None:
     inputs = NodeInputs(places, NodeReader(tmp_path, tmp_path))
     inputs.restore(0)
     node = inputs.look(0, is_first=True).node
-    local = (Input.CPUS, Input.MEMORY, Input.CGROUPS)
+    local = (Input.CPUS, Input.MEMORY, Input.BLOCK_DEVICES, Input.CGROUPS)
     assert states(node) == {each: UNKNOWN if each in local else WITHDRAWN for each in node.states}
     assert (node.cpus, node.strategies, node.pools, node.kubelet) == (None, NO_STRATEGIES, None, None)
 
@@ -170,7 +170,11 @@ def test_everything_is_read(watched: Watched) -> None:
     )
     node = watched.look()
     assert (watched.problems, watched.notes) == ((), ())
-    assert {each for each in Input if node.state_of(each) is not KNOWN} == {Input.CGROUPS, Input.PRIORITY}
+    assert {each for each in Input if node.state_of(each) is not KNOWN} == {
+        Input.BLOCK_DEVICES,
+        Input.CGROUPS,
+        Input.PRIORITY,
+    }
     assert burst_of(node) == 200
     provenance = node.strategies.provenance_of("cpu_burst.cpu_burst_percent")
     assert (provenance.source, provenance.file) == (Layer.CLUSTER, str(watched.objects / "all.yaml"))

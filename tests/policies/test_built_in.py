@@ -56,7 +56,7 @@ def test_built_in_policies_are_on_where_koordinators_gate_is() -> None:
         "gpu-env",
     ]
     others = {policy.name for policy in built_in() if not policy.is_default}
-    assert others == {"cpu-normalization", "memory-qos"}
+    assert others == {"block-io", "cpu-normalization", "memory-qos"}
     enabled = {name: PolicySettings(enabled=True) for name in others}
     assert others <= {policy.name for policy in load(built_in(), enabled)}
 

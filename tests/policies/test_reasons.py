@@ -73,6 +73,8 @@ SPEC = "node.koordinator.sh/extended-resource-spec"
 QOS = "koordinator.sh/qosClass"
 STATUS = "scheduling.koordinator.sh/resource-status"
 GPUS = {"scheduling.koordinator.sh/device-allocated": json.dumps({"gpu": [{"minor": 0}]})}
+BLKIO = "koordinator.sh/blkioQOS"
+BLOCK = {"name": "/dev/sda", "type": "device", "ioCfg": {"writeBPS": 1048576}}
 FULL = {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "1Gi"}}
 MI = 1 << 20
 GI = 1 << 30
@@ -149,6 +151,14 @@ CASES = [
         id="cpu-normalization, cpuset, cpu-burst, group-identity, memory-qos",
     ),
     pytest.param(
+        pod("database", "LS", {}, {BLKIO: json.dumps({"blocks": [BLOCK]})}),
+        {
+            "cgroup[blkio.throttle.write_bps_device]": "write bps limit of /dev/sda (annotation "
+            "koordinator.sh/blkioQOS) = 8:0 1048576",
+        },
+        id="block-io",
+    ),
+    pytest.param(
         pod("training", "LS", {}, GPUS),
         {"env[NVIDIA_VISIBLE_DEVICES]": "GPUs allocated by the scheduler"},
         id="gpu-env",
@@ -164,6 +174,8 @@ def stand() -> Iterator[Stand]:
         online = folder / "sys/devices/system/cpu/online"
         online.parent.mkdir(parents=True)
         online.write_text("0-5")
+        (folder / "sys/class/block/sda").mkdir(parents=True)
+        (folder / "sys/class/block/sda/dev").write_text("8:0")
         (folder / "node.d").mkdir()
         data = {key: json.dumps(value) for key, value in CONFIG.items()}
         slo = {"kind": "ConfigMap", "metadata": {"name": "slo-controller-config"}, "data": data}
@@ -176,6 +188,7 @@ def stand() -> Iterator[Stand]:
             "memory.wmark_ratio": "0",
             "memory.wmark_scale_factor": "50",
             "memory.wmark_min_adj": "0",
+            "io.max": "",
         }
         files = CgroupFiles(folder / "cgroup", version=2, more=more)
         files.make("/kubepods")
@@ -303,7 +316,7 @@ def test_reasons_are_the_same_everywhere(
         assert sources == set(re.findall(r"\(((?:cluster|pod) strategy [^)]*)\)", claim.reason)), place
     for place, change in simulated.items():
         if change.wanted not in (None, "<set>"):
-            last = re.findall(r"= (\S+)$", change.reason)
+            last = re.findall(r"= ([^=]+)$", change.reason)
             # A division has a result where its policy knows the dividend.
             scaled = resulting(pod, place) if change.role is Role.SCALE and change.counts else None
             assert last == [scaled or change.wanted], place

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from tests.node.guest import (
+    block_io,
     claims,
     hook_servers,
     installation,
@@ -36,6 +37,7 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *service.OUTLIVED,
         *pods.IN_SLICES,
         *strategies.CHECKS,
+        *block_io.CHECKS,
         *removal.CHECKS,
         *packages.CHECKS,
         *removal.LAST,
