@@ -16,6 +16,7 @@ from tests.lab.programs import missing, need_controllers_of_v1
 
 READ, WRITE, IOPS = (f"blkio.throttle.{each}_device" for each in ("read_bps", "write_bps", "write_iops"))
 LIMIT_BPS = 4 << 20
+TRIES = 5
 
 
 @pytest.fixture
@@ -69,8 +70,12 @@ def test_a_device_that_the_kernel_does_not_have_stops_no_other(pod: str, device:
 def test_the_rate_of_direct_writes_follows_the_limit(pod: str, device: LoopDevice) -> None:
     writer, procs = CgroupWriter(), DEFAULT_ROOT / "blkio" / pod[1:] / "cgroup.procs"
     writer.write(pod, {WRITE: f"{device.number} {LIMIT_BPS}"})
-    rate = write_rate(device.path, procs, 3 * LIMIT_BPS)
-    assert 0.8 * LIMIT_BPS < rate < 1.2 * LIMIT_BPS
+    rates: list[float] = []
+    # A busy machine may give the process no CPU for a while; the limit holds all the same.
+    while not rates or (rates[-1] < 0.8 * LIMIT_BPS and len(rates) < TRIES):
+        rates.append(write_rate(device.path, procs, 2 * LIMIT_BPS))
+        assert rates[-1] < 1.2 * LIMIT_BPS
+    assert rates[-1] > 0.8 * LIMIT_BPS, rates
     writer.write(pod, {WRITE: f"{device.number} 0"})
     assert write_rate(device.path, procs, 3 * LIMIT_BPS) > 2 * LIMIT_BPS
 
