@@ -1,4 +1,4 @@
-"""The policy `block-io` on a real containerd: limits of a loop device in the kernel's files, and their effect."""
+"""The policy `block-io` on a real containerd: limits of a loop device, and what they do to direct writes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def rate(site: Site, pod: RunningPod) -> float:
 
 
 def assert_follows(site: Site, pod: RunningPod, limit_bps: int) -> None:
-    found = []
+    found: list[float] = []
     while not found or (found[-1] < 0.8 * limit_bps and len(found) < TRIES):
         found.append(rate(site, pod))
         assert found[-1] < 1.2 * limit_bps

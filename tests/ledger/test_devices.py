@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -65,11 +66,11 @@ class Site:
         """What another program writes: a line as on version 1."""
         file = self.path(cgroup, name)
         value = CgroupWriter(self.root).encode(name, line)
-        descriptor = writer_module.os.open(file.parent, writer_module.os.O_RDONLY)
+        descriptor = os.open(file.parent, os.O_RDONLY)
         try:
             assert not self.kernel(file.name, descriptor, [value or ""])
         finally:
-            writer_module.os.close(descriptor)
+            os.close(descriptor)
         self.kernel.lines.pop()
 
     def texts(self) -> dict[str, str]:

@@ -136,7 +136,8 @@ def test_features_of_version_2(machine: Machine) -> None:
 def test_features_of_version_1_of_an_anolis_kernel(machine: Machine) -> None:
     anolis = ("min", "low", "high", "wmark_ratio", "wmark_scale_factor", "wmark_min_adj", "priority")
     names = [f"memory.{name}" for name in (*anolis, "use_priority_oom", "oom.group")]
-    limits = [f"blkio.throttle.{each}_device" for each in ("read_bps", "read_iops", "write_bps", "write_iops")]
+    numbers = ("read_bps", "read_iops", "write_bps", "write_iops")
+    limits = [f"blkio.throttle.{each}_device" for each in numbers]
     make_cgroups(machine, 1, "cpu.bvt_warp_ns", *names, *limits, "blkio.cost.weight")
     sysctls = machine.procfs / "sys/kernel"
     sysctls.mkdir(parents=True)

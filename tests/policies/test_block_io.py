@@ -51,7 +51,7 @@ def of(*blocks: Block, enable: bool = True) -> ClassQoS:
     return ClassQoS(blkio_qos=BlkioQoS(enable=enable, blocks=blocks))
 
 
-def node(version: int = 2, features: frozenset[str] = FEATURES, **classes: ClassQoS) -> Node:
+def node(version: int = 2, features: frozenset[str] = FEATURES, **classes: Any) -> Node:
     return Node(
         facts=NodeFacts(controllers={"blkio" if version == 1 else "io": version}),
         features=features,
@@ -128,7 +128,12 @@ def test_limits_and_weight(config: IoCfg, expected: dict[str, int]) -> None:
     assert io_settings(config) == expected
 
 
-MODEL = {"model_read_bps": 1, "model_write_bps": 2, "model_read_seq_iops": 3, "model_write_rand_iops": 6}
+MODEL: dict[str, Any] = {
+    "model_read_bps": 1,
+    "model_write_bps": 2,
+    "model_read_seq_iops": 3,
+    "model_write_rand_iops": 6,
+}
 
 
 @pytest.mark.parametrize(
@@ -237,7 +242,7 @@ def test_pods_without_a_class_are_not_asked_about() -> None:
 
 
 def test_what_the_kernel_lacks_is_left_out_and_said() -> None:
-    config = {"write_bps": 5, "io_weight_percent": 40}
+    config: dict[str, Any] = {"write_bps": 5, "io_weight_percent": 40}
     given = node(features=frozenset({Feature.IO_LIMITS}), be_class=of(block("sda", **config)))
     change = BlockIO().qos_class(KubeQoSClass.BEST_EFFORT, (), given)
     assert change is not None

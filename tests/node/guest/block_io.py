@@ -1,4 +1,4 @@
-"""The policy `block-io` on cgroup v2: `io.max` throttles, `io.cost.*` and `io.weight` hold what is configured."""
+"""The policy `block-io` on cgroup v2: what is written follows `io.max`; `io.cost.*` and `io.weight`."""
 
 from __future__ import annotations
 
