@@ -12,7 +12,7 @@ import pytest
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
 from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome
 from tests.lab.block_io import LoopDevice, write_rate
-from tests.lab.programs import missing, need_controllers_of_v1
+from tests.lab.programs import missing, need_controllers_of_v1, need_loop_devices
 
 READ, WRITE, IOPS = (f"blkio.throttle.{each}_device" for each in ("read_bps", "write_bps", "write_iops"))
 LIMIT_BPS = 4 << 20
@@ -37,6 +37,7 @@ def pod() -> Iterator[str]:
 
 @pytest.fixture
 def device(tmp_path: Path) -> Iterator[LoopDevice]:
+    need_loop_devices()
     with LoopDevice(tmp_path, 64 << 20) as made:
         yield made
 

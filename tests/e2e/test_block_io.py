@@ -20,7 +20,7 @@ from tests.lab.deadline import wait_until
 from tests.lab.node import RunningPod, running_pod
 from tests.lab.node_objects import NodeObjects
 from tests.lab.pods import ContainerSpec, PodSpec
-from tests.lab.programs import need_controllers_of_v1
+from tests.lab.programs import need_controllers_of_v1, need_loop_devices
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
 pytestmark = pytest.mark.parametrize("containerd_version", ["1.6"], indirect=True)
@@ -79,21 +79,27 @@ def text(cgroup: str, name: str) -> str:
     return cgroup_v1.read("blkio", cgroup, name)
 
 
-@pytest.fixture
-def site(containerd: Containerd, folder: Path, tmp_path: Path, logs: Path) -> Iterator[Site]:
+@pytest.fixture(params=["proxy", "standalone"])
+def site(
+    request: pytest.FixtureRequest, containerd: Containerd, folder: Path, tmp_path: Path, logs: Path
+) -> Iterator[Site]:
     need_controllers_of_v1("blkio")
+    need_loop_devices()
     own = Path(tempfile.mkdtemp(dir=folder))
     with ExitStack() as stack:
         (tmp_path / "other").mkdir()
         device = stack.enter_context(LoopDevice(tmp_path, 64 << 20))
         other = stack.enter_context(LoopDevice(tmp_path / "other", 1 << 20))
-        config = "[policies.block-io]\nenabled = true\n"
+        config = (
+            f'[daemon]\nmode = "{request.param}"\nlock = "{own}/lock"\n[policies.block-io]\nenabled = true\n'
+        )
         proxy = ProxyProcess(own, ProxyOptions(str(containerd.socket), config=config))
         objects = NodeObjects(proxy.objects_folder)
         objects.strategies({})
         stack.enter_context(proxy)
         client = stack.enter_context(CriClient(containerd.socket))
-        through = stack.enter_context(CriClient(proxy.socket))
+        socket = proxy.socket if request.param == "proxy" else containerd.socket
+        through = stack.enter_context(CriClient(socket))
         blocks = [
             {"name": device.path, "type": "device", "ioCfg": {"writeBPS": POD_BPS}},
             {"name": "../../etc/passwd", "type": "device", "ioCfg": {"writeBPS": 1}},
