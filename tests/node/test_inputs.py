@@ -772,6 +772,31 @@ def test_cpus_are_switched_off_and_on(watched: Watched) -> None:
     assert node.facts.online_cpus == frozenset(range(4))
 
 
+def test_disks_and_volumes_come_and_go(watched: Watched) -> None:
+    assert watched.look().state_of(Input.BLOCK_DEVICES) is UNKNOWN
+    disk = watched.machine.sysfs / "class/block/sda"
+    disk.mkdir(parents=True)
+    (disk / "dev").write_text("8:0\n")
+    node = watched.look(20)
+    assert node.state_of(Input.BLOCK_DEVICES) is KNOWN
+    assert node.block_devices is not None
+    assert (node.block_devices.disks, node.block_devices.pod_volumes) == ({"sda": "8:0"}, {})
+    watched.look(20)
+    assert Input.BLOCK_DEVICES not in watched.changed
+    mounts = watched.machine.procfs / "self/mountinfo"
+    mounts.parent.mkdir()
+    point = "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~csi/pvc-1/mount"
+    mounts.write_text(f"36 35 8:0 / {point} rw - ext4 /dev/sda rw\n")
+    node = watched.look(20)
+    assert watched.changed == {Input.BLOCK_DEVICES}
+    assert node.block_devices is not None
+    assert node.block_devices.pod_volumes == {("u1", "pvc-1"): ("8:0",)}
+    (disk / "dev").unlink()
+    node = watched.look(20)
+    assert node.block_devices is not None
+    assert node.block_devices.disks == {}
+
+
 def test_a_strategy_that_moves_to_another_file_tells_so(watched: Watched) -> None:
     for name in ("a.yaml", "b.yaml"):
         write(watched.objects / name, config_map(cpu_burst_config=BURST))
