@@ -75,6 +75,7 @@ STATUS = "scheduling.koordinator.sh/resource-status"
 GPUS = {"scheduling.koordinator.sh/device-allocated": json.dumps({"gpu": [{"minor": 0}]})}
 BLKIO = "koordinator.sh/blkioQOS"
 BLOCK = {"name": "/dev/sda", "type": "device", "ioCfg": {"writeBPS": 1048576}}
+SOURCES = r"\(((?:cluster strategy|pod strategy|annotation) [^)]*)\)"
 FULL = {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "1Gi"}}
 MI = 1 << 20
 GI = 1 << 30
@@ -313,7 +314,7 @@ def test_reasons_are_the_same_everywhere(
     for place, claim in claims.items():
         sources = {each.provenance.text for each in claim.strategies} - {"default"}
         assert sources == set(simulated[place].provenance), place
-        assert sources == set(re.findall(r"\(((?:cluster|pod) strategy [^)]*)\)", claim.reason)), place
+        assert sources == set(re.findall(SOURCES, claim.reason)), place
     for place, change in simulated.items():
         if change.wanted not in (None, "<set>"):
             last = re.findall(r"= ([^=]+)$", change.reason)

@@ -365,7 +365,7 @@ ROWS: Final = {
     ),
     "the kernel refuses the line": Row(
         line_is_refused,
-        lambda s: any("8:0: EOPNOTSUPP" in each.reason for each in s.ledger.unapplied),
+        lambda s: any("8:0: ENOTSUP" in each.reason for each in s.ledger.unapplied),
     ),
     "a value is wanted and cannot be applied": Row(
         a_limit_waits, lambda s: "lower_memory_limits" in s.ledger.unapplied[0].reason and not s.problems
