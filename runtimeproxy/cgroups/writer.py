@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +19,7 @@ from runtimeproxy.cgroups.paths import ROOT_PATH, CgroupPathError, cgroup_path
 from runtimeproxy.fields import devices
 from runtimeproxy.fields.formats import FileFormat, Value, weight_v2
 from runtimeproxy.fields.tables import PARAMETERS, check_value
-from runtimeproxy.units import WeightFormula
+from runtimeproxy.units import UNLIMITED, WeightFormula
 
 _SHARES = "cpu.shares"
 _READ_LIMIT_BYTES = 65_536
@@ -76,6 +76,31 @@ def _write_lines(file: str, folder: int, lines: Iterable[str]) -> dict[str, OSEr
     finally:
         os.close(descriptor)
     return refused
+
+
+def _write_bounded(form: FileFormat, folder: int, text: str) -> None:
+    """Writes a file whose value another file bounds. Where both have the same limit, they keep the same.
+
+    Version 1 refuses a memory limit above that of memory and swap together, which runtimes set to the same,
+    so that a container does not swap. Source: Linux, mm/memcontrol.c, mem_cgroup_resize_max; containerd,
+    WithResources.
+    """
+    value, before = form.decode(text), form.decode(_read(form.file, folder))
+    bound = None
+    # Without accounting of swap there is no such file.
+    with suppress(FileNotFoundError, ValueError):
+        bound = form.decode(_read(form.bounded_by, folder))
+    is_above = bound is not None and _is_more(value, bound)
+    if is_above:
+        _write(form.bounded_by, folder, text)
+    _write(form.file, folder, text)
+    if bound is not None and bound == before != UNLIMITED and not is_above:
+        _write(form.bounded_by, folder, text)
+
+
+def _is_more(one: Value, other: Value) -> bool:
+    # -1 is unlimited.
+    return other != UNLIMITED and (one == UNLIMITED or int(one) > int(other))
 
 
 class FileText(NamedTuple):
@@ -316,7 +341,10 @@ class _Batch:
                 text = found.format.encode(step.value)
             else:
                 text = found.format.compose(step.value, _read(file, folder))
-            _write(file, folder, text)
+            if found.format.bounded_by:
+                _write_bounded(found.format, folder, text)
+            else:
+                _write(file, folder, text)
         except OSError as error:
             if error.errno in _NOT_EMPTY and text == "" and PARAMETERS[key.name].is_list:
                 return self._inherit(key, error)

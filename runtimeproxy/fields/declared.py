@@ -198,7 +198,7 @@ DECLARED: tuple[Declaration, ...] = (
         unlimited=True,
         policy_minimum=PAGE_BYTES,
         rounding=Rounding.PAGES,
-        v1=formats.memory_v1("memory.limit_in_bytes"),
+        v1=formats.memory_v1("memory.limit_in_bytes", bounded_by="memory.memsw.limit_in_bytes"),
         v2=formats.memory_v2("memory.max"),
         direction=Direction.LARGER,
         **_in_cri("memory_limit_bytes", "memory_limit_in_bytes", "memory", "limit"),

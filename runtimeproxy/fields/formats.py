@@ -51,6 +51,8 @@ class FileFormat:
     """The content in a new cgroup, if it is not the text of the field's neutral value."""
     lines: Callable[[Value, str], tuple[str, ...]] | None = None
     """In place of `encode` where the kernel takes one line in one write: those that change the content."""
+    bounded_by: str = ""
+    """A file of the same cgroup with the same kind of number, below which the kernel keeps this one's."""
 
 
 def number(file: str) -> FileFormat:
@@ -112,13 +114,14 @@ def weight_v2(file: str, formula: WeightFormula = WeightFormula.LINEAR) -> FileF
     )
 
 
-def memory_v1(file: str, unlimited: str = "-1") -> FileFormat:
+def memory_v1(file: str, unlimited: str = "-1", bounded_by: str = "") -> FileFormat:
     # Bytes, which the kernel rounds down to pages; `unlimited` is how -1 is written.
     return FileFormat(
         file,
         lambda value: unlimited if value == UNLIMITED else str(value),
         parse_memory_max,
         lambda value, text: _same_memory(int(value), text),
+        bounded_by=bounded_by,
     )
 
 

@@ -54,6 +54,31 @@ def test_pod_values_reach_the_kernel(pod: str) -> None:
     assert outcomes(writer.write(pod, values)) == dict.fromkeys(values, "unchanged")
 
 
+def test_a_memory_limit_has_room_below_that_of_memory_and_swap(pod: str) -> None:
+    writer = CgroupWriter()
+    both = DEFAULT_ROOT / "memory" / pod[1:] / "memory.memsw.limit_in_bytes"
+    if not both.exists():
+        missing("this kernel does not account swap")
+
+    def write(limit_bytes: int) -> tuple[str, str]:
+        (result,) = writer.write(pod, {"memory.limit_in_bytes": limit_bytes})
+        assert result.outcome is WriteOutcome.WRITTEN, result
+        return content("memory", pod, "memory.limit_in_bytes"), both.read_text().strip()
+
+    unlimited = both.read_text().strip()
+    # Of a pod, whose limit of both the kubelet does not set.
+    assert write(1 << 26) == (str(1 << 26), unlimited)
+    # Of a container that does not swap.
+    both.write_text(str(1 << 26))
+    assert write(1 << 27) == (str(1 << 27), str(1 << 27))
+    assert write(1 << 25) == (str(1 << 25), str(1 << 25))
+    # Of one that may.
+    both.write_text(str(1 << 26))
+    assert write(1 << 24) == (str(1 << 24), str(1 << 26))
+    assert write(1 << 28) == (str(1 << 28), str(1 << 28))
+    assert write(-1) == (unlimited, unlimited)
+
+
 def test_unlimited_reaches_the_kernel_and_reads_back(pod: str) -> None:
     writer = CgroupWriter()
     limits = {"cpu.cfs_quota_us": -1, "memory.limit_in_bytes": -1}

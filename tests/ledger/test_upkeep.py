@@ -398,6 +398,8 @@ async def test_no_more_threads_hang_than_calls_can_spare(
     assert len(scene.upkeep._hung) == module.MOST_HUNG
     may_end.set()
     await until(lambda: not scene.upkeep._hung)
+    # A thread of a busy machine may take longer to begin.
+    monkeypatch.setattr(module, "WORK_S", 30.0)
     assert await scene.upkeep.in_worker(lambda: 1) == 1
     assert scene.is_requested
 

@@ -94,10 +94,18 @@ def node(
 
 
 @contextmanager
-def running(client: CriClient, specs: Sequence[PodSpec], logs: Path) -> Iterator[list[RunningPod]]:
-    """Runs pods one after another, and waits until their programs have written what they see first."""
+def running(
+    client: CriClient, specs: Sequence[PodSpec], logs: Path, remover: CriClient | None = None
+) -> Iterator[list[RunningPod]]:
+    """Runs pods one after another, and waits until their programs have written what they see first.
+
+    `remover` removes them, if `client` may be gone then.
+    """
     with ExitStack() as stack:
-        pods = [stack.enter_context(running_pod(client, spec, logs, kubelet_files(spec))) for spec in specs]
+        pods = [
+            stack.enter_context(running_pod(client, spec, logs, kubelet_files(spec), remover=remover))
+            for spec in specs
+        ]
         for pod in pods:
             for name in pod.container_ids:
                 wait_until(output_of(pod, name).exists, f"{pod.spec.name}/{name}")
