@@ -105,8 +105,7 @@ def written_setting(setting: str) -> str:
 def _pair(part: str) -> tuple[str, str]:
     name, _, value = part.partition("=")
     # The kernel shows percentages with two decimals.
-    whole, dot, rest = value.partition(".")
-    return name, whole if dot and not rest.strip("0") else value
+    return name, value.rstrip("0").rstrip(".") if "." in value else value
 
 
 def given_back(ours: Settings, original: Settings, present: Settings, reset: str) -> dict[str, str]:

@@ -547,16 +547,21 @@ def _new_originals(book: Book, present: Mapping[str, FileText], formats: Formats
                 new[found.file] = original
         elif name in BY_DEVICE:
             # The lines of other devices may have changed since the first became ours.
-            text = joined_lines(known.text or "", found.text, _new_devices(entry))
+            mates = [each for each, its in present.items() if its.file == found.file]
+            text = joined_lines(known.text or "", found.text, _new_devices(book, entry, mates))
             if text != known.text:
                 new[found.file] = known._replace(text=text)
     return new
 
 
-def _new_devices(entry: Entry) -> set[str]:
-    """The block devices that are claimed and have no setting of ours yet."""
+def _new_devices(book: Book, entry: Entry, mates: Iterable[str]) -> set[str]:
+    """The block devices that are claimed and whose line has nothing of ours yet.
+
+    `mates`: the parameters in the same file, which has one line for a device.
+    """
     claimed = (_settings(claim.value) for claim in entry.claims if isinstance(claim.value, str))
-    return {device for each in claimed for device in each} - _settings(entry.resolved).keys()
+    ours = (_settings(book.entries[each].resolved) for each in mates if each in book.entries)
+    return {device for each in claimed for device in each}.difference(*ours)
 
 
 def _line_of_journal(

@@ -107,6 +107,7 @@ def test_other_content_is_none(version: int, content: str) -> None:
         (QOS, 2, "8:16 enable=0", "", ()),
         (QOS, 2, "8:0 enable=1 ctrl=auto rpct=90.00 rlat=5", "", ("8:0 enable=1 ctrl=auto",)),
         (QOS, 2, "8:0 enable=1 rlat=5", "8:0 enable=1 rlat=6\n", ("8:0 enable=1 rlat=5",)),
+        (QOS, 2, "8:0 enable=1 rpct=95.5", "8:0 enable=1 rpct=95.50\n", ()),
         (QOS, 2, "8:0 enable=1 rpct=95.5", "8:0 enable=1 rpct=95.05\n", ("8:0 enable=1 rpct=95.5",)),
         (MODEL, 2, "8:0 ctrl=auto", "8:0 ctrl=user model=linear rbps=5\n", ("8:0 ctrl=auto",)),
     ],

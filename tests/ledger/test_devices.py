@@ -164,6 +164,18 @@ def test_the_original_of_a_device_is_that_of_when_it_became_ours(site: Site) -> 
     assert CgroupWriter(site.root).read(POD, WRITE) == "8:16 77"
 
 
+def test_another_number_of_a_device_that_is_ours_changes_no_original(site: Site) -> None:
+    """On version 2 both stand in one line."""
+    before = site.texts()
+    site.want(write="8:0 5")
+    site.want(write="8:0 5", iops="8:0 9")
+    site.want(iops="8:0 9")
+    assert CgroupWriter(site.root).read(POD, WRITE) == ""
+    site.want(iops="8:0 9", read="8:0 7")
+    site.want()
+    assert site.texts() == before
+
+
 def test_a_device_that_another_program_has_changed_is_repaired_and_then_left(site: Site) -> None:
     site.want(write="8:0 5,8:16 6")
     site.others(POD, WRITE, "8:0 99")
