@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runtimeproxy.cgroups import writer as writer_module
 from runtimeproxy.cgroups.paths import ROOT_CGROUP
 from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome
+from runtimeproxy.fields import devices
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.claimants import parse_claimant
 from runtimeproxy.ledger.books import Wanted, with_noted
@@ -334,3 +338,46 @@ def test_what_is_not_configured_writes_nothing(site: Site) -> None:
     site.want(write="8:0 5", iops="")
     site.want(write="")
     assert site.texts() == before
+
+
+DISKS = ("7:0", "8:0", "8:16")
+_ANSWERS = st.dictionaries(
+    st.sampled_from(("read", "write", "iops")),
+    st.dictionaries(st.sampled_from(DISKS), st.integers(1, 9), max_size=3),
+    max_size=3,
+)
+_OTHERS = st.tuples(st.sampled_from(("read", "write", "iops")), st.sampled_from(DISKS), st.integers(0, 9))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@given(steps=st.lists(st.one_of(_ANSWERS, _OTHERS), max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_whatever_comes_all_devices_have_their_lines_in_the_end(
+    version: Literal[1, 2],
+    steps: list[dict[str, dict[str, int]] | tuple[str, str, int]],
+) -> None:
+    """Answers and other programs' writes to devices that are not ours, in any order."""
+    names = {"read": READ, "write": WRITE, "iops": IOPS}
+    theirs: dict[str, dict[str, int]] = {each: {} for each in names}
+    ours: set[tuple[str, str]] = set()
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="lines-") as folder:
+        kernel = BlockFiles(*DISKS)
+        patch.setattr(writer_module, "_write_lines", kernel)
+        made = Site(Path(folder), version, kernel)
+        for step in steps:
+            if isinstance(step, dict):
+                made.want(
+                    **{key: ",".join(f"{d} {n}" for d, n in each.items()) for key, each in step.items()}
+                )
+                ours = {(key, disk) for key, each in step.items() for disk in each}
+                continue
+            key, disk, number = step
+            if disk not in {its for _, its in ours}:
+                made.others(POD, names[key], f"{disk} {number}")
+                theirs[key][disk] = number
+        made.want()
+        found = {key: CgroupWriter(made.root).read(POD, name) for key, name in names.items()}
+        left = {key: {d: str(n) for d, n in each.items() if n} for key, each in theirs.items()}
+        assert found == {key: devices.text_of(each) for key, each in left.items()}
+        assert len(made.ledger.books) == 0
+        made.journal.close()
