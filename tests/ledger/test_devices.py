@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import pytest
@@ -80,11 +81,18 @@ class Site:
     def texts(self) -> dict[str, str]:
         return {str(each): each.read_text() for each in sorted(self.root.rglob("*")) if each.is_file()}
 
-    def want(self, cgroup: str = POD, level: Level = Level.POD, **values: str) -> dict[str, WriteOutcome]:
+    def want(
+        self,
+        cgroup: str = POD,
+        level: Level = Level.POD,
+        values: Mapping[str, str] = MappingProxyType({}),
+        **more: str,
+    ) -> dict[str, WriteOutcome]:
         """Claims values in place of all others of the cgroup; `read`, `write`, `iops`, `weight`, ..."""
         names = {"read": READ, "write": WRITE, "iops": IOPS, "weight": WEIGHT, "qos": QOS, "model": MODEL}
         claims = {
-            names[key]: (Claim(parse_claimant("block-io"), Role.SET, value),) for key, value in values.items()
+            names[key]: (Claim(parse_claimant("block-io"), Role.SET, value),)
+            for key, value in {**values, **more}.items()
         }
         done = self.ledger.change([Wanted(CgroupTarget(level, cgroup), claims)])
         return {each.name: each.outcome for each in done}
@@ -281,7 +289,7 @@ def test_only_files_of_the_root_are_written_there(
         for name in (*FILES_V1, *FILES_V2):
             (folder / name).write_text("")
     before = site.texts()
-    assert set(site.want(cgroup, level, **values).values()) == {WriteOutcome.REFUSED}
+    assert set(site.want(cgroup, level, values).values()) == {WriteOutcome.REFUSED}
     assert site.texts() == before
     assert site.written() == []
 
@@ -366,9 +374,8 @@ def test_whatever_comes_all_devices_have_their_lines_in_the_end(
         made = Site(Path(folder), version, kernel)
         for step in steps:
             if isinstance(step, dict):
-                made.want(
-                    **{key: ",".join(f"{d} {n}" for d, n in each.items()) for key, each in step.items()}
-                )
+                texts = {key: ",".join(f"{d} {n}" for d, n in each.items()) for key, each in step.items()}
+                made.want(values=texts)
                 ours = {(key, disk) for key, each in step.items() for disk in each}
                 continue
             key, disk, number = step
