@@ -20,8 +20,10 @@ _CONFIG = """
 [policies.block-io]
 enabled = true
 """
-_LIMIT_BPS = 4 << 20
-_MANY_BYTES = 16 << 20
+_LIMIT_BPS = 512 << 10
+"""Well below what an emulated CPU writes on a busy host."""
+_MANY_BYTES = 2 << 20
+_TRIES = 5
 _WEIGHT = 40
 _DISK = "vda"
 """The node's own: virtio, with a queue that the cost model works on."""
@@ -41,10 +43,13 @@ def limits_of_a_class(node: Node) -> str:
         _configure(folder, beClass=_block(device.path, writeBPS=_LIMIT_BPS))
         line = f"{device.number} rbps=max wbps={_LIMIT_BPS} riops=max wiops=max\n"
         _wait_for(lambda: line in io_max.read_text(), f"{io_max} has {line}")
-        slow = write_rate(device.path, pod.container_cgroup / "cgroup.procs", _MANY_BYTES)
-        if not 0.8 < slow / _LIMIT_BPS < 1.2:
-            raise UnexpectedError(f"{slow:,.0f} bytes/s with a limit of {_LIMIT_BPS:,}; {fast:,.0f} without")
-        # Another program's line for another device is not ours.
+        rates: list[float] = []
+        # A busy host may give the process no CPU for a while; the limit holds all the same.
+        while not rates or (rates[-1] < 0.8 * _LIMIT_BPS and len(rates) < _TRIES):
+            rates.append(write_rate(device.path, pod.container_cgroup / "cgroup.procs", _MANY_BYTES))
+        slow = rates[-1]
+        if max(rates) > 1.2 * _LIMIT_BPS or slow < 0.8 * _LIMIT_BPS:
+            raise UnexpectedError(f"{rates} bytes/s with a limit of {_LIMIT_BPS:,}; {fast:,.0f} without")
         folder.strategies({})
         _wait_for(lambda: io_max.read_text() == before, f"{io_max} has its text of before")
         again = write_rate(device.path, pod.container_cgroup / "cgroup.procs", _MANY_BYTES)
