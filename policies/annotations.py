@@ -174,6 +174,16 @@ def _resource_status(last_cpu: int | None, text: str) -> ResourceStatus:
     if cpus:
         # Nodes are not used beside CPUs, so an unreadable one does not matter.
         return ResourceStatus(cpus)
+    return ResourceStatus(None, _nodes_with(_CPU_RESOURCES, last_cpu, status))
+
+
+_Readers: TypeAlias = tuple[tuple[str, Callable[[str], int]], ...]
+_CPU_RESOURCES: Final[_Readers] = (("cpu", quantity_millicores), (BATCH_CPU, quantity_bytes))
+_MEMORY_RESOURCES: Final[_Readers] = (("memory", quantity_bytes), (BATCH_MEMORY, quantity_bytes))
+
+
+def _nodes_with(kinds: _Readers, last_cpu: int | None, status: Place) -> tuple[int, ...]:
+    """Return the NUMA nodes that have an amount of one of these resources."""
     nodes: dict[int, None] = {}
     place = status.member("numaNodeResources")
     # Each node with CPU has at least one.
@@ -185,12 +195,26 @@ def _resource_status(last_cpu: int | None, text: str) -> ResourceStatus:
     for entry in place.items():
         node = entry.member("node").integer()
         resources = entry.member("resources").entries()
-        if any(name in resources and resources[name].quantity(read) > 0 for name, read in _CPU_RESOURCES):
+        if any(name in resources and resources[name].quantity(read) > 0 for name, read in kinds):
             nodes[node] = None
-    return ResourceStatus(None, tuple(nodes))
+    return tuple(nodes)
 
 
-_CPU_RESOURCES: Final = (("cpu", quantity_millicores), (BATCH_CPU, quantity_bytes))
+def memory_nodes(annotations: Mapping[str, str], last_cpu: int | None = None) -> tuple[int, ...]:
+    """Return the NUMA nodes from which the scheduler allocated memory to a pod, in the annotation's order.
+
+    They apply beside CPUs, too. `last_cpu` as in `resource_status`.
+
+    Raises:
+        AnnotationError: the annotation is malformed.
+    """
+    text = annotations.get(RESOURCE_STATUS)
+    return () if text is None else _memory_nodes_on(last_cpu)(text)
+
+
+@lru_cache(maxsize=1)
+def _memory_nodes_on(last_cpu: int | None) -> Callable[[str], tuple[int, ...]]:
+    return remembered(lambda text: _nodes_with(_MEMORY_RESOURCES, last_cpu, parse(RESOURCE_STATUS, text)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,18 +6,24 @@ to the pod alone. Others with such an annotation are bound to its CPUs, keep the
 others. Pods without CPUs of their own get the shared pools of their class, where the node knows any.
 Source: Koordinator pkg/koordlet/runtimehooks/hooks/cpuset/rule.go.
 
-CPUs that the kubelet's CPU manager gave to one container alone stay as they are. Where this policy decides,
-the kubelet's updates carry the same CPUs as the creation.
+CPUs that the kubelet's CPU manager, or a claim of a DRA driver, gave to one container alone stay as they
+are. Where this policy decides, the kubelet's updates carry the same CPUs as the creation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
-from policies.annotations import RESOURCE_STATUS, AnnotationError, ResourceStatus, resource_status
+from policies.annotations import (
+    RESOURCE_STATUS,
+    AnnotationError,
+    ResourceStatus,
+    memory_nodes,
+    resource_status,
+)
 from policies.host_applications import host_application_values
 from runtimeproxy.hooks import (
     CLEAR,
@@ -34,13 +40,17 @@ from runtimeproxy.hooks import (
 )
 from runtimeproxy.node.snapshot import Input, Node, Pool, Pools
 from runtimeproxy.qos import EXCLUSIVE, KubeQoSClass, QoSClass
-from runtimeproxy.units import UNLIMITED, format_cpu_list
+from runtimeproxy.units import UNLIMITED, format_cpu_list, parse_cpu_list
 
 REMEMBERED_LISTS: Final = 64
 """Size of the cache of joined pools: most containers of a node have the same."""
 
+MOST_NAMED: Final = 8
+"""NUMA nodes that a problem names."""
+
 _ALLOCATED: Final = "CPUs allocated by the scheduler"
 _SHARED: Final = "CPUs that the class shares"
+_MEMORY: Final = "NUMA nodes of the memory allocated by the scheduler"
 _NO_QUOTA_WITHOUT_CPUS: Final = {"resources.cpu_quota_us": "resources.cpuset_cpus"}
 _STATIC: Final = "static"
 
@@ -54,6 +64,10 @@ class CpusetOptions:
     be_cpu_manager: bool = False
     """True places `BE` pods in the pools of the NUMA nodes that the scheduler chose; Koordinator's feature
     gate BECPUManager."""
+    bind_memory: bool = False
+    """True binds containers to the NUMA nodes from which the scheduler allocated memory (#2590). On cgroup
+    version 2 the kernel moves the pages of a running container there, on version 1 with `memory_migrate`
+    only. A container is out of memory when these nodes are full, whatever others have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +107,49 @@ def container_cpus(
     return _joined(pools.ls)
 
 
+def claim_problems(
+    status: ResourceStatus, claims: Collection[str], claimed_cpus: Mapping[str, frozenset[int]]
+) -> tuple[str, ...]:
+    """Return the problems of a container that has CPUs from the scheduler where a DRA driver gives some, too.
+
+    `claims` are the container's own, `claimed_cpus` the CPUs of all claims of the node.
+    """
+    if status.cpus is None or not (claims or claimed_cpus):
+        return ()
+    if claims:
+        return (f"annotation {RESOURCE_STATUS}: the container has the CPUs of a DRA claim instead",)
+    taken = parse_cpu_list(status.cpus) & frozenset[int]().union(*claimed_cpus.values())
+    if not taken:
+        return ()
+    return (f"annotation {RESOURCE_STATUS}: CPUs {format_cpu_list(taken)} are those of a DRA claim, too",)
+
+
+class BoundMemory(NamedTuple):
+    """The NUMA nodes that a container is bound to."""
+
+    nodes: tuple[int, ...] = ()
+    problem: str = ""
+    """Why some of the allocated ones are left out; empty if none is."""
+
+
+def bound_memory(allocated: tuple[int, ...], memory_bytes: Mapping[int, int]) -> BoundMemory:
+    """Return the allocated NUMA nodes that have memory.
+
+    `memory_bytes` is that of the node by NUMA node; empty: not known. The kernel refuses lists with others on
+    cgroup version 1, and on version 2 ignores them. Source: Linux kernel/cgroup/cpuset.c, update_nodemask.
+    """
+    if not memory_bytes:
+        return BoundMemory(allocated)
+    missing = tuple(each for each in allocated if not memory_bytes.get(each))
+    if not missing:
+        return BoundMemory(allocated)
+    there = tuple(each for each in allocated if each not in missing)
+    names = ", ".join(map(str, missing[:MOST_NAMED]))
+    which = f"NUMA nodes {names} have" if len(missing) > 1 else f"NUMA node {names} has"
+    left = "memory is not bound" if not there else "memory is bound to the others"
+    return BoundMemory(there, f"annotation {RESOURCE_STATUS}: {which} no memory, or is offline: {left}")
+
+
 def host_cpus(qos: QoSClass, pools: Pools) -> str | None:
     """Return the CPUs of a host application; None to leave them alone. Source: getHostAppCpuset."""
     return _joined(pools.ls) if qos is QoSClass.LS else None
@@ -116,8 +173,8 @@ class Cpuset(Policy):
         {Input.POOLS, Input.KUBELET, Input.STRATEGIES, Input.CGROUPS}
     )
     sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
-        "pod": frozenset({"cpu.cfs_quota_us"}),
-        "container": frozenset({"cpuset.cpus", "cpu.cfs_quota_us"}),
+        "pod": frozenset({"cpu.cfs_quota_us", "cpuset.cpus"}),
+        "container": frozenset({"cpuset.cpus", "cpuset.mems", "cpu.cfs_quota_us"}),
         "node": frozenset({"cpuset.cpus"}),
     }
     priority: ClassVar[int] = 40
@@ -127,44 +184,89 @@ class Cpuset(Policy):
         self._options = options or CpusetOptions()
 
     def pod(self, pod: PodView, node: Node) -> PodChange | None:
-        """Return an unlimited quota for the pod's own cgroup, if it has allocated CPUs for itself."""
+        """Return an unlimited quota for the pod's own cgroup, if it has allocated CPUs for itself.
+
+        A pod without cgroups of containers has its CPUs there, too.
+        """
         try:
             status = resource_status(pod.annotations, node.facts.last_cpu)
         except AnnotationError as error:
             return PodChange(problems=(str(error),))
-        if status.cpus is None or not self._is_unlimited(pod):
+        values: dict[str, int | str | Clear] = {}
+        reasons: dict[str, Reason] = {}
+        if status.cpus is not None and self._is_unlimited(pod):
+            values["cpu.cfs_quota_us"], reasons["cpu.cfs_quota_us"] = UNLIMITED, _quota_reason(pod)
+        if not pod.has_container_cgroups:
+            rule, kubelet = self._rule(node), node.kubelet
+            has_static_cpus = kubelet is not None and any(uid == pod.uid for uid, _ in kubelet.static_cpus)
+            cpus = container_cpus(pod.qos, pod.kube_qos, status, rule, has_static_cpus=has_static_cpus)
+            # What a sandbox has of its own is for the runtime: nothing is cleared.
+            if isinstance(cpus, str):
+                values["cpuset.cpus"], reasons["cpuset.cpus"] = cpus, _cpus_reason(pod, status, rule, cpus)
+        if not values:
             return None
-        reasons = {"cpu.cfs_quota_us": _quota_reason(pod)}
-        return PodChange(cgroup={"cpu.cfs_quota_us": UNLIMITED}, reason=_ALLOCATED, reasons=reasons)
+        reason = _SHARED if status.cpus is None else _ALLOCATED
+        return PodChange(cgroup=values, reason=reason, reasons=reasons)
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
-        """Return the container's CPUs."""
+        """Return the container's CPUs, and the NUMA nodes of its memory."""
         pod = container.pod
         try:
             status = resource_status(pod.annotations, node.facts.last_cpu)
         except AnnotationError as error:
             return ContainerChange(problems=(str(error),))
-        kubelet = node.kubelet
-        rule = CpuRule(
-            pools=node.pools,
-            cpu_manager_policy=None if kubelet is None else kubelet.cpu_manager_policy,
-            uses_be_pools=self._options.be_cpu_manager,
-        )
+        rule, kubelet = self._rule(node), node.kubelet
         has_static_cpus = kubelet is not None and (pod.uid, container.name) in kubelet.static_cpus
+        problems = list(claim_problems(status, container.cpu_claims, node.claimed_cpus))
+        if container.cpu_claims:
+            # The driver of its claims binds it.
+            status, has_static_cpus = ResourceStatus(), True
         cpus = container_cpus(pod.qos, pod.kube_qos, status, rule, has_static_cpus=has_static_cpus)
-        if cpus is None:
-            return None
-        resources = ResourceChange(cpuset_cpus=cpus)
+        memory = self._memory(container, node)
+        mems = format_cpu_list(memory.nodes) or None
+        if memory.problem:
+            problems.append(memory.problem)
+        if cpus is None and mems is None:
+            return ContainerChange(problems=tuple(problems)) if problems else None
+        reasons: dict[str, Reason] = {}
+        if cpus is not None:
+            reasons["cpuset_cpus"] = _cpus_reason(pod, status, rule, cpus)
+        if mems is not None:
+            reasons["cpuset_mems"] = Reason(_MEMORY, " (resource-status) = ", mems)
         if status.cpus is None:
-            reasons = {"cpuset_cpus": _shared_reason(pod, status, rule, cpus)}
-            return ContainerChange(resources=resources, reason=_SHARED, reasons=reasons)
-        reasons = {"cpuset_cpus": Reason(_ALLOCATED, " (resource-status) = ", status.cpus)}
-        if self._is_unlimited(pod):
-            resources = ResourceChange(cpuset_cpus=cpus, cpu_quota_us=UNLIMITED)
+            resources = ResourceChange(cpuset_cpus=cpus, cpuset_mems=mems)
+            reason = _MEMORY if cpus is None else _SHARED
+            return ContainerChange(
+                resources=resources, reason=reason, reasons=reasons, problems=tuple(problems)
+            )
+        quota_us = UNLIMITED if self._is_unlimited(pod) else None
+        if quota_us is not None:
             reasons["cpu_quota_us"] = _quota_reason(pod)
         return ContainerChange(
-            resources=resources, requires=_NO_QUOTA_WITHOUT_CPUS, reason=_ALLOCATED, reasons=reasons
+            resources=ResourceChange(cpuset_cpus=cpus, cpuset_mems=mems, cpu_quota_us=quota_us),
+            requires=_NO_QUOTA_WITHOUT_CPUS,
+            reason=_ALLOCATED,
+            reasons=reasons,
+            problems=tuple(problems),
         )
+
+    def _rule(self, node: Node) -> CpuRule:
+        return CpuRule(
+            pools=node.pools,
+            cpu_manager_policy=None if node.kubelet is None else node.kubelet.cpu_manager_policy,
+            uses_be_pools=self._options.be_cpu_manager,
+        )
+
+    def _memory(self, container: ContainerView, node: Node) -> BoundMemory:
+        # What the kubelet's memory manager has asked for stays; of a recovered container that is not known.
+        is_kubelets = container.requested.cpuset_mems and not container.is_recovered
+        if not self._options.bind_memory or is_kubelets:
+            return BoundMemory()
+        try:
+            allocated = memory_nodes(container.pod.annotations, node.facts.last_cpu)
+        except AnnotationError as error:
+            return BoundMemory(problem=str(error))
+        return bound_memory(allocated, node.memory_bytes)
 
     def _is_unlimited(self, pod: PodView) -> bool:
         return pod.qos in EXCLUSIVE and not self._options.disable_unset_cpu_quota
@@ -193,7 +295,9 @@ def _quota_reason(pod: PodView) -> Reason:
     return Reason("CPUs that the ", pod.qos, " pod has for itself need no quota = ", UNLIMITED)
 
 
-def _shared_reason(pod: PodView, status: ResourceStatus, rule: CpuRule, cpus: str | Clear) -> Reason:
+def _cpus_reason(pod: PodView, status: ResourceStatus, rule: CpuRule, cpus: str | Clear) -> Reason:
+    if status.cpus is not None:
+        return Reason(_ALLOCATED, " (resource-status) = ", status.cpus)
     if isinstance(cpus, Clear):
         return Reason("a best-effort pod has no CPUs of its own")
     if status.numa_nodes and (pod.qos is not QoSClass.BE or rule.uses_be_pools):

@@ -3,33 +3,34 @@
 For pods with the label of HAMi-core, HAMi's interposer library is mounted and preloaded, and its environment
 gets the first GPU's share of memory and cores. Koordinator can add these mounts only through NRI; here they
 are part of the change, which any front end carries that is asked before a container is created. Host paths
-come from the configuration alone. Source: Koordinator pkg/koordlet/runtimehooks/hooks/gpu/gpu.go.
+come from the configuration alone. The GPUs' nodes are given, too: those that NVIDIA's runtime adds behind
+runc's back are lost at a `systemctl daemon-reload`. Source: Koordinator
+pkg/koordlet/runtimehooks/hooks/gpu/gpu.go.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Final
 
-from policies.annotations import DEVICE_ALLOCATED, AnnotationError, Place, parse, remembered
-from runtimeproxy.hooks import ContainerChange, ContainerView, MountSpec, PodSelector, Policy
-from runtimeproxy.node.snapshot import Node
+from policies.accelerators import NVIDIA, device_nodes, other_vendor
+from policies.annotations import DEVICE_ALLOCATED, AnnotationError
+from policies.device_allocations import GPU_MEMORY, GPU_MEMORY_RATIO, Gpus, allocated_gpus
+from runtimeproxy.hooks import ContainerChange, ContainerView, DeviceSpec, MountSpec, PodSelector, Policy
+from runtimeproxy.node.snapshot import Input, Node
 
-VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
-"""The visible GPUs, for NVIDIA's container toolkit."""
 ISOLATION_PROVIDER_LABEL: Final = "koordinator.sh/gpu-isolation-provider"
 """Pod label. Source: Koordinator apis/extension/device_share.go."""
 HAMI_CORE: Final = "HAMi-core"
 """Value of the label: HAMi's interposer library limits memory and cores."""
-GPU_CORE: Final = "koordinator.sh/gpu-core"
-GPU_MEMORY: Final = "koordinator.sh/gpu-memory"
-GPU_MEMORY_RATIO: Final = "koordinator.sh/gpu-memory-ratio"
 
 _LOCK_PATH: Final = "/tmp/vgpulock"  # noqa: S108 - HAMi's own fixed path
 _SHARED_CACHE: Final = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
-_WHOLE_GPU_PERCENT: Final = 100
+_PRELOAD: Final = "LD_PRELOAD"
+_FIRST_UNREAD: Final = "the first GPU of the annotation, whose share they are, cannot be read"
 _REASON: Final = "GPUs allocated by the scheduler"
 
 
@@ -42,6 +43,8 @@ class GpuEnvOptions:
     hami_vgpu_monitor: bool = False
     """True gives each container a cache directory for HAMi's monitor; Koordinator's feature gate
     HamiCoreVGPUMonitor."""
+    device_nodes: bool = True
+    """True gives containers the nodes of their GPUs, which outlive a `systemctl daemon-reload`."""
 
     def __post_init__(self) -> None:
         if not PurePosixPath(self.hami_library_path).is_absolute():
@@ -53,48 +56,6 @@ class GpuEnvOptions:
         return str(PurePosixPath(self.hami_library_path).parent)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One allocated GPU; None where the allocation has no value, or an unreadable one."""
-
-    minor: int
-    core_percent: int | None = None
-    memory_bytes: int | None = None
-    memory_percent: int | None = None
-
-
-@remembered
-def _allocated(text: str) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """Return the GPUs of an annotation whose number is readable, in its order, and its problems."""
-    problems: list[str] = []
-    items = parse(DEVICE_ALLOCATED, text).entries().get("gpu", Place("", None)).items()
-    found = [_gpu(item, problems) for item in items]
-    return tuple(gpu for gpu in found if gpu is not None), tuple(problems)
-
-
-def _gpu(item: Place, problems: list[str]) -> Gpu | None:
-    try:
-        minor = item.member("minor").integer()
-    except AnnotationError as error:
-        problems.append(str(error))
-        return None
-    return Gpu(
-        minor=minor,
-        core_percent=_amount(item, GPU_CORE, problems),
-        memory_bytes=_amount(item, GPU_MEMORY, problems),
-        memory_percent=_amount(item, GPU_MEMORY_RATIO, problems),
-    )
-
-
-def _amount(item: Place, resource: str, problems: list[str]) -> int | None:
-    try:
-        place = item.member("resources").entries().get(resource)
-        return None if place is None else place.quantity()
-    except AnnotationError as error:
-        problems.append(str(error))
-        return None
-
-
 def cache_directory(container: ContainerView, options: GpuEnvOptions) -> str:
     """Return a container's host directory for HAMi's monitor. Raises AnnotationError."""
     name = _cache_name(container)
@@ -103,45 +64,80 @@ def cache_directory(container: ContainerView, options: GpuEnvOptions) -> str:
     return f"{options.library_directory}/containers/{name}"
 
 
-def gpu_change(container: ContainerView, options: GpuEnvOptions) -> ContainerChange | None:
-    """Return the environment and mounts of a container; None if its pod has no GPU."""
+def gpu_change(
+    container: ContainerView,
+    options: GpuEnvOptions,
+    node: Node | None = None,
+    *,
+    library_problem: str = "",
+) -> ContainerChange | None:
+    """Return the environment, mounts and devices of a container; None if its pod has no NVIDIA GPU.
+
+    `node`: None for one of which nothing is known. `library_problem`: why HAMi's library cannot be given;
+    empty if it can.
+    """
+    node = node or Node()
     text = container.pod.annotations.get(DEVICE_ALLOCATED)
-    if text is None:
+    if text is None or other_vendor(container.pod, node.labels) is not None:
         return None
     try:
-        gpus, unreadable = _allocated(text)
+        allocated = allocated_gpus(text)
     except AnnotationError as error:
         return ContainerChange(problems=(str(error),))
+    gpus, problems = allocated.gpus, list(allocated.problems)
     if not gpus:
-        return ContainerChange(problems=unreadable) if unreadable else None
+        return ContainerChange(problems=allocated.problems) if problems else None
     # Even if the rest is unreadable: an image with the default `all` would see every GPU of the node.
-    env = {VISIBLE_DEVICES: ",".join(str(gpu.minor) for gpu in gpus)}
+    env = {NVIDIA.variable: ",".join(str(gpu.minor) for gpu in gpus)}
     mounts: tuple[MountSpec, ...] = ()
-    problems = list(unreadable)
+    missing: list[str] = []
     if container.pod.labels.get(ISOLATION_PROVIDER_LABEL) == HAMI_CORE:
         try:
-            hami, mounts = _hami(container, gpus[0], options, problems)
+            hami, mounts = _hami(container, allocated, options, problems, library_problem)
             env |= hami
         except AnnotationError as error:
-            problems.append(str(error))
-    return ContainerChange(env=env, mounts=mounts, problems=tuple(problems), reason=_REASON)
+            missing.append(f"no limits by HAMi-core: {error}")
+    devices: tuple[DeviceSpec, ...] = ()
+    if options.device_nodes and node.devices is not None:
+        nodes = device_nodes(NVIDIA, (gpu.minor for gpu in gpus), node.devices)
+        devices = nodes.devices
+        missing += nodes.missing
+        if nodes.unseen and node.devices.has_nvidia_driver:
+            problems.append(nodes.unseen)
+    return ContainerChange(
+        env=env,
+        mounts=mounts,
+        devices=devices,
+        problems=tuple(problems),
+        missing=tuple(missing),
+        reason=_REASON,
+    )
 
 
 def _hami(
-    container: ContainerView, gpu: Gpu, options: GpuEnvOptions, problems: list[str]
+    container: ContainerView,
+    allocated: Gpus,
+    options: GpuEnvOptions,
+    problems: list[str],
+    library_problem: str,
 ) -> tuple[Mapping[str, str], tuple[MountSpec, ...]]:
     """Return HAMi's environment and mounts; empty for a whole GPU. Raises AnnotationError."""
+    if not allocated.is_first_read:
+        raise AnnotationError(_FIRST_UNREAD)
+    gpu = allocated.gpus[0]
     if gpu.memory_percent is None:
         raise AnnotationError(f"annotation {DEVICE_ALLOCATED} has no {GPU_MEMORY_RATIO}")
-    if gpu.memory_percent >= _WHOLE_GPU_PERCENT:
+    if not gpu.is_share:
         return {}, ()
     if gpu.memory_bytes is None:
         raise AnnotationError(f"annotation {DEVICE_ALLOCATED} has no {GPU_MEMORY}")
+    if library_problem:
+        raise AnnotationError(library_problem)
     library, directory = options.hami_library_path, options.library_directory
     env = {"CUDA_DEVICE_MEMORY_LIMIT": str(gpu.memory_bytes)}
     if gpu.core_percent is not None:
         env["CUDA_DEVICE_SM_LIMIT"] = str(gpu.core_percent)
-    env["LD_PRELOAD"] = library
+    env[_PRELOAD] = library
     mounts = (MountSpec(host_path=library, container_path=library), _writable(_LOCK_PATH, _LOCK_PATH))
     if not options.hami_vgpu_monitor:
         return env, mounts
@@ -178,7 +174,10 @@ class GpuEnv(Policy):
 
     name: ClassVar[str] = "gpu-env"
     selector: ClassVar[PodSelector] = PodSelector(annotations=(DEVICE_ALLOCATED,))
-    sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {"container": frozenset({"env", "mounts"})}
+    sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
+        "container": frozenset({"env", "mounts", "devices"})
+    }
+    optional_inputs: ClassVar[frozenset[Input]] = frozenset({Input.DEVICES, Input.NODE_OBJECT})
     priority: ClassVar[int] = 60
     options_type: ClassVar[type[GpuEnvOptions] | None] = GpuEnvOptions
 
@@ -186,17 +185,24 @@ class GpuEnv(Policy):
         self._options = options or GpuEnvOptions()
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
-        """Return the environment and mounts; at creation also make the directory of HAMi's monitor."""
-        change = gpu_change(container, self._options)
-        has_cache = change is not None and _SHARED_CACHE in change.env
+        """Return what the container gets; at creation also make the directory of HAMi's monitor."""
+        options, library = self._options, self._options.hami_library_path
+        change = gpu_change(container, options, node)
+        if change is None:
+            return None
+        library_problem = ""
+        # Elsewhere than on the pod's node there is nothing to look at.
+        if node.devices is not None and _PRELOAD in change.env and not os.path.isfile(library):  # noqa: PTH113
+            library_problem = f"no file {library} on this node, or out of the daemon's sight"
+            change = gpu_change(container, options, node, library_problem=library_problem) or change
         # Once: a running container uses it.
-        if not has_cache or container.id or self.dry_run:
+        if _SHARED_CACHE not in change.env or container.id or self.dry_run:
             return change
         try:
-            prepare_cache_directory(cache_directory(container, self._options))
+            prepare_cache_directory(cache_directory(container, options))
         except OSError as error:
             # The GPUs and their limits do not depend on the monitor.
             problem = f"no directory for HAMi's monitor: {error}"
-            change = gpu_change(container, replace(self._options, hami_vgpu_monitor=False))
-            return None if change is None else replace(change, problems=(*change.problems, problem))
+            change = gpu_change(container, replace(options, hami_vgpu_monitor=False), node) or change
+            return replace(change, problems=(*change.problems, problem))
         return change

@@ -35,6 +35,7 @@ from runtimeproxy.slo.strategies import Strategies
 BVT: Final = "cpu.bvt_warp_ns"
 GROUP_IDENTITY_SYSCTL: Final = "kernel.sched_group_identity_enabled"
 CORE_SCHED_SYSCTL: Final = "kernel.sched_core"
+CORE_SCHED_FEATURE: Final = "sched_features.CORE_SCHED"
 
 _NEUTRAL: Final = 0
 _NO_POD: Final = PodSelector(namespaces=frozenset())
@@ -78,7 +79,7 @@ class GroupIdentity(Policy):
     features: ClassVar[frozenset[str]] = frozenset({Feature.BVT})
     sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
         **dict.fromkeys(("pod", "container", "qos_class"), frozenset({BVT})),
-        "node": frozenset({BVT, "sysctl"}),
+        "node": frozenset({BVT, "sysctl", "kernel_settings"}),
     }
     priority: ClassVar[int] = 45
 
@@ -115,13 +116,17 @@ class GroupIdentity(Policy):
             return None
         # The two exclude each other. Where the sysctl does not exist group identity is always on.
         sysctl: dict[str, int | str] = {}
+        kernel_settings: dict[str, int | str] = {}
         reasons = {
             CORE_SCHED_SYSCTL: Reason("core scheduling excludes group identity = ", 0),
+            CORE_SCHED_FEATURE: Reason("core scheduling excludes group identity = ", 0),
             GROUP_IDENTITY_SYSCTL: Reason("a strategy has a group identity = ", 1),
         }
         if Feature.GROUP_IDENTITY_SYSCTL in node.features:
-            if Feature.CORE_SCHED in node.features:
+            if Feature.CORE_SCHED_SYSCTL in node.features:
                 sysctl[CORE_SCHED_SYSCTL] = 0
+            elif Feature.CORE_SCHED_FEATURE in node.features:
+                kernel_settings[CORE_SCHED_FEATURE] = 0
             sysctl[GROUP_IDENTITY_SYSCTL] = 1
 
         def values_of(qos_class: QoSClass) -> Mapping[str, int | str]:
@@ -133,7 +138,14 @@ class GroupIdentity(Policy):
         )
         for path, values in cgroups.items():
             reasons[f"{path}/{BVT}"] = Reason("host application = ", values[BVT])
-        return NodeChange(sysctl=sysctl, cgroups=cgroups, reason=_REASON, reasons=reasons, problems=problems)
+        return NodeChange(
+            sysctl=sysctl,
+            kernel_settings=kernel_settings,
+            cgroups=cgroups,
+            reason=_REASON,
+            reasons=reasons,
+            problems=problems,
+        )
 
 
 def _class_reason(name: str, identity: int, strategies: Strategies) -> Reason:

@@ -278,7 +278,8 @@ class MemoryQoS(Policy):
         bounds = bounds_of(*limits, node=node)
         found, above = within_bounds(container_values(amounts, allocatable, strategy), bounds)
         values = _claimed(found, node)
-        problems = above + unknown
+        # The kubelet saves no requests of init containers that end, and of ephemeral containers.
+        problems = above if node.requests_of(container.pod) else above + unknown
         if not values and not problems:
             return None
         reasons = _reasons(values, amounts, _of_pod(of_pod), node, bounds)

@@ -41,7 +41,7 @@ class Template(Policy):
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the score, from the QoS class alone: the same at creation, updates and re-evaluation.
 
-        A runtime applies a score at the creation only: what runs gets it with the next container.
+        A container is created with the score, and the processes of one that runs get it.
         """
         score = oom_score_adj(container.pod.qos, self._options)
         if score is None:

@@ -31,8 +31,9 @@ _SERVE: Final = "process:serve"
 _EXIT_CODES: Final = "\n".join(f"  {code:<4} {text}" for code, text in MEANINGS.items())
 
 _DESCRIPTION: Final = """\
-A CRI proxy between the kubelet and the container runtime that applies resource policies by QoS class
-and forwards everything else byte for byte. Without a command it serves.
+Applies resource policies by QoS class to pods and containers: as a CRI proxy between the kubelet and the
+container runtime, which forwards everything else byte for byte; as an NRI plugin of the runtime; or
+stand-alone ([daemon] mode of the configuration). Without a command it serves.
 """
 
 _EPILOG: Final = f"""\
@@ -48,6 +49,8 @@ examples:
       serve on the default socket in front of containerd
   {PROGRAM} --remote-runtime-service-endpoint unix:///run/crio/crio.sock
       serve in front of CRI-O
+  KOORD_RUNTIMEPROXY_DAEMON_MODE=nri {PROGRAM}
+      serve as an NRI plugin of the runtime; the kubelet is left as it is
   {PROGRAM} check-config --config /etc/koord-runtime-proxy/config.toml
       check a configuration without serving
   {PROGRAM} explain default/web --output json

@@ -73,7 +73,8 @@ def look_at(places: InputPlaces) -> InputsReading:
     from runtimeproxy.node.facts import NodeReader
     from runtimeproxy.node.inputs import NodeInputs
 
-    return NodeInputs(places, NodeReader(places.sysfs, places.cgroup_root)).look(0, is_first=True)
+    reader = NodeReader(places.sysfs, places.cgroup_root, devfs=places.devfs)
+    return NodeInputs(places, reader).look(0, is_first=True)
 
 
 def registrations_in(folder: Path, timeout_s: float) -> dict[str, ParsedRegistration]:

@@ -166,7 +166,7 @@ def test_list_policies_says_what_the_mode_never_calls(tmp_path: Path) -> None:
         ("proxy", True, ()),
         ("nri", True, ()),
         ("nri", False, ("nri.sock is not there",)),
-        ("standalone", False, ("mode standalone leaves undone: gpu-env (env, mounts)",)),
+        ("standalone", False, ("mode standalone leaves undone: gpu-env (devices, env, mounts)",)),
         ("standalone", True, ("leaves undone: gpu-env", "mode nri would have values")),
     ],
 )
@@ -201,7 +201,9 @@ def test_programs_get_json(tmp_path: Path) -> None:
     }
     (problem,) = found["problems"]
     assert problem["name"] == "nonsense"
-    assert problem["text"].startswith("settings: no policy named nonsense; there are: batch-resource")
+    assert problem["text"].startswith(
+        "settings: no policy named nonsense; there are: accelerators, batch-resource"
+    )
     names = run("list-policies", "--output", "name").stdout.splitlines()
     assert {"batch-resource", "memory-qos"} <= set(names)
     version = json.loads(run("version", "--output", "json").stdout)

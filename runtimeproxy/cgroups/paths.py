@@ -62,6 +62,17 @@ def paths_of(cgroups: Iterable[str]) -> set[tuple[str, ...]]:
     return {path for cgroup in cgroups if (path := path_or_none(cgroup)) is not None}
 
 
+def has_container_cgroups(runtime_handler: str) -> bool:
+    """Whether the containers of a pod have cgroups of their own on the node; not with Kata Containers.
+
+    There all of them run in one VM, whose threads are in cgroups that Kata makes below the pod's; those of
+    containers are in the guest. The handler's name is a matter of the runtime's configuration: `kata`, as
+    koordlet has it, or `kata-qemu`, `kata-clh` and more.
+    Source: Kata Containers docs/design/host-cgroups.md; Koordinator pkg/koordlet/runtimehooks/reconciler.
+    """
+    return runtime_handler != "kata" and not runtime_handler.startswith("kata-")
+
+
 def cgroup_id(path: tuple[str, ...]) -> str:
     return "/" + "/".join(path)
 

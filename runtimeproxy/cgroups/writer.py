@@ -1,4 +1,7 @@
-"""Reads and writes cgroup values: checked, compared, in safe order; a missing file is skipped."""
+"""Reads and writes cgroup values: checked, compared, in safe order; a missing file is skipped.
+
+A value of processes (`cgroups/processes.py`) is read and written as if it were a file of the cgroup.
+"""
 
 from __future__ import annotations
 
@@ -12,34 +15,27 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from runtimeproxy.cgroups.core_scheduling import FIELD as CORE_GROUP
+from runtimeproxy.cgroups.core_scheduling import CoreGroups
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, Mount, find_mounts
 from runtimeproxy.cgroups.order import Key, Step, write_steps
 from runtimeproxy.cgroups.pace import rest
 from runtimeproxy.cgroups.paths import ROOT_PATH, CgroupPathError, cgroup_path
+from runtimeproxy.cgroups.processes import DEFAULT_PROCFS, ProcessAccess, ProcessValues
 from runtimeproxy.fields import devices
-from runtimeproxy.fields.formats import FileFormat, Value, weight_v2
+from runtimeproxy.fields.formats import FileFormat, ProcessFormat, Value, weight_v2
 from runtimeproxy.fields.tables import PARAMETERS, check_value
 from runtimeproxy.units import UNLIMITED, WeightFormula
 
 _SHARES = "cpu.shares"
+_WITH_PROCESSES: Final = ("pids", "memory", "cpu")
+"""Controllers by whose hierarchy the processes of a cgroup are found, the first that is mounted: on version 1
+runtimes put each process into all of them."""
 _READ_LIMIT_BYTES = 65_536
 """More than any value file holds: a cgroup file's content is at most some pages."""
 _FOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Non-blocking, so that a FIFO in a strange tree cannot hang the thread.
 _FILE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-
-
-def read_text(folder: Path, path: tuple[str, ...], file: str) -> str:
-    """The content of `folder/path.../file`.
-
-    Raises:
-        OSError: The kernel's error; ELOOP or ENOTDIR for a symbolic link on the way.
-    """
-    folder_fd = _open_folder(folder, path)
-    try:
-        return _read(file, folder_fd)
-    finally:
-        os.close(folder_fd)
 
 
 def _read(file: str, folder: int) -> str:
@@ -208,6 +204,7 @@ _GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.ENXIO})
 _LINKED = frozenset({errno.ELOOP, errno.ENOTDIR})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors that say nothing about the file."""
+_DENIED = frozenset({errno.EACCES, errno.EPERM})
 _NOT_EMPTY = frozenset({errno.ENOSPC, errno.EBUSY})
 """Errors of an empty list where there are processes; EBUSY: on version 1, where a cgroup below has a list."""
 
@@ -231,6 +228,13 @@ def outcome_of(error: OSError) -> WriteOutcome:
 def explain(error: OSError, name: str) -> str:
     """The errno's name and a text for people."""
     code = errno.errorcode.get(error.errno or 0, "OSError")
+    parameter = PARAMETERS.get(name)
+    if parameter is not None and parameter.processes is not None and error.errno in _DENIED:
+        # Only the error of an open has a file's name.
+        if error.filename is not None:
+            return f"{code}: a process of another user, which needs CAP_DAC_OVERRIDE"
+        if parameter.capability:
+            return f"{code}: such a value needs {parameter.capability}"
     if error.errno == errno.EBUSY and name == "memory.limit_in_bytes":
         return f"{code}: the cgroup uses more memory than the limit, and not enough can be reclaimed"
     if error.errno in _LINKED:
@@ -258,6 +262,9 @@ class CgroupValues:
     """What `CgroupWriter.look` has read just now: these files are not read again."""
     raw: Mapping[str, str] = field(default_factory=dict)
     """The text to write for a value, byte for byte, in place of the value's own form."""
+    replaces: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    """Of a value of processes: those with one of these are written to, and others keep theirs; without it all
+    that have another value are."""
     weights: WeightFormula | None = None
     """How the other cgroups beside this one got their cpu.weight; None if that is not known."""
 
@@ -269,6 +276,7 @@ class _Location(NamedTuple):
     """The controller's mount."""
     version: int
     format: FileFormat
+    processes: ProcessValues
     is_of_root: bool = False
 
     def place(self, path: tuple[str, ...]) -> tuple[str, ...]:
@@ -280,6 +288,16 @@ class _Location(NamedTuple):
         if (path == ROOT_PATH) is not self.is_of_root:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
         return () if self.is_of_root else path
+
+    def read(self, folder_fd: int) -> str:
+        """The content of the file in an open cgroup, or the values of its processes.
+
+        Raises:
+            OSError: The kernel's error.
+        """
+        if isinstance(self.format, ProcessFormat):
+            return self.processes.text(self.format, folder_fd, self.version)
+        return _read(self.format.file, folder_fd)
 
 
 @dataclass(slots=True)
@@ -309,8 +327,9 @@ class _Batch:
         present, raw, value = wanted.present.get(key.name), wanted.raw.get(key.name), _canonical(key, wanted)
         old, is_same = None, False
         try:
-            place = file.place(key.path)
-            text = read_text(file.folder, place, file.format.file) if present is None else present.text
+            text = present.text if present is not None else ""
+            if present is None:
+                text = file.read(self.folders.open(file.folder, file.place(key.path)))
             if raw is not None:
                 is_same = text.rstrip("\n") == raw.rstrip("\n")
             old = file.format.decode(text)
@@ -333,6 +352,8 @@ class _Batch:
         file, raw, text = found.format.file, wanted.raw.get(step.key.name), None
         try:
             folder = self.folders.open(found.folder, found.place(key.path))
+            if isinstance(found.format, ProcessFormat):
+                return self._to_processes(step, found.format, folder)
             if found.format.lines is not None:
                 return self._write_lines(key, step.value, found.format, folder)
             if raw is not None and step.is_final:
@@ -365,6 +386,30 @@ class _Batch:
         result = self.result(key, WriteOutcome.FAILED, "; ".join(texts))
         return replace(result, left=devices.text_of(left))
 
+    def _to_processes(self, step: Step, form: ProcessFormat, folder: int) -> WriteResult:
+        """Writes a value of processes; raises OSError where these cannot be found."""
+        key, (wanted, found) = step.key, self.wanted[step.key]
+        replaces = wanted.replaces.get(key.name)
+
+        def is_due(present: str) -> bool:
+            try:
+                if form.matches(step.value, present):
+                    return False
+                return replaces is None or any(form.matches(each, present) for each in replaces)
+            except ValueError:
+                return replaces is None
+
+        text = form.encode(step.value)
+        done = found.processes.write(form, folder, found.version, key.path[-1], text, is_due)
+        if not (done.problem or done.refused):
+            return self.result(key, WriteOutcome.WRITTEN if done.written else WriteOutcome.UNCHANGED)
+        error = done.problem
+        if done.refused:
+            first, total = next(iter(done.refused.values())), len(done.refused) + done.had
+            error = f"{explain(first, key.name)} ({len(done.refused)} of {total} processes)"
+        is_any = replaces is None and (done.written or done.had)
+        return replace(self.result(key, WriteOutcome.FAILED, error), left=step.value if is_any else None)
+
     def _inherit(self, key: Key, refused: OSError) -> WriteResult:
         """Gives a cgroup in place of an empty list what stands for it: all that its parent has.
 
@@ -375,7 +420,7 @@ class _Batch:
         the parent's: a copy of that is all there is.
         Source: Linux, kernel/cgroup/cpuset.c, validate_change and update_cpumask.
         """
-        _, (folder, version, form, _) = self.wanted[key]
+        _, (folder, version, form, *_) = self.wanted[key]
         file = form.file
         path, source = (key.path[:-1], file) if version == 1 else ((), f"{file}.effective")
         try:
@@ -397,10 +442,28 @@ def _canonical(key: Key, wanted: CgroupValues) -> Value:
 
 
 class CgroupWriter:
-    """Reads and writes cgroup values below one mount point; synchronous, for worker threads, thread safe."""
+    """Reads and writes cgroup values below one mount point; synchronous, for worker threads, thread safe.
 
-    def __init__(self, root: Path = DEFAULT_ROOT) -> None:
+    Args:
+        root: Where cgroups are mounted.
+        procfs: Where procfs is.
+        accesses: Of values of processes that are no file of procfs, by the `file` of their formats.
+        groups: Those of tasks that share cores.
+
+    Attributes:
+        groups: See there; who knows what was written sets `CoreGroups.booked`.
+    """
+
+    def __init__(
+        self,
+        root: Path = DEFAULT_ROOT,
+        procfs: Path = DEFAULT_PROCFS,
+        accesses: Mapping[str, ProcessAccess] | None = None,
+        groups: CoreGroups | None = None,
+    ) -> None:
         self._root = root
+        self.groups = groups or CoreGroups()
+        self._processes = ProcessValues(procfs, {CORE_GROUP: self.groups, **(accesses or {})})
         self._mounts: dict[str, Mount] = {}
         self._located: dict[str, _Location | str] = {}
         self._open = _Open()
@@ -444,22 +507,23 @@ class CgroupWriter:
             OSError: this process, or the node, has no descriptor or memory left to read any file.
         """
         rest()
-        files: dict[Path, dict[str, str]] = {}
+        files: dict[Path, dict[str, _Location]] = {}
         for name in names:
             located = self._locate(name) if name in PARAMETERS else ""
             if not isinstance(located, str) and located.is_of_root is (path == ROOT_PATH):
-                files.setdefault(located.folder, {})[name] = located.format.file
+                files.setdefault(located.folder, {})[name] = located
         found: dict[str, FileText] = {}
         for folder, wanted in files.items():
             with _UnlessExhausted(), self.keeping_open() as folders:
                 folder_fd = folders.open(folder, () if path == ROOT_PATH else path)
                 inode = os.fstat(folder_fd).st_ino
                 read: dict[str, FileText] = {}
-                for name, file in wanted.items():
+                for name, location in wanted.items():
+                    file = location.format.file
                     with _UnlessExhausted():
                         # cpu.max carries two parameters.
                         if file not in read:
-                            read[file] = FileText(file, _read(file, folder_fd), inode)
+                            read[file] = FileText(file, location.read(folder_fd), inode)
                         found[name] = read[file]
         return found
 
@@ -503,6 +567,12 @@ class CgroupWriter:
         """The name of the file that carries a parameter; None where there is none."""
         located = self._locate(name) if name in PARAMETERS else ""
         return None if isinstance(located, str) else located.format.file
+
+    def parts(self, name: str, text: str) -> tuple[str, ...]:
+        """A file's content; of a value of processes each one that one of them has, none without any."""
+        located = self._locate(name) if name in PARAMETERS else ""
+        is_of_processes = not isinstance(located, str) and isinstance(located.format, ProcessFormat)
+        return tuple(text.split()) if is_of_processes else (text,)
 
     def matches(self, name: str, value: Value, text: str) -> bool:
         """Whether a file with this content holds a value."""
@@ -561,9 +631,9 @@ class CgroupWriter:
         if isinstance(located, str):
             return None
         try:
-            return located.format.decode(
-                read_text(located.folder, located.place(key.path), located.format.file)
-            )
+            with self.keeping_open() as folders:
+                folder = folders.open(located.folder, located.place(key.path))
+                return located.format.decode(located.read(folder))
         except ValueError:
             return None
         except OSError as error:
@@ -602,9 +672,13 @@ class CgroupWriter:
     def _find(self, name: str) -> _Location | str:
         parameter = PARAMETERS[name]
         mount = next((self.mounts[each] for each in parameter.controllers if each in self.mounts), None)
+        if parameter.processes is not None:
+            mount = next((self.mounts[each] for each in _WITH_PROCESSES if each in self.mounts), None)
+            if mount is None:
+                return "this node has no cgroup controller by which processes are found"
         if mount is None:
             return f"this node has no cgroup controller {parameter.controllers[0]}"
         file_format = parameter.format_for(mount.version)
         if file_format is None:
             return f"cgroup version {mount.version} has no {name}"
-        return _Location(mount.folder, mount.version, file_format, parameter.is_of_root)
+        return _Location(mount.folder, mount.version, file_format, self._processes, parameter.is_of_root)

@@ -179,7 +179,11 @@ class NodeSettings:
 
     sysfs_root: str = "/sys"
     """Where sysfs is mounted: no container gets CPUs or NUMA nodes that it does not list as online. With an
-    empty folder nothing is known, and every CPU list of a policy goes to the runtime."""
+    empty folder nothing is known, and every CPU list of a policy goes to the runtime. Settings of the kernel
+    below it are written by the policy `system-config`."""
+    procfs_root: str = "/proc"
+    """Where procfs is mounted: memory and processor of the node, and below `sys` the sysctls, which policies
+    write. With an empty folder there are none."""
     objects_dir: str = "/etc/koord-runtime-proxy/node.d"
     """Folder with Kubernetes objects as `kubectl get -o yaml` prints them, in files that end in `.yaml`,
     `.yml` or `.json`: the ConfigMap `slo-controller-config`, and this node's Node, NodeResourceTopology and
@@ -189,6 +193,10 @@ class NodeSettings:
     kubelet_dir: str = "/var/lib/kubelet"
     """The kubelet's folder: its configuration (`config.yaml`), the CPUs that its CPU manager has given away,
     and the resources of the pods that it runs. Empty for none. The default is the kubelet's `--root-dir`."""
+    cdi_dir: str = "/var/run/cdi"
+    """Folder with the CDI specifications of the DRA driver dra-driver-cpu: the CPUs that it has given to
+    claims leave the shared pools, and those of best-effort pods. Empty for none. The default is the
+    driver's."""
     name: str = ""
     """Name of this node's objects; empty for the host's name in lower case, as the kubelet uses it."""
     shared_pools: Literal["nrt", "computed"] = "nrt"

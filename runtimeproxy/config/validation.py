@@ -295,8 +295,10 @@ def _folder_problems(settings: Settings) -> Iterator[Problem]:
         (("hooks", "policies_dir"), settings.hooks.policies_dir or "/"),
         (("cgroups", "root"), settings.cgroups.root),
         (("node", "sysfs_root"), settings.node.sysfs_root),
+        (("node", "procfs_root"), settings.node.procfs_root),
         (("node", "objects_dir"), settings.node.objects_dir or "/"),
         (("node", "kubelet_dir"), settings.node.kubelet_dir or "/"),
+        (("node", "cdi_dir"), settings.node.cdi_dir or "/"),
         (("state", "dir"), settings.state.dir),
         (("audit", "file"), settings.audit.file or "/"),
     ):
@@ -319,9 +321,11 @@ def places_of(settings: Settings) -> InputPlaces:
     node = settings.node
     return InputPlaces(
         sysfs=Path(node.sysfs_root),
+        procfs=Path(node.procfs_root),
         cgroup_root=Path(settings.cgroups.root),
         kubelet_dir=Path(node.kubelet_dir) if node.kubelet_dir else None,
         objects_dir=Path(node.objects_dir) if node.objects_dir else None,
+        cdi_dir=Path(node.cdi_dir) if node.cdi_dir else None,
         state_dir=Path(settings.state.dir),
         node_name=node.name,
         pools=node.shared_pools,

@@ -10,7 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
-from runtimeproxy.core.questions import NO_WORK, not_stopped, owners_with_fitted, waits_for_cgroup
+from runtimeproxy.core.questions import (
+    AFTER_SANDBOX,
+    NO_WORK,
+    not_stopped,
+    owners_with_fitted,
+    waits_for_cgroup,
+)
 from runtimeproxy.fields.tables import RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import NO_ORIGIN, Origin, Subject, kind_of_write
@@ -28,6 +34,7 @@ from runtimeproxy.ledger.answers import (
     wanted_of,
 )
 from runtimeproxy.ledger.books import Wanted, with_fitted_claims
+from runtimeproxy.ledger.unapplied import IN_VM
 from runtimeproxy.ledger.upkeep import WORK_S
 from runtimeproxy.pods.record_views import is_resize, recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -81,7 +88,14 @@ def write_before(
     if waits_for_cgroup(decision, target, is_deferred=is_deferred):
         return _unwritten(values, WriteOutcome.PENDING)
     if target:
-        return _by_name(ledger.change([wanted_of(decision, target_of_view(view, target))]))
+        wanted = wanted_of(decision, target_of_view(view, target))
+        waiting = AFTER_SANDBOX & values.keys() if decision.hook is Hook.PRE_RUN_POD_SANDBOX else ()
+        if waiting:
+            wanted = wanted._replace(
+                claims={name: each for name, each in wanted.claims.items() if name not in waiting}
+            )
+        pending = _unwritten({name: values[name] for name in waiting}, WriteOutcome.PENDING)
+        return {**_by_name(ledger.change([wanted])), **pending}
     return _unwritten(values, WriteOutcome.MISSING, "the pod's cgroup is not known")
 
 
@@ -434,7 +448,9 @@ def _write_due(
     ledger: CgroupLedger, due: DueWrites, view: PodView | ContainerView
 ) -> Mapping[str, WriteResult]:
     if not due.cgroup:
-        return _unwritten(due.values, WriteOutcome.MISSING, "the cgroup is not known")
+        is_in_vm = isinstance(view, ContainerView) and not view.pod.has_container_cgroups
+        why = IN_VM if is_in_vm else "the cgroup is not known"
+        return _unwritten(due.values, WriteOutcome.MISSING, why)
     if due.wanted is None:
         claims = {
             name: tuple(Claim(owner, Role.SET, value) for owner in _owners_of(name, due.owners))

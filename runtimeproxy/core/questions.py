@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from runtimeproxy.fields.tables import IDLE
 from runtimeproxy.hooks import CgroupChange, ContainerView, Hook, PodChange, PodView
 from runtimeproxy.hooks.audit import NO_ORIGIN
 from runtimeproxy.hooks.fields import NO_FIELDS, plain_cgroup_values
@@ -204,6 +205,11 @@ def owners_with_fitted(owners: Owners, fitted: Mapping[str, int | str]) -> Owner
     return {**fitted_owners(fitted, TREE), **owners} if fitted else owners
 
 
+AFTER_SANDBOX: Final = frozenset({IDLE})
+"""Values of a pod's cgroup that wait until its sandbox runs: the kubelet, systemd and the runtime write
+weights until then."""
+
+
 class DecidedPod(NamedTuple):
     """The part of a decision on a new pod that its record and cgroup get once it is there."""
 
@@ -219,7 +225,8 @@ NOTHING_DECIDED_ON_POD: Final = DecidedPod()
 def decided_pod(decision: Decision) -> DecidedPod:
     change, wanted = decision.pod_change or PodChange(), wanted_of(decision, CgroupTarget(Level.POD, ""))
     # What is counted from the value in the file has no plain value yet.
-    is_late = decision.unwritten or wanted.claims.keys() - plain_cgroup_values(change).keys()
+    counted = wanted.claims.keys() - plain_cgroup_values(change).keys()
+    is_late = decision.unwritten or counted or not AFTER_SANDBOX.isdisjoint(wanted.claims)
     return DecidedPod(change, decision.owners, wanted if wanted.claims and is_late else None)
 
 

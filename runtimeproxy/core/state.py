@@ -1,4 +1,4 @@
-"""What survives this process: records and values, CPUs of pods, sysctls, evictions, leases, modes, audit."""
+"""What survives this process: records and values, CPUs of pods, kernel settings, evictions, leases, audit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from runtimeproxy.core.modes import ModeOverrides
     from runtimeproxy.ledger.allocations import NodeAllocations
     from runtimeproxy.ledger.journal import Journal
+    from runtimeproxy.ledger.kernel_settings import KernelSettings
     from runtimeproxy.ledger.leased import LeasedClaims
-    from runtimeproxy.ledger.sysctls import Sysctls
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class SavedState:
         checkpoint: CheckpointSync,
         journal: Journal,
         allocations: NodeAllocations | None,
-        sysctls: Sysctls | None,
+        sysctls: KernelSettings | None,
         history: EvictionHistory,
         leased: LeasedClaims,
         modes: ModeOverrides,
@@ -60,8 +60,12 @@ class SavedState:
     @property
     def unusable_files(self) -> list[str]:
         """The files that could not be used at the start, each with the reason."""
-        savers = (self.sysctls, self.allocations, self._modes, self._history, self.audit)
-        files = (*self._leased.files, *(each.file for each in savers if each is not None))
+        savers = (self.allocations, self._modes, self._history, self.audit)
+        files = (
+            *self._leased.files,
+            *(self.sysctls.files if self.sysctls is not None else ()),
+            *(each.file for each in savers if each is not None),
+        )
         return [text for text in (self.journal.unusable, *(each.unusable for each in files)) if text]
 
     async def load(self, *, is_successor: bool) -> None:

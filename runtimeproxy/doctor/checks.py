@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from runtimeproxy.doctor.facts import Facts, SocketState
 from runtimeproxy.doctor.modes import suited_mode, switch_on
+from runtimeproxy.fields.anolis import lacking_text
 from runtimeproxy.kubelet_endpoints import DEFAULT_ENDPOINT, is_endpoint
 from runtimeproxy.node.koordlet import HOOKS, POLICY_GATES, Koordlet
 from runtimeproxy.node.snapshot import Feature
@@ -33,6 +34,11 @@ _RIGHTS: Final = {
     "cap_fowner": "proxy.socket_mode has no effect on files of other users",
 }
 """Capabilities of the unit, and what is missing without them."""
+_WITH_SYSCTLS: Final = {
+    "group-identity": frozenset({Feature.BVT, Feature.GROUP_IDENTITY_SYSCTL}),
+    "core-sched": frozenset({Feature.CORE_SCHED_SYSCTL}),
+}
+"""Policies that set sysctls, on kernels with these features."""
 _HAMI_LIBRARY: Final = "/usr/local/vgpu/libvgpu.so"
 """The default of `policies/gpu_env.py`, which is not loaded here."""
 
@@ -294,7 +300,7 @@ def check_kernel(facts: Facts) -> Findings:
     for policy in facts.policies:
         if missing := sorted(policy.features - facts.node.features):
             is_fine = False
-            text = f"the policy {policy.name} does nothing: the kernel lacks {', '.join(missing)}"
+            text = f"the policy {policy.name} does nothing: the kernel lacks {lacking_text(missing)}"
             yield Finding(Severity.WARNING if policy.is_configured else Severity.OK, text)
     if is_fine:
         yield _ok("it has what the policies need")
@@ -348,13 +354,42 @@ def _rights_of(facts: Facts, unit: Mapping[str, str]) -> Findings:
     for name, effect in _RIGHTS.items():
         if "CapabilityBoundingSet" in unit and name not in capabilities:
             yield _warning(f"the unit lacks {name.upper()}: {effect}", "add it in a drop-in")
-    has_policy = any(each.name == "group-identity" for each in facts.policies)
-    has_sysctl = {Feature.BVT, Feature.GROUP_IDENTITY_SYSCTL} <= facts.node.features
-    if has_policy and has_sysctl and unit.get("ProtectKernelTunables") == "yes":
+    yield from _rights_of_policies(facts, unit)
+
+
+def _rights_of_policies(facts: Facts, unit: Mapping[str, str]) -> Findings:
+    capabilities = unit.get("CapabilityBoundingSet", "").lower().split()
+    policies = {each.name for each in facts.policies}
+    for policy, features in _WITH_SYSCTLS.items():
+        has_sysctl = policy in policies and features <= facts.node.features
+        if has_sysctl and unit.get("ProtectKernelTunables") == "yes":
+            yield _problem(
+                f"the policy {policy} may not set its sysctls: ProtectKernelTunables=yes",
+                "install the drop-in koord-runtime-proxy.service.d/10-group-identity.conf",
+            )
+    has_cookies = "core-sched" in policies and Feature.CORE_SCHED in facts.node.features
+    if has_cookies and "CapabilityBoundingSet" in unit and "cap_sys_ptrace" not in capabilities:
         yield _problem(
-            "the policy group-identity may not set its sysctls: ProtectKernelTunables=yes",
-            "install the drop-in koord-runtime-proxy.service.d/10-group-identity.conf",
+            "the policy core-sched may not read or set cookies of tasks: the unit lacks CAP_SYS_PTRACE",
+            "install the drop-in koord-runtime-proxy.service.d/70-core-sched.conf",
         )
+    if "oom-score" in policies and "CapabilityBoundingSet" in unit and "cap_sys_resource" not in capabilities:
+        yield _warning(
+            "the policy oom-score cannot lower the score of what runs: the unit lacks CAP_SYS_RESOURCE",
+            "install the drop-in koord-runtime-proxy.service.d/60-oom-score.conf",
+        )
+    if "system-config" in policies and not _may_write_tunables(unit):
+        yield _problem(
+            "the policy system-config may not set sysctls: ProtectKernelTunables=yes",
+            "install the drop-in koord-runtime-proxy.service.d/60-system-config.conf",
+        )
+
+
+def _may_write_tunables(unit: Mapping[str, str]) -> bool:
+    """Whether a service may write one of the sysctls of `system-config`, which its drop-in has all of."""
+    allowed = (_plain(each.lstrip("-+")) for each in unit.get("ReadWritePaths", "").split())
+    wanted = PurePosixPath("/proc/sys/vm/watermark_scale_factor")
+    return unit.get("ProtectKernelTunables") != "yes" or any(wanted.is_relative_to(each) for each in allowed)
 
 
 def may_write(unit: Mapping[str, str], path: str) -> bool:

@@ -122,8 +122,10 @@ _FOLDERS: Final = (
     # Its files are checked when they are loaded.
     (("hooks", "policies_dir"), None, "no policy", False),
     (("node", "sysfs_root"), 0, "", False),
+    (("node", "procfs_root"), 0, "", False),
     (("node", "objects_dir"), 0, "no object", True),
     (("node", "kubelet_dir"), 0, "nothing", False),
+    (("node", "cdi_dir"), 0, "no claim", True),
 )
 """Keys, the access that the daemon needs, what it loads, and whether who may write there may change pods."""
 

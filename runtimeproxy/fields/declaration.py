@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Final
 
 from runtimeproxy.fields import devices
-from runtimeproxy.fields.formats import FileFormat, Value
+from runtimeproxy.fields.formats import FileFormat, ProcessFormat, Value
 from runtimeproxy.units import MAX_INT64, UNLIMITED, cpu_weight_from_shares, parse_cpu_list
 from runtimeproxy.vocabulary import ClaimLevel, Role
 
@@ -98,6 +98,11 @@ class Declaration:
     """None: version 1 has no such file."""
     v2: FileFormat | None = None
     """None: version 2 has no such file."""
+    processes: ProcessFormat | None = None
+    """In place of `v1` and `v2` if each process of a cgroup has a value of its own. Policies may then set it
+    at `levels` only."""
+    capability: str = ""
+    """The capability without which the kernel refuses some values."""
     writable: bool = True
     direction: Direction = Direction.NONE
     only_unified: bool = False
@@ -111,7 +116,7 @@ class Declaration:
     oci: tuple[str, str] | None = None
     """Its place below `linux.resources` of an OCI runtime specification."""
     creation_only: bool = False
-    """Whether a runtime takes it for a new container only: it cannot be changed while that runs."""
+    """Whether a runtime takes it for a new container only: no update of a running one carries it."""
     unlimited_is_absent: bool = False
     """Whether "no limit" of a new container is an absent number: CRI-O refuses -1 there."""
 
@@ -136,10 +141,14 @@ class Declaration:
 
     @property
     def is_parameter(self) -> bool:
-        return not self.only_unified and not (self.v1 is None and self.v2 is None)
+        return not self.only_unified and (self.v1, self.v2, self.processes) != (None, None, None)
 
     def format_for(self, version: int) -> FileFormat | None:
-        return self.v2 if version == 2 else self.v1
+        return self.processes or (self.v2 if version == 2 else self.v1)
+
+    def is_at(self, level: ClaimLevel) -> bool:
+        """Whether cgroups of a level have it."""
+        return self.is_parameter and (self.processes is None or level in self.levels)
 
     def canonical(self, value: Value) -> Value:
         """The canonical value: an int in range, or a list or text as given.

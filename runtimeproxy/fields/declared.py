@@ -11,8 +11,9 @@ Cgroup parameters come first, in the order in which looser values of one cgroup 
   Burstable pods, from 1.37 on memory.high (ApplyPodLevelMemoryHigh); qos_container_manager_linux.go,
   UpdateCgroups. What its feature MemoryQoS writes to classes depends on its version (`node/kubelet.py`): the
   policy `memory-qos` leaves it out;
-- what koordlet writes: Koordinator pkg/koordlet/runtimehooks/hooks (groupidentity, coresched, tc) and
-  pkg/koordlet/qosmanager/plugins (blkio, cpuburst, cpusuppress, cgreconcile); gates: pkg/features.
+- what koordlet writes: Koordinator pkg/koordlet/runtimehooks/hooks (groupidentity, coresched, tc and
+  oomscoreadj) and pkg/koordlet/qosmanager/plugins (blkio, cpuburst, cpusuppress, cgreconcile); gates:
+  pkg/features.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from runtimeproxy.fields import formats
+from runtimeproxy.fields.anolis import ANOLIS_FILE
 from runtimeproxy.fields.declaration import ALL_LEVELS, PAGE_BYTES, Declaration, Direction, Kind, Rounding
 from runtimeproxy.fields.formats import number
 from runtimeproxy.units import (
@@ -52,9 +54,10 @@ def _number(name: str, neutral: int, **others: Any) -> Declaration:  # noqa: ANN
     return Declaration(name=name, neutral=neutral, **{"v1": number(name), "v2": number(name), **others})
 
 
-def _anolis(name: str, neutral: int, feature: str, **others: Any) -> Declaration:  # noqa: ANN401
-    # A number that only Anolis kernels (and, for memory.oom.group, mainline version 2) have.
-    return _number(name, neutral, feature=feature, koordlet=_RECONCILE, **others)
+def _anolis(name: str, neutral: int, **others: Any) -> Declaration:  # noqa: ANN401
+    # A number in a file of `anolis.py`.
+    others = {"feature": ANOLIS_FILE[name].feature, "koordlet": _RECONCILE, **others}
+    return _number(name, neutral, **others)
 
 
 def _in_cri(resource: str, cri: str, *oci: str) -> dict[str, Any]:
@@ -81,7 +84,7 @@ def _memory(name: str, neutral: int) -> Declaration:
         direction=Direction.LARGER,
         kubelet=_ON_PODS,
         koordlet=_RECONCILE,
-        feature="memory-protection",
+        feature=ANOLIS_FILE[name].feature,
     )
 
 
@@ -188,7 +191,7 @@ DECLARED: tuple[Declaration, ...] = (
         koordlet="CPUBurst",
         feature="burst",
     ),
-    _number("cpu.bvt_warp_ns", 0, minimum=-1, maximum=2, koordlet="GroupIdentity", feature="bvt"),
+    _anolis("cpu.bvt_warp_ns", 0, minimum=-1, maximum=2, koordlet="GroupIdentity"),
     _list("cpuset.cpus", Kind.CPUS, koordlet_moves="BECPUSuppress"),
     _list("cpuset.mems", Kind.MEMORY_NODES),
     # Nothing can run in one page, so the unit of a smaller limit must be wrong.
@@ -214,15 +217,15 @@ DECLARED: tuple[Declaration, ...] = (
     _memory("memory.min", 0),
     _memory("memory.low", 0),
     _memory("memory.high", UNLIMITED),
-    _anolis("memory.wmark_ratio", 0, "memory-wmark", maximum=100),
-    _anolis("memory.wmark_scale_factor", 50, "memory-wmark", minimum=1, maximum=1_000),
-    _anolis("memory.wmark_min_adj", 0, "memory-wmark", minimum=-25, maximum=50),
-    _anolis("memory.priority", 0, "memory-priority", maximum=12),
-    _anolis("memory.use_priority_oom", 0, "memory-priority", maximum=1),
-    _anolis("memory.oom.group", 0, "memory-oom-group", maximum=1),
-    _anolis("memory.pagecache_limit.enable", 0, "memory-pagecache-limit", maximum=1, v1=None),
-    _anolis("memory.pagecache_limit.size", 0, "memory-pagecache-limit", v1=None),
-    _anolis("memory.pagecache_limit.sync", 0, "memory-pagecache-limit", maximum=1, v1=None),
+    _anolis("memory.wmark_ratio", 0, maximum=100),
+    _anolis("memory.wmark_scale_factor", 50, minimum=1, maximum=1_000),
+    _anolis("memory.wmark_min_adj", 0, minimum=-25, maximum=50),
+    _anolis("memory.priority", 0, maximum=12),
+    _anolis("memory.use_priority_oom", 0, maximum=1),
+    _anolis("memory.oom.group", 0, maximum=1),
+    _anolis("memory.pagecache_limit.enable", 0, maximum=1, v1=None),
+    _anolis("memory.pagecache_limit.size", 0, v1=None),
+    _anolis("memory.pagecache_limit.sync", 0, maximum=1, v1=None),
     _number("net_cls.classid", 0, maximum=0xFFFF_FFFF, v2=None, koordlet="TCNetworkQoS"),
     # On version 2 the four numbers of a device are in one line.
     _io_limit("blkio.throttle.read_bps_device", "rbps", MAX_BPS),
@@ -269,14 +272,33 @@ DECLARED: tuple[Declaration, ...] = (
         **_in_cri("memory_swap_limit_bytes", "memory_swap_limit_in_bytes", "memory", "swap"),
         unlimited_is_absent=True,
     ),
+    # Tasks of one group may run on the threads of one core at the same time; the kernel has cookies for them.
+    # Tasks of one group may run on the threads of one core at the same time; the kernel has cookies for them.
+    # Source: Linux, admin-guide/hw-vuln/core-scheduling.rst; kernel/sched/core_sched.c.
+    Declaration(
+        name="core_sched_group",
+        kind=Kind.TEXT,
+        neutral="none",
+        pattern=r"none|(group:[A-Za-z0-9_.-]{0,63}|pod:[A-Za-z0-9-]{1,64})(:expeller)?",
+        levels=frozenset({ClaimLevel.CONTAINER}),
+        processes=formats.word_of_threads("core_sched_group"),
+        capability="CAP_SYS_PTRACE",
+        koordlet="CoreSched",
+        feature="core-sched",
+    ),
     # Source: Linux include/uapi/linux/oom.h; containerd, updateOCIResource of the CRI plugin, which leaves
-    # the score of a running container alone, and its option restrict_oom_score_adj, which bounds a new one's.
+    # the score of a running container alone, and its option restrict_oom_score_adj, which bounds a new one's;
+    # fs/proc/base.c, __set_oom_adj: below the least that a process was given it needs the capability.
     Declaration(
         name="oom_score_adj",
         neutral=0,
         minimum=-1_000,
         maximum=1_000,
         only_set=True,
+        levels=frozenset({ClaimLevel.CONTAINER}),
+        processes=formats.number_of_processes("oom_score_adj"),
+        capability="CAP_SYS_RESOURCE",
+        koordlet="OOMScoreAdj",
         resource="oom_score_adj",
         cri="oom_score_adj",
         creation_only=True,

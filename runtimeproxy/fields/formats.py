@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, TypeAlias
 
 from runtimeproxy.fields import devices
@@ -53,6 +54,47 @@ class FileFormat:
     """In place of `encode` where the kernel takes one line in one write: those that change the content."""
     bounded_by: str = ""
     """A file of the same cgroup with the same kind of number, below which the kernel keeps this one's."""
+
+
+class Members(Enum):
+    """What has a value of its own in a cgroup."""
+
+    PROCESSES = "processes"
+    THREADS = "threads"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFormat(FileFormat):
+    """A value that each process or thread of a cgroup has for itself, in place of a file of the cgroup.
+
+    `file`: its file in the process's folder of procfs, or the name of what reads and writes it otherwise
+    (`cgroups/processes.py`). Its content is each value that one of them has, once, with blanks between.
+    `decode` knows the value that all have, and raises ValueError if they have several; `matches` is whether
+    all have it, or there is none.
+    """
+
+    members: Members = Members.PROCESSES
+
+
+def number_of_processes(file: str) -> ProcessFormat:
+    return ProcessFormat(
+        file, str, _number, lambda value, text: all(_number(each) == value for each in text.split())
+    )
+
+
+def word_of_threads(name: str) -> ProcessFormat:
+    # One word, which is no file of procfs.
+    def matches(value: Value, text: str) -> bool:
+        return all(each == value for each in text.split())
+
+    return ProcessFormat(name, str, _one_word, matches, members=Members.THREADS)
+
+
+def _one_word(text: str) -> Value:
+    found = text.split()
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} words")
+    return found[0]
 
 
 def number(file: str) -> FileFormat:

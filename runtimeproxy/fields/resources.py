@@ -123,7 +123,8 @@ class ResourceChange:
     memory_swap_limit_bytes: AmountChange = None
     """Memory plus swap limit, above 0; -1 means unlimited, written like that of `memory_limit_bytes`."""
     oom_score_adj: IntChange = None
-    """-1000 to 1000; 0 is a value like any other: runtimes set it, too, where the message has none."""
+    """-1000 to 1000; 0 is a value like any other: runtimes set it, too, where the message has none. Of what
+    runs its processes get it."""
     cpuset_cpus: ListChange = None
     """A CPU list such as `0-3,8`."""
     cpuset_mems: ListChange = None

@@ -14,10 +14,14 @@ from runtimeproxy.units import MAX_CPU_ID, MAX_INT64, UNLIMITED, parse_cpu_list
 
 QUOTA: Final = "cpu.cfs_quota_us"
 PERIOD: Final = "cpu.cfs_period_us"
+SHARES: Final = "cpu.shares"
+IDLE: Final = "cpu.idle"
 
 FIELDS: Final[Mapping[str, Declaration]] = {each.name: each for each in DECLARED}
 PARAMETERS: Final[Mapping[str, Declaration]] = {each.name: each for each in DECLARED if each.is_parameter}
 """The cgroup parameters, in the order in which looser values of one cgroup are written."""
+OF_PROCESSES: Final = frozenset(name for name, each in PARAMETERS.items() if each.processes is not None)
+"""The parameters that each process of a cgroup has for itself."""
 LISTS: Final = tuple(name for name, each in PARAMETERS.items() if each.is_list)
 """The parameters that are lists of CPUs or NUMA nodes."""
 BY_DEVICE: Final = frozenset(name for name, each in PARAMETERS.items() if each.kind is Kind.DEVICES)

@@ -35,7 +35,7 @@ KNOWN_RENEW_S: Final = 600.0
 GATHER_S: Final = 0.002
 """How long events are gathered: runc makes a folder and writes to its files at once."""
 POLL_S: Final = 0.01
-"""Shortest time between two looks at the first processes of containers that are about to start."""
+"""Shortest time between two checks of the first processes of containers that are about to start."""
 SLOWER_AFTER: Final = 50
 """A container of a certain age is looked at after a fiftieth of it: one that is started a second after its
 creation 20 ms late."""
@@ -80,7 +80,7 @@ class CgroupListener:
         """The kubelet's outermost cgroup is this one now; empty: it is gone."""
 
     def is_running(self, container: ContainerCgroup) -> bool:
-        """Whether it is known to have started without a look at its first process."""
+        """Whether it is known to have started, so that its first process need not be read."""
         return False
 
     def on_made(self, container: ContainerCgroup) -> None:
@@ -172,7 +172,7 @@ class CgroupTree:
     # In the worker thread.
 
     def _read(self, inotify: INotify, running: Set[Path]) -> list[Report]:
-        """Takes the events, and looks at containers that are about to start.
+        """Takes the events, and checks containers that are about to start.
 
         `running`: those that have started, as others say.
         """
@@ -340,7 +340,7 @@ class CgroupTree:
 
 
 async def _readable(descriptor: int, most_s: float) -> None:
-    """Waits until a descriptor is readable; the loop looks at it only meanwhile."""
+    """Waits until a descriptor is readable; the loop watches it only meanwhile."""
     loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, is_readable.set)
     try:

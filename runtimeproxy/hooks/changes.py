@@ -45,6 +45,9 @@ class DeviceSpec:
     host_path: str
     container_path: str
     permissions: str = "rwm"
+    numbers: tuple[int, int] | None = None
+    """Major and minor number of a character device, where the node itself may be out of the daemon's sight;
+    None: those of `host_path`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,11 @@ class Change:
     Each is reported with the pod, and the rest of the change is applied. A change with nothing else means
     that the policy cannot decide: what it wanted before stays.
     """
+    missing: tuple[str, ...] = ()
+    """What the pod or container is to have and this node cannot give, with the reason; no secrets.
+
+    Each is reported as one of `problems`. With `failure_policy = "fail"` the pod or container is not created.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +92,9 @@ class NodeChange(Change):
 
     sysctl: Mapping[str, int | str] = field(default_factory=dict)
     """By name, such as `kernel.sched_core`."""
+    kernel_settings: Mapping[str, int | str] = field(default_factory=dict)
+    """Of the kernel, and no sysctls: by a name of `runtimeproxy/fields/kernel_settings.py`, such as
+    `sched_features.NEXT_BUDDY`."""
     cgroups: Mapping[str, Mapping[str, CgroupValue]] = field(default_factory=dict)
     """Values of cgroups that are no pod's, such as those of host applications: by path below a controller's
     mount, then by cgroup v1 name. The root is `ROOT_CGROUP` of `runtimeproxy.cgroups.paths`, for the files
@@ -107,8 +118,7 @@ class PodChange(CgroupChange):
 class ContainerChange(CgroupChange):
     """A change of a container.
 
-    Env, mounts, devices, cgroup parent, and of the resources `oom_score_adj` and classes are applied at
-    creation only.
+    Env, mounts, devices, cgroup parent, and of the resources classes are applied at creation only.
     """
 
     resources: ResourceChange | None = None

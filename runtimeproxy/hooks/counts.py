@@ -16,6 +16,7 @@ from runtimeproxy.hooks.fields import (
     CGROUP_PARENT,
     DEVICES,
     ENV,
+    KERNEL_SETTINGS,
     LABELS,
     MOUNTS,
     NODE_CGROUP,
@@ -36,7 +37,7 @@ MAX_LEFT_OUT: Final = 1024
 
 _FAILURES: Final = frozenset({AuditKind.FAILED, AuditKind.INVALID})
 _GROUPS: Final = frozenset(
-    {UNIFIED, LABELS, ANNOTATIONS, ENV, MOUNTS, DEVICES, CDI_DEVICES, CGROUP_PARENT, SYSCTL}
+    {UNIFIED, LABELS, ANNOTATIONS, ENV, MOUNTS, DEVICES, CDI_DEVICES, CGROUP_PARENT, SYSCTL, KERNEL_SETTINGS}
 )
 _RESOURCES: Final = frozenset(f"{RESOURCES}.{name}" for name in RESOURCE_FIELDS)
 _KEYED: Final = re.compile(r"([\w.]+)\[(.*)\]", re.DOTALL)

@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
+from runtimeproxy.fields.anolis import lacking_text
 from runtimeproxy.hooks.algebra import ClaimOutcome, Resolved, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditNote, DecisionAudit, Subject, shown
 from runtimeproxy.hooks.carried import NOT_CARRIED
@@ -250,7 +251,8 @@ def run_policy(  # noqa: C901 - all that may happen to one answer, in order
     # Effects are left to the policy: what it has begun it may have to end.
     is_answer = subject.hook not in HOOKS_WITHOUT_ANSWER
     try:
-        is_on = policy.features <= node.features and node.unsure.isdisjoint(policy.inputs)
+        has_features = policy.features <= node.features and not policy.needless_features & node.features
+        is_on = has_features and node.unsure.isdisjoint(policy.inputs)
         if is_answer and not is_on and (unmet := unmet_for(policy, view, node)):
             return _with_off(policy, progress, unmet), None
         may_lack = is_answer and not node.unsure.isdisjoint(policy.optional_inputs)
@@ -265,6 +267,9 @@ def run_policy(  # noqa: C901 - all that may happen to one answer, in order
         problem = problem_of(subject.hook, change)
         if problem is None and isinstance(change, Change):
             accepted = usable(subject.hook, change, merged, node.facts, subject.carried)
+            if accepted.missing and policy.refuses_on_failure and subject.is_creation:
+                refusal = RefusalError("; ".join(accepted.missing)[:_MAX_TEXT_LENGTH])
+                return _with_refusal(policy, subject, progress, refusal)
             return _with_change(policy, subject, progress, change, accepted), None
         failure = Failure(policy, FailureKind.INVALID, problem or "", f"invalid: {problem}")
     except OverCpuLimitError:
@@ -283,19 +288,23 @@ class Unmet(NamedTuple):
     """While they are not known, what the policy wanted before still holds."""
     features: tuple[str, ...] = ()
     """Of the kernel."""
+    needless_features: tuple[str, ...] = ()
+    """Of the kernel, which make the policy needless."""
     is_off: bool = True
     """Whether the policy does not run at all."""
 
     def __str__(self) -> str:
         if self.unknown_inputs:
             return f"not known: {', '.join(self.unknown_inputs)}"
-        return f"the kernel lacks {', '.join(self.features)}"
+        if self.needless_features:
+            return f"the kernel has {', '.join(self.needless_features)}"
+        return f"the kernel lacks {lacking_text(self.features)}"
 
 
 def unmet_for(policy: LoadedPolicy, view: View, node: Node) -> Unmet | None:
     """Return why a policy whose selector matches does not run for this view; None if it runs."""
-    if missing := missing_features(policy.features, node):
-        return Unmet(features=tuple(sorted(missing)))
+    if (unmet := _unmet_features(policy, node)) is not None:
+        return unmet
     unknown = node.unknown_inputs(policy.inputs, pod_of(view))
     return Unmet(unknown) if unknown else None
 
@@ -310,10 +319,18 @@ def unmet_on(policy: LoadedPolicy, node: Node) -> Unmet | None:
         return Unmet(unknown)
     if InputState.WITHDRAWN in states.values():
         return None
-    if missing := missing_features(policy.features, node):
-        return Unmet(features=tuple(sorted(missing)))
+    if (unmet := _unmet_features(policy, node)) is not None:
+        return unmet
     missing = missing_features(policy.optional_features, node)
     return Unmet(features=tuple(sorted(missing)), is_off=False) if missing else None
+
+
+def _unmet_features(policy: LoadedPolicy, node: Node) -> Unmet | None:
+    if missing := missing_features(policy.features, node):
+        return Unmet(features=tuple(sorted(missing)))
+    if needless := policy.needless_features & node.features:
+        return Unmet(needless_features=tuple(sorted(needless)))
+    return None
 
 
 def missing_features(features: frozenset[str], node: Node) -> frozenset[str]:
@@ -385,7 +402,7 @@ def _with_change(
             notes.append(AuditNote(kind, policy, of_field, update, accepted.notes.get(update.field, "")))
     after = Progress(enforced, dry_run, tuple(notes), progress.refusal, progress.without_answer)
     # With nothing but problems it cannot decide.
-    return after.without(policy) if change.problems and not fields else after
+    return after.without(policy) if (change.problems or change.missing) and not fields else after
 
 
 def add_failure(subject: Subject, progress: Progress, failure: Failure) -> Progress:

@@ -56,10 +56,12 @@ CGROUP_PARENT: Final = "cgroup_parent"
 SYSCTL: Final = "sysctl"
 SYSCTL_NAME: Final = re.compile(r"[a-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
 """Its keys: a name without slashes leads to no other folder."""
+KERNEL_SETTINGS: Final = "kernel_settings"
+"""Its keys are the names in `fields/kernel_settings.py`."""
 NODE_CGROUP: Final = "cgroups"
 """Its keys are paths of files: the cgroup's path, a slash and the parameter."""
 
-_CLAIMED: Final = frozenset({RESOURCES, UNIFIED, CGROUP, SYSCTL, NODE_CGROUP})
+_CLAIMED: Final = frozenset({RESOURCES, UNIFIED, CGROUP, SYSCTL, KERNEL_SETTINGS, NODE_CGROUP})
 """The groups whose values are claims, which hold as long as the pod or container runs."""
 _IDENTITY: Final = frozenset({LABELS, ANNOTATIONS, CGROUP_PARENT})
 """The changes of earlier policies that the next ones see when a sandbox is created."""
@@ -71,7 +73,7 @@ GROUPS: Final[Mapping[Hook, frozenset[str]]] = {
     **dict.fromkeys(Hook, frozenset({CGROUP})),
     **dict.fromkeys(METHOD_HOOKS["pod"], _OF_PODS),
     **dict.fromkeys(METHOD_HOOKS["container"], _OF_CONTAINERS),
-    Hook.EVALUATE_NODE: frozenset({SYSCTL, NODE_CGROUP}),
+    Hook.EVALUATE_NODE: frozenset({SYSCTL, KERNEL_SETTINGS, NODE_CGROUP}),
 }
 """The groups of fields that a change may have at a hook; which of them a message carries, the front end says.
 

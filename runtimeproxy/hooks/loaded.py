@@ -87,6 +87,8 @@ class LoadedPolicy:
     """The policy is off on a node that is known to lack one."""
     optional_features: frozenset[str] = frozenset()
     """The policy uses them where the node has them."""
+    needless_features: frozenset[str] = frozenset()
+    """The policy is off on a node that has one."""
     is_quick: bool = False
     """Whether it is known to compute for some tens of microseconds and to wait for nothing: the loop's thread
     may run it."""
@@ -170,6 +172,7 @@ def bind(policy: Policy, settings: PolicySettings | None = None) -> LoadedPolicy
         optional_inputs=tuple(sorted(policy.optional_inputs)),
         features=policy.features,
         optional_features=policy.optional_features,
+        needless_features=policy.needless_features,
         is_quick=type(policy).__module__.startswith(f"{BUILT_IN_PACKAGE}."),
     )
 

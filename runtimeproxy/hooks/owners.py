@@ -90,7 +90,9 @@ def parse_rule(text: str) -> Rule:
         raise ValueError(f"{unknown[0]!r} is not a level: {', '.join(_LEVELS)}")
     found = frozenset(map(ClaimLevel, levels.split()))
     if never := sorted(found - PARAMETERS[field].levels):
-        raise ValueError(f"{field} of a {never[0]} belongs to the kubelet")
+        is_kubelets = PARAMETERS[field].processes is None
+        why = "belongs to the kubelet" if is_kubelets else "is no value: only some cgroups' processes have it"
+        raise ValueError(f"{field} of a {never[0]} {why}")
     if role not in ROLES[kind := PARAMETERS[field].kind]:
         raise ValueError(f"{field} is a {kind.value}, which has no amount")
     return Rule(field, Role(role), found)

@@ -104,6 +104,9 @@ class Policy:
     is known to lack one, and the status names it."""
     optional_features: ClassVar[frozenset[str]] = frozenset()
     """Kernel features that the policy uses where they are there; the status names those that a node lacks."""
+    needless_features: ClassVar[frozenset[str]] = frozenset()
+    """Kernel features in whose place the policy stands: on a node that has one of them it is off, and the
+    status names it."""
     sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {}
     """What answers may set, by method: cgroup parameters by their names of version 1, names of `Resources`
     without a file, `env`, `mounts`, `labels` and such. So it is known before an answer what a mode of the

@@ -132,7 +132,7 @@ def _check_inputs(policy: type[Policy]) -> None:
         raise _error(policy, f"selector_without {instead!r} is not a mapping of Inputs to PodSelectors")
     for selector in instead.values():
         _check_selector(policy, selector)
-    for name in ("features", "optional_features"):
+    for name in ("features", "optional_features", "needless_features"):
         features: object = getattr(policy, name)
         if not (isinstance(features, frozenset) and features <= set(Feature)):
             example = "such as frozenset({Feature.BURST})"

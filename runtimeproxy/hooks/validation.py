@@ -19,9 +19,12 @@ from typing import Any, Final, NamedTuple
 from runtimeproxy import units
 from runtimeproxy.cgroups.paths import ROOT_CGROUP, CgroupPathError, cgroup_path
 from runtimeproxy.fields.declaration import ROLES, Declaration, Kind
+from runtimeproxy.fields.kernel_settings import kernel_setting
 from runtimeproxy.fields.tables import (
     FIELDS,
+    IDLE,
     NEUTRAL,
+    OF_PROCESSES,
     PARAMETERS,
     RESOURCE_FIELDS,
     RESOURCE_PARAMETERS,
@@ -44,9 +47,13 @@ from runtimeproxy.hooks.changes import (
     Scale,
 )
 from runtimeproxy.hooks.fields import Field, Merged, Value
-from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.policy import METHOD_HOOKS, Hook
 from runtimeproxy.hooks.reasons import NO_REASONS, Reason
+from runtimeproxy.hooks.views import ClassView, ContainerView, PodView
+from runtimeproxy.hooks.ways import LEVELS
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
+from runtimeproxy.qos import KubeQoSClass
+from runtimeproxy.vocabulary import ClaimLevel
 
 _FILE_NAME: Final = re.compile(r"[a-z0-9_]+(\.[A-Za-z0-9_]+)+")
 _CDI_KIND: Final = r"[A-Za-z][\w.-]*[A-Za-z0-9]"
@@ -58,6 +65,7 @@ _MOST_CDI_NAME: Final = 255
 HOOKS_WITHOUT_ANSWER: Final = frozenset(hook for hook in Hook if hook.startswith("post_"))
 """Effects of a policy's own; of hook servers a response to them has no meaning either."""
 
+_LEVELS: Final = {hook: level for method, level in LEVELS.items() for hook in METHOD_HOOKS[method]}
 _CREATING: Final = frozenset({Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER})
 _WRONG_TYPES: Final[Mapping[Hook, tuple[type[Change], ...]]] = {
     Hook.PRE_RUN_POD_SANDBOX: (ContainerChange, NodeChange),
@@ -108,9 +116,11 @@ class Usable(NamedTuple):
     """Remarks on values that were adjusted."""
     reason: str = ""
     reasons: Mapping[str, str | Reason] = NO_REASONS
+    missing: tuple[str, ...] = ()
+    """What the pod or container is to have and does not get."""
 
 
-_IDLE: Final = "cpu.idle"
+_IDLE_FIELD: Final = Field(flat.CGROUP, IDLE)
 _IDENTITY: Final = "cpu.bvt_warp_ns"
 _ONLY_OF_ROOT: Final = (
     f"only the root cgroup has it: it has to stand in cgroups of a NodeChange, at {ROOT_CGROUP}"
@@ -146,6 +156,8 @@ def usable(
     given = _well_formed(change, left_out)
     for field, value in flat.fields_of(given, carried.counting[hook]).items():
         try:
+            if field.group == flat.CGROUP and field.key in OF_PROCESSES:
+                _check_level(field.key, _LEVELS[hook])
             fields[field], note = _CHECKS[field.group](field.key, value, node)
         except ValueError as error:
             left_out.append(_left_out(field, value, str(error)))
@@ -159,10 +171,10 @@ def usable(
     if left_out:
         _without_dependents(fields, given.get("requires", {}), left_out)
     _without_contradictions(hook, fields, merged, left_out)
-    if "problems" in given:
-        left_out += [LeftOut("", "", problem) for problem in given["problems"]]
+    for name in ("problems", "missing"):
+        left_out += [LeftOut("", "", problem) for problem in given.get(name, ())]
     reason, reasons = given.get("reason", ""), given.get("reasons", NO_REASONS)
-    found = Usable(fields, tuple(left_out), notes, reason, reasons)
+    found = Usable(fields, tuple(left_out), notes, reason, reasons, given.get("missing", ()))
     return _with_files(hook, found, uncarried, carried) if uncarried else found
 
 
@@ -187,6 +199,7 @@ _SHAPES: Final[Mapping[str, tuple[tuple[type[Any], ...], Any, str]]] = {
     flat.ENV: (_MAPPING, {}, "a mapping"),
     flat.CGROUP: (_MAPPING, {}, "a mapping"),
     flat.SYSCTL: (_MAPPING, {}, "a mapping"),
+    flat.KERNEL_SETTINGS: (_MAPPING, {}, "a mapping"),
     flat.CGROUP_PARENT: ((NoneType, str), None, "a path"),
     flat.MOUNTS: ((tuple,), (), "a tuple of mounts"),
     flat.DEVICES: ((tuple,), (), "a tuple of devices"),
@@ -194,6 +207,7 @@ _SHAPES: Final[Mapping[str, tuple[tuple[type[Any], ...], Any, str]]] = {
     flat.NODE_CGROUP: (_MAPPING, {}, "a mapping"),
     "requires": (_MAPPING, {}, "a mapping of field names"),
     "problems": ((tuple,), (), "a tuple of texts"),
+    "missing": ((tuple,), (), "a tuple of texts"),
     "reason": ((str,), "", "a text"),
     "reasons": (_MAPPING, {}, "a mapping of texts"),
 }
@@ -201,6 +215,7 @@ _SHAPES: Final[Mapping[str, tuple[tuple[type[Any], ...], Any, str]]] = {
 which they are merged."""
 _TEXTS: Final[Mapping[str, tuple[type[Any], ...]]] = {
     "problems": (str,),
+    "missing": (str,),
     "requires": (str,),
     "reasons": (str, Reason),
 }
@@ -276,24 +291,37 @@ def _checked_resource(name: str, value: Value, node: NodeFacts) -> tuple[Value, 
     return _checked_role(RESOURCE_FIELDS[name], value, node)
 
 
-def _checked_pod_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
-    """Of a pod, a container or a QoS class."""
-    _check_idle(name, value)
-    if name in PARAMETERS and PARAMETERS[name].is_of_root:
-        raise ValueError(_ONLY_OF_ROOT)
-    return _checked_parameter(name, value, node)
+_RUNTIME_WEIGHTS: Final = (
+    "the runtime writes weights of containers, and the kernel refuses these while it is 1"
+)
 
 
-def _check_idle(name: str, value: Value) -> None:
-    """Weights of an idle cgroup cannot be written. Source: Linux kernel/sched/fair.c, sched_group_set_shares.
+def _check_level(name: str, level: ClaimLevel) -> None:
+    if not FIELDS[name].is_at(level):
+        raise ValueError(f"is a value of processes, which a cgroup of this level ({level}) does not have")
 
-    Raises:
-        ValueError: The cgroup would be idle.
+
+def _idle_problem(view: object) -> str:
+    """Why a pod, container or QoS class cannot be idle; empty if it can.
+
+    Weights of an idle cgroup cannot be written. Source: Linux kernel/sched/fair.c, sched_group_set_shares;
+    kubelet, pkg/kubelet/cm: it writes the weight of a pod when it makes the cgroup, and when it resizes the
+    pod, which has CPU requests then; those of QoS classes at its start, every minute and for new pods.
     """
-    if name == _IDLE and str(value).strip() == "1":
-        raise ValueError(
-            "the kubelet and the runtime write weights, and the kernel refuses these while it is 1"
-        )
+    if isinstance(view, ContainerView):
+        return _RUNTIME_WEIGHTS
+    if isinstance(view, ClassView):
+        return "the kubelet writes weights of QoS classes, and the kernel refuses these while it is 1"
+    if isinstance(view, PodView) and view.kube_qos is not KubeQoSClass.BEST_EFFORT:
+        return "the kubelet resizes pods with CPU requests, and the kernel refuses their weight while it is 1"
+    return ""
+
+
+def _without_idle(fields: dict[Field, Value], view: object, left_out: list[LeftOut]) -> None:
+    """Leaves out an idle state that would make a write of the kubelet or the runtime fail."""
+    value = fields.get(_IDLE_FIELD)
+    if (isinstance(value, Add) or value == 1) and (problem := _idle_problem(view)):
+        _leave_out(fields, _IDLE_FIELD, problem, left_out)
 
 
 def _checked_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
@@ -309,6 +337,13 @@ def _checked_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value,
     return _checked_plain(FIELDS[name], value, node)
 
 
+def _checked_own_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    """Of a pod, a container or a QoS class."""
+    if name in PARAMETERS and PARAMETERS[name].is_of_root:
+        raise ValueError(_ONLY_OF_ROOT)
+    return _checked_parameter(name, value, node)
+
+
 def _checked_node_file(place: object, value: Value, node: NodeFacts) -> tuple[Value, str]:
     if not isinstance(place, str) or not _is_text(place):
         raise ValueError("is not a path")
@@ -316,15 +351,26 @@ def _checked_node_file(place: object, value: Value, node: NodeFacts) -> tuple[Va
     _checked_cgroup_parent("", path, node)
     if name in PARAMETERS and PARAMETERS[name].is_of_root is not (path == ROOT_CGROUP):
         raise ValueError(_NOT_OF_ROOT if path == ROOT_CGROUP else _ONLY_OF_ROOT)
+    if name in OF_PROCESSES:
+        _check_level(name, ClaimLevel.HOST_APPLICATION)
     return _checked_parameter(name, value, node)
 
 
 def _checked_sysctl(name: object, value: Value, _: NodeFacts) -> tuple[Value, str]:
-    if not isinstance(name, str) or not flat.SYSCTL_NAME.fullmatch(name):
+    if not isinstance(name, str) or not flat.SYSCTL_NAME.fullmatch(name) or kernel_setting(name) is not None:
         raise ValueError("is not the name of a sysctl")
     if type(value) is int or _is_text(value):
         return value, ""
     raise ValueError(f"is {_kind(value)}, neither a number nor a text")
+
+
+def _checked_kernel_setting(name: object, value: Value, _: NodeFacts) -> tuple[Value, str]:
+    setting = kernel_setting(name)
+    if setting is None:
+        raise ValueError("is not the name of a kernel setting")
+    if problem := setting.problem_of(value):
+        raise ValueError(problem)
+    return value, ""
 
 
 _ROLES: Final = (Scale, Add, AtMost)
@@ -387,7 +433,8 @@ def _checked_file(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]
     if name == _IDENTITY:
         # A message carries it whatever the mode is, and the kernel refuses it without the mode.
         raise ValueError("counts in one CPU mode only: it has to stand in cgroup, where it waits for that")
-    _check_idle(name, value)
+    if name == IDLE and str(value).strip() == "1":
+        raise ValueError(_RUNTIME_WEIGHTS)
     fields = V2_FILES.get(name, ())
     if not fields:
         return value, ""
@@ -452,9 +499,20 @@ def _checked_spec(_: str, value: Value, __: NodeFacts) -> tuple[Value, str]:
         raise ValueError("a path is not absolute")
     if isinstance(value, MountSpec) and type(value.readonly) is not bool:
         raise ValueError("readonly is neither true nor false")
-    if isinstance(value, DeviceSpec) and not _are_permissions(value.permissions):
-        raise ValueError("permissions are not a subset of rwm")
+    if isinstance(value, DeviceSpec):
+        if not _are_permissions(value.permissions):
+            raise ValueError("permissions are not a subset of rwm")
+        if value.numbers is not None and not _are_device_numbers(value.numbers):
+            raise ValueError("numbers are not those of a device")
     return value, ""
+
+
+def _are_device_numbers(value: object) -> bool:
+    """Source: Linux include/linux/kdev_t.h, 12 bits and 20 bits."""
+    if not isinstance(value, tuple) or [*map(type, value)] != [int, int]:
+        return False
+    major, minor = value
+    return 0 <= int(major) < 1 << 12 and 0 <= int(minor) < 1 << 20
 
 
 def _are_permissions(value: object) -> bool:
@@ -479,9 +537,10 @@ def _checked_cgroup_parent(_: str, value: Value, __: NodeFacts) -> tuple[Value, 
 
 _CHECKS: Final[Mapping[str, Callable[[str, Value, NodeFacts], tuple[Value, str]]]] = {
     flat.RESOURCES: _checked_resource,
-    flat.CGROUP: _checked_pod_parameter,
+    flat.CGROUP: _checked_own_parameter,
     flat.NODE_CGROUP: _checked_node_file,
     flat.SYSCTL: _checked_sysctl,
+    flat.KERNEL_SETTINGS: _checked_kernel_setting,
     flat.UNIFIED: _checked_file,
     flat.CGROUP_PARENT: _checked_cgroup_parent,
     flat.MOUNTS: _checked_spec,
@@ -590,6 +649,8 @@ def _without_contradictions(
     for suspect in (_SWAP, _LIMIT):
         if suspect in fields and _exceeds_swap(hook, fields, merged):
             _leave_out(fields, suspect, "the memory limit is above that of memory and swap", left_out)
+    if _IDLE_FIELD in fields:
+        _without_idle(fields, merged.start, left_out)
     parent = fields.get(_CGROUP_PARENT)
     pod = flat.pod_of(merged.start) if isinstance(parent, str) else None
     asked = pod.cgroup_parent if pod is not None else ""

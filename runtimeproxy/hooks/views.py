@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from runtimeproxy.cgroups.paths import has_container_cgroups
 from runtimeproxy.fields.resources import Resources as Resources
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
 
@@ -43,6 +44,14 @@ class PodView:
     """Whether only the runtime knows it, as after a loss of the state folder: its values may be those of
     policies, so a `Scale` or an `Add` has nothing to count on and no effect."""
 
+    @property
+    def has_container_cgroups(self) -> bool:
+        """Whether its containers have cgroups of their own on the node: not if they run in a VM.
+
+        The messages about them apply in any case; what only files hold applies to the pod alone.
+        """
+        return has_container_cgroups(self.runtime_handler)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerView:
@@ -66,6 +75,9 @@ class ContainerView:
     compute from `requested`."""
     updated: Resources | None = None
     """On an update: only the fields that this call of the kubelet carries; None otherwise."""
+    cpu_claims: tuple[str, ...] = ()
+    """CDI devices of the kubelet's request that stand for DRA claims on CPUs, such as
+    `dra.k8s.io/cpu=claim-UID`; their CPUs are in `Node.claimed_cpus`."""
     is_recovered: bool = False
     """As `PodView.is_recovered`, until the kubelet resizes the container."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.fields import CGROUP, GROUPS, NODE_CGROUP, RESOURCES, Field
 from runtimeproxy.hooks.policy import METHOD_HOOKS
+from runtimeproxy.vocabulary import ClaimLevel
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks.carried import CarriedFields
@@ -18,20 +19,37 @@ _OF_RESOURCES: Final = {
     **{parameter: name for name, parameter in RESOURCE_PARAMETERS.items()},
 }
 """Names in `Resources`, also by their cgroup parameters."""
-_WRITABLE: Final = frozenset(name for name, each in PARAMETERS.items() if each.writable)
 _OF_FILES: Final = frozenset({RESOURCES, CGROUP, NODE_CGROUP})
 """Groups whose keys are the parameters."""
 
 
+LEVELS: Final[Mapping[str, ClaimLevel]] = {
+    "pod": ClaimLevel.POD,
+    "container": ClaimLevel.CONTAINER,
+    "qos_class": ClaimLevel.QOS_CLASS,
+    "node": ClaimLevel.HOST_APPLICATION,
+}
+"""Of the cgroups that the methods of policies give values."""
+
+
+def has_file(method: str, name: str) -> bool:
+    """Whether cgroups of a method's level have a parameter, as a file or as a value of their processes."""
+    parameter = PARAMETERS.get(name)
+    return parameter is not None and parameter.is_at(LEVELS[method])
+
+
 def _settable(method: str) -> frozenset[str]:
     groups = GROUPS[METHOD_HOOKS[method][0]]
-    without_file = RESOURCE_FIELDS.keys() - RESOURCE_PARAMETERS.keys() if RESOURCES in groups else ()
-    return _WRITABLE | (groups - _OF_FILES) | frozenset(without_file)
+    writable = {name for name, each in PARAMETERS.items() if each.writable and has_file(method, name)}
+    without_file = (
+        {name for name, each in RESOURCE_FIELDS.items() if not has_file(method, each.name)}
+        if RESOURCES in groups
+        else set()
+    )
+    return frozenset(writable | (groups - _OF_FILES) | without_file)
 
 
-SETTABLE: Final[Mapping[str, frozenset[str]]] = {
-    method: _settable(method) for method in ("pod", "container", "qos_class", "node")
-}
+SETTABLE: Final[Mapping[str, frozenset[str]]] = {method: _settable(method) for method in LEVELS}
 """The names that `Policy.sets_fields` may have, by method."""
 
 
@@ -58,13 +76,13 @@ def way_of(carried: CarriedFields, method: str, name: str) -> Way:
     if method not in ("pod", "container"):
         return Way.FILE
     is_container = method == "container"
-    has_file = name in PARAMETERS
+    is_in_cgroup = has_file(method, name)
     # A sandbox's resources are not its pod's.
-    if (is_container or not has_file) and carried.carries_at_creation(
+    if (is_container or not is_in_cgroup) and carried.carries_at_creation(
         _field(name), is_container=is_container
     ):
         return Way.MESSAGE
-    if not has_file:
+    if not is_in_cgroup:
         return Way.NONE
     return Way.FILE_BEFORE if carried.writes_before_start(is_container=is_container) else Way.FILE_AFTER
 

@@ -4,7 +4,9 @@
    saved, and running pods leave the CPUs, by file, before the call goes on; it waits within its own time.
 2. CreateContainer: `create` does the same for a pod whose CPUs were not all left, or that was not admitted.
 3. The call has ended: `settle`; if it has failed, `release`.
-4. About every second `follow` makes the state that of the records: the CPUs of a pod without a running
+4. The API server has other CPUs for a running pod: `moving`. Others leave the new ones, the pod goes there,
+   and only then others may have the old ones.
+5. About every second `follow` makes the state that of the records: the CPUs of a pod without a running
    sandbox are free again, and an event that was missed holds none for long. What has not left a pod's CPUs,
    or may not have before a restart, is asked to again.
 
@@ -16,9 +18,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.errors import described
@@ -32,6 +36,7 @@ from runtimeproxy.hooks.allocator import (
     overlaps,
 )
 from runtimeproxy.hooks.views import ContainerView, PodView
+from runtimeproxy.node.snapshot import PodCpus
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import Lifecycle, PodRecord
 from runtimeproxy.slo.names import RESOURCE_STATUS
@@ -105,6 +110,9 @@ class NodeAllocations:
         self._leaving = asyncio.Lock()
         # Pods that the records may not have yet.
         self._in_flight: dict[str, _InFlight] = {}
+        # What a pod that moves to other CPUs has beside those that it is recorded with.
+        self._held: dict[str, PodCpus] = {}
+        self._moves = asyncio.Lock()
         self._followed: tuple[object, ...] | None = None
         self._retry_s = 0.0
         self._ask_s = 0.0
@@ -152,6 +160,30 @@ class NodeAllocations:
         # Another process may have admitted the pod, or it came while calls passed by.
         await self._give(container.pod.uid, self._rules.admit(container.pod, self._allocations))
 
+    @asynccontextmanager
+    async def moving(self, uid: str, cpus: PodCpus | None) -> AsyncIterator[None]:
+        """Gives a running pod other CPUs; None: no CPUs of its own.
+
+        When the block begins, others have been asked to leave the new ones; until its end the pod has the old
+        ones, too. One pod at a time.
+        """
+        async with self._moves:
+            old = self._allocations.get(uid)
+            both = [each for each in (old, cpus) if each is not None]
+            if not both:
+                yield
+                return
+            self._held[uid] = PodCpus(both[-1].qos, NO_CPUS.union(*(each.cpus for each in both)))
+            try:
+                await self._give(uid, self._allocations)
+                yield
+            finally:
+                del self._held[uid]
+                # Of the pod's record from now on.
+                self._followed = None
+                after = dict(self._rules.release(uid, self._allocations))
+                self._take(MappingProxyType(after if cpus is None else {**after, uid: cpus}))
+
     def settle(self, uid: str) -> None:
         # Whether the pod is there is in the records.
         self._in_flight.pop(uid, None)
@@ -175,12 +207,12 @@ class NodeAllocations:
         now_s = self._now_s()
         self._in_flight = {uid: each for uid, each in self._in_flight.items() if each.until_s > now_s}
         owners = [pod for pod in pods if pod.state is not Lifecycle.STOPPED and owns_cpus(pod.annotations)]
-        followed = (*owners, *self._in_flight.values())
+        followed = (*owners, *self._in_flight.values(), *self._held.items())
         if followed == self._followed and not (self.problem and now_s >= self._retry_s):
             return self._ask_again(now_s)
         self._followed, self._is_known = followed, True
         views = [*map(recorded_pod, owners), *(each.pod for each in self._in_flight.values())]
-        after = self._rules.rebuild(views)
+        after = self._with_held(self._rules.rebuild(views))
         self._occupied = {uid: cpus for uid, cpus in self._occupied.items() if uid in after}
         self._take(after)
         if after != self._saved:
@@ -210,8 +242,11 @@ class NodeAllocations:
         if self._is_known:
             self._node.allocate(after)
 
+    def _with_held(self, after: Allocations) -> Allocations:
+        return MappingProxyType({**after, **self._held}) if self._held else after
+
     async def _give(self, uid: str, after: Allocations) -> None:
-        before = self._allocations
+        before, after = self._allocations, self._with_held(after)
         if after != before:
             self._followed = None
         self._take(after)

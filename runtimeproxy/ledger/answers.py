@@ -15,12 +15,13 @@ from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role
 from runtimeproxy.hooks.audit import AuditKind, shown
 from runtimeproxy.hooks.carried import NOT_CARRIED, CarriedFields
 from runtimeproxy.hooks.changes import CLEAR
-from runtimeproxy.hooks.claimants import Claimant
+from runtimeproxy.hooks.claimants import Claimant, labels_of
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import (
     ANNOTATIONS,
     CGROUP,
     CGROUP_PARENT,
+    KERNEL_SETTINGS,
     LABELS,
     NODE_CGROUP,
     RESOURCES,
@@ -35,6 +36,7 @@ from runtimeproxy.ledger.books import Value, Wanted
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.unapplied import (
     CGROUP_UNKNOWN,
+    IN_VM,
     LIMIT,
     LOWER_LIMIT,
     NOT_RECORDED,
@@ -42,6 +44,7 @@ from runtimeproxy.ledger.unapplied import (
     Withheld,
 )
 from runtimeproxy.pods.records import Book, ContainerRecord, Level, PodRecord
+from runtimeproxy.pods.resources import NO_RESOURCES
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.units import MIN_CPU_SHARES, UNLIMITED
 
@@ -146,12 +149,25 @@ def wanted_of_node(decision: Decision) -> list[Wanted]:
     ]
 
 
-def sysctls_of(decision: Decision) -> dict[str, int | str]:
+def settings_of(decision: Decision) -> dict[str, int | str]:
+    """The sysctls and other kernel settings that a decision on the node wants, by name."""
     return {
         field.key: each.value
         for field, each in decision.merged.fields.items()
-        if field.group == SYSCTL and isinstance(each.value, int | str)
+        if field.group in (SYSCTL, KERNEL_SETTINGS) and isinstance(each.value, int | str)
     }
+
+
+def lost_settings(decision: Decision) -> dict[str, Withheld]:
+    """The kernel settings that a policy wants and another one sets to another value, by name."""
+    found: dict[str, Withheld] = {}
+    for field, each in decision.merged.fields.items():
+        if field.group in (SYSCTL, KERNEL_SETTINGS):
+            lost = tuple(claim for claim in each.claims if claim.value != each.value)
+            if lost:
+                reason = f"{labels_of(each.owners)} sets this value"
+                found[field.key] = Withheld(lost, UnappliedCause.CONFLICT, reason)
+    return found
 
 
 def at_next_start(
@@ -180,14 +196,21 @@ def at_next_start(
     return found
 
 
-def without_cgroup(decision: Decision, record: PodRecord | ContainerRecord) -> dict[str, Withheld]:
+def without_cgroup(
+    decision: Decision, record: PodRecord | ContainerRecord, *, has_none: bool = False
+) -> dict[str, Withheld]:
     """What a decision wants of something that runs and whose cgroup is not known, by cgroup parameter.
 
     Without what its message has given it.
+
+    `has_none`: whether it has no cgroup of its own.
     """
     is_container = isinstance(record, ContainerRecord)
+    cause, reason = UnappliedCause.CGROUP_UNKNOWN, CGROUP_UNKNOWN
+    if has_none:
+        cause, reason = UnappliedCause.NO_CGROUP, IN_VM
     return {
-        name: Withheld(each.claims, UnappliedCause.CGROUP_UNKNOWN, CGROUP_UNKNOWN)
+        name: Withheld(each.claims, cause, reason)
         for field, each in decision.merged.fields.items()
         if (name := cgroup_parameter(field, is_container=is_container))
         and each.claims
@@ -326,12 +349,26 @@ def requested_of_pod(containers: Collection[ContainerRecord]) -> dict[str, Value
     return found
 
 
+def with_requests(pod: PodRecord, containers: Collection[ContainerRecord]) -> PodRecord:
+    """The sandbox with what its containers' requests come to, if the runtime tells none of its own.
+
+    CRI-O tells none in a sandbox's status. Where the containers' may be those of policies, none are known.
+    """
+    if pod.requested != NO_RESOURCES or any(each.recovered for each in containers):
+        return pod
+    sums = {name: value for name, value in requested_of_pod(containers).items() if value != UNLIMITED}
+    found: dict[str, Any] = {_RESIZED[name]: value for name, value in sums.items()}
+    return replace(pod, requested=Resources(**found))
+
+
 def resized_pod(
     pod: PodRecord, before: Collection[ContainerRecord], now: Collection[ContainerRecord]
 ) -> PodRecord:
     """The sandbox after a resize of its containers, where nothing tells of its own.
 
-    Values that were the sums of its containers' follow these; others are the pod's own.
+    Values that were the sums of its containers' follow these; others are the pod's own, or what an init
+    container needed alone, and rise to what the containers need now. Those without a limit add nothing:
+    an ephemeral container is one. Source: Kubernetes k8s.io/component-helpers/resource, PodLimits.
 
     Args:
         pod: The sandbox.
@@ -342,11 +379,23 @@ def resized_pod(
     changed: dict[str, Any] = {}
     for parameter, value in sums.items():
         name, of_containers = _RESIZED[parameter], sums_before.get(parameter)
-        if value != of_containers and (getattr(pod.requested, name) or UNLIMITED) == of_containers:
+        asked = getattr(pod.requested, name) or UNLIMITED
+        if value != of_containers and asked == of_containers:
             changed[name] = None if value == UNLIMITED else value
+        elif asked != UNLIMITED:
+            least_before, least = _least(name, before), _least(name, now)
+            if least != least_before and (asked == least_before or least > max(asked, least_before)):
+                changed[name] = least
     if not changed:
         return pod
     return replace(pod, requested=replace(pod.requested, **changed), booked=replace(pod.booked, **changed))
+
+
+def _least(name: str, containers: Iterable[ContainerRecord]) -> int:
+    """The sum of a resource of the containers that have a value."""
+    least = MIN_CPU_SHARES if name == "cpu_shares" else 0
+    values = (getattr(each.requested, name) or 0 for each in containers)
+    return sum(value for value in values if value > least)
 
 
 def _sum(limits: Iterable[int | None]) -> int:

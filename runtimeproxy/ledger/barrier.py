@@ -15,8 +15,8 @@ from runtimeproxy.ledger.cpu_mode import OF_MODES, SYSCTLS, CpuMode, Switch, pla
 from runtimeproxy.logs import FailureLog
 
 if TYPE_CHECKING:
+    from runtimeproxy.ledger.kernel_settings import KernelSettings
     from runtimeproxy.ledger.ledger import Ledger
-    from runtimeproxy.ledger.sysctls import Sysctls
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Barrier:
     def __init__(
         self,
         ledger: Ledger,
-        sysctls: Sysctls,
+        sysctls: KernelSettings,
         in_worker: Callable[[Callable[[], Any]], Awaitable[Any]],
         release: Release,
     ) -> None:

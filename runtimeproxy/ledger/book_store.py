@@ -125,10 +125,16 @@ class Books:
         entries = () if book is None else book.entries.values()
         return any(not entry.is_once or entry.is_settling for entry in entries)
 
-    def within(self, levels: Collection[Level], pod_cgroups: Collection[str] | None = None) -> list[Path]:
+    def within(
+        self,
+        levels: Collection[Level],
+        pod_cgroups: Collection[str] | None = None,
+        names: frozenset[str] | None = None,
+    ) -> list[Path]:
         """The cgroups of some levels.
 
-        `pod_cgroups`: of all running pods: the cgroups of others are left out; None for none.
+        `pod_cgroups`: of all running pods: the cgroups of others are left out; None for none. `names`: those
+        without any of these parameters are left out; None for none.
         """
         is_above = all(level < Level.POD for level in levels)
         live = None if pod_cgroups is None or is_above else paths_of(pod_cgroups)
@@ -137,6 +143,7 @@ class Books:
                 path
                 for path, known in self._known.items()
                 if known.book.level in levels
+                and (names is None or not names.isdisjoint(known.book.entries))
                 and (live is None or known.book.level < Level.POD or not live.isdisjoint((path, path[:-1])))
             ]
 

@@ -26,14 +26,16 @@ from runtimeproxy.fields.devices import (
 from runtimeproxy.fields.tables import (
     BY_DEVICE,
     FIELDS,
+    IDLE,
     NEUTRAL,
     PERIOD,
     QUOTA,
+    SHARES,
     V2_FILES,
     check_value,
     clamped,
 )
-from runtimeproxy.hooks.algebra import Claim, FieldValue, Resolved, Role, resolve
+from runtimeproxy.hooks.algebra import Claim, ClaimOutcome, FieldValue, Note, Resolved, Role, resolve
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.ledger.fields import KUBELET_ON_PODS, Base, base_of, is_of_kubelet
@@ -60,6 +62,7 @@ class Formats(Protocol):
     def decode(self, name: str, text: str) -> Value | None: ...
     def encode(self, name: str, value: Value) -> str | None: ...
     def matches(self, name: str, value: Value, text: str) -> bool: ...
+    def parts(self, name: str, text: str) -> tuple[str, ...]: ...
     def file_of(self, name: str) -> str | None: ...
 
 
@@ -439,6 +442,8 @@ def plan_values(
         for name, entry in book.entries.items()
         if entry.claims
     }
+    if IDLE in results:
+        results[IDLE] = _unless_weighted(results[IDLE], results.get(SHARES))
     known = replace(book, originals=originals)
     planned = {
         name: _with_given_back(
@@ -452,6 +457,12 @@ def plan_values(
         else _given_back_value(book, name, present.get(name), formats, fitted)
         for name, entry in book.entries.items()
     }
+    if _leaves_idle(book, planned) and SHARES in present:
+        # What the file holds while the cgroup is idle is no weight, and the kernel's default replaces it.
+        present = {**present, SHARES: present[SHARES]._replace(text="")}
+        if SHARES not in results:
+            weight, text = release_value(replace(book, originals=originals), SHARES, present[SHARES], formats)
+            planned[SHARES] = _PlannedValue(None, weight, text, _UNKNOWN_ORIGINAL if weight is None else None)
     entries = {name: each.entry for name, each in planned.items() if each.entry is not None}
     values = {name: each.value for name, each in planned.items() if each.value is not None}
     return Plan(
@@ -459,15 +470,37 @@ def plan_values(
         values=values,
         present=present,
         raw={name: each.raw for name, each in planned.items() if each.raw is not None},
+        replaces={name: each.replaces for name, each in planned.items() if each.replaces is not None},
         book=replace(book, entries=entries, originals=_needed(originals, entries, present, book)),
         only_observed=only_observed,
         noted=_line_of_journal(book, new, entries, values),
         left={name: each.left for name, each in planned.items() if each.left},
-        given_back=frozenset(book.entries.keys() - entries.keys()),
+        given_back=frozenset(planned.keys() - entries.keys()),
         resolved=results,
         used={name: _used(result, fitted.get(name)) for name, result in results.items()},
         bounded=frozenset(name for name, result in results.items() if result.is_bounded),
     )
+
+
+def _unless_weighted(idle: Resolved, weight: Resolved | None) -> Resolved:
+    """The result for `cpu.idle`: the kernel refuses weights of an idle cgroup, so an owner of these counts.
+
+    Source: Linux kernel/sched/fair.c, sched_group_set_shares.
+    """
+    if weight is None or not weight.used or idle.value != 1:
+        return idle
+    reason = f"{weight.used[0].owner} sets {SHARES}, which the kernel refuses while it is 1"
+    notes = tuple(Note(claim, ClaimOutcome.LOST, reason) for claim in idle.used)
+    return Resolved(NEUTRAL[IDLE], notes=(*idle.notes, *notes))
+
+
+def _leaves_idle(book: Book, planned: Mapping[str, _PlannedValue]) -> bool:
+    """Whether a cgroup that we have made idle has a weight again."""
+    entry = book.entries.get(IDLE)
+    if entry is None or entry.resolved != 1:
+        return False
+    after = planned[IDLE]
+    return after.left is None and (after.entry is None or after.entry.resolved != 1)
 
 
 class _PlannedValue(NamedTuple):
@@ -479,6 +512,8 @@ class _PlannedValue(NamedTuple):
     """To be written; None for nothing."""
     raw: str | None = None
     """The raw text of the value, if that is known."""
+    replaces: tuple[Value, ...] | None = None
+    """Of values of processes: those that it takes the place of; None for all."""
     left: Left | None = None
     """None unless the file is left alone."""
 
@@ -551,6 +586,7 @@ def _new_originals(book: Book, present: Mapping[str, FileText], formats: Formats
             text = joined_lines(known.text or "", found.text, _new_devices(book, entry, mates))
             if text != known.text:
                 new[found.file] = known._replace(text=text)
+    new |= _weight_before_idle({**book.originals, **new}, book, present, formats)
     return new
 
 
@@ -562,6 +598,17 @@ def _new_devices(book: Book, entry: Entry, mates: Iterable[str]) -> set[str]:
     claimed = (_settings(claim.value) for claim in entry.claims if isinstance(claim.value, str))
     ours = (_settings(book.entries[each].resolved) for each in mates if each in book.entries)
     return {device for each in claimed for device in each}.difference(*ours)
+
+
+def _weight_before_idle(
+    originals: Mapping[str, Original], book: Book, present: Mapping[str, FileText], formats: Formats
+) -> dict[str, Original]:
+    """The original of the weight of a cgroup that is about to be idle: the kernel forgets it."""
+    entry, idle, weight = book.entries.get(IDLE), present.get(IDLE), present.get(SHARES)
+    if entry is None or not entry.claims or idle is None or weight is None or weight.file in originals:
+        return {}
+    is_idle = formats.matches(IDLE, 1, idle.text)
+    return {} if is_idle else {weight.file: Original(weight.text, weight.inode)}
 
 
 def _line_of_journal(
@@ -648,13 +695,18 @@ def change_of(
         return ValueChange.NONE
     original = book.originals.get(found.file)
     text = original.text if original is not None else None
-    known = [NEUTRAL.get(name), None if text is None else formats.decode(name, text)]
+    known = [None if text is None else formats.decode(name, text)]
     if name in BY_DEVICE:
         return _change_of_devices(name, entry.resolved, known, formats.decode(name, found.text))
     if level is Level.CONTAINER:
         known += [entry.booked, entry.requested]
+    if not FIELDS[name].processes or known.count(None) == len(known):
+        # A process that gives itself the neutral value wants it, where that is not what it was made with.
+        known.append(NEUTRAL.get(name))
     known += [_reset_by_others(name, value) for value in (entry.resolved, *known)]
-    is_reset = any(value is not None and formats.matches(name, value, found.text) for value in known)
+    # Some processes of a cgroup may have ours, and those that the runtime has just made others.
+    known.append(entry.resolved)
+    is_reset = all(_holds_any(name, known, part, formats) for part in formats.parts(name, found.text))
     return ValueChange.RESET if is_reset else ValueChange.FOREIGN
 
 
@@ -663,7 +715,7 @@ def _change_of_devices(
 ) -> ValueChange:
     """As `change_of`, of block devices with settings of ours: one that is unplugged loses its line."""
     reset, now = FIELDS[name].reset, _settings(present)
-    resets = [_settings(each) for each in known]
+    resets = [{}, *(_settings(each) for each in known)]
     for device, setting in _settings(ours).items():
         held = now.get(device, reset)
         if not is_same_setting(setting, held) and not any(
@@ -671,6 +723,10 @@ def _change_of_devices(
         ):
             return ValueChange.FOREIGN
     return ValueChange.RESET
+
+
+def _holds_any(name: str, values: Iterable[Value | None], text: str, formats: Formats) -> bool:
+    return any(value is not None and formats.matches(name, value, text) for value in values)
 
 
 def _reset_by_others(name: str, value: Value | None) -> Value | None:
@@ -849,13 +905,8 @@ def _given_back_value(
     if found is None or entry.resolved is None:
         return _PlannedValue(None)
     if name in BY_DEVICE:
-        ours = _settings(entry.resolved)
-        back = _given_back_settings(book, name, ours, found, formats)
-        if back:
-            return _PlannedValue(None, text_of(back))
-        change = change_of(book.level, name, entry, book, found, formats)
-        return _PlannedValue(None, left=_CHANGED_SINCE if change is ValueChange.FOREIGN else None)
-    value, text = (fitted[name], None) if name in fitted else release_value(book, name, entry, found, formats)
+        return _given_back_devices(book, name, entry, found, formats)
+    value, text = (fitted[name], None) if name in fitted else release_value(book, name, found, formats)
     if value is None:
         return _PlannedValue(None, left=_UNKNOWN_ORIGINAL)
     # Until the runtime's book has caught up, an update of another field would bring our value back.
@@ -865,21 +916,33 @@ def _given_back_value(
     if is_same if text is None else found.text.rstrip("\n") == text.rstrip("\n"):
         return _PlannedValue(remaining)
     # No program leaves a file without a value, but one that is killed while it writes to a plain file.
-    is_empty = formats.decode(name, found.text) is None
-    if is_empty or _holds_ours(book, name, entry.resolved, value, found, formats):
-        return _PlannedValue(remaining, value, text)
+    parts, ours = formats.parts(name, found.text), _values_of_ours(book, name, entry.resolved, value)
+    is_empty = all(formats.decode(name, part) is None for part in parts)
+    # Of processes, those that do not have it yet.
+    parts = tuple(part for part in parts if not formats.matches(name, value, part)) or parts
+    if is_empty or any(_holds_any(name, ours, part, formats) for part in parts):
+        return _PlannedValue(remaining, value, text, tuple(each for each in ours if each is not None))
     return _PlannedValue(remaining, left=None if is_same else _CHANGED_SINCE)
 
 
-def _holds_ours(book: Book, name: str, ours: Value, value: Value, found: FileText, formats: Formats) -> bool:
-    """Whether a file holds a value of ours, or what others or half of a write have made of it.
+def _given_back_devices(
+    book: Book, name: str, entry: Entry, found: FileText, formats: Formats
+) -> _PlannedValue:
+    """The plan for a value by block device without claims."""
+    back = _given_back_settings(book, name, _settings(entry.resolved), found, formats)
+    if back:
+        return _PlannedValue(None, text_of(back))
+    change = change_of(book.level, name, entry, book, found, formats)
+    return _PlannedValue(None, left=_CHANGED_SINCE if change is ValueChange.FOREIGN else None)
+
+
+def _values_of_ours(book: Book, name: str, ours: Value, value: Value) -> list[Value | None]:
+    """A value of ours, and what others or half of a write have made of it.
 
     `value`: that is to be given back.
     """
     known = [ours, _reset_by_others(name, ours), _between(book, name, ours, value)]
-    if book.level is Level.CONTAINER:
-        known.append(book.entries[name].booked)
-    return any(each is not None and formats.matches(name, each, found.text) for each in known)
+    return [*known, book.entries[name].booked] if book.level is Level.CONTAINER else known
 
 
 def _between(book: Book, name: str, ours: Value, value: Value) -> Value:
@@ -889,13 +952,13 @@ def _between(book: Book, name: str, ours: Value, value: Value) -> Value:
 
 
 def release_value(
-    book: Book, name: str, entry: Entry, found: FileText, formats: Formats
+    book: Book, name: str, found: FileText, formats: Formats
 ) -> tuple[Value | None, str | None]:
     """The value that goes back to a file without claims, and its raw text if that is known.
 
     (None, None) if neither is known.
     """
-    neutral = NEUTRAL.get(name)
+    neutral, entry = NEUTRAL.get(name), book.entries.get(name, Entry())
     original = book.originals.get(found.file)
     text = original.text if original is not None else None
     value = formats.decode(name, text) if text is not None else None
@@ -935,6 +998,7 @@ def _needed(
     book: Book,
 ) -> Mapping[str, Original]:
     """The originals of files with a value of ours; those of files that cannot be read just now stay."""
-    ours = {present[name].file for name in entries if name in present}
+    names = {*entries, SHARES} if IDLE in entries else entries.keys()
+    ours = {present[name].file for name in names if name in present}
     known = {found.file for found in present.values()}
     return {file: original for file, original in originals.items() if file in ours or file not in known}

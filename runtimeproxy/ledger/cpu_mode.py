@@ -12,10 +12,14 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from runtimeproxy.fields.kernel_settings import SCHED_FEATURES
+
 GROUP_IDENTITY_SYSCTL: Final = "kernel.sched_group_identity_enabled"
 CORE_SCHED_SYSCTL: Final = "kernel.sched_core"
-SYSCTLS: Final = (GROUP_IDENTITY_SYSCTL, CORE_SCHED_SYSCTL)
-"""The sysctls of the modes. Source: Koordinator pkg/koordlet/util/system."""
+CORE_SCHED_FEATURE: Final = f"{SCHED_FEATURES}CORE_SCHED"
+"""Of kernels without that sysctl."""
+SYSCTLS: Final = (GROUP_IDENTITY_SYSCTL, CORE_SCHED_SYSCTL, CORE_SCHED_FEATURE)
+"""The switches of the modes. Source: Koordinator pkg/koordlet/util/system."""
 
 
 class CpuMode(StrEnum):
@@ -26,8 +30,14 @@ class CpuMode(StrEnum):
     CORE_SCHEDULING = "core scheduling"
 
 
-OF_MODES: Final = frozenset({"cpu.bvt_warp_ns"})
-"""The cgroup parameters of group identity. The cookies of core scheduling are in no file of a cgroup."""
+OWN: Final[Mapping[CpuMode, frozenset[str]]] = {
+    CpuMode.OFF: frozenset(),
+    CpuMode.GROUP_IDENTITY: frozenset({"cpu.bvt_warp_ns"}),
+    CpuMode.CORE_SCHEDULING: frozenset({"core_sched_group"}),
+}
+"""The parameters that need a mode: identities, and the cookies of tasks."""
+OF_MODES: Final = frozenset().union(*OWN.values())
+"""Those of all modes; no two modes have one in common."""
 
 
 class Switch(NamedTuple):
@@ -54,10 +64,10 @@ def plan(wanted: Mapping[str, int | str], written: Mapping[str, str]) -> Switch:
     asked = {name: str(wanted[name]) for name in SYSCTLS if name in wanted}
     known = {name: written[name] for name in SYSCTLS if name in written}
     problem = ""
-    if all(asked.get(name) == "1" for name in SYSCTLS):
+    if asked.get(GROUP_IDENTITY_SYSCTL) == "1" and _mode(asked) is CpuMode.CORE_SCHEDULING:
         asked, problem = known, "policies want group identity and core scheduling"
     mode, before = _mode(asked), _mode(known)
-    excluded = frozenset() if mode is CpuMode.GROUP_IDENTITY else OF_MODES
+    excluded = OF_MODES - OWN[mode]
     if mode is CpuMode.OFF and all(asked.get(name) == value for name, value in known.items()):
         excluded = frozenset()  # other policies may use the parameters of modes that are not ours
     ordered = dict(sorted(asked.items(), key=lambda each: each[1] != "0"))
@@ -65,6 +75,6 @@ def plan(wanted: Mapping[str, int | str], written: Mapping[str, str]) -> Switch:
 
 
 def _mode(sysctls: Mapping[str, str]) -> CpuMode:
-    if sysctls.get(CORE_SCHED_SYSCTL) == "1":
+    if "1" in (sysctls.get(CORE_SCHED_SYSCTL), sysctls.get(CORE_SCHED_FEATURE)):
         return CpuMode.CORE_SCHEDULING
     return CpuMode.GROUP_IDENTITY if sysctls.get(GROUP_IDENTITY_SYSCTL) == "1" else CpuMode.OFF

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.cgroups.pace import Pace, with_rests
-from runtimeproxy.cgroups.paths import cgroup_id, cgroup_path, path_or_none, paths_of
+from runtimeproxy.cgroups.paths import cgroup_id, cgroup_path, has_container_cgroups, path_or_none, paths_of
 from runtimeproxy.errors import RuntimeProxyError, described
 from runtimeproxy.hooks.audit import AuditSink
 from runtimeproxy.hooks.carried import CarriedFields
@@ -396,7 +396,10 @@ class Evaluator:
         are_new = [self._is_new(pod)]
         for record, each in zip(containers, decisions, strict=True):
             cgroup = self._cgroup_of(pod, record)
-            if cgroup:
+            if not has_container_cgroups(pod.runtime_handler):
+                missing = without_cgroup(each, record, has_none=True)
+                self._books.unapplied.note(UnappliedStage.ASKED, target_of(pod, record), record.id, missing)
+            elif cgroup:
                 target = target_of(pod, record, cgroup)
                 requested, booked = by_parameter(record.requested), by_parameter(record.booked)
                 if record.owners and self._books.record(cgroup) is None:
@@ -475,11 +478,13 @@ def _with_withheld(wanted: Wanted, more: Mapping[str, Withheld]) -> Wanted:
 
 
 def unknown_cgroups(store: PodStore) -> Iterator[str]:
-    """The ids of running sandboxes and containers that cannot be evaluated, as their cgroup is not known."""
+    """The ids of running sandboxes and containers whose cgroup is not known, or which have none."""
     evaluated = {pod.id for pod in store.pods if _is_evaluated(pod)}
     yield from (pod.id for pod in store.pods if pod.state is Lifecycle.RUNNING and pod.id not in evaluated)
+    with_cgroups = {pod.id for pod in store.pods if has_container_cgroups(pod.runtime_handler)}
     for box in store.containers:
-        if box.state is Lifecycle.RUNNING and not (box.detailed and box.pod_id in evaluated):
+        is_known = box.detailed and box.pod_id in evaluated and box.pod_id in with_cgroups
+        if box.state is Lifecycle.RUNNING and not is_known:
             yield box.id
 
 

@@ -36,6 +36,15 @@ VERIFY_S: Final[Mapping[Level, float]] = {
 }
 """How often the cgroups of a level are compared."""
 
+CLAIM_LEVELS: Final[Mapping[Level, ClaimLevel]] = {
+    Level.NODE: ClaimLevel.HOST_APPLICATION,
+    Level.QOS_CLASS: ClaimLevel.QOS_CLASS,
+    Level.POD: ClaimLevel.POD,
+    Level.CONTAINER: ClaimLevel.CONTAINER,
+}
+PROCESSES_VERIFY_S: Final = 10.0
+"""How often cgroups with values of processes are compared: a runtime gives those that it starts in a running
+container the values of that one's creation."""
 KUBELET_ON_PODS: Final = frozenset(name for name, each in FIELDS.items() if ClaimLevel.POD in each.kubelet)
 """What the kubelet writes to a pod's cgroup."""
 _KUBELET_ON_CLASSES: Final = frozenset(
@@ -54,10 +63,17 @@ def base_of(level: Level, parameter: str) -> Base:
     `parameter`: a cgroup parameter by its version 1 name, or the name of another field.
     """
     declared = FIELDS.get(parameter)
-    if declared is None or declared.creation_only or is_of_kubelet(level, parameter):
+    if declared is None or is_of_kubelet(level, parameter):
+        return Base.NONE
+    if declared.is_parameter:
+        if not declared.is_at(CLAIM_LEVELS[level]):
+            return Base.NONE
+    elif declared.creation_only:
         return Base.NONE
     if level is Level.CONTAINER and declared.cri:
         return Base.REQUESTED
     if not declared.is_parameter:
         return Base.NONE
-    return Base.ORIGINAL if level in (Level.POD, Level.NODE) else Base.NEUTRAL
+    # Processes need not have had one value before.
+    has_original = level in (Level.POD, Level.NODE) and declared.processes is None
+    return Base.ORIGINAL if has_original else Base.NEUTRAL

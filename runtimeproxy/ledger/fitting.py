@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from runtimeproxy.cgroups.order import Key
-from runtimeproxy.fields.tables import LISTS, PERIOD, QUOTA
+from runtimeproxy.fields.tables import IDLE, LISTS, PERIOD, QUOTA, SHARES
 from runtimeproxy.ledger.books import Formats, Plan, Value
 from runtimeproxy.ledger.tree import BURST, MEMORY_AT_LEAST_MIN, MEMORY_MIN, Path, TreeRules, TreeValue, fit
 from runtimeproxy.pods.records import Level
@@ -41,6 +41,8 @@ def cgroup_version(formats: Formats) -> int:
 def with_neighbours(names: Iterable[str]) -> set[str]:
     """The parameters of a cgroup that have to be known where values of these are planned."""
     given = set(names)
+    if IDLE in given:
+        given.add(SHARES)  # which the kernel forgets while the cgroup is idle
     return given.union(*(_BESIDE[name] for name in given if name in _BESIDE))
 
 

@@ -12,9 +12,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from runtimeproxy.cgroups.core_scheduling import FIELD as CORE_GROUP
+from runtimeproxy.cgroups.core_scheduling import NO_GROUP
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_id, cgroup_path, path_or_none, paths_of
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText, WriteOutcome, explain
-from runtimeproxy.fields.tables import LISTS, NEUTRAL, QUOTA
+from runtimeproxy.fields.tables import LISTS, NEUTRAL, QUOTA, SHARES
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger import book_store, books, fitting
@@ -25,7 +27,7 @@ from runtimeproxy.ledger.change_log import Applied
 from runtimeproxy.ledger.foreign import Yielded
 from runtimeproxy.ledger.journal import Journal, Noted
 from runtimeproxy.ledger.path_locks import IsBusyError
-from runtimeproxy.ledger.planner import NEW, SHARES, SettleCause, new_container
+from runtimeproxy.ledger.planner import NEW, SettleCause, new_container
 from runtimeproxy.ledger.settle import Settlement
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.tree import Path
@@ -58,6 +60,7 @@ class Ledger:
         self._prune_at = book_store.MOST_UNCLAIMED
         self.books = Books(files, boot_id, clock)
         self._settlement = Settlement(self.books, files, journal, boot_id, clock)
+        files.groups.booked = self._texts_by_group
         self.counts = self._settlement.counts
         self.failures = self._settlement.failures
 
@@ -88,6 +91,18 @@ class Ledger:
 
     def yielded(self) -> tuple[Yielded, ...]:
         return self._settlement.planner.foreign.yielded()
+
+    def _texts_by_group(self, group: str) -> Mapping[str, Sequence[str]]:
+        """See `CoreGroups.booked`."""
+        found: dict[str, list[str]] = {}
+        for book in self.books:
+            entry = book.entries.get(CORE_GROUP)
+            name = entry.resolved if entry is not None else None
+            if isinstance(name, str) and name != NO_GROUP and group in ("", name):
+                with suppress(OSError):
+                    if (text := self.look(book.id, (CORE_GROUP,)).get(CORE_GROUP)) is not None:
+                        found.setdefault(name, []).append(text.text)
+        return found
 
     # --- claims ------------------------------------------------------------------------------------------
 
@@ -206,12 +221,18 @@ class Ledger:
         if (path := path_or_none(cgroup)) is not None:
             self._settlement.compare(path, SettleCause.EVENT if is_explained else SettleCause.COMPARISON)
 
-    def verify(self, levels: Collection[Level], pod_cgroups: Collection[str] | None = None) -> None:
+    def verify(
+        self,
+        levels: Collection[Level],
+        pod_cgroups: Collection[str] | None = None,
+        names: frozenset[str] | None = None,
+    ) -> None:
         """Compares the values of all cgroups of some levels, and repairs them.
 
-        `pod_cgroups`: of all running pods: the cgroups of others are left alone; None for all.
+        `pod_cgroups`: of all running pods: the cgroups of others are left alone; None for all. `names`: only
+        cgroups with one of these parameters; None for all.
         """
-        for path in self.books.within(levels, pod_cgroups):
+        for path in self.books.within(levels, pod_cgroups, names):
             self._settlement.compare(path, SettleCause.COMPARISON)
 
     def restore_leased(self, records: Mapping[str, ContainerRecord]) -> None:

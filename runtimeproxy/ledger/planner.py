@@ -10,9 +10,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
+from runtimeproxy.cgroups.core_scheduling import UNREADABLE
 from runtimeproxy.cgroups.paths import cgroup_id
+from runtimeproxy.cgroups.processes import NOT_VISIBLE
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText
-from runtimeproxy.fields.tables import LISTS, PERIOD, QUOTA
+from runtimeproxy.fields.tables import LISTS, OF_PROCESSES, PERIOD, QUOTA, SHARES
 from runtimeproxy.hooks.claimants import ClaimantKind
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.book_store import BOUNDING, Books, Known
@@ -35,7 +37,6 @@ from runtimeproxy.units import CPU_PERIOD_US, UNLIMITED
 
 logger = logging.getLogger(__name__)
 
-SHARES: Final = "cpu.shares"
 LOWERED_S: Final = 30.0
 """How long a pod's burst stays below the quota that the kubelet is about to write there, which the kernel
 would refuse otherwise. The kubelet writes it after it has updated the pod's containers."""
@@ -217,7 +218,11 @@ class Planner:
         }
         only_observed |= self._written_by_others(path, known, book, present, cause)
         if cause is SettleCause.COMPARISON and (missing := book.entries.keys() - present.keys()):
-            only_observed |= dict.fromkeys(missing, self._why_missing(path, present))
+            why = self._why_missing(path, present)
+            only_observed |= dict.fromkeys(missing, why)
+            if why[0] is UnappliedCause.NO_FILE:
+                unread = UnappliedCause.UNREADABLE, NOT_VISIBLE
+                only_observed |= dict.fromkeys(missing & OF_PROCESSES, unread)
         return _Source(book, present, only_observed)
 
     def _why_missing(self, path: Path, present: Mapping[str, FileText]) -> tuple[UnappliedCause, str]:
@@ -239,7 +244,7 @@ class Planner:
         """The parameters that other programs write, and that are left to them for a time or for good."""
         left: dict[str, tuple[UnappliedCause, str]] = {}
         for name, entry in book.entries.items():
-            if name not in present or entry.resolved is None:
+            if name not in present or entry.resolved is None or UNREADABLE in present[name].text:
                 continue
             change = books.change_of(book.level, name, entry, book, present[name], self._files)
             if change is ValueChange.NONE:

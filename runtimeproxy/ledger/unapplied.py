@@ -100,6 +100,10 @@ WRITTEN_ONCE: Final = "a hook server's value is written once, and another progra
 NO_FILE: Final = "its cgroup has no such file"
 NO_FILE_HERE: Final = "the kernel, or the cgroup version of this node, has no such file"
 NO_CGROUP: Final = "its cgroup does not exist"
+IN_VM: Final = (
+    "it runs in a VM (Kata Containers) and has no cgroup of its own on the node: only messages reach it, "
+    "such as the kubelet's next update"
+)
 CGROUP_UNKNOWN: Final = "the runtime's status of it lacks the cgroup, or the resources that were asked for"
 
 

@@ -16,25 +16,34 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
-from runtimeproxy.fields.tables import FIELDS
+from runtimeproxy.fields.tables import FIELDS, OF_PROCESSES
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
-from runtimeproxy.hooks.fields import SYSCTL
+from runtimeproxy.hooks.fields import KERNEL_SETTINGS, SYSCTL
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.views import ClassView, ResolvedPod
-from runtimeproxy.ledger.answers import class_cgroups, sysctls_of, wanted_of, wanted_of_node
+from runtimeproxy.ledger.answers import (
+    class_cgroups,
+    lost_settings,
+    settings_of,
+    wanted_of,
+    wanted_of_node,
+    with_requests,
+)
 from runtimeproxy.ledger.barrier import Barrier
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.change_log import ChangeLog
 from runtimeproxy.ledger.evaluate import Evaluator, unknown_cgroups
-from runtimeproxy.ledger.fields import VERIFY_S
+from runtimeproxy.ledger.fields import PROCESSES_VERIFY_S, VERIFY_S
+from runtimeproxy.ledger.kernel_settings import field_of
 from runtimeproxy.ledger.rates import ChangeRates
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.unapplied import Unapplied, UnappliedStage
+from runtimeproxy.ledger.unapplied import Unapplied, UnappliedStage, Withheld
 from runtimeproxy.ledger.unapplied_audit import UnappliedAudit
 from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord, with_live
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
+from runtimeproxy.units import UNLIMITED
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import LedgerSettings
@@ -43,8 +52,8 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.ledger.answer_audit import AnswerAudit
+    from runtimeproxy.ledger.kernel_settings import KernelSettings
     from runtimeproxy.ledger.ledger import Ledger
-    from runtimeproxy.ledger.sysctls import Sysctls
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.pods.store import PodStore
 
@@ -99,7 +108,7 @@ class Upkeep:
         executor: Executor,
         is_idle: Callable[[], bool],
         carried: CarriedFields,
-        sysctls: Sysctls | None = None,
+        sysctls: KernelSettings | None = None,
         audit: AuditSink | None = None,
         answers: AnswerAudit | None = None,
     ) -> None:
@@ -135,6 +144,8 @@ class Upkeep:
         self._summed_changes = 0
         # Whether sysctls wait until some values are given back.
         self._owes_sysctls = False
+        # Kernel settings that one policy wants, and another one has set to another value.
+        self._lost_settings: Mapping[str, Withheld] = {}
         # Of hook servers, as the owners of claims; None as long as it is not known.
         self._registered: frozenset[Claimant] | None = None
         self._hung: set[asyncio.Future[Any]] = set()
@@ -199,9 +210,13 @@ class Upkeep:
 
     def _note_sysctls(self) -> None:
         if self._sysctls is not None:
-            found = {f"{SYSCTL}[{name}]": each for name, each in tuple(self._sysctls.unapplied.items())}
             target = CgroupTarget(Level.NODE, "", "node")
-            self._books.unapplied.note(UnappliedStage.BOOKED, target, "", found)
+            for stage, values in (
+                (UnappliedStage.BOOKED, self._sysctls.unapplied),
+                (UnappliedStage.LOST, self._lost_settings),
+            ):
+                found = {field_of(name): each for name, each in tuple(values.items())}
+                self._books.unapplied.note(stage, target, "", found)
 
     def configure(self, settings: LedgerSettings) -> None:
         self.evaluator.changes.rates = ChangeRates(
@@ -222,7 +237,9 @@ class Upkeep:
         Args:
             among: The levels to compare. Those of all pods take seconds, and others would wait for them.
         """
-        due_s = dict.fromkeys(among, time.monotonic())
+        # None: values of processes, which are compared beside the files of their level.
+        due = (*among, None) if Level.CONTAINER in among else among
+        due_s: dict[Level | None, float] = dict.fromkeys(due, time.monotonic())
         while True:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
@@ -233,12 +250,7 @@ class Upkeep:
             try:
                 if Level.QOS_CLASS in levels:
                     self.audit_unapplied()
-                running = [
-                    pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED
-                ]
-                await self.in_worker(partial(with_rests, partial(self._ledger.verify, levels, running)))
-                if self._sysctls is not None and Level.NODE in levels:
-                    await self.in_worker(self._sysctls.verify)
+                await self._compare(levels)
                 if self._owes_sysctls and not self._books.has_leftovers:
                     self._owes_sysctls = False
                     self.evaluator.request("sysctls")
@@ -251,7 +263,20 @@ class Upkeep:
             except Exception:  # a bug costs this comparison, not the next one
                 logger.exception("cgroup values could not be compared")
 
-    def _verify_s(self, level: Level) -> float:
+    async def _compare(self, due: Collection[Level | None]) -> None:
+        running = [pod.cgroup_parent for pod in self._store.pods if pod.state is not Lifecycle.STOPPED]
+        levels = [level for level in VERIFY_S if level in due]
+        await self.in_worker(partial(with_rests, partial(self._ledger.verify, levels, running)))
+        if None in due:
+            others = [level for level in VERIFY_S if level not in due]
+            verify = partial(self._ledger.verify, others, running, OF_PROCESSES)
+            await self.in_worker(partial(with_rests, verify))
+        if self._sysctls is not None and Level.NODE in due:
+            await self.in_worker(self._sysctls.verify)
+
+    def _verify_s(self, level: Level | None) -> float:
+        if level is None:
+            return PROCESSES_VERIFY_S
         return SEEN_VERIFY_S if level is Level.POD and self.sees_writes() else VERIFY_S[level]
 
     def on_policies(self, not_loaded: Iterable[str]) -> None:
@@ -349,7 +374,7 @@ class Upkeep:
     async def _evaluate(
         self, pod: PodRecord, containers: Sequence[ContainerRecord]
     ) -> tuple[Decision, Sequence[Decision]]:
-        chain, view = self._chain(), recorded_pod(pod)
+        chain, view = self._chain(), recorded_pod(with_requests(pod, containers))
         decision = await chain.evaluate(view)
         return decision, [await chain.evaluate(recorded_container(record, view)) for record in containers]
 
@@ -403,6 +428,24 @@ class Upkeep:
         present = await self.present_values(cgroup, wanted)
         return all(present.get(each, ("", False))[1] for each in wanted)
 
+    async def on_resized(self, cgroup: str, written: Mapping[str, int | str]) -> None:
+        """The kubelet has resized a pod; see `Ledger.on_resized`.
+
+        `written`: the new sums of its containers, which the kubelet has written if the pod has a limit.
+        """
+        book, limited = self._books.record(cgroup), dict[str, int | str]()
+        if book is None or self._is_idle():
+            return
+        formats = self._books.formats
+        for name, value in written.items():
+            original = book.originals.get(formats.file_of(name) or "")
+            if original is not None and original.text is not None:
+                before = formats.decode(name, original.text)
+                if before not in (None, UNLIMITED):
+                    limited[name] = value
+        with suppress(TimeoutError):  # it is compared again
+            await self.in_worker(partial(self._ledger.on_resized, cgroup, limited))
+
     async def repair(self, cgroup: str, *, is_explained: bool = True) -> None:
         """Writes values again that others may have replaced, if there are any; see `Ledger.repair`."""
         if cgroup and not self._is_idle() and self._books.is_managed(cgroup):
@@ -417,11 +460,14 @@ class Upkeep:
         if self._barrier is None:
             return
         chain = self._chain()
+        self._lost_settings = {}
         wanted: dict[str, int | str] = {}
         unanswered = chain.unsettled | self._books.not_loaded
         if Hook.EVALUATE_NODE in chain.hooks:
             decision = await chain.evaluate(await self.in_worker(chain.node.snapshot))
-            wanted, unanswered = sysctls_of(decision), unanswered | decision.without_answer
+            wanted, unanswered = settings_of(decision), unanswered | decision.without_answer
+            self._lost_settings = lost_settings(decision)
+        unanswered -= {each.name for each in chain.policies if _sets_no_settings(each.policy.sets_fields)}
         classes = class_cgroups(
             (path, kube_qos_class(pod.cgroup_parent))
             for pod in self._store.pods
@@ -486,6 +532,11 @@ class Upkeep:
         self._hung.discard(run)
         if not run.cancelled() and run.exception() is None:
             self.evaluator.request("a file that hung")
+
+
+def _sets_no_settings(fields: Mapping[str, frozenset[str]]) -> bool:
+    """Whether a policy with these `sets_fields` sets nothing of the kernel; one without any may do so."""
+    return bool(fields) and fields.get("node", frozenset()).isdisjoint((SYSCTL, KERNEL_SETTINGS))
 
 
 def gates_of(names: Collection[str]) -> str:

@@ -87,15 +87,28 @@ def computed_pools(
     )
 
 
+def without_claimed(pools: Pools, claimed: frozenset[int]) -> Pools:
+    """The pools without the CPUs of DRA claims, which are for these alone; koordlet does not know them."""
+    if not claimed:
+        return pools
+    ls, be = (
+        tuple(rest for pool in each if (rest := pool._replace(cpus=pool.cpus - claimed)).cpus)
+        for each in (pools.ls, pools.be)
+    )
+    return pools._replace(ls=ls, be=be, system_cpus=pools.system_cpus - claimed)
+
+
 class SharedCpus(NamedTuple):
     """The inputs of computed pools, apart from the pods."""
 
     cpus: tuple[Cpu, ...]
     static_cpus: tuple[frozenset[int], ...]
     topology: TopologyFacts
+    claimed: frozenset[int] = frozenset()
 
     def pools(self, pods: Iterable[PodCpus]) -> Pools:
-        return computed_pools(self.cpus, self.static_cpus, pods, self.topology)
+        found = computed_pools(self.cpus, self.static_cpus, pods, self.topology)
+        return without_claimed(found, self.claimed)
 
 
 def topology_of(topology: TopologyFacts | None, node_annotations: Mapping[str, str]) -> TopologyFacts:

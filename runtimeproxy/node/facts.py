@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Final
 
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, controllers_of, find_mounts
+from runtimeproxy.fields.anolis import only_anolis
 from runtimeproxy.fields.tables import PARAMETERS, unknown_parameter
+from runtimeproxy.node.devices import DEFAULT_DEVFS, HostDevices, read_devices
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
 
 DEFAULT_SYSFS: Final = Path("/sys")
 """Where sysfs is mounted. Source: sysfs(5)."""
 REFRESH_S: Final = 1.0
-"""How old facts may be that change while a node runs: CPUs and memory are switched on and off by hand."""
+"""How old facts may be that change while a node runs: CPUs and memory are switched on and off by hand, and a
+device that is bound to its driver anew may have another one's number."""
 
 _ONLINE_CPUS: Final = "devices/system/cpu/online"
 _POSSIBLE_CPUS: Final = "devices/system/cpu/possible"
@@ -51,6 +54,8 @@ class NodeFacts:
     """By controller; those that no cgroup has are unknown."""
     root_files: FilesByController = field(default_factory=dict)
     """The same of the root cgroup, for the files that no other has."""
+    devices: HostDevices | None = None
+    """The devices that containers may get; None: not known."""
 
     def cpus_problem(self, cpus: str) -> str:
         return _offline("CPU", cpus, self.online_cpus)
@@ -65,7 +70,7 @@ class NodeFacts:
             return unknown_parameter(name)
         if not parameter.writable:
             return "cannot be written"
-        if not self.controllers:
+        if not self.controllers or parameter.processes is not None:
             return ""
         controller = next((each for each in parameter.controllers if each in self.controllers), "")
         version = self.controllers.get(controller)
@@ -75,7 +80,7 @@ class NodeFacts:
         if file_format is None:
             return f"cgroup version {version} has no such file"
         files = self.root_files if parameter.is_of_root else self.files
-        return _file_problem(files.get(controller), file_format.file)
+        return _file_problem(files.get(controller), file_format.file, version)
 
     def unified_problem(self, file: str) -> str:
         """Why a file of version 2 cannot be set for a container; empty if it can.
@@ -87,13 +92,16 @@ class NodeFacts:
         controller = file.partition(".")[0]
         if self.controllers and controller != "cgroup" and controller not in self.controllers:
             return f"this node has no cgroup controller {controller}"
-        return _file_problem(self.files.get(controller), file)
+        return _file_problem(self.files.get(controller), file, self.controllers.get(controller))
 
 
-def _file_problem(files: Mapping[str, bool] | None, file: str) -> str:
+def _file_problem(files: Mapping[str, bool] | None, file: str, version: int | None) -> str:
     if files is None or files.get(file):
         return ""
-    return f"{file} is read-only" if file in files else f"this kernel has no {file}"
+    if file in files:
+        return f"{file} is read-only"
+    why = only_anolis(file, version)
+    return f"this kernel has no {file}: {why}" if why else f"this kernel has no {file}"
 
 
 ANY_NODE: Final = NodeFacts()
@@ -115,8 +123,10 @@ class NodeReader:
         sysfs: Path = DEFAULT_SYSFS,
         cgroup_root: Path = DEFAULT_ROOT,
         clock: Callable[[], float] = time.monotonic,
+        devfs: Path = DEFAULT_DEVFS,
     ) -> None:
         self._sysfs = sysfs
+        self._devfs = devfs
         self._cgroup_root = cgroup_root
         self._clock = clock
         # Replaced as one, so that threads need no lock: at worst two of them read the same files.
@@ -140,6 +150,7 @@ class NodeReader:
             online_cpus=read_list(self._sysfs / _ONLINE_CPUS),
             online_memory_nodes=read_list(self._sysfs / _ONLINE_MEMORY_NODES),
             last_cpu=max(read_list(self._sysfs / _POSSIBLE_CPUS) or (), default=None),
+            devices=read_devices(self._sysfs, self._devfs),
         )
         # Until the usual files are known, which never change.
         if not facts.controllers or not _USUAL & facts.controllers.keys() <= facts.files.keys():

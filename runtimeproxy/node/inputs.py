@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+from runtimeproxy.cgroups.core_scheduling import is_supported
 from runtimeproxy.documents.reading import InputError, printable
 from runtimeproxy.node.api_server import ApiServerInputs, joined
 from runtimeproxy.node.block_devices import BlockDevices, read_block_devices
+from runtimeproxy.node.cpu_claims import CpuClaims
 from runtimeproxy.node.derived import (
     NormalizationRatio,
     SharedCpus,
@@ -18,6 +20,7 @@ from runtimeproxy.node.derived import (
     published_pools,
     reservation_of,
     topology_of,
+    without_claimed,
 )
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.kubelet import KubeletFolder
@@ -50,6 +53,8 @@ from runtimeproxy.state.state_file import StateFile
 if TYPE_CHECKING:
     from runtimeproxy.slo.reading import Problem as StrategyProblem
 
+_PROCFS: Final = Path("/proc")
+
 STATE_FILE: Final = "node.json"
 """In the state folder: the last good values, for the next start."""
 STATE_VERSION: Final = 1
@@ -67,10 +72,12 @@ class InputPlaces(NamedTuple):
     """Where the inputs are; None: there are none."""
 
     sysfs: Path = Path("/sys")
-    procfs: Path = Path("/proc")
+    procfs: Path = _PROCFS
+    devfs: Path = Path("/dev")
     cgroup_root: Path = Path("/sys/fs/cgroup")
     kubelet_dir: Path | None = None
     objects_dir: Path | None = None
+    cdi_dir: Path | None = None
     state_dir: Path | None = None
     node_name: str = ""
     """Name of the Node object; empty for the host's."""
@@ -113,6 +120,7 @@ class NodeInputs:
         self._name = name_of_node(places.node_name)
         self._kubelet = KubeletFolder(places.kubelet_dir) if places.kubelet_dir else None
         self._objects = ObjectFolder(places.objects_dir) if places.objects_dir else None
+        self._claims = CpuClaims(places.cdi_dir) if places.cdi_dir else None
         self._strategies = StrategyTexts()
         self._local = _Local()
         self._local_read_s: float | None = None
@@ -143,6 +151,8 @@ class NodeInputs:
             self._kubelet.look(now_s, is_first=is_first)
         if self._objects is not None:
             self._objects.look(now_s, self._object_reader(), is_first=is_first)
+        if self._claims is not None:
+            self._claims.look()
         if self._api_server is not None:
             self._api_server.look(now_s, self._object_reader())
         look = self._assemble()
@@ -162,7 +172,14 @@ class NodeInputs:
             cpus=cpus,
             memory_bytes=read_memory(places.sysfs, places.procfs),
             processor=read_processor(places.sysfs, places.procfs),
-            features=read_features(facts, places.cgroup_root, places.sysfs, places.procfs),
+            features=read_features(
+                facts,
+                places.cgroup_root,
+                places.sysfs,
+                places.procfs,
+                # Of the kernel, whatever a test's folder says.
+                has_cookies=places.procfs == _PROCFS and is_supported(),
+            ),
             cgroup_driver=guess_cgroup_driver(places.cgroup_root),
             block_devices=read_block_devices(places.sysfs, places.procfs),
         )
@@ -187,6 +204,7 @@ class NodeInputs:
         # Before there is a cgroup with their files, as at boot, features are not missing but unknown.
         telling = _TELLING & facts.controllers.keys()
         states[Input.CGROUPS] = _known(telling if telling <= facts.files.keys() else None)
+        states[Input.DEVICES] = _known(facts.devices)
         config = kubelet.config.value if kubelet is not None else None
         node = found.node or NodeObject()
         if self._places.node_labels:
@@ -233,6 +251,7 @@ class NodeInputs:
             "allocatable": node.allocatable or None,
             "strategies": strategies,
             "pools": self._pools,
+            "claimed_cpus": self._claims.cpus if self._claims is not None else EMPTY,
             **self._normalization(),
             "requests": requests or {},
             "live_pods": api_server.pods if api_server is not None else EMPTY,
@@ -245,6 +264,7 @@ class NodeInputs:
             changed=changed,
             problems=(
                 *(text for part in parts for text in part.problems),
+                *(self._claims.problems if self._claims is not None else ()),
                 *self._strategies.problems,
                 *self._problems,
             ),
@@ -273,8 +293,11 @@ class NodeInputs:
         return changed
 
     def _update_pools(self, found: FolderObjects, kubelet: KubeletFacts | None) -> InputState:
+        claims = self._claims.cpus.values() if self._claims is not None else ()
+        claimed = frozenset[int]().union(*claims)
         if self._places.pools == "nrt":
-            self._pools = published_pools(found.topology) if found.topology is not None else None
+            pools = published_pools(found.topology) if found.topology is not None else None
+            self._pools = without_claimed(pools, claimed) if pools is not None else None
             return _state(self._pools is not None, Kind.TOPOLOGY in found.unknown)
         cpus = self._local.cpus
         if cpus is not None:
@@ -284,7 +307,7 @@ class NodeInputs:
                 self._problems.append(f"Node: {error}; the pools stay as they are")
             else:
                 static = kubelet.static_cpus.values() if kubelet is not None else ()
-                shared = SharedCpus(cpus, tuple(static), topology)
+                shared = SharedCpus(cpus, tuple(static), topology, claimed)
                 self._shared = self._shared if shared == self._shared else shared
         # They are known once the pods are.
         return InputState.UNKNOWN

@@ -19,15 +19,21 @@ POLICY_GATES: Final[Mapping[str, str]] = {
     "batch-resource": "BatchResource",
     "cpuset": "CPUSetAllocator",
     "gpu-env": "GPUEnvInject",
+    "rdma-devices": "RDMADeviceInject",
     "group-identity": "GroupIdentity",
+    "core-sched": "CoreSched",
     "cpu-burst": "CPUBurst",
     "cpu-normalization": "CPUNormalization",
     "memory-qos": "CgroupReconcile",
     "block-io": "BlkIOReconcile",
+    "oom-score": "OOMScoreAdj",
+    "system-config": "SystemConfig",
 }
 """The policies that koordlet has, too, and its feature gates. Source: Koordinator
 pkg/koordlet/runtimehooks/config.go, pkg/features/koordlet_features.go."""
-HOOKS: Final = frozenset({"batch-resource", "cpuset", "gpu-env", "group-identity", "cpu-normalization"})
+HOOKS: Final = frozenset(
+    {"batch-resource", "cpuset", "gpu-env", "rdma-devices", "group-identity", "cpu-normalization"}
+)
 """Those that koordlet has as hooks of calls or of NRI; it only writes files for the others."""
 _BETA: Final = frozenset({"BatchResource", "CPUSetAllocator", "GroupIdentity", "CPUBurst"})
 """On by default; the other gates of `POLICY_GATES` are alpha, and off."""

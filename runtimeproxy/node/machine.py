@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.mounts import find_mounts
 from runtimeproxy.fields.declaration import Declaration
+from runtimeproxy.fields.kernel_settings import SCHED_FEATURE_FILES
 from runtimeproxy.fields.tables import PARAMETERS
 from runtimeproxy.node.facts import NodeFacts, read_list
 from runtimeproxy.node.snapshot import Cpu, Feature
@@ -31,11 +32,9 @@ _ROOT_NAMES: Final = {"kubepods.slice": SYSTEMD, "kubepods": CGROUPFS}
 """Name of the kubelet's root cgroup by driver. Source: Koordinator pkg/koordlet/util/system."""
 
 _SYSCTLS: Final = {
-    Feature.CORE_SCHED: "sys/kernel/sched_core",
+    Feature.CORE_SCHED_SYSCTL: "sys/kernel/sched_core",
     Feature.GROUP_IDENTITY_SYSCTL: "sys/kernel/sched_group_identity_enabled",
 }
-_SCHED_FEATURES: Final = ("kernel/debug/sched/features", "kernel/debug/sched_features")
-"""Source: Koordinator pkg/koordlet/util/system; Linux kernel/sched/debug.c, which moved the file in 5.13."""
 
 
 class Processor(NamedTuple):
@@ -135,8 +134,13 @@ def _number(path: Path, default: int = 0) -> int:
     return min(int(text), _MAX_PACKAGES)
 
 
-def read_features(facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path) -> frozenset[Feature]:
-    """The features of the kernel; those with files in cgroups are missing until there is a cgroup."""
+def read_features(
+    facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path, *, has_cookies: bool = False
+) -> frozenset[Feature]:
+    """The features of the kernel; those with files in cgroups are missing until there is a cgroup.
+
+    `has_cookies`: whether the kernel has them for tasks, which no file tells.
+    """
     # A kernel with a feature has all of its files.
     lacking = {each.feature for each in PARAMETERS.values() if not _has(facts, each)}
     named = {each.feature for each in PARAMETERS.values() if each.feature}
@@ -148,7 +152,12 @@ def read_features(facts: NodeFacts, cgroup_root: Path, sysfs: Path, procfs: Path
         found.add(Feature.PSI)
     if "resctrl" in _text(procfs / "filesystems").split():
         found.add(Feature.RESCTRL)
-    if any("CORE_SCHED" in _text(sysfs / path).replace("NO_", "").split() for path in _SCHED_FEATURES):
+    is_switched = any(
+        "CORE_SCHED" in _text(sysfs / path).replace("NO_", "").split() for path in SCHED_FEATURE_FILES
+    )
+    if is_switched and Feature.CORE_SCHED_SYSCTL not in found:
+        found.add(Feature.CORE_SCHED_FEATURE)
+    if has_cookies or is_switched or Feature.CORE_SCHED_SYSCTL in found:
         found.add(Feature.CORE_SCHED)
     return frozenset(found)
 

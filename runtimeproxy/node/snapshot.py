@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.node.block_devices import BlockDevices
+from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 from runtimeproxy.qos import PRIORITY_CLASS_LABEL, KubeQoSClass, QoSClass
 from runtimeproxy.slo.strategies import PodStrategy, Strategies, StrategyTraits
@@ -25,6 +26,8 @@ class Input(StrEnum):
     CGROUPS = "cgroups"
     """`cgroup_driver`, `features`, and the files and controllers of `facts`."""
     BLOCK_DEVICES = "block-devices"
+    DEVICES = "devices"
+    """The devices of the host that containers may get."""
     KUBELET = "kubelet"
     NODE_OBJECT = "node-object"
     POOLS = "pools"
@@ -63,7 +66,12 @@ class Feature(StrEnum):
     RESCTRL = "resctrl"
     """The file system resctrl, mounted or not."""
     CORE_SCHED = "core-sched"
-    """Core scheduling: the sysctl `kernel.sched_core`, or `CORE_SCHED` in the scheduler's features."""
+    """Core scheduling: tasks can have cookies, or one of the switches of Anolis kernels is there: the sysctl
+    `kernel.sched_core`, or `CORE_SCHED` in the scheduler's features."""
+    CORE_SCHED_SYSCTL = "core-sched-sysctl"
+    """The sysctl `kernel.sched_core`; mainline kernels have none."""
+    CORE_SCHED_FEATURE = "core-sched-feature"
+    """`CORE_SCHED` in the scheduler's features, of kernels without that sysctl."""
     GROUP_IDENTITY_SYSCTL = "group-identity-sysctl"
     """The sysctl `kernel.sched_group_identity_enabled`; without it group identity is always on."""
     IO_LIMITS = "io-limits"
@@ -134,9 +142,10 @@ FIELDS: Final[Mapping[Input, tuple[str, ...]]] = {
     Input.MEMORY: ("memory_bytes",),
     Input.CGROUPS: ("cgroup_driver", "features"),
     Input.BLOCK_DEVICES: ("block_devices",),
+    Input.DEVICES: ("devices",),
     Input.KUBELET: ("kubelet",),
     Input.NODE_OBJECT: ("labels", "annotations", "capacity", "allocatable"),
-    Input.POOLS: ("pools",),
+    Input.POOLS: ("pools", "claimed_cpus"),
     Input.STRATEGIES: ("strategies",),
     Input.NORMALIZATION: ("normalization_ratio", "normalization_path"),
     Input.POD_REQUESTS: ("requests",),
@@ -200,6 +209,10 @@ class Node:
     allocatable: Mapping[str, int] | None = None
     kubelet: KubeletFacts | None = None
     pools: Pools | None = None
+    """Without claimed CPUs."""
+    claimed_cpus: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """CPUs of DRA claims, by the name of the CDI device that stands for one in a container's request; empty
+    for a claim whose CPUs are not known."""
     normalization_ratio: float | None = None
     """How much faster this node's CPUs are than those that requests are meant for, 1.0 to 5.0; None: not
     known, or normalization is disabled."""
@@ -233,6 +246,11 @@ class Node:
         is_withdrawn = self.states.get(Input.POD_REQUESTS) is InputState.WITHDRAWN
         of_pods = {Input.PRIORITY} if is_withdrawn else {Input.PRIORITY, Input.POD_REQUESTS}
         object.__setattr__(self, "unsure", unknown | of_pods)
+
+    @property
+    def devices(self) -> HostDevices | None:
+        """The devices of the host that containers may get; None: not known."""
+        return self.facts.devices
 
     def strategy_for(self, pod: StrategyTraits) -> PodStrategy:
         return self.strategies.for_pod(pod)
@@ -275,6 +293,8 @@ class Node:
     def _has_values(self, of: Input) -> bool:
         if of is Input.STRATEGIES:
             return self.strategies is not NO_STRATEGIES
+        if of is Input.POOLS:
+            return bool(self.pools)
         return any(getattr(self, name) for name in FIELDS.get(of, ()))
 
 

@@ -74,9 +74,10 @@ class NodeSources:
         self._allocations: Mapping[str, PodCpus] | None = None
         self._settings = settings or InputWatchSettings()
         self._clock = clock
-        self._facts = NodeReader(places.sysfs, places.cgroup_root, clock)
+        self._facts = NodeReader(places.sysfs, places.cgroup_root, clock, places.devfs)
         self._inputs = NodeInputs(places, self._facts, api_server)
-        folders = [folder for folder in (places.objects_dir, places.kubelet_dir) if folder is not None]
+        watched = (places.objects_dir, places.kubelet_dir, places.cdi_dir)
+        folders = [folder for folder in watched if folder is not None]
         self._watch = FolderWatch("node", folders, self._settings)
         self._base = self.latest = Node()
         self.fresh_until_s = 0.0
@@ -97,6 +98,10 @@ class NodeSources:
         self._reported: set[str] = set()
         self._lines, self._lines_since_s = 0, clock()
         self._is_restored = False
+
+    def may_have_claims(self) -> bool:
+        """Whether containers may have CPUs of DRA claims, as far as known."""
+        return not self.settled.is_set() or bool(self.latest.claimed_cpus)
 
     def look_soon(self) -> None:
         self._watch.wake.set()

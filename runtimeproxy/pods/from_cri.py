@@ -16,6 +16,7 @@ from cri_api.parsing import parse
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.documents.reading import InputError, json_value
 from runtimeproxy.fields.tables import CRI_FIELDS
+from runtimeproxy.node.cpu_claims import claims_among
 from runtimeproxy.pods.inventory import RuntimeEvent
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import (
@@ -111,7 +112,7 @@ def seen_container(answer: api_pb2.ContainerStatusResponse) -> ContainerRecord:
         resources = overlay(created, present)
     pod_id = info.get("sandboxID")
     record = listed_container(status, pod_id if isinstance(pod_id, str) else "")
-    return replace(record, requested=resources, booked=resources, detailed=True)
+    return replace(record, requested=resources, booked=resources, cpu_claims=_claims(info), detailed=True)
 
 
 def parse_info(info: Mapping[str, str]) -> dict[str, Any]:
@@ -124,6 +125,15 @@ def parse_info(info: Mapping[str, str]) -> dict[str, Any]:
     except InputError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _claims(info: Mapping[str, Any]) -> tuple[str, ...]:
+    """The DRA claims on CPUs in containerd's copy of the request."""
+    devices = _member(info, "config").get("CDI_devices")
+    names = (
+        (each.get("name") for each in devices if isinstance(each, dict)) if isinstance(devices, list) else ()
+    )
+    return claims_among(each for each in names if isinstance(each, str))
 
 
 def _cgroup_parent(info: Mapping[str, Any]) -> str:

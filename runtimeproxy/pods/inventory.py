@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from runtimeproxy.cgroups.paths import CgroupPathError, container_path
+from runtimeproxy.cgroups.paths import CgroupPathError, container_path, has_container_cgroups
 from runtimeproxy.errors import RuntimeProxyError, described
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -151,8 +151,8 @@ class Inventory:
         self.compare_soon()
 
     def cgroup_of(self, pod: PodRecord | None, container: ContainerRecord) -> str:
-        """The cgroup of a container; empty if its path is not known."""
-        if pod is None or not pod.cgroup_parent:
+        """The cgroup of a container; empty if its path is not known, or it has none of its own."""
+        if pod is None or not pod.cgroup_parent or not has_container_cgroups(pod.runtime_handler):
             return ""
         prefix = SCOPE_PREFIXES.get(self.runtime_name, "")
         try:

@@ -70,6 +70,7 @@ def recorded_container(
         requested=overlay(record.requested, newer),
         current=overlay(_without_servers(record), newer),
         updated=updated,
+        cpu_claims=record.cpu_claims,
         is_recovered=record.recovered and not is_resize(newer),
     )
 

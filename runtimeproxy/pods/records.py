@@ -96,6 +96,8 @@ class ContainerRecord:
     """What the specification in the runtime holds: the values of all requests to it."""
     owners: Owners = field(default_factory=_no_entries)
     """Of the fields that policies have changed."""
+    cpu_claims: tuple[str, ...] = ()
+    """The CDI devices of the kubelet's request that stand for DRA claims on CPUs."""
     pending_cgroup: Mapping[str, int | str] = field(default_factory=_no_entries)
     """Cgroup values to be written when the container is started, because its cgroup exists only then."""
     evaluation: int = 0

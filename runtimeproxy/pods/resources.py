@@ -37,8 +37,10 @@ read. Source: Kubernetes apimachinery, TotalAnnotationSizeLimitB."""
 OF_THE_KUBELET: Final = "kubernetes.io/config."
 """Annotations that the kubelet adds. Source: Kubernetes pkg/kubelet/types, ConfigSourceAnnotationKey."""
 
-_DOMAINS: Final = ("koordinator.sh", "kubernetes.io", "katalyst.kubewharf.io")
+_DOMAINS: Final = ("koordinator.sh", "kubernetes.io", "katalyst.kubewharf.io", "huawei.com", "metax-tech.com")
 """Of the annotations that policies read."""
+_WITHOUT_DOMAIN: Final = frozenset({"CAMBRICON_DSMLU_PROFILE"})
+"""Those that policies read, too: `policies/accelerators.py` says of whom."""
 
 _ENTRY_BYTES: Final = 100
 """Of an entry in a table of the interpreter, without its texts; at most."""
@@ -180,7 +182,9 @@ def read_by_policies(entries: Mapping[str, str]) -> Mapping[str, str]:
 def has_known_domain(name: str) -> bool:
     """Whether an annotation is of a domain that policies read."""
     domain, slash, _ = name.partition("/")
-    return bool(slash) and any(f".{domain}".endswith(f".{each}") for each in _DOMAINS)
+    if not slash:
+        return name in _WITHOUT_DOMAIN
+    return any(f".{domain}".endswith(f".{each}") for each in _DOMAINS)
 
 
 def kept_annotations(entries: Mapping[str, str]) -> Mapping[str, str]:

@@ -80,6 +80,8 @@ class GrpcRuntimeClient:
         self._is_loaded = False
         self._service = SERVICES[0]
         self._status_has_resources = True
+        # Whether containers may have CDI devices that matter, which only the verbose status tells.
+        self.needs_devices: Callable[[], bool] = lambda: False
 
     async def list_pods(self, labels: Mapping[str, str] | None = None) -> dict[str, PodRecord]:
         await self._load()
@@ -103,7 +105,7 @@ class GrpcRuntimeClient:
         await self._load()
         from runtimeproxy.pods.from_cri import container_status
 
-        verbose = with_pod or not self._status_has_resources
+        verbose = with_pod or not self._status_has_resources or self.needs_devices()
         timeout_s = self._settings.status_timeout_s
         found = await self._ask(container_status(identity, verbose=verbose), timeout_s)
         if found is not None and not found[1] and not verbose:

@@ -118,6 +118,7 @@ def node_of(message: api_pb2.GetNodeResponse) -> tuple[Node, Strategies, tuple[s
         static_cpus={
             (each.pod_uid, each.container): _cpus(each.cpus) for each in message.kubelet.static_cpus
         },
+        claimed_cpus=_cpus(message.claimed_cpus),
         system_cpus=_cpus(system.cpus) if system is not None else frozenset(),
         is_system_exclusive=system.is_exclusive if system is not None else True,
         normalization_ratio=(

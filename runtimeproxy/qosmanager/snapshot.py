@@ -142,6 +142,8 @@ class Node:
     allocatable, and of the reservation in Koordinator's annotation."""
     static_cpus: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=lambda: _EMPTY)
     """CPUs that the kubelet's CPU manager has given to one container alone, by pod uid and container name."""
+    claimed_cpus: frozenset[int] = frozenset()
+    """CPUs that a DRA driver has given to claims."""
     system_cpus: frozenset[int] = frozenset()
     """CPUs that are set apart for SYSTEM pods."""
     is_system_exclusive: bool = True

@@ -19,10 +19,10 @@ from runtimeproxy.fields.declaration import Direction
 from runtimeproxy.fields.tables import CRI_FIELDS, LISTS, PARAMETERS, check_value
 from runtimeproxy.hooks.fields import RESOURCES
 from runtimeproxy.ledger.books import restored, still_valid
-from runtimeproxy.ledger.fitting import cgroup_version
+from runtimeproxy.ledger.fitting import cgroup_version, with_neighbours
 from runtimeproxy.ledger.journal import read_boot_id
+from runtimeproxy.ledger.kernel_settings import KernelSettings, kind_of
 from runtimeproxy.ledger.ledger import Ledger
-from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.offline import Offline
 from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind, Saved
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
@@ -76,19 +76,26 @@ def restore(settings: Settings, *, dry_run: bool) -> tuple[Line, ...]:
         lines = asyncio.run(_restore_all(settings, saved, dry_run=dry_run))
     except RuntimeUnavailableError as error:
         raise RuntimeProxyError(f"{settings.proxy.runtime_endpoint}: {error}") from error
-    lines += restore_sysctls(Sysctls(Path(settings.state.dir), read_boot_id()), dry_run=dry_run)
+    folder, root = Path(settings.state.dir), Path(settings.node.procfs_root) / "sys"
+    of_kernel = KernelSettings(folder, read_boot_id(), root, sysfs=Path(settings.node.sysfs_root))
+    lines += restore_kernel_settings(of_kernel, dry_run=dry_run)
     if saved.unreadable:
         reason = f"{saved.unreadable} of its rows cannot be read"
         lines += (Line(str(path), "", None, None, Status.FAILED, reason),)
     return lines
 
 
-def restore_sysctls(sysctls: Sysctls, *, dry_run: bool) -> tuple[Line, ...]:
-    """Gives all sysctls their original texts; returns the results."""
+def restore_kernel_settings(settings: KernelSettings, *, dry_run: bool) -> tuple[Line, ...]:
+    """Gives all sysctls and other settings of the kernel their originals; returns the results."""
     done = Status.PLANNED if dry_run else Status.RESTORED
     return tuple(
-        Line("sysctl", each.name, each.old, each.new, Status.FAILED if each.error else done, each.error)
-        for each in (sysctls.planned() if dry_run else sysctls.apply({}))
+        Line(
+            kind_of(each.name),
+            *(each.name, each.old, each.new),
+            Status.FAILED if each.error else done,
+            each.error,
+        )
+        for each in (settings.planned() if dry_run else settings.apply({}))
     )
 
 
@@ -187,7 +194,10 @@ def loosen(writer: CgroupWriter, plans: Iterable[CgroupPlan]) -> None:
 def restore_cgroups(writer: CgroupWriter, plans: Iterable[CgroupPlan]) -> tuple[Line, ...]:
     """Writes the original values in safe order; returns the results."""
     plans = tuple(plans)
-    wanted = (CgroupValues(each.state.book.id, each.values, each.state.present, each.raw) for each in plans)
+    wanted = (
+        CgroupValues(each.state.book.id, each.values, each.state.present, each.raw, each.replaces)
+        for each in plans
+    )
     results = {(result.cgroup, result.name): result for result in writer.write_levels(_levels(wanted))}
     return tuple(
         _write_result(line, results.get((line.target, line.field)), writer)
@@ -308,7 +318,7 @@ def _state(book: Book, writer: CgroupWriter) -> CgroupState:
     path = cgroup_path(book.id)
     present: dict[str, FileText] = {}
     with suppress(OSError):
-        present = writer.look(path, book.entries)
+        present = writer.look(path, with_neighbours(book.entries))
     unreadable: set[str] = set()
     for name in PARAMETERS.keys() & (book.entries.keys() - present.keys()):
         try:

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Final
 
 from runtimeproxy.cgroups.paths import cgroup_id, cgroup_path
 from runtimeproxy.cgroups.writer import FileText
-from runtimeproxy.fields.tables import CRI_FIELDS, LISTS, RESOURCE_PARAMETERS, neutral_text, unified_text
+from runtimeproxy.fields.tables import (
+    CRI_FIELDS,
+    LISTS,
+    RESOURCE_PARAMETERS,
+    UPDATABLE,
+    neutral_text,
+    unified_text,
+)
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.ledger import fitting
@@ -62,7 +70,7 @@ class CgroupState:
     above: Mapping[str, FileText] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NodeState:
     """The present state of the node.
 
@@ -77,6 +85,13 @@ class NodeState:
     cgroups: tuple[CgroupState, ...] = ()
     whole_lists: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     unreported: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def in_books(self) -> frozenset[tuple[str, str]]:
+        """The values that books have, by container's id and parameter."""
+        return frozenset(
+            (_container_of(each.book), name) for each in self.cgroups for name in each.book.entries
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +115,7 @@ class CgroupPlan:
     Attributes:
         values: To be written.
         raw: The texts of values whose original is known.
+        replaces: Of values of processes: those that are replaced.
         lines: All values that policies have written.
         copies: Lists that are what the cgroup above has, and do not follow when that grows.
     """
@@ -108,6 +124,7 @@ class CgroupPlan:
     values: Mapping[str, Value]
     raw: Mapping[str, str]
     lines: tuple[Line, ...]
+    replaces: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     copies: Mapping[str, Value] = field(default_factory=dict)
 
 
@@ -204,7 +221,10 @@ def _owned_lines(target: str, record: ContainerRecord, node: NodeState) -> Itera
         else:
             continue
         line = Line(target, name, booked, wanted)
-        if wanted is None and booked is not None:
+        if scalar in CRI_FIELDS and scalar not in UPDATABLE:
+            if (record.id, RESOURCE_PARAMETERS.get(scalar, "")) not in node.in_books:
+                yield replace(line, status=Status.FAILED, reason=AT_CREATION)
+        elif wanted is None and booked is not None:
             reason = "the kubelet gave no value, and the CRI cannot clear one of a running container"
             yield replace(line, status=Status.FAILED, reason=reason)
         elif wanted is not None and (booked is None or not is_same(name, booked, wanted)):
@@ -224,13 +244,17 @@ def _wanted(scalar: str, record: ContainerRecord, node: NodeState) -> Value | No
 def _without_claims(state: CgroupState, by_runtime: Collection[tuple[str, str]]) -> CgroupState:
     """A cgroup of which nothing is claimed any more, without what an update of the container brings back."""
     book = state.book
-    container = book.id.rpartition("/")[2].removesuffix(".scope").rpartition("-")[2]
+    container = _container_of(book)
     unclaimed = {
         name: entry._replace(claims=())
         for name, entry in book.entries.items()
         if (container, name) not in by_runtime
     }
     return replace(state, book=replace(book, entries=unclaimed))
+
+
+def _container_of(book: Book) -> str:
+    return book.id.rpartition("/")[2].removesuffix(".scope").rpartition("-")[2]
 
 
 def _fitted_lists(
@@ -264,7 +288,7 @@ def _cgroup_plan(
     """The plan for a cgroup. `claimed`: parameters that no attempt before this one has restored."""
     book, lines = state.book, list[Line]()
     found = plan_values(book, state.present, formats, fitted=lists)
-    for name in book.entries:
+    for name in {**book.entries, **found.values}:
         text = state.present[name].text if name in state.present else ""
         line = Line(book.id, name, formats.decode(name, text), found.values.get(name))
         if name in state.unreadable:
@@ -278,9 +302,10 @@ def _cgroup_plan(
         elif name in claimed and lists.get(name) is not None:
             lines.append(replace(line, new=lists[name], status=Status.LEFT, reason=COPIED))
     copies = {name: value for name, value in lists.items() if value is not None and name not in found.left}
-    return CgroupPlan(state, found.values, found.raw, tuple(lines), copies)
+    return CgroupPlan(state, found.values, found.raw, tuple(lines), found.replaces, copies)
 
 
+AT_CREATION: Final = "it applies at the creation only: with the next container"
 COPIED: Final = "what the cgroup above has; when that grows, run restore again"
 """The reason of a list that version 1 does not let follow the cgroup above."""
 

@@ -121,6 +121,7 @@ def node_of_files(folder: Path | None, name: str = "", labels: Mapping[str, str]
     places = InputPlaces(
         sysfs=_NOWHERE,
         procfs=_NOWHERE,
+        devfs=_NOWHERE,
         cgroup_root=_NOWHERE,
         kubelet_dir=_NOWHERE,
         objects_dir=folder,

@@ -230,8 +230,10 @@ class KoordProxy:
             # Files of the test only, none of this machine. Without any, the node counts as having every CPU.
             node=NodeSettings(
                 sysfs_root=nowhere,
+                procfs_root=nowhere,
                 objects_dir=str(folder.absolute() / "node.d"),
                 kubelet_dir=str(folder.absolute() / "kubelet"),
+                cdi_dir=str(folder.absolute() / "cdi"),
             ),
             api=ApiSettings(admin_socket=""),
             daemon=DaemonSettings(lock=str(folder.absolute() / "front-end.lock")),

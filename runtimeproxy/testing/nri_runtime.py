@@ -35,7 +35,7 @@ from runtimeproxy.frontends.nri.connection import (
     SOCKET_VARIABLE,
     ConnectionLostError,
     NriConnection,
-    adopt,
+    use_inherited,
 )
 from runtimeproxy.frontends.nri.connection import CallError as NriCallError
 from runtimeproxy.frontends.nri.ttrpc import (
@@ -219,7 +219,7 @@ class NriAdaptation:
             list(command), env={**os.environ, **said}, pass_fds=[inherited.fileno()]
         )
         inherited.close()
-        self._loop.run(adopt(own.detach(), self._serve(state, f"{index}-{name}")))
+        self._loop.run(use_inherited(own.detach(), self._serve(state, f"{index}-{name}")))
         return process
 
     def ask(self, event: nri.Event.ValueType, request: Message, reply_type: type[ReplyT]) -> list[ReplyT]:

@@ -61,8 +61,10 @@ def test_the_defaults() -> None:
         "cgroups": {"enabled": True, "root": "/sys/fs/cgroup"},
         "node": {
             "sysfs_root": "/sys",
+            "procfs_root": "/proc",
             "objects_dir": "/etc/koord-runtime-proxy/node.d",
             "kubelet_dir": "/var/lib/kubelet",
+            "cdi_dir": "/var/run/cdi",
             "name": "",
             "shared_pools": "nrt",
         },

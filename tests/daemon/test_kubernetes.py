@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,13 @@ from runtimeproxy.testing.builders import (
     pod_sandbox_config,
 )
 from tests.daemon.conftest import Daemons
+from tests.daemon.live_annotations import LIVE, POLICIES, STRATEGIES, Live, check_edits
 from tests.kubernetes.api_server import ApiServer, refusing
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
+from tests.lab.node_objects import kubelet_files
 from tests.lab.proxy_process import ProxyProcess
+from tests.node.objects_of import Machine
 
 CONFIG_MAPS = "/api/v1/namespaces/koordinator-system/configmaps"
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
@@ -53,9 +56,18 @@ def burst(percent: int) -> dict[str, str]:
     return {"cpu-burst-config": json.dumps(strategy)}
 
 
-def run_pod(daemon: ProxyProcess, files: CgroupFiles, name: str, uid: str) -> str:
+def run_pod(
+    daemon: ProxyProcess,
+    files: CgroupFiles,
+    name: str,
+    uid: str,
+    qos: str = "LS",
+    annotations: Mapping[str, str] | None = None,
+) -> str:
     """Runs a pod with one container; returns the path of the container's cgroup."""
-    pod = pod_sandbox_config(name, uid=uid, qos="LS", kubelet_qos=KubeletQos.BURSTABLE)
+    pod = pod_sandbox_config(
+        name, uid=uid, qos=qos, kubelet_qos=KubeletQos.BURSTABLE, annotations=annotations or {}
+    )
     files.make(pod.linux.cgroup_parent)
     resources = api_pb2.LinuxContainerResources(cpu_period=100_000, cpu_quota=QUOTA_US, cpu_shares=512)
     config = container_config("main", pod=pod, resources=resources)
@@ -116,7 +128,7 @@ def cluster(daemons: Daemons, cgroup_files: CgroupFiles, socket_folder: Path) ->
         kubeconfig.write_text(json.dumps(document))
         config = (
             f'[kubernetes]\nenabled = true\nkubeconfig = "{kubeconfig}"\n[slo]\nstart_spread_s = 0\n'
-            '[node]\nname = "node-a"\n[policies.cpu-burst]\nenabled = true\n'
+            f'[node]\nname = "node-a"\n{POLICIES}'
         )
         server.put(CONFIG_MAPS, "slo-controller-config", data=burst(20))
         capacity = {"cpu": "4", "memory": "8Gi"}
@@ -143,6 +155,91 @@ def test_strategies_and_live_annotations_reach_running_pods(cluster: Cluster) ->
     cluster.wait_for_burst(container, 50)
     cluster.put_pod("web")
     cluster.wait_for_burst(container, 30)
+
+
+@pytest.mark.parametrize("live", LIVE, ids=[each.key.rpartition("/")[2] for each in LIVE])
+def test_an_edited_annotation_applies_soon(cluster: Cluster, live: Live) -> None:
+    requests = {"cpu": "500m", "memory": "1Gi"}
+    containers = [{"name": "main", "resources": {"requests": requests}}]
+    cluster.server.put(CONFIG_MAPS, "slo-controller-config", data=STRATEGIES)
+
+    def edit(annotations: Mapping[str, str]) -> None:
+        cluster.put_pod("web", metadata={"annotations": dict(annotations)}, containers=containers)
+
+    edit({})
+    check_edits(live, cluster.files, cluster.run("web"), edit)
+
+
+def test_cpus_of_a_running_pod_follow_its_annotation_and_nothing_else(
+    daemons: Daemons, cgroup_files: CgroupFiles, socket_folder: Path
+) -> None:
+    """#2877: the new CPUs are left by others first, then the pod has them, then its old ones are others'."""
+    with ApiServer() as server:
+        daemon = daemons.prepare(moving_config(server, socket_folder))
+        daemons.environment["KOORD_RUNTIMEPROXY_NODE_SYSFS_ROOT"] = str(Machine(socket_folder / "m").sysfs)
+        server.put(NODES, "node-a")
+        daemon.start()
+        with CriClient(daemon.socket) as client:
+            cluster = Cluster(server, daemon, cgroup_files, own_grpc.RuntimeProxyStub(client.channel))
+            cluster.wait_until_synced()
+            cluster.put_pod("web")
+            own_status(cluster, "0-1")
+            web = cluster.run("web")
+            own = run_pod(
+                daemon, cgroup_files, "own", "uid-own", qos="LSR", annotations=resource_status("0-1")
+            )
+            files = [cgroup_files.folder(each, "cpuset") / "cpuset.cpus" for each in (web, own)]
+
+            def wait_for(shared: str, cpus: str) -> tuple[int, ...]:
+                wanted = [shared, cpus]
+                wait_until(lambda: [each.read_text().strip() for each in files] == wanted, str(wanted))
+                return tuple(each.stat().st_mtime_ns for each in files)
+
+            wait_for("2-7", "0-1")
+            for _ in range(4):
+                own_status(cluster, "0-3")
+                others_ns, own_ns = wait_for("4-7", "0-3")
+                assert others_ns <= own_ns
+                own_status(cluster, "2-3")
+                others_ns, own_ns = wait_for("0-1,4-7", "2-3")
+                assert own_ns <= others_ns
+            own_status(cluster, "0-3")
+            grown = wait_for("4-7", "0-3")
+            # What says nothing else of CPUs makes no work, however often it comes.
+            for beat in range(20):
+                own_status(cluster, "0-3", beat=str(beat))
+            cluster.put_pod("other", metadata={"annotations": {"beat": "last"}})
+            wait_until(lambda: cluster.status().kubernetes.pods == 3 or None, "the last pod")
+            assert wait_for("4-7", "0-3") == grown
+            own_status(cluster, "4-5")
+            wait_for("0-3,6-7", "4-5")
+            # Without CPUs of its own it shares those of the others.
+            own_status(cluster, "")
+            wait_for("0-7", "0-7")
+
+
+def moving_config(server: ApiServer, folder: Path) -> str:
+    kubeconfig = folder / "kubeconfig"
+    document = {
+        "current-context": "x",
+        "contexts": [{"name": "x", "context": {"cluster": "x", "user": ""}}],
+        "clusters": [{"name": "x", "cluster": {"server": server.url}}],
+    }
+    kubeconfig.write_text(json.dumps(document))
+    kubelet_files(folder / "kubelet", {})
+    return (
+        f'[kubernetes]\nenabled = true\nkubeconfig = "{kubeconfig}"\n[slo]\nstart_spread_s = 0\n'
+        f'[node]\nname = "node-a"\nshared_pools = "computed"\nkubelet_dir = "{folder / "kubelet"}"\n'
+    )
+
+
+def resource_status(cpus: str) -> dict[str, str]:
+    return {"scheduling.koordinator.sh/resource-status": json.dumps({"cpuset": cpus})} if cpus else {}
+
+
+def own_status(cluster: Cluster, cpus: str, **others: str) -> None:
+    """The API server's annotation of the pod `own`, beside others."""
+    cluster.put_pod("own", metadata={"annotations": {**resource_status(cpus), **others}})
 
 
 def test_a_refusal_by_priority_becomes_an_event(cluster: Cluster) -> None:

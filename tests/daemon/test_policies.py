@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from cri_api.runtime.v1 import api_pb2
+from runtimeproxy.fields.anolis import lacking_text
 from runtimeproxy.testing import FakeRuntime
 from runtimeproxy.testing.builders import (
     KubeletQos,
@@ -79,9 +80,10 @@ def test_strategies_count_for_a_pod_that_runs_and_are_given_back(
 
         write(file, config_map(**STRATEGIES))
         wait_until(lambda: present() == wanted, "the values of the strategies")
+        lacking = ["memory-oom-group", "memory-pagecache-limit", "memory-priority", "memory-wmark"]
         daemon.wait_for_state(
-            "STATUS=8 policies (group-identity is off: the kernel lacks bvt; memory-qos in part: the kernel "
-            "lacks memory-oom-group, memory-pagecache-limit, memory-priority, memory-wmark); "
+            f"STATUS=8 policies (group-identity is off: the kernel lacks {lacking_text(['bvt'])}; "
+            f"memory-qos in part: the kernel lacks {lacking_text(lacking)}); "
         )
         write(file, config_map())
         wait_until(lambda: texts(cgroup_files) == before, "the original values")

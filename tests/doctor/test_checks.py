@@ -25,6 +25,7 @@ from runtimeproxy.doctor.facts import (
     SocketState,
 )
 from runtimeproxy.doctor.modes import ModeFacts, fixed_kubelet, nri_disabled, suited_mode
+from runtimeproxy.fields.anolis import ANOLIS
 from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.kubelet_endpoints import KubeletSetting, RunningKubelet
 from runtimeproxy.node.koordlet import Koordlet
@@ -443,7 +444,7 @@ def unit(**changes: str) -> dict[str, str]:
             "kernel",
             {"policies": (PolicyFacts("p", frozenset({"bvt", "idle"}), is_configured=True),)},
             Severity.WARNING,
-            "the policy p does nothing: the kernel lacks bvt, idle",
+            f"the policy p does nothing: the kernel lacks bvt, idle (only {ANOLIS} have cpu.bvt_warp_ns)",
             "",
         ),
         (
@@ -518,6 +519,38 @@ def unit(**changes: str) -> dict[str, str]:
             Severity.PROBLEM,
             "ProtectKernelTunables=yes",
             "10-group-identity.conf",
+        ),
+        (
+            "service",
+            {
+                "policies": (PolicyFacts("core-sched"),),
+                "node": node("none", Feature.CORE_SCHED, Feature.CORE_SCHED_SYSCTL),
+                "unit": unit(CapabilityBoundingSet="cap_chown cap_dac_override cap_fowner cap_sys_ptrace"),
+            },
+            Severity.PROBLEM,
+            "core-sched may not set its sysctls",
+            "10-group-identity.conf",
+        ),
+        (
+            "service",
+            {"policies": (PolicyFacts("core-sched"),), "node": node("none", Feature.CORE_SCHED)},
+            Severity.PROBLEM,
+            "lacks CAP_SYS_PTRACE",
+            "70-core-sched.conf",
+        ),
+        (
+            "service",
+            {"policies": (PolicyFacts("oom-score"),)},
+            Severity.WARNING,
+            "cannot lower the score of what runs: the unit lacks CAP_SYS_RESOURCE",
+            "60-oom-score.conf",
+        ),
+        (
+            "service",
+            {"policies": (PolicyFacts("system-config"),)},
+            Severity.PROBLEM,
+            "the policy system-config may not set sysctls",
+            "60-system-config.conf",
         ),
         (
             "service",

@@ -3,17 +3,44 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+
+import pytest
 
 from cri_api.runtimeproxy.v1 import api_pb2_grpc
 from runtimeproxy.testing import CgroupFiles
 from tests.daemon.conftest import Daemons
+from tests.daemon.live_annotations import LIVE, POLICIES, STRATEGIES, Live, check_edits
 from tests.daemon.test_kubernetes import QUOTA_US, run_pod
 from tests.e2e_api.conftest import NODE, config_map, pod
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.kube_api_server import KubeApiServer
 from tests.service.api.conftest import status_of
+
+
+@pytest.mark.parametrize("live", LIVE, ids=[each.key.rpartition("/")[2] for each in LIVE])
+def test_an_edited_annotation_applies_soon(
+    cluster: KubeApiServer, kubeconfig: Path, daemons: Daemons, cgroup_files: CgroupFiles, live: Live
+) -> None:
+    for folder in ("/kubepods/burstable", "/kubepods/besteffort"):
+        cgroup_files.make(folder)
+    cluster.upsert({**config_map(), "data": STRATEGIES})
+    cluster.apply(json.dumps(pod("live")))
+    daemon = daemons.start(
+        f'[kubernetes]\nenabled = true\nkubeconfig = "{kubeconfig}"\n[slo]\nstart_spread_s = 0\n'
+        f'[node]\nname = "{NODE}"\n{POLICIES}'
+    )
+    container = run_pod(daemon, cgroup_files, "live", cluster.get(pod("live"))["metadata"]["uid"])
+
+    def edit(annotations: Mapping[str, str]) -> None:
+        cluster.replace(pod("live", annotations=dict(annotations)))
+
+    try:
+        check_edits(live, cgroup_files, container, edit)
+    finally:
+        cluster.delete(pod("live"))
 
 
 def burst(percent: int) -> str:

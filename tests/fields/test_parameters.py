@@ -131,7 +131,7 @@ def test_values_are_compared_as_the_kernel_keeps_them(
 def test_every_parameter_has_a_file_somewhere_and_its_own_name() -> None:
     for name, parameter in PARAMETERS.items():
         assert parameter.name == name
-        assert parameter.v1 or parameter.v2
+        assert parameter.v1 or parameter.v2 or parameter.processes
 
 
 def test_weights_are_written_by_the_formula_of_the_node() -> None:

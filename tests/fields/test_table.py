@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from runtimeproxy.fields.declaration import Kind
 from runtimeproxy.fields.declared import DECLARED
 from runtimeproxy.fields.resources import ResourceChange, Resources
 from runtimeproxy.fields.tables import (
@@ -60,8 +59,8 @@ def test_a_neutral_value_is_one_of_the_field(field: Any) -> None:
 
 def test_tables() -> None:
     assert {"cpuset.cpus", "cpuset.mems"} <= set(LISTS)
-    with_neutral = {name for name, each in FIELDS.items() if each.writable and each.kind is not Kind.TEXT}
-    assert NEUTRAL.keys() == with_neutral
+    without = {"rdt_class", "blockio_class"}
+    assert NEUTRAL.keys() == {name for name, field in FIELDS.items() if field.writable} - without
     assert "memory.swap.max" in FIELDS
     assert "memory.swap.max" not in PARAMETERS
     assert RESOURCE_FIELDS.keys() - CRI_FIELDS.keys() >= {"pids_limit", "rdt_class", "blockio_class"}

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from runtimeproxy.fields.tables import PARAMETERS
 from runtimeproxy.frontends.modes import carried_in
 from runtimeproxy.hooks.loading import built_in
-from runtimeproxy.hooks.ways import SETTABLE, Way, way_of
+from runtimeproxy.hooks.ways import SETTABLE, Way, has_file, way_of
 from tests.lab.programs import REPOSITORY
 
 README: Final = REPOSITORY / "README.md"
@@ -33,8 +32,8 @@ def _rows(policy: str, sets_fields: Mapping[str, Iterable[str]]) -> Iterator[tup
     for method, names in sets_fields.items():
         by_ways: dict[tuple[str, ...], list[str]] = {}
         for name in sorted(names):
-            has_file = name in PARAMETERS or method in ("qos_class", "node")
-            later = "file" if has_file else f"next {'sandbox' if method == 'pod' else 'container'}"
+            is_in_file = has_file(method, name) or method in ("qos_class", "node")
+            later = "file" if is_in_file else f"next {'sandbox' if method == 'pod' else 'container'}"
             if set(ways := ways_of(method, name)) != {Way.NONE}:
                 by_ways.setdefault((*ways, later), []).append(name)
         for key, found in by_ways.items():
@@ -53,7 +52,7 @@ def _shown(names: Iterable[str]) -> Iterator[str]:
 def _any_policy() -> dict[str, list[str]]:
     """What a policy may set beside files, by method."""
     return {
-        method: [name for name in SETTABLE[method] if name not in PARAMETERS]
+        method: [name for name in SETTABLE[method] if not has_file(method, name)]
         for method in ("pod", "container")
     }
 

@@ -19,7 +19,8 @@ def test_the_document_has_the_present_table() -> None:
     [
         ("container", "cpu.shares", (Way.MESSAGE, Way.MESSAGE, Way.FILE_AFTER)),
         ("container", "cpu.cfs_burst_us", (Way.FILE_AFTER, Way.FILE_BEFORE, Way.FILE_AFTER)),
-        ("container", "oom_score_adj", (Way.MESSAGE, Way.MESSAGE, Way.NONE)),
+        ("container", "oom_score_adj", (Way.MESSAGE, Way.MESSAGE, Way.FILE_AFTER)),
+        ("container", "memory_swap_limit_bytes", (Way.MESSAGE, Way.MESSAGE, Way.NONE)),
         ("container", "rdt_class", (Way.NONE, Way.MESSAGE, Way.NONE)),
         ("container", "env", (Way.MESSAGE, Way.MESSAGE, Way.NONE)),
         ("pod", "cpu.shares", (Way.FILE_BEFORE, Way.FILE_BEFORE, Way.FILE_AFTER)),

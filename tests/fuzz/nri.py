@@ -139,7 +139,7 @@ class NriServer:
         self._loop.set_exception_handler(self._on_error)
         self._thread = threading.Thread(target=self._loop.run_forever, name="nri-server", daemon=True)
         self._open: set[NriConnection] = set()
-        self._idle = asyncio.Event()
+        self._changed = asyncio.Event()
         self._servers: list[asyncio.Server] = []
 
     def __enter__(self) -> NriServer:
@@ -153,9 +153,12 @@ class NriServer:
         self._thread.join()
         self._loop.close()
 
-    def wait_until_idle(self, deadline_s: float) -> list[str]:
-        """Waits until all hostile connections have ended; returns what is left."""
-        return asyncio.run_coroutine_threadsafe(self._left(deadline_s), self._loop).result()
+    def wait_until_idle(self, connected: int, deadline_s: float) -> list[str]:
+        """Waits until all connections have come and ended; returns what is left.
+
+        `connected`: how many peers have connected since the start; not all may have been accepted yet.
+        """
+        return asyncio.run_coroutine_threadsafe(self._left(connected, deadline_s), self._loop).result()
 
     async def _serve(self) -> None:
         for side, path in self.paths.items():
@@ -166,16 +169,19 @@ class NriServer:
         for server in self._servers:
             server.close()
 
-    async def _left(self, deadline_s: float) -> list[str]:
-        if self._open:
-            self._idle.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), deadline_s)
+    async def _left(self, connected: int, deadline_s: float) -> list[str]:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                while self._open or self.counts["connections"] < connected:
+                    self._changed.clear()
+                    await self._changed.wait()
         # A call learns of the connection's end in a later turn of the loop than the server.
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         if tasks:
             _, tasks = await asyncio.wait(tasks, timeout=deadline_s)
         left = [f"{len(self._open)} connections are open"] if self._open else []
+        if (accepted := self.counts["connections"]) < connected:
+            left.append(f"{accepted} of {connected} connections were accepted")
         return left + [f"{len(tasks)} tasks are left"] * bool(tasks)
 
     def _accept(self, side: Side) -> NriConnection:
@@ -186,6 +192,7 @@ class NriServer:
         )
         self._open.add(connection)
         self.counts["connections"] += 1
+        self._changed.set()
         # It calls, too: what comes back is hostile.
         self._loop.create_task(self._call(connection))
         return connection
@@ -209,8 +216,7 @@ class NriServer:
         if connection not in self._open:
             self.problems.append(f"closed twice: {reason}")
         self._open.discard(connection)
-        if not self._open:
-            self._idle.set()
+        self._changed.set()
         if not reason:
             self.problems.append("closed without a reason")
         self.counts["ended by the peer" if connection.peer_closed else "ended here"] += 1
@@ -239,16 +245,19 @@ def attack_sockets(folder: Path, seed: int, sessions: int, threads: int, new_loo
 
 def _portion(server: NriServer, seed: int, first: int, count: int, threads: int, found: Findings) -> None:
     """Runs some sessions against each side, beside a peer that behaves, and waits until all is over."""
+    # The witness has one.
+    connected = server.counts["connections"] + 1
     with _Witness(server.paths[Side.PLUGIN]) as witness:
         for side in Side:
             attack = Attack(server.paths[side], _OneSide(seed, side, first // 2), threads)
             attack.run(count // 2)
             found.kinds.update(attack.kinds)
             found.counts["not connected"] += attack.refused
+            connected += attack.done - attack.refused
     found.slowest_s = max(found.slowest_s, witness.slowest_s)
     found.problems += witness.problems
     found.counts["calls of a peer that behaves"] += witness.calls
-    found.problems += server.wait_until_idle(LATE_S)
+    found.problems += server.wait_until_idle(connected, LATE_S)
 
 
 class _OneSide:

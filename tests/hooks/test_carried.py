@@ -23,13 +23,17 @@ from runtimeproxy.hooks.policy import METHOD_HOOKS
 from runtimeproxy.hooks.validation import usable
 
 CREATE, UPDATE = Hook.PRE_CREATE_CONTAINER, Hook.PRE_UPDATE_CONTAINER_RESOURCES
-SCORE, SWAP = "resources.oom_score_adj", "resources.memory_swap_limit_bytes"
+SWAP, CLASS = "resources.memory_swap_limit_bytes", "resources.rdt_class"
 QUOTA = Field(RESOURCES, "cpu_quota_us")
 FEW = CarriedFields("few", {CREATE: {"resources.cpuset_cpus", SWAP, ENV}, UPDATE: {"resources.cpuset_cpus"}})
 """Some resources, and of texts the environment."""
 CHANGE = ContainerChange(
     resources=ResourceChange(
-        cpuset_cpus="0-1", cpu_quota_us=-1, oom_score_adj=5, unified={"memory.swap.max": "1"}
+        cpuset_cpus="0-1",
+        cpu_quota_us=-1,
+        oom_score_adj=5,
+        rdt_class="gold",
+        unified={"memory.swap.max": "1"},
     ),
     env={"A": "secret"},
     annotations={"a": "b"},
@@ -70,25 +74,27 @@ def test_of_a_creation_what_is_not_carried_goes_by_file_or_is_left_out() -> None
     assert {str(field): value for field, value in found.fields.items()} == {
         "resources.cpuset_cpus": "0-1",
         "cgroup[cpu.cfs_quota_us]": -1,
+        "cgroup[oom_score_adj]": 5,
         "env[A]": "secret",
     }
     assert found.reasons["cpu.cfs_quota_us"] == "no quota"
-    names = {SCORE, "resources.unified[memory.swap.max]", "annotations[a]"}
+    names = {CLASS, "resources.unified[memory.swap.max]", "annotations[a]"}
     assert {each.field for each in found.left_out} == names
     assert {each.reason for each in found.left_out} == {FEW.reason}
 
 
 def test_of_an_update_what_is_not_carried_goes_by_file_or_is_nothing_new() -> None:
     found = usable(UPDATE, CHANGE, Merged(ContainerView()), carried=FEW)
-    assert set(map(str, found.fields)) == {"resources.cpuset_cpus", "cgroup[cpu.cfs_quota_us]"}
+    names = {"resources.cpuset_cpus", "cgroup[cpu.cfs_quota_us]", "cgroup[oom_score_adj]"}
+    assert set(map(str, found.fields)) == names
     assert found.left_out == ()
 
 
 def test_what_depends_on_a_field_that_is_not_carried_is_left_out_with_it() -> None:
-    resources, requires = ResourceChange(cpu_quota_us=-1, oom_score_adj=5), {str(QUOTA): SCORE}
+    resources, requires = ResourceChange(cpu_quota_us=-1, rdt_class="gold"), {str(QUOTA): CLASS}
     change = ContainerChange(resources=resources, requires=requires)
     found = usable(CREATE, change, Merged(ContainerView()), carried=FEW)
-    assert (found.fields, [each.field for each in found.left_out]) == ({}, [SCORE, str(QUOTA)])
+    assert (found.fields, [each.field for each in found.left_out]) == ({}, [CLASS, str(QUOTA)])
 
 
 def test_a_value_of_the_cgroup_counts_more_than_the_resource_in_its_place() -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks import ContainerChange, ContainerView, FailurePolicy, Hook
-from runtimeproxy.hooks.audit import Subject
+from runtimeproxy.hooks.audit import AuditKind, Subject
 from runtimeproxy.hooks.decision import Failure, FailureKind, Progress, error_texts, run_policy
 from runtimeproxy.hooks.fields import Merged
+from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.node.snapshot import Node
 from tests.hooks.policy_classes import Answer, scripted
 
@@ -75,6 +76,46 @@ def test_a_failure_can_refuse() -> None:
     assert progress.refusal.code is StatusCode.INTERNAL
     assert progress.refusal.text == f"p: {failure.reason}"
     assert failure.reason.startswith("ValueError: boom (test_decision.py:")
+
+
+@pytest.mark.parametrize(
+    ("hook", "settings", "is_refused"),
+    [
+        pytest.param(Hook.PRE_CREATE_CONTAINER, {"failure_policy": FailurePolicy.FAIL}, True, id="fail"),
+        pytest.param(Hook.PRE_CREATE_CONTAINER, {}, False, id="ignore"),
+        pytest.param(
+            Hook.PRE_CREATE_CONTAINER,
+            {"failure_policy": FailurePolicy.FAIL, "mode": Mode.DRY_RUN},
+            False,
+            id="dry-run",
+        ),
+        pytest.param(Hook.EVALUATE_CONTAINER, {"failure_policy": FailurePolicy.FAIL}, False, id="it-runs"),
+    ],
+)
+def test_what_the_node_cannot_give_refuses_as_the_failure_policy_says(
+    hook: Hook, settings: dict[str, Any], is_refused: bool
+) -> None:
+    change = ContainerChange(env={"A": "1"}, missing=("no /dev/x", "no /dev/y"))
+    progress, failure = run_policy(
+        scripted("p", lambda _: change, **settings), Subject(hook, VIEW, 0.0), Node(), Progress(Merged(VIEW))
+    )
+    assert failure is None
+    if is_refused:
+        assert progress.refusal is not None
+        assert progress.refusal.code is StatusCode.FAILED_PRECONDITION
+        assert progress.refusal.text == "p: no /dev/x; no /dev/y"
+        assert progress.enforced.fields == {}
+    else:
+        assert progress.refusal is None
+        said = [note.reason for note in progress.notes if note.kind is AuditKind.LEFT_OUT]
+        assert said == ["no /dev/x", "no /dev/y"]
+
+
+def test_nothing_but_what_is_missing_keeps_what_was_wanted_before() -> None:
+    answer = ContainerChange(missing=("no /dev/x",))
+    subject = Subject(Hook.PRE_CREATE_CONTAINER, VIEW, 0.0)
+    progress, _ = run_policy(scripted("p", lambda _: answer), subject, Node(), Progress(Merged(VIEW)))
+    assert progress.without_answer == {"p"}
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,12 @@ from runtimeproxy.hooks import (
     ResourceChange,
     Resources,
 )
+from runtimeproxy.hooks.changes import Add
 from runtimeproxy.hooks.fields import Merged, View
 from runtimeproxy.hooks.validation import LeftOut, problem_of, usable
+from runtimeproxy.hooks.views import ClassView
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
+from runtimeproxy.qos import KubeQoSClass
 from tests.hooks.flat import CREATE, RUN
 
 UPDATE = Hook.PRE_UPDATE_CONTAINER_RESOURCES
@@ -62,6 +65,10 @@ def left_out(
 
 
 PAGE = 4096
+
+
+def numbered(numbers: Any) -> DeviceSpec:
+    return DeviceSpec(host_path="/a", container_path="/b", numbers=numbers)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +210,16 @@ MOUNT = MountSpec(host_path="/a", container_path="/b")
             ContainerChange(devices=(DeviceSpec(host_path="/a", container_path="/b", permissions="x"),)),
             "devices[/b]",
         ),
+        *(
+            (
+                ContainerChange(devices=(numbered(numbers),)),
+                "devices[/b]",
+            )
+            for numbers in ((-1, 0), (4096, 0), (0, 1 << 20), (1,), (True, 1), ("1", 1), NOWHERE)
+        ),
         (ContainerChange(devices=NOWHERE), "devices"),
+        (ContainerChange(missing=NOWHERE), "missing"),
+        (ContainerChange(missing=(NOWHERE,)), "missing"),
         (ContainerChange(cdi_devices=("vendor.com/gpu",)), "cdi_devices[vendor.com/gpu]"),
         (ContainerChange(cdi_devices=(NOWHERE,)), "cdi_devices"),
         (ContainerChange(cdi_devices=NOWHERE), "cdi_devices"),
@@ -452,6 +468,10 @@ def test_some_answers_are_none_as_a_whole(answer: object) -> None:
             CREATE,
             ContainerChange(devices=(DeviceSpec(host_path="/a", container_path="/b", permissions="wr"),)),
         ),
+        (
+            CREATE,
+            ContainerChange(devices=(DeviceSpec(host_path="/a", container_path="/b", numbers=(231, 192)),)),
+        ),
         (CREATE, ContainerChange(cdi_devices=("vendor.com/gpu=0", "a-b.c/d_e=x:1.y"))),
         (CREATE, ContainerChange(resources=ResourceChange(pids_limit=-1))),
         (CREATE, ContainerChange(resources=ResourceChange(pids_limit=CLEAR))),
@@ -483,3 +503,27 @@ def test_nothing_of_an_environment_is_quoted() -> None:
     found = usable(CREATE, change, Merged(CONTAINER)).left_out
     assert [each.field for each in found] == ["env[TOKEN]", "env"]
     assert "hunter2" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("hook", "view", "problem"),
+    [
+        (RUN, PodView(kube_qos=KubeQoSClass.BEST_EFFORT), ""),
+        (Hook.EVALUATE_POD, PodView(kube_qos=KubeQoSClass.BEST_EFFORT), ""),
+        (RUN, PodView(kube_qos=KubeQoSClass.BURSTABLE), "the kubelet resizes pods with CPU requests"),
+        (RUN, PodView(), "the kubelet resizes pods with CPU requests"),
+        (CREATE, ContainerView(), "the runtime writes weights of containers"),
+        (
+            Hook.EVALUATE_QOS_CLASS,
+            ClassView(qos=KubeQoSClass.BEST_EFFORT),
+            "the kubelet writes weights of QoS classes",
+        ),
+    ],
+)
+@pytest.mark.parametrize("value", [1, Add(1), 0])
+def test_only_pods_whose_weight_nobody_writes_are_idle(
+    hook: Hook, view: PodView | ContainerView | ClassView, problem: str, value: Any
+) -> None:
+    kind = ContainerChange if hook is CREATE else CgroupChange
+    found = usable(hook, kind(cgroup={"cpu.idle": value}), Merged(view)).left_out
+    assert [each.reason.partition(",")[0] for each in found] == ([problem] if problem and value != 0 else [])

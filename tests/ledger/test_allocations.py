@@ -346,3 +346,51 @@ def test_any_order_of_events_leads_to_the_pods_that_are_there(
             assert scene.saved() == sorted(there)
 
     asyncio.run(play())
+
+
+async def test_a_pod_that_moves_has_the_old_cpus_until_it_has_left_them(scene: Scene) -> None:
+    await scene.follow(record("a", "0-1"), record("b", "6"))
+    scene.left.clear()
+    async with scene.allocations.moving("a", PodCpus(QoSClass.LSR, frozenset({1, 2, 3}))):
+        assert scene.left == [{2, 3}]
+        both = PodCpus(QoSClass.LSR, frozenset({0, 1, 2, 3}))
+        assert scene.allocated is not None
+        assert scene.allocated["a"] == both
+        # Neither the records of before nor a call of the kubelet end it.
+        await scene.follow(record("a", "0-1"), record("b", "6"))
+        await scene.allocations.create(ContainerView(pod=pod("a", "1-3")))
+        await scene.allocations.admit(pod("c", "5"))
+        assert scene.allocated["a"] == both
+    assert scene.allocated == {
+        "a": PodCpus(QoSClass.LSR, frozenset({1, 2, 3})),
+        "b": PodCpus(QoSClass.LSR, frozenset({6})),
+        "c": PodCpus(QoSClass.LSR, frozenset({5})),
+    }
+    await scene.follow(record("a", "1-3"), record("b", "6"), record("c", "5"))
+    assert scene.saved() == ["a", "b", "c"]
+    assert scene.left == [{2, 3}, {5}]
+
+
+@pytest.mark.parametrize(("old", "new"), [("0-1", ""), ("", "0-1"), ("", "")])
+async def test_a_pod_may_lose_all_its_cpus_or_get_the_first(scene: Scene, old: str, new: str) -> None:
+    await scene.follow(record("a", old))
+    cpus = PodCpus(QoSClass.LSR, frozenset({0, 1})) if new else None
+    async with scene.allocations.moving("a", cpus):
+        assert scene.owners() == ({"a"} if old or new else set())
+    assert scene.owners() == ({"a"} if new else set())
+
+
+async def test_pods_move_one_after_the_other_and_a_failure_ends_the_move_of_one(scene: Scene) -> None:
+    await scene.follow(record("a", "0"), record("b", "1"))
+    order: list[str] = []
+
+    async def move(uid: str, cpu: int) -> None:
+        async with scene.allocations.moving(uid, PodCpus(QoSClass.LSR, frozenset({cpu}))):
+            order.append(f"{uid} has both")
+            await asyncio.sleep(0)
+            order.append(f"{uid} has one")
+            raise OSError
+
+    await asyncio.gather(move("a", 2), move("b", 0), return_exceptions=True)
+    assert order == ["a has both", "a has one", "b has both", "b has one"]
+    assert {uid: each.cpus for uid, each in (scene.allocated or {}).items()} == {"a": {2}, "b": {0}}

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -25,14 +25,16 @@ from runtimeproxy.hooks.carried import BY_CALLS
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import SYSCTL, Field, Merged
-from runtimeproxy.hooks.policy import Hook
+from runtimeproxy.hooks.loaded import bind
+from runtimeproxy.hooks.policy import Hook, Policy
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import upkeep as module
 from runtimeproxy.ledger.books import Wanted
+from runtimeproxy.ledger.cpu_mode import OF_MODES
 from runtimeproxy.ledger.journal import Journal
+from runtimeproxy.ledger.kernel_settings import KernelSettings, SettingChange
 from runtimeproxy.ledger.ledger import Ledger
-from runtimeproxy.ledger.sysctls import SysctlChange, Sysctls
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.node.snapshot import FixedNode, Node
@@ -99,7 +101,7 @@ class Kernel(CgroupWriter):
         return tuple(results)
 
 
-class Switches(Sysctls):
+class Switches(KernelSettings):
     """The sysctls of this kernel; what is on without them is an error."""
 
     def __init__(self, kernel: Kernel, folder: Path) -> None:
@@ -109,7 +111,7 @@ class Switches(Sysctls):
 
     def apply(
         self, wanted: Mapping[str, int | str], *, releases: Collection[str] | None = None
-    ) -> tuple[SysctlChange, ...]:
+    ) -> tuple[SettingChange, ...]:
         before = self._of.switches()
         changes = super().apply(wanted, releases=releases)
         if self._of.switches() != before or before != ON:
@@ -118,7 +120,7 @@ class Switches(Sysctls):
 
     def _set(self, held: dict[str, Any], name: str, value: str, *, is_check: bool = False) -> Any:
         if name == self.read_only:
-            return [SysctlChange(name, self._read(name) or "", value, "EROFS")]
+            return [SettingChange(name, self._read(name) or "", value, "EROFS")]
         self._of.step()
         changes = super()._set(held, name, value, is_check=is_check)
         self._of.step()
@@ -129,6 +131,18 @@ class Switches(Sysctls):
         changes = super()._release(held, name)
         self._of.step()
         return changes
+
+
+class Waiting(Policy):
+    """Does not say what it sets."""
+
+    name = "waiting"
+
+
+class WaitingForFiles(Waiting):
+    """Says that it sets no sysctl."""
+
+    sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {"pod": frozenset({"cpu.shares"})}
 
 
 class Policies:
@@ -375,7 +389,7 @@ async def test_what_a_successor_that_has_ended_did_is_known(scene: Daemon, tmp_p
         scene.ledger.release(CGROUPS, names={BVT})
         await scene.evaluator.evaluate_all()
         assert (scene.kernel.switches(), scene.kernel.identities()) == (ON, {"-1", "2"})
-    Sysctls(tmp_path / "state", "boot", tmp_path).apply({})  # as `restore` does
+    KernelSettings(tmp_path / "state", "boot", tmp_path).apply({})  # as `restore` does
     assert scene.kernel.switches() == OFF
 
 
@@ -388,7 +402,7 @@ async def test_a_mode_without_sysctls_is_taken_once(
     monkeypatch.setattr(scene.kernel, "switches", lambda: ON)
     apply, closed = scene.sysctls.apply, list[frozenset[str]]()
 
-    def look(wanted: Mapping[str, int | str], **more: Any) -> tuple[SysctlChange, ...]:
+    def look(wanted: Mapping[str, int | str], **more: Any) -> tuple[SettingChange, ...]:
         closed.append(scene.ledger.books.blocked)
         return apply(wanted, **more)
 
@@ -399,7 +413,7 @@ async def test_a_mode_without_sysctls_is_taken_once(
         await scene.evaluator.evaluate_all()
     assert scene.kernel.identities() == {"-1", "2"}
     assert caplog.text.count("the CPU mode is group identity now") == 1
-    assert set(closed) == {frozenset()}, "a container that is created meanwhile keeps its identity"
+    assert set(closed) == {OF_MODES - {BVT}}, "a container that is created meanwhile keeps its identity"
 
 
 async def test_while_a_policy_has_no_answer_the_mode_stays(scene: Daemon) -> None:
@@ -411,6 +425,17 @@ async def test_while_a_policy_has_no_answer_the_mode_stays(scene: Daemon) -> Non
     scene.ledger.books.not_loaded = frozenset()
     await scene.evaluator.evaluate_all()
     assert (scene.kernel.switches(), scene.kernel.identities()) == (OFF, {"0"})
+
+
+async def test_a_policy_that_sets_no_sysctl_holds_none(scene: Daemon) -> None:
+    """Such as one that waits for an input that never comes."""
+    await scene.evaluator.evaluate_all()
+    scene.policies.mode = OFF
+    for policy, is_held in ((Waiting(), True), (WaitingForFiles(), False)):
+        scene.policies.policies = [bind(policy)]
+        scene.policies.unsettled = frozenset({"waiting"})
+        await scene.evaluator.evaluate_all()
+        assert scene.kernel.switches() == (ON if is_held else OFF)
 
 
 @pytest.mark.parametrize(("before", "after"), [(ON, CORE), (ON, OFF), (OFF, ON)])

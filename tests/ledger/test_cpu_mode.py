@@ -10,9 +10,11 @@ from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, PodView, Re
 from runtimeproxy.hooks.fields import Merged
 from runtimeproxy.hooks.validation import usable
 from runtimeproxy.ledger.cpu_mode import (
+    CORE_SCHED_FEATURE,
     CORE_SCHED_SYSCTL,
     GROUP_IDENTITY_SYSCTL,
     OF_MODES,
+    OWN,
     CpuMode,
     plan,
 )
@@ -21,6 +23,7 @@ POD = PodView(id="s", name="web", namespace="shop", uid="u")
 BOX = ContainerView(id="c", name="main", pod=POD)
 IDENTITY, CORE, OFF = CpuMode.GROUP_IDENTITY, CpuMode.CORE_SCHEDULING, CpuMode.OFF
 NOTHING: frozenset[str] = frozenset()
+IDENTITIES, COOKIES = OWN[IDENTITY], OWN[CORE]
 
 
 def sysctls(identity: int | None = None, core: int | None = None) -> dict[str, str]:
@@ -32,19 +35,19 @@ def sysctls(identity: int | None = None, core: int | None = None) -> dict[str, s
     ("wanted", "written", "mode", "is_change", "excluded"),
     [
         (sysctls(), sysctls(), OFF, False, NOTHING),
-        (sysctls(1, 0), sysctls(), IDENTITY, True, NOTHING),
-        (sysctls(1, 0), sysctls(1, 0), IDENTITY, False, NOTHING),
-        (sysctls(1), sysctls(1), IDENTITY, False, NOTHING),
-        (sysctls(0, 1), sysctls(), CORE, True, OF_MODES),
-        (sysctls(0, 1), sysctls(1, 0), CORE, True, OF_MODES),
-        (sysctls(0, 1), sysctls(0, 1), CORE, False, OF_MODES),
-        (sysctls(1, 0), sysctls(0, 1), IDENTITY, True, NOTHING),
+        (sysctls(1, 0), sysctls(), IDENTITY, True, COOKIES),
+        (sysctls(1, 0), sysctls(1, 0), IDENTITY, False, COOKIES),
+        (sysctls(1), sysctls(1), IDENTITY, False, COOKIES),
+        (sysctls(0, 1), sysctls(), CORE, True, IDENTITIES),
+        (sysctls(0, 1), sysctls(1, 0), CORE, True, IDENTITIES),
+        (sysctls(0, 1), sysctls(0, 1), CORE, False, IDENTITIES),
+        (sysctls(1, 0), sysctls(0, 1), IDENTITY, True, COOKIES),
         (sysctls(), sysctls(1, 0), OFF, True, OF_MODES),
         (sysctls(), sysctls(0, 1), OFF, True, OF_MODES),
         # Killed between two sysctls; a kernel in which group identity has no sysctl.
         (sysctls(), sysctls(None, 0), OFF, False, OF_MODES),
-        (sysctls(0, 1), sysctls(0, 0), CORE, True, OF_MODES),
-        (sysctls(1, 0), sysctls(None, 0), IDENTITY, True, NOTHING),
+        (sysctls(0, 1), sysctls(0, 0), CORE, True, IDENTITIES),
+        (sysctls(1, 0), sysctls(None, 0), IDENTITY, True, COOKIES),
         # A policy that only keeps core scheduling off; another one may set identities then.
         (sysctls(None, 0), sysctls(None, 0), OFF, False, NOTHING),
         (sysctls(None, 0), sysctls(1, 0), OFF, True, OF_MODES),
@@ -68,6 +71,16 @@ def test_what_is_switched_off_comes_first() -> None:
         GROUP_IDENTITY_SYSCTL,
         CORE_SCHED_SYSCTL,
     ]
+
+
+def test_a_kernel_whose_core_scheduling_is_a_feature_of_the_scheduler() -> None:
+    core = {GROUP_IDENTITY_SYSCTL: "0", CORE_SCHED_FEATURE: "1"}
+    found = plan(core, sysctls(1))
+    assert (found.mode, found.is_change, found.excluded) == (CORE, True, IDENTITIES)
+    found = plan({GROUP_IDENTITY_SYSCTL: 1, CORE_SCHED_FEATURE: 0}, core)
+    assert (found.mode, found.is_change, found.excluded) == (IDENTITY, True, COOKIES)
+    assert next(iter(found.sysctls)) == CORE_SCHED_FEATURE
+    assert plan({GROUP_IDENTITY_SYSCTL: 1, CORE_SCHED_FEATURE: 1}, core).problem
 
 
 @pytest.mark.parametrize("written", [sysctls(), sysctls(1, 0), sysctls(0, 1)])

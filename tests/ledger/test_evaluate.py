@@ -29,6 +29,7 @@ from runtimeproxy.ledger.answers import (
     class_cgroups,
     requested_of_pod,
     resized_pod,
+    with_requests,
     without_lower_limit,
 )
 from runtimeproxy.ledger.books import Wanted
@@ -614,6 +615,31 @@ def test_the_requests_of_containers_come_to_those_of_a_pod() -> None:
 
 
 @pytest.mark.parametrize(
+    ("own", "containers", "wanted"),
+    [
+        (Resources(), [Resources(cpu_quota_us=1, cpu_shares=2)], Resources(cpu_quota_us=1, cpu_shares=2)),
+        (
+            Resources(),
+            [Resources(cpu_quota_us=1, memory_limit_bytes=3), Resources(memory_limit_bytes=4)],
+            Resources(memory_limit_bytes=7),
+        ),
+        (Resources(cpu_shares=5), [Resources(cpu_quota_us=1)], Resources(cpu_shares=5)),
+        (Resources(), [], Resources()),
+    ],
+    ids=["one", "one-unlimited", "told", "none"],
+)
+def test_a_pod_of_which_no_resources_are_told_has_those_of_its_containers(
+    own: Resources, containers: list[Resources], wanted: Resources
+) -> None:
+    made = [ContainerRecord(id=str(number), requested=each) for number, each in enumerate(containers)]
+    pod = PodRecord(id="p", requested=own)
+    assert with_requests(pod, made).requested == wanted
+    # What was found may be the values of policies.
+    found = [replace(each, recovered=True) for each in made]
+    assert with_requests(pod, found).requested == own
+
+
+@pytest.mark.parametrize(
     ("of_pod", "before", "now", "expected"),
     [
         (Resources(cpu_quota_us=100), [100], [150], Resources(cpu_quota_us=150)),
@@ -622,8 +648,25 @@ def test_the_requests_of_containers_come_to_those_of_a_pod() -> None:
         (Resources(), [None], [50], Resources(cpu_quota_us=50)),
         (Resources(cpu_quota_us=300), [40, 60], [40, 30], Resources(cpu_quota_us=300)),
         (Resources(cpu_quota_us=300), [], [40], Resources(cpu_quota_us=300)),
+        (Resources(cpu_quota_us=300), [40, 60], [40, 290], Resources(cpu_quota_us=330)),
+        (Resources(cpu_quota_us=100), [40, 60, None], [40, 90, None], Resources(cpu_quota_us=130)),
+        (Resources(cpu_quota_us=100), [40, 60, None], [40, 30, None], Resources(cpu_quota_us=70)),
+        (Resources(cpu_quota_us=300), [40, 60, -1], [40, 290, -1], Resources(cpu_quota_us=330)),
+        (Resources(cpu_quota_us=300), [40, 60, -1], [40, 90, -1], Resources(cpu_quota_us=300)),
     ],
-    ids=["raised", "lowered", "unlimited", "limited", "limit of the pod", "first container"],
+    ids=[
+        "raised",
+        "lowered",
+        "unlimited",
+        "limited",
+        "limit of the pod",
+        "first container",
+        "above an init container",
+        "beside an ephemeral container",
+        "lowered beside one",
+        "above an init container, beside one",
+        "below an init container",
+    ],
 )
 def test_a_resized_pod_has_the_sums_of_its_containers_or_its_own_limits(
     of_pod: Resources, before: list[int | None], now: list[int | None], expected: Resources

@@ -28,7 +28,7 @@ from runtimeproxy.pods.records import Level
         (Level.QOS_CLASS, "cpu.bvt_warp_ns", Base.NEUTRAL),
         (Level.NODE, "cpu.bvt_warp_ns", Base.ORIGINAL),
         (Level.CONTAINER, "env[A]", Base.NONE),
-        (Level.CONTAINER, "oom_score_adj", Base.NONE),
+        (Level.CONTAINER, "oom_score_adj", Base.REQUESTED),
         (Level.POD, "oom_score_adj", Base.NONE),
         # No request of the kubelet has it.
         (Level.CONTAINER, "pids.max", Base.NEUTRAL),

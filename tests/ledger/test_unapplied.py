@@ -24,8 +24,8 @@ from runtimeproxy.hooks.views import PodView, Resources
 from runtimeproxy.ledger.answers import at_next_start, left_out, without_cgroup
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.evaluate import unknown_cgroups
+from runtimeproxy.ledger.kernel_settings import KernelSettings
 from runtimeproxy.ledger.rates import ChangeRates
-from runtimeproxy.ledger.sysctls import Sysctls
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause, UnappliedStage, UnappliedValues, Withheld
 from runtimeproxy.ledger.unapplied_audit import INTERVAL_S, MOST_ENTRIES, UnappliedAudit
@@ -377,7 +377,7 @@ def test_sysctls(tmp_path: Path, prepare: Callable[[Path], None], cause: Unappli
     file.parent.mkdir(parents=True)
     file.write_text("0\n")
     prepare(file)
-    sysctls = Sysctls(tmp_path / "state", "boot", tmp_path / "sys")
+    sysctls = KernelSettings(tmp_path / "state", "boot", tmp_path / "sys")
     sysctls.apply({"kernel.sched_core": 1})
     found = {name: each.cause for name, each in sysctls.unapplied.items()}
     assert found == ({} if cause is None else {"kernel.sched_core": cause})
@@ -389,7 +389,7 @@ def test_a_sysctl_that_another_program_keeps_writing(tmp_path: Path) -> None:
     file = tmp_path / "sys" / "vm" / "x"
     file.parent.mkdir(parents=True)
     file.write_text("0\n")
-    sysctls = Sysctls(tmp_path / "state", "boot", tmp_path / "sys")
+    sysctls = KernelSettings(tmp_path / "state", "boot", tmp_path / "sys")
     sysctls.apply({"vm.x": 1})
     for _ in range(3):
         file.write_text("7\n")

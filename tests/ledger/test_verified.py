@@ -18,8 +18,8 @@ from runtimeproxy.ledger import upkeep as module
 from runtimeproxy.ledger.books import Wanted
 from runtimeproxy.ledger.foreign import FIRST_YIELD_S, OVERWRITES
 from runtimeproxy.ledger.journal import Journal
+from runtimeproxy.ledger.kernel_settings import KernelSettings, SettingChange
 from runtimeproxy.ledger.ledger import Ledger
-from runtimeproxy.ledger.sysctls import SysctlChange, Sysctls
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.pods.records import Level
@@ -51,7 +51,7 @@ class Scene:
         self.sysctl = folder / "sys" / CORE.replace(".", "/")
         self.sysctl.parent.mkdir(parents=True)
         self.sysctl.write_text("1\n")
-        self.sysctls = Sysctls(folder / "state", "boot", folder / "sys", self.clock)
+        self.sysctls = KernelSettings(folder / "state", "boot", folder / "sys", self.clock)
 
     def claim(self, level: Level, cgroup: str, quota_us: int | None) -> None:
         claims = {} if quota_us is None else sets(quota_us)
@@ -96,14 +96,14 @@ async def test_a_sysctl_that_was_reset_is_written_again(scene: Scene) -> None:
     scene.sysctls.apply({CORE: 0})
     for _ in range(OVERWRITES + 1):
         scene.sysctl.write_text("1\n")
-        assert scene.sysctls.verify() == (SysctlChange(CORE, "1", "0"),)
+        assert scene.sysctls.verify() == (SettingChange(CORE, "1", "0"),)
     assert scene.sysctls.verify() == ()
 
 
 async def test_a_sysctl_that_had_its_value_already(scene: Scene) -> None:
     scene.sysctls.apply({CORE: 1})
     scene.sysctl.write_text("2\n")
-    assert scene.sysctls.verify() == (SysctlChange(CORE, "2", "1"),)
+    assert scene.sysctls.verify() == (SettingChange(CORE, "2", "1"),)
     assert scene.sysctls.apply({}) == ()
     assert scene.sysctl.read_text() == "1\n"
 
@@ -120,7 +120,7 @@ async def test_a_sysctl_that_another_program_keeps_writing_is_left_to_it(
     assert f"another program keeps writing the sysctl {CORE}: 2, not 0" in caplog.text
     assert scene.sysctls.apply({CORE: 0}) == ()
     scene.clock.now_s += FIRST_YIELD_S
-    assert scene.sysctls.verify() == (SysctlChange(CORE, "2", "0"),)
+    assert scene.sysctls.verify() == (SettingChange(CORE, "2", "0"),)
 
 
 async def test_a_sysctl_that_is_wanted_no_more_is_left_alone(scene: Scene) -> None:

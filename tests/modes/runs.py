@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Final, Literal
 
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
-from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.node import RunningPod, running_pod
 from tests.lab.node_objects import NodeObjects, strategy_policies
 from tests.lab.pods import PodSpec
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
-from tests.modes.first_act import FILE_ONLY, OOM_SCORE, cgroup_values, first_seen, values_now
+from tests.lab.runtime_process import RuntimeProcess
+from tests.modes.first_act import FILE_ONLY, cgroup_values, first_seen, values_now
 from tests.modes.pods import BURST_PERCENT, NORMALIZATION_RATIO, POLICY
 
 Mode = Literal["proxy", "nri", "standalone"]
@@ -50,6 +50,10 @@ class Node:
             api = api_pb2_grpc.RuntimeProxyStub(client.channel)
             return api.GetStatus(api_pb2.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
 
+    def command(self, *words: str) -> str:
+        """What a command of the program prints about the daemon."""
+        return self.daemon.run(*words).stdout
+
 
 def burst_strategy(percent: int) -> dict[str, object]:
     strategy = {"policy": "cpuBurstOnly", "cpuBurstPercent": percent}
@@ -62,7 +66,7 @@ def normalize(objects: NodeObjects, ratio: str) -> None:
 
 @contextmanager
 def node(
-    mode: Mode, runtime: Containerd, policies: Mapping[str, str] | None = None, config: str = ""
+    mode: Mode, runtime: RuntimeProcess, policies: Mapping[str, str] | None = None, config: str = ""
 ) -> Iterator[Node]:
     """Runs the daemon in this mode, with strategies for all that the policies of Koordinator can do here.
 
@@ -95,7 +99,11 @@ def node(
 
 @contextmanager
 def running(
-    client: CriClient, specs: Sequence[PodSpec], logs: Path, remover: CriClient | None = None
+    client: CriClient,
+    specs: Sequence[PodSpec],
+    logs: Path,
+    cgroup_prefix: str = "",
+    remover: CriClient | None = None,
 ) -> Iterator[list[RunningPod]]:
     """Runs pods one after another, and waits until their programs have written what they see first.
 
@@ -103,7 +111,9 @@ def running(
     """
     with ExitStack() as stack:
         pods = [
-            stack.enter_context(running_pod(client, spec, logs, kubelet_files(spec), remover=remover))
+            stack.enter_context(
+                running_pod(client, spec, logs, kubelet_files(spec), cgroup_prefix, remover=remover)
+            )
             for spec in specs
         ]
         for pod in pods:
@@ -182,7 +192,7 @@ def is_of_table(mode: Mode, place: str, name: str, *, at_first: bool) -> bool:
         return at_first and name in FILE_ONLY
     if mode == "nri":
         return False
-    is_creation = name == OOM_SCORE or name.startswith(("env:", "path:", "memory/memory.memsw."))
+    is_creation = name.startswith(("env:", "path:", "memory/memory.memsw."))
     return at_first or is_creation or (place.endswith(f"/{POD}") and name == "cpu/cpu.cfs_quota_us")
 
 

@@ -84,6 +84,12 @@ def test_a_field_of_another_plugin_is_left_out_of_the_answer_and_written_to_its_
     assert ("resources.cpu_shares", "10-other") in [(each.field, each.plugin) for each in nri.conflicts]
     assert "10-other" in [f"{each.index}-{each.name}" for each in nri.other_plugins]
     assert nri.failed_creates == 0
+    reason = "the runtime's plugin 10-other sets it, too: it goes by file"
+    name = f"{NAMESPACE}/{batch.spec.name}"
+    explained = here.command("explain", name)
+    assert reason in explained
+    assert "its specification has 700" in explained
+    assert f"resources.cpu_shares: {reason}" in here.command("audit", "--kind", "conflict", "--pod", name)
 
 
 @pytest.mark.skipif(not WITH_ALL_VERSIONS, reason="of `make e2e-versions`")

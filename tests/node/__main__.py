@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.lab.programs import REPOSITORY, tools_folder
-from tests.node.guest.checks import BOOTS, KUBELETS, MODES, selected
+from tests.node.guest.checks import BOOTS, CORE_SCHED, KUBELETS, MODES, selected
 from tests.node.image import Image, build_image
 from tests.node.qemu import boot
 from tests.node.report import rows, table
@@ -26,6 +26,10 @@ _PROGRAMS = ("qemu-system-x86_64", "mmdebstrap", "mke2fs")
 _SHARED = ("lab", "e2e", "hooks", "node")
 VERSIONS = ("1.34", "1.37")
 """Of the kubelet: both ends of the supported range."""
+KERNEL = REPOSITORY / ".tools" / "node-kernel" / "bzImage"
+"""Of `build_kernel.sh`."""
+_ALONE = (KUBELETS, CORE_SCHED)
+"""Boots that are made only if they are named: they need more than the others."""
 _WITH_NRI = ("containerd", "containerd-shim-runc-v2")
 
 
@@ -34,25 +38,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.node", description=__doc__)
     parser.add_argument("--timeout-s", type=float, default=1800, help="when the node is ended, by force")
     parser.add_argument("--only", default="", metavar="REGEX", help="the installation and checks named so")
-    parser.add_argument("--boot", choices=BOOTS, help=f"this one only (all but {KUBELETS})")
+    parser.add_argument("--boot", choices=BOOTS, help=f"this one only (all but {' and '.join(_ALONE)})")
+    parser.add_argument("--own-kernel", action="store_true", help="boots with the kernel of build_kernel.sh")
     arguments = parser.parse_args()
-    boots = [arguments.boot] if arguments.boot else [each for each in BOOTS if each != KUBELETS]
+    boots = [arguments.boot] if arguments.boot else [each for each in BOOTS if each not in _ALONE]
     names = selected(arguments.only, KUBELETS) if KUBELETS in boots else []
     wanted = (each for each in VERSIONS if any(name.startswith(f"kubelet {each}") for name in names))
     tools: dict[str, list[Path]] = {
         KUBELETS: [tools_folder() / f"kubelet-{version}" for version in wanted],
         MODES: [tools_folder() / name for name in _WITH_NRI],
     }
+    own_kernel = KERNEL if arguments.own_kernel or CORE_SCHED in boots else None
+    if own_kernel is not None and not own_kernel.exists():
+        print("cannot boot: no own kernel; run tests/node/build_kernel.sh", file=sys.stderr)
+        return 1
     if reason := _missing([path for boot in boots for path in tools.get(boot, [])]):
         print(f"cannot build the node: {reason}", file=sys.stderr)
         return 1
     os.umask(0o022)
-    image = _built(with_packages=not {KUBELETS, MODES}.issuperset(boots))
-    are_ok = [_run(image, boot, arguments.only, tools.get(boot, []), arguments.timeout_s) for boot in boots]
+    image = _built(with_packages=not {*_ALONE, MODES}.issuperset(boots))
+    are_ok = [
+        _run(image, boot, arguments.only, tools.get(boot, []), arguments.timeout_s, own_kernel)
+        for boot in boots
+    ]
     return 0 if all(are_ok) else 1
 
 
-def _run(image: Image, name: str, only: str, tools: Sequence[Path], timeout_s: float) -> bool:
+def _run(
+    image: Image, name: str, only: str, tools: Sequence[Path], timeout_s: float, own_kernel: Path | None
+) -> bool:
     """Boots once and prints the table; returns whether all went well."""
     share = _CACHE / f"share-{name}"
     names = selected(only, name)
@@ -61,7 +75,7 @@ def _run(image: Image, name: str, only: str, tools: Sequence[Path], timeout_s: f
     began = time.monotonic()
     where = share.relative_to(REPOSITORY)
     print(f"booting: {name}; results appear in {where}", flush=True)
-    complaint = boot(image, share, timeout_s, cgroup_version)
+    complaint = boot(image, share, timeout_s, cgroup_version, own_kernel)
     results = share / "results.jsonl"
     made = rows(names, results.read_text().splitlines() if results.exists() else [])
     print(table(made))

@@ -8,32 +8,42 @@ from pathlib import Path
 from tests.node.image import Image
 
 CPUS = 2
+TOPOLOGY = "4,sockets=1,cores=2,threads=2"
+"""CPUs of the own kernel, which has no core scheduling where cores have one thread."""
 _MEMORY_MIB = 3072
 
 # There is no KVM on many test machines, so software emulation is what all of them use.
 _MACHINE = ("-accel", "tcg,thread=multi", "-cpu", "max,vendor=GenuineIntel", "-no-reboot", "-nic", "none")
 
 
-def command(image: Image, share: Path, cgroup_version: int = 2) -> list[str]:
+def command(image: Image, share: Path, cgroup_version: int = 2, own_kernel: Path | None = None) -> list[str]:
     """The emulator's command line. Nothing is written to the disk; `share` is the way in and out.
+
+    `own_kernel`: in place of the image's, without modules; see `build_kernel.sh`.
 
     Source: systemd(1), systemd.unified_cgroup_hierarchy and systemd.legacy_systemd_cgroup_controller.
     """
     kernel = "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=0"
     if cgroup_version == 1:
         kernel += " systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1"
+    kernel_files = ["-kernel", str(own_kernel or image.kernel)]
+    if own_kernel is None:
+        kernel_files += ["-initrd", str(image.initrd)]
+    cpus = str(CPUS) if own_kernel is None else TOPOLOGY
     return [
         "qemu-system-x86_64",
         *_MACHINE,
-        *("-nographic", "-smp", str(CPUS), "-m", str(_MEMORY_MIB)),
-        *("-kernel", str(image.kernel), "-initrd", str(image.initrd)),
+        *("-nographic", "-smp", cpus, "-m", str(_MEMORY_MIB)),
+        *kernel_files,
         *("-append", kernel),
         *("-drive", f"file={image.disk},if=virtio,format=raw,snapshot=on"),
         *("-virtfs", f"local,path={share},mount_tag=share,security_model=none"),
     ]
 
 
-def boot(image: Image, share: Path, timeout_s: float, cgroup_version: int = 2) -> str:
+def boot(
+    image: Image, share: Path, timeout_s: float, cgroup_version: int = 2, own_kernel: Path | None = None
+) -> str:
     """Boots and waits until the node has powered off; its console goes to `share/console.log`.
 
     Returns:
@@ -41,7 +51,7 @@ def boot(image: Image, share: Path, timeout_s: float, cgroup_version: int = 2) -
     """
     with (share / "console.log").open("wb") as console:
         # The emulator is the lowest of what runs here: nothing in the node depends on its speed.
-        nice = ["nice", "-n", "10", *command(image, share, cgroup_version)]
+        nice = ["nice", "-n", "10", *command(image, share, cgroup_version, own_kernel)]
         process = subprocess.Popen(nice, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT)
         try:
             code = process.wait(timeout_s)

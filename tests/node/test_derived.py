@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from runtimeproxy.documents.reading import InputError
 from runtimeproxy.node.derived import (
+    SharedCpus,
     computed_pools,
     empty_pools,
     normalization_ratio,
@@ -19,6 +20,7 @@ from runtimeproxy.node.derived import (
     published_pools,
     reservation_of,
     topology_of,
+    without_claimed,
 )
 from runtimeproxy.node.machine import Processor
 from runtimeproxy.node.objects import TopologyFacts
@@ -92,6 +94,16 @@ def test_computed_pools(
     assert (list(found.ls), list(found.be)) == (ls, be)
     assert found.system_cpus == (topology.system_cpus or frozenset())
     assert found.is_system_exclusive is topology.is_system_exclusive
+
+
+def test_claimed_cpus_are_in_no_pool() -> None:
+    claimed = SharedCpus(CPUS, (), TopologyFacts(system_cpus=cpus(6, 7)), cpus(0, 1, 2, 3, 7)).pools([LSR])
+    assert (claimed.ls, claimed.be) == ((pool(1, 4, 5),), (pool(1, 4, 5),))
+    assert claimed.system_cpus == cpus(6)
+    published = Pools(ls=(FIRST, SECOND), be=(FIRST,), system_cpus=cpus(7), is_system_exclusive=False)
+    assert without_claimed(published, frozenset()) is published
+    rest = Pools(ls=(pool(0, 0), SECOND), be=(pool(0, 0),), system_cpus=cpus(7), is_system_exclusive=False)
+    assert without_claimed(published, cpus(1, 2, 3)) == rest
 
 
 @pytest.mark.parametrize(

@@ -120,11 +120,12 @@ def states(node: Node) -> dict[Input, InputState]:
 
 
 def test_without_any_source_nothing_is_known(tmp_path: Path) -> None:
-    places = InputPlaces(sysfs=tmp_path, procfs=tmp_path, cgroup_root=tmp_path)
-    inputs = NodeInputs(places, NodeReader(tmp_path, tmp_path))
+    none = tmp_path / "none"
+    places = InputPlaces(sysfs=none, procfs=none, devfs=none, cgroup_root=none)
+    inputs = NodeInputs(places, NodeReader(none, none, devfs=none))
     inputs.restore(0)
     node = inputs.look(0, is_first=True).node
-    local = (Input.CPUS, Input.MEMORY, Input.BLOCK_DEVICES, Input.CGROUPS)
+    local = (Input.CPUS, Input.MEMORY, Input.BLOCK_DEVICES, Input.CGROUPS, Input.DEVICES)
     assert states(node) == {each: UNKNOWN if each in local else WITHDRAWN for each in node.states}
     assert (node.cpus, node.strategies, node.pools, node.kubelet) == (None, NO_STRATEGIES, None, None)
 

@@ -148,6 +148,7 @@ def test_features_of_version_1_of_an_anolis_kernel(machine: Machine) -> None:
         Feature.BURST,
         Feature.IDLE,
         Feature.CORE_SCHED,
+        Feature.CORE_SCHED_SYSCTL,
         Feature.GROUP_IDENTITY_SYSCTL,
         Feature.IO_LIMITS,
         Feature.IO_WEIGHT,
@@ -166,7 +167,14 @@ def test_core_scheduling_and_resctrl(machine: Machine, file: str, word: str) -> 
     path.parent.mkdir(parents=True)
     path.write_text(f"GENTLE_FAIR_SLEEPERS {word} NO_HRTICK\n")
     (machine.procfs / "filesystems").write_text("nodev\tresctrl\n")
-    assert features(machine) == {Feature.CORE_SCHED, Feature.RESCTRL}
+    assert features(machine) == {Feature.CORE_SCHED, Feature.CORE_SCHED_FEATURE, Feature.RESCTRL}
+
+
+def test_core_scheduling_of_a_mainline_kernel(machine: Machine) -> None:
+    """No file tells of it."""
+    facts = NodeReader(machine.sysfs, machine.cgroups).facts()
+    places = machine.cgroups, machine.sysfs, machine.procfs
+    assert read_features(facts, *places, has_cookies=True) == {Feature.CORE_SCHED}
 
 
 @pytest.mark.parametrize("version", [1, 2])

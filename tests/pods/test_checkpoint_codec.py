@@ -80,6 +80,7 @@ CONTAINER = ContainerRecord(
     requested=ASKED,
     booked=replace(ASKED, cpu_quota_us=5000),
     owners={"resources.cpu_quota_us": (Claimant("batch"),), "cgroup[cpu.idle]": (Claimant("other"),)},
+    cpu_claims=("dra.k8s.io/cpu=claim-u", "dra.k8s.io/cpu=claim-v"),
     pending_cgroup={"cpu.idle": 1, "cpuset.cpus": "0-1"},
     state=Lifecycle.RUNNING,
     detailed=False,

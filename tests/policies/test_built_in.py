@@ -22,7 +22,7 @@ from runtimeproxy.node.snapshot import FIELDS, Input, Node
 from runtimeproxy.qos import QoSClass
 
 FOLDER = Path(policies.__file__).parent
-NO_POLICIES = {"__init__", "annotations", "host_applications", "template"}
+NO_POLICIES = {"__init__", "annotations", "device_allocations", "host_applications", "template"}
 README = (FOLDER / "README.md").read_text()
 
 
@@ -47,16 +47,26 @@ def test_loading_with_default_options_imports_nothing_heavy() -> None:
 
 
 def test_built_in_policies_are_on_where_koordinators_gate_is() -> None:
-    """Beside `gpu-env`, a stated difference."""
+    """Beside `gpu-env` and `rdma-devices`, stated differences."""
     assert [policy.name for policy in load(built_in())] == [
         "batch-resource",
         "cpuset",
         "group-identity",
         "cpu-burst",
         "gpu-env",
+        "rdma-devices",
     ]
     others = {policy.name for policy in built_in() if not policy.is_default}
-    assert others == {"block-io", "cpu-normalization", "memory-qos"}
+    assert others == {
+        "accelerators",
+        "block-io",
+        "core-sched",
+        "cpu-idle",
+        "cpu-normalization",
+        "memory-qos",
+        "oom-score",
+        "system-config",
+    }
     enabled = {name: PolicySettings(enabled=True) for name in others}
     assert others <= {policy.name for policy in load(built_in(), enabled)}
 

@@ -5,6 +5,9 @@ Pools are sets of CPUs here: Koordinator's `0-7,8-15` is `0-15`.
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +20,7 @@ from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.slo.schema import HostApplication
 from runtimeproxy.slo.strategies import Strategies
 from runtimeproxy.units import parse_cpu_list
+from tests.lab.cpu_claims import device_of
 
 NUMA_ONLY = '{"numaNodeResources": [{"node": 0, "resources": {"cpu": "4"}}]}'
 NONE, STATIC = "none", "static"
@@ -242,6 +246,132 @@ def test_it_works_without_pools() -> None:
     selector = Cpuset.selector_without[Input.POOLS]
     assert not selector.matches(PodView())
     assert selector.matches(PodView(annotations=status("{}")))
+
+
+KATA = PodView(qos=QoSClass.LS, kube_qos=BURSTABLE, runtime_handler="kata-qemu")
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        pytest.param(KATA, {"cpuset.cpus": "0-15"}, id="shared"),
+        pytest.param(
+            replace(KATA, qos=QoSClass.LSR, annotations=status('{"cpuset": "2-4"}')),
+            {"cpuset.cpus": "2-4", "cpu.cfs_quota_us": -1},
+            id="allocated",
+        ),
+        pytest.param(replace(KATA, runtime_handler="runc"), None, id="runc"),
+        pytest.param(replace(KATA, runtime_handler="katalog"), None, id="another-handler"),
+        pytest.param(replace(KATA, qos=QoSClass.BE, kube_qos=BEST_EFFORT), None, id="best-effort"),
+        pytest.param(replace(KATA, uid="static"), None, id="static-cpus"),
+    ],
+)
+def test_a_pod_in_a_vm_has_its_cpus_in_its_own_cgroup(
+    pod: PodView, expected: dict[str, object] | None
+) -> None:
+    kubelet = KubeletFacts(cpu_manager_policy=NONE, static_cpus={("static", "main"): frozenset({1})})
+    change = Cpuset().pod(pod, Node(pools=pools(), kubelet=kubelet))
+    assert (change.cgroup if change is not None else None) == expected
+    if change is not None:
+        assert set(change.reasons) == set(change.cgroup)
+    # The runtime of the VM gets those of containers, too.
+    of_container = Cpuset().container(
+        ContainerView(name="main", pod=pod), Node(pools=pools(), kubelet=kubelet)
+    )
+    assert (of_container is None) == (pod.uid == "static")
+
+
+# --- NUMA nodes of memory ----------------------------------------------------------------------------------
+
+BINDS = Cpuset(CpusetOptions(bind_memory=True))
+BOTH = {0: 1 << 30, 1: 1 << 30}
+
+
+def numa(*nodes: int, resource: str = "memory", cpus: str = "") -> dict[str, str]:
+    entries = [{"node": each, "resources": {resource: "1Gi"}} for each in nodes]
+    return status(json.dumps({"cpuset": cpus, "numaNodeResources": entries}))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "memory_bytes", "expected", "problem"),
+    [
+        pytest.param(numa(1), BOTH, "1", "", id="one"),
+        pytest.param(numa(1, 0), BOTH, "0-1", "", id="both"),
+        pytest.param(numa(1, cpus="2-4"), BOTH, "1", "", id="beside-cpus"),
+        pytest.param(numa(0, resource="kubernetes.io/batch-memory"), BOTH, "0", "", id="batch-memory"),
+        pytest.param(numa(0, resource="cpu"), BOTH, None, "", id="without-memory"),
+        pytest.param(numa(1), {}, "1", "", id="sizes-not-known"),
+        pytest.param(numa(0, 1), {0: 1, 1: 0}, "0", "NUMA node 1 has no memory", id="empty-node"),
+        pytest.param(numa(0, 3), {0: 1}, "0", "bound to the others", id="offline"),
+        pytest.param(numa(2, 3), {0: 1}, None, "NUMA nodes 2, 3 have no memory", id="all-offline"),
+        pytest.param(numa(-1), {0: 1}, None, "is not bound", id="negative"),
+        pytest.param(
+            status('{"cpuset": "2-4", "numaNodeResources": 1}'), BOTH, None, "is not a list", id="bad"
+        ),
+        pytest.param({}, BOTH, None, "", id="no-annotation"),
+    ],
+)
+def test_memory_is_bound_to_the_nodes_that_it_is_allocated_from(
+    annotations: dict[str, str], memory_bytes: dict[int, int], expected: str | None, problem: str
+) -> None:
+    view = ContainerView(name="main", pod=PodView(qos=QoSClass.LSR, annotations=annotations))
+    change = BINDS.container(view, Node(memory_bytes=memory_bytes))
+    found = change.resources.cpuset_mems if change is not None and change.resources is not None else None
+    assert found == expected
+    assert problem in " ".join(change.problems if change is not None else ())
+    assert bool(problem) == bool(change is not None and change.problems)
+    if change is not None and change.resources is not None and expected is not None:
+        reason = f"NUMA nodes of the memory allocated by the scheduler (resource-status) = {expected}"
+        assert str(change.reasons["cpuset_mems"]) == reason
+    # Without the option nothing is bound, and nothing is a problem.
+    plain = Cpuset().container(view, Node(memory_bytes=memory_bytes))
+    assert plain is None or (plain.resources is not None and plain.resources.cpuset_mems is None)
+    assert plain is None or not plain.problems
+
+
+def test_the_nodes_of_the_kubelets_memory_manager_stay() -> None:
+    asked = Resources(cpuset_mems="0")
+    view = ContainerView(name="main", pod=PodView(annotations=numa(1)), requested=asked)
+    assert BINDS.container(view, Node(memory_bytes=BOTH)) is None
+    # Who asked for those of a recovered container is not known: they may be ours.
+    change = BINDS.container(replace(view, is_recovered=True), Node(memory_bytes=BOTH))
+    assert change is not None
+    assert change.resources == ResourceChange(cpuset_mems="1")
+
+
+# --- CPUs of DRA claims ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("qos", QoSClass)
+@pytest.mark.parametrize("annotations", [{}, status(NUMA_ONLY), status('{"cpuset": "2-4"}')])
+def test_cpus_of_a_claim_stay_as_they_are(qos: QoSClass, annotations: dict[str, str]) -> None:
+    node = Node(pools=pools(), claimed_cpus={device_of("a"): frozenset({5})})
+    view = ContainerView(
+        name="main", pod=PodView(qos=qos, annotations=annotations), cpu_claims=(device_of("a"),)
+    )
+    change = Cpuset().container(view, node)
+    if "2-4" in str(annotations):
+        assert change is not None
+        assert change.resources is None
+        assert "the CPUs of a DRA claim instead" in change.problems[0]
+    else:
+        assert change is None
+    # Another container of the pod is as ever.
+    other = Cpuset().container(replace(view, cpu_claims=()), node)
+    assert other is None or other.resources is not None
+
+
+def test_cpus_from_the_scheduler_that_a_claim_has_are_a_problem() -> None:
+    pod = PodView(qos=QoSClass.LSR, annotations=status('{"cpuset": "2-5"}'))
+    claims = {
+        device_of("a"): frozenset({5, 6}),
+        device_of("b"): frozenset({9}),
+        device_of("c"): frozenset[int](),
+    }
+    change = Cpuset().container(ContainerView(pod=pod), Node(claimed_cpus=claims))
+    assert change is not None
+    assert change.resources == ResourceChange(cpuset_cpus="2-5", cpu_quota_us=-1)
+    assert change.problems == (f"annotation {RESOURCE_STATUS}: CPUs 5 are those of a DRA claim, too",)
 
 
 def test_an_unreadable_allocation_is_reported_and_sets_nothing() -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
+from policies.accelerators import GPU_VENDOR_LABEL
 from policies.annotations import DEVICE_ALLOCATED
+from policies.device_allocations import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
 from policies.gpu_env import (
-    GPU_CORE,
-    GPU_MEMORY,
-    GPU_MEMORY_RATIO,
     ISOLATION_PROVIDER_LABEL,
     GpuEnv,
     GpuEnvOptions,
@@ -21,6 +20,8 @@ from policies.gpu_env import (
     prepare_cache_directory,
 )
 from runtimeproxy.hooks import ContainerChange, ContainerView, MountSpec, PodView
+from runtimeproxy.node.devices import HostDevices
+from runtimeproxy.node.facts import NodeFacts
 from runtimeproxy.node.snapshot import Node
 
 LIBRARY = "/usr/local/vgpu/libvgpu.so"
@@ -99,7 +100,9 @@ def test_without_hamis_amounts_the_gpus_are_set_all_the_same(resources: dict[str
     change = change_of(container(gpus({"minor": 1, "resources": resources}), HAMI))
     assert change.env == {"NVIDIA_VISIBLE_DEVICES": "1"}
     assert change.mounts == ()
-    assert "device-allocated" in change.problems[0]
+    said = (*change.problems, *change.missing)
+    assert "device-allocated" in said[0]
+    assert change.missing[0].startswith("no limits by HAMi-core: ")
 
 
 def test_a_core_share_that_cannot_be_read_costs_its_limit() -> None:
@@ -117,6 +120,18 @@ def test_a_gpu_without_a_number_costs_itself() -> None:
     assert change.problems == (f"annotation {DEVICE_ALLOCATED}[gpu][0].minor is not a whole number",)
 
 
+def test_an_unreadable_first_gpu_costs_hamis_limits() -> None:
+    """They are the first one's, and the second one's share is another."""
+    change = change_of(
+        container(gpus({"minor": "zero", "resources": SHARE}, {"minor": 2, "resources": SHARE}), HAMI)
+    )
+    assert change.env == {"NVIDIA_VISIBLE_DEVICES": "2"}
+    assert change.mounts == ()
+    assert change.missing == (
+        "no limits by HAMi-core: the first GPU of the annotation, whose share they are, cannot be read",
+    )
+
+
 def test_a_share_without_cores_is_bounded_in_memory_only() -> None:
     resources = {GPU_MEMORY: "1Gi", GPU_MEMORY_RATIO: "10"}
     change = change_of(container(gpus({"minor": 1, "resources": resources}), HAMI))
@@ -129,7 +144,15 @@ def test_a_whole_gpu_needs_no_hami() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", '{"gpu": {}}', '{"gpu": [{"minor": "0"}]}', '{"gpu": [1]}', '{"gpu": [null]}']
+    "text",
+    [
+        "[]",
+        '{"gpu": {}}',
+        '{"gpu": [{"minor": "0"}]}',
+        '{"gpu": [{"minor": -1}]}',
+        '{"gpu": [1]}',
+        '{"gpu": [null]}',
+    ],
 )
 def test_of_a_malformed_allocation_nothing_is_used(text: str) -> None:
     change = change_of(ContainerView(pod=PodView(annotations={DEVICE_ALLOCATED: text})))
@@ -189,7 +212,7 @@ def test_without_the_cache_directory_the_limits_stay(tmp_path: Path) -> None:
     [
         '{"gpu": [{"minor": 1, "hostPath": "/etc", "id": "/etc", "resources": %s}]}',
         '{"gpu": [{"minor": 1, "resources": %s, "mounts": [{"host_path": "/", "container_path": "/host"}]}]}',
-        '{"gpu": [{"minor": -1, "busID": "../../dev/sda", "resources": %s}], "rdma": [{"id": "/etc"}]}',
+        '{"gpu": [{"minor": 3, "busID": "../../dev/sda", "resources": %s}], "rdma": [{"id": "/etc"}]}',
         '{"gpu": [{"minor": 1, "resources": %s}, {"minor": "/etc", "resources": {"/etc": "1"}}]}',
     ],
 )
@@ -223,6 +246,87 @@ def test_the_cache_directory_of_a_running_container_is_left_alone(tmp_path: Path
     (tmp_path / "containers" / "u1_main" / "in use").touch()
     assert policy.container(replace(view, id="running"), Node()) == created
     assert (tmp_path / "containers" / "u1_main" / "in use").exists()
+
+
+def node(*accelerators: str, has_driver: bool = True) -> Node:
+    devices = HostDevices(accelerators=frozenset(accelerators), has_nvidia_driver=has_driver)
+    return Node(facts=NodeFacts(devices=devices))
+
+
+def test_the_gpus_nodes_are_given_with_those_that_all_need() -> None:
+    """What NVIDIA's runtime adds by itself is lost at a daemon-reload (#2809)."""
+    there = ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm")
+    change = gpu_change(container(gpus({"minor": 2}, {"minor": 0})), GpuEnvOptions(), node(*there))
+    assert change is not None
+    assert [(each.host_path, each.container_path, each.permissions) for each in change.devices] == [
+        (path, path, "rw") for path in ("/dev/nvidia2", "/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")
+    ]
+    assert (change.problems, change.missing) == ((), ())
+
+
+def test_a_gpu_that_the_node_lacks_is_missing() -> None:
+    change = gpu_change(container(gpus({"minor": 0}, {"minor": 7})), GpuEnvOptions(), node("/dev/nvidia0"))
+    assert change is not None
+    assert [each.host_path for each in change.devices] == ["/dev/nvidia0"]
+    assert change.env == {"NVIDIA_VISIBLE_DEVICES": "0,7"}
+    assert change.missing == ("this node has no /dev/nvidia7",)
+
+
+@pytest.mark.parametrize(
+    ("of", "options", "problems"),
+    [
+        pytest.param(node(), GpuEnvOptions(), 1, id="out-of-sight"),
+        pytest.param(node(has_driver=False), GpuEnvOptions(), 0, id="no-driver"),
+        pytest.param(node(), GpuEnvOptions(device_nodes=False), 0, id="switched-off"),
+        pytest.param(Node(), GpuEnvOptions(), 0, id="not-known"),
+    ],
+)
+def test_nodes_out_of_sight_are_said_where_there_is_a_driver(
+    of: Node, options: GpuEnvOptions, problems: int
+) -> None:
+    change = gpu_change(container(gpus({"minor": 0})), options, of)
+    assert change is not None
+    assert (change.env, change.devices, change.missing) == ({"NVIDIA_VISIBLE_DEVICES": "0"}, (), ())
+    assert len(change.problems) == problems
+    assert all("60-devices.conf" in each for each in change.problems)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "labels"),
+    [
+        ({"huawei.com/npu-core": "0"}, {}),
+        ({"CAMBRICON_DSMLU_PROFILE": "0_50_64"}, {}),
+        ({"metax-tech.com/gpu-devices-allocated": "[[]]"}, {}),
+        ({}, {GPU_VENDOR_LABEL: "metax"}),
+    ],
+)
+def test_accelerators_of_other_vendors_are_no_gpus(
+    annotations: dict[str, str], labels: dict[str, str]
+) -> None:
+    view = container(gpus({"minor": 0}))
+    pod = replace(view.pod, annotations={**view.pod.annotations, **annotations})
+    assert gpu_change(replace(view, pod=pod), GpuEnvOptions(), Node(labels=labels)) is None
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_library_that_is_not_there_costs_the_limits_before_the_container_is_created(
+    tmp_path: Path, is_there: bool
+) -> None:
+    """A runtime makes a folder in its place, or does not start the container."""
+    library = tmp_path / "libvgpu.so"
+    if is_there:
+        library.touch()
+    else:
+        # As containerd leaves one in the library's place.
+        library.mkdir()
+    policy = GpuEnv(GpuEnvOptions(hami_library_path=str(library), hami_vgpu_monitor=True))
+    change = policy.container(container(gpus({"minor": 1, "resources": SHARE}), HAMI), node(has_driver=False))
+    assert change is not None
+    assert ("LD_PRELOAD" in change.env) is is_there
+    assert len(change.mounts) == (3 if is_there else 0)
+    assert len(change.missing) == (0 if is_there else 1)
+    assert all(str(library) in each for each in change.missing)
+    assert (tmp_path / "containers").exists() is is_there
 
 
 def test_the_policy_answers_the_change() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from policies.group_identity import (
     BVT,
+    CORE_SCHED_FEATURE,
     CORE_SCHED_SYSCTL,
     GROUP_IDENTITY_SYSCTL,
     GroupIdentity,
@@ -31,7 +32,7 @@ from runtimeproxy.slo.schema import (
 )
 from runtimeproxy.slo.strategies import Strategies
 
-FEATURES = frozenset({Feature.BVT, Feature.GROUP_IDENTITY_SYSCTL, Feature.CORE_SCHED})
+FEATURES = frozenset({Feature.BVT, Feature.GROUP_IDENTITY_SYSCTL, Feature.CORE_SCHED_SYSCTL})
 
 
 def _class(identity: int | None) -> ClassQoS:
@@ -170,8 +171,17 @@ def test_the_kernels_switches_are_set_core_scheduling_first() -> None:
     assert list(change.sysctl.items()) == [(CORE_SCHED_SYSCTL, 0), (GROUP_IDENTITY_SYSCTL, 1)]
 
 
+def test_a_kernel_whose_core_scheduling_is_a_feature_of_the_scheduler() -> None:
+    features = frozenset({Feature.BVT, Feature.GROUP_IDENTITY_SYSCTL, Feature.CORE_SCHED_FEATURE})
+    change = GroupIdentity().node(replace(node(), features=features))
+    assert change is not None
+    assert (change.sysctl, change.kernel_settings) == ({GROUP_IDENTITY_SYSCTL: 1}, {CORE_SCHED_FEATURE: 0})
+
+
 def test_a_kernel_without_the_switch_needs_none() -> None:
-    change = GroupIdentity().node(replace(node(), features=frozenset({Feature.BVT, Feature.CORE_SCHED})))
+    change = GroupIdentity().node(
+        replace(node(), features=frozenset({Feature.BVT, Feature.CORE_SCHED_SYSCTL}))
+    )
     assert change is not None
     assert not change.sysctl
 

@@ -7,10 +7,12 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from policies.accelerators import GPU_VENDOR_LABEL, Accelerators
 from policies.annotations import (
     DEVICE_ALLOCATED,
     EXTENDED_RESOURCE_SPEC,
@@ -21,21 +23,26 @@ from policies.annotations import (
 )
 from policies.batch_resource import BatchResource
 from policies.block_io import BlockIO
+from policies.core_sched import CoreSched
 from policies.cpu_burst import CpuBurst
+from policies.cpu_idle import CpuIdle
 from policies.cpu_normalization import CpuNormalization
 from policies.cpuset import Cpuset
 from policies.gpu_env import GpuEnv
 from policies.group_identity import GroupIdentity
 from policies.memory_qos import MemoryQoS
+from policies.oom_score import SCORE, SCORES, OomScore
+from policies.rdma_devices import RdmaDevices
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, PodView
 from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.derived import pod_cpus
+from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import NodeFacts
 from runtimeproxy.node.snapshot import Feature, Node
 from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass
 from runtimeproxy.slo.names import BLKIO_QOS, CPU_BURST, CPU_QOS, MAX_ANNOTATION_LENGTH, MEMORY_QOS
-from runtimeproxy.slo.schema import ClassQoS, CpuQoS, QoSStrategy
+from runtimeproxy.slo.schema import ClassQoS, CpuPolicy, CpuQoS, QoSPolicies, QoSStrategy
 from runtimeproxy.slo.schema import MemoryQoSStrategy as MemoryStrategy
 from runtimeproxy.slo.strategies import Strategies
 
@@ -101,9 +108,16 @@ NODE = Node(
     strategies=Strategies(qos=QoSStrategy(lsr_class=_CLASS, ls_class=_CLASS, be_class=_CLASS)),
     normalization_ratio=1.2,
 )
+_POLICIES = QoSPolicies(cpu_policy=CpuPolicy.CORE_SCHED)
+CORE_SCHED_NODE = Node(strategies=Strategies(qos=replace(NODE.strategies.qos, policies=_POLICIES)))
 
 KEPT_BYTES = 100_000
 """What a policy may keep of the annotations of pods that it was asked about."""
+
+WITH_DEVICES = Node(
+    labels={GPU_VENDOR_LABEL: "huawei"},
+    facts=NodeFacts(devices=HostDevices(accelerators=frozenset({"/dev/davinci0", "/dev/davinci_manager"}))),
+)
 
 TURNS: dict[str, Callable[[ContainerView], object]] = {
     "batch-resource, pod": lambda view: BatchResource().pod(view.pod, Node()),
@@ -111,14 +125,29 @@ TURNS: dict[str, Callable[[ContainerView], object]] = {
     "cpuset, pod": lambda view: Cpuset().pod(view.pod, Node()),
     "cpuset": lambda view: Cpuset().container(view, Node()),
     "gpu-env": lambda view: GpuEnv().container(view, Node()),
+    "rdma-devices": lambda view: RdmaDevices().container(view, WITH_DEVICES),
+    "accelerators": lambda view: Accelerators().container(view, WITH_DEVICES),
     "cpu-normalization, pod": lambda view: CpuNormalization().pod(view.pod, NODE),
     "cpu-burst, pod": lambda view: CpuBurst().pod(view.pod, NODE),
     "group-identity, pod": lambda view: GroupIdentity().pod(view.pod, NODE),
+    "core-sched": lambda view: CoreSched().container(view, CORE_SCHED_NODE),
+    "cpu-idle, pod": lambda view: CpuIdle().pod(view.pod, NODE),
     "memory-qos, pod": lambda view: MemoryQoS().pod(view.pod, NODE),
     "block-io, pod": lambda view: BlockIO().pod(view.pod, NODE),
     "block-io": lambda view: BlockIO().container(view, NODE),
+    "oom-score": lambda view: OomScore().container(view, Node()),
 }
-KEYS = (RESOURCE_STATUS, EXTENDED_RESOURCE_SPEC, DEVICE_ALLOCATED, CPU_BURST, CPU_QOS, MEMORY_QOS, BLKIO_QOS)
+KEYS = (
+    RESOURCE_STATUS,
+    EXTENDED_RESOURCE_SPEC,
+    DEVICE_ALLOCATED,
+    CPU_BURST,
+    CPU_QOS,
+    MEMORY_QOS,
+    BLKIO_QOS,
+    SCORE,
+    SCORES,
+)
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
@@ -148,7 +177,10 @@ def longest(begin: str, item: str, end: str) -> str:
     ("turn", "text"),
     [
         pytest.param("batch-resource", longest('{"containers":{', '"?":{}', "}}"), id="batch-resource"),
+        pytest.param("rdma-devices", longest('{"rdma":[', '{"id":"?:1f:00.0"}', "]}"), id="rdma-devices"),
+        pytest.param("accelerators", longest('{"gpu":[', '{"minor":1?}', "]}"), id="accelerators"),
         pytest.param("gpu-env", longest('{"gpu":[', '{"minor":1?}', "]}"), id="gpu-env"),
+        pytest.param("oom-score", longest("{", '"?":1', "}"), id="oom-score"),
     ],
 )
 def test_nothing_is_kept_of_long_annotations(turn: str, text: str) -> None:

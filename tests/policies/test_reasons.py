@@ -19,17 +19,21 @@ from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2
 from policies.batch_resource import BatchResource, BatchResourceOptions
 from policies.cpu_burst import CpuBurst
+from policies.cpu_idle import CpuIdle
 from policies.cpu_normalization import CpuNormalization
 from policies.group_identity import GroupIdentity
 from policies.memory_qos import MemoryQoS
+from policies.system_config import SystemConfig
 from policies.template import Template
-from runtimeproxy.fields.tables import NEUTRAL
+from runtimeproxy.cgroups import core_scheduling
+from runtimeproxy.fields.tables import NEUTRAL, OF_PROCESSES
 from runtimeproxy.hooks import ContainerView, PodView, Policy, ResolvedPod, Resources
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.decision import evaluate
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.hooks.loading import built_in
 from runtimeproxy.hooks.settings import PolicySettings
+from runtimeproxy.node import inputs
 from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.service.api.explain import Explainer
@@ -42,6 +46,7 @@ from runtimeproxy.simulate.result import PodSimulation
 from runtimeproxy.simulate.simulation import simulate
 from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, KoordProxy, PodCgroups, RuntimeState
 from runtimeproxy.vocabulary import Role
+from tests.cgroups.cookies import Cookies
 from tests.lab.deadline import wait_until
 from tests.simulate.test_agreement import HOST, KUBELET, TOPOLOGY, Stand
 from tests.simulate.test_explanation import explained
@@ -76,20 +81,26 @@ GPUS = {"scheduling.koordinator.sh/device-allocated": json.dumps({"gpu": [{"mino
 BLKIO = "koordinator.sh/blkioQOS"
 BLOCK = {"name": "/dev/sda", "type": "device", "ioCfg": {"writeBPS": 1048576}}
 SOURCES = r"\(((?:cluster strategy|pod strategy|annotation) [^)]*)\)"
+RDMA = {"scheduling.koordinator.sh/device-allocated": json.dumps({"rdma": [{"id": "0000:1f:00.0"}]})}
 FULL = {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "1Gi"}}
 MI = 1 << 20
 GI = 1 << 30
+UNCHANGED_WITHOUT_PROCESSES = {f"cgroup[{name}]" for name in OF_PROCESSES}
 
 
 def pod(
-    name: str, qos: str, resources: object, annotations: Mapping[str, str] | None = None
+    name: str,
+    qos: str,
+    resources: object,
+    annotations: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     return {
         "kind": "Pod",
         "metadata": {
             "name": name,
             "uid": f"uid-{name}",
-            "labels": {QOS: qos} if qos else {},
+            "labels": {**({QOS: qos} if qos else {}), **(labels or {})},
             "annotations": dict(annotations or {}),
         },
         "spec": {"containers": [{"name": "main", "image": "busybox", "resources": resources}]},
@@ -164,12 +175,66 @@ CASES = [
         {"env[NVIDIA_VISIBLE_DEVICES]": "GPUs allocated by the scheduler"},
         id="gpu-env",
     ),
+    pytest.param(
+        pod("shielded", "LS", {}, {"koordinator.sh/oom-score-adj": "-1000"}),
+        {"resources.oom_score_adj": "annotation koordinator.sh/oom-score-adj -1000, at least -997 = -997"},
+        id="oom-score",
+    ),
+    pytest.param(
+        pod("mpi", "LS", {}, RDMA),
+        {
+            "devices[/dev/infiniband/uverbs0]": "RDMA devices allocated by the scheduler: 0000:1f:00.0 is "
+            "/dev/infiniband/uverbs0",
+            "devices[/dev/infiniband/rdma_cm]": "RDMA devices allocated by the scheduler: 0000:1f:00.0 is "
+            "/dev/infiniband/uverbs0",
+        },
+        id="rdma-devices",
+    ),
+    pytest.param(
+        pod("npu", "LS", {}, {**GPUS, "huawei.com/npu-core": "0"}),
+        {"env[ASCEND_VISIBLE_DEVICES]": "accelerators allocated by the scheduler"},
+        id="accelerators",
+    ),
+]
+
+
+CORE_SCHED = {
+    "resource-qos-config": {
+        "clusterStrategy": {
+            "policies": {"cpuPolicy": "coreSched"},
+            "beClass": {"cpuQOS": {"enable": True, "schedIdle": 1}},
+        }
+    }
+}
+CORE_SCHED_CASES = [
+    pytest.param(
+        pod("grouped", "BE", {}, labels={"koordinator.sh/core-sched-group-id": "web"}),
+        {
+            "cgroup[core_sched_group]": "core scheduling of BE pods (cluster strategy of resource-qos-config "
+            "in FILE), label koordinator.sh/core-sched-group-id web = group:web",
+            "cgroup[cpu.idle]": "schedIdle of BE pods (cluster strategy of resource-qos-config in FILE) = 1",
+        },
+        id="core-sched",
+    ),
 ]
 
 
 @pytest.fixture(scope="module")
 def stand() -> Iterator[Stand]:
     """The daemon with all policies, in front of a fake runtime; the kernel has all files."""
+    yield from stand_with(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def core_sched_stand() -> Iterator[Stand]:
+    """With the other CPU policy; the kernel has core scheduling."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs, "is_supported", lambda: True)
+        patch.setattr(core_scheduling, "prctl", Cookies())
+        yield from stand_with(CORE_SCHED)
+
+
+def stand_with(config: Mapping[str, object]) -> Iterator[Stand]:
     with tempfile.TemporaryDirectory(prefix="why-") as name:
         folder = Path(name)
         online = folder / "sys/devices/system/cpu/online"
@@ -177,8 +242,14 @@ def stand() -> Iterator[Stand]:
         online.write_text("0-5")
         (folder / "sys/class/block/sda").mkdir(parents=True)
         (folder / "sys/class/block/sda/dev").write_text("8:0")
+        function = folder / "sys/class/infiniband_verbs/uverbs0"
+        function.mkdir(parents=True)
+        (function / "dev").write_text("231:192")
+        (function / "device").symlink_to("../../../0000:1f:00.0")
+        (folder / "sys/class/misc/rdma_cm").mkdir(parents=True)
+        (folder / "sys/class/misc/rdma_cm/dev").write_text("10:122")
         (folder / "node.d").mkdir()
-        data = {key: json.dumps(value) for key, value in CONFIG.items()}
+        data = {key: json.dumps(value) for key, value in config.items()}
         slo = {"kind": "ConfigMap", "metadata": {"name": "slo-controller-config"}, "data": data}
         items = [NODE, TOPOLOGY, slo]
         (folder / "node.d/node.json").write_text(json.dumps({"kind": "List", "items": items}))
@@ -262,6 +333,17 @@ def key_of(field: str) -> str:
 def test_reasons_are_the_same_everywhere(
     stand: Stand, manifest: dict[str, Any], expected: Mapping[str, str]
 ) -> None:
+    check_reasons(stand, manifest, expected)
+
+
+@pytest.mark.parametrize(("manifest", "expected"), CORE_SCHED_CASES)
+def test_reasons_of_core_scheduling(
+    core_sched_stand: Stand, manifest: dict[str, Any], expected: Mapping[str, str]
+) -> None:
+    check_reasons(core_sched_stand, manifest, expected)
+
+
+def check_reasons(stand: Stand, manifest: dict[str, Any], expected: Mapping[str, str]) -> None:
     core = stand.parts.core
     node = core.node.latest
     assert node.state_of(Input.STRATEGIES) is InputState.KNOWN
@@ -297,6 +379,8 @@ def test_reasons_are_the_same_everywhere(
         # The file of a new cgroup holds a neutral value already.
         if field.is_changed and field.after != str(NEUTRAL.get(key_of(field.name)))
         if change.role is Role.SET
+        # The fake runtime's containers have no processes.
+        if field.name not in UNCHANGED_WITHOUT_PROCESSES
     }
 
     def audit() -> dict[Place, str]:
@@ -316,7 +400,7 @@ def test_reasons_are_the_same_everywhere(
         assert sources == set(simulated[place].provenance), place
         assert sources == set(re.findall(SOURCES, claim.reason)), place
     for place, change in simulated.items():
-        if change.wanted not in (None, "<set>"):
+        if change.wanted not in (None, "<set>") and not place.field.startswith("devices["):
             last = re.findall(r"= ([^=]+)$", change.reason)
             # A division has a result where its policy knows the dividend.
             scaled = resulting(pod, place) if change.role is Role.SCALE and change.counts else None
@@ -337,8 +421,11 @@ def resulting(pod: PodSimulation, place: Place) -> str | None:
 
 
 def test_all_policies_are_in_the_table() -> None:
-    names = {name for case in CASES for name in str(case.id).split(" of ")[0].split(", ")}
-    assert names == {policy.name for policy in built_in()}
+    names = {
+        name for case in (*CASES, *CORE_SCHED_CASES) for name in str(case.id).split(" of ")[0].split(", ")
+    }
+    # One is off where the kernel has group identity, and the other one concerns no pod: see below.
+    assert names | {"cpu-idle", "system-config"} == {policy.name for policy in built_in()}
 
 
 def be_pod(*containers: tuple[str, Mapping[str, str]], resources: Resources | None = None) -> PodView:
@@ -509,6 +596,28 @@ def test_directories_of_classes() -> None:
     of_directory = GroupIdentity().qos_class(KubeQoSClass.BEST_EFFORT, (), node)
     assert of_directory is not None
     assert of_directory.reasons == {"cpu.bvt_warp_ns": f"group identity of BE pods {OF_QOS} = 1"}
+
+
+def test_idle_pods_and_settings_of_the_kernel() -> None:
+    of_class = {"cpuQOS": {"enable": True, "groupIdentity": -1}}
+    system = {"watermarkScaleFactor": 200}
+    config = {
+        "resource-qos-config": {"clusterStrategy": {"beClass": of_class}},
+        "system-config": {"clusterStrategy": system},
+    }
+    node = replace(on(config, Feature.IDLE), memory_bytes={0: 64 * GI})
+    idle = CpuIdle().pod(PodView(kube_qos=KubeQoSClass.BEST_EFFORT), node)
+    assert idle is not None
+    identity = f"group identity of pods without a QoS class {OF_QOS} = -1"
+    assert idle.reasons == {"cpu.idle": f"{identity}; the kernel has none, so they are idle = 1"}
+    change = SystemConfig().node(node)
+    assert change is not None
+    of_system = OF_QOS.replace("resource-qos-config", "system-config")
+    assert {name: str(each) for name, each in change.reasons.items()} == {
+        "vm.min_free_kbytes": f"memory {64 * GI} / 1024 x 100 / 10000 (default) = 671088",
+        "vm.watermark_scale_factor": f"strategy's value {of_system} = 200",
+        "mm.memcg_reaper.reap_background": "strategy's value (default) = 0",
+    }
 
 
 def test_the_template_says_its_option() -> None:

@@ -56,8 +56,7 @@ def test_one_reader_of_json_and_yaml_and_one_way_to_replace_a_file(trees: dict[s
         "runtimeproxy.qosmanager.examples.squeeze": {"json.loads"},
         # Files of the kernel.
         "runtimeproxy.process": {"write_text"},
-        "runtimeproxy.ledger.sysctls": {"write_text"},
-        "runtimeproxy.frontends.nri.containers": {"write_text"},
+        "runtimeproxy.ledger.kernel_settings": {"write_text"},
     }
     found = [
         (name, call)

@@ -15,6 +15,7 @@ from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.records import Book, ContainerRecord, Entry, Level, Lifecycle, Original, PodRecord
 from runtimeproxy.restore.plan import (
+    AT_CREATION,
     CgroupState,
     Line,
     NodeState,
@@ -41,6 +42,9 @@ class Numbers:
 
     def matches(self, name: str, value: Value, text: str) -> bool:
         return int(text) == value
+
+    def parts(self, name: str, text: str) -> tuple[str, ...]:
+        return (text,)
 
     def file_of(self, name: str) -> str | None:
         return name
@@ -96,7 +100,6 @@ def node(**values: Any) -> NodeState:
         pytest.param({}, {"cpuset_cpus": "1"}, {"cpuset_cpus": "0-7"}, id="no-cpus"),
         pytest.param({}, {"cpuset_mems": "1"}, {"cpuset_mems": "0"}, id="no-memory-nodes"),
         pytest.param({"cpuset_cpus": "2"}, {"cpuset_cpus": "1"}, {"cpuset_cpus": "2"}, id="other-cpus"),
-        pytest.param({"oom_score_adj": 5}, {"oom_score_adj": 9}, {"oom_score_adj": 5}, id="oom-score"),
         pytest.param({}, {"unified": {"memory.high": "1"}}, {"unified": {"memory.high": "max"}}, id="a-file"),
         pytest.param(
             {"unified": {"x": "1"}}, {"unified": {"x": "2"}}, {"unified": {"x": "1"}}, id="any-file"
@@ -122,7 +125,6 @@ def test_values_of_containers(
 @pytest.mark.parametrize(
     "applied",
     [
-        pytest.param({"oom_score_adj": 9}, id="oom-score"),
         pytest.param({"unified": {"strange": "1"}}, id="a-file-without-a-known-default"),
     ],
 )
@@ -130,6 +132,22 @@ def test_values_that_cannot_be_taken_away(applied: Mapping[str, Any]) -> None:
     (line,) = plan(Saved((POD,), (owned({}, applied),)), node()).lines
     assert (line.status, line.new) == (Status.FAILED, None)
     assert "cannot clear one" in line.reason
+
+
+@pytest.mark.parametrize("requested", [{}, {"oom_score_adj": 5}])
+def test_no_update_of_a_container_carries_what_counts_at_its_creation(requested: Mapping[str, Any]) -> None:
+    saved = Saved((POD,), (owned(requested, {"oom_score_adj": 9}),))
+    ((line,), nothing) = (found.lines for found in (plan(saved, node()), plan(saved, with_book())))
+    assert (line.status, line.reason) == (Status.FAILED, AT_CREATION)
+    assert nothing == ()
+
+
+def with_book() -> NodeState:
+    """A node on which the score has been given back by process."""
+    entries = {"oom_score_adj": Entry((), 5, 5)}
+    book = Book("/kubepods/podu1/box", Level.CONTAINER, entries, {}, "boot")
+    present = {"oom_score_adj": FileText("oom_score_adj", "5\n", 1)}
+    return replace(node(), cgroups=(CgroupState(book, present),))
 
 
 def test_a_file_gets_what_the_other_values_make_of_it() -> None:

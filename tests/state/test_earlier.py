@@ -20,7 +20,7 @@ from runtimeproxy.core.modes import ModeOverrides
 from runtimeproxy.hooks.allocator import as_document, from_document
 from runtimeproxy.ledger.allocations import allocation_file
 from runtimeproxy.ledger.journal import Journal
-from runtimeproxy.ledger.sysctls import Sysctls
+from runtimeproxy.ledger.kernel_settings import KernelSettings
 from runtimeproxy.pods.checkpoint.codec import RowKind, decode, encode
 from runtimeproxy.qosmanager.profiling.prediction import Models
 from runtimeproxy.state.state_file import StateFile
@@ -92,7 +92,7 @@ def test_sysctls_are_given_back(tmp_path: Path) -> None:
     file = tmp_path / "sys" / "vm" / "min_free_kbytes"
     file.parent.mkdir(parents=True)
     file.write_text("200\n")
-    Sysctls(tmp_path, BOOT, tmp_path / "sys").apply({})
+    KernelSettings(tmp_path, BOOT, tmp_path / "sys").apply({})
     assert file.read_text().strip() == "100"
 
 

@@ -428,11 +428,11 @@ async def test_a_plugin_that_the_runtime_starts(state: NriRuntimeState, tmp_path
     script.write_text(
         "import asyncio, os\n"
         "from tests.testing.nri_plugin import *\n"
-        "from runtimeproxy.frontends.nri.connection import adopt, launched\n"
+        "from runtimeproxy.frontends.nri.connection import use_inherited, launched\n"
         "async def main():\n"
         "    told = launched(os.environ)\n"
         "    plugin = NriPluginDouble('ignored', '00')\n"
-        "    await adopt(told.descriptor, plugin.connection)\n"
+        "    await use_inherited(told.descriptor, plugin.connection)\n"
         "    request = nri.RegisterPluginRequest(plugin_name='ignored', plugin_idx='00')\n"
         "    await plugin.connection.call('RegisterPlugin', request.SerializeToString(), 10)\n"
         "    await plugin.reason\n"

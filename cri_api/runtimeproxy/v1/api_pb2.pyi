@@ -1472,7 +1472,7 @@ class UnappliedValue(_message.Message):
     cgroup: _builtins.str
     """Path of the cgroup; empty for a sysctl."""
     field: _builtins.str
-    """A cgroup parameter, a field of the message such as env[NAME], or sysctl[NAME]."""
+    """A cgroup parameter, a field of the message such as env[NAME], sysctl[NAME] or kernel_settings[NAME]."""
     wanted: _builtins.str
     """Such as 67108864, or `at most 50000`; of environment variables never more than `<set>`."""
     cause: _builtins.str
@@ -3251,6 +3251,7 @@ class GetNodeResponse(_message.Message):
     QOS_CLASS_CGROUPS_FIELD_NUMBER: _builtins.int
     HOST_APPLICATIONS_FIELD_NUMBER: _builtins.int
     PLUGIN_STRATEGIES_FIELD_NUMBER: _builtins.int
+    CLAIMED_CPUS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     normalization_ratio: _builtins.float
     """How much faster its CPUs are than those that requests are meant for; absent if that is not known."""
@@ -3261,6 +3262,8 @@ class GetNodeResponse(_message.Message):
     """Whether nothing has changed since `GetNodeRequest.known_generation`: all but `generation` is absent then."""
     reserved_cpus: _builtins.str
     """CPUs of that annotation, and those of the kubelet's `reservedSystemCPUs`."""
+    claimed_cpus: _builtins.str
+    """CPUs that a DRA driver has given to claims, as a list."""
     @_builtins.property
     def cpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cpu]:
         """By id; empty if they are not known."""
@@ -3353,10 +3356,11 @@ class GetNodeResponse(_message.Message):
         qos_class_cgroups: _abc.Iterable[Global___QosClassCgroup] | None = ...,
         host_applications: _abc.Iterable[Global___HostApplication] | None = ...,
         plugin_strategies: _abc.Iterable[Global___StrategyField] | None = ...,
+        claimed_cpus: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "cgroups", b"cgroups", "kubelet", b"kubelet", "normalization_ratio", b"normalization_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "allocatable", b"allocatable", "allocations", b"allocations", "annotations", b"annotations", "capacity", b"capacity", "cgroups", b"cgroups", "cpus", b"cpus", "features", b"features", "generation", b"generation", "host_applications", b"host_applications", "inputs", b"inputs", "is_unchanged", b"is_unchanged", "kernel_version", b"kernel_version", "kubelet", b"kubelet", "labels", b"labels", "memory_bytes", b"memory_bytes", "missing_features", b"missing_features", "name", b"name", "normalization_ratio", b"normalization_ratio", "plugin_strategies", b"plugin_strategies", "pools", b"pools", "problems", b"problems", "qos_class_cgroups", b"qos_class_cgroups", "reserved", b"reserved", "reserved_cpus", b"reserved_cpus", "strategies", b"strategies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "allocatable", b"allocatable", "allocations", b"allocations", "annotations", b"annotations", "capacity", b"capacity", "cgroups", b"cgroups", "claimed_cpus", b"claimed_cpus", "cpus", b"cpus", "features", b"features", "generation", b"generation", "host_applications", b"host_applications", "inputs", b"inputs", "is_unchanged", b"is_unchanged", "kernel_version", b"kernel_version", "kubelet", b"kubelet", "labels", b"labels", "memory_bytes", b"memory_bytes", "missing_features", b"missing_features", "name", b"name", "normalization_ratio", b"normalization_ratio", "plugin_strategies", b"plugin_strategies", "pools", b"pools", "problems", b"problems", "qos_class_cgroups", b"qos_class_cgroups", "reserved", b"reserved", "reserved_cpus", b"reserved_cpus", "strategies", b"strategies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalization_ratio: _TypeAlias = _typing.Literal["normalization_ratio"]  # noqa: Y015
     _WhichOneofArgType__normalization_ratio: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio"]  # noqa: Y015
@@ -3965,7 +3969,7 @@ class ExplainedField(_message.Message):
     is_different: _builtins.bool
     """Whether `observed` is another value than `applied`."""
     problem: _builtins.str
-    """Why it is not, or not as it is, what the policies want; empty if it is."""
+    """Why it is not, or not as it is, what the policies want, or goes another way than usual; empty for neither."""
     observed_value: _builtins.str
     """The present content in the notation of this parameter; absent if it could not be read."""
     is_observed_only: _builtins.bool

@@ -254,12 +254,12 @@ async def connect(path: Path, connection: NriConnection) -> None:
     """Connects to the socket of a runtime.
 
     Raises:
-        OSError: Nobody listens there.
+        OSError: No process listens there.
     """
     await asyncio.get_running_loop().create_unix_connection(lambda: connection, str(path))
 
 
-async def adopt(descriptor: int, connection: NriConnection) -> None:
+async def use_inherited(descriptor: int, connection: NriConnection) -> None:
     """Takes a connected socket that this process has inherited; programs that it starts do not get it.
 
     Raises:

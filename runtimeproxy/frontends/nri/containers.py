@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from cri_api.nri.v1alpha1 import api_pb2
@@ -48,12 +47,14 @@ from runtimeproxy.frontends.nri.messages import (
     container_update,
     read_env,
     read_resources,
+    specified_resources,
 )
 from runtimeproxy.frontends.nri.services import RefusedError
 from runtimeproxy.frontends.nri.state import PluginConflict, UncarriedField
 from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, Resources
-from runtimeproxy.hooks.audit import AuditKind, Origin
+from runtimeproxy.hooks.audit import AuditKind, Origin, Subject
 from runtimeproxy.hooks.changes import ResourceChange
+from runtimeproxy.hooks.claimants import labels_of
 from runtimeproxy.hooks.fields import entry_edits, scalar_edits
 from runtimeproxy.ledger.answers import by_parameter, resized_pod, target_of
 from runtimeproxy.ledger.books import Wanted
@@ -80,17 +81,19 @@ logger = logging.getLogger(__name__)
 
 MOST_DRAFTS: Final = 1000
 """Containers between CreateContainer and PostCreateContainer; runtimes make some at a time."""
-SETTLE_S: Final = 2.0
+CONFIRM_S: Final = 2.0
 """How long PostUpdateContainer may take to follow UpdateContainer, before the runtime is asked."""
 RESIZE_PAUSES_S: Final = (0.1, 0.4, 1.0)
-"""Between looks at the cgroup of a resized pod."""
+"""Between comparisons of the cgroup of a resized pod."""
 LATE_S: Final = 3.0
 """So long a policy may be late rather than hang for good: containers wait for it before they start."""
 MOST_HUNG_S: Final = 60.0
-"""So long policies that hang are looked at for a container; after that the next evaluation asks them."""
+"""So long a container's pod is evaluated again for policies that hang; then the next evaluation asks them."""
 FIRST_PAUSE_S: Final = 0.02
-"""Between two looks at them; it grows by a fifth."""
+"""Between two checks whether they still hang; it grows by a fifth."""
 LONGEST_PAUSE_S: Final = 1.0
+MOST_OWNED: Final = 1000
+"""Of the remembered fields of other plugins."""
 CREATE: Final = Origin("CreateContainer")
 START: Final = Origin("StartContainer")
 UPDATE: Final = Origin("UpdateContainerResources")
@@ -102,6 +105,7 @@ class Draft:
 
     Attributes:
         is_late: Whether the runtime has had its answer before the decision.
+        is_validated: Whether the runtime has shown the answers of all plugins together.
         is_undecided: Whether policies had no answer in time: they are asked again once it starts.
     """
 
@@ -110,6 +114,7 @@ class Draft:
     decided: DecidedValues = NOTHING_DECIDED
     fitted: Mapping[str, int | str] = field(default_factory=lambda: NO_ENTRIES)
     is_late: bool = False
+    is_validated: bool = False
     is_undecided: bool = False
 
     def edit(self, change: Change) -> bool:
@@ -142,18 +147,25 @@ class _Update(NamedTuple):
 
 
 class Containers:
-    """Answers the runtime's requests about containers. Used in the event loop's thread."""
+    """Answers the runtime's requests about containers. Used in the event loop's thread.
+
+    Attributes:
+        owners: By a field's name, the other plugin that has set it for any container.
+    """
 
     def __init__(self, services: EventServices) -> None:
         self._services = services
         self._core = services.core
         self._state = services.state
         self._drafts: dict[str, Draft] = {}
-        # Containers by pod and name that the runtime was answered about and has not reported as created.
-        self._unmade: dict[tuple[str, str], str] = {}
+        # Ids by pod and name of containers whose creation was answered, and not reported as done yet.
+        self._unreported: dict[tuple[str, str], str] = {}
         self._updates: dict[str, _Update] = {}
-        # By a field's name, the plugins that have set it for any container.
         self.owners: dict[str, str] = {}
+
+    @property
+    def _known_claims(self) -> Collection[str]:
+        return self._core.chain.node.latest.claimed_cpus
 
     # --- creation ------------------------------------------------------------------------------------------
 
@@ -167,7 +179,7 @@ class Containers:
         """
         core = self._core
         record = replace(
-            container_record(message, time.time()),
+            container_record(message, time.time(), self._known_claims),
             pod_id=pod.id,
             state=Lifecycle.CREATED,
             evaluation=core.evaluator.rounds,
@@ -189,7 +201,7 @@ class Containers:
         except RefusedError:
             # That the runtime does not create it now is no failure of its.
             self._drafts.pop(record.id, None)
-            self._unmade.pop((pod.id, record.name), None)
+            self._unreported.pop((pod.id, record.name), None)
             raise
         if decision is not None:
             draft.decided = decided_values(decision)
@@ -198,14 +210,14 @@ class Containers:
         for work in self._preparations(draft, pod, until_s):
             await work()
         self._report_left_out(draft, pod)
-        self._add_conflicts(draft, pod, {f"resources.{name}" for name in adjustment.moved})
+        self._add_conflicts(draft, pod, _moved(draft))
         return api_pb2.CreateContainerResponse(
             adjust=None if draft.adjustment.is_empty else draft.adjustment.message
         )
 
     def _has_failed(self, pod: PodRecord, record: ContainerRecord) -> bool:
         """Whether the runtime has not created the container of this name, and tries it again."""
-        earlier = self._unmade.get((pod.id, record.name))
+        earlier = self._unreported.get((pod.id, record.name))
         # One that is known was created while the plugin was away.
         if earlier is None or earlier == record.id or self._core.store.containers.get(earlier) is not None:
             return False
@@ -226,11 +238,33 @@ class Containers:
             return ()
         return [name for name in RESOURCE_PARAMETERS if f"resources.{name}" in self.owners]
 
+    def on_validated(self, container_id: str, fields: Mapping[str, str], plugins: Collection[str]) -> None:
+        """The runtime has put the answers of all plugins together.
+
+        Args:
+            container_id: Of the container to be created.
+            fields: Those that other plugins have set, by name, with the plugin.
+            plugins: All that are connected.
+        """
+        # What has gone sets nothing any more.
+        self.owners = {name: plugin for name, plugin in self.owners.items() if plugin in plugins}
+        for name, plugin in fields.items():
+            if name in self.owners or len(self.owners) < MOST_OWNED:
+                self.owners[name] = plugin
+        draft = self._drafts.get(container_id)
+        pod = self._core.store.pods.get(draft.record.pod_id) if draft is not None else None
+        if draft is not None and pod is not None:
+            draft.is_validated = True
+            self._add_conflicts(draft, pod, _moved(draft))
+
     def _add_conflicts(self, draft: Draft, pod: PodRecord, fields: Collection[str]) -> list[str]:
+        """Notes which of these fields other plugins set, for status, explain and audit; returns them."""
         name = f"{pod.namespace}/{pod.name}/{draft.record.name}"
         found = sorted(each for each in fields if each in self.owners)
         for each in found:
-            self._state.add_conflict(PluginConflict(name, each, self.owners[each]))
+            plugin = self.owners[each]
+            if self._state.add_conflict(draft.record.id, PluginConflict(name, each, plugin)):
+                self._audit(draft, pod, f"the runtime's plugin {plugin} sets it, too: it goes by file", each)
         return found
 
     def _report_conflicts(self, draft: Draft, pod: PodRecord) -> None:
@@ -238,11 +272,21 @@ class Containers:
         name = f"{pod.namespace}/{pod.name}/{draft.record.name}"
         fields = self._add_conflicts(draft, pod, self.fields_of(draft.adjustment.message))
         which = ", ".join(f"{each} is set by {self.owners[each]}" for each in fields)
+        if not which:
+            which = "a validator or the runtime refused it" if draft.is_validated else "the cause is not told"
         text = "the runtime did not create it after the plugin's answer; its values go by file now"
         self._core.problems.counts["CreateContainer", "not_created"] += 1
         self._core.problems.failures.report(
-            "CreateContainer", "not created", f"{text}: {which}" if which else text, container=name
+            "CreateContainer", "not created", f"{text}: {which}", container=name
         )
+        self._audit(draft, pod, f"{text}: {which}")
+
+    def _audit(self, draft: Draft, pod: PodRecord, reason: str, name: str = "") -> None:
+        """Adds what other plugins do to the audit; `name`: of a field, empty for all."""
+        view = recorded_container(draft.record, recorded_pod(pod))
+        subject = Subject(Hook.PRE_CREATE_CONTAINER, view, time.time(), origin=CREATE)
+        entry = subject.entry(AuditKind.CONFLICT, labels_of(draft.decided.owners.get(name, ())), reason)
+        self._services.audit(entry._replace(field=name))
 
     @staticmethod
     def fields_of(message: api_pb2.ContainerAdjustment) -> set[str]:
@@ -267,13 +311,13 @@ class Containers:
     def _keep(self, draft: Draft, pod: PodRecord) -> None:
         while len(self._drafts) >= MOST_DRAFTS:
             del self._drafts[next(iter(self._drafts))]
-        while len(self._unmade) >= MOST_DRAFTS:
-            del self._unmade[next(iter(self._unmade))]
+        while len(self._unreported) >= MOST_DRAFTS:
+            del self._unreported[next(iter(self._unreported))]
         self._drafts[draft.record.id] = draft
-        self._unmade[pod.id, draft.record.name] = draft.record.id
+        self._unreported[pod.id, draft.record.name] = draft.record.id
 
     def _fit_to_bounds(self, draft: Draft, pod: PodRecord) -> None:
-        """Changes what bounds of the pod's cgroup and above do not allow."""
+        """Changes values that bounds of the pod's cgroup and above do not allow."""
         values = partial(self._booked, draft)
         draft.fitted = values_within_bounds(self._core.ledger, pod.cgroup_parent, values)
         if draft.fitted:
@@ -283,7 +327,7 @@ class Containers:
         return draft.finished().booked
 
     def _preparations(self, draft: Draft, pod: PodRecord, until_s: float) -> Sequence[Any]:
-        """Room for the values of the answer, and the CPUs that the pod has."""
+        """Raises the limits of the pod's cgroup for the values of the answer, and takes the pod's CPUs."""
         core, works = self._core, []
         if core.allocations is not None and RESOURCE_STATUS in pod.annotations:
             taking = partial(core.allocations.create, ContainerView(pod=recorded_pod(pod)))
@@ -310,14 +354,14 @@ class Containers:
             if known is not None:
                 return known
             self._state.undecided_containers += 1
-            record = replace(container_record(message, time.time()), pod_id=pod.id)
+            record = replace(container_record(message, time.time(), self._known_claims), pod_id=pod.id)
             store.containers.put(record)
             self._services.note_undecided(record.id)
             return record
-        self._unmade.pop((pod.id, draft.record.name), None)
+        self._unreported.pop((pod.id, draft.record.name), None)
         if draft.is_late:
             self._state.undecided_containers += 1
-        record = draft.finished()
+        record = with_others_values(draft, message)
         store.containers.put(record)
         if draft.decided.fields is not None and (draft.decided.fields or draft.fitted):
             book_container(self._core, pod, record, draft.decided.fields, draft.fitted)
@@ -374,7 +418,7 @@ class Containers:
         question = container_question(core.inventory, Hook.PRE_START_CONTAINER, record, pod)
         decision = await self._services.ask(question, until_s, START)
         decided = NOTHING_DECIDED if decision is None else decided_values(decision)
-        await self._verify(record, pod, message.pid)
+        await self._verify(record, pod)
         for work in on_container_started(core, record, decided, START):
             await work()
         if record.id in self._services.undecided:
@@ -397,8 +441,8 @@ class Containers:
                 await core.evaluator.evaluate_pod(pod_id)
                 hung &= now
 
-    async def _verify(self, record: ContainerRecord, pod: PodRecord, pid: int) -> None:
-        """Compares the container's files with what policies want, and writes what differs.
+    async def _verify(self, record: ContainerRecord, pod: PodRecord) -> None:
+        """Compares the container's files and processes with what policies want, and writes what differs.
 
         Runtimes drop fields that they do not know without a word.
         """
@@ -407,11 +451,6 @@ class Containers:
         if cgroup and core.ledger.books.record(cgroup) is not None:
             written = await run(core.executor, core.ledger.start, Wanted(target_of(pod, record, cgroup), {}))
             self._note_uncarried(record, written)
-        score = record.booked.oom_score_adj
-        if pid and "resources.oom_score_adj" in record.owners and score is not None:
-            is_taken = await run(core.executor, keep_oom_score, pid, record.id, score)
-            if not is_taken:
-                self._add_uncarried("resources.oom_score_adj")
 
     def _note_uncarried(self, record: ContainerRecord, written: Sequence[WriteResult]) -> None:
         booked = by_parameter(record.booked)
@@ -479,14 +518,14 @@ class Containers:
         core = self._core
         # One of which no end was told has failed, and the kubelet repeats it.
         self._forget_update(container_id)
-        timer = asyncio.get_running_loop().call_later(SETTLE_S, self._settle_soon, container_id, pending)
+        timer = asyncio.get_running_loop().call_later(CONFIRM_S, self._confirm_soon, container_id, pending)
         self._updates[container_id] = _Update(pending, decided, fitted, released, evaluation, timer)
         core.pending_updates.setdefault(container_id, []).append(pending)
 
-    def _settle_soon(self, container_id: str, pending: PendingUpdate) -> None:
-        self._core.spawn(self._settle(container_id, pending))
+    def _confirm_soon(self, container_id: str, pending: PendingUpdate) -> None:
+        self._core.spawn(self._confirm(container_id, pending))
 
-    async def _settle(self, container_id: str, pending: PendingUpdate) -> None:
+    async def _confirm(self, container_id: str, pending: PendingUpdate) -> None:
         """Asks the runtime how an update has ended of which it told no more."""
         core = self._core
         try:
@@ -550,6 +589,7 @@ class Containers:
     def forget(self, container_id: str) -> None:
         """The container is gone."""
         self._drafts.pop(container_id, None)
+        self._state.fields_of_others.pop(container_id, None)
         self._services.undecided.discard(container_id)
         self._forget_update(container_id)
 
@@ -586,6 +626,17 @@ class _UpdateChange:
         self.forwarded = overlay(self._sent, Resources(**self.values, unified=self.entries))  # type: ignore[arg-type]
 
 
+def _moved(draft: Draft) -> set[str]:
+    return {f"resources.{name}" for name in draft.adjustment.moved}
+
+
+def with_others_values(draft: Draft, made: api_pb2.Container) -> ContainerRecord:
+    """The record of a container that was made: with what the runtime has for values that go by file."""
+    record, found = draft.finished(), specified_resources(made)
+    given = {name: value for name in draft.adjustment.moved if (value := getattr(found, name)) is not None}
+    return replace(record, booked=overlay(record.booked, Resources(**given))) if given else record
+
+
 def _has_failed_policy(decision: Decision) -> bool:
     """Whether asking again may help: a policy whose inputs are not known has no more to say at the start."""
     failed = (each.policy for each in decision.audit if each.kind is AuditKind.FAILED)
@@ -597,21 +648,3 @@ def _updatable(found: Resources) -> Resources:
     names = [name for name in RESOURCE_FIELDS.keys() - UPDATABLE if getattr(found, name) is not None]
     without: dict[str, Any] = dict.fromkeys(names)
     return replace(found, **without) if without else found
-
-
-def keep_oom_score(pid: int, container_id: str, score: int) -> bool:
-    """Whether the runtime has given a container's first process this OOM score; if not, it is written.
-
-    A number of another pid namespace is another process: its cgroup has to be the container's.
-    """
-    folder = Path("/proc") / str(pid)
-    try:
-        if container_id not in (folder / "cgroup").read_text():
-            return True
-        file = folder / "oom_score_adj"
-        if int(file.read_text()) == score:
-            return True
-        file.write_text(str(score))
-    except (OSError, ValueError) as error:
-        logger.info("the OOM score of a container cannot be written", extra={"cause": str(error)})
-    return False

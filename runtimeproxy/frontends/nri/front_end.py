@@ -115,8 +115,9 @@ class NriPlugin(FrontEnd):
             lookups=Lookups(core.store, client),
             settings=EventSettings.of(settings),
             is_standby=lambda: self.is_standby,
+            audit=core.audit.claims,
         )
-        own_name = NriLink.own_name(settings.nri, self._environ)
+        own_name = self.state.own_name = NriLink.own_name(settings.nri, self._environ)
         since_s = await run(threads.background, begun_s, Path(settings.state.dir), self.mode)
         plugin = Plugin(services, own_name, since_s)
         self._link = NriLink(settings.nri, plugin, services, self._environ)

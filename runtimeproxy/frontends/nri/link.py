@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from cri_api.nri.v1alpha1 import api_pb2
 from runtimeproxy.errors import RuntimeProxyError, StatusCode
-from runtimeproxy.frontends.nri.connection import NriConnection, adopt, connect, launched
+from runtimeproxy.frontends.nri.connection import NriConnection, connect, launched, use_inherited
 from runtimeproxy.frontends.nri.plugin import EVENTS, FIRST_EVENTS, Plugin, event_mask, refusal_text
 from runtimeproxy.frontends.nri.services import RefusedError
 from runtimeproxy.frontends.nri.ttrpc import Request, Side
@@ -95,7 +95,7 @@ class NriLink:
             await self._register(connection)
             reason = await closed
         except (OSError, RuntimeProxyError, TimeoutError) as error:
-            reason = self._explained(error)
+            reason = self._reason_of(error)
             connection.close(reason)
         finally:
             self._connection = None
@@ -118,7 +118,7 @@ class NriLink:
 
     async def _open(self, connection: NriConnection) -> None:
         if self._launch is not None:
-            await adopt(self._launch.descriptor, connection)
+            await use_inherited(self._launch.descriptor, connection)
         else:
             await connect(Path(self._settings.socket), connection)
 
@@ -131,7 +131,7 @@ class NriLink:
         )
         await connection.call("RegisterPlugin", request.SerializeToString(), REGISTRATION_S)
 
-    def _explained(self, error: Exception) -> str:
+    def _reason_of(self, error: Exception) -> str:
         path = self._settings.socket
         if isinstance(error, FileNotFoundError):
             return f"{path}: no such socket; is NRI enabled in the runtime?"

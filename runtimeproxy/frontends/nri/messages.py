@@ -24,6 +24,7 @@ from runtimeproxy.hooks.changes import (
 )
 from runtimeproxy.hooks.fields import written_value
 from runtimeproxy.hooks.views import Resources
+from runtimeproxy.node.cpu_claims import claims_among, claims_in_env
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_RESOURCES, compact, frozen, kept_annotations, read_entries
 from runtimeproxy.units import UNLIMITED
@@ -71,8 +72,13 @@ def pod_record(message: api_pb2.PodSandbox, now_s: float, priority: int | None =
     )
 
 
-def container_record(message: api_pb2.Container, now_s: float) -> ContainerRecord:
-    """A container with the values of its specification: in force, or asked for if it is not made yet."""
+def container_record(
+    message: api_pb2.Container, now_s: float, known_claims: Collection[str] = ()
+) -> ContainerRecord:
+    """A container with the values of its specification: in force, or asked for if it is not made yet.
+
+    `known_claims`: the DRA claims on CPUs of this node, as in `Node.claimed_cpus`.
+    """
     resources = specified_resources(message)
     attempt = message.annotations.get(RESTART_COUNT, "")
     return ContainerRecord(
@@ -82,11 +88,18 @@ def container_record(message: api_pb2.Container, now_s: float) -> ContainerRecor
         attempt=int(attempt) if attempt.isascii() and attempt.isdigit() and len(attempt) < 10 else 0,
         labels=compact(_of_the_kubelet(message.labels)),
         annotations=kept_annotations(_of_the_kubelet(message.annotations)),
+        cpu_claims=_claims(message, known_claims),
         requested=resources,
         booked=resources,
         state=_LIFECYCLES.get(message.state, Lifecycle.CREATED),
         created_s=message.created_at / 1e9 if message.created_at > 0 else now_s,
     )
+
+
+def _claims(message: api_pb2.Container, known: Collection[str]) -> tuple[str, ...]:
+    # containerd before 2.3 tells no devices, only what they have put into the environment.
+    found = claims_among(each.name for each in message.CDI_devices)
+    return found or (claims_in_env(read_env(message.env), known) if known else ())
 
 
 def specified_resources(message: api_pb2.Container) -> Resources:
@@ -224,7 +237,7 @@ class Adjustment:
         path = plain_path(wanted.container_path)
         there = [each for each in self._present.mounts if plain_path(each.destination) == path]
         if len(there) == 1 and _is_mount(there[0], wanted):
-            # What is there already needs no owner among the runtime's plugins.
+            # A value that is there already needs no owner among the runtime's plugins.
             return
         for each in there:
             self.message.mounts.add(destination=REMOVED + each.destination)
@@ -244,7 +257,7 @@ class Adjustment:
             self._follow_memory_limit(int(self.set_fields["memory_limit_bytes"]))
 
     def _put_value(self, name: str, wanted: int | str | Clear) -> None:
-        # What is taken away gets its neutral value: a reply cannot say that there is none.
+        # A value to be taken away becomes the neutral one: a reply cannot say that there is none.
         field, value = RESOURCE_FIELDS[name], written_value(name, wanted, update=True)
         present = getattr(self._requested, name)
         if value == "" or (isinstance(wanted, Clear) and field.neutral is None):
@@ -252,7 +265,7 @@ class Adjustment:
                 self.left_out[f"resources.{name}"] = _STAYS
             return
         if present is not None and name not in self.set_fields and field.is_same(value, present):
-            # What is there already needs no owner among the runtime's plugins.
+            # A value that is there already needs no owner among the runtime's plugins.
             return
         if name in self.by_file:
             self.moved.add(name)
@@ -279,29 +292,21 @@ class Adjustment:
             set_value(self.message.linux.resources, "memory_swap_limit_bytes", limit_bytes)
 
     def _put_device(self, device: DeviceSpec) -> None:
-        """Puts a device in; reads what it is from its node.
-
-        Source: NRI pkg/api/device.go, AccessString: the permissions follow from the mode.
-        """
-        try:
-            found = os.stat(device.host_path)  # noqa: PTH116
-        except OSError as error:
-            self.left_out[f"devices[{device.container_path}]"] = f"{device.host_path}: {error.strerror}"
-            return
-        if not (stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)):
-            self.left_out[f"devices[{device.container_path}]"] = f"{device.host_path} is no device"
-            return
-        if any(each.path == device.container_path for each in self._present.linux.devices):
-            self.message.linux.devices.add(path=REMOVED + device.container_path)
-        added = self.message.linux.devices.add(
-            path=device.container_path,
-            type="c" if stat.S_ISCHR(found.st_mode) else "b",
-            major=os.major(found.st_rdev),
-            minor=os.minor(found.st_rdev),
-        )
+        """Puts a device in, in place of others of its path."""
         asked = sum(_MODES.get(each, 0) for each in device.permissions)
-        added.file_mode.value = stat.S_IMODE(found.st_mode) & asked
-        added.uid.value, added.gid.value = found.st_uid, found.st_gid
+        try:
+            wanted = _numbered_device(device, asked) if device.numbers else _found_device(device, asked)
+        except OSError as error:
+            why = f": {error.strerror}" if error.errno else f" {error}"
+            self.left_out[f"devices[{device.container_path}]"] = f"{device.host_path}{why}"
+            return
+        there = [each for each in self._present.linux.devices if each.path == wanted.path]
+        if len(there) == 1 and _is_device(there[0], wanted):
+            # What is there already needs no owner among the runtime's plugins.
+            return
+        if there:
+            self.message.linux.devices.add(path=REMOVED + wanted.path)
+        self.message.linux.devices.append(wanted)
 
 
 def set_value(message: api_pb2.LinuxResources, name: str, value: int | str) -> None:
@@ -331,6 +336,41 @@ def container_update(
     for key, text in entries.items():
         update.linux.resources.unified[key] = text
     return update
+
+
+def _numbered_device(device: DeviceSpec, mode: int) -> api_pb2.LinuxDevice:
+    """Source: Koordinator pkg/koordlet/runtimehooks/hooks/rdma/rdma.go: every user may open it."""
+    major, minor = device.numbers or (0, 0)
+    made = api_pb2.LinuxDevice(path=device.container_path, type="c", major=major, minor=minor)
+    made.file_mode.value = mode
+    return made
+
+
+def _found_device(device: DeviceSpec, mode: int) -> api_pb2.LinuxDevice:
+    """A device by its node on the host.
+
+    Source: NRI pkg/api/device.go, AccessString: the permissions follow from the mode.
+
+    Raises:
+        OSError: There is none.
+    """
+    found = os.stat(device.host_path)  # noqa: PTH116
+    if not (stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)):
+        raise OSError("is no device")
+    made = api_pb2.LinuxDevice(
+        path=device.container_path,
+        type="c" if stat.S_ISCHR(found.st_mode) else "b",
+        major=os.major(found.st_rdev),
+        minor=os.minor(found.st_rdev),
+    )
+    made.file_mode.value = stat.S_IMODE(found.st_mode) & mode
+    made.uid.value, made.gid.value = found.st_uid, found.st_gid
+    return made
+
+
+def _is_device(found: api_pb2.LinuxDevice, wanted: api_pb2.LinuxDevice) -> bool:
+    """Whether a device does for the wanted one."""
+    return (found.type, found.major, found.minor) == (wanted.type, wanted.major, wanted.minor)
 
 
 def _mount(mount: MountSpec) -> api_pb2.Mount:

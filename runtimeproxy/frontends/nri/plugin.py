@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError, Message
@@ -80,9 +81,11 @@ _OWNED: Final[Mapping[int, str]] = {
     api_pb2.CdiDevices: "cdi_devices",
 }
 """The fields here by NRI's."""
+MOST_PLUGINS: Final = 100
+"""That are told of; a runtime has a few."""
+MOST_NAME: Final = 300
+"""Characters of the names of plugins and of fields that they set."""
 ONLY_CREATION: Final = "only a creation is refused"
-MOST_OWNED: Final = 1000
-"""Of the remembered fields of other plugins."""
 
 GRACE: Final = 1.5
 """A request with its writes may take so many times its budget: a quarter of the runtime's time is left."""
@@ -113,8 +116,9 @@ class Plugin:
         self._core.inventory.on_complete.insert(0, self._mark_known)
         # The status has what was asked for at a creation, and not what plugins have made of it.
         self._core.inventory.confirms_by_status = False
-        self._pods: dict[str, PodRecord] = {}
-        self._containers_seen: dict[str, ContainerRecord] = {}
+        # The pieces of a Synchronize that is not complete.
+        self._listed_pods: dict[str, PodRecord] = {}
+        self._listed_containers: dict[str, ContainerRecord] = {}
         self._methods: dict[str, tuple[type[Message], Callable[[Any, float], Awaitable[Message]]]] = {
             "Synchronize": (api_pb2.SynchronizeRequest, self._synchronize),
             "RunPodSandbox": (api_pb2.RunPodSandboxRequest, self._run_pod_sandbox),
@@ -245,19 +249,21 @@ class Plugin:
         """Takes all that runs, which may come in pieces."""
         # What lists have not shown was created since; without lists it may be older than this mode.
         now_s = time.time() if self._core.inventory.recovered.is_set() else 0.0
-        priority_of = self._core.priority_of
+        priority_of, claimed = self._core.priority_of, self._core.chain.node.latest.claimed_cpus
         for pod in request.pods:
             found = pod_record(pod, now_s, priority_of(pod.uid))
-            self._pods[pod.id] = replace(found, recovered=True)
+            self._listed_pods[pod.id] = replace(found, recovered=True)
         for container in request.containers:
-            record = container_record(container, now_s)
-            self._containers_seen[container.id] = replace(record, recovered=True)
+            record = container_record(container, now_s, claimed)
+            self._listed_containers[container.id] = replace(record, recovered=True)
         if request.more:
             return api_pb2.SynchronizeResponse(more=True)
-        pods, containers = self._pods, self._containers_seen
+        pods, containers = self._listed_pods, self._listed_containers
         self.forget_pieces()
         inventory, store = self._core.inventory, self._core.store
+        self._replace_records_of_others(pods, containers)
         known = [each for each in map(store.containers.get, containers) if each is not None]
+        known = [each for each in known if each is not containers[each.id]]
         with store.listing() as since:
             inventory.synchronize(RunningPods(pods, containers, since, since))
         pairs = [(each, containers[each.id]) for each in known]
@@ -266,6 +272,21 @@ class Plugin:
         new = [each for each in containers.values() if each.created_s >= self._since_s]
         self._core.spawn(self._adopt(pairs, new))
         return api_pb2.SynchronizeResponse()
+
+    def _replace_records_of_others(
+        self, pods: Mapping[str, PodRecord], containers: Mapping[str, ContainerRecord]
+    ) -> None:
+        """Records that were saved as those of other pods and containers are not what runs under their ids."""
+        store = self._core.store
+        for pod in pods.values():
+            known_pod = store.pods.get(pod.id)
+            if known_pod is not None and known_pod.detailed and _pod_key(known_pod) != _pod_key(pod):
+                store.pods.put(pod)
+        for container in containers.values():
+            known = store.containers.get(container.id)
+            names = (container.pod_id, container.name)
+            if known is not None and known.detailed and (known.pod_id, known.name) != names:
+                store.containers.put(container)
 
     async def _adopt(
         self, known: Sequence[tuple[ContainerRecord, ContainerRecord]], new: Sequence[ContainerRecord]
@@ -299,14 +320,14 @@ class Plugin:
                 # Only its start is told yet.
                 self.services.undecided.add(each.id)
         for pod in filter(None, map(core.store.pods.get, pods)):
-            # What is scaled counts on the sums of its containers.
+            # Scaled values follow from the sums of its containers.
             note_requests(core, pod)
             # Its quota may fall only once those of its containers have.
             core.spawn(self._containers.follow_kubelet(pod))
 
     def forget_pieces(self) -> None:
         """A connection has ended, or all pieces are there."""
-        self._pods, self._containers_seen = {}, {}
+        self._listed_pods, self._listed_containers = {}, {}
 
     # --- pods ----------------------------------------------------------------------------------------------
 
@@ -464,25 +485,31 @@ class Plugin:
 
     async def _validate(self, request: api_pb2.ValidateContainerAdjustmentRequest, until_s: float) -> Message:
         """Accepts everything; it is how a plugin learns what others set."""
-        state = self.services.state
-        state.other_plugins.update(
-            OtherPlugin(each.index, each.name)
-            for each in request.plugins
-            if f"{each.index}-{each.name}" != self.own_name
-        )
-        owners = self._containers.owners
+        named = (each for each in request.plugins if len(each.index) == 2 and len(each.name) <= MOST_NAME)
+        present = [OtherPlugin(each.index, each.name) for each in islice(named, MOST_PLUGINS)]
+        own = OtherPlugin(*self.own_name.split("-", 1))
+        if own in present:
+            # A second one of this name is another daemon.
+            present.remove(own)
+        self.services.state.other_plugins = set(present)
+        fields = dict[str, str]()
         for found in request.owners.owners.values():
-            for number, plugin in found.simple.items():
-                self._learn(owners, _OWNED.get(number, ""), plugin)
+            fields |= {_OWNED.get(number, ""): plugin for number, plugin in found.simple.items()}
             for number, compound in found.compound.items():
-                for key, plugin in compound.owners.items():
-                    name = _OWNED.get(number, "")
-                    self._learn(owners, f"{name}[{key}]" if name else "", plugin)
+                if name := _OWNED.get(number):
+                    fields |= {f"{name}[{key}]": plugin for key, plugin in compound.owners.items()}
+        plugins = {f"{each.index}-{each.name}" for each in present}
+        of_others = {
+            name: plugin
+            for name, plugin in fields.items()
+            if plugin in plugins and plugin != self.own_name and 0 < len(name) <= MOST_NAME
+        }
+        self._containers.on_validated(request.container.id, of_others, plugins)
         return api_pb2.ValidateContainerAdjustmentResponse()
 
-    def _learn(self, owners: dict[str, str], name: str, plugin: str) -> None:
-        if name and plugin != self.own_name and (name in owners or len(owners) < MOST_OWNED):
-            owners[name] = plugin
+
+def _pod_key(pod: PodRecord) -> tuple[str, str, str]:
+    return pod.uid, pod.namespace, pod.name
 
 
 def _pod_id(message: Any) -> str:  # noqa: ANN401 - any request

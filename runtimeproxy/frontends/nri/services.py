@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from runtimeproxy.core.questions import Question
     from runtimeproxy.core.services import CoreServices, Work
     from runtimeproxy.frontends.nri.state import NriState
+    from runtimeproxy.hooks.audit import AuditSink
     from runtimeproxy.hooks.decision import Decision
     from runtimeproxy.pods.lookup import Lookups
     from runtimeproxy.pods.records import PodRecord
@@ -71,6 +72,7 @@ class EventServices:
         state: For the status.
         lookups: Asks the runtime for single records.
         is_standby: Whether the bypass is on: nothing is asked or written then.
+        audit: Takes what other plugins do to the policies' values.
         undecided: Ids of containers whose policies are asked again when they start.
     """
 
@@ -79,6 +81,7 @@ class EventServices:
     lookups: Lookups
     settings: EventSettings
     is_standby: Callable[[], bool]
+    audit: AuditSink
     undecided: set[str] = field(default_factory=set)
 
     def note_undecided(self, container_id: str) -> None:

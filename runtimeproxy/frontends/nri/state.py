@@ -8,6 +8,8 @@ from typing import Final, NamedTuple
 
 MOST_CONFLICTS: Final = 20
 """How many conflicts with other plugins are kept; the count has them all."""
+MOST_CONTAINERS: Final = 1000
+"""Of which the fields that other plugins set are kept."""
 
 
 class UncarriedField(NamedTuple):
@@ -30,7 +32,7 @@ class PluginConflict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OtherPlugin:
-    """A plugin of the same runtime, as far as its traces are seen."""
+    """Another plugin of the same runtime."""
 
     index: str
     """Two digits; empty if that is not known."""
@@ -48,6 +50,8 @@ class NriState:
     problem: str = ""
     """Why it is not connected: no socket, refused, dropped after a late reply. Empty while it is connected,
     and before the first attempt has ended."""
+    own_name: str = ""
+    """Index and name of the plugin, as the runtime has them."""
     runtime_name: str = ""
     """As the runtime has said in Configure; kept while it is away."""
     runtime_version: str = ""
@@ -63,13 +67,25 @@ class NriState:
     """Containers that were created without a decision: while the plugin was away, or with a late reply."""
     not_carried: set[UncarriedField] = field(default_factory=set)
     other_plugins: set[OtherPlugin] = field(default_factory=set)
+    """At the last creation of a container."""
     conflict_count: int = 0
     conflicts: deque[PluginConflict] = field(default_factory=lambda: deque(maxlen=MOST_CONFLICTS))
     """The latest, the oldest first."""
+    fields_of_others: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By a container's id: the fields that policies and another plugin set, with that plugin. They go by
+    file."""
 
-    def add_conflict(self, conflict: PluginConflict) -> None:
+    def add_conflict(self, container_id: str, conflict: PluginConflict) -> bool:
+        """Takes a conflict of a container; returns whether it was not known."""
+        if container_id not in self.fields_of_others and len(self.fields_of_others) >= MOST_CONTAINERS:
+            del self.fields_of_others[next(iter(self.fields_of_others))]
+        fields = self.fields_of_others.setdefault(container_id, {})
+        if conflict.field in fields:
+            return False
+        fields[conflict.field] = conflict.plugin
         self.conflict_count += 1
         self.conflicts.append(conflict)
+        return True
 
     @property
     def runtime(self) -> str:

@@ -5,8 +5,8 @@ runtime calls the plugin, on connection 2 the plugin calls the runtime; each is 
 `length, stream id, type, flags` and the message. There is no flow control, no cancellation and no keep-alive.
 
 Source: github.com/containerd/nri v0.12.5, pkg/net/multiplex; github.com/containerd/ttrpc v1.2.9, channel.go,
-server.go, client.go. What is wrong is answered as Go's server does; where that reads on for up to 4 GiB, the
-connection ends.
+server.go, client.go. Wrong messages are answered as Go's server does; where that reads on for up to 4 GiB,
+the connection ends.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class Session:
         return stream_id
 
     def abandon(self, stream_id: int) -> None:
-        """Forgets a call: nobody waits for its response, which is dropped when it comes."""
+        """Forgets a call: its response is dropped when it comes."""
         self._calls.discard(stream_id)
 
     def send_response(self, request: Request, payload: bytes) -> None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 WRITES_S: Final = 0.1
 """How long writes to a cgroup are gathered: an update writes a dozen files."""
-SECOND_LOOK_S: Final = 1.0
-"""Until a second look: the kubelet updates a pod's containers one after another."""
+SECOND_CHECK_S: Final = 1.0
+"""Until a second comparison: the kubelet updates a pod's containers one after another."""
 
 
 class OtherWrites(CgroupListener):
@@ -38,15 +38,15 @@ class OtherWrites(CgroupListener):
 
     def on_written(self, cgroup: str, container: ContainerCgroup | None) -> None:
         if self._written.add(cgroup):
-            self._spawn(self._written.run(cgroup, partial(self._look_at, cgroup, container is not None)))
+            self._spawn(self._written.run(cgroup, partial(self._compare, cgroup, container is not None)))
 
-    async def _look_at(self, cgroup: str, is_container: bool) -> None:
+    async def _compare(self, cgroup: str, is_container: bool) -> None:
         await asyncio.sleep(WRITES_S)
         if await self._upkeep.is_in_force(cgroup):
             return
         # The runtime has updated a container; others write to a pod.
         await self._upkeep.repair(cgroup, is_explained=is_container)
-        await asyncio.sleep(SECOND_LOOK_S)
+        await asyncio.sleep(SECOND_CHECK_S)
         await self._upkeep.repair(cgroup, is_explained=is_container)
 
     def is_running(self, container: ContainerCgroup) -> bool:

@@ -27,5 +27,5 @@ class ClassesOnly(CgroupListener):
         self._evaluator.request_others()
 
     def is_running(self, container: ContainerCgroup) -> bool:
-        # Nobody asks when it starts.
+        # Its start is of no interest.
         return True

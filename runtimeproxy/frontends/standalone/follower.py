@@ -14,11 +14,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from runtimeproxy.core.questions import not_stopped
+from runtimeproxy.fields.tables import SHARES
 from runtimeproxy.frontends.cgroup_tree import CgroupListener
 from runtimeproxy.frontends.mode_begin import mark_known
 from runtimeproxy.frontends.repeated import Repeated
 from runtimeproxy.frontends.standalone.events import RuntimeEvents
-from runtimeproxy.ledger.planner import SHARES
+from runtimeproxy.ledger.answers import by_parameter, resized_pod
 from runtimeproxy.pods.inventory import RuntimeEvent, RuntimeUnavailableError
 from runtimeproxy.pods.reconcile import reconciled
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
@@ -50,9 +52,9 @@ REMOVALS_S: Final = 10.0
 evaluated again."""
 WRITES_S: Final = 0.1
 """How long writes to a cgroup are gathered: an update writes a dozen files."""
-SECOND_LOOK_S: Final = 1.0
-"""Until a second look at a cgroup that was written to. A runtime knows an update only once the files are
-written: both looks together end within 2 s of it."""
+SECOND_CHECK_S: Final = 1.0
+"""Until a second comparison of a cgroup that was written to. A runtime knows an update only once the files
+are written: both comparisons together end within 2 s of it."""
 
 
 class Follower(CgroupListener):
@@ -162,11 +164,25 @@ class Follower(CgroupListener):
             record = reconciled(known, found)
         if record.state is Lifecycle.CREATED and record.id in self._started:
             record = replace(record, state=Lifecycle.RUNNING)
+        members = self._store.containers.members(record.pod_id)
         self._store.containers.put(record)
         pod = self._store.pods.get(record.pod_id)
         if pod is None or not pod.detailed:
             await self._take_pod(record.pod_id)
+        elif known is not None and known.detailed and known.requested != record.requested:
+            await self._take_resize(pod, members)
         return record.pod_id
+
+    async def _take_resize(self, pod: PodRecord, before: Sequence[ContainerRecord]) -> None:
+        """Takes what a container's resize makes of its pod: the runtime's status tells no resize of that."""
+        now = self._store.containers.members(pod.id)
+        resized = resized_pod(pod, not_stopped(before), not_stopped(now))
+        if resized is pod:
+            return
+        self._store.pods.put(resized)
+        sums, of_before = by_parameter(resized.requested), by_parameter(pod.requested)
+        written = {name: value for name, value in sums.items() if value != of_before.get(name)}
+        await self._upkeep.on_resized(pod.cgroup_parent, written)
 
     def _seen(self, record: RecordT) -> RecordT:
         return replace(record, recovered=record.created_s < self._upkeep.evaluator.since_s)
@@ -208,7 +224,7 @@ class Follower(CgroupListener):
 
     def on_written(self, cgroup: str, container: ContainerCgroup | None) -> None:
         if self._written.add(cgroup):
-            self._spawn(self._written.run(cgroup, partial(self._look_at, cgroup, container)))
+            self._spawn(self._written.run(cgroup, partial(self._compare_cgroup, cgroup, container)))
 
     async def _learn(self, container: ContainerCgroup) -> None:
         """Asks the runtime what a new cgroup is, until it knows."""
@@ -243,7 +259,7 @@ class Follower(CgroupListener):
 
     # Writes of others.
 
-    async def _look_at(self, cgroup: str, container: ContainerCgroup | None) -> None:
+    async def _compare_cgroup(self, cgroup: str, container: ContainerCgroup | None) -> None:
         await asyncio.sleep(WRITES_S)
         # An update writes all values of a container, and takes others back to the runtime's.
         if await self._upkeep.is_in_force(cgroup, SHARES if container is not None else ""):
@@ -251,9 +267,9 @@ class Follower(CgroupListener):
         is_changed = await self._take_update(container)
         if is_changed:
             await self._upkeep.repair(cgroup)
-        await asyncio.sleep(SECOND_LOOK_S)
+        await asyncio.sleep(SECOND_CHECK_S)
         is_changed = await self._take_update(container) or is_changed
-        # What is no update of the runtime's, and no reset, is another program's.
+        # Other writes than an update of the runtime, or a reset, are another program's.
         await self._upkeep.repair(cgroup, is_explained=is_changed)
 
     async def _take_update(self, container: ContainerCgroup | None) -> bool:
@@ -287,7 +303,7 @@ class Follower(CgroupListener):
                 self._started.discard(identity)
 
     async def _compare(self) -> None:
-        """Reads lists, and the values of all containers, as often as nobody reports changes."""
+        """Reads lists, and the values of all containers, at intervals while changes are not reported."""
         confirmed_s = time.monotonic()
         while True:
             await asyncio.sleep(LIST_INTERVAL_S)

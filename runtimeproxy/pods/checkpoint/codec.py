@@ -319,6 +319,7 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "annotations": lambda value: kept_annotations(bounded(_entries(value))),
     **dict.fromkeys(("label_changes", "annotation_changes"), _changes),
     **dict.fromkeys(("overhead", "requested", "booked"), _resources),
+    "cpu_claims": lambda value: tuple(map(_text, _checked(list, value))),
     "pending_cgroup": _values,
     "state": lambda value: Lifecycle(_integer(value)),
     **dict.fromkeys(("detailed", "recovered", "trimmed"), _flag),

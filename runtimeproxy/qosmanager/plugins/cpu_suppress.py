@@ -174,13 +174,13 @@ def be_cpus(node: Node, pods: Iterable[Pod]) -> tuple[Cpu, ...]:
     """Return the CPUs that BE pods may have at all.
 
     Not those of LSE pods, of reservations, of SYSTEM pods alone, and of containers to which the kubelet's CPU
-    manager has given some of their own. Source: calcBECPUSet.
+    manager or a DRA driver has given some of their own. Source: calcBECPUSet.
     """
     taken = node.reserved_cpus
     if node.is_system_exclusive:
         taken |= node.system_cpus
     exclusive = [pod.cpus for pod in pods if pod.qos is QoSClass.LSE]
-    taken = taken.union(*exclusive, *node.static_cpus.values())
+    taken = taken.union(*exclusive, *node.static_cpus.values(), node.claimed_cpus)
     return tuple(cpu for cpu in node.cpus if cpu.id not in taken)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.api_names import MODES, ROLES
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.core.questions import not_stopped
 from runtimeproxy.fields.tables import LISTS, QUOTA, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, ClaimOutcome
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind
@@ -33,7 +34,13 @@ from runtimeproxy.hooks.loaded import LoadedPolicy, overridden_methods
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.ledger import books
-from runtimeproxy.ledger.answers import at_next_start, by_parameter, class_cgroups, target_of_view
+from runtimeproxy.ledger.answers import (
+    at_next_start,
+    by_parameter,
+    class_cgroups,
+    target_of_view,
+    with_requests,
+)
 from runtimeproxy.ledger.tree import BURST, MEMORY_AT_LEAST_MIN, MEMORY_MIN
 from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
@@ -92,7 +99,7 @@ _OUTCOMES: Final = {
 
 _FITTED: Final = {
     BURST: "the kernel takes no burst above the quota",
-    QUOTA: "fitted to the quotas of the cgroups above and below it",
+    QUOTA: "fitted to the quotas of the cgroups above and below it, and to those that the runtime may write",
     **dict.fromkeys(LISTS, "fitted to the lists of the cgroups above and below it"),
     **dict.fromkeys(MEMORY_AT_LEAST_MIN, f"it is not lower than {MEMORY_MIN}"),
 }
@@ -162,7 +169,8 @@ class Explainer:
         store = self._inventory.store
         pod = find_pod(store, pod_text)
         containers = find_containers(store, pod, container_text)
-        node, view = self._node.latest, recorded_pod(pod)
+        node, running = self._node.latest, not_stopped(store.containers.members(pod.id))
+        view = recorded_pod(with_requests(pod, running))
         subjects = list(self._subjects(pod, view, containers, only_containers=bool(container_text)))
         decisions = [
             None
@@ -255,7 +263,8 @@ class Explainer:
                 fields[name] = self._field(book, name, entry, files, record)
         if record is not None:
             for name, owners in sorted(record.owners.items()):
-                if not parameter_of(name):
+                # Without a cgroup of its own a message has given it all that it has.
+                if not parameter_of(name) or not subject.cgroup:
                     fields[name] = _message_field(record, name, owners, decision)
         self._add_dry_run(subject, entries, fields)
         self._add_observed(files, fields)
@@ -369,6 +378,14 @@ class Explainer:
             if each.runtime == state.runtime
         )
 
+    def _set_by_other_plugin(self, name: str, record: PodRecord | ContainerRecord | None) -> str:
+        """Why a container's cgroup parameter goes by file in mode `nri`; empty if no other plugin sets it."""
+        fields = self._nri.fields_of_others.get(record.id, {}) if self._nri and record is not None else {}
+        for field, plugin in fields.items():
+            if RESOURCE_PARAMETERS.get(field.removeprefix(f"{RESOURCES}.")) == name:
+                return f"the runtime's plugin {plugin} sets it, too: it goes by file"
+        return ""
+
     def _field(
         self,
         book: Book,
@@ -405,6 +422,7 @@ class Explainer:
             problem=result.problem
             or self._unapplied(book.id, name)
             or self._left(book.id, name)
+            or self._set_by_other_plugin(name, record)
             or (_difference(name, entry, result.value, found, record, formats) if not files.problem else ""),
             is_observed_only=entry.is_once or name in ledger.books.observed,
             way=_way(entry, is_dropped=book.level is Level.CONTAINER and self._is_dropped(name)),

@@ -132,6 +132,7 @@ def node_of(
         features=sorted(features),
         missing_features=sorted({str(each) for each in Feature} - features) if is_known else (),
         kubelet=_kubelet(node),
+        claimed_cpus=format_cpu_list(claimed_of(node)),
         labels=shown_texts(node.labels),
         annotations=shown_texts(node.annotations),
         capacity=node.capacity or {},
@@ -265,7 +266,14 @@ def _members(node: Node, allocations: Mapping[str, PodCpus]) -> list[tuple[str, 
     if node.kubelet is not None:
         found["reserved"] = node.kubelet.reserved_cpus
         found["static"] = frozenset[int]().union(*node.kubelet.static_cpus.values())
+    if node.claimed_cpus:
+        found["claimed"] = claimed_of(node)
     return list(found.items())
+
+
+def claimed_of(node: Node) -> frozenset[int]:
+    """The CPUs of DRA claims."""
+    return frozenset[int]().union(*node.claimed_cpus.values())
 
 
 def pools_of(pools: Pools | None) -> Iterator[api_pb2.CpuPool]:

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 def nri_status(state: NriState, settings: NriSettings) -> api_pb2.NriStatus:
     """The connection with the runtime, and what it has cost."""
+    # One that the runtime has launched has its name from it.
+    index, _, name = state.own_name.partition("-")
     return api_pb2.NriStatus(
         is_connected=state.is_connected,
         connected_since=timestamp(state.connected_since_s),
         problem=state.problem,
         socket=settings.socket,
-        plugin_name=settings.plugin_name,
-        plugin_index=settings.plugin_index,
+        plugin_name=name or settings.plugin_name,
+        plugin_index=index or settings.plugin_index,
         runtime_name=state.runtime_name,
         runtime_version=state.runtime_version,
         nri_version=state.nri_version,
@@ -52,6 +54,12 @@ def problems_of_nri(status: api_pb2.NriStatus) -> Iterator[str]:
         yield (
             f"The runtime does not ask the daemon ({status.socket}): {reason}; containers start with the "
             "kubelet's values, and get those of policies once it does."
+        )
+    own = (status.plugin_index, status.plugin_name)
+    if any((each.index, each.name) == own for each in status.other_plugins):
+        yield (
+            f"The runtime has a second plugin {'-'.join(own)}: another daemon, with another daemon.lock, "
+            "sets the same values; stop one of the two."
         )
 
 

@@ -20,7 +20,7 @@ from runtimeproxy.errors import StatusCode
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.claimants import parse_claimant
 from runtimeproxy.hooks.decision import FailureKind, missing_features, unmet_on
-from runtimeproxy.hooks.fields import SYSCTL
+from runtimeproxy.hooks.fields import KERNEL_SETTINGS, SYSCTL
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.ways import left_undone, shown_name
 from runtimeproxy.http2.server import EarlyEnd
@@ -679,6 +679,7 @@ def _places(settings: Settings) -> dict[Input, str]:
         Input.MEMORY: node.sysfs_root,
         Input.BLOCK_DEVICES: node.sysfs_root,
         Input.CGROUPS: settings.cgroups.root,
+        Input.DEVICES: node.sysfs_root,
         Input.KUBELET: node.kubelet_dir,
         Input.POD_REQUESTS: node.kubelet_dir,
         Input.NODE_OBJECT: node.objects_dir,
@@ -999,7 +1000,7 @@ def _problems_of_unapplied(ledger: api_pb2.LedgerStatus) -> Iterator[str]:
     """What has no line of its own: values that no kernel takes, and sysctls of other programs."""
     causes = unapplied_values.UnappliedCause
     for each in ledger.unapplied:
-        if each.field.startswith(f"{SYSCTL}[") and each.cause == causes.FOREIGN:
+        if each.field.startswith((f"{SYSCTL}[", f"{KERNEL_SETTINGS}[")) and each.cause == causes.FOREIGN:
             yield f"{each.field} is not {each.wanted}: {each.reason}."
     if invalid := [each for each in ledger.unapplied if each.cause == causes.INVALID]:
         first = invalid[0]

@@ -160,7 +160,9 @@ _TABLE = {
         "parameter",
         "outcome",
     ),
-    "sysctl_writes_total": _counter("Values for sysctls: `written`, `failed`", "sysctl", "outcome"),
+    "sysctl_writes_total": _counter(
+        "Values for sysctls and other settings of the kernel: `written`, `failed`", "sysctl", "outcome"
+    ),
     "ledger_repairs_total": _counter(
         "Values that were set again: found after an `event`, or by a `comparison`",
         "level",

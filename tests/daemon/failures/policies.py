@@ -7,6 +7,7 @@ import signal
 from typing import Final
 
 from cri_api.runtimeproxy.v1.api_pb2 import PolicyStatus
+from policies.annotations import DEVICE_ALLOCATED
 from tests.daemon.driving import batch_pod, pod
 from tests.daemon.failures.scene import Row, Scene, failures, write_policy
 from tests.daemon.hook_servers import use
@@ -69,6 +70,14 @@ def field_left_out(scene: Scene) -> ProxyProcess:
     with CriClient(daemon.socket) as client:
         batch_pod(client).run().create().start()
         scene.wait_for(daemon, "policy_fields_left_out_total", policy="batch-resource")
+    return daemon
+
+
+def device_missing(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    with CriClient(daemon.socket) as client:
+        pod(client, annotations={DEVICE_ALLOCATED: '{"rdma": [{"id": "ffff:1f:00.0"}]}'}).run().create()
+        scene.wait_for(daemon, "policy_fields_left_out_total", policy="rdma-devices")
     return daemon
 
 
@@ -148,6 +157,7 @@ ROWS: Final = {
         lambda s: failures(s, "broken").raised > 0 and any(each.hanging_threads for each in s.policies),
     ),
     "a field of its answer": Row(field_left_out, lambda s: failures(s, "batch-resource").left_out > 0),
+    "the node cannot give": Row(device_missing, lambda s: failures(s, "rdma-devices").left_out > 0),
     "the policies are not loaded in time": Row(not_loaded_in_time, lambda s: s.calls.undecided > 0),
     "the proxy's own code keeps failing": Row(
         own_code_keeps_failing,

@@ -124,6 +124,20 @@ def a_limit_waits(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def processes_are_not_visible(scene: Scene) -> ProxyProcess:
+    daemon = scene.start("[policies.oom-score]\nenabled = false\n")
+    with CriClient(daemon.socket) as client:
+        made = Pod(client, pod_sandbox_config("scored", annotations={"koordinator.sh/oom-score-adj": "5"}))
+        made.run().create().start()
+        cgroup = f"{made.config.linux.cgroup_parent}/{made.container}"
+        scene.files.make(cgroup)
+        scene.files.write(cgroup, "cgroup.procs", "0")
+        (daemon.folder / "config.toml").write_text("[policies.oom-score]\nenabled = true\n")
+        daemon.signal(signal.SIGHUP)
+        scene.wait_for(daemon, "ledger_unapplied_values")
+    return daemon
+
+
 def cgroup_is_made_anew(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     with CriClient(daemon.socket) as client:
@@ -369,6 +383,9 @@ ROWS: Final = {
     ),
     "a value is wanted and cannot be applied": Row(
         a_limit_waits, lambda s: "lower_memory_limits" in s.ledger.unapplied[0].reason and not s.problems
+    ),
+    "processes of a running container": Row(
+        processes_are_not_visible, lambda s: "(hostPID)" in s.ledger.unapplied[0].reason
     ),
     "a memory limit is to fall": Row(memory_is_in_use, lambda s: s.ledger.counts.above_usage > 0),
     "the CPUs of a new pod": Row(cpus_are_not_left, lambda s: s.ledger.occupied_pods > 0),

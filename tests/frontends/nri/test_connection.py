@@ -21,9 +21,9 @@ from runtimeproxy.frontends.nri.connection import (
     InheritedSocketError,
     Launch,
     NriConnection,
-    adopt,
     connect,
     launched,
+    use_inherited,
 )
 from runtimeproxy.frontends.nri.ttrpc import FRAME_HEADER, MESSAGE_HEADER, PLUGIN_CONNECTION, Request, Side
 
@@ -53,8 +53,8 @@ class End:
 async def both_ends() -> AsyncIterator[tuple[End, End]]:
     plugin, runtime = End(Side.PLUGIN), End(Side.RUNTIME)
     one, other = socket.socketpair()
-    await adopt(one.detach(), plugin.connection)
-    await adopt(other.detach(), runtime.connection)
+    await use_inherited(one.detach(), plugin.connection)
+    await use_inherited(other.detach(), runtime.connection)
     try:
         yield plugin, runtime
     finally:
@@ -68,7 +68,7 @@ async def bare_peer() -> AsyncIterator[tuple[End, socket.socket]]:
     plugin = End(Side.PLUGIN)
     one, peer = socket.socketpair()
     peer.setblocking(False)
-    await adopt(one.detach(), plugin.connection)
+    await use_inherited(one.detach(), plugin.connection)
     with peer:
         yield plugin, peer
     plugin.connection.close()
@@ -143,7 +143,7 @@ async def test_one_that_is_closed_before_it_is_connected_ends() -> None:
     plugin.connection.close("too late")
     one, peer = socket.socketpair()
     with peer:
-        await adopt(one.detach(), plugin.connection)
+        await use_inherited(one.detach(), plugin.connection)
         assert await plugin.reason() == "too late"
 
 
@@ -234,7 +234,7 @@ async def test_an_error_of_the_callback_ends_the_connection_and_says_so() -> Non
     asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
     connection = NriConnection(Side.PLUGIN, fail, closed.put_nowait)
     one, peer = socket.socketpair()
-    await adopt(one.detach(), connection)
+    await use_inherited(one.detach(), connection)
     with peer:
         peer.sendall(requests(1))
         assert await asyncio.wait_for(closed.get(), WAIT_S) == "M"
@@ -262,7 +262,7 @@ async def test_programs_do_not_inherit_an_adopted_socket() -> None:
     descriptor = one.detach()
     plugin = End(Side.PLUGIN)
     with peer:
-        await adopt(descriptor, plugin.connection)
+        await use_inherited(descriptor, plugin.connection)
         assert not os.get_inheritable(descriptor)
     await plugin.reason()
 
@@ -272,11 +272,11 @@ async def test_what_is_no_socket_is_not_adopted(tmp_path: Path) -> None:
         (tmp_path / "file").open("w") as file,
         pytest.raises(InheritedSocketError, match="NRI_PLUGIN_SOCKET"),
     ):
-        await adopt(file.fileno(), End(Side.PLUGIN).connection)
+        await use_inherited(file.fileno(), End(Side.PLUGIN).connection)
     with socket.socket(socket.AF_INET) as tcp, pytest.raises(InheritedSocketError, match="no Unix stream"):
-        await adopt(tcp.fileno(), End(Side.PLUGIN).connection)
+        await use_inherited(tcp.fileno(), End(Side.PLUGIN).connection)
     with pytest.raises(InheritedSocketError, match="Bad file descriptor"):
-        await adopt(tcp.fileno() if tcp.fileno() >= 0 else 1_000_000, End(Side.PLUGIN).connection)
+        await use_inherited(tcp.fileno() if tcp.fileno() >= 0 else 1_000_000, End(Side.PLUGIN).connection)
 
 
 def test_what_the_runtime_says_to_a_plugin_that_it_starts() -> None:

@@ -15,7 +15,15 @@ from cri_api.nri.v1alpha1 import api_pb2 as nri
 from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.errors import RefusalError
 from runtimeproxy.frontends.modes import carried_in
-from runtimeproxy.frontends.nri.plugin import EVENTS, FIRST_EVENTS, Plugin, event_mask
+from runtimeproxy.frontends.nri.containers import MOST_OWNED
+from runtimeproxy.frontends.nri.plugin import (
+    EVENTS,
+    FIRST_EVENTS,
+    MOST_NAME,
+    MOST_PLUGINS,
+    Plugin,
+    event_mask,
+)
 from runtimeproxy.frontends.nri.services import EventServices, EventSettings, RefusedError
 from runtimeproxy.frontends.nri.state import NriState, OtherPlugin, UncarriedField
 from runtimeproxy.frontends.nri.ttrpc import Request
@@ -32,6 +40,7 @@ from runtimeproxy.hooks import (
     ResourceChange,
     Resources,
 )
+from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.loaded import bind
 from runtimeproxy.ledger.books import Wanted
@@ -94,6 +103,7 @@ class Runtime:
             lookups=Lookups(around.store, around.runtime, PATIENT_S),
             settings=settings or EventSettings(PATIENT_S, FailurePolicy.IGNORE, FailurePolicy.IGNORE),
             is_standby=lambda: self.is_standby,
+            audit=around.audit.append,
         )
         self.plugin = Plugin(services, "50-koord", since_s=1.0)
 
@@ -128,6 +138,14 @@ class Runtime:
             getattr(asked.cpu, name).value = value
         request = nri.UpdateContainerRequest(pod=POD, container=container(), linux_resources=asked)
         return nri.UpdateContainerResponse.FromString(await self.send("UpdateContainer", request))
+
+    @property
+    def conflicts(self) -> list[tuple[str, ...]]:
+        return [tuple(each) for each in self.state.conflicts]
+
+    def audited(self, kind: AuditKind) -> list[tuple[str, str, str]]:
+        """The policies, fields and reasons of audit entries."""
+        return [(each.policy, each.field, each.reason) for each in self.around.audit if each.kind is kind]
 
     def record(self, identity: str = CONTAINER_ID) -> ContainerRecord:
         found = self.around.store.containers.get(identity)
@@ -248,6 +266,33 @@ async def test_an_entry_that_is_there_is_taken_away_first(runtime: Runtime) -> N
     assert [each.path for each in adjusted.linux.devices] == ["-/dev/there", "/dev/there"]
 
 
+async def test_a_device_with_numbers_needs_no_node(runtime: Runtime) -> None:
+    """The daemon need not see the host's /dev."""
+    given = [
+        DeviceSpec(host_path="/none", container_path="/dev/uverbs0", numbers=(231, 192)),
+        DeviceSpec(host_path="/none", container_path="/dev/read", permissions="r", numbers=(231, 193)),
+        DeviceSpec(host_path="/none", container_path="/dev/lost"),
+        DeviceSpec(host_path="/etc/hostname", container_path="/dev/file"),
+    ]
+    runtime.load(policy(container=ContainerChange(devices=tuple(given))))
+    found = (await runtime.create()).linux.devices
+    assert [(each.path, each.type, each.major, each.minor, each.file_mode.value) for each in found] == [
+        ("/dev/uverbs0", "c", 231, 192, 0o666),
+        ("/dev/read", "c", 231, 193, 0o444),
+    ]
+    assert not any(each.HasField("uid") or each.HasField("gid") for each in found)
+    assert runtime.around.core.problems.counts["CreateContainer", "left_out"] == 2
+
+
+async def test_a_device_that_is_there_already_is_left_alone(runtime: Runtime) -> None:
+    """As koordlet's: the runtime fails a container for which two plugins set one device."""
+    device = DeviceSpec(host_path="/none", container_path="/dev/uverbs0", numbers=(231, 192))
+    runtime.load(policy(container=ContainerChange(devices=(device,))))
+    made = container()
+    made.linux.devices.add(path="/dev/uverbs0", type="c", major=231, minor=192)
+    assert not (await runtime.create(made)).linux.devices
+
+
 async def test_the_limit_of_memory_and_swap_follows_that_of_memory(runtime: Runtime) -> None:
     runtime.load(policy(container=ContainerChange(resources=ResourceChange(memory_limit_bytes=1 << 30))))
     memory = (await runtime.create()).linux.resources.memory
@@ -309,26 +354,91 @@ async def test_a_container_that_was_not_created_gets_its_values_by_file_the_next
     assert third.linux.resources.cpu.shares.value == 512, "that one was created"
 
 
+def validated(identity: str = CONTAINER_ID, *others: str) -> nri.ValidateContainerAdjustmentRequest:
+    """What the runtime shows of a container to be created; `others`: plugins, the first sets the shares."""
+    found = nri.ValidateContainerAdjustmentRequest(pod=POD, container=container(identity))
+    for each in ("50-koord", *others):
+        index, name = each.split("-")
+        found.plugins.add(name=name, index=index)
+    for each in others[:1]:
+        found.owners.owners[identity].simple[nri.CPUShares] = each
+    return found
+
+
+BY_FILE = "the runtime's plugin 10-balloons sets it, too: it goes by file"
+
+
 async def test_what_another_plugin_is_known_to_set_goes_by_file(runtime: Runtime) -> None:
     change = ContainerChange(resources=ResourceChange(cpu_shares=512, cpu_quota_us=50_000))
     runtime.load(policy(container=change))
-    validated = nri.ValidateContainerAdjustmentRequest(pod=POD, container=container())
-    validated.owners.owners[OTHER_ID].simple[nri.CPUShares] = "10-balloons"
-    validated.plugins.add(name="balloons", index="10")
-    validated.plugins.add(name="koord", index="50")
-    await runtime.send("ValidateContainerAdjustment", validated)
+    await runtime.send("ValidateContainerAdjustment", validated(OTHER_ID, "10-balloons"))
     cpu = (await runtime.create()).linux.resources.cpu
     assert (cpu.HasField("shares"), cpu.quota.value) == (False, 50_000)
-    await runtime.about("PostCreateContainer")
+    made = container(shares=700)
+    await runtime.about("PostCreateContainer", made)
     record = runtime.record()
-    assert (record.booked.cpu_shares, "resources.cpu_shares" in record.owners) == (256, True)
+    assert "resources.cpu_shares" in record.owners
+    assert (record.requested.cpu_shares, record.booked.cpu_shares) == (256, 700), "the other's"
+    assert (record.requested.cpu_quota_us, record.booked.cpu_quota_us) == (None, 50_000)
     assert runtime.state.other_plugins == {OtherPlugin("10", "balloons")}
-    (conflict,) = runtime.state.conflicts
-    assert (conflict.container, conflict.field, conflict.plugin) == (
-        "default/web/main",
-        "resources.cpu_shares",
-        "10-balloons",
-    )
+    assert runtime.conflicts == [("default/web/main", "resources.cpu_shares", "10-balloons")]
+    assert runtime.audited(AuditKind.CONFLICT) == [("test", "resources.cpu_shares", BY_FILE)]
+    await runtime.about("RemoveContainer")
+    assert runtime.state.fields_of_others == {}
+
+
+async def test_the_owner_of_a_field_is_known_with_the_validation_of_the_same_container(
+    runtime: Runtime,
+) -> None:
+    runtime.load(policy(container=SHARES))
+    await runtime.create()
+    await runtime.create(container(OTHER_ID))
+    (refused,) = runtime.audited(AuditKind.CONFLICT)
+    assert refused[:2] == ("", "")
+    assert refused[2].endswith("its values go by file now: the cause is not told")
+    for _ in range(2):
+        await runtime.send("ValidateContainerAdjustment", validated(OTHER_ID, "10-balloons"))
+    assert runtime.state.fields_of_others == {OTHER_ID: {"resources.cpu_shares": "10-balloons"}}
+    assert runtime.conflicts == [("default/web/main", "resources.cpu_shares", "10-balloons")]
+    assert runtime.audited(AuditKind.CONFLICT)[1:] == [("test", "resources.cpu_shares", BY_FILE)]
+
+
+async def test_a_container_that_was_not_created_after_its_validation_was_refused(runtime: Runtime) -> None:
+    runtime.load(policy(container=SHARES))
+    await runtime.create()
+    await runtime.send("ValidateContainerAdjustment", validated())
+    await runtime.create(container(OTHER_ID))
+    ((_, _, reason),) = runtime.audited(AuditKind.CONFLICT)
+    assert reason.endswith("a validator or the runtime refused it")
+
+
+async def test_a_plugin_that_has_gone_sets_nothing_any_more(runtime: Runtime) -> None:
+    runtime.load(policy(container=SHARES))
+    await runtime.send("ValidateContainerAdjustment", validated(OTHER_ID, "10-balloons", "20-logger"))
+    assert runtime.state.other_plugins == {OtherPlugin("10", "balloons"), OtherPlugin("20", "logger")}
+    await runtime.send("ValidateContainerAdjustment", validated(OTHER_ID))
+    assert runtime.state.other_plugins == set()
+    assert (await runtime.create()).linux.resources.cpu.shares.value == 512
+
+
+async def test_a_runtime_that_tells_of_too_many_plugins_and_fields(runtime: Runtime) -> None:
+    for turn in range(2):
+        request = validated(OTHER_ID, "00-other")
+        entries = request.owners.owners[OTHER_ID].compound[nri.Env].owners
+        for number in range(20_000):
+            request.plugins.add(name=f"{turn}-{number}", index="10")
+            entries[f"{turn}-{number}"] = "00-other"
+        entries["x" * 1_000_000] = "00-other"
+        request.plugins.add(name="x" * 1_000_000, index="10")
+        await runtime.send("ValidateContainerAdjustment", request)
+    owners = runtime.plugin._containers.owners
+    assert (len(runtime.state.other_plugins), len(owners)) == (MOST_PLUGINS - 1, MOST_OWNED)
+    assert max(map(len, owners)) <= MOST_NAME
+
+
+async def test_a_second_plugin_of_the_same_name_is_another_one(runtime: Runtime) -> None:
+    await runtime.send("ValidateContainerAdjustment", validated(OTHER_ID, "50-koord"))
+    assert runtime.state.other_plugins == {OtherPlugin("50", "koord")}
 
 
 # --- start -------------------------------------------------------------------------------------------------
@@ -465,7 +575,7 @@ async def test_a_resize_of_a_pod_of_which_nothing_is_told_follows_from_its_conta
 async def test_an_update_of_which_no_end_is_told_is_asked_about(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtimeproxy.frontends.nri.containers.SETTLE_S", 0.0)
+    monkeypatch.setattr("runtimeproxy.frontends.nri.containers.CONFIRM_S", 0.0)
     await started(runtime)
     taken = ContainerRecord(id=CONTAINER_ID, pod_id=POD_ID, booked=Resources(cpu_quota_us=70_000))
     runtime.around.runtime.containers[CONTAINER_ID] = taken

@@ -99,7 +99,7 @@ class Followed:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FIRST_PAUSE_S", "REMOVALS_S", "WRITES_S", "SECOND_LOOK_S"):
+    for name in ("FIRST_PAUSE_S", "REMOVALS_S", "WRITES_S", "SECOND_CHECK_S"):
         monkeypatch.setattr(follower_module, name, 0.0)
 
 
@@ -267,3 +267,26 @@ async def test_own_writes_lead_to_nothing(followed: Followed) -> None:
     followed.follower.on_written(BOX_CGROUP.cgroup, BOX_CGROUP)
     await followed.end()
     assert (followed.upkeep.repaired, followed.runtime.asked) == ([], [])
+
+
+async def test_the_pod_of_a_resized_container_is_resized(followed: Followed) -> None:
+    def sized(identity: str, quota_us: int) -> ContainerRecord:
+        found = Resources(cpu_quota_us=quota_us)
+        return replace(BOX, id=identity, state=Lifecycle.RUNNING, requested=found, booked=found)
+
+    quotas = Resources(cpu_quota_us=150_000)
+    followed.runtime.pods["pod1"] = replace(POD, requested=quotas, booked=quotas)
+    for identity, quota_us in (("box1", 50_000), ("box2", 100_000)):
+        followed.runtime.containers[identity] = sized(identity, quota_us)
+        await followed.follower.take(RuntimeEvent(identity, is_pod=False, is_gone=False))
+
+    def quota_of_pod() -> int | None:
+        pod = followed.store.pods.get("pod1")
+        assert pod is not None
+        return pod.requested.cpu_quota_us
+
+    assert quota_of_pod() == 150_000, "one container after the other is no resize"
+    followed.runtime.containers["box2"] = sized("box2", 300_000)
+    followed.follower.on_written("/kubepods/besteffort/pod1/box2", BOX_CGROUP._replace(id="box2"))
+    await followed.end()
+    assert quota_of_pod() == 350_000

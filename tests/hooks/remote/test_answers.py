@@ -226,7 +226,8 @@ START_CASES = {
             "cpuset.cpus": "1",
         },
     ),
-    "what no cgroup file can say": ({"cpuset_cpus": "", "oom_score_adj": 0, "env": {"A": "b"}}, None),
+    "what no cgroup file can say": ({"cpuset_cpus": "", "env": {"A": "b"}}, None),
+    "a value of its processes": ({"oom_score_adj": 0}, {"oom_score_adj": 0}),
     "annotations": ({"annotations": {"b": "2"}}, None),
 }
 

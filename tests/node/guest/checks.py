@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from tests.node.guest import (
     block_io,
     claims,
+    core_sched,
+    devices,
     hook_servers,
     installation,
     kubelets,
@@ -21,6 +23,7 @@ from tests.node.guest import (
 )
 from tests.node.guest.node import Check
 
+CORE_SCHED = "core-sched"
 KUBELETS = "kubelets"
 MODES = "modes"
 BOOTS: Mapping[str, tuple[Check, ...]] = {
@@ -36,6 +39,7 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *qos_manager.AFTERWARDS,
         *service.OUTLIVED,
         *pods.IN_SLICES,
+        *devices.CHECKS,
         *strategies.CHECKS,
         *block_io.CHECKS,
         *removal.CHECKS,
@@ -55,11 +59,12 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *qos_manager.LAST,
     ),
     MODES: (modes.RUNTIME, *installation.CHECKS, *modes.CHECKS, *removal.LAST),
+    CORE_SCHED: (*installation.CHECKS, *core_sched.CHECKS, *removal.LAST),
     KUBELETS: (*installation.CHECKS, *kubelets.CHECKS),
 }
 """By boot of the node. What is no matter of cgroup files is checked on version 2 alone; the modes have
 a boot of their own, with a containerd that has NRI, and whole kubelets, as they take pods for theirs that
-other checks have made."""
+other checks have made. Core scheduling needs a kernel of its own."""
 
 
 def selected(pattern: str, boot: str) -> list[str]:

@@ -261,6 +261,7 @@ def suppressed(
         pytest.param("7,6,3,2", {"reserved_cpus": parse_cpu_list("1-6")}, "0", id="too-few-left"),
         pytest.param("0,2-5", {"reserved_cpus": parse_cpu_list("1-4")}, "0,5-6", id="just-enough"),
         pytest.param("0,2", {"static_cpus": {("uid", "c"): frozenset({2, 3})}}, "0,4-5", id="static-cpus"),
+        pytest.param("0,2", {"claimed_cpus": frozenset({2, 3})}, "0,4-5", id="claimed-cpus"),
     ],
 )
 def test_cpuset(old: str, fields: Mapping[str, Any], expected: str) -> None:

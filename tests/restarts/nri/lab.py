@@ -6,8 +6,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from cri_api.runtime.v1 import api_pb2
@@ -40,7 +41,13 @@ Files = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Kind:
-    """Pods with one container each; `files` are the values that it and its pod have to have."""
+    """Pods with one container each.
+
+    Attributes:
+        files: The values that it and its pod have to have.
+        specified: Those that its pod keeps on cgroup v1 while the runtime's specification of the container
+            has them: of one that was created without the plugin.
+    """
 
     name: str
     cgroup: str
@@ -48,6 +55,7 @@ class Kind:
     annotations: Mapping[str, str]
     resources: Mapping[str, Any]
     files: Files
+    specified: Files = field(default_factory=dict)
 
     def pod(self, number: int) -> dict[str, Any]:
         name = f"{self.name}-{number}"
@@ -91,7 +99,13 @@ def web_files(cpu_millicores: int, memory_mib: int = 32) -> dict[str, int]:
 
 
 WEB: Final = Kind(
-    "web", "/kubepods/burstable", qos("LS"), {}, web_resources(200), web_files(200) | {"cpu.shares": 10}
+    "web",
+    "/kubepods/burstable",
+    qos("LS"),
+    {},
+    web_resources(200),
+    web_files(200) | {"cpu.shares": 10},
+    {"cpu.cfs_quota_us": 20_000},
 )
 BATCH: Final = Kind(
     "batch",
@@ -126,14 +140,19 @@ class Lab:
             found = client.runtime.ListContainers(request, timeout=CALL_TIMEOUT_S).containers
         return {each.labels[_UID]: each.id for each in found}
 
-    def wrong(self, containers: Mapping[str, str]) -> list[str]:
-        """The values of these containers and their pods that are not right; what is gone is left out."""
+    def wrong(self, containers: Mapping[str, str], *, was_away: bool = False) -> list[str]:
+        """The values of these containers and their pods that are not right; what is gone is left out.
+
+        `was_away`: whether containers may have been created without the plugin; see `Kind`.
+        """
         return [
             text
             for uid, identity in containers.items()
             for kind in KINDS
             if uid.startswith(kind.name)
-            for text in wrong_files(kind.pod_cgroup(uid), identity, kind.files)
+            for text in wrong_files(
+                kind.pod_cgroup(uid), identity, kind.files, kind.specified if was_away else {}
+            )
         ]
 
     def complaints(self) -> list[str]:
@@ -142,14 +161,19 @@ class Lab:
         return [line for line in lines if not line.startswith("{") or '"level":"error"' in line]
 
 
-def wrong_files(pod_cgroup: str, container_id: str, files: Files) -> list[str]:
-    """What differs from these values in the cgroups of a pod and its container."""
+def wrong_files(
+    pod_cgroup: str, container_id: str, files: Files, of_pod: Files = MappingProxyType({})
+) -> list[str]:
+    """The values that differ from these in the cgroups of a pod and its container.
+
+    `of_pod`: other values that are right in the pod's.
+    """
     wrong: list[str] = []
-    for cgroup in (pod_cgroup, f"{pod_cgroup}/{container_id}"):
+    for cgroup, others in ((pod_cgroup, of_pod), (f"{pod_cgroup}/{container_id}", {})):
         for name, value in files.items():
             with suppress(OSError):
                 found = cgroup_v1.read(name.partition(".")[0], cgroup, name)
-                if found != str(value):
+                if found not in (str(value), str(others.get(name, value))):
                     wrong.append(f"{cgroup}/{name}: {found}, not {value}")
     return wrong
 

@@ -213,7 +213,7 @@ def _right_s(lab: Lab, since: float) -> float:
     wrong: list[str] = []
 
     def are_right() -> bool:
-        wrong[:] = lab.wrong(lab.containers())
+        wrong[:] = lab.wrong(lab.containers(), was_away=True)
         return not wrong
 
     try:

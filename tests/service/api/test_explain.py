@@ -132,10 +132,16 @@ def test_each_policy_says_why_it_changes_nothing(explained: tuple[Any, ProxyProc
             answer.OUTCOME_NOT_SELECTED,
             "no annotation scheduling.koordinator.sh/device-allocated",
         ),
+        "rdma-devices": (
+            answer.OUTCOME_NOT_SELECTED,
+            "no annotation scheduling.koordinator.sh/device-allocated",
+        ),
+        "accelerators": (answer.OUTCOME_OFF, "off by default"),
         "cpu-burst": (answer.OUTCOME_OFF, "off by command: a test"),
         "cpu-normalization": (answer.OUTCOME_OFF, "off by default"),
         "memory-qos": (answer.OUTCOME_OFF, "off by default"),
         "block-io": (answer.OUTCOME_OFF, "off by default"),
+        "oom-score": (answer.OUTCOME_OFF, "off by default"),
     }
     assert "gpu-env" not in {each.policy for each in pod.policies}
     shown, everything = (run_command(daemon, "explain", "plain", *more) for more in ((), ("--all",)))
@@ -187,12 +193,22 @@ from runtimeproxy.hooks import ContainerChange, Policy, ResourceChange
 class Scores(Policy):
     name = 'scores'
     def container(self, container, node):
-        return ContainerChange(resources=ResourceChange(oom_score_adj=-500), reason='its annotation')
+        resources = ResourceChange(oom_score_adj=-500, memory_swap_limit_bytes=1 << 30)
+        return ContainerChange(resources=resources, reason='its annotation')
 """
 
 
 @pytest.mark.parametrize("mode", ["enforce", "dry-run"])
-def test_a_value_without_a_file_has_its_reason(daemons: Daemons, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "requested"),
+    [
+        pytest.param("resources.memory_swap_limit_bytes", str(1 << 30), "", id="without a file"),
+        pytest.param("oom_score_adj", "-500", "1000", id="of processes"),
+    ],
+)
+def test_a_value_without_a_file_has_its_reason(
+    daemons: Daemons, mode: str, name: str, value: str, requested: str
+) -> None:
     daemon = daemons.prepare(f"[policies.scores]\nmode = '{mode}'\n")
     policy_file(daemon, "scores").write_text(SCORES)
     daemon.start()
@@ -200,11 +216,11 @@ def test_a_value_without_a_file_has_its_reason(daemons: Daemons, mode: str) -> N
         batch_pod(client, "one").run().create().start()
         api = api_pb2_grpc.RuntimeProxyStub(client.channel)
         box = explain(api, "one").targets[1]
-    (field,) = (each for each in box.fields if each.name == "resources.oom_score_adj")
+    (field,) = (each for each in box.fields if each.name == name)
     (claim,) = field.claims
-    assert (claim.owner, claim.value) == ("scores", "-500")
+    assert (claim.owner, claim.value) == ("scores", value)
     assert claim.reason == "its annotation"
-    assert field.requested == "1000"
+    assert field.requested == requested
 
 
 def test_values_of_variables_stay_in_the_daemon(explained: tuple[Any, ProxyProcess, CriClient]) -> None:

@@ -323,7 +323,7 @@ def test_a_runtime_that_asks_is_no_problem_and_what_it_drops_is_a_note() -> None
     state.other_plugins.update((OtherPlugin("10", "balloons"), OtherPlugin("", "logger")))
     state.late_replies.update(("CreateContainer", "CreateContainer", "UpdateContainer"))
     for number in range(MOST_CONFLICTS + 5):
-        state.add_conflict(PluginConflict(f"c{number}", "env[A]", "10-balloons"))
+        state.add_conflict(str(number), PluginConflict(f"c{number}", "env[A]", "10-balloons"))
     found = nri_status(state, NriSettings(plugin_index="07"))
     assert not list(problems_of_nri(found))
     assert list(notes_of_nri(found)) == [
@@ -335,6 +335,15 @@ def test_a_runtime_that_asks_is_no_problem_and_what_it_drops_is_a_note() -> None
     assert [each.name for each in found.other_plugins] == ["logger", "balloons"]
     assert (found.plugin_index, found.connected_since.nanos) == ("07", 500_000_000)
     assert not list(notes_of_nri(nri_status(NriState(), NriSettings())))
+
+
+def test_a_second_plugin_of_the_same_name_is_a_problem() -> None:
+    state = NriState(is_connected=True, own_name="20-launched")
+    state.other_plugins.add(OtherPlugin("50", "koord-runtime-proxy"))
+    assert not list(problems_of_nri(nri_status(state, NriSettings())))
+    state.other_plugins.add(OtherPlugin("20", "launched"))
+    (problem,) = problems_of_nri(nri_status(state, NriSettings()))
+    assert "a second plugin 20-launched" in problem
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from runtimeproxy.frontends.cri_proxy.calls.run_pod_sandbox import PodDraft
 from runtimeproxy.hooks import ContainerView, Hook
 from runtimeproxy.hooks.fields import CGROUP_PARENT
 from runtimeproxy.ledger.answers import by_parameter
+from runtimeproxy.node.cpu_claims import claims_among
 from runtimeproxy.pods.record_views import PodSummary, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, kept_annotations, read_resources
@@ -112,6 +113,7 @@ class ContainerDraft:
             attempt=config.metadata.attempt,
             labels=compact(config.labels),
             annotations=kept_annotations(config.annotations),
+            cpu_claims=claims_among(each.name for each in config.CDI_devices),
             requested=requested,
             booked=read_resources(config.linux.resources) if self._is_changed else requested,
             owners=owners_with_fitted(self.decided.owners, self.fitted) or NO_ENTRIES,

@@ -28,6 +28,7 @@ from runtimeproxy.fields.tables import CRI_FIELDS
 from runtimeproxy.hooks.changes import (
     Clear,
     ContainerChange,
+    DeviceSpec,
     MountSpec,
     PodChange,
     ResourceChange,
@@ -36,6 +37,7 @@ from runtimeproxy.hooks.changes import (
 )
 from runtimeproxy.hooks.fields import entry_edits, scalar_edits
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
+from runtimeproxy.node.cpu_claims import claims_among
 from runtimeproxy.pods.record_views import PodSummary
 from runtimeproxy.pods.records import PodRecord
 from runtimeproxy.pods.resources import NO_RESOURCES, read_entries, read_resources
@@ -152,6 +154,7 @@ def requested_container(config: api_pb2.ContainerConfig, pod: PodView, resources
         labels=_copied(config.labels),
         annotations=_copied(config.annotations),
         env=LastValues(config.envs),
+        cpu_claims=claims_among(each.name for each in config.CDI_devices),
         requested=resources,
         current=resources,
     )
@@ -210,17 +213,15 @@ def edit_cgroup_parent(config: api_pb2.PodSandboxConfig, parent: str | None) -> 
 
 def edit_container(config: api_pb2.ContainerConfig, change: ContainerChange, sent: Resources) -> bool:
     """Changes the configuration of a container to be created; `sent` are its resources as they came."""
-    changed = bool(change.devices)
+    changed = False
     if change.mounts:
         changed |= _edit_mounts(config.mounts, change.mounts)
+    if change.devices:
+        changed |= _edit_devices(config.devices, change.devices)
     if change.annotations:
         changed |= edit_entries(config.annotations, change.annotations)
     if change.env:
         changed |= _edit_env(config.envs, change.env)
-    for device in change.devices:
-        config.devices.add(
-            container_path=device.container_path, host_path=device.host_path, permissions=device.permissions
-        )
     if change.cdi_devices:
         changed |= _add_cdi_devices(config.CDI_devices, change.cdi_devices)
     if change.resources is not None:
@@ -251,6 +252,25 @@ def _has_mount(mounts: Sequence[api_pb2.Mount], places: Sequence[int], wanted: M
         return False
     found = mounts[places[0]]
     return (found.host_path, found.readonly) == (wanted.host_path, wanted.readonly)
+
+
+def _edit_devices(devices: MutableSequence[api_pb2.Device], wanted: Iterable[DeviceSpec]) -> bool:
+    """Adds devices behind the others, in place of those of their paths: a runtime would make both."""
+    changed = False
+    for new in wanted:
+        places = [place for place, each in enumerate(devices) if each.container_path == new.container_path]
+        if len(places) == 1 and _is_device(devices[places[0]], new):
+            continue
+        _remove(devices, places)
+        devices.add(  # type: ignore[attr-defined]
+            container_path=new.container_path, host_path=new.host_path, permissions=new.permissions
+        )
+        changed = True
+    return changed
+
+
+def _is_device(found: api_pb2.Device, wanted: DeviceSpec) -> bool:
+    return (found.host_path, found.permissions) == (wanted.host_path, wanted.permissions)
 
 
 def _add_cdi_devices(devices: MutableSequence[api_pb2.CDIDevice], names: Sequence[str]) -> bool:

@@ -201,6 +201,22 @@ def test_a_mount_that_is_there_already_is_no_change() -> None:
     assert [each.readonly for each in found.mounts] == [False]
 
 
+def test_a_device_replaces_those_of_its_path() -> None:
+    found = config()
+    found.devices.add(container_path="/dev/c", host_path="/dev/of-the-pod", permissions="rwm")
+    found.devices.add(container_path="/dev/c", host_path="/dev/h", permissions="r")
+    device = DeviceSpec(host_path="/dev/h", container_path="/dev/c", permissions="r")
+    assert edit_container(found, ContainerChange(devices=(device,)))
+    assert [(each.container_path, each.host_path) for each in found.devices] == [
+        ("/dev/b", ""),
+        ("/dev/a", ""),
+        ("/dev/c", "/dev/h"),
+    ]
+    raw = found.SerializeToString()
+    assert not edit_container(found, ContainerChange(devices=(device,)))
+    assert found.SerializeToString() == raw
+
+
 def test_cdi_devices_come_after_the_kubelets_and_once() -> None:
     found, sent = config(), ("vendor.com/gpu=1", "vendor.com/gpu=0")
     for name in sent:

@@ -1,17 +1,19 @@
-"""Sysctls that policies set: each has its original text again when no policy wants it any more.
+"""Settings of the kernel that policies set: each has its original again when no policy wants it any more.
 
-The original is saved before the first write, with the id of the kernel's boot: after a reboot nothing of
-before counts. While a value is wanted it is compared from time to time: one that another program keeps
-writing is left to it for a time, as values of cgroups are. When it is wanted no more, what another program
-has written stays.
+These are sysctls, and the others of `fields/kernel_settings.py`. The original is saved before the first
+write, with the id of the kernel's boot: after a reboot nothing of before counts. While a value is wanted it
+is compared from time to time: one that another program keeps writing is left to it for a time, as values of
+cgroups are. When it is wanted no more, what another program has written stays.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
@@ -19,7 +21,9 @@ from typing import Any, Final, NamedTuple
 from runtimeproxy.counts import Counts
 from runtimeproxy.documents.reading import InputError
 from runtimeproxy.errors import described
-from runtimeproxy.hooks.fields import SYSCTL_NAME
+from runtimeproxy.fields.anolis import only_anolis
+from runtimeproxy.fields.kernel_settings import kernel_setting
+from runtimeproxy.hooks.fields import KERNEL_SETTINGS, SYSCTL, SYSCTL_NAME
 from runtimeproxy.ledger.foreign import ForeignWriters
 from runtimeproxy.ledger.unapplied import UnappliedCause, Withheld
 from runtimeproxy.logs import FailureLog
@@ -29,16 +33,24 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_ROOT: Final = Path("/proc/sys")
 """Source: proc_sys(5)."""
+DEFAULT_SYSFS: Final = Path("/sys")
+"""Source: sysfs(5); debugfs is mounted below it."""
 SAVED_FILE: Final = "sysctls.json"
 """In the state folder."""
+SAVED_SETTINGS: Final = "kernel_settings.json"
+"""In the state folder: what is no sysctl. Versions before it read and write the other file alone, and so keep
+this one."""
 MOST_WAIT_S: Final = 1.0
 """How long a thread waits for another one's write, which takes microseconds."""
+DROP_IN: Final = "koord-runtime-proxy.service.d/60-system-config.conf"
+"""In the folder `systemd`."""
+_SYSCTLS: Final = "sysctls"
 _PATH: Final = ("sysctl",)
 """In place of a cgroup's path, for the foreign writers."""
 
 
-class SysctlChange(NamedTuple):
-    """The outcome of one sysctl."""
+class SettingChange(NamedTuple):
+    """The outcome of one setting."""
 
     name: str
     old: str
@@ -53,15 +65,17 @@ class _Ours(NamedTuple):
     written: str
 
 
-class Sysctls:
-    """The sysctls of this node that policies have set. Safe for all threads.
+class KernelSettings:
+    """The kernel settings of this node that policies have set. Safe for all threads.
 
     Args:
         root: where the kernel shows sysctls.
         clock: in seconds.
+        sysfs: where the kernel shows the others.
 
     Attributes:
-        writes: how often values were written, and could not be, by sysctl and whether it was written.
+        files: what is saved, of sysctls and of the others.
+        writes: how often values were written, and could not be, by setting and whether it was written.
         problems: what could not be written or read at the last attempt, with the reasons.
         unapplied: what is wanted and not so, by name.
     """
@@ -72,10 +86,15 @@ class Sysctls:
         boot_id: str,
         root: Path = DEFAULT_ROOT,
         clock: Callable[[], float] = time.monotonic,
+        sysfs: Path = DEFAULT_SYSFS,
     ) -> None:
         effect = "what a process before this one has set is not given back"
-        self.file = StateFile(state_folder / SAVED_FILE, effect, boot_id=boot_id, is_synced=False)
+        self.files = tuple(
+            StateFile(state_folder / name, effect, boot_id=boot_id, is_synced=False)
+            for name in (SAVED_FILE, SAVED_SETTINGS)
+        )
         self._root = root
+        self._sysfs = sysfs
         self._lock = Lock()
         self._ours: dict[str, _Ours] | None = None
         self._wanted: Mapping[str, int | str] = {}
@@ -87,17 +106,18 @@ class Sysctls:
 
     def apply(
         self, wanted: Mapping[str, int | str], *, releases: Collection[str] | None = None
-    ) -> tuple[SysctlChange, ...]:
+    ) -> tuple[SettingChange, ...]:
         """Write what policies want, in this order, and give back what they want no more; in a worker thread.
 
         What was written last is given back first: one may exclude another, as group identity and core
         scheduling do.
 
         Args:
-            wanted: by name, such as `kernel.sched_core`. One that the kernel lacks is left out.
+            wanted: by name, such as `kernel.sched_core`. One that the kernel lacks is left out, and is among
+                `unapplied` unless such a kernel does the same anyway.
             releases: the names that are given back if they are not in `wanted`; None for all.
         """
-        changes: list[SysctlChange] = []
+        changes: list[SettingChange] = []
         try:
             with self._alone() as ours:
                 for name in [each for each in reversed(ours) if each not in wanted]:
@@ -112,9 +132,9 @@ class Sysctls:
             changes.append(self._unreadable(error))
         return self._reported(changes)
 
-    def verify(self) -> tuple[SysctlChange, ...]:
+    def verify(self) -> tuple[SettingChange, ...]:
         """Compare what is wanted with the kernel's values, and write it again; in a worker thread."""
-        changes: list[SysctlChange] = []
+        changes: list[SettingChange] = []
         try:
             with self._alone() as ours:
                 for name, value in self._wanted.items():
@@ -127,7 +147,7 @@ class Sysctls:
         # Another process may have written the file meanwhile.
         self._ours, self._wanted = None, {}
 
-    def planned(self) -> tuple[SysctlChange, ...]:
+    def planned(self) -> tuple[SettingChange, ...]:
         # With the errors of what cannot be read.
         try:
             with self._alone() as ours:
@@ -177,21 +197,22 @@ class Sysctls:
         finally:
             self._lock.release()
 
-    def _planned_releases(self, ours: Mapping[str, _Ours], names: Iterable[str]) -> tuple[SysctlChange, ...]:
+    def _planned_releases(self, ours: Mapping[str, _Ours], names: Iterable[str]) -> tuple[SettingChange, ...]:
         found = [(name, ours[name], self._read(name)) for name in reversed(list(names)) if name in ours]
         return tuple(
-            SysctlChange(name, present, each.original)
+            SettingChange(name, present, each.original)
             for name, each, present in found
             if present == each.written and present != each.original
         )
 
-    def _unreadable(self, error: OSError) -> SysctlChange:
+    def _unreadable(self, error: OSError) -> SettingChange:
         # What was saved is not known: nothing may be written, or our own values would become originals.
-        return SysctlChange(str(self.file.path), "", "", described(error))
+        path = next((each.path for each in self.files if each.is_unreadable), self.files[0].path)
+        return SettingChange(str(path), "", "", described(error))
 
     def _set(
         self, ours: dict[str, _Ours], name: str, value: str, *, is_check: bool = False
-    ) -> list[SysctlChange]:
+    ) -> list[SettingChange]:
         changes = self._written(ours, name, value, is_check=is_check)
         error = next((each.error for each in changes if each.error), "")
         if error:
@@ -207,7 +228,11 @@ class Sysctls:
         with suppress(OSError):
             present = self._read(name)
             if present is None:
-                return Withheld((), UnappliedCause.NO_FILE, "the kernel has no such sysctl", value)
+                setting = kernel_setting(name)
+                if setting is not None and value == setting.absent:
+                    return None
+                why = setting.missing if setting is not None else _no_sysctl(name)
+                return Withheld((), UnappliedCause.NO_FILE, why, value)
             if present != value:
                 reason = f"it is left to another program, which keeps writing {present}"
                 return Withheld((), UnappliedCause.FOREIGN, reason, value)
@@ -215,11 +240,11 @@ class Sysctls:
 
     def _written(
         self, ours: dict[str, _Ours], name: str, value: str, *, is_check: bool
-    ) -> list[SysctlChange]:
+    ) -> list[SettingChange]:
         try:
             present = self._read(name)
         except OSError as error:
-            return [SysctlChange(name, "", value, described(error))]
+            return [SettingChange(name, "", value, described(error))]
         if present is None:
             return []
         before = ours.get(name)
@@ -230,16 +255,16 @@ class Sysctls:
         ours[name] = mine
         try:
             if mine != before:
-                self._save(ours)
+                self._save(ours, name)
             if present != value:
-                self._path(name).write_text(value + "\n", encoding="ascii")
+                self._write(name, value)
         except OSError as error:
             if before is None:
                 del ours[name]
             else:
                 ours[name] = before
-            return [SysctlChange(name, present, value, described(error))]
-        return [SysctlChange(name, present, value)] if present != value else []
+            return [SettingChange(name, present, value, _explained(error))]
+        return [SettingChange(name, present, value)] if present != value else []
 
     def _is_left(self, name: str, mine: _Ours, present: str, *, is_check: bool) -> bool:
         """Return whether another program's value is left to it; a reset to the original never is."""
@@ -249,70 +274,113 @@ class Sysctls:
         if is_check and not writers.is_yielding(_PATH, name):
             if writers.on_overwrite(_PATH, name, mine.written, present):
                 return False
-            text = "another program keeps writing the sysctl %s: %s, not %s, and it is left so for a time"
-            logger.warning(text, name, present, mine.written)
+            text = "another program keeps writing the %s %s: %s, not %s, and it is left so for a time"
+            logger.warning(text, kind_of(name), name, present, mine.written)
         return writers.is_yielding(_PATH, name)
 
-    def _release(self, ours: dict[str, _Ours], name: str) -> list[SysctlChange]:
+    def _release(self, ours: dict[str, _Ours], name: str) -> list[SettingChange]:
         mine = ours[name]
         present = ""
-        changes: list[SysctlChange] = []
+        changes: list[SettingChange] = []
         try:
             present = self._read(name) or ""
             if present == mine.written and present != mine.original:
-                self._path(name).write_text(mine.original + "\n", encoding="ascii")
-                changes.append(SysctlChange(name, present, mine.original))
+                self._write(name, mine.original)
+                changes.append(SettingChange(name, present, mine.original))
         except OSError as error:
-            return [SysctlChange(name, present, mine.original, described(error))]
+            return [SettingChange(name, present, mine.original, _explained(error))]
         del ours[name]
         self._foreign_writers.forget(_PATH, name)
         with suppress(OSError):  # it is compared with the kernel's value at the next start
-            self._save(ours)
+            self._save(ours, name)
         return changes
 
-    def _reported(self, changes: list[SysctlChange]) -> tuple[SysctlChange, ...]:
+    def _reported(self, changes: list[SettingChange]) -> tuple[SettingChange, ...]:
         problems: list[str] = []
         for change in changes:
             self.writes.add((change.name, not change.error))
+            what = kind_of(change.name)
             if change.error:
-                text = f"sysctl {change.name} cannot be set to {change.new}: {change.error}"
+                text = f"{what} {change.name} cannot be set to {change.new}: {change.error}"
                 if not change.new:
                     text = f"sysctls are left as they are: {change.name} cannot be read: {change.error}"
                 self._failures.report("sysctl", change.name, text)
                 problems.append(text)
             else:
-                logger.info("sysctl %s: %s -> %s", change.name, change.old, change.new)
+                logger.info("%s %s: %s -> %s", what, change.name, change.old, change.new)
         self.problems = tuple(problems)
         return tuple(changes)
 
-    def _path(self, name: str) -> Path:
-        return self._root / name.replace(".", "/")
-
     def _read(self, name: str) -> str | None:
-        # The kernel's value; None if it has no such sysctl. Raises OSError for all other failures.
-        try:
-            return self._path(name).read_text(encoding="ascii", errors="replace").rstrip("\n")
-        except FileNotFoundError:
-            return None
+        # The kernel's value; None if it has no such setting. Raises OSError for all other failures.
+        setting = kernel_setting(name)
+        for path in self._paths(name):
+            with suppress(FileNotFoundError):
+                text = path.read_text(encoding="ascii", errors="replace")
+                return text.rstrip("\n") if setting is None else setting.value_of(text)
+        return None
+
+    def _write(self, name: str, value: str) -> None:
+        setting = kernel_setting(name)
+        path = next((each for each in self._paths(name) if each.exists()), self._paths(name)[0])
+        path.write_text((value if setting is None else setting.written(value)) + "\n", encoding="ascii")
+
+    def _paths(self, name: str) -> tuple[Path, ...]:
+        setting = kernel_setting(name)
+        if setting is not None:
+            return tuple(self._sysfs / each for each in setting.files)
+        return (self._root / name.replace(".", "/"),)
 
     def _load(self) -> dict[str, _Ours]:
         """What is ours. Raises OSError if it cannot be read, which is not the same as nothing."""
         if self._ours is None:
-            ours = self.file.load(_parsed)
-            if self.file.is_unreadable:
-                raise OSError(self.file.unusable)
-            self._ours = ours or {}
+            found: dict[str, _Ours] = {}
+            for file, group in zip(self.files, (_SYSCTLS, KERNEL_SETTINGS), strict=True):
+                found |= file.load(partial(_parsed, group)) or {}
+                if file.is_unreadable:
+                    raise OSError(file.unusable)
+            self._ours = found
         return self._ours
 
-    def _save(self, ours: Mapping[str, _Ours]) -> None:
-        self.file.save({"sysctls": {name: each._asdict() for name, each in ours.items()}})
+    def _save(self, ours: Mapping[str, _Ours], changed: str) -> None:
+        """Saves all settings of the kind that the changed one is of."""
+        is_sysctl = kernel_setting(changed) is None
+        file, group = (self.files[0], _SYSCTLS) if is_sysctl else (self.files[1], KERNEL_SETTINGS)
+        saved = {
+            name: each._asdict() for name, each in ours.items() if (kernel_setting(name) is None) == is_sysctl
+        }
+        file.save({group: saved})
 
 
-def _parsed(saved: Mapping[str, Any]) -> dict[str, _Ours]:
-    for name in saved["sysctls"]:
-        if not SYSCTL_NAME.fullmatch(name):
+def _parsed(group: str, saved: Mapping[str, Any]) -> dict[str, _Ours]:
+    for name in saved[group]:
+        if group == _SYSCTLS and (not SYSCTL_NAME.fullmatch(name) or kernel_setting(name) is not None):
             raise InputError(f"{name!r} is not the name of a sysctl")
+        if group != _SYSCTLS and kernel_setting(name) is None:
+            raise InputError(f"{name!r} is not the name of a kernel setting")
     return {
-        str(name): _Ours(str(each["original"]), str(each["written"]))
-        for name, each in saved["sysctls"].items()
+        str(name): _Ours(str(each["original"]), str(each["written"])) for name, each in saved[group].items()
     }
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a setting for people."""
+    return "sysctl" if kernel_setting(name) is None else "kernel setting"
+
+
+def field_of(name: str) -> str:
+    """Return a setting as a field of a change, such as `sysctl[kernel.sched_core]`."""
+    return f"{SYSCTL if kernel_setting(name) is None else KERNEL_SETTINGS}[{name}]"
+
+
+def _no_sysctl(name: str) -> str:
+    why = only_anolis(name)
+    return f"the kernel has no such sysctl: {why}" if why else "the kernel has no such sysctl"
+
+
+def _explained(error: OSError) -> str:
+    """The text of an error, with what a service of systemd may lack."""
+    text = described(error)
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return f"{text}; the systemd unit may write it with a drop-in only, {DROP_IN} for one"
+    return text

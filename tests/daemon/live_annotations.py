@@ -1,0 +1,82 @@
+"""Annotations of a pod that apply while it runs: what an edit at the API server changes, and how soon."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from runtimeproxy.testing.cgroups import CgroupFiles
+from tests.lab.deadline import wait_until
+
+MOST_S: Final = 3.0
+TRIES: Final = 5
+"""On a busy machine one edit may take longer: the shortest time of some is the daemon's own."""
+POLICIES: Final = "".join(
+    f"[policies.{name}]\nenabled = true\n" for name in ("cpu-burst", "cpu-idle", "memory-qos")
+)
+STRATEGIES: Final = {
+    "cpu-burst-config": json.dumps({"clusterStrategy": {"policy": "cpuBurstOnly", "cpuBurstPercent": 20}}),
+    "resource-qos-config": json.dumps(
+        {"clusterStrategy": {"lsClass": {"cpuQOS": {"enable": True, "groupIdentity": 2}}}}
+    ),
+}
+
+
+class Live(NamedTuple):
+    """An annotation of an LS pod that requests 1 GiB and has a quota of one CPU."""
+
+    key: str
+    value: Mapping[str, object]
+    file: str
+    """Of version 2."""
+    before: str
+    after: str
+    is_pods: bool = True
+    """Whether the file is that of the pod's own cgroup."""
+
+
+LIVE: Final = (
+    Live(
+        "koordinator.sh/cpuBurst",
+        {"policy": "cpuBurstOnly", "cpuBurstPercent": 50},
+        *("cpu.max.burst", "20000", "50000"),
+        is_pods=False,
+    ),
+    Live(
+        "koordinator.sh/memoryQOS",
+        {"policy": "auto", "minLimitPercent": 50},
+        *("memory.min", "0", str(1 << 29)),
+    ),
+    Live("koordinator.sh/cpuQOS", {"enable": True, "groupIdentity": -1}, *("cpu.weight", "100", "1")),
+)
+
+
+def check_edits(
+    live: Live, files: CgroupFiles, container: str, edit: Callable[[Mapping[str, str]], object]
+) -> None:
+    """Edits the annotation of a running pod, takes it away, and so on, until one edit was quick enough.
+
+    Args:
+        live: What is edited.
+        files: With the cgroups.
+        container: Path of the container's cgroup.
+        edit: Gives the pod these annotations at the API server.
+    """
+    cgroup = container.rpartition("/")[0] if live.is_pods else container
+
+    def wait_for(text: str) -> float:
+        started_s = time.monotonic()
+        what = f"{live.file} of {cgroup} is {text}, not {files.read(cgroup, live.file)}"
+        wait_until(lambda: files.read(cgroup, live.file) == text or None, what, 60)
+        return time.monotonic() - started_s
+
+    wait_for(live.before)
+    took_s: list[float] = []
+    while not took_s or (min(took_s) > MOST_S and len(took_s) < TRIES):
+        edit({live.key: json.dumps(live.value)})
+        took_s.append(wait_for(live.after))
+        edit({})
+        wait_for(live.before)
+    assert min(took_s) <= MOST_S, took_s
