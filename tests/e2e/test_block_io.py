@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +16,16 @@ from tests.lab import cgroup_v1
 from tests.lab.block_io import LoopDevice, write_rate
 from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CriClient
+from tests.lab.crio import runtime_with_nri
 from tests.lab.deadline import wait_until
 from tests.lab.node import RunningPod, running_pod
 from tests.lab.node_objects import NodeObjects
 from tests.lab.pods import ContainerSpec, PodSpec
 from tests.lab.programs import need_controllers_of_v1, need_loop_devices
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
+from tests.lab.runtime_process import RuntimeProcess
 
-pytestmark = pytest.mark.parametrize("containerd_version", ["1.6"], indirect=True)
+ON_1_6 = pytest.mark.parametrize("containerd_version", ["1.6"], indirect=True)
 
 CLASS = "/kubepods/besteffort"
 WRITE, READ = "blkio.throttle.write_bps_device", "blkio.throttle.read_bps_device"
@@ -79,40 +81,45 @@ def text(cgroup: str, name: str) -> str:
     return cgroup_v1.read("blkio", cgroup, name)
 
 
-@pytest.fixture(params=["proxy", "standalone"])
-def site(
-    request: pytest.FixtureRequest, containerd: Containerd, folder: Path, tmp_path: Path, logs: Path
-) -> Iterator[Site]:
+@contextmanager
+def site_on(runtime: RuntimeProcess, mode: str, folder: Path, logs: Path) -> Iterator[Site]:
     need_controllers_of_v1("blkio")
     need_loop_devices()
     own = Path(tempfile.mkdtemp(dir=folder))
     with ExitStack() as stack:
-        (tmp_path / "other").mkdir()
-        device = stack.enter_context(LoopDevice(tmp_path, 64 << 20))
-        other = stack.enter_context(LoopDevice(tmp_path / "other", 1 << 20))
-        config = (
-            f'[daemon]\nmode = "{request.param}"\nlock = "{own}/lock"\n[policies.block-io]\nenabled = true\n'
-        )
-        proxy = ProxyProcess(own, ProxyOptions(str(containerd.socket), config=config))
+        (own / "other").mkdir()
+        device = stack.enter_context(LoopDevice(own, 64 << 20))
+        other = stack.enter_context(LoopDevice(own / "other", 1 << 20))
+        config = f'[daemon]\nmode = "{mode}"\nlock = "{own}/lock"\n[policies.block-io]\nenabled = true\n'
+        if mode == "nri":
+            config += f'[nri]\nsocket = "{runtime.nri_socket}"\n'
+        proxy = ProxyProcess(own, ProxyOptions(str(runtime.socket), config=config))
         objects = NodeObjects(proxy.objects_folder)
         objects.strategies({})
         stack.enter_context(proxy)
-        client = stack.enter_context(CriClient(containerd.socket))
-        socket = proxy.socket if request.param == "proxy" else containerd.socket
-        through = stack.enter_context(CriClient(socket))
+        if mode == "nri":
+            wait_until(lambda: "registered with the runtime" in str(proxy.log), "the registration")
+        client = stack.enter_context(CriClient(runtime.socket))
+        through = stack.enter_context(CriClient(proxy.socket if mode == "proxy" else runtime.socket))
         blocks = [
             {"name": device.path, "type": "device", "ioCfg": {"writeBPS": POD_BPS}},
             {"name": "../../etc/passwd", "type": "device", "ioCfg": {"writeBPS": 1}},
         ]
         annotation = {"koordinator.sh/blkioQOS": json.dumps({"blocks": blocks})}
-        specs = (
-            PodSpec("batch", "besteffort", qos("BE"), {}, (ContainerSpec(),)),
-            PodSpec("annotated", "besteffort", qos("BE"), annotation, (ContainerSpec(),)),
-        )
         batch, annotated = (
-            stack.enter_context(running_pod(through, spec, logs, remover=client)) for spec in specs
+            stack.enter_context(running_pod(through, spec, logs, remover=client))
+            for spec in (
+                PodSpec("batch", "besteffort", qos("BE"), {}, (ContainerSpec(),)),
+                PodSpec("annotated", "besteffort", qos("BE"), annotation, (ContainerSpec(),)),
+            )
         )
         yield Site(proxy, objects, batch, annotated, device, other)
+
+
+@pytest.fixture(params=["proxy", "standalone"])
+def site(request: pytest.FixtureRequest, containerd: Containerd, folder: Path, logs: Path) -> Iterator[Site]:
+    with site_on(containerd, request.param, folder, logs) as made:
+        yield made
 
 
 def rate(site: Site, pod: RunningPod) -> float:
@@ -128,6 +135,7 @@ def assert_follows(site: Site, pod: RunningPod, limit_bps: int) -> None:
     assert found[-1] > 0.8 * limit_bps, found
 
 
+@ON_1_6
 def test_limits_of_class_and_pod_come_and_go(site: Site) -> None:
     # Another program's line for another device.
     cgroup_v1.file("blkio", CLASS, WRITE).write_text(f"{site.other.number} 777")
@@ -156,6 +164,7 @@ def test_limits_of_class_and_pod_come_and_go(site: Site) -> None:
     assert rate(site, site.batch) > 2 * LIMIT_BPS
 
 
+@ON_1_6
 def test_restore_after_a_kill_gives_all_lines_back(site: Site) -> None:
     cgroup_v1.file("blkio", CLASS, WRITE).write_text(f"{site.device.number} 777")
     site.configure(writeBPS=LIMIT_BPS)
@@ -166,3 +175,13 @@ def test_restore_after_a_kill_gives_all_lines_back(site: Site) -> None:
     site.wait_for("restored", klass=777, pod=None, container=None, annotated=None, annotated_container=None)
     cgroup_v1.file("blkio", CLASS, WRITE).write_text(f"{site.device.number} 0")
     site.proxy.start()
+
+
+@pytest.mark.golang
+def test_nri_on_containerd_2(folder: Path, logs: Path) -> None:
+    with runtime_with_nri("2.2") as runtime, site_on(runtime, "nri", folder, logs) as site:
+        site.configure(writeBPS=LIMIT_BPS)
+        site.wait_for("by the strategy", klass=LIMIT_BPS, container=LIMIT_BPS, annotated_container=POD_BPS)
+        assert_follows(site, site.annotated, POD_BPS)
+        site.configure()
+        site.wait_for("withdrawn", klass=None, container=None, annotated_container=POD_BPS)
