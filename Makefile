@@ -128,7 +128,7 @@ readability: $(INSTALLED)  ## how much code a reader has to hold in the head
 scenarios: $(INSTALLED)  ## draw what the QoS manager does to a simulated node, as PNG into dist/scenarios
 	$(BIN)/python -m tests.scenarios
 
-modes: $(INSTALLED)  ## 60 pods in each mode on containerd 1.7 to 2.4: values at first and in the end (as root); 3 minutes
+modes: $(INSTALLED)  ## 60 pods in each mode on containerd 1.7 to 2.4 and CRI-O: values at first and in the end (as root); 5 minutes
 	$(BIN)/python -m tests.modes
 
 restarts: $(INSTALLED)  ## restart proxy and QoS manager 50 times in each way and the runtime 20 times, under load; 10 minutes (MODE=nri: all beside a whole kubelet; 40 minutes)

@@ -39,7 +39,7 @@ ANOLIS_FILES: Final = (
         ("kernel.sched_group_identity_enabled",), "the switch of group identity", "group-identity-sysctl"
     ),
     AnolisFiles(
-        ("kernel.sched_core",), "the switch of core scheduling", instead="it is always on, if it is built in"
+        ("kernel.sched_core",), "the switch of core scheduling", instead="core scheduling without a switch"
     ),
     AnolisFiles(("kernel.sched_idle_saver_wmark",), "how long a CPU is idle before it expels, in ns"),
     AnolisFiles(

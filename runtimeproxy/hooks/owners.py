@@ -93,6 +93,8 @@ def parse_rule(text: str) -> Rule:
         is_kubelets = PARAMETERS[field].processes is None
         why = "belongs to the kubelet" if is_kubelets else "is no value: only some cgroups' processes have it"
         raise ValueError(f"{field} of a {never[0]} {why}")
+    if PARAMETERS[field].processes is not None and role != Role.SET:
+        raise ValueError(f"{field} is a value of processes, which can only be set")
     if role not in ROLES[kind := PARAMETERS[field].kind]:
         raise ValueError(f"{field} is a {kind.value}, which has no amount")
     return Rule(field, Role(role), found)

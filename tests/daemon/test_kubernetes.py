@@ -157,19 +157,6 @@ def test_strategies_and_live_annotations_reach_running_pods(cluster: Cluster) ->
     cluster.wait_for_burst(container, 30)
 
 
-@pytest.mark.parametrize("live", LIVE, ids=[each.key.rpartition("/")[2] for each in LIVE])
-def test_an_edited_annotation_applies_soon(cluster: Cluster, live: Live) -> None:
-    requests = {"cpu": "500m", "memory": "1Gi"}
-    containers = [{"name": "main", "resources": {"requests": requests}}]
-    cluster.server.put(CONFIG_MAPS, "slo-controller-config", data=STRATEGIES)
-
-    def edit(annotations: Mapping[str, str]) -> None:
-        cluster.put_pod("web", metadata={"annotations": dict(annotations)}, containers=containers)
-
-    edit({})
-    check_edits(live, cluster.files, cluster.run("web"), edit)
-
-
 def test_cpus_of_a_running_pod_follow_its_annotation_and_nothing_else(
     daemons: Daemons, cgroup_files: CgroupFiles, socket_folder: Path
 ) -> None:
@@ -240,6 +227,19 @@ def resource_status(cpus: str) -> dict[str, str]:
 def own_status(cluster: Cluster, cpus: str, **others: str) -> None:
     """The API server's annotation of the pod `own`, beside others."""
     cluster.put_pod("own", metadata={"annotations": {**resource_status(cpus), **others}})
+
+
+@pytest.mark.parametrize("live", LIVE, ids=[each.key.rpartition("/")[2] for each in LIVE])
+def test_an_edited_annotation_applies_soon(cluster: Cluster, live: Live) -> None:
+    requests = {"cpu": "500m", "memory": "1Gi"}
+    containers = [{"name": "main", "resources": {"requests": requests}}]
+    cluster.server.put(CONFIG_MAPS, "slo-controller-config", data=STRATEGIES)
+
+    def edit(annotations: Mapping[str, str]) -> None:
+        cluster.put_pod("web", metadata={"annotations": dict(annotations)}, containers=containers)
+
+    edit({})
+    check_edits(live, cluster.files, cluster.run("web"), edit)
 
 
 def test_a_refusal_by_priority_becomes_an_event(cluster: Cluster) -> None:

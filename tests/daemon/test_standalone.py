@@ -155,6 +155,8 @@ def test_what_a_gpu_needs_is_not_applicable(
     daemons: Daemons, kubelet: CriClient, cgroup_files: CgroupFiles, standalone: str, tmp_path: Path
 ) -> None:
     library = tmp_path / "vgpu" / "libvgpu.so"
+    library.parent.mkdir()
+    library.touch()
     options = f'[policies.gpu-env.options]\nhami_library_path = "{library}"\nhami_vgpu_monitor = true\n'
     daemon = daemons.start(standalone + options)
     half = {"koordinator.sh/gpu-memory": "16Gi", "koordinator.sh/gpu-memory-ratio": "50"}
@@ -175,7 +177,7 @@ def test_what_a_gpu_needs_is_not_applicable(
 
     wait_until(lambda: found().keys() >= expected, "the fields")
     assert set(found().values()) == {"not-in-mode"}
-    assert not library.parent.exists(), "no directory for a monitor that would have no mount"
+    assert not (library.parent / "containers").exists(), "no directory for a monitor that would have no mount"
     assert not status_of(daemon).problems
 
 

@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,8 @@ def start(
 
         def started(score: str = "") -> Node:
             server = stack.enter_context(ApiServer())
-            put_pod(server, spec, {ANNOTATION: score} if score else {})
+            annotations = {ANNOTATION: score} if score else {}
+            put_pod(server, spec, annotations)
             options = ProxyOptions(str(runtime.socket), config=configuration(mode, own, server, runtime))
             daemon = stack.enter_context(ProxyProcess(own, options))
             socket = daemon.socket if mode == "proxy" else runtime.socket
@@ -135,7 +136,8 @@ def start(
                 wait_until(partial(knows_pods, api), "the API server's pods")
             client = stack.enter_context(CriClient(socket))
             remover = stack.enter_context(CriClient(runtime.socket))
-            running = running_pod(client, spec, tmp_path, cgroup_prefix=prefix, remover=remover)
+            made = replace(spec, annotations=annotations)
+            running = running_pod(client, made, tmp_path, cgroup_prefix=prefix, remover=remover)
             return Node(daemon, server, stack.enter_context(running))
 
         yield started

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from runtimeproxy.fields.tables import OF_PROCESSES
 from runtimeproxy.frontends.modes import carried_in
 from runtimeproxy.hooks.loading import built_in
 from runtimeproxy.hooks.ways import SETTABLE, Way, has_file, way_of
@@ -33,7 +34,8 @@ def _rows(policy: str, sets_fields: Mapping[str, Iterable[str]]) -> Iterator[tup
         by_ways: dict[tuple[str, ...], list[str]] = {}
         for name in sorted(names):
             is_in_file = has_file(method, name) or method in ("qos_class", "node")
-            later = "file" if is_in_file else f"next {'sandbox' if method == 'pod' else 'container'}"
+            of_file = "file of each process" if name in OF_PROCESSES else "file"
+            later = of_file if is_in_file else f"next {'sandbox' if method == 'pod' else 'container'}"
             if set(ways := ways_of(method, name)) != {Way.NONE}:
                 by_ways.setdefault((*ways, later), []).append(name)
         for key, found in by_ways.items():

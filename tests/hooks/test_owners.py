@@ -42,6 +42,8 @@ def test_a_rule() -> None:
         ("cpu.shares set qos-class", "belongs to the kubelet"),
         ("cpu.idle set container", "belongs to the kubelet"),
         ("cpuset.cpus add pod", "has no amount"),
+        ("oom_score_adj set pod", "only some cgroups' processes have it"),
+        ("oom_score_adj at_most container", "can only be set"),
     ],
 )
 def test_what_is_no_rule(text: str, reason: str) -> None:

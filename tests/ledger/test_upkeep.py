@@ -234,7 +234,8 @@ async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytes
         scene.upkeep.on_servers(["koordlet.json"])
     assert "koordlet is registered" in caplog.text
     assert "CPUBurst: cpu.cfs_burst_us; CgroupReconcile: memory.high, memory.low" in caplog.text
-    gates = "BlkIOReconcile, CPUBurst, CgroupReconcile, CoreSched, GroupIdentity, TCNetworkQoS"
+    names = ("BlkIOReconcile", "CPUBurst", "CgroupReconcile", "CoreSched", "GroupIdentity", "OOMScoreAdj")
+    gates = ", ".join((*names, "TCNetworkQoS"))
     assert scene.upkeep.summary == f"left to koordlet, by its feature gates: {gates}"
     assert scene.is_requested
     assert scene.ledger.change([Wanted(CgroupTarget(Level.POD, POD), burst | quota(50_000))]) != ()
@@ -296,6 +297,24 @@ async def test_files_of_what_runs_are_compared(scene: Scene, monkeypatch: pytest
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert (scene.quota(), scene.quota(gone)) == ("50000", "max")
+
+
+async def test_values_of_processes_are_compared_beside_the_files_of_their_level(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.001)
+    # Nothing but these is due a second time.
+    monkeypatch.setattr(module, "PROCESSES_VERIFY_S", 0.001)
+    seen: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(scene.ledger, "verify", lambda *arguments: seen.append(arguments))
+    scene.upkeep.evaluator.has_evaluated = True
+    task = asyncio.get_running_loop().create_task(scene.upkeep.verify((Level.POD, Level.CONTAINER)))
+    await until(lambda: len(seen) > 6)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    of_processes = [levels for levels, _, *names in seen if names == [frozenset({"oom_score_adj"})]]
+    assert of_processes[0] == [Level.QOS_CLASS, Level.NODE], "the others are compared just now"
+    assert {Level.POD, Level.CONTAINER} <= set(of_processes[1])
 
 
 async def test_qos_classes_follow_values_of_pods_that_calls_have_claimed(

@@ -13,9 +13,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.lab.containerd import Containerd
+from tests.lab.containerd_config import Nri
 from tests.lab.crio import runtime_with_nri
 from tests.lab.programs import RuntimeWithNri
 from tests.lab.runtime_process import RuntimeProcess
+from tests.modes import all_policies
 from tests.modes.pods import KINDS, pods
 from tests.modes.runs import (
     Mode,
@@ -38,7 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.modes", description=__doc__)
     parser.add_argument("runtimes", nargs="*", default=RUNTIMES, metavar="RUNTIME")
     parser.add_argument("--of-each", type=int, default=4, help=f"pods of each of {len(KINDS)} kinds")
+    parser.add_argument(
+        "--all-policies",
+        action="store_true",
+        help="all built-in policies on; only what is silent or not given back",
+    )
     chosen = parser.parse_args(arguments)
+    if chosen.all_policies:
+        return _all_policies(chosen.of_each)
     print("runtime     mode        pods  seconds  settled_s  wrong first  differ in the end  unexplained")
     faults: list[str] = []
     for which in chosen.runtimes:
@@ -46,6 +56,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             faults += _of_runtime(which, runtime, chosen.of_each)
     print("\n".join(faults[:100] or ["all as it must be"]))
     return 1 if faults else 0
+
+
+def _all_policies(of_each: int) -> int:
+    found: list[str] = []
+    with (
+        Containerd("2.2", Nri()) as runtime,
+        tempfile.TemporaryDirectory(prefix="modes-", dir="/tmp") as name,
+    ):
+        kubelets = all_policies.without_daemon(runtime, Path(name) / "kubelets", of_each)
+        for mode in ORDER:
+            of_mode = all_policies.faults(mode, runtime, kubelets, Path(name) / mode, of_each)
+            print(
+                f"{mode:<10}  {of_each * len(KINDS)} pods, {len(kubelets)} values, {len(of_mode)} faults",
+                flush=True,
+            )
+            found += of_mode
+    print("\n".join(found[:100] or ["all as it must be"]))
+    return 1 if found else 0
 
 
 def _of_runtime(which: str, runtime: RuntimeProcess, of_each: int) -> list[str]:

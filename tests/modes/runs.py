@@ -78,9 +78,13 @@ def node(
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="modes-", dir="/tmp")))
+        # Of HAMi, whose limits need it; the same one in each mode.
+        library = runtime.folder / "libvgpu.so"
+        library.touch()
         text = (
             f'[daemon]\nmode = "{mode}"\nlock = "{folder}/front-end.lock"\n'
-            f'[nri]\nsocket = "{runtime.nri_socket}"\n{strategy_policies(enabled=True)}{config}'
+            f'[nri]\nsocket = "{runtime.nri_socket}"\n{strategy_policies(enabled=True)}'
+            f'[policies.gpu-env.options]\nhami_library_path = "{library}"\n{config}'
         )
         daemon = ProxyProcess(folder, ProxyOptions(str(runtime.socket), config=text))
         objects = NodeObjects(daemon.objects_folder)

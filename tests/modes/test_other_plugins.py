@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tests.lab.containerd import Containerd
@@ -90,6 +91,23 @@ def test_a_field_of_another_plugin_is_left_out_of_the_answer_and_written_to_its_
     assert reason in explained
     assert "its specification has 700" in explained
     assert f"resources.cpu_shares: {reason}" in here.command("audit", "--kind", "conflict", "--pod", name)
+
+
+def test_a_container_that_a_validator_rejects_is_told(
+    runtime: Containerd, tmp_path: Path, stack: ExitStack
+) -> None:
+    if runtime.version == "1.7":
+        pytest.skip("its NRI has no validators")
+    judge = GoPluginOptions("judge", "80", rejection="no")
+    stack.enter_context(GoPlugin(runtime.nri_socket, tmp_path, judge))
+    here = stack.enter_context(node("nri", runtime))
+    (spec,) = specs_of("be-batch", tmp_path / "out", 1)
+    with pytest.raises(grpc.RpcError, match="80-judge"):
+        stack.enter_context(running(here.client, [spec], tmp_path))
+    wait_until(lambda: here.status().nri.failed_creates == 1, "the undone creation")
+    audit = here.command("audit", "--kind", "conflict")
+    assert f"{NAMESPACE}/{spec.name}/main" in audit
+    assert "a validator or the runtime refused it" in audit
 
 
 @pytest.mark.skipif(not WITH_ALL_VERSIONS, reason="of `make e2e-versions`")

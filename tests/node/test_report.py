@@ -49,3 +49,11 @@ def test_the_kernel_is_told_the_cgroup_version() -> None:
     one, two = (" ".join(command(image, Path("share"), version)) for version in (1, 2))
     assert "systemd.unified_cgroup_hierarchy=0" in one
     assert "unified_cgroup_hierarchy" not in two
+
+
+def test_an_own_kernel_has_no_initrd_and_cores_with_two_threads() -> None:
+    image = Image(Path("disk"), Path("kernel"), Path("initrd"))
+    own = " ".join(command(image, Path("share"), own_kernel=Path("bzImage")))
+    assert "-kernel bzImage" in own
+    assert "-initrd" not in own
+    assert "threads=2" in own

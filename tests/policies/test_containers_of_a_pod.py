@@ -16,14 +16,18 @@ from typing import Any, Final
 import pytest
 
 from cri_api.runtime.v1 import api_pb2
+from policies.accelerators import Accelerators
 from policies.batch_resource import BatchResource
+from policies.core_sched import CoreSched
 from policies.cpu_burst import CpuBurst
 from policies.cpu_normalization import CpuNormalization
 from policies.cpuset import Cpuset
 from policies.gpu_env import GpuEnv
 from policies.group_identity import GroupIdentity
 from policies.memory_qos import MemoryQoS
-from runtimeproxy.fields.tables import RESOURCE_PARAMETERS
+from policies.oom_score import OomScore
+from policies.rdma_devices import RdmaDevices
+from runtimeproxy.fields.tables import RESOURCE_FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.frontends.cri_proxy.calls.messages import (
     requested_container,
     requested_pod,
@@ -34,6 +38,8 @@ from runtimeproxy.hooks import ContainerView, PodView, Policy, Resources, Scale
 from runtimeproxy.hooks.algebra import divided
 from runtimeproxy.hooks.changes import ContainerChange, PodChange
 from runtimeproxy.hooks.loading import built_in
+from runtimeproxy.node.devices import HostDevice, HostDevices
+from runtimeproxy.node.facts import NodeFacts
 from runtimeproxy.node.snapshot import Feature, Node, Pool, Pools
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle
@@ -120,6 +126,7 @@ class Case:
     qos: str = "LS"
     annotations: Mapping[str, str] = field(default_factory=dict)
     is_native: bool = True
+    cpu_policy: str = "groupIdentity"
 
 
 def batch(name: str) -> Values:
@@ -146,7 +153,18 @@ POD_QUOTA_US: Final = 400_000
 RESIZED_QUOTA_US: Final = 450_000
 LSR: Final = {STATUS: json.dumps({"cpuset": "2-3"})}
 OWN: Final[Values] = {"cpuset.cpus": "2-3", "cpu.cfs_quota_us": -1}
-GPU: Final[Values] = {"NVIDIA_VISIBLE_DEVICES": "1"}
+GROUP: Final[Values] = {"core_sched_group": "group::expeller"}
+NPU: Final[Values] = {"ASCEND_VISIBLE_DEVICES": "1", "/dev/davinci1": "/dev/davinci1"}
+UVERBS: Final = HostDevice("/dev/infiniband/uverbs0", 231, 192)
+RDMA_CM: Final = HostDevice("/dev/infiniband/rdma_cm", 10, 122)
+RDMA: Final[Values] = {each.path: each.path for each in (RDMA_CM, UVERBS)}
+FUNCTION: Final = json.dumps(
+    {"rdma": [{"minor": 0, "id": "0000:1f:00.0", "resources": {"koordinator.sh/rdma": "100"}}]}
+)
+DEVICES: Final = HostDevices(
+    rdma={"0000:1f:00.0": UVERBS}, rdma_cm=RDMA_CM, accelerators=frozenset({"/dev/davinci1", "/dev/nvidia1"})
+)
+GPU: Final[Values] = {"NVIDIA_VISIBLE_DEVICES": "1", "/dev/nvidia1": "/dev/nvidia1"}
 IDENTITY: Final[Values] = {"cpu.bvt_warp_ns": 2}
 # Sidecars and regular containers: what the kubelet saves of requests.
 RUNNING: Final = (SIDE, MAIN, HELPER)
@@ -225,9 +243,28 @@ CASES: Final = {
     "gpu-env": Case(
         GpuEnv, every(GPU), {}, (GPU, {}), annotations={ALLOCATED: json.dumps({"gpu": [{"minor": 1}]})}
     ),
+    "accelerators": Case(
+        Accelerators,
+        every(NPU),
+        {},
+        (NPU, {}),
+        annotations={ALLOCATED: json.dumps({"gpu": [{"minor": 1}]}), "huawei.com/npu-core": "1"},
+    ),
+    "rdma-devices": Case(RdmaDevices, every(RDMA), {}, (RDMA, {}), annotations={ALLOCATED: FUNCTION}),
+    "core-sched": Case(CoreSched, every(GROUP), {}, (GROUP, {}), cpu_policy="coreSched"),
+    "oom-score": Case(
+        OomScore,
+        {**every({"oom_score_adj": 300}), SIDE: {"oom_score_adj": 10}, INIT_A: {"oom_score_adj": 20}},
+        {},
+        ({"oom_score_adj": 300}, {}),
+        annotations={
+            "koordinator.sh/oom-score-adj": "300",
+            "koordinator.sh/oom-score-adj-spec": json.dumps({SIDE: 10, INIT_A: 20}),
+        },
+    ),
 }
 
-CONFIG: Final = {
+CONFIG: Final[dict[str, dict[str, Any]]] = {
     "cpu-burst-config": {"clusterStrategy": {"policy": "cpuBurstOnly", "cpuBurstPercent": 20}},
     "resource-qos-config": {
         "clusterStrategy": {
@@ -247,14 +284,17 @@ CONFIG: Final = {
 }
 
 
-def node_of(requests: Mapping[str, Mapping[str, int]]) -> Node:
+def node_of(requests: Mapping[str, Mapping[str, int]], cpu_policy: str) -> Node:
+    of_classes = CONFIG["resource-qos-config"]["clusterStrategy"] | {"policies": {"cpuPolicy": cpu_policy}}
+    config = {**CONFIG, "resource-qos-config": {"clusterStrategy": of_classes}}
     return Node(
-        strategies=good(CONFIG).strategies,
+        strategies=good(config).strategies,
         normalization_ratio=RATIO,
         pools=Pools(ls=(Pool(socket=0, numa_node=0, cpus=frozenset(range(8))),)),
         features=frozenset(map(str, Feature)),
         requests={("u", name): amounts for name, amounts in requests.items()},
         cgroup_driver="cgroupfs",
+        facts=NodeFacts(devices=DEVICES),
     )
 
 
@@ -323,10 +363,11 @@ def values_of(change: PodChange | ContainerChange | None, requested: Resources) 
     assert not change.problems
     if isinstance(change, ContainerChange):
         found |= {name: str(text) for name, text in change.env.items()}
-        for name, parameter in RESOURCE_PARAMETERS.items():
+        found |= {each.container_path: each.host_path for each in change.devices}
+        for name in RESOURCE_FIELDS:
             value = getattr(change.resources, name, None)
             if value is not None:
-                found[parameter] = _resolved(value, requested)
+                found[RESOURCE_PARAMETERS.get(name, name)] = _resolved(value, requested)
     for parameter, value in change.cgroup.items():
         found[parameter] = _resolved(value, requested)
     return {name: value for name, value in found.items() if (name, value) not in NOTHING}
@@ -381,7 +422,7 @@ def test_a_resize_is_followed(case: Case, front_end: type[FrontEnd]) -> None:
     of_main, of_pod = case.resized
     requests = {name: {"memory": AMOUNTS[name][2] * MI} for name in RUNNING}
     requests[MAIN] = {"memory": 1024 * MI}
-    node = node_of(requests if case.is_native else {MAIN: {}, HELPER: {}, SIDE: {}})
+    node = node_of(requests if case.is_native else {MAIN: {}, HELPER: {}, SIDE: {}}, case.cpu_policy)
     updated = Resources(cpu_period_us=100_000, cpu_quota_us=300_000, memory_limit_bytes=1536 * MI)
     view = seen.running(MAIN)
     resized = replace(view, requested=overlay(view.requested, updated), updated=updated)
@@ -396,10 +437,11 @@ def test_a_resize_is_followed(case: Case, front_end: type[FrontEnd]) -> None:
 def stage(case: Case, front_end: type[FrontEnd]) -> tuple[Node, FrontEnd, Policy]:
     """The node as its kubelet describes it, the pod as a front end sees it, and the policy."""
     requests = {name: {"memory": AMOUNTS[name][2] * MI} if case.is_native else {} for name in RUNNING}
-    node = node_of(requests)
+    node = node_of(requests, case.cpu_policy)
     text = manifest(case.qos, case.annotations, is_native=case.is_native)
     return node, front_end(pod_calls(text, "test", node)[0]), case.policy()
 
 
 def test_every_policy_is_in_the_table() -> None:
-    assert {case.policy for case in CASES.values()} == set(built_in())
+    about_containers = {policy for policy in built_in() if "container" in policy.sets_fields}
+    assert {case.policy for case in CASES.values()} == about_containers

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from policies.core_sched import CoreSched
 from policies.group_identity import GroupIdentity
 from policies.system_config import (
     GROUP_IDENTITY,
@@ -29,7 +30,7 @@ from runtimeproxy.ledger.answers import lost_settings, settings_of
 from runtimeproxy.ledger.kernel_settings import DROP_IN
 from runtimeproxy.ledger.unapplied import UnappliedCause
 from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
-from runtimeproxy.slo.schema import ClassQoS, CpuQoS, QoSStrategy, System
+from runtimeproxy.slo.schema import ClassQoS, CpuPolicy, CpuQoS, QoSPolicies, QoSStrategy, System
 from runtimeproxy.slo.strategies import Strategies
 from tests.lab.programs import REPOSITORY
 
@@ -167,6 +168,18 @@ def test_the_cpu_mode_of_the_node_wins_and_the_conflict_is_said() -> None:
     decision = evaluate(policies, on, on, rule=ConflictRule.EARLIER)
     assert settings_of(decision)[GROUP_IDENTITY] == 0
     assert [each.owner.name for each in lost_settings(decision)[GROUP_IDENTITY].claims] == ["group-identity"]
+
+
+def test_core_scheduling_wins_too() -> None:
+    of_class = ClassQoS(cpu_qos=CpuQoS(enable=True))
+    qos = QoSStrategy(policies=QoSPolicies(cpu_policy=CpuPolicy.CORE_SCHED), ls_class=of_class)
+    strategies = Strategies(system=System(sched_group_identity_enabled=1), qos=qos)
+    features = frozenset({Feature.GROUP_IDENTITY_SYSCTL, Feature.CORE_SCHED_SYSCTL, Feature.CORE_SCHED})
+    on = Node(strategies=strategies, capacity={"memory": 16 * GI}, features=features)
+    decision = evaluate([bind(SystemConfig()), bind(CoreSched())], on, on)
+    settings = settings_of(decision)
+    assert (settings[GROUP_IDENTITY], settings["kernel.sched_core"]) == (0, 1)
+    assert lost_settings(decision)[GROUP_IDENTITY].wanted == "1"
 
 
 def test_reasons_have_the_arithmetic() -> None:

@@ -222,10 +222,15 @@ class Containers:
         if earlier is None or earlier == record.id or self._core.store.containers.get(earlier) is not None:
             return False
         draft = self._drafts.pop(earlier, None)
-        self._state.failed_creates += 1
-        if draft is not None and not draft.adjustment.is_empty:
-            self._report_conflicts(draft, pod)
+        if draft is not None:
+            self._note_not_created(draft)
         return True
+
+    def _note_not_created(self, draft: Draft) -> None:
+        self._state.failed_creates += 1
+        pod = self._core.store.pods.get(draft.record.pod_id)
+        if pod is not None and not draft.adjustment.is_empty:
+            self._report_conflicts(draft, pod)
 
     def _resources_by_file(self, *, has_failed: bool) -> Collection[str]:
         """The resources that a file holds, and that another plugin sets: the runtime refuses two owners.
@@ -588,7 +593,10 @@ class Containers:
 
     def forget(self, container_id: str) -> None:
         """The container is gone."""
-        self._drafts.pop(container_id, None)
+        draft = self._drafts.pop(container_id, None)
+        if draft is not None:
+            # containerd undoes a creation that has failed.
+            self._note_not_created(draft)
         self._state.fields_of_others.pop(container_id, None)
         self._services.undecided.discard(container_id)
         self._forget_update(container_id)

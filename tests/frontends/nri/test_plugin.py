@@ -412,6 +412,21 @@ async def test_a_container_that_was_not_created_after_its_validation_was_refused
     assert reason.endswith("a validator or the runtime refused it")
 
 
+async def test_a_creation_that_the_runtime_undoes_is_reported_at_once_and_once(runtime: Runtime) -> None:
+    runtime.load(policy(container=SHARES))
+    await runtime.send("RunPodSandbox", nri.RunPodSandboxRequest(pod=POD))
+    await runtime.create()
+    await runtime.send("ValidateContainerAdjustment", validated())
+    # containerd tells so of what it could not create.
+    await runtime.about("RemoveContainer")
+    assert runtime.state.failed_creates == 1
+    ((_, _, reason),) = runtime.audited(AuditKind.CONFLICT)
+    assert reason.endswith("a validator or the runtime refused it")
+    again = await runtime.create(container(OTHER_ID))
+    assert not again.HasField("linux")
+    assert (runtime.state.failed_creates, len(runtime.audited(AuditKind.CONFLICT))) == (1, 1)
+
+
 async def test_a_plugin_that_has_gone_sets_nothing_any_more(runtime: Runtime) -> None:
     runtime.load(policy(container=SHARES))
     await runtime.send("ValidateContainerAdjustment", validated(OTHER_ID, "10-balloons", "20-logger"))
@@ -457,16 +472,23 @@ async def test_file_values_are_there_when_the_reply_to_the_start_goes(runtime: R
     assert [method for method, _ in found.seen] == ["container", "on_started"]
 
 
-async def test_what_the_runtime_drops_goes_by_file(runtime: Runtime) -> None:
-    runtime.load(policy(container=SHARES))
-    result = WriteResult(CGROUP, "cpu.shares", 512, WriteOutcome.WRITTEN, 256)
+@pytest.mark.parametrize(
+    ("resource", "name", "value", "other"),
+    [("cpu_shares", "cpu.shares", 512, 256), ("oom_score_adj", "oom_score_adj", 700, 500)],
+)
+async def test_what_the_runtime_drops_goes_by_file(
+    runtime: Runtime, resource: str, name: str, value: int, other: int
+) -> None:
+    change: dict[str, Any] = {resource: value}
+    runtime.load(policy(container=ContainerChange(resources=ResourceChange(**change))))
+    result = WriteResult(CGROUP, name, value, WriteOutcome.WRITTEN, other)
     unchanged = WriteResult(CGROUP, "cpu.cfs_quota_us", 5, WriteOutcome.UNCHANGED, 5)
     managed = Managed(runtime.around, result, unchanged)
     await runtime.create()
     await runtime.about("PostCreateContainer")
     await runtime.about("StartContainer")
     assert [each.target.cgroup for each in managed.started] == [CGROUP]
-    assert runtime.state.not_carried == {UncarriedField("resources.cpu_shares", "containerd v1.7.0")}
+    assert runtime.state.not_carried == {UncarriedField(f"resources.{resource}", "containerd v1.7.0")}
 
 
 async def test_a_late_decision_is_made_again_before_the_program_runs(runtime: Runtime) -> None:
@@ -477,7 +499,8 @@ async def test_a_late_decision_is_made_again_before_the_program_runs(runtime: Ru
         return SHARES
 
     runtime.load(policy(container=slow))
-    adjusted = await runtime.create(budget_s=0.01)
+    # A thread of a busy machine has time to begin: one that has not does not hang.
+    adjusted = await runtime.create(budget_s=1.0)
     assert adjusted == nri.ContainerAdjustment()
     await runtime.about("PostCreateContainer")
     starting = asyncio.ensure_future(runtime.about("StartContainer"))

@@ -18,6 +18,7 @@ from tests.node.guest import (
     pods,
     qos_manager,
     removal,
+    scores,
     service,
     strategies,
 )
@@ -31,6 +32,7 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *installation.CHECKS,
         *pods.CHECKS,
         *hook_servers.CHECKS,
+        *scores.CHECKS,
         *qos_manager.CHECKS,
         *service.CHECKS,
         *qos_manager.OUTLIVED,
