@@ -35,7 +35,8 @@ def test_an_edited_annotation_applies_soon(
     container = run_pod(daemon, cgroup_files, "live", cluster.get(pod("live"))["metadata"]["uid"])
 
     def edit(annotations: Mapping[str, str]) -> None:
-        cluster.replace(pod("live", annotations=dict(annotations)))
+        # A merge patch: a key with null is taken away.
+        cluster.replace(pod("live", annotations={live.key: None, **annotations}))
 
     try:
         check_edits(live, cgroup_files, container, edit)
