@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtimeproxy.cgroups.core_scheduling import Command, Scope, prctl
+from runtimeproxy.cgroups.core_scheduling import FIELD, Command, CoreGroups, Scope, prctl
+from runtimeproxy.cgroups.writer import CgroupWriter
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.pods import ContainerSpec, KubeQos, PodSpec
@@ -115,6 +118,56 @@ def the_kernel_has_core_scheduling(_: Node) -> str:
     return f"{kernel}, threads of one core {siblings}"
 
 
+_THREADS = """
+import os, threading, time
+for _ in range(3):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+os.fork()
+threading.Event().wait()
+"""
+
+
+def the_call_gives_groups_their_cookies(_: Node) -> str:
+    """Without the daemon: threads, forks, another process after a restart, and the way back."""
+    folders = {name: make_pod_cgroup(f"/cookies/{name}", {}) for name in ("a", "b", "c")}
+    for folder in folders.values():
+        child = subprocess.Popen((sys.executable, "-c", _THREADS))
+        (folder / "cgroup.procs").write_text(str(child.pid))
+    wait_until(lambda: all(len(_threads(each)) >= 5 for each in folders.values()), "threads", PATIENCE_S)
+
+    def write(writer: CgroupWriter, groups: Mapping[str, str]) -> None:
+        for name, group in groups.items():
+            (result,) = writer.write(f"/cookies/{name}", {FIELD: group})
+            expect("error", result.error, "")
+
+    def cookies() -> list[set[int]]:
+        return [
+            {prctl(Command.GET, task, Scope.THREAD) for task in _threads(each)} for each in folders.values()
+        ]
+
+    write(CgroupWriter(), {"a": "group:web", "b": "group:web", "c": "pod:c"})
+    before = cookies()
+    a, b, c = before
+    expect("cookies", (len(a), a == b, len(c), a == c, 0 in a | c), (1, True, 1, False, False))
+    expect("own", prctl(Command.GET, 0, Scope.THREAD), 0)
+    groups = CoreGroups()
+    writer = CgroupWriter(groups=groups)
+    booked = {"group:web": ("a", "b"), "pod:c": ("c",)}
+    groups.booked = lambda _: {
+        group: [writer.look(("cookies", name), (FIELD,))[FIELD].text for name in names]
+        for group, names in booked.items()
+    }
+    write(writer, {"a": "group:web", "b": "group:web", "c": "pod:c"})
+    expect("cookies after a restart", cookies(), before)
+    write(writer, dict.fromkeys(folders, "none"))
+    expect("cookies in the end", cookies(), [{0}] * 3)
+    return f"{len(a | c)} cookies of {sum(len(_threads(each)) for each in folders.values())} threads"
+
+
+def _threads(folder: Path) -> list[int]:
+    return [int(each) for each in (folder / "cgroup.threads").read_text().split()]
+
+
 def without_the_drop_in_it_says_so(node: Node) -> str:
     """Pods of other groups run, and the status names the capability that is missing."""
     CONFIG.write_text(_CONFIG)
@@ -214,6 +267,7 @@ def it_is_given_back(node: Node) -> str:
 
 CHECKS = (
     Check("the kernel has core scheduling", the_kernel_has_core_scheduling),
+    Check("the call gives groups their cookies", the_call_gives_groups_their_cookies),
     Check("core-sched without its drop-in: the status says why", without_the_drop_in_it_says_so),
     Check("core-sched: one cookie a group, for all tasks", groups_get_cookies),
     Check("core-sched: a best-effort pod is idle", a_best_effort_pod_is_idle),
