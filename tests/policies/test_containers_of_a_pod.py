@@ -169,7 +169,7 @@ DEVICES: Final = HostDevices(
 )
 GPU: Final[Values] = {"NVIDIA_VISIBLE_DEVICES": "1", "/dev/nvidia1": "/dev/nvidia1"}
 IDENTITY: Final[Values] = {"cpu.bvt_warp_ns": 2}
-LIMIT: Final = {"blkio.throttle.write_bps_device": "8:0 7"}
+LIMIT: Final[Values] = {"blkio.throttle.write_bps_device": "8:0 7"}
 # Sidecars and regular containers: what the kubelet saves of requests.
 RUNNING: Final = (SIDE, MAIN, HELPER)
 REQUESTED: Final = sum(AMOUNTS[name][2] for name in RUNNING) * MI
