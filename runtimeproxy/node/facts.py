@@ -25,7 +25,9 @@ device that is bound to its driver anew may have another one's number."""
 
 _ONLINE_CPUS: Final = "devices/system/cpu/online"
 _POSSIBLE_CPUS: Final = "devices/system/cpu/possible"
-_ONLINE_MEMORY_NODES: Final = "devices/system/node/online"
+_MEMORY_NODES: Final = "devices/system/node/has_memory"
+"""The nodes that are online and have memory: the kernel takes no others for a cpuset."""
+_ONLINE_NODES: Final = "devices/system/node/online"
 """Source: Linux Documentation/ABI/stable/sysfs-devices-system-cpu and -node."""
 _MOST_CGROUPS: Final = 32
 """Number of cgroups below a root to read the files of: they differ in controllers, not in kernels."""
@@ -43,7 +45,7 @@ class NodeFacts:
 
     online_cpus: frozenset[int] | None = None
     online_memory_nodes: frozenset[int] | None = None
-    """The NUMA nodes that are online; None: not known."""
+    """The NUMA nodes that are online and have memory; None: not known."""
     last_cpu: int | None = None
     """The highest number that a CPU of this node can have; None: not known."""
     cgroup_version: int | None = None
@@ -148,7 +150,7 @@ class NodeReader:
         facts = replace(
             known[1] if known is not None else ANY_NODE,
             online_cpus=read_list(self._sysfs / _ONLINE_CPUS),
-            online_memory_nodes=read_list(self._sysfs / _ONLINE_MEMORY_NODES),
+            online_memory_nodes=self._memory_nodes(),
             last_cpu=max(read_list(self._sysfs / _POSSIBLE_CPUS) or (), default=None),
             devices=read_devices(self._sysfs, self._devfs),
         )
@@ -159,6 +161,10 @@ class NodeReader:
             facts = known[1]  # what is made of them stays, too
         self._known = now_s, facts
         return facts
+
+    def _memory_nodes(self) -> frozenset[int] | None:
+        found = read_list(self._sysfs / _MEMORY_NODES)
+        return found if found is not None else read_list(self._sysfs / _ONLINE_NODES)
 
     def _with_cgroups(self, facts: NodeFacts) -> NodeFacts:
         mounts = find_mounts(self._cgroup_root)
