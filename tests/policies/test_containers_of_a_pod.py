@@ -18,6 +18,7 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from policies.accelerators import Accelerators
 from policies.batch_resource import BatchResource
+from policies.block_io import BlockIO
 from policies.core_sched import CoreSched
 from policies.cpu_burst import CpuBurst
 from policies.cpu_normalization import CpuNormalization
@@ -38,6 +39,7 @@ from runtimeproxy.hooks import ContainerView, PodView, Policy, Resources, Scale
 from runtimeproxy.hooks.algebra import divided
 from runtimeproxy.hooks.changes import ContainerChange, PodChange
 from runtimeproxy.hooks.loading import built_in
+from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.devices import HostDevice, HostDevices
 from runtimeproxy.node.facts import NodeFacts
 from runtimeproxy.node.snapshot import Feature, Node, Pool, Pools
@@ -46,6 +48,7 @@ from runtimeproxy.pods.records import ContainerRecord, Lifecycle
 from runtimeproxy.pods.resources import overlay, read_resources
 from runtimeproxy.simulate.kubelet import PodCalls, linux_resources
 from runtimeproxy.simulate.reading import pod_calls
+from runtimeproxy.slo.names import BLKIO_QOS
 from runtimeproxy.testing import CgroupDriver
 from runtimeproxy.testing.nri_messages import new_container_message, pod_message
 from runtimeproxy.testing.state import FakeContainer, Sandbox
@@ -166,6 +169,7 @@ DEVICES: Final = HostDevices(
 )
 GPU: Final[Values] = {"NVIDIA_VISIBLE_DEVICES": "1", "/dev/nvidia1": "/dev/nvidia1"}
 IDENTITY: Final[Values] = {"cpu.bvt_warp_ns": 2}
+LIMIT: Final[Values] = {"blkio.throttle.write_bps_device": "8:0 7"}
 # Sidecars and regular containers: what the kubelet saves of requests.
 RUNNING: Final = (SIDE, MAIN, HELPER)
 REQUESTED: Final = sum(AMOUNTS[name][2] for name in RUNNING) * MI
@@ -252,6 +256,16 @@ CASES: Final = {
     ),
     "rdma-devices": Case(RdmaDevices, every(RDMA), {}, (RDMA, {}), annotations={ALLOCATED: FUNCTION}),
     "core-sched": Case(CoreSched, every(GROUP), {}, (GROUP, {}), cpu_policy="coreSched"),
+    # On cgroup version 1, where a limit does not apply below its cgroup.
+    "block-io": Case(
+        BlockIO,
+        every(LIMIT),
+        LIMIT,
+        (LIMIT, LIMIT),
+        annotations={
+            BLKIO_QOS: '{"blocks": [{"name": "/dev/sda", "type": "device", "ioCfg": {"writeBPS": 7}}]}'
+        },
+    ),
     "oom-score": Case(
         OomScore,
         {**every({"oom_score_adj": 300}), SIDE: {"oom_score_adj": 10}, INIT_A: {"oom_score_adj": 20}},
@@ -294,7 +308,8 @@ def node_of(requests: Mapping[str, Mapping[str, int]], cpu_policy: str) -> Node:
         features=frozenset(map(str, Feature)),
         requests={("u", name): amounts for name, amounts in requests.items()},
         cgroup_driver="cgroupfs",
-        facts=NodeFacts(devices=DEVICES),
+        facts=NodeFacts(devices=DEVICES, controllers={"blkio": 1}),
+        block_devices=BlockDevices({"sda": "8:0"}),
     )
 
 
