@@ -5,6 +5,7 @@ from typing import Final
 BUILT_IN: Final = (
     "policies.accelerators:Accelerators",
     "policies.batch_resource:BatchResource",
+    "policies.block_io:BlockIO",
     "policies.core_sched:CoreSched",
     "policies.cpu_burst:CpuBurst",
     "policies.cpu_idle:CpuIdle",

@@ -132,22 +132,20 @@ class BoundMemory(NamedTuple):
     """Why some of the allocated ones are left out; empty if none is."""
 
 
-def bound_memory(allocated: tuple[int, ...], memory_bytes: Mapping[int, int]) -> BoundMemory:
+def bound_memory(allocated: tuple[int, ...], there: frozenset[int] | None) -> BoundMemory:
     """Return the allocated NUMA nodes that have memory.
 
-    `memory_bytes` is that of the node by NUMA node; empty: not known. The kernel refuses lists with others on
-    cgroup version 1, and on version 2 ignores them. Source: Linux kernel/cgroup/cpuset.c, update_nodemask.
+    `there` are those of the node; None: not known. On cgroup version 1 the kernel refuses lists with others,
+    on version 2 it ignores these. Source: Linux kernel/cgroup/cpuset.c, update_nodemask.
     """
-    if not memory_bytes:
-        return BoundMemory(allocated)
-    missing = tuple(each for each in allocated if not memory_bytes.get(each))
+    missing = () if there is None else tuple(each for each in allocated if each not in there)
     if not missing:
         return BoundMemory(allocated)
-    there = tuple(each for each in allocated if each not in missing)
+    rest = tuple(each for each in allocated if each not in missing)
     names = ", ".join(map(str, missing[:MOST_NAMED]))
     which = f"NUMA nodes {names} have" if len(missing) > 1 else f"NUMA node {names} has"
-    left = "memory is not bound" if not there else "memory is bound to the others"
-    return BoundMemory(there, f"annotation {RESOURCE_STATUS}: {which} no memory, or is offline: {left}")
+    left = "memory is not bound" if not rest else "memory is bound to the others"
+    return BoundMemory(rest, f"annotation {RESOURCE_STATUS}: {which} no memory, or is offline: {left}")
 
 
 def host_cpus(qos: QoSClass, pools: Pools) -> str | None:
@@ -266,7 +264,7 @@ class Cpuset(Policy):
             allocated = memory_nodes(container.pod.annotations, node.facts.last_cpu)
         except AnnotationError as error:
             return BoundMemory(problem=str(error))
-        return bound_memory(allocated, node.memory_bytes)
+        return bound_memory(allocated, node.facts.online_memory_nodes)
 
     def _is_unlimited(self, pod: PodView) -> bool:
         return pod.qos in EXCLUSIVE and not self._options.disable_unset_cpu_quota

@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Final
 
 from runtimeproxy.errors import RuntimeProxyError
 
 _COMPONENT_LIMIT_BYTES = 255
 """Longest file name. Source: Linux include/uapi/linux/limits.h, NAME_MAX."""
+ROOT_CGROUP: Final = "/-.slice"
+"""The root of the cgroup tree, by systemd's name, for the files that only the root has. No other form names
+it, and none of its other files is ever written. Source: systemd.special(7)."""
+ROOT_PATH: Final = ("-.slice",)
 _CONTROL = re.compile("[\x00-\x1f\ud800-\udfff]")
 
 
@@ -25,11 +30,14 @@ def cgroup_path(text: str) -> tuple[str, ...]:
     * `kubepods-besteffort-pod1.slice`, bare or behind its parents' path: a systemd slice, expanded to all its
       parents.
     * `kubepods-besteffort-pod1.slice:cri-containerd:id`: a systemd scope in a slice.
+    * `ROOT_CGROUP`.
 
     Raises:
         CgroupPathError: The path is empty or the root, holds `..`, `.`, a NUL or another control character,
             an over-long name, or a slice name that systemd would refuse.
     """
+    if text == ROOT_CGROUP:
+        return ROOT_PATH
     if text.count(":") == 2 and "/" not in text:
         return _scope(*text.split(":"))
     components = tuple(part for part in text.split("/") if part)

@@ -20,8 +20,9 @@ from runtimeproxy.cgroups.core_scheduling import CoreGroups
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, Mount, find_mounts
 from runtimeproxy.cgroups.order import Key, Step, write_steps
 from runtimeproxy.cgroups.pace import rest
-from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.cgroups.paths import ROOT_PATH, CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.processes import DEFAULT_PROCFS, ProcessAccess, ProcessValues
+from runtimeproxy.fields import devices
 from runtimeproxy.fields.formats import FileFormat, ProcessFormat, Value, weight_v2
 from runtimeproxy.fields.tables import PARAMETERS, check_value
 from runtimeproxy.units import UNLIMITED, WeightFormula
@@ -52,6 +53,25 @@ def _write(file: str, folder: int, text: str) -> None:
         os.write(descriptor, f"{text}\n".encode())
     finally:
         os.close(descriptor)
+
+
+def _write_lines(file: str, folder: int, lines: Iterable[str]) -> dict[str, OSError]:
+    """Writes each line with a system call of its own; returns the errors of those that were refused.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    refused: dict[str, OSError] = {}
+    descriptor = os.open(file, os.O_WRONLY | os.O_TRUNC | _FILE_FLAGS, dir_fd=folder)
+    try:
+        for line in lines:
+            try:
+                os.write(descriptor, f"{line}\n".encode())
+            except OSError as error:
+                refused[line] = error
+    finally:
+        os.close(descriptor)
+    return refused
 
 
 def _write_bounded(form: FileFormat, folder: int, text: str) -> None:
@@ -222,6 +242,14 @@ def explain(error: OSError, name: str) -> str:
     return f"{code}: {error.strerror}"
 
 
+def explain_device(device: str, error: OSError, name: str) -> str:
+    """As `explain`, of a line that is about one block device."""
+    text = f"{device}: {explain(error, name)}"
+    if error.errno == errno.EOPNOTSUPP and name == "blkio.cost.weight":
+        return f"{text}: this disk has no cost model, which blkioQOS of cgroupRoot gives it"
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class CgroupValues:
     """The values wanted in one cgroup."""
@@ -249,6 +277,17 @@ class _Location(NamedTuple):
     version: int
     format: FileFormat
     processes: ProcessValues
+    is_of_root: bool = False
+
+    def place(self, path: tuple[str, ...]) -> tuple[str, ...]:
+        """The path of a cgroup's folder below the mount: empty for the root, for the files of the root alone.
+
+        Raises:
+            OSError: The cgroup is the root and the file is another one, or the other way round.
+        """
+        if (path == ROOT_PATH) is not self.is_of_root:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return () if self.is_of_root else path
 
     def read(self, folder_fd: int) -> str:
         """The content of the file in an open cgroup, or the values of its processes.
@@ -288,7 +327,9 @@ class _Batch:
         present, raw, value = wanted.present.get(key.name), wanted.raw.get(key.name), _canonical(key, wanted)
         old, is_same = None, False
         try:
-            text = file.read(self.folders.open(file.folder, key.path)) if present is None else present.text
+            text = present.text if present is not None else ""
+            if present is None:
+                text = file.read(self.folders.open(file.folder, file.place(key.path)))
             if raw is not None:
                 is_same = text.rstrip("\n") == raw.rstrip("\n")
             old = file.format.decode(text)
@@ -310,9 +351,11 @@ class _Batch:
         key, (wanted, found) = step.key, self.wanted[step.key]
         file, raw, text = found.format.file, wanted.raw.get(step.key.name), None
         try:
-            folder = self.folders.open(found.folder, key.path)
+            folder = self.folders.open(found.folder, found.place(key.path))
             if isinstance(found.format, ProcessFormat):
                 return self._to_processes(step, found.format, folder)
+            if found.format.lines is not None:
+                return self._write_lines(key, step.value, found.format, folder)
             if raw is not None and step.is_final:
                 text = raw.rstrip("\n")
             elif found.format.compose is None:
@@ -330,6 +373,18 @@ class _Batch:
         except ValueError as error:
             return self.result(key, WriteOutcome.FAILED, str(error))
         return self.result(key, WriteOutcome.WRITTEN)
+
+    def _write_lines(self, key: Key, value: Value, form: FileFormat, folder: int) -> WriteResult:
+        """Writes the lines of block devices; that of one which cannot be written stops no other."""
+        assert form.lines is not None  # noqa: S101 - for the type checker
+        refused = _write_lines(form.file, folder, form.lines(value, _read(form.file, folder)))
+        if not refused:
+            return self.result(key, WriteOutcome.WRITTEN)
+        texts = (explain_device(line.partition(" ")[0], error, key.name) for line, error in refused.items())
+        held, reset = devices.by_device(form.decode(_read(form.file, folder))), PARAMETERS[key.name].reset
+        left = {device: held.get(device, reset) for device in devices.by_device(value)}
+        result = self.result(key, WriteOutcome.FAILED, "; ".join(texts))
+        return replace(result, left=devices.text_of(left))
 
     def _to_processes(self, step: Step, form: ProcessFormat, folder: int) -> WriteResult:
         """Writes a value of processes; raises OSError where these cannot be found."""
@@ -365,7 +420,7 @@ class _Batch:
         the parent's: a copy of that is all there is.
         Source: Linux, kernel/cgroup/cpuset.c, validate_change and update_cpumask.
         """
-        _, (folder, version, form, _) = self.wanted[key]
+        _, (folder, version, form, *_) = self.wanted[key]
         file = form.file
         path, source = (key.path[:-1], file) if version == 1 else ((), f"{file}.effective")
         try:
@@ -455,12 +510,12 @@ class CgroupWriter:
         files: dict[Path, dict[str, _Location]] = {}
         for name in names:
             located = self._locate(name) if name in PARAMETERS else ""
-            if not isinstance(located, str):
+            if not isinstance(located, str) and located.is_of_root is (path == ROOT_PATH):
                 files.setdefault(located.folder, {})[name] = located
         found: dict[str, FileText] = {}
         for folder, wanted in files.items():
             with _UnlessExhausted(), self.keeping_open() as folders:
-                folder_fd = folders.open(folder, path)
+                folder_fd = folders.open(folder, () if path == ROOT_PATH else path)
                 inode = os.fstat(folder_fd).st_ino
                 read: dict[str, FileText] = {}
                 for name, location in wanted.items():
@@ -577,7 +632,8 @@ class CgroupWriter:
             return None
         try:
             with self.keeping_open() as folders:
-                return located.format.decode(located.read(folders.open(located.folder, key.path)))
+                folder = folders.open(located.folder, located.place(key.path))
+                return located.format.decode(located.read(folder))
         except ValueError:
             return None
         except OSError as error:
@@ -590,9 +646,12 @@ class CgroupWriter:
         if invalid := check_value(name, value):
             return WriteResult(wanted.cgroup, name, value, WriteOutcome.INVALID, error=invalid)
         try:
-            cgroup_path(wanted.cgroup)
+            path = cgroup_path(wanted.cgroup)
         except CgroupPathError as error:
             return WriteResult(wanted.cgroup, name, value, WriteOutcome.REFUSED, error=str(error))
+        if PARAMETERS[name].is_of_root is not (path == ROOT_PATH):
+            which = "only the root cgroup has" if path != ROOT_PATH else "the root cgroup gets nothing of"
+            return WriteResult(wanted.cgroup, name, value, WriteOutcome.REFUSED, error=f"{which} {name}")
         located = self._locate(name)
         if isinstance(located, str):
             return WriteResult(wanted.cgroup, name, value, WriteOutcome.MISSING, error=located)
@@ -612,14 +671,14 @@ class CgroupWriter:
 
     def _find(self, name: str) -> _Location | str:
         parameter = PARAMETERS[name]
-        mount = self.mounts.get(parameter.controller)
+        mount = next((self.mounts[each] for each in parameter.controllers if each in self.mounts), None)
         if parameter.processes is not None:
             mount = next((self.mounts[each] for each in _WITH_PROCESSES if each in self.mounts), None)
             if mount is None:
                 return "this node has no cgroup controller by which processes are found"
         if mount is None:
-            return f"this node has no cgroup controller {parameter.controller}"
+            return f"this node has no cgroup controller {parameter.controllers[0]}"
         file_format = parameter.format_for(mount.version)
         if file_format is None:
             return f"cgroup version {mount.version} has no {name}"
-        return _Location(mount.folder, mount.version, file_format, self._processes)
+        return _Location(mount.folder, mount.version, file_format, self._processes, parameter.is_of_root)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from runtimeproxy.fields import devices
 from runtimeproxy.fields.formats import FileFormat, ProcessFormat, Value
 from runtimeproxy.units import MAX_INT64, UNLIMITED, cpu_weight_from_shares, parse_cpu_list
 from runtimeproxy.vocabulary import ClaimLevel, Role
@@ -22,6 +23,9 @@ class Kind(Enum):
     CPUS = "CPU list"
     MEMORY_NODES = "NUMA node list"
     TEXT = "text"
+    DEVICES = "numbers by block device"
+    """Or settings by block device; see `fields/devices.py`. One owner has the whole value: two of them do not
+    share it device by device."""
 
 
 class Direction(Enum):
@@ -51,6 +55,7 @@ ROLES: Final = {
     Kind.CPUS: frozenset({Role.SET, Role.AT_MOST}),
     Kind.MEMORY_NODES: frozenset({Role.SET, Role.AT_MOST}),
     Kind.TEXT: frozenset({Role.SET}),
+    Kind.DEVICES: frozenset({Role.SET}),
 }
 """What claims may do with a value."""
 
@@ -78,7 +83,11 @@ class Declaration:
     texts: tuple[str, ...] = ()
     """All values of a text; empty if any that matches `pattern` is one."""
     pattern: str = ""
-    """The regular expression of a text's values."""
+    """The regular expression of a text's values, or of the settings of a block device."""
+    reset: str = "0"
+    """The setting that takes a block device's back, which a device without a line has."""
+    is_of_root: bool = False
+    """Whether only the root cgroup has its file; everything else is in the cgroups below alone."""
 
     only_set: bool = False
     """Whether a policy's change of the message may set it and nothing else."""
@@ -121,9 +130,10 @@ class Declaration:
     """The `Feature` of kernels that have its file."""
 
     @property
-    def controller(self) -> str:
-        # Controllers have the same names in both versions.
-        return self.name.partition(".")[0]
+    def controllers(self) -> tuple[str, ...]:
+        """The names of its controller, which are the same in both versions but for `blkio` and `io`."""
+        files = (self.name, *(each.file for each in (self.v2,) if each is not None))
+        return tuple(dict.fromkeys(file.partition(".")[0] for file in files))
 
     @property
     def is_list(self) -> bool:
@@ -155,11 +165,31 @@ class Declaration:
             if problem := self.text_problem(value):
                 raise ValueError(f"{self.name} {problem}")
             return value
+        if self.kind is Kind.DEVICES:
+            try:
+                return devices.text_of(self._settings(value))
+            except ValueError as error:
+                raise ValueError(f"{self.name} {error}") from None
         parsed = _as_int(self.name, value, unlimited=self.unlimited)
         if not (self.unlimited and parsed == UNLIMITED) and not self.minimum <= parsed <= self.maximum:
             limits = f"{self.minimum} to {self.maximum}" + (", or -1" if self.unlimited else "")
             raise ValueError(f"{self.name} is {parsed}, not in {limits}")
         return parsed
+
+    def _settings(self, value: object) -> dict[str, str]:
+        found = devices.by_device(value)
+        if len(found) > devices.MOST_DEVICES:
+            raise ValueError(f"has more than {devices.MOST_DEVICES} block devices")
+        for device, setting in found.items():
+            if self.pattern:
+                if not re.fullmatch(self.pattern, setting):
+                    raise ValueError(f"of {device} is not one of its settings")
+            elif not devices.is_number(setting) or not self._has_number(int(setting)):
+                raise ValueError(f"of {device} is not in {self.minimum} to {self.maximum}, or 0")
+        return found
+
+    def _has_number(self, number: int) -> bool:
+        return str(number) == self.reset or self.minimum <= number <= self.maximum
 
     def text_problem(self, value: object) -> str:
         """Why this is not a value of the text; empty if it is one."""
@@ -174,6 +204,8 @@ class Declaration:
             return True
         if self.is_list:
             return _members(str(one)) == _members(str(other))
+        if self.kind is Kind.DEVICES:
+            return devices.by_device(one) == devices.by_device(other)
         if self.rounding is Rounding.PAGES:
             return int(one) // PAGE_BYTES == int(other) // PAGE_BYTES
         return self.rounding is Rounding.WEIGHTS and _are_one_weight(int(one), int(other))

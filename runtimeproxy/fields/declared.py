@@ -12,7 +12,8 @@ Cgroup parameters come first, in the order in which looser values of one cgroup 
   UpdateCgroups. What its feature MemoryQoS writes to classes depends on its version (`node/kubelet.py`): the
   policy `memory-qos` leaves it out;
 - what koordlet writes: Koordinator pkg/koordlet/runtimehooks/hooks (groupidentity, coresched, tc and
-  oomscoreadj) and pkg/koordlet/qosmanager/plugins (cpuburst, cpusuppress, cgreconcile); gates: pkg/features.
+  oomscoreadj) and pkg/koordlet/qosmanager/plugins (blkio, cpuburst, cpusuppress, cgreconcile); gates:
+  pkg/features.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ _ON_PODS: Final = frozenset({ClaimLevel.POD})
 _RECONCILE: Final = "CgroupReconcile"
 _CLASS_NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 """Of a class that the runtime's configuration or a folder of resctrl has: no path, and no option."""
+_COST_QOS: Final = r"enable=[01](?: (?:ctrl|[rw]pct|[rw]lat|min|max)=\S+)*"
+_COST_MODEL: Final = r"ctrl=(?:auto|user)(?: (?:model|[rw](?:bps|seqiops|randiops))=\S+)*"
+MAX_BPS: Final = 2**64 - 2
+MAX_IOPS: Final = 2**32 - 2
+"""One more is no limit. Source: Linux block/blk-throttle.c, struct throtl_grp, and tg_set_conf, which takes
+the lower 32 bits of a larger number of operations."""
 
 
 def _number(name: str, neutral: int, **others: Any) -> Declaration:  # noqa: ANN401 - a dataclass checks names
@@ -89,6 +96,38 @@ def _class_name(name: str) -> Declaration:
 
 def _unified(file: formats.FileFormat) -> Declaration:
     return Declaration(name=file.file, neutral=UNLIMITED, unlimited=True, v2=file, only_unified=True)
+
+
+def _io_limit(name: str, key: str, maximum: int) -> Declaration:
+    # No lease: the value of one is read back from the file, which may have lines of other programs.
+    return Declaration(
+        name=name,
+        kind=Kind.DEVICES,
+        neutral="",
+        minimum=1,
+        maximum=maximum,
+        levels=frozenset(),
+        v1=formats.by_device(name, "0"),
+        v2=formats.by_device("io.max", "0", key, "max"),
+        koordlet="BlkIOReconcile",
+        feature="io-limits",
+    )
+
+
+def _io_cost(name: str, v2: str, reset: str, pattern: str) -> Declaration:
+    return Declaration(
+        name=name,
+        kind=Kind.DEVICES,
+        neutral="",
+        pattern=pattern,
+        reset=reset,
+        is_of_root=True,
+        levels=frozenset(),
+        v1=formats.by_device(name, reset),
+        v2=formats.by_device(v2, reset),
+        koordlet="BlkIOReconcile",
+        feature="io-cost",
+    )
 
 
 DECLARED: tuple[Declaration, ...] = (
@@ -188,6 +227,26 @@ DECLARED: tuple[Declaration, ...] = (
     _anolis("memory.pagecache_limit.size", 0, v1=None),
     _anolis("memory.pagecache_limit.sync", 0, maximum=1, v1=None),
     _number("net_cls.classid", 0, maximum=0xFFFF_FFFF, v2=None, koordlet="TCNetworkQoS"),
+    # On version 2 the four numbers of a device are in one line.
+    _io_limit("blkio.throttle.read_bps_device", "rbps", MAX_BPS),
+    _io_limit("blkio.throttle.write_bps_device", "wbps", MAX_BPS),
+    _io_limit("blkio.throttle.read_iops_device", "riops", MAX_IOPS),
+    _io_limit("blkio.throttle.write_iops_device", "wiops", MAX_IOPS),
+    # Only kernels of Alibaba's have it on version 1. The kernel takes it for a disk whose cost model is on.
+    Declaration(
+        name="blkio.cost.weight",
+        kind=Kind.DEVICES,
+        neutral="",
+        minimum=1,
+        maximum=10_000,
+        levels=frozenset(),
+        v1=formats.by_device("blkio.cost.weight", "0", reset_text="default"),
+        v2=formats.by_device("io.weight", "0", reset_text="default"),
+        koordlet="BlkIOReconcile",
+        feature="io-weight",
+    ),
+    _io_cost("blkio.cost.qos", "io.cost.qos", "enable=0", _COST_QOS),
+    _io_cost("blkio.cost.model", "io.cost.model", "ctrl=auto", _COST_MODEL),
     # 0 is no limit for runtimes, and no process for the kernel. The class that the kubelet writes is that of
     # all pods. No order: children may have more than what is above them. Source: opencontainers/runc,
     # fs2/pids.go; kubelet, podPidsLimit and reserved PIDs.

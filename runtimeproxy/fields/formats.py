@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
+from runtimeproxy.fields import devices
 from runtimeproxy.units import (
     MAX_CPU_WEIGHT,
     MIN_CPU_WEIGHT,
@@ -49,6 +50,8 @@ class FileFormat:
     """The smallest and the largest number in the file, if they are not those of the field."""
     default: str | None = None
     """The content in a new cgroup, if it is not the text of the field's neutral value."""
+    lines: Callable[[Value, str], tuple[str, ...]] | None = None
+    """In place of `encode` where the kernel takes one line in one write: those that change the content."""
     bounded_by: str = ""
     """A file of the same cgroup with the same kind of number, below which the kernel keeps this one's."""
 
@@ -180,6 +183,53 @@ def cpu_list(file: str) -> FileFormat:
         str,
         lambda text: format_cpu_list(parse_cpu_list(text.strip())),
         lambda value, text: parse_cpu_list(str(value)) == parse_cpu_list(text.strip()),
+    )
+
+
+def by_device(file: str, reset: str, key: str = "", reset_text: str = "") -> FileFormat:
+    """A line for each block device, `8:0 1048576`; see `fields/devices.py`.
+
+    Args:
+        file: Its name.
+        reset: The setting of a device that the file has no line for.
+        key: Of the number, where a line has several: `8:0 rbps=1048576 wbps=max riops=max wiops=max`.
+        reset_text: The text for a number of 0.
+    """
+
+    def decode(text: str) -> str:
+        found: dict[str, str] = {}
+        for device, rest in devices.plain_lines(text).items():
+            setting = rest
+            if key:
+                pairs = dict(each.partition("=")[::2] for each in rest.split())
+                setting = pairs.get(key, reset_text)
+            if setting != reset_text:
+                found[device] = setting
+        value = devices.text_of(found)
+        devices.by_device(value)
+        return value
+
+    def changed(value: Value, text: str) -> dict[str, str]:
+        present = devices.by_device(decode(text))
+        return {
+            device: setting
+            for device, setting in devices.by_device(value).items()
+            if not devices.is_same_setting(setting, present.get(device, reset))
+        }
+
+    def line(device: str, setting: str) -> str:
+        written = reset_text if reset_text and setting == reset else devices.written_setting(setting)
+        return f"{device} {key}={written}" if key else f"{device} {written}"
+
+    def encode(value: Value) -> str:
+        return "\n".join(line(*each) for each in devices.by_device(value).items())
+
+    return FileFormat(
+        file,
+        encode,
+        decode,
+        lambda value, text: not changed(value, text),
+        lines=lambda value, text: tuple(line(*each) for each in changed(value, text).items()),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from runtimeproxy.fields import devices
 from runtimeproxy.fields.declaration import Declaration, Kind
 from runtimeproxy.fields.declared import DECLARED
 from runtimeproxy.fields.formats import Value
@@ -23,6 +24,8 @@ OF_PROCESSES: Final = frozenset(name for name, each in PARAMETERS.items() if eac
 """The parameters that each process of a cgroup has for itself."""
 LISTS: Final = tuple(name for name, each in PARAMETERS.items() if each.is_list)
 """The parameters that are lists of CPUs or NUMA nodes."""
+BY_DEVICE: Final = frozenset(name for name, each in PARAMETERS.items() if each.kind is Kind.DEVICES)
+"""The parameters with a setting for each block device."""
 NEUTRAL: Final[Mapping[str, Value]] = {
     name: each.neutral for name, each in FIELDS.items() if each.neutral is not None
 }
@@ -46,11 +49,16 @@ UPDATABLE: Final[tuple[str, ...]] = tuple(
 )
 """The fields of `Resources` that an update of a running container can change."""
 
-_OF_VERSION_2: Final = [(each.v2.file, each) for each in DECLARED if each.v2 is not None and each.writable]
+_OF_VERSION_2: Final = [
+    (each.v2.file, each)
+    for each in DECLARED
+    if each.v2 is not None and each.writable and each.kind is not Kind.DEVICES
+]
 V2_FILES: Final[Mapping[str, tuple[Declaration, ...]]] = {
     file: tuple(each for its, each in _OF_VERSION_2 if its == file) for file, _ in _OF_VERSION_2
 }
-"""The fields of each file of version 2 that can be written, in the order of their values there."""
+"""The fields of each file of version 2 that can be written, in the order of their values there; without files
+that have a line for each block device."""
 
 
 def unified_text(file: str, values: Mapping[str, Value]) -> str | None:
@@ -103,6 +111,8 @@ def saved_value(name: str, value: object) -> Value:
         if parameter is not None and parameter.is_list:
             # The kernel's `N` is the last CPU of a node.
             parse_cpu_list(value, MAX_CPU_ID)
+        if parameter is not None and parameter.kind is Kind.DEVICES:
+            devices.by_device(value)
         return value
     is_number = parameter is None or parameter.kind is Kind.NUMBER
     if is_number and isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INT64:

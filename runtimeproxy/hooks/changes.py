@@ -97,7 +97,8 @@ class NodeChange(Change):
     `sched_features.NEXT_BUDDY`."""
     cgroups: Mapping[str, Mapping[str, CgroupValue]] = field(default_factory=dict)
     """Values of cgroups that are no pod's, such as those of host applications: by path below a controller's
-    mount, then by cgroup v1 name."""
+    mount, then by cgroup v1 name. The root is `ROOT_CGROUP` of `runtimeproxy.cgroups.paths`, for the files
+    that no other cgroup has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from runtimeproxy import units
-from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.cgroups.paths import ROOT_CGROUP, CgroupPathError, cgroup_path
 from runtimeproxy.fields.declaration import ROLES, Declaration, Kind
 from runtimeproxy.fields.kernel_settings import kernel_setting
 from runtimeproxy.fields.tables import (
@@ -25,6 +25,7 @@ from runtimeproxy.fields.tables import (
     IDLE,
     NEUTRAL,
     OF_PROCESSES,
+    PARAMETERS,
     RESOURCE_FIELDS,
     RESOURCE_PARAMETERS,
     V2_FILES,
@@ -121,6 +122,10 @@ class Usable(NamedTuple):
 
 _IDLE_FIELD: Final = Field(flat.CGROUP, IDLE)
 _IDENTITY: Final = "cpu.bvt_warp_ns"
+_ONLY_OF_ROOT: Final = (
+    f"only the root cgroup has it: it has to stand in cgroups of a NodeChange, at {ROOT_CGROUP}"
+)
+_NOT_OF_ROOT: Final = "nothing of this is written to the root cgroup"
 
 
 def problem_of(hook: Hook, answer: object) -> str | None:
@@ -332,11 +337,20 @@ def _checked_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value,
     return _checked_plain(FIELDS[name], value, node)
 
 
+def _checked_own_parameter(name: str, value: Value, node: NodeFacts) -> tuple[Value, str]:
+    """Of a pod, a container or a QoS class."""
+    if name in PARAMETERS and PARAMETERS[name].is_of_root:
+        raise ValueError(_ONLY_OF_ROOT)
+    return _checked_parameter(name, value, node)
+
+
 def _checked_node_file(place: object, value: Value, node: NodeFacts) -> tuple[Value, str]:
     if not isinstance(place, str) or not _is_text(place):
         raise ValueError("is not a path")
     path, _, name = place.rpartition("/")
     _checked_cgroup_parent("", path, node)
+    if name in PARAMETERS and PARAMETERS[name].is_of_root is not (path == ROOT_CGROUP):
+        raise ValueError(_NOT_OF_ROOT if path == ROOT_CGROUP else _ONLY_OF_ROOT)
     if name in OF_PROCESSES:
         _check_level(name, ClaimLevel.HOST_APPLICATION)
     return _checked_parameter(name, value, node)
@@ -387,6 +401,8 @@ def _checked_role(field: Declaration, value: Scale | Add | AtMost, node: NodeFac
 def _checked_plain(field: Declaration, value: Value, node: NodeFacts) -> tuple[Value, str]:
     if field.kind is Kind.NUMBER:
         return _checked_number(field, value)
+    if field.kind is Kind.DEVICES:
+        return field.canonical(value), ""  # type: ignore[arg-type]
     if not isinstance(value, str):
         wanted = "a list such as 0-3,8" if field.is_list else "a text"
         raise ValueError(f"is {_kind(value)}, not {wanted}")  # noqa: TRY004 - one type
@@ -521,7 +537,7 @@ def _checked_cgroup_parent(_: str, value: Value, __: NodeFacts) -> tuple[Value, 
 
 _CHECKS: Final[Mapping[str, Callable[[str, Value, NodeFacts], tuple[Value, str]]]] = {
     flat.RESOURCES: _checked_resource,
-    flat.CGROUP: _checked_parameter,
+    flat.CGROUP: _checked_own_parameter,
     flat.NODE_CGROUP: _checked_node_file,
     flat.SYSCTL: _checked_sysctl,
     flat.KERNEL_SETTINGS: _checked_kernel_setting,

@@ -16,7 +16,15 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.cgroups.order import loosened
 from runtimeproxy.cgroups.writer import CgroupValues, FileText
+from runtimeproxy.fields.devices import (
+    by_device,
+    given_back,
+    is_same_setting,
+    joined_lines,
+    text_of,
+)
 from runtimeproxy.fields.tables import (
+    BY_DEVICE,
     FIELDS,
     IDLE,
     NEUTRAL,
@@ -436,8 +444,15 @@ def plan_values(
     }
     if IDLE in results:
         results[IDLE] = _unless_weighted(results[IDLE], results.get(SHARES))
+    known = replace(book, originals=originals)
     planned = {
-        name: _claimed_value(name, entry, results[name], fitted, is_observed=name in only_observed)
+        name: _with_given_back(
+            known,
+            name,
+            _claimed_value(name, entry, results[name], fitted, is_observed=name in only_observed),
+            present.get(name),
+            formats,
+        )
         if name in results
         else _given_back_value(book, name, present.get(name), formats, fitted)
         for name, entry in book.entries.items()
@@ -521,6 +536,38 @@ def _claimed_value(
     return _PlannedValue(entry._replace(resolved=value, is_settling=is_settling), value)
 
 
+def _settings(value: Value | None) -> dict[str, str]:
+    """The settings of a value by block device; none of one that is not readable, as after a downgrade."""
+    try:
+        return by_device(value or "")
+    except ValueError:
+        return {}
+
+
+def _with_given_back(
+    book: Book, name: str, planned: _PlannedValue, found: FileText | None, formats: Formats
+) -> _PlannedValue:
+    """The plan for a parameter with claims, with what goes back to block devices that are not wanted now."""
+    ours, value = book.entries[name].resolved, planned.value
+    if name not in BY_DEVICE or value is None or ours is None:
+        return planned
+    wanted = _settings(value)
+    dropped = {device: each for device, each in _settings(ours).items() if device not in wanted}
+    if not dropped or found is None:
+        return planned
+    return planned._replace(value=text_of(wanted | _given_back_settings(book, name, dropped, found, formats)))
+
+
+def _given_back_settings(
+    book: Book, name: str, ours: Mapping[str, str], found: FileText, formats: Formats
+) -> dict[str, str]:
+    """What goes back to block devices of ours, see `given_back`. `found`: what the file holds."""
+    original = book.originals.get(found.file)
+    before = formats.decode(name, original.text or "") if original is not None else None
+    present = formats.decode(name, found.text)
+    return given_back(ours, _settings(before), _settings(present), FIELDS[name].reset)
+
+
 def _new_originals(book: Book, present: Mapping[str, FileText], formats: Formats) -> Mapping[str, Original]:
     """The originals of files that are about to get their first value of ours."""
     new: dict[str, Original] = {}
@@ -528,12 +575,29 @@ def _new_originals(book: Book, present: Mapping[str, FileText], formats: Formats
         found = present.get(name)
         if not entry.claims or found is None:
             continue
-        if found.file not in book.originals and found.file not in new:
+        known = new.get(found.file) or book.originals.get(found.file)
+        if known is None:
             original = _original(book.level, name, entry, found, formats)
             if original is not None:
                 new[found.file] = original
+        elif name in BY_DEVICE:
+            # The lines of other devices may have changed since the first became ours.
+            mates = [each for each, its in present.items() if its.file == found.file]
+            text = joined_lines(known.text or "", found.text, _new_devices(book, entry, mates))
+            if text != known.text:
+                new[found.file] = known._replace(text=text)
     new |= _weight_before_idle({**book.originals, **new}, book, present, formats)
     return new
+
+
+def _new_devices(book: Book, entry: Entry, mates: Iterable[str]) -> set[str]:
+    """The block devices that are claimed and whose line has nothing of ours yet.
+
+    `mates`: the parameters in the same file, which has one line for a device.
+    """
+    claimed = (_settings(claim.value) for claim in entry.claims if isinstance(claim.value, str))
+    ours = (_settings(book.entries[each].resolved) for each in mates if each in book.entries)
+    return {device for each in claimed for device in each}.difference(*ours)
 
 
 def _weight_before_idle(
@@ -632,6 +696,8 @@ def change_of(
     original = book.originals.get(found.file)
     text = original.text if original is not None else None
     known = [None if text is None else formats.decode(name, text)]
+    if name in BY_DEVICE:
+        return _change_of_devices(name, entry.resolved, known, formats.decode(name, found.text))
     if level is Level.CONTAINER:
         known += [entry.booked, entry.requested]
     if not FIELDS[name].processes or known.count(None) == len(known):
@@ -642,6 +708,21 @@ def change_of(
     known.append(entry.resolved)
     is_reset = all(_holds_any(name, known, part, formats) for part in formats.parts(name, found.text))
     return ValueChange.RESET if is_reset else ValueChange.FOREIGN
+
+
+def _change_of_devices(
+    name: str, ours: Value, known: Iterable[Value | None], present: Value | None
+) -> ValueChange:
+    """As `change_of`, of block devices with settings of ours: one that is unplugged loses its line."""
+    reset, now = FIELDS[name].reset, _settings(present)
+    resets = [{}, *(_settings(each) for each in known)]
+    for device, setting in _settings(ours).items():
+        held = now.get(device, reset)
+        if not is_same_setting(setting, held) and not any(
+            is_same_setting(each.get(device, reset), held) for each in resets
+        ):
+            return ValueChange.FOREIGN
+    return ValueChange.RESET
 
 
 def _holds_any(name: str, values: Iterable[Value | None], text: str, formats: Formats) -> bool:
@@ -769,6 +850,8 @@ def with_noted(
         if before is not None and name in present:
             text = present[name].text
             is_old = not formats.matches(name, value, text) and formats.matches(name, before, text)
+            if name in BY_DEVICE:
+                is_old, before = True, _written_settings(name, value, before, formats.decode(name, text))
         # The next evaluation names the policy.
         entry = entries.get(name) or Entry((Claim(RECOVERED, Role.SET, value),))
         entries[name] = entry._replace(resolved=before if is_old else value)
@@ -783,6 +866,19 @@ def with_noted(
             entry = entry._replace(resolved="" if held is None else held)
         entries[name] = entry
     return replace(found, entries=entries, originals={**found.originals, **noted.originals})
+
+
+def _written_settings(name: str, value: Value, before: Value, present: Value | None) -> Value:
+    """The settings of block devices that a process wrote which may have been killed between two of them."""
+    reset, now, old = FIELDS[name].reset, _settings(present), _settings(before)
+    return text_of(
+        {
+            device: old[device]
+            if device in old and is_same_setting(old[device], now.get(device, reset))
+            else setting
+            for device, setting in {**old, **_settings(value)}.items()
+        }
+    )
 
 
 def _original(level: Level, name: str, entry: Entry, found: FileText, formats: Formats) -> Original | None:
@@ -808,6 +904,8 @@ def _given_back_value(
     entry = book.entries[name]
     if found is None or entry.resolved is None:
         return _PlannedValue(None)
+    if name in BY_DEVICE:
+        return _given_back_devices(book, name, entry, found, formats)
     value, text = (fitted[name], None) if name in fitted else release_value(book, name, found, formats)
     if value is None:
         return _PlannedValue(None, left=_UNKNOWN_ORIGINAL)
@@ -825,6 +923,17 @@ def _given_back_value(
     if is_empty or any(_holds_any(name, ours, part, formats) for part in parts):
         return _PlannedValue(remaining, value, text, tuple(each for each in ours if each is not None))
     return _PlannedValue(remaining, left=None if is_same else _CHANGED_SINCE)
+
+
+def _given_back_devices(
+    book: Book, name: str, entry: Entry, found: FileText, formats: Formats
+) -> _PlannedValue:
+    """The plan for a value by block device without claims."""
+    back = _given_back_settings(book, name, _settings(entry.resolved), found, formats)
+    if back:
+        return _PlannedValue(None, text_of(back))
+    change = change_of(book.level, name, entry, book, found, formats)
+    return _PlannedValue(None, left=_CHANGED_SINCE if change is ValueChange.FOREIGN else None)
 
 
 def _values_of_ours(book: Book, name: str, ours: Value, value: Value) -> list[Value | None]:

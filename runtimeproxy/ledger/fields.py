@@ -65,8 +65,8 @@ def base_of(level: Level, parameter: str) -> Base:
     declared = FIELDS.get(parameter)
     if declared is None or is_of_kubelet(level, parameter):
         return Base.NONE
-    if declared.is_parameter:
-        if not declared.is_at(CLAIM_LEVELS[level]):
+    if declared.processes is not None:
+        if CLAIM_LEVELS[level] not in declared.levels:
             return Base.NONE
     elif declared.creation_only:
         return Base.NONE

@@ -14,7 +14,7 @@ from typing import Any, Final
 from runtimeproxy.cgroups.paths import cgroup_id
 from runtimeproxy.cgroups.writer import FAILURES, CgroupWriter, WriteOutcome, WriteResult, explain
 from runtimeproxy.errors import described as error_text
-from runtimeproxy.fields.tables import QUOTA
+from runtimeproxy.fields.tables import BY_DEVICE, QUOTA
 from runtimeproxy.ledger import books, fitting
 from runtimeproxy.ledger.book_store import Books, Known
 from runtimeproxy.ledger.books import LeftReason, Plan, Value, ValueChange
@@ -342,7 +342,8 @@ def _as_written(plan: Plan, before: Book, done: Mapping[tuple[str, str], WriteRe
             # The next comparison finds a value of ours there, and no other program's.
             entry = entry._replace(resolved=result.left)
         if result is not None and is_there(result):
-            if name in entries:
+            # What went back to block devices is not ours any more.
+            if name in entries and name not in BY_DEVICE:
                 entries[name] = entries[name]._replace(resolved=result.value)
         elif entry is not None and (result is None or result.outcome is not WriteOutcome.MISSING):
             entries[name], originals = entry, {**before.originals, **originals}

@@ -25,7 +25,9 @@ device that is bound to its driver anew may have another one's number."""
 
 _ONLINE_CPUS: Final = "devices/system/cpu/online"
 _POSSIBLE_CPUS: Final = "devices/system/cpu/possible"
-_ONLINE_MEMORY_NODES: Final = "devices/system/node/online"
+_MEMORY_NODES: Final = "devices/system/node/has_memory"
+"""The nodes that are online and have memory: the kernel takes no others for a cpuset."""
+_ONLINE_NODES: Final = "devices/system/node/online"
 """Source: Linux Documentation/ABI/stable/sysfs-devices-system-cpu and -node."""
 _MOST_CGROUPS: Final = 32
 """Number of cgroups below a root to read the files of: they differ in controllers, not in kernels."""
@@ -43,7 +45,7 @@ class NodeFacts:
 
     online_cpus: frozenset[int] | None = None
     online_memory_nodes: frozenset[int] | None = None
-    """The NUMA nodes that are online; None: not known."""
+    """The NUMA nodes that are online and have memory; None: not known."""
     last_cpu: int | None = None
     """The highest number that a CPU of this node can have; None: not known."""
     cgroup_version: int | None = None
@@ -52,6 +54,8 @@ class NodeFacts:
     """The cgroup version that carries each controller; empty: not known."""
     files: FilesByController = field(default_factory=dict)
     """By controller; those that no cgroup has are unknown."""
+    root_files: FilesByController = field(default_factory=dict)
+    """The same of the root cgroup, for the files that no other has."""
     devices: HostDevices | None = None
     """The devices that containers may get; None: not known."""
 
@@ -70,13 +74,15 @@ class NodeFacts:
             return "cannot be written"
         if not self.controllers or parameter.processes is not None:
             return ""
-        version = self.controllers.get(parameter.controller)
+        controller = next((each for each in parameter.controllers if each in self.controllers), "")
+        version = self.controllers.get(controller)
         if version is None:
-            return f"this node has no cgroup controller {parameter.controller}"
+            return f"this node has no cgroup controller {parameter.controllers[0]}"
         file_format = parameter.format_for(version)
         if file_format is None:
             return f"cgroup version {version} has no such file"
-        return self._file_problem(parameter.controller, file_format.file)
+        files = self.root_files if parameter.is_of_root else self.files
+        return _file_problem(files.get(controller), file_format.file, version)
 
     def unified_problem(self, file: str) -> str:
         """Why a file of version 2 cannot be set for a container; empty if it can.
@@ -88,16 +94,16 @@ class NodeFacts:
         controller = file.partition(".")[0]
         if self.controllers and controller != "cgroup" and controller not in self.controllers:
             return f"this node has no cgroup controller {controller}"
-        return self._file_problem(controller, file)
+        return _file_problem(self.files.get(controller), file, self.controllers.get(controller))
 
-    def _file_problem(self, controller: str, file: str) -> str:
-        files = self.files.get(controller)
-        if files is None or files.get(file):
-            return ""
-        if file in files:
-            return f"{file} is read-only"
-        why = only_anolis(file, self.controllers.get(controller))
-        return f"this kernel has no {file}: {why}" if why else f"this kernel has no {file}"
+
+def _file_problem(files: Mapping[str, bool] | None, file: str, version: int | None) -> str:
+    if files is None or files.get(file):
+        return ""
+    if file in files:
+        return f"{file} is read-only"
+    why = only_anolis(file, version)
+    return f"this kernel has no {file}: {why}" if why else f"this kernel has no {file}"
 
 
 ANY_NODE: Final = NodeFacts()
@@ -144,7 +150,7 @@ class NodeReader:
         facts = replace(
             known[1] if known is not None else ANY_NODE,
             online_cpus=read_list(self._sysfs / _ONLINE_CPUS),
-            online_memory_nodes=read_list(self._sysfs / _ONLINE_MEMORY_NODES),
+            online_memory_nodes=self._memory_nodes(),
             last_cpu=max(read_list(self._sysfs / _POSSIBLE_CPUS) or (), default=None),
             devices=read_devices(self._sysfs, self._devfs),
         )
@@ -156,6 +162,10 @@ class NodeReader:
         self._known = now_s, facts
         return facts
 
+    def _memory_nodes(self) -> frozenset[int] | None:
+        found = read_list(self._sysfs / _MEMORY_NODES)
+        return found if found is not None else read_list(self._sysfs / _ONLINE_NODES)
+
     def _with_cgroups(self, facts: NodeFacts) -> NodeFacts:
         mounts = find_mounts(self._cgroup_root)
         if not mounts:
@@ -165,6 +175,7 @@ class NodeReader:
             if mount.version == 1:
                 for folder in (mount.folder, *_below(mount.folder)):
                     files[controller].update(_files(folder, controller))
+        root_files = {name: _files(mount.folder, name) for name, mount in mounts.items()}
         unified = {mount.folder for mount in mounts.values() if mount.version == 2}
         for folder in (each for root in unified for each in _below(root)):
             # The root itself lacks most files, and so does a cgroup in which a controller is not enabled.
@@ -175,6 +186,7 @@ class NodeReader:
             cgroup_version=2 if (self._cgroup_root / "cgroup.controllers").exists() else 1,
             controllers={name: mount.version for name, mount in mounts.items()},
             files={controller: found for controller, found in files.items() if found},
+            root_files={controller: found for controller, found in root_files.items() if found},
         )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from runtimeproxy.cgroups.core_scheduling import is_supported
 from runtimeproxy.documents.reading import InputError, printable
 from runtimeproxy.node.api_server import ApiServerInputs, joined
+from runtimeproxy.node.block_devices import BlockDevices, read_block_devices
 from runtimeproxy.node.cpu_claims import CpuClaims
 from runtimeproxy.node.derived import (
     NormalizationRatio,
@@ -59,7 +60,7 @@ STATE_FILE: Final = "node.json"
 STATE_VERSION: Final = 1
 
 SLOW_S: Final = 10.0
-"""Between two reads of inputs without events: CPUs, memory, the cgroup tree."""
+"""Between two reads of inputs without events: CPUs, memory, block devices, the cgroup tree."""
 
 SAVE_PODS_S: Final = 30.0
 """Least time between two savings of nothing but pods of the API server: they come and go all the time."""
@@ -180,6 +181,7 @@ class NodeInputs:
                 has_cookies=places.procfs == _PROCFS and is_supported(),
             ),
             cgroup_driver=guess_cgroup_driver(places.cgroup_root),
+            block_devices=read_block_devices(places.sysfs, places.procfs),
         )
 
     def _object_reader(self) -> Reader:
@@ -197,6 +199,7 @@ class NodeInputs:
             found, notes = joined(found, api_server.found)
         self._problems = []
         states = {Input.CPUS: _known(local.cpus), Input.MEMORY: _known(local.memory_bytes)}
+        states[Input.BLOCK_DEVICES] = _state(local.block_devices is not None, is_unknown=True)
         facts = self._reader.facts()
         # Before there is a cgroup with their files, as at boot, features are not missing but unknown.
         telling = _TELLING & facts.controllers.keys()
@@ -238,6 +241,7 @@ class NodeInputs:
             "cpus": local.cpus,
             "memory_bytes": local.memory_bytes,
             "features": local.features,
+            "block_devices": local.block_devices,
             # Kubelets from 1.31 on take the runtime's driver, whatever is in their configuration.
             "cgroup_driver": local.cgroup_driver or (config.cgroup_driver if config is not None else None),
             "kubelet": of_kubelet,
@@ -405,6 +409,7 @@ class _Local(NamedTuple):
     processor: Processor = Processor()
     features: frozenset[str] = frozenset()
     cgroup_driver: str | None = None
+    block_devices: BlockDevices | None = None
 
     @property
     def is_complete(self) -> bool:

@@ -25,6 +25,7 @@ POLICY_GATES: Final[Mapping[str, str]] = {
     "cpu-burst": "CPUBurst",
     "cpu-normalization": "CPUNormalization",
     "memory-qos": "CgroupReconcile",
+    "block-io": "BlkIOReconcile",
     "oom-score": "OOMScoreAdj",
     "system-config": "SystemConfig",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -32,11 +31,6 @@ CGROUPFS: Final = "cgroupfs"
 _ROOT_NAMES: Final = {"kubepods.slice": SYSTEMD, "kubepods": CGROUPFS}
 """Name of the kubelet's root cgroup by driver. Source: Koordinator pkg/koordlet/util/system."""
 
-_FILES: Final[Mapping[Feature, Mapping[str, str]]] = {
-    Feature.IO_LIMITS: {"blkio": "blkio.throttle.read_bps_device", "io": "io.max"},
-    Feature.IO_WEIGHT: {"blkio": "blkio.cost.weight", "io": "io.weight"},
-}
-"""A file by controller. Source: the same; Linux Documentation/admin-guide/cgroup-v2.rst, IO."""
 _SYSCTLS: Final = {
     Feature.CORE_SCHED_SYSCTL: "sys/kernel/sched_core",
     Feature.GROUP_IDENTITY_SYSCTL: "sys/kernel/sched_group_identity_enabled",
@@ -151,17 +145,11 @@ def read_features(
     lacking = {each.feature for each in PARAMETERS.values() if not _has(facts, each)}
     named = {each.feature for each in PARAMETERS.values() if each.feature}
     found = {Feature(feature) for feature in named - lacking}
-    for feature, files in _FILES.items():
-        if any(file in facts.files.get(controller, {}) for controller, file in files.items()):
-            found.add(feature)
     found.update(feature for feature, path in _SYSCTLS.items() if _exists(procfs, path))
     mounts = find_mounts(cgroup_root)
     folders = {controller: mount.folder for controller, mount in mounts.items()}
     if "cpu.pressure" in facts.files.get("cpu", {}) or _exists(folders.get("cpuacct"), "cpu.pressure"):
         found.add(Feature.PSI)
-    # The files of the cost model are in the root only.
-    if _exists(folders.get("io"), "io.cost.qos") or _exists(folders.get("blkio"), "blkio.cost.qos"):
-        found.add(Feature.IO_COST)
     if "resctrl" in _text(procfs / "filesystems").split():
         found.add(Feature.RESCTRL)
     is_switched = any(
@@ -182,9 +170,11 @@ def guess_cgroup_driver(cgroup_root: Path) -> str | None:
 
 
 def _has(facts: NodeFacts, parameter: Declaration) -> bool:
-    version = facts.controllers.get(parameter.controller)
+    controller = next((each for each in parameter.controllers if each in facts.controllers), "")
+    version = facts.controllers.get(controller)
     file = parameter.format_for(version) if version is not None else None
-    return file is not None and file.file in facts.files.get(parameter.controller, {})
+    files = facts.root_files if parameter.is_of_root else facts.files
+    return file is not None and file.file in files.get(controller, {})
 
 
 def _exists(folder: Path | None, name: str) -> bool:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
+from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 from runtimeproxy.qos import PRIORITY_CLASS_LABEL, KubeQoSClass, QoSClass
@@ -24,6 +25,7 @@ class Input(StrEnum):
     MEMORY = "memory"
     CGROUPS = "cgroups"
     """`cgroup_driver`, `features`, and the files and controllers of `facts`."""
+    BLOCK_DEVICES = "block-devices"
     DEVICES = "devices"
     """The devices of the host that containers may get."""
     KUBELET = "kubelet"
@@ -139,6 +141,7 @@ FIELDS: Final[Mapping[Input, tuple[str, ...]]] = {
     Input.CPUS: ("cpus",),
     Input.MEMORY: ("memory_bytes",),
     Input.CGROUPS: ("cgroup_driver", "features"),
+    Input.BLOCK_DEVICES: ("block_devices",),
     Input.DEVICES: ("devices",),
     Input.KUBELET: ("kubelet",),
     Input.NODE_OBJECT: ("labels", "annotations", "capacity", "allocatable"),
@@ -193,6 +196,8 @@ class Node:
     """By id, those that are offline included; None: not known."""
     memory_bytes: Mapping[int, int] = field(default_factory=dict)
     """Size by NUMA node; empty: not known."""
+    block_devices: BlockDevices | None = None
+    """None: not known."""
     cgroup_driver: str | None = None
     """The kubelet's: `systemd` or `cgroupfs`; None: not known."""
     features: frozenset[str] = frozenset()

@@ -36,8 +36,8 @@ MOST_LINES: Final = 100
 """Lines of the log about problems and notes in a minute; the others are logged later."""
 _MINUTE_S: Final = 60.0
 
-_NOT_MISSED: Final = frozenset({Input.POD_REQUESTS})
-"""Inputs that many nodes do not have: kubelets before 1.33 write none."""
+_NOT_MISSED: Final = frozenset({Input.POD_REQUESTS, Input.BLOCK_DEVICES})
+"""Inputs that many nodes do not have: kubelets before 1.33 write none, and containers may see no devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

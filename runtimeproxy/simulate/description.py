@@ -36,6 +36,7 @@ INPUT_TEXTS: Final[Mapping[Input, str]] = {
     Input.CPUS: "the node's CPUs",
     Input.MEMORY: "the node's memory",
     Input.CGROUPS: "the node's cgroups",
+    Input.BLOCK_DEVICES: "the node's block devices",
     Input.DEVICES: "the node's devices",
     Input.KUBELET: "the kubelet's configuration",
     Input.NODE_OBJECT: "the Node object",

@@ -68,6 +68,12 @@ def _values(field: Declaration) -> str:
         return ", ".join(f"`{text}`" for text in field.texts) or (
             "name of a class" if field.resource else "name of a group"
         )
+    if field.kind is Kind.DEVICES:
+        return (
+            "settings by block device"
+            if field.pattern
+            else f"by block device: {field.minimum} to {field.maximum:,}"
+        )
     if field.kind is not Kind.NUMBER:
         return str(field.kind.value)
     least = f"{field.minimum if field.policy_minimum is None else field.policy_minimum:,}"

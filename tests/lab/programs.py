@@ -93,6 +93,12 @@ def need_root_and_cgroup_v1() -> None:
         missing("the tests read cgroup version 1, which is not mounted")
 
 
+def need_loop_devices() -> None:
+    """Skips the test where no file can be made a block device."""
+    if shutil.which("losetup") is None or not Path("/dev/loop-control").exists():
+        missing("no loop devices can be made here")
+
+
 def need_user_namespaces() -> None:
     """Skips the test where a program cannot have a user namespace of its own."""
     if subprocess.run(("unshare", "--user", "true"), capture_output=True, check=False).returncode:

@@ -234,7 +234,8 @@ async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytes
         scene.upkeep.on_servers(["koordlet.json"])
     assert "koordlet is registered" in caplog.text
     assert "CPUBurst: cpu.cfs_burst_us; CgroupReconcile: memory.high, memory.low" in caplog.text
-    gates = "CPUBurst, CgroupReconcile, CoreSched, GroupIdentity, OOMScoreAdj, TCNetworkQoS"
+    names = ("BlkIOReconcile", "CPUBurst", "CgroupReconcile", "CoreSched", "GroupIdentity", "OOMScoreAdj")
+    gates = ", ".join((*names, "TCNetworkQoS"))
     assert scene.upkeep.summary == f"left to koordlet, by its feature gates: {gates}"
     assert scene.is_requested
     assert scene.ledger.change([Wanted(CgroupTarget(Level.POD, POD), burst | quota(50_000))]) != ()

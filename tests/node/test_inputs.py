@@ -125,7 +125,7 @@ def test_without_any_source_nothing_is_known(tmp_path: Path) -> None:
     inputs = NodeInputs(places, NodeReader(none, none, devfs=none))
     inputs.restore(0)
     node = inputs.look(0, is_first=True).node
-    local = (Input.CPUS, Input.MEMORY, Input.CGROUPS, Input.DEVICES)
+    local = (Input.CPUS, Input.MEMORY, Input.BLOCK_DEVICES, Input.CGROUPS, Input.DEVICES)
     assert states(node) == {each: UNKNOWN if each in local else WITHDRAWN for each in node.states}
     assert (node.cpus, node.strategies, node.pools, node.kubelet) == (None, NO_STRATEGIES, None, None)
 
@@ -171,7 +171,11 @@ def test_everything_is_read(watched: Watched) -> None:
     )
     node = watched.look()
     assert (watched.problems, watched.notes) == ((), ())
-    assert {each for each in Input if node.state_of(each) is not KNOWN} == {Input.CGROUPS, Input.PRIORITY}
+    assert {each for each in Input if node.state_of(each) is not KNOWN} == {
+        Input.BLOCK_DEVICES,
+        Input.CGROUPS,
+        Input.PRIORITY,
+    }
     assert burst_of(node) == 200
     provenance = node.strategies.provenance_of("cpu_burst.cpu_burst_percent")
     assert (provenance.source, provenance.file) == (Layer.CLUSTER, str(watched.objects / "all.yaml"))
@@ -767,6 +771,31 @@ def test_cpus_are_switched_off_and_on(watched: Watched) -> None:
     assert node.cpus is not None
     assert [cpu.is_online for cpu in node.cpus] == [True] * 4 + [False] * 4
     assert node.facts.online_cpus == frozenset(range(4))
+
+
+def test_disks_and_volumes_come_and_go(watched: Watched) -> None:
+    assert watched.look().state_of(Input.BLOCK_DEVICES) is UNKNOWN
+    disk = watched.machine.sysfs / "class/block/sda"
+    disk.mkdir(parents=True)
+    (disk / "dev").write_text("8:0\n")
+    node = watched.look(20)
+    assert node.state_of(Input.BLOCK_DEVICES) is KNOWN
+    assert node.block_devices is not None
+    assert (node.block_devices.disks, node.block_devices.pod_volumes) == ({"sda": "8:0"}, {})
+    watched.look(20)
+    assert Input.BLOCK_DEVICES not in watched.changed
+    mounts = watched.machine.procfs / "self/mountinfo"
+    mounts.parent.mkdir()
+    point = "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~csi/pvc-1/mount"
+    mounts.write_text(f"36 35 8:0 / {point} rw - ext4 /dev/sda rw\n")
+    node = watched.look(20)
+    assert watched.changed == {Input.BLOCK_DEVICES}
+    assert node.block_devices is not None
+    assert node.block_devices.pod_volumes == {("u1", "pvc-1"): ("8:0",)}
+    (disk / "dev").unlink()
+    node = watched.look(20)
+    assert node.block_devices is not None
+    assert node.block_devices.disks == {}
 
 
 def test_a_strategy_that_moves_to_another_file_tells_so(watched: Watched) -> None:

@@ -119,7 +119,8 @@ def make_cgroups(machine: Machine, version: Literal[1, 2], *names: str) -> Cgrou
 
 def test_features_of_version_2(machine: Machine) -> None:
     make_cgroups(machine, 2, "cpu.pressure", "io.max", "io.weight", "memory.oom.group")
-    (machine.cgroups / "io.cost.qos").write_text("")
+    for name in ("io.cost.qos", "io.cost.model"):
+        (machine.cgroups / name).write_text("")
     assert features(machine) == {
         Feature.BURST,
         Feature.IDLE,
@@ -135,7 +136,9 @@ def test_features_of_version_2(machine: Machine) -> None:
 def test_features_of_version_1_of_an_anolis_kernel(machine: Machine) -> None:
     anolis = ("min", "low", "high", "wmark_ratio", "wmark_scale_factor", "wmark_min_adj", "priority")
     names = [f"memory.{name}" for name in (*anolis, "use_priority_oom", "oom.group")]
-    make_cgroups(machine, 1, "cpu.bvt_warp_ns", *names, "blkio.throttle.read_bps_device", "blkio.cost.weight")
+    numbers = ("read_bps", "read_iops", "write_bps", "write_iops")
+    limits = [f"blkio.throttle.{each}_device" for each in numbers]
+    make_cgroups(machine, 1, "cpu.bvt_warp_ns", *names, *limits, "blkio.cost.weight")
     sysctls = machine.procfs / "sys/kernel"
     sysctls.mkdir(parents=True)
     (sysctls / "sched_core").write_text("0\n")

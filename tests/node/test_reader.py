@@ -108,3 +108,12 @@ def test_this_machine_can_be_read() -> None:
     facts = NodeReader().facts()
     assert facts.online_cpus is None or 0 in facts.online_cpus
     assert facts.parameter_problem("cpu.shares") == ""
+
+
+def test_nodes_without_memory_are_left_out(tmp_path: Path) -> None:
+    nodes = tmp_path / "devices" / "system" / "node"
+    nodes.mkdir(parents=True)
+    (nodes / "online").write_text("0-1\n")
+    assert NodeReader(tmp_path, tmp_path).facts().online_memory_nodes == frozenset({0, 1})
+    (nodes / "has_memory").write_text("0\n")
+    assert NodeReader(tmp_path, tmp_path).facts().online_memory_nodes == frozenset({0})

@@ -59,6 +59,7 @@ def test_built_in_policies_are_on_where_koordinators_gate_is() -> None:
     others = {policy.name for policy in built_in() if not policy.is_default}
     assert others == {
         "accelerators",
+        "block-io",
         "core-sched",
         "cpu-idle",
         "cpu-normalization",

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from policies.annotations import RESOURCE_STATUS, AnnotationError, ResourceStatus, resource_status
 from policies.cpuset import CpuRule, Cpuset, CpusetOptions, container_cpus, host_cpus
 from runtimeproxy.hooks import CLEAR, Clear, ContainerView, PodView, ResourceChange, Resources
+from runtimeproxy.node.facts import NodeFacts
 from runtimeproxy.node.snapshot import Input, KubeletFacts, Node, Pool, Pools
 from runtimeproxy.qos import KubeQoSClass, QoSClass
 from runtimeproxy.slo.schema import HostApplication
@@ -284,7 +285,12 @@ def test_a_pod_in_a_vm_has_its_cpus_in_its_own_cgroup(
 # --- NUMA nodes of memory ----------------------------------------------------------------------------------
 
 BINDS = Cpuset(CpusetOptions(bind_memory=True))
-BOTH = {0: 1 << 30, 1: 1 << 30}
+BOTH = frozenset({0, 1})
+ONE = frozenset({0})
+
+
+def with_memory(nodes: frozenset[int] | None) -> Node:
+    return Node(facts=NodeFacts(online_memory_nodes=nodes))
 
 
 def numa(*nodes: int, resource: str = "memory", cpus: str = "") -> dict[str, str]:
@@ -293,18 +299,18 @@ def numa(*nodes: int, resource: str = "memory", cpus: str = "") -> dict[str, str
 
 
 @pytest.mark.parametrize(
-    ("annotations", "memory_bytes", "expected", "problem"),
+    ("annotations", "there", "expected", "problem"),
     [
         pytest.param(numa(1), BOTH, "1", "", id="one"),
         pytest.param(numa(1, 0), BOTH, "0-1", "", id="both"),
         pytest.param(numa(1, cpus="2-4"), BOTH, "1", "", id="beside-cpus"),
         pytest.param(numa(0, resource="kubernetes.io/batch-memory"), BOTH, "0", "", id="batch-memory"),
         pytest.param(numa(0, resource="cpu"), BOTH, None, "", id="without-memory"),
-        pytest.param(numa(1), {}, "1", "", id="sizes-not-known"),
-        pytest.param(numa(0, 1), {0: 1, 1: 0}, "0", "NUMA node 1 has no memory", id="empty-node"),
-        pytest.param(numa(0, 3), {0: 1}, "0", "bound to the others", id="offline"),
-        pytest.param(numa(2, 3), {0: 1}, None, "NUMA nodes 2, 3 have no memory", id="all-offline"),
-        pytest.param(numa(-1), {0: 1}, None, "is not bound", id="negative"),
+        pytest.param(numa(1), None, "1", "", id="not-known"),
+        pytest.param(numa(0, 1), ONE, "0", "NUMA node 1 has no memory", id="empty-node"),
+        pytest.param(numa(0, 3), ONE, "0", "bound to the others", id="offline"),
+        pytest.param(numa(2, 3), ONE, None, "NUMA nodes 2, 3 have no memory", id="all-offline"),
+        pytest.param(numa(-1), ONE, None, "is not bound", id="negative"),
         pytest.param(
             status('{"cpuset": "2-4", "numaNodeResources": 1}'), BOTH, None, "is not a list", id="bad"
         ),
@@ -312,10 +318,10 @@ def numa(*nodes: int, resource: str = "memory", cpus: str = "") -> dict[str, str
     ],
 )
 def test_memory_is_bound_to_the_nodes_that_it_is_allocated_from(
-    annotations: dict[str, str], memory_bytes: dict[int, int], expected: str | None, problem: str
+    annotations: dict[str, str], there: frozenset[int] | None, expected: str | None, problem: str
 ) -> None:
     view = ContainerView(name="main", pod=PodView(qos=QoSClass.LSR, annotations=annotations))
-    change = BINDS.container(view, Node(memory_bytes=memory_bytes))
+    change = BINDS.container(view, with_memory(there))
     found = change.resources.cpuset_mems if change is not None and change.resources is not None else None
     assert found == expected
     assert problem in " ".join(change.problems if change is not None else ())
@@ -324,7 +330,7 @@ def test_memory_is_bound_to_the_nodes_that_it_is_allocated_from(
         reason = f"NUMA nodes of the memory allocated by the scheduler (resource-status) = {expected}"
         assert str(change.reasons["cpuset_mems"]) == reason
     # Without the option nothing is bound, and nothing is a problem.
-    plain = Cpuset().container(view, Node(memory_bytes=memory_bytes))
+    plain = Cpuset().container(view, with_memory(there))
     assert plain is None or (plain.resources is not None and plain.resources.cpuset_mems is None)
     assert plain is None or not plain.problems
 
@@ -332,9 +338,9 @@ def test_memory_is_bound_to_the_nodes_that_it_is_allocated_from(
 def test_the_nodes_of_the_kubelets_memory_manager_stay() -> None:
     asked = Resources(cpuset_mems="0")
     view = ContainerView(name="main", pod=PodView(annotations=numa(1)), requested=asked)
-    assert BINDS.container(view, Node(memory_bytes=BOTH)) is None
+    assert BINDS.container(view, with_memory(BOTH)) is None
     # Who asked for those of a recovered container is not known: they may be ours.
-    change = BINDS.container(replace(view, is_recovered=True), Node(memory_bytes=BOTH))
+    change = BINDS.container(replace(view, is_recovered=True), with_memory(BOTH))
     assert change is not None
     assert change.resources == ResourceChange(cpuset_mems="1")
 

@@ -22,6 +22,7 @@ from policies.annotations import (
     resource_status,
 )
 from policies.batch_resource import BatchResource
+from policies.block_io import BlockIO
 from policies.core_sched import CoreSched
 from policies.cpu_burst import CpuBurst
 from policies.cpu_idle import CpuIdle
@@ -34,12 +35,13 @@ from policies.oom_score import SCORE, SCORES, OomScore
 from policies.rdma_devices import RdmaDevices
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, PodView
+from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import NodeFacts
-from runtimeproxy.node.snapshot import Node
+from runtimeproxy.node.snapshot import Feature, Node
 from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass
-from runtimeproxy.slo.names import CPU_BURST, CPU_QOS, MAX_ANNOTATION_LENGTH, MEMORY_QOS
+from runtimeproxy.slo.names import BLKIO_QOS, CPU_BURST, CPU_QOS, MAX_ANNOTATION_LENGTH, MEMORY_QOS
 from runtimeproxy.slo.schema import ClassQoS, CpuPolicy, CpuQoS, QoSPolicies, QoSStrategy
 from runtimeproxy.slo.schema import MemoryQoSStrategy as MemoryStrategy
 from runtimeproxy.slo.strategies import Strategies
@@ -91,11 +93,18 @@ HOSTILE: dict[str, str] = {
     "a quantity with an exponent": _quantity('"' + "9" * READ_SIZE + 'e999"'),
     "a minor number": '{"gpu":[{"minor":' + "9" * READ_SIZE + "}]}",
     "a percentage": '{"policy":"auto","cpuBurstPercent":' + "9" * READ_SIZE + "}",
+    "blocks": '{"blocks":[' + ",".join('{"name":"a","type":"device"}' for _ in range(SIZE // 28)) + "]}",
+    "blocks, not too many to be read": '{"blocks":['
+    + ",".join('{"name":"../../x","type":"device","ioCfg":{"readBPS":1}}' for _ in range(100))
+    + "]}",
     "a limit percentage": '{"policy":"auto","minLimitPercent":' + "9" * READ_SIZE + "}",
 }
 
 _CLASS = ClassQoS(cpu_qos=CpuQoS(enable=True), memory_qos=MemoryStrategy(enable=True, min_limit_percent=50))
 NODE = Node(
+    facts=NodeFacts(controllers={"blkio": 1}),
+    features=frozenset({Feature.IO_LIMITS}),
+    block_devices=BlockDevices({"a": "8:0"}),
     strategies=Strategies(qos=QoSStrategy(lsr_class=_CLASS, ls_class=_CLASS, be_class=_CLASS)),
     normalization_ratio=1.2,
 )
@@ -124,6 +133,8 @@ TURNS: dict[str, Callable[[ContainerView], object]] = {
     "core-sched": lambda view: CoreSched().container(view, CORE_SCHED_NODE),
     "cpu-idle, pod": lambda view: CpuIdle().pod(view.pod, NODE),
     "memory-qos, pod": lambda view: MemoryQoS().pod(view.pod, NODE),
+    "block-io, pod": lambda view: BlockIO().pod(view.pod, NODE),
+    "block-io": lambda view: BlockIO().container(view, NODE),
     "oom-score": lambda view: OomScore().container(view, Node()),
 }
 KEYS = (
@@ -133,6 +144,7 @@ KEYS = (
     CPU_BURST,
     CPU_QOS,
     MEMORY_QOS,
+    BLKIO_QOS,
     SCORE,
     SCORES,
 )

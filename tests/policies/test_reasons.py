@@ -78,6 +78,9 @@ SPEC = "node.koordinator.sh/extended-resource-spec"
 QOS = "koordinator.sh/qosClass"
 STATUS = "scheduling.koordinator.sh/resource-status"
 GPUS = {"scheduling.koordinator.sh/device-allocated": json.dumps({"gpu": [{"minor": 0}]})}
+BLKIO = "koordinator.sh/blkioQOS"
+BLOCK = {"name": "/dev/sda", "type": "device", "ioCfg": {"writeBPS": 1048576}}
+SOURCES = r"\(((?:cluster strategy|pod strategy|annotation) [^)]*)\)"
 RDMA = {"scheduling.koordinator.sh/device-allocated": json.dumps({"rdma": [{"id": "0000:1f:00.0"}]})}
 FULL = {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "1Gi"}}
 MI = 1 << 20
@@ -160,6 +163,14 @@ CASES = [
         id="cpu-normalization, cpuset, cpu-burst, group-identity, memory-qos",
     ),
     pytest.param(
+        pod("database", "LS", {}, {BLKIO: json.dumps({"blocks": [BLOCK]})}),
+        {
+            "cgroup[blkio.throttle.write_bps_device]": "write bps limit of /dev/sda (annotation "
+            "koordinator.sh/blkioQOS) = 8:0 1048576",
+        },
+        id="block-io",
+    ),
+    pytest.param(
         pod("training", "LS", {}, GPUS),
         {"env[NVIDIA_VISIBLE_DEVICES]": "GPUs allocated by the scheduler"},
         id="gpu-env",
@@ -229,6 +240,8 @@ def stand_with(config: Mapping[str, object]) -> Iterator[Stand]:
         online = folder / "sys/devices/system/cpu/online"
         online.parent.mkdir(parents=True)
         online.write_text("0-5")
+        (folder / "sys/class/block/sda").mkdir(parents=True)
+        (folder / "sys/class/block/sda/dev").write_text("8:0")
         function = folder / "sys/class/infiniband_verbs/uverbs0"
         function.mkdir(parents=True)
         (function / "dev").write_text("231:192")
@@ -247,6 +260,7 @@ def stand_with(config: Mapping[str, object]) -> Iterator[Stand]:
             "memory.wmark_ratio": "0",
             "memory.wmark_scale_factor": "50",
             "memory.wmark_min_adj": "0",
+            "io.max": "",
         }
         files = CgroupFiles(folder / "cgroup", version=2, more=more)
         files.make("/kubepods")
@@ -384,10 +398,10 @@ def check_reasons(stand: Stand, manifest: dict[str, Any], expected: Mapping[str,
     for place, claim in claims.items():
         sources = {each.provenance.text for each in claim.strategies} - {"default"}
         assert sources == set(simulated[place].provenance), place
-        assert sources == set(re.findall(r"\(((?:cluster|pod) strategy [^)]*)\)", claim.reason)), place
+        assert sources == set(re.findall(SOURCES, claim.reason)), place
     for place, change in simulated.items():
         if change.wanted not in (None, "<set>") and not place.field.startswith("devices["):
-            last = re.findall(r"= (\S+)$", change.reason)
+            last = re.findall(r"= ([^=]+)$", change.reason)
             # A division has a result where its policy knows the dividend.
             scaled = resulting(pod, place) if change.role is Role.SCALE and change.counts else None
             assert last == [scaled or change.wanted], place

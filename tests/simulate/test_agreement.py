@@ -82,6 +82,7 @@ def stand() -> Iterator[Stand]:
         online = folder / "sys/devices/system/cpu/online"
         online.parent.mkdir(parents=True)
         online.write_text(ONLINE)
+        (folder / "sys/class/block").mkdir(parents=True)
         (folder / "node.d").mkdir()
         items = [NODE, TOPOLOGY, STRATEGIES]
         (folder / "node.d/node.json").write_text(json.dumps({"kind": "List", "items": items}))

@@ -677,6 +677,7 @@ def _places(settings: Settings) -> dict[Input, str]:
     return {
         Input.CPUS: node.sysfs_root,
         Input.MEMORY: node.sysfs_root,
+        Input.BLOCK_DEVICES: node.sysfs_root,
         Input.CGROUPS: settings.cgroups.root,
         Input.DEVICES: node.sysfs_root,
         Input.KUBELET: node.kubelet_dir,

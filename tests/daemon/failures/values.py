@@ -298,6 +298,52 @@ def protection_is_above_the_machines_memory(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+REFUSES_LINES = """
+import errno
+from runtimeproxy.cgroups import writer
+def write_lines(file, folder, lines):
+    return {each: OSError(errno.EOPNOTSUPP, "Operation not supported") for each in lines}
+writer._write_lines = write_lines
+"""
+"""The kernel takes no weight of a disk without a cost model; plain files take all."""
+
+
+def limited_pod(scene: Scene, client: CriClient, device: str) -> Pod:
+    block = {"name": device, "type": "device", "ioCfg": {"writeBPS": 1024, "ioWeightPercent": 40}}
+    annotations = {"koordinator.sh/blkioQOS": json.dumps({"blocks": [block]})}
+    made = Pod(client, pod_sandbox_config("limited", qos="LS", annotations=annotations))
+    parent = made.config.linux.cgroup_parent
+    scene.files.make(parent)
+    for name in ("io.max", "io.weight"):
+        scene.files.write(parent, name, "")
+    return made.run()
+
+
+def with_a_disk(scene: Scene) -> None:
+    disk = scene.folder / "machine/class/block/sda"
+    disk.mkdir(parents=True)
+    (disk / "dev").write_text("8:0\n")
+    scene.daemons.environment["KOORD_RUNTIMEPROXY_NODE_SYSFS_ROOT"] = str(scene.folder / "machine")
+
+
+def disk_is_not_there(scene: Scene) -> ProxyProcess:
+    with_a_disk(scene)
+    daemon = scene.start("[policies.block-io]\nenabled = true\n")
+    with CriClient(daemon.socket) as client:
+        limited_pod(scene, client, "/dev/sdb")
+        scene.wait_for(daemon, "policy_fields_left_out_total", policy="block-io")
+    return daemon
+
+
+def line_is_refused(scene: Scene) -> ProxyProcess:
+    with_a_disk(scene)
+    daemon = scene.start("[policies.block-io]\nenabled = true\n", statements=REFUSES_LINES)
+    with CriClient(daemon.socket) as client:
+        limited_pod(scene, client, "/dev/sda")
+        scene.wait_for(daemon, "cgroup_writes_total", parameter="blkio.cost.weight", outcome="failed")
+    return daemon
+
+
 ROWS: Final = {
     "systemd, the kernel or the runtime": Row(reset, lambda s: s.ledger.counts.repairs > 0),
     "another program writes a value": Row(
@@ -324,6 +370,16 @@ ROWS: Final = {
     "memory protection of a pod": Row(
         protection_is_above_the_machines_memory,
         lambda s: any("is bounded to" in each.last_left_out.reason for each in s.policies),
+    ),
+    "a disk that a block of `blkioQOS` names": Row(
+        disk_is_not_there,
+        lambda s: any(
+            "block '/dev/sdb' is not on this node" in each.last_left_out.reason for each in s.policies
+        ),
+    ),
+    "the kernel refuses the line": Row(
+        line_is_refused,
+        lambda s: any("8:0: ENOTSUP" in each.reason for each in s.ledger.unapplied),
     ),
     "a value is wanted and cannot be applied": Row(
         a_limit_waits, lambda s: "lower_memory_limits" in s.ledger.unapplied[0].reason and not s.problems

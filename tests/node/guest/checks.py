@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from tests.node.guest import (
+    block_io,
     claims,
     core_sched,
     devices,
@@ -42,6 +43,7 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *pods.IN_SLICES,
         *devices.CHECKS,
         *strategies.CHECKS,
+        *block_io.CHECKS,
         *removal.CHECKS,
         *packages.CHECKS,
         *removal.LAST,
