@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from runtimeproxy import labels, qos
 from runtimeproxy.errors import RuntimeProxyError
-from runtimeproxy.node import facts, snapshot
+from runtimeproxy.node import devices, facts, snapshot
 from runtimeproxy.node.snapshot import Node
 from runtimeproxy.slo import reading, schema, strategies
 
@@ -44,7 +44,8 @@ def _plain_classes(*modules: ModuleType) -> Iterator[type]:
 
 
 CLASSES: Final[Mapping[str, type]] = {
-    each.__name__: each for each in _plain_classes(snapshot, facts, labels, qos, schema, strategies, reading)
+    each.__name__: each
+    for each in _plain_classes(snapshot, facts, devices, labels, qos, schema, strategies, reading)
 }
 """All classes of the snapshot's values, by name."""
 

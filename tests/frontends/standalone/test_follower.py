@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -36,6 +36,7 @@ class GatedUpkeep:
         self.since_s = 0.0
         self.evaluated: list[str] = []
         self.repaired: list[tuple[str, bool]] = []
+        self.resized: list[tuple[str, dict[str, int | str]]] = []
         self.own: set[str] = set()
         self.free = asyncio.Event()
 
@@ -49,6 +50,9 @@ class GatedUpkeep:
 
     async def repair(self, cgroup: str, *, is_explained: bool = True) -> None:
         self.repaired.append((cgroup, is_explained))
+
+    async def on_resized(self, cgroup: str, written: Mapping[str, int | str]) -> None:
+        self.resized.append((cgroup, dict(written)))
 
     async def is_in_force(self, cgroup: str, name: str = "") -> bool:
         return cgroup in self.own
@@ -290,3 +294,4 @@ async def test_the_pod_of_a_resized_container_is_resized(followed: Followed) -> 
     followed.follower.on_written("/kubepods/besteffort/pod1/box2", BOX_CGROUP._replace(id="box2"))
     await followed.end()
     assert quota_of_pod() == 350_000
+    assert followed.upkeep.resized == [("/kubepods/besteffort/pod1", {"cpu.cfs_quota_us": 350_000})]

@@ -138,6 +138,7 @@ def test_each_policy_says_why_it_changes_nothing(explained: tuple[Any, ProxyProc
         ),
         "accelerators": (answer.OUTCOME_OFF, "off by default"),
         "cpu-burst": (answer.OUTCOME_OFF, "off by command: a test"),
+        "core-sched": (answer.OUTCOME_OFF, "off by default"),
         "cpu-normalization": (answer.OUTCOME_OFF, "off by default"),
         "memory-qos": (answer.OUTCOME_OFF, "off by default"),
         "block-io": (answer.OUTCOME_OFF, "off by default"),
