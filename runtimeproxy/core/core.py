@@ -15,6 +15,7 @@ from runtimeproxy.config.validation import owners_of, places_of
 from runtimeproxy.core.audit import AuditQueues
 from runtimeproxy.core.audit_events import StrategyAudit, audit_configured_modes
 from runtimeproxy.core.audit_history import AuditHistory
+from runtimeproxy.core.cpu_moves import CpuMoves
 from runtimeproxy.core.events import write_missed
 from runtimeproxy.core.eviction import Bounds, ContainerStopper, Evictor
 from runtimeproxy.core.eviction_history import EvictionHistory
@@ -34,10 +35,9 @@ from runtimeproxy.ledger.kernel_settings import KernelSettings
 from runtimeproxy.ledger.leased import LeasedClaims
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.upkeep import Upkeep
-from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.inventory import Inventory
-from runtimeproxy.pods.records import Level, Lifecycle, with_live
+from runtimeproxy.pods.records import Level
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.slo.host_applications import host_application_cgroup
 
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.carried import CarriedFields
     from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.node.api_server import ApiServerInputs
-    from runtimeproxy.node.snapshot import Node
     from runtimeproxy.vocabulary import Mode
 
 
@@ -109,8 +108,6 @@ class Core:
     ) -> None:
         self._spawn = spawn
         self._is_standby = is_standby
-        # The uids of pods that go to other CPUs.
-        self._moving: set[str] = set()
         folder, boot_id, disk = Path(settings.state.dir), read_boot_id(), threads.make("checkpoint")
         self.inventory = Inventory(PodStore())
         inputs = api_server.inputs if api_server is not None else None
@@ -195,12 +192,17 @@ class Core:
         self._configure_owners()
         self.upkeep.on_observed = self._on_observed
         self.node.on_change = StrategyAudit(self.audit, self.node, self.upkeep.on_node_changed)
-        self.node.on_pods_changed = self._on_pods_changed
-        self.inventory.on_complete += (self._on_inventory, self._write_missed)
+        moves = CpuMoves(self.store, self.node, self.upkeep, allocations, self._is_idle, spawn)
+        self.node.on_pods_changed = moves.on_pods_changed
+        self.inventory.on_complete += (moves.on_inventory, self._on_inventory, self._write_missed)
 
     @property
     def store(self) -> PodStore:
         return self.inventory.store
+
+    def needs_devices(self) -> bool:
+        """Whether records have to tell which devices a container has."""
+        return self.node.may_have_claims()
 
     @property
     def summary(self) -> str:
@@ -289,49 +291,8 @@ class Core:
         return not self.policies.is_loaded or self._is_standby()
 
     async def _on_inventory(self) -> None:
-        # Of pods whose records are newer than what the API server said.
-        self._on_pods_changed(self.node.latest, self.node.latest.live_pods)
         if not self._is_standby():
             await self.upkeep.on_compared()
-
-    def _on_pods_changed(self, node: Node, uids: Iterable[str]) -> None:
-        # The API server says something else of pods; those with other CPUs of their own move there in turn.
-        changed = frozenset(uids)
-        moving = {uid for uid in changed if uid in self._moving or self._has_other_cpus(node, uid)}
-        for uid in moving - self._moving:
-            self._moving.add(uid)
-            self._spawn(self._move(uid))
-        self.upkeep.on_pods_changed(node, changed - moving)
-
-    def _has_other_cpus(self, node: Node, uid: str) -> bool:
-        """Whether a running pod has other CPUs for itself by the API server than by its records."""
-        live, last_cpu = node.live_pods.get(uid), node.facts.last_cpu
-        if live is None or self.state.allocations is None or self._is_idle():
-            return False
-        return any(
-            pod_cpus(each.labels, with_live(each, live).annotations, last_cpu)
-            != pod_cpus(each.labels, each.annotations, last_cpu)
-            for each in self.store.pods.members(uid)
-            if each.state is Lifecycle.RUNNING
-        )
-
-    async def _move(self, uid: str) -> None:
-        """Moves a running pod to the CPUs that it has for itself by the API server."""
-        allocations, node = self.state.allocations, self.node.latest
-        live = node.live_pods.get(uid)
-        records = [each for each in self.store.pods.members(uid) if each.state is Lifecycle.RUNNING]
-        try:
-            if allocations is not None and live is not None and records:
-                annotations = with_live(records[-1], live).annotations
-                cpus = pod_cpus(records[-1].labels, annotations, node.facts.last_cpu)
-                async with allocations.moving(uid, cpus):
-                    self.upkeep.revise(node, (uid,))
-                    for each in records:
-                        await self.upkeep.evaluator.evaluate_pod(each.id)
-        finally:
-            self._moving.discard(uid)
-        # It may have changed again.
-        self._on_pods_changed(self.node.latest, (uid,))
 
     async def _write_missed(self) -> None:
         if not self._is_standby():

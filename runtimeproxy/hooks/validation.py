@@ -171,10 +171,11 @@ def usable(
     if left_out:
         _without_dependents(fields, given.get("requires", {}), left_out)
     _without_contradictions(hook, fields, merged, left_out)
-    for name in ("problems", "missing"):
-        left_out += [LeftOut("", "", problem) for problem in given.get(name, ())]
+    problems, missing = given.get("problems", ()), given.get("missing", ())
+    if problems or missing:
+        left_out += [LeftOut("", "", problem) for problem in (*problems, *missing)]
     reason, reasons = given.get("reason", ""), given.get("reasons", NO_REASONS)
-    found = Usable(fields, tuple(left_out), notes, reason, reasons, given.get("missing", ()))
+    found = Usable(fields, tuple(left_out), notes, reason, reasons, missing)
     return _with_files(hook, found, uncarried, carried) if uncarried else found
 
 

@@ -341,7 +341,7 @@ class Daemon:
         folder = Path(self._configuration.settings.state.dir)
         run = asyncio.get_running_loop().run_in_executor
         await run(self._threads.background, forget_others, folder, self._front_end.mode)
-        parts.runtime.client.needs_devices = parts.core.node.may_have_claims
+        parts.runtime.client.needs_devices = parts.core.needs_devices
         await self._front_end.join(
             parts.core,
             parts.runtime.client,

@@ -16,6 +16,7 @@ import pytest
 from runtimeproxy.cgroups import pace, writer
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome, WriteResult
 from runtimeproxy.config.settings import LedgerSettings
+from runtimeproxy.fields.tables import OF_PROCESSES
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.carried import BY_CALLS
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, parse_claimant
@@ -312,7 +313,7 @@ async def test_values_of_processes_are_compared_beside_the_files_of_their_level(
     await until(lambda: len(seen) > 6)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    of_processes = [levels for levels, _, *names in seen if names == [frozenset({"oom_score_adj"})]]
+    of_processes = [levels for levels, _, *names in seen if names == [OF_PROCESSES]]
     assert of_processes[0] == [Level.QOS_CLASS, Level.NODE], "the others are compared just now"
     assert {Level.POD, Level.CONTAINER} <= set(of_processes[1])
 

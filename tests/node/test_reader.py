@@ -80,7 +80,8 @@ def test_version_1(node: FakeNode) -> None:
     assert facts.cgroup_version == 1
     assert facts.controllers == {"cpu": 1, "cpuacct": 1, "cpuset": 1, "memory": 1, "pids": 1}
     assert facts.parameter_problem("cpu.shares") == ""
-    assert facts.parameter_problem("cpu.bvt_warp_ns") == "this kernel has no cpu.bvt_warp_ns"
+    only = "only kernels of Anolis OS and Alibaba Cloud Linux have cpu.bvt_warp_ns"
+    assert facts.parameter_problem("cpu.bvt_warp_ns") == f"this kernel has no cpu.bvt_warp_ns: {only}"
     assert "version 1" in facts.unified_problem("memory.high")
 
 
@@ -89,7 +90,8 @@ def test_version_2(node: FakeNode) -> None:
     facts = node.reader.facts()
     assert facts.cgroup_version == 2
     assert facts.parameter_problem("cpu.shares") == ""
-    assert facts.parameter_problem("cpu.bvt_warp_ns") == "this kernel has no cpu.bvt_warp_ns"
+    only = "only kernels of Anolis OS and Alibaba Cloud Linux have cpu.bvt_warp_ns"
+    assert facts.parameter_problem("cpu.bvt_warp_ns") == f"this kernel has no cpu.bvt_warp_ns: {only}"
     assert facts.unified_problem("memory.high") == ""
     assert facts.unified_problem("memory.swap.high") == "this kernel has no memory.swap.high"
     assert facts.unified_problem("cpu.stat") == "cpu.stat is read-only"

@@ -142,7 +142,6 @@ def test_each_policy_says_why_it_changes_nothing(explained: tuple[Any, ProxyProc
         "cpu-normalization": (answer.OUTCOME_OFF, "off by default"),
         "memory-qos": (answer.OUTCOME_OFF, "off by default"),
         "block-io": (answer.OUTCOME_OFF, "off by default"),
-        "core-sched": (answer.OUTCOME_OFF, "off by default"),
         "oom-score": (answer.OUTCOME_OFF, "off by default"),
     }
     assert "gpu-env" not in {each.policy for each in pod.policies}

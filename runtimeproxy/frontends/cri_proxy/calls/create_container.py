@@ -105,7 +105,7 @@ class ContainerDraft:
 
     def prepare(self) -> Callable[..., ContainerRecord]:
         """Makes the part of the record that is known before the response; it does not change any more."""
-        config = self.config
+        config, devices = self.config, self.config.CDI_devices
         requested = self._requested or read_resources(config.linux.resources)
         self.make_record = partial(
             ContainerRecord,
@@ -113,7 +113,7 @@ class ContainerDraft:
             attempt=config.metadata.attempt,
             labels=compact(config.labels),
             annotations=kept_annotations(config.annotations),
-            cpu_claims=claims_among(each.name for each in config.CDI_devices),
+            cpu_claims=claims_among(each.name for each in devices) if devices else (),
             requested=requested,
             booked=read_resources(config.linux.resources) if self._is_changed else requested,
             owners=owners_with_fitted(self.decided.owners, self.fitted) or NO_ENTRIES,

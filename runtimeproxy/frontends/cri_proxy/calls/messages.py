@@ -147,6 +147,7 @@ def requested_pod(
 
 
 def requested_container(config: api_pb2.ContainerConfig, pod: PodView, resources: Resources) -> ContainerView:
+    devices = config.CDI_devices
     return ContainerView(
         name=config.metadata.name,
         attempt=config.metadata.attempt,
@@ -154,7 +155,7 @@ def requested_container(config: api_pb2.ContainerConfig, pod: PodView, resources
         labels=_copied(config.labels),
         annotations=_copied(config.annotations),
         env=LastValues(config.envs),
-        cpu_claims=claims_among(each.name for each in config.CDI_devices),
+        cpu_claims=claims_among(each.name for each in devices) if devices else (),
         requested=resources,
         current=resources,
     )
