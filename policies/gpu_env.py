@@ -43,8 +43,9 @@ class GpuEnvOptions:
     hami_vgpu_monitor: bool = False
     """True gives each container a cache directory for HAMi's monitor; Koordinator's feature gate
     HamiCoreVGPUMonitor."""
-    device_nodes: bool = True
-    """True gives containers the nodes of their GPUs, which outlive a `systemctl daemon-reload`."""
+    device_nodes: bool = False
+    """True gives containers the nodes of their GPUs, which outlive a `systemctl daemon-reload`: to whoever
+    can set the annotation."""
 
     def __post_init__(self) -> None:
         if not PurePosixPath(self.hami_library_path).is_absolute():

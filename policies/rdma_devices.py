@@ -61,6 +61,7 @@ class RdmaDevices(Policy):
     """Gives the devices in `/dev/infiniband` that belong to the RDMA functions of `device-allocated`."""
 
     name: ClassVar[str] = "rdma-devices"
+    is_default: ClassVar[bool] = False
     selector: ClassVar[PodSelector] = PodSelector(annotations=(DEVICE_ALLOCATED,))
     inputs: ClassVar[frozenset[Input]] = frozenset({Input.DEVICES})
     sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {"container": frozenset({"devices"})}

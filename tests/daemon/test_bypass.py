@@ -36,7 +36,7 @@ def test_signals(daemon: ProxyProcess, client: CriClient) -> None:
     daemon.wait_for_state("STATUS=bypass is on")
     assert shares_of(batch_pod(client, "one").run().create()) == UNTOUCHED
     daemon.signal(signal.SIGUSR2)
-    daemon.wait_for_state("STATUS=8 policies")
+    daemon.wait_for_state("STATUS=7 policies")
     assert shares_of(batch_pod(client, "two").run().create()) == BATCH_SHARES
 
 
@@ -47,7 +47,7 @@ def test_the_command(daemon: ProxyProcess, client: CriClient) -> None:
     daemon.wait_for_state("STATUS=bypass is on")
     assert shares_of(batch_pod(client, "one").run().create()) == UNTOUCHED
     assert bypass(daemon, "off").returncode == 0
-    daemon.wait_for_state("STATUS=8 policies")
+    daemon.wait_for_state("STATUS=7 policies")
     assert shares_of(batch_pod(client, "two").run().create()) == BATCH_SHARES
 
 
@@ -70,9 +70,9 @@ def test_what_nobody_saw_is_in_the_records_afterwards(daemon: ProxyProcess, clie
     daemon.wait_for_state("STATUS=bypass is on")
     made = batch_pod(client).run().create()
     daemon.signal(signal.SIGUSR2)
-    daemon.wait_for_state("STATUS=8 policies; 1 pods, 1 containers")
+    daemon.wait_for_state("STATUS=7 policies; 1 pods, 1 containers")
     made.remove()
-    daemon.wait_for_state("STATUS=8 policies; 0 pods, 0 containers")
+    daemon.wait_for_state("STATUS=7 policies; 0 pods, 0 containers")
 
 
 def test_an_update_that_nobody_saw_is_in_the_records_afterwards(

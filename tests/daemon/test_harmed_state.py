@@ -70,7 +70,7 @@ def test_a_daemon_outlives_what_is_done_to_its_files_and_saves_all_again(
     assert "all records are saved again" in texts or "the records are rebuilt from the runtime" in texts
     daemon.kill()
     daemon.start()
-    daemon.wait_for_state(f"STATUS=8 policies; {len(pods)} pods, {len(pods)} containers;")
+    daemon.wait_for_state(f"STATUS=7 policies; {len(pods)} pods, {len(pods)} containers;")
 
 
 def test_a_file_that_is_cut_is_noticed_without_a_call(daemon: ProxyProcess, client: CriClient) -> None:

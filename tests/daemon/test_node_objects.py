@@ -12,7 +12,7 @@ from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
 from tests.node.objects_of import BURST, config_map, node_object, write
 
-UNKNOWN = "STATUS=8 policies; 0 pods, 0 containers; node: cpus, cgroups unknown"
+UNKNOWN = "STATUS=7 policies; 0 pods, 0 containers; node: cpus, cgroups unknown"
 """The tests' daemons see no sysfs."""
 
 

@@ -82,7 +82,7 @@ def test_strategies_count_for_a_pod_that_runs_and_are_given_back(
         wait_until(lambda: present() == wanted, "the values of the strategies")
         lacking = ["memory-oom-group", "memory-pagecache-limit", "memory-priority", "memory-wmark"]
         daemon.wait_for_state(
-            f"STATUS=9 policies (group-identity is off: the kernel lacks {lacking_text(['bvt'])}; "
+            f"STATUS=8 policies (group-identity is off: the kernel lacks {lacking_text(['bvt'])}; "
             f"memory-qos in part: the kernel lacks {lacking_text(lacking)}); "
         )
         write(file, config_map())

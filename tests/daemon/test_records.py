@@ -59,7 +59,7 @@ def test_a_pod_that_the_daemon_never_saw_is_looked_up(
     daemon: ProxyProcess, client: CriClient, runtime: FakeRuntime, socket_folder: Path
 ) -> None:
     seen = socket_folder / "seen"
-    daemon.wait_for_state("STATUS=8 policies; 0 pods, 0 containers;")
+    daemon.wait_for_state("STATUS=7 policies; 0 pods, 0 containers;")
     with CriClient(runtime.socket_path) as direct:
         made = pod(direct, annotations={SEE_IN: str(seen)}).run().create().start()
         made.update(64 * MIB, client)
@@ -69,9 +69,9 @@ def test_a_pod_that_the_daemon_never_saw_is_looked_up(
 
 def test_records_go_with_the_pod(daemon: ProxyProcess, client: CriClient) -> None:
     made = pod(client).run().create().start()
-    daemon.wait_for_state("STATUS=8 policies; 1 pods, 1 containers")
+    daemon.wait_for_state("STATUS=7 policies; 1 pods, 1 containers")
     made.remove()
-    daemon.wait_for_state("STATUS=8 policies; 0 pods, 0 containers")
+    daemon.wait_for_state("STATUS=7 policies; 0 pods, 0 containers")
 
 
 def test_a_failed_remove_drops_nothing(
@@ -92,10 +92,10 @@ def test_what_other_clients_remove_is_noticed(daemons: Daemons, runtime: FakeRun
     daemon = daemons.start("[state]\nresync_interval_s = 1.0\n")
     with CriClient(daemon.socket) as client, CriClient(runtime.socket_path) as direct:
         made = pod(client).run().create().start()
-        daemon.wait_for_state("STATUS=8 policies; 1 pods, 1 containers")
+        daemon.wait_for_state("STATUS=7 policies; 1 pods, 1 containers")
         made.client = direct
         made.remove()
-        daemon.wait_for_state("STATUS=8 policies; 0 pods, 0 containers")
+        daemon.wait_for_state("STATUS=7 policies; 0 pods, 0 containers")
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_a_thousand_containers(daemons: Daemons, socket_folder: Path) -> None:
         daemon.spawn()
         with CriClient(daemon.socket) as client:
             client.wait_until_serving(30)
-            daemon.wait_for_state("STATUS=8 policies; 100 pods, 1000 containers;")
+            daemon.wait_for_state("STATUS=7 policies; 100 pods, 1000 containers;")
             listed = client.runtime.ListContainers(api_pb2.ListContainersRequest(), timeout=30)
             assert len(listed.containers) == 1000
 

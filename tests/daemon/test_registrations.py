@@ -32,14 +32,14 @@ def test_a_server_comes_and_goes(daemon: ProxyProcess, client: CriClient, socket
     behaviour = Behaviour(overlay={"cpu_shares": SHARES})
     with HookServerProcess(socket_folder / "hook.sock", behaviour) as server:
         file = server.register(daemon.hook_folder, "koordlet.json", HOOK)
-        daemon.wait_for_state("STATUS=8 policies, 1 hook server; ")
+        daemon.wait_for_state("STATUS=7 policies, 1 hook server; ")
         assert shares(client, "one") == SHARES
         daemon.forget_states()
         daemon.signal(signal.SIGHUP)
         daemon.wait_for_state("READY=1")
         assert shares(client, "two") == SHARES
         file.unlink()
-        daemon.wait_for_state("STATUS=8 policies; ")
+        daemon.wait_for_state("STATUS=7 policies; ")
         assert shares(client, "three") != SHARES
     assert len(messages(daemon, f"hook server koordlet.json is used: {server.socket} for ")) == 1
     assert messages(daemon, "hook server koordlet.json is no longer used")

@@ -234,9 +234,9 @@ def test_without_a_place_for_the_checkpoint_it_serves_and_says_so(daemons: Daemo
     daemon.start()
     with CriClient(daemon.socket) as client:
         pod(client).run().create().start()
-        daemon.wait_for_state("STATUS=7 policies; 1 pods, 1 containers, which are not saved;")
+        daemon.wait_for_state("STATUS=6 policies; 1 pods, 1 containers, which are not saved;")
         batch_pod(client).run()
-        text = "STATUS=7 policies; 2 pods, 1 containers, which are not saved; the journal cannot be written: "
+        text = "STATUS=6 policies; 2 pods, 1 containers, which are not saved; the journal cannot be written: "
         daemon.wait_for_state(text)
     daemon.state_folder.unlink()
     wait_until(lambda: len(saved(daemon).containers) == 1, "the saved container", timeout_s=40)

@@ -130,7 +130,7 @@ def test_the_status_tells_that_it_is_away(
     assert after_reload.startswith("STATUS=the runtime is away; ")
     daemon.forget_states()
     runtime.start()
-    daemon.wait_for_state("STATUS=8 policies")
+    daemon.wait_for_state("STATUS=7 policies")
     assert waiting.result(30).runtime_name == "fake-runtime"
 
 

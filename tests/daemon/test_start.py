@@ -158,7 +158,7 @@ def test_a_policy_that_hangs_while_it_loads_is_left_out_until_it_is_there(
     release(fifo)
     # The audit of the call above may be written after it.
     wait_until(lambda: any("slow" in each.get("policies", []) for each in daemon.log_records), "the policy")
-    daemon.wait_for_state("STATUS=7 policies;")
+    daemon.wait_for_state("STATUS=6 policies;")
 
 
 def test_a_policy_that_cannot_be_loaded_is_left_out(daemons: Daemons, socket_folder: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_policy_that_cannot_be_loaded_is_left_out(daemons: Daemons, socket_fol
     (message,) = errors(daemon)
     assert "containr: no such method; did you mean container?" in message
     status = next(state for state in daemon.states if "not loaded" in state)
-    assert "6 policies (misspelled: not loaded, see the log)" in status
+    assert "5 policies (misspelled: not loaded, see the log)" in status
     with CriClient(daemon.socket) as client:
         assert shares_of(batch_pod(client).run().create()) == BATCH_SHARES
 

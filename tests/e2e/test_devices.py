@@ -32,7 +32,7 @@ ADDRESS: Final = "0000:1f:00.2"
 DEVICES: Final = Path("/dev/infiniband")
 FUSE: Final = Path("/dev/fuse")
 TUN: Final = Path("/dev/net/tun")
-REFUSE: Final = '[policies.rdma-devices]\nfailure_policy = "fail"\n'
+REFUSE: Final = 'failure_policy = "fail"\n'
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RdmaHost:
 
     @property
     def config(self) -> str:
-        return f'[node]\nsysfs_root = "{self.sysfs}"\n'
+        return f'[node]\nsysfs_root = "{self.sysfs}"\n[policies.rdma-devices]\nenabled = true\n'
 
 
 @pytest.fixture

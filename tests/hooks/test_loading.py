@@ -253,7 +253,7 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[In
     sys.modules.pop("third_party_policy", None)
 
 
-BUILT_IN = {"batch-resource", "cpu-burst", "cpuset", "gpu-env", "group-identity", "rdma-devices"}
+BUILT_IN = {"batch-resource", "cpu-burst", "cpuset", "gpu-env", "group-identity"}
 
 
 def names(result: LoadResult) -> set[str]:

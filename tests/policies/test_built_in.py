@@ -47,14 +47,13 @@ def test_loading_with_default_options_imports_nothing_heavy() -> None:
 
 
 def test_built_in_policies_are_on_where_koordinators_gate_is() -> None:
-    """Beside `gpu-env` and `rdma-devices`, stated differences."""
+    """Beside `gpu-env`, a stated difference."""
     assert [policy.name for policy in load(built_in())] == [
         "batch-resource",
         "cpuset",
         "group-identity",
         "cpu-burst",
         "gpu-env",
-        "rdma-devices",
     ]
     others = {policy.name for policy in built_in() if not policy.is_default}
     assert others == {
@@ -65,6 +64,7 @@ def test_built_in_policies_are_on_where_koordinators_gate_is() -> None:
         "cpu-normalization",
         "memory-qos",
         "oom-score",
+        "rdma-devices",
         "system-config",
     }
     enabled = {name: PolicySettings(enabled=True) for name in others}

@@ -167,7 +167,7 @@ FUNCTION: Final = json.dumps(
 DEVICES: Final = HostDevices(
     rdma={"0000:1f:00.0": UVERBS}, rdma_cm=RDMA_CM, accelerators=frozenset({"/dev/davinci1", "/dev/nvidia1"})
 )
-GPU: Final[Values] = {"NVIDIA_VISIBLE_DEVICES": "1", "/dev/nvidia1": "/dev/nvidia1"}
+GPU: Final[Values] = {"NVIDIA_VISIBLE_DEVICES": "1"}
 IDENTITY: Final[Values] = {"cpu.bvt_warp_ns": 2}
 LIMIT: Final[Values] = {"blkio.throttle.write_bps_device": "8:0 7"}
 # Sidecars and regular containers: what the kubelet saves of requests.

@@ -253,10 +253,13 @@ def node(*accelerators: str, has_driver: bool = True) -> Node:
     return Node(facts=NodeFacts(devices=devices))
 
 
+WITH_NODES = GpuEnvOptions(device_nodes=True)
+
+
 def test_the_gpus_nodes_are_given_with_those_that_all_need() -> None:
     """What NVIDIA's runtime adds by itself is lost at a daemon-reload (#2809)."""
     there = ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm")
-    change = gpu_change(container(gpus({"minor": 2}, {"minor": 0})), GpuEnvOptions(), node(*there))
+    change = gpu_change(container(gpus({"minor": 2}, {"minor": 0})), WITH_NODES, node(*there))
     assert change is not None
     assert [(each.host_path, each.container_path, each.permissions) for each in change.devices] == [
         (path, path, "rw") for path in ("/dev/nvidia2", "/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")
@@ -265,7 +268,7 @@ def test_the_gpus_nodes_are_given_with_those_that_all_need() -> None:
 
 
 def test_a_gpu_that_the_node_lacks_is_missing() -> None:
-    change = gpu_change(container(gpus({"minor": 0}, {"minor": 7})), GpuEnvOptions(), node("/dev/nvidia0"))
+    change = gpu_change(container(gpus({"minor": 0}, {"minor": 7})), WITH_NODES, node("/dev/nvidia0"))
     assert change is not None
     assert [each.host_path for each in change.devices] == ["/dev/nvidia0"]
     assert change.env == {"NVIDIA_VISIBLE_DEVICES": "0,7"}
@@ -275,10 +278,10 @@ def test_a_gpu_that_the_node_lacks_is_missing() -> None:
 @pytest.mark.parametrize(
     ("of", "options", "problems"),
     [
-        pytest.param(node(), GpuEnvOptions(), 1, id="out-of-sight"),
-        pytest.param(node(has_driver=False), GpuEnvOptions(), 0, id="no-driver"),
-        pytest.param(node(), GpuEnvOptions(device_nodes=False), 0, id="switched-off"),
-        pytest.param(Node(), GpuEnvOptions(), 0, id="not-known"),
+        pytest.param(node(), WITH_NODES, 1, id="out-of-sight"),
+        pytest.param(node(has_driver=False), WITH_NODES, 0, id="no-driver"),
+        pytest.param(node("/dev/nvidia0"), GpuEnvOptions(), 0, id="by-default"),
+        pytest.param(Node(), WITH_NODES, 0, id="not-known"),
     ],
 )
 def test_nodes_out_of_sight_are_said_where_there_is_a_driver(

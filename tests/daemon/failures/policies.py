@@ -74,7 +74,7 @@ def field_left_out(scene: Scene) -> ProxyProcess:
 
 
 def device_missing(scene: Scene) -> ProxyProcess:
-    daemon = scene.start()
+    daemon = scene.start("[policies.rdma-devices]\nenabled = true\n")
     with CriClient(daemon.socket) as client:
         pod(client, annotations={DEVICE_ALLOCATED: '{"rdma": [{"id": "ffff:1f:00.0"}]}'}).run().create()
         scene.wait_for(daemon, "policy_fields_left_out_total", policy="rdma-devices")

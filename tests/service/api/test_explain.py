@@ -132,10 +132,7 @@ def test_each_policy_says_why_it_changes_nothing(explained: tuple[Any, ProxyProc
             answer.OUTCOME_NOT_SELECTED,
             "no annotation scheduling.koordinator.sh/device-allocated",
         ),
-        "rdma-devices": (
-            answer.OUTCOME_NOT_SELECTED,
-            "no annotation scheduling.koordinator.sh/device-allocated",
-        ),
+        "rdma-devices": (answer.OUTCOME_OFF, "off by default"),
         "accelerators": (answer.OUTCOME_OFF, "off by default"),
         "cpu-burst": (answer.OUTCOME_OFF, "off by command: a test"),
         "core-sched": (answer.OUTCOME_OFF, "off by default"),
