@@ -65,7 +65,16 @@ _MOST_CDI_NAME: Final = 255
 HOOKS_WITHOUT_ANSWER: Final = frozenset(hook for hook in Hook if hook.startswith("post_"))
 """Effects of a policy's own; of hook servers a response to them has no meaning either."""
 
-_LEVELS: Final = {hook: level for method, level in LEVELS.items() for hook in METHOD_HOOKS[method]}
+_LEVELS: Final = {
+    **{hook: level for method, level in LEVELS.items() for hook in METHOD_HOOKS[method]},
+    # Of hook servers alone.
+    Hook.PRE_START_CONTAINER: ClaimLevel.CONTAINER,
+    Hook.POST_START_CONTAINER: ClaimLevel.CONTAINER,
+    Hook.POST_STOP_CONTAINER: ClaimLevel.CONTAINER,
+    Hook.POST_STOP_POD_SANDBOX: ClaimLevel.POD,
+    Hook.POST_REMOVE_CONTAINER: ClaimLevel.CONTAINER,
+}
+"""Of the cgroup whose values an answer at a hook sets."""
 _CREATING: Final = frozenset({Hook.PRE_RUN_POD_SANDBOX, Hook.PRE_CREATE_CONTAINER})
 _WRONG_TYPES: Final[Mapping[Hook, tuple[type[Change], ...]]] = {
     Hook.PRE_RUN_POD_SANDBOX: (ContainerChange, NodeChange),

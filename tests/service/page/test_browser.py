@@ -364,7 +364,7 @@ def test_each_mode_is_named_with_what_it_leaves_undone(browser: Browser, socket_
             node.daemon.restart()
             browser.open(node.url)
             browser.wait_for("document.querySelector('#facts').innerText.includes(arguments[0])", shown)
-            undone = "Mode standalone leaves undone: gpu-env (env, mounts)"
+            undone = "Mode standalone leaves undone: gpu-env (devices, env, mounts)"
             assert (undone in browser.text("#notes")) is (mode == "standalone")
             assert ("does not ask the daemon" in browser.text("#problems")) is (mode == "nri")
         assert browser.console() == []
