@@ -15,6 +15,9 @@ from tests.lab.programs import debian_program
 
 _COMMAND_S: Final = 60
 _STARTED: Final = "started successfully on port "
+_REFUSED: Final = "ERR_CONNECTION_REFUSED"
+_LISTENS_S: Final = 10.0
+"""A daemon serves calls before it listens for its page."""
 
 
 class Size(NamedTuple):
@@ -94,7 +97,17 @@ class Browser:
         self.devtools("Emulation.setEmulatedMedia", {"features": [scheme]})
         for kind in ("browser", "performance"):
             self._log(kind)
-        self._send("POST", "/url", {"url": url})
+        wait_until(lambda: self._reaches(url), url, _LISTENS_S)
+
+    def _reaches(self, url: str) -> bool:
+        try:
+            self._send("POST", "/url", {"url": url})
+        except RuntimeError as error:
+            if _REFUSED not in str(error):
+                raise
+            self._log("browser")
+            return False
+        return True
 
     def run(self, script: str, *arguments: object) -> Any:
         """What a function with this body returns in the page."""
