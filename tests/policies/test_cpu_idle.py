@@ -49,7 +49,7 @@ def pod(qos: QoSClass, kube_qos: KubeQoSClass, **annotations: str) -> PodView:
         pytest.param(pod(QoSClass.NONE, BEST_EFFORT), rule(), {"cpu.idle": 1}, id="without a class"),
         pytest.param(pod(QoSClass.BE, BURSTABLE), rule(), {"cpu.shares": 2}, id="BE with CPU requests"),
         pytest.param(pod(QoSClass.BE, BURSTABLE, batch=BATCH), rule(), {}, id="BE with batch resources, too"),
-        # What counts is that nobody else sets its weight, which the ledger sees.
+        # That no other owner sets its weight is for the ledger to see.
         pytest.param(
             pod(QoSClass.BE, BEST_EFFORT, batch=BATCH), rule(), {"cpu.idle": 1}, id="BE with batch resources"
         ),
