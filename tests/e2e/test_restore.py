@@ -26,6 +26,7 @@ from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.node import RunningPod, running_pod, update_resources
 from tests.lab.pods import ContainerSpec, KubeQos, PodSpec
+from tests.lab.programs import ContainerdVersion
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
 
@@ -62,6 +63,13 @@ BOUND = Case(
     cpuset("0"),
 )
 CASES = {"batch": BATCH, "bound": BOUND}
+
+
+@pytest.fixture(scope="module")
+def containerd(containerd_version: ContainerdVersion) -> Iterator[Containerd]:
+    """A runtime of its own: the daemon of the other tests would keep the values of its pods, too."""
+    with Containerd(containerd_version) as running:
+        yield running
 
 
 @pytest.fixture
