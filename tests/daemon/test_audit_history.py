@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +265,7 @@ def test_files_and_rotations_are_read_with_and_without_the_daemon(daemons: Daemo
     assert pods == ["pod-1", "pod-2", "pod-3"]
     assert entries(daemon, "--pod", "default/pod-2", "--limit", "1")[0]["pod"] == "pod-2"
     times = [each["time"] for each in while_down]
-    assert times == sorted(times)
+    assert times == sorted(times, key=datetime.fromisoformat)
 
 
 def test_since_with_follow_has_each_entry_once(daemons: Daemons, audit_file: Path) -> None:
