@@ -224,13 +224,18 @@ class ResctrlGroups:
         self._tasks = None
 
     def _who_has_all(self, path: Path) -> str:
-        """Why no group can be made."""
-        if path.parent.name == _MON_GROUPS:
-            names = [each.name for _, each in self._monitoring_groups()]
-            most, what = _text(self.folder / "info/L3_MON/num_rmids"), "RMID (num_rmids)"
-        else:
-            names = [each.name for each in self._group_folders()]
+        """Why no group can be made. Each group has a CLOSID and an RMID, each monitoring group an RMID."""
+        groups, monitors = self._group_folders(), [each for _, each in self._monitoring_groups()]
+        is_closid = path.parent == self.folder and "RMID" not in self._last_status()
+        names = [each.name for each in groups]
+        if is_closid:
             most, what = self._least_closids(), "CLOSID (num_closids)"
+        else:
+            names += [
+                f"{each.parent.parent.name}/{each.name}".removeprefix(f"{self.folder.name}/")
+                for each in monitors
+            ]
+            most, what = _text(self.folder / "info/L3_MON/num_rmids"), "RMID (num_rmids)"
         named = ", ".join(map(_shown, names[:MOST_NAMED])) or "none"
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         of = f" of {most}" if most else ""
@@ -385,12 +390,19 @@ class ResctrlGroups:
         path = folder / _MON_GROUPS / f"{PREFIX}{pod}"
         with self._lock:
             if not path.is_dir():
+                self._remove_left(path)
                 try:
                     self._make(path)
                 except FileNotFoundError:
                     text = "the kernel or the processor has no monitoring of the last-level cache"
                     raise OSError(errno.EOPNOTSUPP, text) from None
         _add_task(path, pid, f"the monitoring group of {pod} is not there")
+
+    def _remove_left(self, path: Path) -> None:
+        """Removes the monitoring groups that a pod has left empty in other groups: they hold RMIDs."""
+        for _, each in self._monitoring_groups():
+            if each.name == path.name and not _text(each / _TASKS):
+                self._remove(each)
 
 
 class GroupAccess:
