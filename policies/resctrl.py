@@ -235,7 +235,8 @@ class ResctrlPolicy(Policy):
     selector_without: ClassVar[Mapping[Input, PodSelector]] = {
         Input.STRATEGIES: PodSelector(annotations=(RESCTRL,))
     }
-    inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES, Input.CGROUPS})
+    inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES})
+    optional_inputs: ClassVar[frozenset[Input]] = frozenset({Input.CGROUPS})
     strategy_parts: ClassVar[frozenset[str]] = frozenset({"resctrl_qos"})
     features: ClassVar[frozenset[str]] = frozenset({Feature.RESCTRL, Feature.RESCTRL_MOUNTED})
     sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
