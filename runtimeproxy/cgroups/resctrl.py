@@ -203,10 +203,10 @@ class ResctrlGroups:
             if present != schemata:
                 _write(path / SCHEMATA, wanted)
         except OSError as error:
+            status = self._last_status()
             if is_new:
                 self._remove(path)
             if error.errno == errno.EINVAL:
-                status = self._last_status()
                 raise OSError(errno.EINVAL, f"the kernel does not take {schemata}{status}") from None
             raise
         self._resources[group] = _resources(schemata)
@@ -227,16 +227,12 @@ class ResctrlGroups:
         """Why no group can be made. Each group has a CLOSID and an RMID, each monitoring group an RMID."""
         groups, monitors = self._group_folders(), [each for _, each in self._monitoring_groups()]
         is_closid = path.parent == self.folder and "RMID" not in self._last_status()
-        names = [each.name for each in groups]
         if is_closid:
-            most, what = self._least_closids(), "CLOSID (num_closids)"
+            names, most, what = groups, self._least_closids(), "CLOSID (num_closids)"
         else:
-            names += [
-                f"{each.parent.parent.name}/{each.name}".removeprefix(f"{self.folder.name}/")
-                for each in monitors
-            ]
-            most, what = _text(self.folder / "info/L3_MON/num_rmids"), "RMID (num_rmids)"
-        named = ", ".join(map(_shown, names[:MOST_NAMED])) or "none"
+            names, most = [*groups, *monitors], _text(self.folder / "info/L3_MON/num_rmids")
+            what = "RMID (num_rmids)"
+        named = ", ".join(_shown(str(each.relative_to(self.folder))) for each in names[:MOST_NAMED]) or "none"
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         of = f" of {most}" if most else ""
         return f"no {what}{of} is left: beside the root group these have one: {named}{more}"
@@ -468,7 +464,7 @@ def _own_name(folder: str) -> str:
 
 def _shown(name: str) -> str:
     # It stands among words.
-    return re.sub(r"[^\w.:-]", "?", name)[:64]
+    return re.sub(r"[^\w.:/-]", "?", name)[:64]
 
 
 def _folders(path: Path) -> list[Path]:
