@@ -33,7 +33,8 @@ MB: Final = "MB"
 AMD_ALL: Final = 2048
 """No limit."""
 AMD_PER_PERCENT: Final = 160
-"""Hundredths of an eighth of a GB/s per percent. Source: CalculateMba."""
+"""Hundredths of an eighth of a GB/s per percent. Source:
+AMDCCDMaxMBGbps."""
 
 _UID: Final = re.compile(r"[A-Za-z0-9-]{1,64}")
 _REASON: Final = "part of cache and memory bandwidth"
@@ -78,7 +79,7 @@ def bandwidth_value(percent: int, bandwidth: BandwidthAllocation) -> int:
     """Return the number for a percentage of the memory bandwidth.
 
     Of Intel it is a percentage, rounded up to the node's step (10 in Koordinator, on every node). Source:
-    CalculateMba.
+    calculateMbaPercentForGroup.
 
     Raises:
         ValueError: It is not in 1 to 100, or the node's numbers are no parts of a whole.
@@ -234,7 +235,8 @@ class ResctrlPolicy(Policy):
     selector_without: ClassVar[Mapping[Input, PodSelector]] = {
         Input.STRATEGIES: PodSelector(annotations=(RESCTRL,))
     }
-    inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES, Input.CGROUPS})
+    inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES})
+    optional_inputs: ClassVar[frozenset[Input]] = frozenset({Input.CGROUPS})
     strategy_parts: ClassVar[frozenset[str]] = frozenset({"resctrl_qos"})
     features: ClassVar[frozenset[str]] = frozenset({Feature.RESCTRL, Feature.RESCTRL_MOUNTED})
     sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {

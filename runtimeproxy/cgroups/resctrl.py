@@ -203,10 +203,10 @@ class ResctrlGroups:
             if present != schemata:
                 _write(path / SCHEMATA, wanted)
         except OSError as error:
+            status = self._last_status()
             if is_new:
                 self._remove(path)
             if error.errno == errno.EINVAL:
-                status = self._last_status()
                 raise OSError(errno.EINVAL, f"the kernel does not take {schemata}{status}") from None
             raise
         self._resources[group] = _resources(schemata)
@@ -224,14 +224,15 @@ class ResctrlGroups:
         self._tasks = None
 
     def _who_has_all(self, path: Path) -> str:
-        """Why no group can be made."""
-        if path.parent.name == _MON_GROUPS:
-            names = [each.name for _, each in self._monitoring_groups()]
-            most, what = _text(self.folder / "info/L3_MON/num_rmids"), "RMID (num_rmids)"
+        """Why no group can be made. Each group has a CLOSID and an RMID, each monitoring group an RMID."""
+        groups, monitors = self._group_folders(), [each for _, each in self._monitoring_groups()]
+        is_closid = path.parent == self.folder and "RMID" not in self._last_status()
+        if is_closid:
+            names, most, what = groups, self._least_closids(), "CLOSID (num_closids)"
         else:
-            names = [each.name for each in self._group_folders()]
-            most, what = self._least_closids(), "CLOSID (num_closids)"
-        named = ", ".join(map(_shown, names[:MOST_NAMED])) or "none"
+            names, most = [*groups, *monitors], _text(self.folder / "info/L3_MON/num_rmids")
+            what = "RMID (num_rmids)"
+        named = ", ".join(_shown(str(each.relative_to(self.folder))) for each in names[:MOST_NAMED]) or "none"
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         of = f" of {most}" if most else ""
         return f"no {what}{of} is left: beside the root group these have one: {named}{more}"
@@ -385,12 +386,19 @@ class ResctrlGroups:
         path = folder / _MON_GROUPS / f"{PREFIX}{pod}"
         with self._lock:
             if not path.is_dir():
+                self._remove_left(path)
                 try:
                     self._make(path)
                 except FileNotFoundError:
                     text = "the kernel or the processor has no monitoring of the last-level cache"
                     raise OSError(errno.EOPNOTSUPP, text) from None
         _add_task(path, pid, f"the monitoring group of {pod} is not there")
+
+    def _remove_left(self, path: Path) -> None:
+        """Removes the monitoring groups that a pod has left empty in other groups: they hold RMIDs."""
+        for _, each in self._monitoring_groups():
+            if each.name == path.name and not _text(each / _TASKS):
+                self._remove(each)
 
 
 class GroupAccess:
@@ -456,7 +464,7 @@ def _own_name(folder: str) -> str:
 
 def _shown(name: str) -> str:
     # It stands among words.
-    return re.sub(r"[^\w.:-]", "?", name)[:64]
+    return re.sub(r"[^\w.:/-]", "?", name)[:64]
 
 
 def _folders(path: Path) -> list[Path]:

@@ -19,11 +19,12 @@ from threading import Lock
 from typing import Any, Final, NamedTuple
 
 from runtimeproxy.cgroups.resctrl import FOLDER, NO_GROUP, ResctrlGroups
+from runtimeproxy.cgroups.writer import explain
 from runtimeproxy.counts import Counts
 from runtimeproxy.documents.reading import InputError
 from runtimeproxy.errors import described
 from runtimeproxy.fields.anolis import only_anolis
-from runtimeproxy.fields.kernel_settings import kernel_setting
+from runtimeproxy.fields.kernel_settings import RESCTRL_GROUPS, kernel_setting
 from runtimeproxy.hooks.fields import KERNEL_SETTINGS, SYSCTL, SYSCTL_NAME
 from runtimeproxy.ledger.foreign import ForeignWriters
 from runtimeproxy.ledger.unapplied import UnappliedCause, Withheld
@@ -275,7 +276,7 @@ class KernelSettings:
                 del ours[name]
             else:
                 ours[name] = before
-            return [SettingChange(name, present, value, _explained(error))]
+            return [SettingChange(name, present, value, _explained(name, error))]
         return [SettingChange(name, present, value)] if present != value else []
 
     def _is_left(self, name: str, mine: _Ours, present: str, *, is_check: bool) -> bool:
@@ -300,7 +301,7 @@ class KernelSettings:
                 self._write(name, mine.original)
                 changes.append(SettingChange(name, present, mine.original))
         except OSError as error:
-            return [SettingChange(name, present, mine.original, _explained(error))]
+            return [SettingChange(name, present, mine.original, _explained(name, error))]
         del ours[name]
         self._foreign_writers.forget(_PATH, name)
         with suppress(OSError):  # it is compared with the kernel's value at the next start
@@ -402,8 +403,10 @@ def _no_sysctl(name: str) -> str:
     return f"the kernel has no such sysctl: {why}" if why else "the kernel has no such sysctl"
 
 
-def _explained(error: OSError) -> str:
+def _explained(name: str, error: OSError) -> str:
     """The text of an error, with what a service of systemd may lack."""
+    if name.startswith(RESCTRL_GROUPS):
+        return explain(error, "")
     text = described(error)
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{text}; the systemd unit may write it with a drop-in only, {DROP_IN} for one"

@@ -183,7 +183,7 @@ class NodeInputs:
             ),
             cgroup_driver=guess_cgroup_driver(places.cgroup_root),
             block_devices=read_block_devices(places.sysfs, places.procfs),
-            resctrl=read_resctrl(places.sysfs, places.procfs),
+            resctrl=read_resctrl(places.sysfs),
         )
 
     def _object_reader(self) -> Reader:

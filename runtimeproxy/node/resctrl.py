@@ -5,7 +5,6 @@ Source: Linux Documentation/filesystems/resctrl.rst, section "Info directory".
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
@@ -17,8 +16,6 @@ from runtimeproxy.cgroups.resctrl import FOLDER, SCHEMATA, parse_schemata
 _CACHES: Final[tuple[str, ...]] = ("L3", "L3CODE", "L3DATA")
 """`L3CODE` and `L3DATA` in place of `L3` where it is mounted with `cdp`."""
 _PERCENT: Final = 100
-_VENDOR: Final = re.compile(r"^vendor_id[ \t]*:[ \t]*(\S+)", re.MULTILINE)
-_AMD: Final = frozenset({"AuthenticAMD", "HygonGenuine"})
 _MOST_TEXT: Final = 65_536
 
 
@@ -71,7 +68,7 @@ class Resctrl(NamedTuple):
     """The counters of monitoring groups."""
 
 
-def read_resctrl(sysfs: Path, procfs: Path) -> Resctrl | None:
+def read_resctrl(sysfs: Path) -> Resctrl | None:
     """Return what is mounted; None for nothing."""
     folder = sysfs / FOLDER
     schemata = parse_schemata(_text(folder / SCHEMATA))
@@ -92,19 +89,21 @@ def read_resctrl(sysfs: Path, procfs: Path) -> Resctrl | None:
     closids = [each for name in (*_CACHES, "MB") if (each := _number(info / name / "num_closids"))]
     return Resctrl(
         caches=caches,
-        bandwidth=_bandwidth(info / "MB", schemata.get("MB", {}), procfs),
+        bandwidth=_bandwidth(info / "MB", schemata.get("MB", {})),
         closids=min(closids, default=0),
         rmids=_number(info / "L3_MON/num_rmids"),
         monitors=tuple(_text(info / "L3_MON/mon_features").split()),
     )
 
 
-def _bandwidth(info: Path, present: Mapping[int, int], procfs: Path) -> BandwidthAllocation | None:
+def _bandwidth(info: Path, present: Mapping[int, int]) -> BandwidthAllocation | None:
     if not present:
         return None
-    vendor = _VENDOR.search(_text(procfs / "cpuinfo"))
+    least = _text(info / "min_bandwidth")
     unit = BandwidthUnit.PERCENT
-    if vendor is not None and vendor[1] in _AMD:
+    if least == "0":
+        # That of Intel is a percentage above 0. Source: Linux arch/x86/kernel/cpu/resctrl/core.c,
+        # __get_mem_config_intel, __rdt_get_mem_config_amd.
         unit = BandwidthUnit.EIGHTHS_OF_GB
     elif max(present.values()) > _PERCENT:
         # No file says it. The root group has the largest number of MB/s.
