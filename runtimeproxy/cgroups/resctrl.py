@@ -42,6 +42,7 @@ MOST_NAMED: Final = 16
 """Groups in the text of an error."""
 
 SCHEMATA: Final = "schemata"
+LLC_OCCUPANCY: Final = "llc_occupancy"
 _TASKS: Final = "tasks"
 _MON_GROUPS: Final = "mon_groups"
 _MON_DATA: Final = "mon_data"
@@ -49,7 +50,7 @@ _OWN_FOLDERS: Final = frozenset({"info", _MON_GROUPS, _MON_DATA})
 """Of the root group: no groups."""
 _RESOURCE: Final = re.compile(r"L3(?:CODE|DATA)?|MB")
 _CACHE: Final = "mon_L3_"
-_COUNTERS: Final = ("llc_occupancy", "mbm_total_bytes", "mbm_local_bytes")
+_COUNTERS: Final = (LLC_OCCUPANCY, "mbm_total_bytes", "mbm_local_bytes")
 _AWAY: Final = frozenset({errno.ENOENT, errno.ENODEV})
 _MOST_TEXT: Final = 200
 
