@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -32,8 +33,8 @@ DOCUMENTED_S: Final = 10.0
 """How soon a task, or what another program has changed, is as it is to be. Source: policies/README.md."""
 PATIENCE_S: Final = DOCUMENTED_S + 15.0
 """How long tests wait for it on a busy machine."""
+SETTLED_S: Final = 2.5
 ANNOTATION: Final = "node.koordinator.sh/resctrl"
-VENDORS: Final = {"intel": "GenuineIntel", "amd": "AuthenticAMD"}
 
 
 def class_qos(start: int, end: int, mba: int | None = None, *, enable: bool = True) -> dict[str, object]:
@@ -177,6 +178,18 @@ class Stand:
             print(self.double.groups, self.double.commands()[-20:])
             raise
 
+    def wait_until_settled(self) -> None:
+        """Waits until the daemon has written nothing for two comparisons: it may act on what was."""
+        number, since_s = -1, 0.0
+
+        def is_settled() -> bool:
+            nonlocal number, since_s
+            if (now := len(self.double.commands())) != number:
+                number, since_s = now, time.monotonic()
+            return time.monotonic() - since_s > SETTLED_S
+
+        wait_until(is_settled, "a daemon at rest", PATIENCE_S)
+
     def wait_for_status(self, *words: str) -> str:
         """Waits until `status` has all of these; returns it."""
         shown = ""
@@ -274,7 +287,6 @@ def stand(folder: Path, variant: Variant | None = None, *, quick: bool = True) -
     procfs.mkdir()
     (procfs / "filesystems").write_text("nodev\tsysfs\nnodev\tresctrl\n")
     variant = variant or Variant()
-    (procfs / "cpuinfo").write_text(f"processor\t: 0\nvendor_id\t: {VENDORS[variant.vendor]}\n\n")
     with ExitStack() as stack:
         double = stack.enter_context(mounted(sysfs / "fs" / "resctrl", variant))
         runtime = stack.enter_context(FakeRuntime(folder / "runtime.sock"))
@@ -285,6 +297,7 @@ def stand(folder: Path, variant: Variant | None = None, *, quick: bool = True) -
             f'[node]\nsysfs_root = "{sysfs}"\nprocfs_root = "{procfs}"\n'
             f'kubelet_dir = "{folder / "kubelet"}"\n'
             f'[daemon]\nlock = "{folder / "lock"}"\n'
+            f'[metrics]\nlisten = "unix:{folder / "daemon" / "metrics.sock"}"\n'
             "[policies.resctrl]\nenabled = true\n"
         )
         (folder / "daemon").mkdir()

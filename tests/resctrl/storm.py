@@ -7,7 +7,7 @@ import os
 import threading
 import time
 
-LIFE_S = 0.1
+LIFE_S = 0.5
 CHAINS = 4
 
 

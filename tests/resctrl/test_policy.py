@@ -21,6 +21,8 @@ pytestmark = pytest.mark.slow
 
 OWN = {"llc": {"schemata": {"range": [0, 50]}}, "mb": {"schemata": {"percent": 40}}}
 STORM = Path(__file__).with_name("storm.py")
+STORM_S = 60.0
+"""How long to wait for the tasks of such a program: a busy machine takes some comparisons."""
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def test_fork_storms(socket_folder: Path) -> None:
         own = node.pod("own", "BE", OWN).run(*storm)
         groups = {pods["LS"]: f"{PREFIX}LS", pods["BE"]: f"{PREFIX}BE", own: own.own_group}
         # What the runtime starts in a running container is no child of what is there.
-        wait_until(lambda: all(pod.is_in(group) for pod, group in groups.items()), "all tasks", PATIENCE_S)
+        wait_until(lambda: all(pod.is_in(group) for pod, group in groups.items()), "all tasks", STORM_S)
         started = pods["BE"].start(*storm)
         assert started not in node.double.tasks(f"{PREFIX}BE")
         seen: dict[Pod, set[int]] = {pod: set() for pod in groups}
@@ -115,9 +117,9 @@ def test_fork_storms(socket_folder: Path) -> None:
             """Whether many new tasks have come since the last one that was elsewhere."""
             for pod, group in groups.items():
                 seen[pod] = seen[pod] | pod.tasks if pod.is_in(group) else set()
-            return all(len(each) > 100 for each in seen.values())
+            return all(len(each) > 40 for each in seen.values())
 
-        wait_until(stay, "children of children in their group", PATIENCE_S)
+        wait_until(stay, "children of children in their group", STORM_S)
         assert started in node.double.tasks(f"{PREFIX}BE")
         pods["BE"].wait_for(f"{PREFIX}BE/mon_groups/{pods['BE'].own_group}")
 
@@ -152,6 +154,7 @@ def test_restart_and_kill(node: Stand) -> None:
     for pod, group in ((batch, f"{PREFIX}BE"), (own, own.own_group), (gone, gone.own_group)):
         pod.wait_for(group)
         pod.wait_for(f"{group}/mon_groups/{pod.own_group}")
+    node.wait_until_settled()
     since, groups, before = len(node.double.commands()), node.own_groups, node.of_others()
     node.restart()
     node.kill()
@@ -192,6 +195,7 @@ def test_another_writer(node: Stand) -> None:
     )
     for pod, group in ((batch, f"{PREFIX}BE"), (moved, f"{PREFIX}BE"), (own, own.own_group)):
         pod.wait_for(group)
+    node.wait_until_settled()
     foreign = min(moved.tasks)
     node.double.write("gold/tasks", str(foreign))
     node.double.write("tasks", str(min(batch.tasks)))
@@ -220,6 +224,39 @@ def test_what_the_kernel_refuses(node: Stand) -> None:
     node.double.deny({})
     batch.wait_for(f"{PREFIX}BE")
     node.wait_for_schemata("LS", "L3:0=7f;8=7f", "MB:0=90;8=90")
+
+
+def test_counters(socket_folder: Path) -> None:
+    """Root and three classes have an RMID each, one is left; the processor does not count local bytes."""
+    variant = Variant(caches=(0, 8), rmids=5, mon_features=("llc_occupancy", "mbm_total_bytes"))
+    with stand(socket_folder, variant) as node:
+        node.strategy()
+        node.wait_for_schemata("BE", "L3:0=3f;8=3f", "MB:0=20;8=20")
+        batch = node.pod("batch", "BE").run()
+        batch.wait_for(f"{PREFIX}BE/mon_groups/{batch.own_group}")
+        labels = {"namespace": "default", "pod": "batch", "group": "BE", "cache": "8"}
+        assert node.metrics().of("resctrl_llc_occupancy_bytes", **labels) == 2 << 20
+        before = node.metrics().of("resctrl_memory_bytes_total", scope="total", **labels)
+        wait_until(
+            lambda: node.metrics().of("resctrl_memory_bytes_total", scope="total", **labels) > before,
+            "traffic",
+        )
+        assert node.metrics().of("resctrl_memory_bytes_total", scope="local") == 0
+        assert node.metrics().of("resctrl_counters_missing", counter="llc_occupancy") == 0
+        node.double.show_counters(llc_occupancy="Unavailable", mbm_total_bytes="Error")
+        found = node.metrics()
+        assert not found.names() & {"resctrl_llc_occupancy_bytes", "resctrl_memory_bytes_total"}
+        missing = {"llc_occupancy": "Unavailable", "mbm_total_bytes": "Error"}
+        for counter, reason in missing.items():
+            assert found.of("resctrl_counters_missing", counter=counter, reason=reason) == 2
+        node.double.show_counters()
+
+        late = node.pod("late", "BE").run()
+        late.wait_for(f"{PREFIX}BE")
+        node.wait_for_status("default/late resctrl_monitor", "RMID (num_rmids) of 5 is left", batch.own_group)
+        batch.remove()
+        late.wait_for(f"{PREFIX}BE/mon_groups/{late.own_group}")
+        assert {key for key in node.metrics() if ("pod", "batch") in key[1] and "resctrl" in key[0]} == set()
 
 
 @pytest.mark.parametrize(
