@@ -295,6 +295,12 @@ class ResctrlGroups:
             if name and name not in groups:
                 yield path
 
+    def all_groups(self) -> tuple[tuple[str, str, bool], ...]:
+        """Return name of the folder and schemata of each group, and whether it is ours; not the root."""
+        return tuple(
+            (each.name, _schemata(each), bool(_own_name(each.name))) for each in self._group_folders()
+        )
+
     def own(self) -> tuple[str, ...]:
         """Return the names of our groups that are there."""
         return tuple(filter(None, (_own_name(each.name) for each in self._group_folders())))
@@ -456,6 +462,12 @@ def _check_own(group: str) -> None:
 
 def _resources(schemata: str) -> frozenset[str]:
     return frozenset(each.partition(":")[0] for each in schemata.split(",") if each)
+
+
+def _schemata(path: Path) -> str:
+    with suppress(OSError):
+        return schemata_text(parse_schemata((path / SCHEMATA).read_text("ascii", "replace")))
+    return ""
 
 
 def _own_name(folder: str) -> str:
