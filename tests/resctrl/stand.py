@@ -274,12 +274,15 @@ fields.PROCESSES_VERIFY_S = resctrl.YOUNG_S = 1.0
 
 
 @contextmanager
-def stand(folder: Path, variant: Variant | None = None, *, quick: bool = True) -> Iterator[Stand]:
+def stand(
+    folder: Path, variant: Variant | None = None, *, mode: str = "proxy", quick: bool = True
+) -> Iterator[Stand]:
     """A started daemon, with the policy on and no strategy.
 
     Args:
         folder: A new one; its path must be short.
         variant: Of the double.
+        mode: Of the daemon, `proxy` or `standalone`.
         quick: Whether what is done every 10 s is done every second.
     """
     need_controllers_of_v1("pids")
@@ -296,7 +299,7 @@ def stand(folder: Path, variant: Variant | None = None, *, quick: bool = True) -
         config = (
             f'[node]\nsysfs_root = "{sysfs}"\nprocfs_root = "{procfs}"\n'
             f'kubelet_dir = "{folder / "kubelet"}"\n'
-            f'[daemon]\nlock = "{folder / "lock"}"\n'
+            f'[daemon]\nmode = "{mode}"\nlock = "{folder / "lock"}"\n'
             f'[metrics]\nlisten = "unix:{folder / "daemon" / "metrics.sock"}"\n'
             "[policies.resctrl]\nenabled = true\n"
         )
@@ -311,7 +314,7 @@ def stand(folder: Path, variant: Variant | None = None, *, quick: bool = True) -
         objects = NodeObjects(daemon.objects_folder)
         objects.node(capacity={"cpu": "4", "memory": "8Gi"})
         stack.enter_context(daemon)
-        client = stack.enter_context(CriClient(daemon.socket))
+        client = stack.enter_context(CriClient(daemon.socket if mode == "proxy" else runtime.socket_path))
         made = Stand(double, daemon, runtime, client, objects, cgroup)
         try:
             yield made

@@ -20,6 +20,8 @@ from tests.lab.deadline import wait_until
 from tests.resctrl.double import Double, mounted
 from tests.resctrl.schemata import Variant
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def intel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Double]:
@@ -480,7 +482,6 @@ def test_an_open_file_of_a_group_that_is_gone(intel: Double) -> None:
     assert not path.exists()
 
 
-@pytest.mark.slow
 def test_no_fork_is_missed(intel: Double, group: Path) -> None:
     """Descendants of a task that is moved, ten thousand forks later and on busy processors."""
     forks = "i=0; while [ $i -lt 10000 ]; do (:); i=$((i+1)); done"

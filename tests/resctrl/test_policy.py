@@ -124,6 +124,16 @@ def test_fork_storms(socket_folder: Path) -> None:
         pods["BE"].wait_for(f"{PREFIX}BE/mon_groups/{pods['BE'].own_group}")
 
 
+def test_standalone(socket_folder: Path) -> None:
+    with stand(socket_folder, mode="standalone") as node:
+        node.strategy()
+        batch, own = node.pod("batch", "BE").run(), node.pod("own", "LS", OWN).run()
+        batch.wait_for(f"{PREFIX}BE/mon_groups/{batch.own_group}")
+        own.wait_for(own.own_group)
+        own.remove()
+        wait_until(lambda: f"pod-{own.uid}" not in node.own_groups, "the end of the pod's group", PATIENCE_S)
+
+
 def test_too_few_classes_of_service(socket_folder: Path) -> None:
     with stand(socket_folder, Variant(mb_closids=4)) as node:
         (node.double.root / "gold").mkdir()
@@ -216,14 +226,24 @@ def test_another_writer(node: Stand) -> None:
     check_nothing_of_others_was_written(node)
 
 
-def test_what_the_kernel_refuses(node: Stand) -> None:
-    node.double.deny({f"{PREFIX}BE/schemata": errno.EIO, f"{PREFIX}LS": errno.EPERM})
-    node.strategy()
-    batch = node.pod("batch", "BE").run()
-    node.wait_for_status("resctrl.BE", "resctrl.LS", os.strerror(errno.EIO), os.strerror(errno.EPERM))
-    node.double.deny({})
-    batch.wait_for(f"{PREFIX}BE")
-    node.wait_for_schemata("LS", "L3:0=7f;8=7f", "MB:0=90;8=90")
+def test_what_the_kernel_refuses(socket_folder: Path) -> None:
+    with stand(socket_folder) as node:
+        # Four bits belong to one group alone, which LSR's would overlap.
+        node.double.write("schemata", "L3:0=ffff;1=ffff\n")
+        (node.double.root / "gold").mkdir()
+        node.double.write("gold/schemata", "L3:0=f0000;1=f0000\n")
+        node.double.write("gold/mode", "exclusive\n")
+        node.double.deny({f"{PREFIX}BE/schemata": errno.EIO, f"{PREFIX}LS": errno.EPERM})
+        node.strategy()
+        batch = node.pod("batch", "BE").run()
+        node.wait_for_status("resctrl.BE", "resctrl.LS", os.strerror(errno.EIO), os.strerror(errno.EPERM))
+        node.wait_for_status("resctrl.LSR", "Overlaps with exclusive group")
+        assert node.own_groups == set()
+        node.double.deny({})
+        batch.wait_for(f"{PREFIX}BE")
+        node.wait_for_schemata("LS", "L3:0=fff;1=fff", "MB:0=90;1=90")
+        node.double.write("gold/mode", "shareable\n")
+        node.wait_for_schemata("LSR", "L3:0=fffff;1=fffff", "MB:0=100;1=100")
 
 
 def test_counters(socket_folder: Path) -> None:
