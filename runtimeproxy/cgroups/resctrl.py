@@ -53,6 +53,7 @@ _CACHE: Final = "mon_L3_"
 _COUNTERS: Final = (LLC_OCCUPANCY, "mbm_total_bytes", "mbm_local_bytes")
 _AWAY: Final = frozenset({errno.ENOENT, errno.ENODEV})
 _MOST_TEXT: Final = 200
+_MOST_NAME: Final = 160
 
 
 class CounterValue(NamedTuple):
@@ -477,7 +478,7 @@ def _own_name(folder: str) -> str:
 
 def _shown(name: str) -> str:
     # It stands among words.
-    return re.sub(r"[^\w.:/-]", "?", name)[:64]
+    return re.sub(r"[^\w.:/-]", "?", name)[:_MOST_NAME]
 
 
 def _folders(path: Path) -> list[Path]:
