@@ -166,11 +166,11 @@ def test_two_pods_never_have_one_number() -> None:
 @pytest.mark.parametrize(
     ("addresses", "why"),
     [
-        (None, "its address is not known yet"),
-        ((), "the runtime tells no address of it"),
+        (None, "the runtime has not told its address yet"),
+        ((), "none of its addresses is one of a pod"),
         (
             ("localhost", "127.0.0.1", "::", "fe80::1%eth0", '10.0.0.1" ; flush ruleset'),
-            "the runtime tells no address of it",
+            "none of its addresses is one of a pod",
         ),
     ],
 )
