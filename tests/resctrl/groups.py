@@ -15,7 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tests.resctrl.fuse import Caller, Node
-from tests.resctrl.schemata import Division, Refused, Resource, Variant, cpu_list, cpu_mask, refuse, shown_list, shown_mask
+from tests.resctrl.schemata import (
+    Division,
+    Refused,
+    Resource,
+    Variant,
+    cpu_list,
+    cpu_mask,
+    refuse,
+    shown_list,
+    shown_mask,
+)
 from tests.resctrl.tasks import Tasks, all_tasks, owner_of, process_of
 
 OCCUPIED_BYTES_PER_TASK: Final = 1 << 20
