@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.network.namespaces import NodeNetwork, need_network_namespaces
+from tests.network.namespaces import NodeNetwork
 from tests.network.rules import add_foreign_rules
-from tests.network.stand import Stand
+from tests.network.stand import Stand, need_network_namespaces
 
 _HERE = Path(__file__).parent
 

@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import selectors
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from tests.network.namespaces import Addresses, Family, Namespace
+from tests.network.sender import BLOCK, BUFFER_BYTES
 
 _FRAME_BYTES: Final = 1514
 _PAYLOAD_BYTES: Final[dict[Family, int]] = {4: 1448, 6: 1428}
 """Of a full frame with an MTU of 1500: less the headers of IP and TCP with timestamps."""
-_SEND_BUFFER_BYTES: Final = 256 << 10
-"""What waits in a queue of the node at most: 40 ms at 50 Mbit/s, 400 ms at 5 Mbit/s."""
 _RECEIVE_BUFFER_BYTES: Final = 4 << 20
 """Holds what comes while a busy machine gives this process no CPU."""
 _SO_RCVBUFFORCE: Final = 33
 """Source: kernel, asm-generic/socket.h; Python has no name for it."""
-_BLOCK: Final = bytes(64 << 10)
+_SENDER: Final = str(Path(__file__).with_name("sender.py"))
 _MOST_BYTES: Final = 1 << 20
 _CONNECT_TIMEOUT_S: Final = 10.0
 _WINDOW_S: Final = 1.0
@@ -45,7 +47,7 @@ class _End:
     def go_on(self) -> None:
         """Sends or receives what the socket takes or has."""
         if self.sends:
-            self.socket.send(_BLOCK)
+            self.socket.send(BLOCK)
             return
         data = self.socket.recv(_MOST_BYTES)
         if not data:
@@ -54,34 +56,65 @@ class _End:
 
 
 class Flow:
-    """One connection from `sender` to an address of `receiver`, which sends as fast as it can."""
+    """One connection from `sender` to an address of `receiver`, which sends as fast as it can.
 
-    def __init__(self, sender: Namespace, receiver: Namespace, address: str, family: Family) -> None:
+    Args:
+        procs: `cgroup.procs` of the cgroup that a process of its own sends from; None: this process sends.
+    """
+
+    def __init__(
+        self, sender: Namespace, receiver: Namespace, address: str, family: Family, procs: Path | None = None
+    ) -> None:
         kind = socket.AF_INET if family == 4 else socket.AF_INET6
+        self.family: Family = family
+        self.sending: _End | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._server: socket.socket | None = None
         with ExitStack() as undo:
+            undo.callback(self.close)
             with receiver.entered():
                 listener = undo.enter_context(socket.socket(kind, socket.SOCK_STREAM))
-            with sender.entered():
-                client = undo.enter_context(socket.socket(kind, socket.SOCK_STREAM))
             listener.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _RECEIVE_BUFFER_BYTES)
+            listener.settimeout(_CONNECT_TIMEOUT_S)
             listener.bind((address, 0))
             listener.listen(1)
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-            client.settimeout(_CONNECT_TIMEOUT_S)
-            client.connect((address, listener.getsockname()[1]))
-            server, _ = listener.accept()
+            port = listener.getsockname()[1]
+            if procs is not None:
+                command = (*sender.wrapper, sys.executable, _SENDER, str(procs), address, str(port))
+                self._process = subprocess.Popen(command)
+            else:
+                with sender.entered():
+                    client = socket.socket(kind, socket.SOCK_STREAM)
+                self.sending = _End(client, sends=True)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+                client.settimeout(_CONNECT_TIMEOUT_S)
+                client.connect((address, port))
+                client.setblocking(False)
+            self._server, _ = listener.accept()
+            self._server.setblocking(False)
+            self.receiving = _End(self._server, sends=False)
+            listener.close()
             undo.pop_all()
-        listener.close()
-        client.setblocking(False)
-        server.setblocking(False)
-        self.family: Family = family
-        self.sending = _End(client, sends=True)
-        self.receiving = _End(server, sends=False)
+
+    @property
+    def ends(self) -> list[_End]:
+        """The sockets of this process."""
+        return [self.receiving, *([self.sending] if self.sending is not None else [])]
 
     @property
     def wire_bytes(self) -> float:
         """What has arrived so far, with all headers."""
         return self.receiving.received_bytes * _FRAME_BYTES / _PAYLOAD_BYTES[self.family]
+
+    def close(self) -> None:
+        """Ends the connection."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        if self.sending is not None:
+            self.sending.socket.close()
+        if self._server is not None:
+            self._server.close()
 
 
 def greedy(
@@ -128,19 +161,18 @@ class Load:
         self._ends.set()
         self._thread.join()
         for flow in self._flows:
-            flow.sending.socket.close()
-            flow.receiving.socket.close()
+            flow.close()
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as selector:
             for flow in self._flows:
-                selector.register(flow.sending.socket, selectors.EVENT_WRITE, flow.sending)
-                selector.register(flow.receiving.socket, selectors.EVENT_READ, flow.receiving)
+                for end in flow.ends:
+                    events = selectors.EVENT_WRITE if end.sends else selectors.EVENT_READ
+                    selector.register(end.socket, events, end)
             while not self._ends.is_set():
                 for key, _ in selector.select(0.1):
-                    end: _End = key.data
                     try:
-                        end.go_on()
+                        key.data.go_on()
                     except OSError as error:
                         self._errors.append(error)
                         return

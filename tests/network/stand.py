@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import pytest
+
 from cri_api.runtime.v1 import api_pb2
 from cri_api.runtimeproxy.v1 import api_pb2 as own_pb2
 from cri_api.runtimeproxy.v1 import api_pb2_grpc as own_grpc
@@ -23,12 +25,19 @@ from tests.daemon.driving import Pod
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.node_objects import NodeObjects
-from tests.lab.programs import debian_program, run
+from tests.lab.programs import debian_program, missing, run
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 from tests.network.namespaces import Namespace, NodeNetwork, PodNamespace
 from tests.network.rules import Contents, Rules, contents_of, rules_of
 
-MBIT: Final = 1_000_000
+_KERNEL_NEEDS: Final = {
+    "virtual Ethernet": "ip link add eth0 type veth peer name eth1",
+    "bridges": "ip link add cni0 type bridge",
+    "HTB": "tc qdisc add dev eth0 root htb",
+    "nftables": "nft add table inet probe",
+    "chains in nftables": "nft add chain inet probe probe",
+    "limits in nftables": "nft add rule inet probe probe limit rate over 1 mbytes/second drop",
+}
 TOTAL_MBIT: Final = 60
 GUARANTEES_MBIT: Final = {"SYSTEM": 15, "LS": 30, "BE": 15}
 CEILINGS_MBIT: Final = {"SYSTEM": TOTAL_MBIT, "LS": 50, "BE": 20}
@@ -65,6 +74,22 @@ class RunningPod:
 
     pod: Pod
     network: PodNamespace
+
+
+def need_network_namespaces() -> None:
+    """Skips the test where it cannot make network namespaces, or lacks `tc` and `nft`; on CI it fails.
+
+    What only the kernel lacks skips it everywhere, with its reason: it cannot be installed.
+    """
+    if os.geteuid() != 0:
+        missing("network namespaces need root")
+    for name in ("ip", "tc", "nft", "nsenter", "unshare"):
+        debian_program(name)
+    with Namespace("probe") as probe:
+        for what, command in _KERNEL_NEEDS.items():
+            ended = run([*probe.wrapper, *command.split()])
+            if ended.returncode:
+                pytest.skip(f"this kernel has no {what}: {ended.stderr.strip()}")
 
 
 def hidden(program: Path) -> tuple[str, ...]:
@@ -202,7 +227,7 @@ class Stand:
 
     @contextmanager
     def blocked_programs(self) -> Iterator[Callable[[], object]]:
-        """The daemon's `tc` and `nft` wait until the end of the block; the function waits until one is called."""
+        """The daemon's `tc` and `nft` wait until the end of the block; the function waits for a call."""
         self._called.unlink(missing_ok=True)
         self._gate.touch()
         try:

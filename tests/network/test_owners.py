@@ -13,11 +13,10 @@ from tests.network.namespaces import (
     UPLINK,
     Namespace,
     NodeNetwork,
-    need_network_namespaces,
     tap_uplink,
 )
 from tests.network.rules import add_foreign_rules, assert_others_stay, rules_of
-from tests.network.stand import Stand
+from tests.network.stand import Stand, need_network_namespaces
 
 _REPAIRED_WITHIN_S = 45.0
 """A little more than the ledger's period of 30 s."""

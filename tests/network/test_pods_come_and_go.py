@@ -43,7 +43,7 @@ def addresses_of(number: int) -> tuple[str, str]:
 
 
 def test_pods_come_and_go_under_load_and_leave_nothing(stand: Stand) -> None:
-    """Traffic keeps its ceiling meanwhile; then there are the rules of before, and those of others untouched."""
+    """Traffic keeps its ceiling meanwhile; then there are the rules of before, and others' untouched."""
     assert stand.network is not None
     before = stand.rules()
     with stand.pod("BE") as loaded:
