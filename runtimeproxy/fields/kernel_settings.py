@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from runtimeproxy.fields.anolis import only_anolis
+from runtimeproxy.fields.network import NETWORK_QOS, OFF, shares_problem
 
 SCHED_FEATURES: Final = "sched_features."
 """Begins the name of a feature of the scheduler, such as `sched_features.NEXT_BUDDY`: 1 is on, 0 off."""
@@ -33,6 +34,8 @@ class KernelSetting:
     """The least value is 0."""
     absent: str = "0"
     """What a kernel without it does: wanted there, nothing is missing."""
+    is_of_network: bool = False
+    """Whether it is no file: `ledger/network.py` has it, and `absent` is its value where nothing is set."""
     feature: str = ""
     """The scheduler's name of it, where the file lists many; empty if the file has this one value."""
 
@@ -61,6 +64,8 @@ class KernelSetting:
 
     def problem_of(self, value: object) -> str:
         """Return why a value cannot be set; empty if it can."""
+        if self.is_of_network:
+            return shares_problem(value)
         if type(value) is int and 0 <= value <= self.maximum:
             return ""
         return f"takes a whole number of 0 to {self.maximum}"
@@ -74,6 +79,7 @@ KERNEL_SETTINGS: Final[Mapping[str, KernelSetting]] = {
             name="mm.memcg_reaper.reap_background", files=("kernel/mm/memcg_reaper/reap_background",)
         ),
         KernelSetting(name="mm.pagecache_limit.enabled", files=("kernel/mm/pagecache_limit/enabled",)),
+        KernelSetting(name=NETWORK_QOS, files=(), absent=OFF, is_of_network=True),
     )
 }
 

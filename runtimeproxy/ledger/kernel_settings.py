@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.counts import Counts
 from runtimeproxy.documents.reading import InputError
@@ -44,6 +44,7 @@ MOST_WAIT_S: Final = 1.0
 """How long a thread waits for another one's write, which takes microseconds."""
 DROP_IN: Final = "koord-runtime-proxy.service.d/60-system-config.conf"
 """In the folder `systemd`."""
+NO_NETWORK: Final = "the network is not managed here: node.procfs_root is not the node's own procfs"
 _SYSCTLS: Final = "sysctls"
 _PATH: Final = ("sysctl",)
 """In place of a cgroup's path, for the foreign writers."""
@@ -60,6 +61,16 @@ class SettingChange(NamedTuple):
     originals, and nothing was written at all."""
 
 
+class SettingAccess(Protocol):
+    """Reads and writes a setting that is no file; both raise OSError with a text for people."""
+
+    def read(self, expected: str) -> str:
+        """Return `expected` if the kernel has it, or what it has instead."""
+        ...
+
+    def write(self, value: str) -> None: ...
+
+
 class _Ours(NamedTuple):
     original: str
     written: str
@@ -72,6 +83,7 @@ class KernelSettings:
         root: where the kernel shows sysctls.
         clock: in seconds.
         sysfs: where the kernel shows the others.
+        network: reads and writes the one of the network, which is no file; None where that is not managed.
 
     Attributes:
         files: what is saved, of sysctls and of the others.
@@ -87,6 +99,7 @@ class KernelSettings:
         root: Path = DEFAULT_ROOT,
         clock: Callable[[], float] = time.monotonic,
         sysfs: Path = DEFAULT_SYSFS,
+        network: SettingAccess | None = None,
     ) -> None:
         effect = "what a process before this one has set is not given back"
         self.files = tuple(
@@ -95,6 +108,7 @@ class KernelSettings:
         )
         self._root = root
         self._sysfs = sysfs
+        self._network = network
         self._lock = Lock()
         self._ours: dict[str, _Ours] | None = None
         self._wanted: Mapping[str, int | str] = {}
@@ -174,7 +188,7 @@ class KernelSettings:
         """
         with self._alone() as ours:
             for name in among:
-                present = self._read(name)
+                present = self._read(name, str(wanted.get(name, "")))
                 if name in wanted:
                     is_other = present not in (None, str(wanted[name]))
                 else:
@@ -198,11 +212,12 @@ class KernelSettings:
             self._lock.release()
 
     def _planned_releases(self, ours: Mapping[str, _Ours], names: Iterable[str]) -> tuple[SettingChange, ...]:
-        found = [(name, ours[name], self._read(name)) for name in reversed(list(names)) if name in ours]
+        kept = [(name, ours[name]) for name in reversed(list(names)) if name in ours]
+        found = [(name, each, self._read(name, each.written)) for name, each in kept]
         return tuple(
             SettingChange(name, present, each.original)
             for name, each, present in found
-            if present == each.written and present != each.original
+            if present is not None and _is_given_back(name, each, present)
         )
 
     def _unreadable(self, error: OSError) -> SettingChange:
@@ -226,11 +241,13 @@ class KernelSettings:
     def _left_as(self, name: str, value: str) -> Withheld | None:
         """Why a value that was not to be written is not the kernel's; None if it is."""
         with suppress(OSError):
-            present = self._read(name)
+            present = self._read(name, value)
             if present is None:
                 setting = kernel_setting(name)
                 if setting is not None and value == setting.absent:
                     return None
+                if setting is not None and setting.is_of_network:
+                    return Withheld((), UnappliedCause.NO_FILE, NO_NETWORK, value)
                 why = setting.missing if setting is not None else _no_sysctl(name)
                 return Withheld((), UnappliedCause.NO_FILE, why, value)
             if present != value:
@@ -242,14 +259,15 @@ class KernelSettings:
         self, ours: dict[str, _Ours], name: str, value: str, *, is_check: bool
     ) -> list[SettingChange]:
         try:
-            present = self._read(name)
+            present = self._read(name, value)
         except OSError as error:
-            return [SettingChange(name, "", value, described(error))]
+            return [SettingChange(name, "", value, _explained(error, name))]
         if present is None:
             return []
         before = ours.get(name)
-        # What another program has written since is no original.
-        mine = _Ours(present if before is None else before.original, value)
+        # What another program has written since is no original. What is ours alone has none but its absence.
+        original = present if (absent := _absent_of(name)) is None else absent
+        mine = _Ours(original if before is None else before.original, value)
         if mine == before and (present == value or self._is_left(name, mine, present, is_check=is_check)):
             return []
         ours[name] = mine
@@ -263,7 +281,7 @@ class KernelSettings:
                 del ours[name]
             else:
                 ours[name] = before
-            return [SettingChange(name, present, value, _explained(error))]
+            return [SettingChange(name, present, value, _explained(error, name))]
         return [SettingChange(name, present, value)] if present != value else []
 
     def _is_left(self, name: str, mine: _Ours, present: str, *, is_check: bool) -> bool:
@@ -283,12 +301,12 @@ class KernelSettings:
         present = ""
         changes: list[SettingChange] = []
         try:
-            present = self._read(name) or ""
-            if present == mine.written and present != mine.original:
+            present = self._read(name, mine.written) or ""
+            if _is_given_back(name, mine, present):
                 self._write(name, mine.original)
                 changes.append(SettingChange(name, present, mine.original))
         except OSError as error:
-            return [SettingChange(name, present, mine.original, _explained(error))]
+            return [SettingChange(name, present, mine.original, _explained(error, name))]
         del ours[name]
         self._foreign_writers.forget(_PATH, name)
         with suppress(OSError):  # it is compared with the kernel's value at the next start
@@ -311,9 +329,11 @@ class KernelSettings:
         self.problems = tuple(problems)
         return tuple(changes)
 
-    def _read(self, name: str) -> str | None:
+    def _read(self, name: str, expected: str) -> str | None:
         # The kernel's value; None if it has no such setting. Raises OSError for all other failures.
         setting = kernel_setting(name)
+        if setting is not None and setting.is_of_network:
+            return self._network.read(expected or setting.absent) if self._network is not None else None
         for path in self._paths(name):
             with suppress(FileNotFoundError):
                 text = path.read_text(encoding="ascii", errors="replace")
@@ -322,6 +342,10 @@ class KernelSettings:
 
     def _write(self, name: str, value: str) -> None:
         setting = kernel_setting(name)
+        if setting is not None and setting.is_of_network:
+            if self._network is not None:
+                self._network.write(value)
+            return
         path = next((each for each in self._paths(name) if each.exists()), self._paths(name)[0])
         path.write_text((value if setting is None else setting.written(value)) + "\n", encoding="ascii")
 
@@ -363,6 +387,17 @@ def _parsed(group: str, saved: Mapping[str, Any]) -> dict[str, _Ours]:
     }
 
 
+def _absent_of(name: str) -> str | None:
+    """What stands for nothing of ours, of a setting that is ours alone; None for all others."""
+    setting = kernel_setting(name)
+    return setting.absent if setting is not None and setting.is_of_network else None
+
+
+def _is_given_back(name: str, mine: _Ours, present: str) -> bool:
+    """Whether a release changes it: what others have written stays, but for objects that are ours alone."""
+    return present != mine.original and (present == mine.written or _absent_of(name) is not None)
+
+
 def kind_of(name: str) -> str:
     """Return the kind of a setting for people."""
     return "sysctl" if kernel_setting(name) is None else "kernel setting"
@@ -378,8 +413,11 @@ def _no_sysctl(name: str) -> str:
     return f"the kernel has no such sysctl: {why}" if why else "the kernel has no such sysctl"
 
 
-def _explained(error: OSError) -> str:
+def _explained(error: OSError, name: str) -> str:
     """The text of an error, with what a service of systemd may lack."""
+    setting = kernel_setting(name)
+    if setting is not None and setting.is_of_network:
+        return error.strerror or str(error)
     text = described(error)
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{text}; the systemd unit may write it with a drop-in only, {DROP_IN} for one"

@@ -1,0 +1,147 @@
+"""Brings what runs to the network's QoS: addresses of pods, and each change of them. No call waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from runtimeproxy.cgroups.paths import path_or_none
+from runtimeproxy.ledger.network import PodNetworkState
+from runtimeproxy.pods.inventory import RuntimeUnavailableError
+from runtimeproxy.pods.records import Lifecycle, PodRecord
+
+if TYPE_CHECKING:
+    from runtimeproxy.ledger.network import NetworkControl
+    from runtimeproxy.pods.store import PodStore
+
+logger = logging.getLogger(__name__)
+
+VERIFY_S: Final = 60.0
+"""How often the kernel's state is compared, as that of the node is."""
+GATHER_S: Final = 0.05
+"""What comes within this time is one change."""
+IDLE_S: Final = 0.5
+"""How often it is looked whether the network may be changed."""
+AWAY_S: Final = 1.0
+"""Between two questions to a runtime that did not answer."""
+
+
+class PodClient(Protocol):
+    """Asks the runtime; see `GrpcRuntimeClient`."""
+
+    async def pod(self, identity: str) -> PodRecord | None: ...
+
+
+class NetworkUpkeep:
+    """Has classes and limits of pods made as they are asked for. Used in the event loop's thread.
+
+    Args:
+        executor: Runs programs, one at a time.
+        is_idle: Whether the network is left alone: not all pods are evaluated, or another process decides.
+    """
+
+    def __init__(
+        self,
+        control: NetworkControl,
+        store: PodStore,
+        client: PodClient,
+        executor: Executor,
+        is_idle: Callable[[], bool],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.control = control
+        self._store = store
+        self._client = client
+        self._executor = executor
+        self._is_idle = is_idle
+        self._sleep = sleep
+        self._changed = asyncio.Event()
+        self._seen: frozenset[tuple[str, object]] = frozenset()
+        self._silent_until_s = 0.0
+
+    async def run(self) -> None:
+        """Follows changes until it is cancelled, and compares from time to time."""
+        loop = asyncio.get_running_loop()
+
+        def on_asked() -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._changed.set)
+
+        self.control.on_asked = on_asked
+        self._changed.set()
+        checked_s = time.monotonic()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(checked_s + VERIFY_S - time.monotonic(), 0)):
+                    await self._changed.wait()
+            await self._sleep(GATHER_S)
+            if self._is_idle():
+                await self._sleep(IDLE_S)
+                continue
+            is_check = time.monotonic() >= checked_s + VERIFY_S
+            if is_check:
+                checked_s = time.monotonic()
+            self._changed.clear()
+            try:
+                await self._ask_addresses()
+                sync = partial(self.control.sync, self._running(), is_check=is_check)
+                if await loop.run_in_executor(self._executor, sync):
+                    self._changed.set()
+            except TimeoutError as error:
+                logger.warning("network QoS: %s", error.strerror)
+            except Exception:  # a bug costs this change, not the next one
+                logger.exception("network QoS of pods could not be set")
+
+    def look(self) -> None:
+        """Sees whether other pods run now; cheap, to be called about every second."""
+        if self.control.is_on or self._seen:
+            seen = frozenset((pod.id, pod.addresses) for pod in self._asked())
+            is_unknown = any(addresses is None for _, addresses in seen)
+            if seen != self._seen or (is_unknown and time.monotonic() >= self._silent_until_s):
+                self._seen = seen
+                self._changed.set()
+
+    def _asked(self) -> Iterable[PodRecord]:
+        for pod in self._store.pods:
+            if pod.state is Lifecycle.RUNNING:
+                path = path_or_none(pod.cgroup_parent)
+                if path is not None and self.control.is_asked(path):
+                    yield pod
+
+    async def _ask_addresses(self) -> None:
+        """Asks once for the addresses of each pod with a class; later for those that it cannot learn now."""
+        if time.monotonic() < self._silent_until_s or not self.control.is_on:
+            return
+        for pod in [each for each in self._asked() if each.addresses is None]:
+            try:
+                found = await self._client.pod(pod.id)
+            except RuntimeUnavailableError:
+                self._silent_until_s = time.monotonic() + AWAY_S
+                return
+            known = self._store.pods.get(pod.id)
+            if found is not None and known is not None and known.id == pod.id:
+                addresses = () if found.addresses is None else found.addresses
+                self._store.pods.revise(
+                    replace(known, addresses=addresses, is_host_network=found.is_host_network)
+                )
+
+    def _running(self) -> tuple[PodNetworkState, ...]:
+        return tuple(
+            PodNetworkState(
+                pod.id,
+                pod.uid or pod.id,
+                f"{pod.namespace}/{pod.name}",
+                path,
+                pod.addresses,
+                pod.is_host_network,
+            )
+            for pod in self._store.pods
+            if pod.state is Lifecycle.RUNNING and (path := path_or_none(pod.cgroup_parent)) is not None
+        )
