@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -102,8 +102,10 @@ def class_bytes(namespace: Namespace) -> Mapping[str, int]:
     }
 
 
-def rules_of(namespace: Namespace, devices: Iterable[str] = (UPLINK, BRIDGE)) -> Rules:
-    """Reads everything."""
+def rules_of(namespace: Namespace) -> Rules:
+    """Reads everything that is not a pod's."""
+    qdiscs = namespace.run("tc", "-j", "qdisc", "show")
+    devices = {one["dev"] for one in json.loads(qdiscs)} & {UPLINK, BRIDGE}
     tables: dict[tuple[str, str], list[str]] = {}
     for entry in json.loads(namespace.run("nft", "-j", "list", "ruleset"))["nftables"]:
         ((kind, value),) = entry.items()
@@ -112,7 +114,7 @@ def rules_of(namespace: Namespace, devices: Iterable[str] = (UPLINK, BRIDGE)) ->
             tables.setdefault((value["family"], name), []).append(json.dumps(entry))
     return Rules(
         tables={key: tuple(objects) for key, objects in tables.items()},
-        qdiscs=namespace.run("tc", "-j", "qdisc", "show"),
+        qdiscs=qdiscs,
         classes={device: namespace.run("tc", "class", "show", "dev", device) for device in devices},
         filters={
             (device, parent): namespace.run("tc", "-j", "filter", "show", "dev", device, parent)

@@ -114,8 +114,10 @@ class Stand:
         self.node = node
         self._without = without
         self.network = network
-        files = CgroupFiles(folder / "cgroup", version=2)
-        state = RuntimeState(PodCgroups(CgroupDriver.CGROUPFS, files))
+        self._files = CgroupFiles(folder / "cgroup", version=2)
+        for qos in ("burstable", "besteffort"):
+            self._files.make(f"/kubepods/{qos}")
+        state = RuntimeState(PodCgroups(CgroupDriver.CGROUPFS, self._files))
         self.runtime = FakeRuntime(folder / "runtime.sock", state=state)
         self._gate, self._called = folder / "gate", folder / "called"
         environment = {
@@ -169,21 +171,27 @@ class Stand:
         with self.network.pod(number) as network:
             addresses = network.addresses
             self.runtime.state.pod_ips[uid] = (addresses.ipv4, addresses.ipv6)
-            pod = Pod(self.client, config).run().create().start()
+            pod = self.run(config)
             self.wait_for_words(addresses.ipv4, addresses.ipv6)
             try:
                 yield RunningPod(pod, network)
             finally:
                 self.remove(pod)
 
+    def run(self, config: api_pb2.PodSandboxConfig) -> Pod:
+        """Runs a pod as the kubelet does, which makes its cgroup first."""
+        self._files.make(config.linux.cgroup_parent)
+        return Pod(self.client, config).run().create().start()
+
     def remove(self, pod: Pod) -> None:
-        """Stops and removes a pod."""
+        """Stops and removes a pod, and its cgroup."""
         self.client.runtime.StopPodSandbox(
             api_pb2.StopPodSandboxRequest(pod_sandbox_id=pod.id), timeout=CALL_TIMEOUT_S
         )
         self.client.runtime.RemovePodSandbox(
             api_pb2.RemovePodSandboxRequest(pod_sandbox_id=pod.id), timeout=CALL_TIMEOUT_S
         )
+        self._files.remove(pod.config.linux.cgroup_parent)
 
     def wait_for_words(self, *words: str) -> None:
         """Waits until nft has these words, such as addresses."""
@@ -264,6 +272,6 @@ class Stand:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self.daemon.log:
+        if error is not None and (self.folder / "proxy.log").exists():
             print("\n".join(self.daemon.log[-100:]))
         self._stack.close()

@@ -63,7 +63,7 @@ def test_the_default_qdisc_comes_back(
     node: Namespace, socket_folder: Path, queues: int, kind: str, give_back: Callable[[Stand], None]
 ) -> None:
     with tap_uplink(node, queues):
-        before = rules_of(node, [UPLINK])
+        before = rules_of(node)
         if before.root["kind"] != kind:
             pytest.skip(
                 f"the kernel's default qdisc with {queues} queues is {before.root['kind']} here, not {kind}"
@@ -71,7 +71,7 @@ def test_the_default_qdisc_comes_back(
         with Stand(socket_folder, node) as stand:
             stand.start()
             give_back(stand)
-            wait_until(lambda: rules_of(node, [UPLINK]) == before, f"{before}")
+            wait_until(lambda: rules_of(node) == before, f"{before}")
 
 
 def test_a_bridged_uplink_without_queue_has_none_again(socket_folder: Path) -> None:

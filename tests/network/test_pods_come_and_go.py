@@ -28,14 +28,14 @@ _LONGEST_GAP_S = 1.0
 
 
 def addressed_pod(stand: Stand, number: int) -> Pod:
-    """A pod without a namespace: the runtime tells its addresses all the same. Every third one has limits."""
+    """Runs a pod without a namespace, whose addresses the runtime tells. Every third one has limits."""
     limits = {"egressLimit": "5M", "ingressLimit": "6M"}
     annotations = {LIMITS: json.dumps(limits)} if number % 3 == 0 else {}
     config = pod_sandbox_config(
         f"churn{number}", uid=f"churn-{number}", qos=_QOS[number % len(_QOS)], annotations=annotations
     )
     stand.runtime.state.pod_ips[config.metadata.uid] = addresses_of(number)
-    return Pod(stand.client, config)
+    return stand.run(config)
 
 
 def addresses_of(number: int) -> tuple[str, str]:
@@ -50,11 +50,7 @@ def test_pods_come_and_go_under_load_and_leave_nothing(stand: Stand) -> None:
         with_one = stand.contents()
         flows = greedy(loaded.network, stand.network.peer, stand.network.peer_addresses, (4, 6))
         with Load([flows]) as load, ThreadPoolExecutor(8) as threads:
-            pods = list(
-                threads.map(
-                    lambda number: addressed_pod(stand, number).run().create().start(), range(1, _PODS + 1)
-                )
-            )
+            pods = list(threads.map(lambda number: addressed_pod(stand, number), range(1, _PODS + 1)))
             stand.wait_for_words(
                 *(address for number in range(1, _PODS + 1) for address in addresses_of(number))
             )
@@ -88,7 +84,7 @@ def restart(stand: Stand, end: Callable[[], object]) -> None:
     stand.daemon.start()
     stand.client.wait_until_serving(CALL_TIMEOUT_S)
     # When a pod that comes has its rules, those that were found have been compared.
-    extra = addressed_pod(stand, 220).run().create().start()
+    extra = addressed_pod(stand, 220)
     stand.wait_for_words(*addresses_of(220))
     stand.remove(extra)
     wait_until(lambda: stand.contents() == rules, "the rules of before")
@@ -141,9 +137,9 @@ def test_what_another_program_deletes_comes_back_and_is_said(
 def test_calls_do_not_wait_for_tc_and_nft(stand: Stand) -> None:
     """While the programs block, pods start and go; when they go on, the rules come."""
     with stand.blocked_programs() as wait_for_call:
-        first = addressed_pod(stand, 201).run().create().start()
+        first = addressed_pod(stand, 201)
         wait_for_call()
-        pods = [addressed_pod(stand, number).run().create().start() for number in range(202, 206)]
+        pods = [addressed_pod(stand, number) for number in range(202, 206)]
         stand.remove(first)
         stand.status()
     stand.wait_for_words(*(address for number in range(202, 206) for address in addresses_of(number)))
@@ -152,7 +148,7 @@ def test_calls_do_not_wait_for_tc_and_nft(stand: Stand) -> None:
 
 
 def test_explain_names_class_and_share(stand: Stand) -> None:
-    pod = addressed_pod(stand, 210).run().create().start()
+    pod = addressed_pod(stand, 210)
     stand.wait_for_words(*addresses_of(210))
     text = str(stand.explain(pod))
     stand.remove(pod)
