@@ -37,7 +37,8 @@ from runtimeproxy.hooks.sources import strategy_source
 from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.slo.names import NETWORK_QOS as ANNOTATION
-from runtimeproxy.slo.schema import NetQoSPolicy, NetworkQoS, QoSStrategy
+from runtimeproxy.slo.schema import NetQoSPolicy, QoSStrategy
+from runtimeproxy.slo.schema import NetworkQoS as NetworkOfClass
 from runtimeproxy.units import quantity_bytes
 
 CLASSID: Final = "net_cls.classid"
@@ -79,7 +80,7 @@ def whole_bytes(bps: int) -> int:
     return max(bps - bps % _BITS, LEAST_BPS)
 
 
-def class_share(qos: NetworkQoS, total_bps: int) -> tuple[Share, list[str]]:
+def class_share(qos: NetworkOfClass, total_bps: int) -> tuple[Share, list[str]]:
     """Return what a class may send, and the problems: a guarantee or ceiling that had to be lowered."""
     wanted = share_bps(qos.egress_request, total_bps) if qos.enable else 0
     ceiling = share_bps(qos.egress_limit, total_bps) if qos.enable else 0
@@ -94,7 +95,7 @@ def class_share(qos: NetworkQoS, total_bps: int) -> tuple[Share, list[str]]:
     return Share(min(whole_bytes(wanted), whole_bytes(ceiling)), whole_bytes(ceiling)), problems
 
 
-def ingress_ceiling_bps(qos: NetworkQoS, total_bps: int) -> int:
+def ingress_ceiling_bps(qos: NetworkOfClass, total_bps: int) -> int:
     """Return the most that a class may receive; 0 for no limit."""
     limit = share_bps(qos.ingress_limit, total_bps) if qos.enable else 0
     return whole_bytes(limit) if 0 < limit < total_bps else 0
@@ -142,7 +143,7 @@ def network_class(qos: QoSClass) -> NetworkClass | None:
     return _CLASSES.get(qos)
 
 
-class NetworkQos(Policy):
+class NetworkQoS(Policy):
     """Shares the node's link among QoS classes, and limits pods."""
 
     name: ClassVar[str] = "network-qos"
@@ -159,7 +160,7 @@ class NetworkQos(Policy):
         "pod": frozenset({CLASS_FIELD, EGRESS_FIELD, INGRESS_FIELD, CLASSID}),
         "node": frozenset({"kernel_settings"}),
     }
-    priority: ClassVar[int] = 40
+    priority: ClassVar[int] = 38
 
     def node(self, node: Node) -> NodeChange | None:
         """Return the shares of the link; off where the bandwidth is not known."""
@@ -228,7 +229,7 @@ def _planned(node: Node) -> _Planned:
     path = "system.total_network_bandwidth"
     parts: list[Part] = ["total ", Source(path, strategies.provenance_of(path)), f" {total} bits/s"]
     for name, key in (("LS", "ls_class"), ("BE", "be_class")):
-        qos: NetworkQoS = getattr(strategies.qos, key).network_qos
+        qos: NetworkOfClass = getattr(strategies.qos, key).network_qos
         if not qos.enable:
             parts.append(f"; {name} not enabled")
             continue

@@ -29,8 +29,9 @@ GATHER_S: Final = 0.05
 """What comes within this time is one change."""
 IDLE_S: Final = 0.5
 """How often it is looked whether the network may be changed."""
-AWAY_S: Final = 1.0
-"""Between two questions to a runtime that did not answer."""
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
+"""Between two questions about a pod whose addresses the runtime did not tell; the pause doubles."""
 
 
 class PodClient(Protocol):
@@ -64,7 +65,8 @@ class NetworkUpkeep:
         self._sleep = sleep
         self._changed = asyncio.Event()
         self._seen: frozenset[tuple[str, object]] = frozenset()
-        self._silent_until_s = 0.0
+        # Of pods whose addresses the runtime did not tell: when it is asked again, and after which pause.
+        self._untold: dict[str, tuple[float, float]] = {}
 
     async def run(self) -> None:
         """Follows changes until it is cancelled, and compares from time to time."""
@@ -102,11 +104,15 @@ class NetworkUpkeep:
     def look(self) -> None:
         """Sees whether other pods run now; cheap, to be called about every second."""
         if self.control.is_on or self._seen:
-            seen = frozenset((pod.id, pod.addresses) for pod in self._asked())
-            is_unknown = any(addresses is None for _, addresses in seen)
-            if seen != self._seen or (is_unknown and time.monotonic() >= self._silent_until_s):
+            pods = tuple(self._asked())
+            seen = frozenset((pod.id, pod.addresses) for pod in pods)
+            if seen != self._seen or (self.control.is_on and any(map(self._is_due, pods))):
                 self._seen = seen
                 self._changed.set()
+
+    def _is_due(self, pod: PodRecord) -> bool:
+        """Whether the runtime is to be asked for a pod's addresses now."""
+        return pod.addresses is None and time.monotonic() >= self._untold.get(pod.id, (0.0, 0.0))[0]
 
     def _asked(self) -> Iterable[PodRecord]:
         for pod in self._store.pods:
@@ -116,21 +122,23 @@ class NetworkUpkeep:
                     yield pod
 
     async def _ask_addresses(self) -> None:
-        """Asks once for the addresses of each pod with a class; later for those that it cannot learn now."""
-        if time.monotonic() < self._silent_until_s or not self.control.is_on:
-            return
-        for pod in [each for each in self._asked() if each.addresses is None]:
+        """Asks once for the addresses of each pod with a class; again for those that it does not learn."""
+        pods = tuple(self._asked()) if self.control.is_on else ()
+        self._untold = {pod.id: self._untold[pod.id] for pod in pods if pod.id in self._untold}
+        for pod in filter(self._is_due, pods):
             try:
                 found = await self._client.pod(pod.id)
             except RuntimeUnavailableError:
-                self._silent_until_s = time.monotonic() + AWAY_S
-                return
+                found = None
             known = self._store.pods.get(pod.id)
-            if found is not None and known is not None and known.id == pod.id:
-                addresses = () if found.addresses is None else found.addresses
+            if found is not None and found.addresses is not None and known is not None:
                 self._store.pods.revise(
-                    replace(known, addresses=addresses, is_host_network=found.is_host_network)
+                    replace(known, addresses=found.addresses, is_host_network=found.is_host_network)
                 )
+            else:
+                _, pause_s = self._untold.get(pod.id, (0.0, FIRST_PAUSE_S / 2))
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+                self._untold[pod.id] = time.monotonic() + pause_s, pause_s
 
     def _running(self) -> tuple[PodNetworkState, ...]:
         return tuple(

@@ -378,10 +378,44 @@ def _rights_of_policies(facts: Facts, unit: Mapping[str, str]) -> Findings:
             "the policy oom-score cannot lower the score of what runs: the unit lacks CAP_SYS_RESOURCE",
             "install the drop-in koord-runtime-proxy.service.d/60-oom-score.conf",
         )
+    if "network-qos" in policies:
+        yield from _rights_of_network(unit, capabilities)
     if "system-config" in policies and not _may_write_tunables(unit):
         yield _problem(
             "the policy system-config may not set sysctls: ProtectKernelTunables=yes",
             "install the drop-in koord-runtime-proxy.service.d/60-system-config.conf",
+        )
+
+
+def _rights_of_network(unit: Mapping[str, str], capabilities: Sequence[str]) -> Findings:
+    families = unit.get("RestrictAddressFamilies", "")
+    lacks = {
+        "PrivateNetwork=yes": unit.get("PrivateNetwork") == "yes",
+        "it lacks CAP_NET_ADMIN": "CapabilityBoundingSet" in unit and "cap_net_admin" not in capabilities,
+        "it lacks AF_NETLINK": bool(families)
+        and not families.startswith("~")
+        and "AF_NETLINK" not in families,
+    }
+    if missing := [what for what, is_so in lacks.items() if is_so]:
+        yield _problem(
+            f"the policy network-qos has no access to the network: {', '.join(missing)}",
+            "install the drop-in koord-runtime-proxy.service.d/60-network.conf",
+        )
+
+
+def check_network(facts: Facts) -> Findings:
+    """Whether the node has what network QoS is made with."""
+    if "network-qos" not in {each.name for each in facts.policies}:
+        return
+    for feature, package in ((Feature.TC, "iproute2"), (Feature.NFT, "nftables")):
+        if feature not in facts.node.features:
+            yield _problem(
+                f"the policy network-qos is off: the node has no program {feature}", f"install {package}"
+            )
+    if not facts.node.strategies.system.total_network_bandwidth:
+        yield _warning(
+            "the policy network-qos is off: the node's bandwidth is not known",
+            "totalNetworkBandwidth in system-config, or the Node's annotation network-bandwidth",
         )
 
 
@@ -556,6 +590,7 @@ CHECKS: Final[Mapping[str, Callable[[Facts], Iterable[Finding]]]] = {
     "koordlet": check_koordlet,
     "hook servers": check_hook_servers,
     "kernel": check_kernel,
+    "network": check_network,
     "service": check_unit,
     "QoS manager": check_qos_manager,
     "state folder": check_state_folder,

@@ -329,7 +329,7 @@ class KernelSettings:
         self.problems = tuple(problems)
         return tuple(changes)
 
-    def _read(self, name: str, expected: str) -> str | None:
+    def _read(self, name: str, expected: str = "") -> str | None:
         # The kernel's value; None if it has no such setting. Raises OSError for all other failures.
         setting = kernel_setting(name)
         if setting is not None and setting.is_of_network:

@@ -60,7 +60,7 @@ POLICE_BURST_S: Final = 10
 """A limit of what is received takes a tenth of a second of it at once."""
 _MOST_COMMENT: Final = 120
 """Source: Linux include/uapi/linux/netfilter/nf_tables.h, libnftnl: comments have at most 128 bytes."""
-_UNKNOWN: Final = "its address is not known yet"
+_UNKNOWN: Final = "the runtime has not told its address yet"
 _RATE_TOLERANCE: Final = 500
 """`tc` shows a rate with three digits or more: one in so many parts."""
 
@@ -324,7 +324,7 @@ def _unfound(pod: NetworkPod, addresses: Sequence[str], match: HostMatch | str) 
         return match if isinstance(match, str) else ""
     if addresses:
         return ""
-    return _UNKNOWN if pod.addresses is None else "the runtime tells no address of it"
+    return _UNKNOWN if pod.addresses is None else "none of its addresses is one of a pod"
 
 
 def _free_minor(first: int, taken: Collection[int]) -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -32,6 +31,8 @@ Run = Callable[[Sequence[str], str], Output]
 
 def run_program(arguments: Sequence[str], commands: str) -> Output:
     """Run a program; see `Run`."""
+    import subprocess  # on few nodes
+
     try:
         done = subprocess.run(  # noqa: S603 - a path of this program's choice
             arguments,

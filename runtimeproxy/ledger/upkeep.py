@@ -98,6 +98,7 @@ class Upkeep:
         network: Has classes and limits of pods; None where it is not managed.
 
     Attributes:
+        network: See there.
         on_observed: Called with what claims with a lease are to leave to koordlet, and its feature gates.
         sees_writes: Whether the front end has pods repaired once somebody writes to them: they are compared
             less often then.
@@ -117,7 +118,6 @@ class Upkeep:
         answers: AnswerAudit | None = None,
         network: NetworkControl | None = None,
     ) -> None:
-        self._network = network
         self._store = store
         self._ledger = ledger
         self._books = ledger.books
@@ -161,6 +161,7 @@ class Upkeep:
         self._has_koordlet = False
         # What koordlet writes: what is observed only, and what is taken from it.
         self._koordlets: tuple[Collection[str], Collection[str]] = frozenset(), frozenset()
+        self.network = network
         self.on_observed: Callable[[Mapping[str, str]], None] = lambda _: None
         self.sees_writes: Callable[[], bool] = lambda: False
 
@@ -225,8 +226,8 @@ class Upkeep:
             ):
                 found = {field_of(name): each for name, each in tuple(values.items())}
                 self._books.unapplied.note(stage, target, "", found)
-        if self._network is not None:
-            self._note_network(self._network.left_out)
+        if self.network is not None:
+            self._note_network(self.network.left_out)
 
     def _note_network(self, left_out: Mapping[str, str]) -> None:
         """Notes the pods whose class or limits the network does not have."""

@@ -92,7 +92,8 @@ def seen_pod(answer: api_pb2.PodSandboxStatusResponse) -> PodRecord:
     found = (network.ip, *(each.ip for each in network.additional_ips[:MOST_ADDRESSES]))
     return replace(
         listed_pod(answer.status),
-        addresses=() if is_host_network else tuple(each for each in found if each),
+        # Without any it may have none yet.
+        addresses=() if is_host_network else tuple(each for each in found if each) or None,
         is_host_network=is_host_network,
         cgroup_parent=_cgroup_parent(info),
         overhead=resources_from_json(_member(linux, "overhead")),

@@ -69,7 +69,7 @@ class PodRecord:
     owners: Owners = field(default_factory=_no_entries)
     """Of the fields that policies have changed."""
     addresses: tuple[str, ...] | None = None
-    """Its IP addresses, as the runtime tells them; empty: it tells none. None: it was not asked yet."""
+    """Its IP addresses; empty: it is in the node's network. None: the runtime has not told them yet."""
     is_host_network: bool = False
     """Whether it is in the node's network namespace; only as good as `addresses` is known."""
     priority: int | None = None

@@ -31,6 +31,7 @@ from policies.cpuset import Cpuset
 from policies.gpu_env import GpuEnv
 from policies.group_identity import GroupIdentity
 from policies.memory_qos import MemoryQoS
+from policies.network_qos import NetworkQoS
 from policies.oom_score import SCORE, SCORES, OomScore
 from policies.rdma_devices import RdmaDevices
 from runtimeproxy.errors import RuntimeProxyError
@@ -41,8 +42,15 @@ from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import NodeFacts
 from runtimeproxy.node.snapshot import Feature, Node
 from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass
-from runtimeproxy.slo.names import BLKIO_QOS, CPU_BURST, CPU_QOS, MAX_ANNOTATION_LENGTH, MEMORY_QOS
-from runtimeproxy.slo.schema import ClassQoS, CpuPolicy, CpuQoS, QoSPolicies, QoSStrategy
+from runtimeproxy.slo.names import (
+    BLKIO_QOS,
+    CPU_BURST,
+    CPU_QOS,
+    MAX_ANNOTATION_LENGTH,
+    MEMORY_QOS,
+    NETWORK_QOS,
+)
+from runtimeproxy.slo.schema import ClassQoS, CpuPolicy, CpuQoS, QoSPolicies, QoSStrategy, System
 from runtimeproxy.slo.schema import MemoryQoSStrategy as MemoryStrategy
 from runtimeproxy.slo.strategies import Strategies
 
@@ -97,6 +105,7 @@ HOSTILE: dict[str, str] = {
     "blocks, not too many to be read": '{"blocks":['
     + ",".join('{"name":"../../x","type":"device","ioCfg":{"readBPS":1}}' for _ in range(100))
     + "]}",
+    "a bandwidth": '{"egressLimit":"' + "9" * READ_SIZE + '"}',
     "a limit percentage": '{"policy":"auto","minLimitPercent":' + "9" * READ_SIZE + "}",
 }
 
@@ -110,6 +119,8 @@ NODE = Node(
 )
 _POLICIES = QoSPolicies(cpu_policy=CpuPolicy.CORE_SCHED)
 CORE_SCHED_NODE = Node(strategies=Strategies(qos=replace(NODE.strategies.qos, policies=_POLICIES)))
+
+NETWORK_NODE = Node(strategies=Strategies(system=System(total_network_bandwidth=10**9)))
 
 KEPT_BYTES = 100_000
 """What a policy may keep of the annotations of pods that it was asked about."""
@@ -136,6 +147,7 @@ TURNS: dict[str, Callable[[ContainerView], object]] = {
     "block-io, pod": lambda view: BlockIO().pod(view.pod, NODE),
     "block-io": lambda view: BlockIO().container(view, NODE),
     "oom-score": lambda view: OomScore().container(view, Node()),
+    "network-qos, pod": lambda view: NetworkQoS().pod(view.pod, NETWORK_NODE),
 }
 KEYS = (
     RESOURCE_STATUS,
@@ -145,6 +157,7 @@ KEYS = (
     CPU_QOS,
     MEMORY_QOS,
     BLKIO_QOS,
+    NETWORK_QOS,
     SCORE,
     SCORES,
 )
