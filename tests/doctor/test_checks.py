@@ -30,8 +30,6 @@ from runtimeproxy.hooks.settings import PolicySettings
 from runtimeproxy.kubelet_endpoints import KubeletSetting, RunningKubelet
 from runtimeproxy.node.koordlet import Koordlet
 from runtimeproxy.node.snapshot import Feature, KubeletFacts, Node
-from runtimeproxy.slo.schema import System
-from runtimeproxy.slo.strategies import Strategies
 
 SOCKET = "/run/koord-runtimeproxy/runtimeproxy.sock"
 OURS = KubeletSetting("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint", f"unix://{SOCKET}")
@@ -230,9 +228,6 @@ def node(policy: str | None = "none", *features: str, static: int = 0) -> Node:
     cpus = {("uid", str(number)): frozenset({number}) for number in range(static)}
     kubelet = KubeletFacts(cpu_manager_policy=policy, static_cpus=cpus) if policy else None
     return Node(kubelet=kubelet, features=frozenset(features))
-
-
-WITH_BANDWIDTH = Strategies(system=System(total_network_bandwidth=10**9))
 
 
 def unit(**changes: str) -> dict[str, str]:
@@ -556,16 +551,6 @@ def unit(**changes: str) -> dict[str, str]:
             Severity.PROBLEM,
             "network-qos has no access to the network: it lacks CAP_NET_ADMIN",
             "60-network.conf",
-        ),
-        (
-            "network",
-            {
-                "policies": (PolicyFacts("network-qos"),),
-                "node": replace(node("none", Feature.TC), strategies=WITH_BANDWIDTH),
-            },
-            Severity.PROBLEM,
-            "network-qos is off: the node has no program nft",
-            "install nftables",
         ),
         (
             "network",
