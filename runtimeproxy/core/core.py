@@ -168,6 +168,7 @@ class Core:
                 network,
                 self.store,
                 runtime,
+                self.ledger.books.resolved,
                 threads.make("network"),
                 lambda: self._is_idle() or not self.upkeep.evaluator.has_evaluated,
             )

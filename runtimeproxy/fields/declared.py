@@ -337,7 +337,6 @@ DECLARED: tuple[Declaration, ...] = (
         only_set=True,
         levels=_ON_PODS,
         processes=formats.word_of_cgroup(network.CLASS_FIELD),
-        koordlet="TCNetworkQoS",
     ),
     *(
         Declaration(
@@ -346,7 +345,6 @@ DECLARED: tuple[Declaration, ...] = (
             only_set=True,
             levels=_ON_PODS,
             processes=formats.number_of_cgroup(name),
-            koordlet="TCNetworkQoS",
         )
         for name in (network.EGRESS_FIELD, network.INGRESS_FIELD)
     ),

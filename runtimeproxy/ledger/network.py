@@ -189,7 +189,11 @@ class NetworkControl:
             shares = _shares(expected)
             if shares is None:
                 return f"queueing disciplines {HANDLE} on {', '.join(ours) or 'no link'}"
-            link = self._chosen()
+            try:
+                link = self._chosen()
+            except OSError as error:
+                # A write says so; nothing is in the way of a release.
+                return error.strerror or str(error)
             if ours != [link]:
                 return f"{_shown(roots.get(link), link)}, ours is on {', '.join(ours) or 'none'}"
             present = tc_classes(self.tools.classes(link))
