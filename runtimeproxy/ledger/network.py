@@ -173,7 +173,7 @@ class NetworkControl:
 
     # The shares of the link: see `KernelSettings`.
 
-    def read(self, expected: str) -> str:
+    def read(self, expected: str, group: str = "") -> str:
         """Return `expected` if the kernel has it, `OFF` if nothing of ours is there, else what is there.
 
         Raises:
@@ -214,7 +214,7 @@ class NetworkControl:
                 self.on_asked()
             return expected
 
-    def write(self, value: str) -> None:
+    def write(self, value: str, group: str = "") -> None:
         """Make the link and our table so; `OFF` takes away all that is ours.
 
         Raises:
