@@ -153,7 +153,6 @@ class NetworkQoS(Policy):
         Input.STRATEGIES: PodSelector(namespaces=frozenset())
     }
     inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES})
-    optional_inputs: ClassVar[frozenset[Input]] = frozenset({Input.CGROUPS})
     strategy_parts: ClassVar[frozenset[str]] = frozenset({"network_qos"})
     features: ClassVar[frozenset[str]] = frozenset({Feature.TC, Feature.NFT, Feature.NET_ADMIN})
     sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from runtimeproxy.cgroups.resctrl import FOLDER as RESCTRL
+from runtimeproxy.cgroups.resctrl import ResctrlGroups
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.config.validation import owners_of, places_of
 from runtimeproxy.core.audit import AuditQueues
@@ -123,19 +125,23 @@ class Core:
         self.policies = PolicySet(settings, loader or PolicyLoader(), self.node, self.audit, servers, carried)
         self.policies.on_event.append(self._on_policies)
         journal = Journal(folder, boot_id)
+        groups = ResctrlGroups(Path(settings.node.sysfs_root) / RESCTRL)
         network = network_control(settings)
-        writer = (
-            CgroupWriter(Path(settings.cgroups.root), of_cgroups=network)
-            if settings.cgroups.enabled
-            else NoCgroups()
-        )
+        writer: CgroupWriter = NoCgroups()
+        if settings.cgroups.enabled:
+            writer = CgroupWriter(Path(settings.cgroups.root), resctrl=groups, of_cgroups=network)
         self.ledger = Ledger(writer, journal, boot_id)
         self.ledger.books.starts_as_requested = not carried.asks_about_creation(is_container=True)
         sysctls: KernelSettings | None = None
         if settings.cgroups.enabled:
             node = settings.node
             sysctls = KernelSettings(
-                folder, boot_id, Path(node.procfs_root) / "sys", sysfs=Path(node.sysfs_root), network=network
+                folder,
+                boot_id,
+                Path(node.procfs_root) / "sys",
+                sysfs=Path(node.sysfs_root),
+                groups=groups,
+                network=network,
             )
         answers = AnswerAudit(
             self.audit.claims,
@@ -162,6 +168,7 @@ class Core:
                 network,
                 self.store,
                 runtime,
+                self.ledger.books.resolved,
                 threads.make("network"),
                 lambda: self._is_idle() or not self.upkeep.evaluator.has_evaluated,
             )

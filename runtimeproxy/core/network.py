@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from runtimeproxy.cgroups.paths import path_or_none
+from runtimeproxy.fields.network import CLASS_FIELD, EGRESS_FIELD, INGRESS_FIELD
 from runtimeproxy.ledger.network import PodNetworkState
 from runtimeproxy.pods.inventory import RuntimeUnavailableError
 from runtimeproxy.pods.records import Lifecycle, PodRecord
@@ -44,6 +45,7 @@ class NetworkUpkeep:
     """Has classes and limits of pods made as they are asked for. Used in the event loop's thread.
 
     Args:
+        resolved: What is wanted of a pod, by its cgroup parent; after a restart before anything is written.
         executor: Runs programs, one at a time.
         is_idle: Whether the network is left alone: not all pods are evaluated, or another process decides.
     """
@@ -53,6 +55,7 @@ class NetworkUpkeep:
         control: NetworkControl,
         store: PodStore,
         client: PodClient,
+        resolved: Callable[[str], Mapping[str, int | str]],
         executor: Executor,
         is_idle: Callable[[], bool],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -60,6 +63,7 @@ class NetworkUpkeep:
         self.control = control
         self._store = store
         self._client = client
+        self._resolved = resolved
         self._executor = executor
         self._is_idle = is_idle
         self._sleep = sleep
@@ -92,6 +96,7 @@ class NetworkUpkeep:
                 checked_s = time.monotonic()
             self._changed.clear()
             try:
+                self._take_known()
                 await self._ask_addresses()
                 sync = partial(self.control.sync, self._running(), is_check=is_check)
                 if await loop.run_in_executor(self._executor, sync):
@@ -120,6 +125,16 @@ class NetworkUpkeep:
                 path = path_or_none(pod.cgroup_parent)
                 if path is not None and self.control.is_asked(path):
                     yield pod
+
+    def _take_known(self) -> None:
+        """Takes what the books want, as of the process before this one: the same is not written again."""
+        for pod in self._store.pods:
+            path = path_or_none(pod.cgroup_parent) if pod.state is Lifecycle.RUNNING else None
+            if path is not None and not self.control.is_asked(path):
+                values = self._resolved(pod.cgroup_parent)
+                for name in (CLASS_FIELD, EGRESS_FIELD, INGRESS_FIELD):
+                    if name in values:
+                        self.control.write_pod(name, path[-1], str(values[name]))
 
     async def _ask_addresses(self) -> None:
         """Asks once for the addresses of each pod with a class; again for those that it does not learn."""

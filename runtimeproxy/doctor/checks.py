@@ -10,12 +10,12 @@ from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+from runtimeproxy.cgroups.resctrl import FOLDER as RESCTRL
 from runtimeproxy.doctor.facts import Facts, SocketState
 from runtimeproxy.doctor.modes import suited_mode, switch_on
-from runtimeproxy.fields.anolis import lacking_text
 from runtimeproxy.kubelet_endpoints import DEFAULT_ENDPOINT, is_endpoint
 from runtimeproxy.node.koordlet import HOOKS, POLICY_GATES, Koordlet
-from runtimeproxy.node.snapshot import Feature
+from runtimeproxy.node.snapshot import Feature, lacks
 
 SERVICE: Final = "koord-runtime-proxy.service"
 MANAGER_SERVICE: Final = "koord-qos-manager.service"
@@ -300,7 +300,7 @@ def check_kernel(facts: Facts) -> Findings:
     for policy in facts.policies:
         if missing := sorted(policy.features - facts.node.features):
             is_fine = False
-            text = f"the policy {policy.name} does nothing: the kernel lacks {lacking_text(missing)}"
+            text = f"the policy {policy.name} does nothing: {lacks(missing)}"
             yield Finding(Severity.WARNING if policy.is_configured else Severity.OK, text)
     if is_fine:
         yield _ok("it has what the policies need")
@@ -342,6 +342,8 @@ def _rights_of(facts: Facts, unit: Mapping[str, str]) -> Findings:
     }
     if settings.cgroups.enabled:
         writable["cgroups.root"] = settings.cgroups.root
+        if "resctrl" in {each.name for each in facts.policies}:
+            writable["resctrl"] = f"{settings.node.sysfs_root}/{RESCTRL}"
     gpu_options = settings.policies["gpu-env"].options if "gpu-env" in settings.policies else {}
     if gpu_options.get("hami_vgpu_monitor"):
         library = str(gpu_options.get("hami_library_path", _HAMI_LIBRARY))
@@ -404,15 +406,12 @@ def _rights_of_network(unit: Mapping[str, str], capabilities: Sequence[str]) -> 
 
 
 def check_network(facts: Facts) -> Findings:
-    """Whether the node has what network QoS is made with."""
+    """Whether the node's bandwidth is known, if it is to be shared."""
     if "network-qos" not in {each.name for each in facts.policies}:
-        return
-    for feature, package in ((Feature.TC, "iproute2"), (Feature.NFT, "nftables")):
-        if feature not in facts.node.features:
-            yield _problem(
-                f"the policy network-qos is off: the node has no program {feature}", f"install {package}"
-            )
-    if not facts.node.strategies.system.total_network_bandwidth:
+        yield _ok("network-qos is off: the link is not shared")
+    elif facts.node.strategies.system.total_network_bandwidth:
+        yield _ok("the node's bandwidth is known")
+    else:
         yield _warning(
             "the policy network-qos is off: the node's bandwidth is not known",
             "totalNetworkBandwidth in system-config, or the Node's annotation network-bandwidth",

@@ -13,12 +13,27 @@ from typing import Final
 
 from runtimeproxy.fields.anolis import only_anolis
 from runtimeproxy.fields.network import NETWORK_QOS, OFF, shares_problem
+from runtimeproxy.vocabulary import RESCTRL_MOUNT_COMMAND
 
 SCHED_FEATURES: Final = "sched_features."
 """Begins the name of a feature of the scheduler, such as `sched_features.NEXT_BUDDY`: 1 is on, 0 off."""
 SCHED_FEATURE_FILES: Final = ("kernel/debug/sched/features", "kernel/debug/sched_features")
 """Below sysfs. Source: Koordinator pkg/koordlet/util/system; Linux kernel/sched/debug.c, which moved the file
 in 5.13."""
+RESCTRL_GROUPS: Final = "resctrl."
+"""Begins the name of a resctrl group of a class, such as `resctrl.BE`; its value is the group's schemata."""
+RESCTRL_SCHEMATA: Final = (
+    r"(?:(?:L3(?:CODE|DATA)?|MB):[0-9]{1,9}=[0-9a-f]{1,16}(?:;[0-9]{1,9}=[0-9a-f]{1,16}){0,255}"
+    r"(?:,(?!$)|$)){1,3}"
+)
+"""The lines of a schemata file as one word, with commas between them: `L3:0=3f;1=3f,MB:0=20;1=20`; masks in
+hexadecimal, bandwidths in decimal. Source: Linux Documentation/filesystems/resctrl.rst."""
+RESCTRL: Final = "resctrl"
+NETWORK: Final = "network"
+NO_NETWORK: Final = "the network is not managed here: node.procfs_root is not the node's own procfs"
+NO_GROUP: Final = "none"
+"""The value of a resctrl group that is not there."""
+_RESCTRL_GROUP: Final = re.compile(r"LSR|LS|BE")
 _SCHED_FEATURE: Final = re.compile(r"(?!NO_)[A-Z][A-Z0-9_]{0,63}")
 """Source: Linux kernel/sched/features.h; `NO_` before a name switches it off."""
 
@@ -34,14 +49,22 @@ class KernelSetting:
     """The least value is 0."""
     absent: str = "0"
     """What a kernel without it does: wanted there, nothing is missing."""
-    is_of_network: bool = False
-    """Whether it is no file: `ledger/network.py` has it, and `absent` is its value where nothing is set."""
+    access: str = ""
+    """`RESCTRL` or `NETWORK` for objects that are ours alone: `absent` is its value without them.
+    Empty if it is a file."""
     feature: str = ""
     """The scheduler's name of it, where the file lists many; empty if the file has this one value."""
+    group: str = ""
+    """The class of a resctrl group, which is made by its first value, and removed where no policy wants it:
+    see `cgroups/resctrl.py`."""
 
     @property
     def missing(self) -> str:
         """Why a kernel may lack it, for people."""
+        if self.access == NETWORK:
+            return NO_NETWORK
+        if self.access == RESCTRL:
+            return f"resctrl is not mounted: {RESCTRL_MOUNT_COMMAND}"
         if self.feature:
             return f"the kernel has no scheduler feature {self.feature}, or debugfs is not mounted"
         return f"the kernel has no {self.name}: {only_anolis(self.name) or 'it is not built with it'}"
@@ -64,7 +87,10 @@ class KernelSetting:
 
     def problem_of(self, value: object) -> str:
         """Return why a value cannot be set; empty if it can."""
-        if self.is_of_network:
+        if self.access == RESCTRL:
+            is_schemata = isinstance(value, str) and re.fullmatch(RESCTRL_SCHEMATA, value)
+            return "" if is_schemata else "takes schemata such as L3:0=3f;1=3f,MB:0=20;1=20"
+        if self.access == NETWORK:
             return shares_problem(value)
         if type(value) is int and 0 <= value <= self.maximum:
             return ""
@@ -79,7 +105,7 @@ KERNEL_SETTINGS: Final[Mapping[str, KernelSetting]] = {
             name="mm.memcg_reaper.reap_background", files=("kernel/mm/memcg_reaper/reap_background",)
         ),
         KernelSetting(name="mm.pagecache_limit.enabled", files=("kernel/mm/pagecache_limit/enabled",)),
-        KernelSetting(name=NETWORK_QOS, files=(), absent=OFF, is_of_network=True),
+        KernelSetting(name=NETWORK_QOS, files=(), absent=OFF, access=NETWORK),
     )
 }
 
@@ -88,6 +114,11 @@ def kernel_setting(name: object) -> KernelSetting | None:
     """Return the setting with a name; None if there is none, so also for each sysctl."""
     if not isinstance(name, str):
         return None
+    group = name.removeprefix(RESCTRL_GROUPS)
+    if group != name:
+        if not _RESCTRL_GROUP.fullmatch(group):
+            return None
+        return KernelSetting(name=name, files=(), absent=NO_GROUP, access=RESCTRL, group=group)
     feature = name.removeprefix(SCHED_FEATURES)
     if feature == name:
         return KERNEL_SETTINGS.get(name)

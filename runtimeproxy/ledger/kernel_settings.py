@@ -18,11 +18,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple, Protocol
 
+from runtimeproxy.cgroups.resctrl import FOLDER, ResctrlGroups
+from runtimeproxy.cgroups.writer import explain
 from runtimeproxy.counts import Counts
 from runtimeproxy.documents.reading import InputError
 from runtimeproxy.errors import described
 from runtimeproxy.fields.anolis import only_anolis
-from runtimeproxy.fields.kernel_settings import kernel_setting
+from runtimeproxy.fields.kernel_settings import NETWORK, RESCTRL, kernel_setting
 from runtimeproxy.hooks.fields import KERNEL_SETTINGS, SYSCTL, SYSCTL_NAME
 from runtimeproxy.ledger.foreign import ForeignWriters
 from runtimeproxy.ledger.unapplied import UnappliedCause, Withheld
@@ -44,7 +46,6 @@ MOST_WAIT_S: Final = 1.0
 """How long a thread waits for another one's write, which takes microseconds."""
 DROP_IN: Final = "koord-runtime-proxy.service.d/60-system-config.conf"
 """In the folder `systemd`."""
-NO_NETWORK: Final = "the network is not managed here: node.procfs_root is not the node's own procfs"
 _SYSCTLS: Final = "sysctls"
 _PATH: Final = ("sysctl",)
 """In place of a cgroup's path, for the foreign writers."""
@@ -62,13 +63,16 @@ class SettingChange(NamedTuple):
 
 
 class SettingAccess(Protocol):
-    """Reads and writes a setting that is no file; both raise OSError with a text for people."""
+    """Reads and writes settings that are no files; both raise OSError with a text for people.
 
-    def read(self, expected: str) -> str:
-        """Return `expected` if the kernel has it, or what it has instead."""
+    `group` is that of the setting.
+    """
+
+    def read(self, expected: str, group: str) -> str | None:
+        """Return `expected` if the kernel has it, or what it has instead; None if it has no such setting."""
         ...
 
-    def write(self, value: str) -> None: ...
+    def write(self, value: str, group: str) -> None: ...
 
 
 class _Ours(NamedTuple):
@@ -83,6 +87,7 @@ class KernelSettings:
         root: where the kernel shows sysctls.
         clock: in seconds.
         sysfs: where the kernel shows the others.
+        groups: those of resctrl; None for those below `sysfs`.
         network: reads and writes the one of the network, which is no file; None where that is not managed.
 
     Attributes:
@@ -99,6 +104,7 @@ class KernelSettings:
         root: Path = DEFAULT_ROOT,
         clock: Callable[[], float] = time.monotonic,
         sysfs: Path = DEFAULT_SYSFS,
+        groups: ResctrlGroups | None = None,
         network: SettingAccess | None = None,
     ) -> None:
         effect = "what a process before this one has set is not given back"
@@ -108,7 +114,8 @@ class KernelSettings:
         )
         self._root = root
         self._sysfs = sysfs
-        self._network = network
+        self.groups = groups or ResctrlGroups(sysfs / FOLDER)
+        self._accesses: Mapping[str, SettingAccess | None] = {RESCTRL: self.groups, NETWORK: network}
         self._lock = Lock()
         self._ours: dict[str, _Ours] | None = None
         self._wanted: Mapping[str, int | str] = {}
@@ -146,13 +153,17 @@ class KernelSettings:
             changes.append(self._unreadable(error))
         return self._reported(changes)
 
-    def verify(self) -> tuple[SettingChange, ...]:
-        """Compare what is wanted with the kernel's values, and write it again; in a worker thread."""
+    def verify(self, *, among: str = "") -> tuple[SettingChange, ...]:
+        """Compare what is wanted with the kernel's values, and write it again; in a worker thread.
+
+        `among`: what names begin with; empty for all.
+        """
         changes: list[SettingChange] = []
         try:
             with self._alone() as ours:
                 for name, value in self._wanted.items():
-                    changes += self._set(ours, name, str(value), is_check=True)
+                    if name.startswith(among):
+                        changes += self._set(ours, name, str(value), is_check=True)
         except OSError as error:
             changes.append(self._unreadable(error))
         return self._reported(changes)
@@ -246,8 +257,6 @@ class KernelSettings:
                 setting = kernel_setting(name)
                 if setting is not None and value == setting.absent:
                     return None
-                if setting is not None and setting.is_of_network:
-                    return Withheld((), UnappliedCause.NO_FILE, NO_NETWORK, value)
                 why = setting.missing if setting is not None else _no_sysctl(name)
                 return Withheld((), UnappliedCause.NO_FILE, why, value)
             if present != value:
@@ -261,7 +270,7 @@ class KernelSettings:
         try:
             present = self._read(name, value)
         except OSError as error:
-            return [SettingChange(name, "", value, _explained(error, name))]
+            return [SettingChange(name, "", value, _explained(name, error))]
         if present is None:
             return []
         before = ours.get(name)
@@ -281,7 +290,7 @@ class KernelSettings:
                 del ours[name]
             else:
                 ours[name] = before
-            return [SettingChange(name, present, value, _explained(error, name))]
+            return [SettingChange(name, present, value, _explained(name, error))]
         return [SettingChange(name, present, value)] if present != value else []
 
     def _is_left(self, name: str, mine: _Ours, present: str, *, is_check: bool) -> bool:
@@ -306,7 +315,7 @@ class KernelSettings:
                 self._write(name, mine.original)
                 changes.append(SettingChange(name, present, mine.original))
         except OSError as error:
-            return [SettingChange(name, present, mine.original, _explained(error, name))]
+            return [SettingChange(name, present, mine.original, _explained(name, error))]
         del ours[name]
         self._foreign_writers.forget(_PATH, name)
         with suppress(OSError):  # it is compared with the kernel's value at the next start
@@ -332,8 +341,9 @@ class KernelSettings:
     def _read(self, name: str, expected: str = "") -> str | None:
         # The kernel's value; None if it has no such setting. Raises OSError for all other failures.
         setting = kernel_setting(name)
-        if setting is not None and setting.is_of_network:
-            return self._network.read(expected or setting.absent) if self._network is not None else None
+        if setting is not None and setting.access:
+            access = self._accesses[setting.access]
+            return None if access is None else access.read(expected or setting.absent, setting.group)
         for path in self._paths(name):
             with suppress(FileNotFoundError):
                 text = path.read_text(encoding="ascii", errors="replace")
@@ -342,9 +352,9 @@ class KernelSettings:
 
     def _write(self, name: str, value: str) -> None:
         setting = kernel_setting(name)
-        if setting is not None and setting.is_of_network:
-            if self._network is not None:
-                self._network.write(value)
+        if setting is not None and setting.access:
+            if (access := self._accesses[setting.access]) is not None:
+                access.write(value, setting.group)
             return
         path = next((each for each in self._paths(name) if each.exists()), self._paths(name)[0])
         path.write_text((value if setting is None else setting.written(value)) + "\n", encoding="ascii")
@@ -390,7 +400,7 @@ def _parsed(group: str, saved: Mapping[str, Any]) -> dict[str, _Ours]:
 def _absent_of(name: str) -> str | None:
     """What stands for nothing of ours, of a setting that is ours alone; None for all others."""
     setting = kernel_setting(name)
-    return setting.absent if setting is not None and setting.is_of_network else None
+    return setting.absent if setting is not None and setting.access else None
 
 
 def _is_given_back(name: str, mine: _Ours, present: str) -> bool:
@@ -413,11 +423,11 @@ def _no_sysctl(name: str) -> str:
     return f"the kernel has no such sysctl: {why}" if why else "the kernel has no such sysctl"
 
 
-def _explained(error: OSError, name: str) -> str:
+def _explained(name: str, error: OSError) -> str:
     """The text of an error, with what a service of systemd may lack."""
     setting = kernel_setting(name)
-    if setting is not None and setting.is_of_network:
-        return error.strerror or str(error)
+    if setting is not None and setting.access:
+        return explain(error, "") if setting.access == RESCTRL else error.strerror or str(error)
     text = described(error)
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{text}; the systemd unit may write it with a drop-in only, {DROP_IN} for one"

@@ -173,7 +173,7 @@ class NetworkControl:
 
     # The shares of the link: see `KernelSettings`.
 
-    def read(self, expected: str) -> str:
+    def read(self, expected: str, group: str = "") -> str:
         """Return `expected` if the kernel has it, `OFF` if nothing of ours is there, else what is there.
 
         Raises:
@@ -189,7 +189,11 @@ class NetworkControl:
             shares = _shares(expected)
             if shares is None:
                 return f"queueing disciplines {HANDLE} on {', '.join(ours) or 'no link'}"
-            link = self._chosen()
+            try:
+                link = self._chosen()
+            except OSError as error:
+                # A write says so; nothing is in the way of a release.
+                return error.strerror or str(error)
             if ours != [link]:
                 return f"{_shown(roots.get(link), link)}, ours is on {', '.join(ours) or 'none'}"
             present = tc_classes(self.tools.classes(link))
@@ -210,7 +214,7 @@ class NetworkControl:
                 self.on_asked()
             return expected
 
-    def write(self, value: str) -> None:
+    def write(self, value: str, group: str = "") -> None:
         """Make the link and our table so; `OFF` takes away all that is ours.
 
         Raises:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
+from runtimeproxy.fields.anolis import lacking_text
 from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
+from runtimeproxy.node.resctrl import Resctrl
 from runtimeproxy.qos import PRIORITY_CLASS_LABEL, KubeQoSClass, QoSClass
 from runtimeproxy.slo.strategies import PodStrategy, Strategies, StrategyTraits
 
@@ -24,7 +26,7 @@ class Input(StrEnum):
     CPUS = "cpus"
     MEMORY = "memory"
     CGROUPS = "cgroups"
-    """`cgroup_driver`, `features`, and the files and controllers of `facts`."""
+    """`cgroup_driver`, `features`, `resctrl`, and the files and controllers of `facts`."""
     BLOCK_DEVICES = "block-devices"
     DEVICES = "devices"
     """The devices of the host that containers may get."""
@@ -65,6 +67,7 @@ class Feature(StrEnum):
     """Pressure of cgroups: `cpu.pressure`."""
     RESCTRL = "resctrl"
     """The file system resctrl, mounted or not."""
+    RESCTRL_MOUNTED = "resctrl-mounted"
     CORE_SCHED = "core-sched"
     """Core scheduling: tasks can have cookies, or one of the switches of Anolis kernels is there: the sysctl
     `kernel.sched_core`, or `CORE_SCHED` in the scheduler's features."""
@@ -81,9 +84,9 @@ class Feature(StrEnum):
     IO_COST = "io-cost"
     """`blkio.cost.qos`, `io.cost.qos`."""
     TC = "tc"
-    """The program `tc` of iproute2, and the node's own procfs; network QoS needs it."""
+    """The program `tc`, and the node's own procfs; network QoS needs it, as the next two."""
     NFT = "nft"
-    """The program `nft`, likewise."""
+    """The program `nft`."""
     NET_ADMIN = "net-admin"
     """The capability CAP_NET_ADMIN of this process."""
     MEMORY_PROTECTION = "memory-protection"
@@ -91,6 +94,23 @@ class Feature(StrEnum):
     MEMORY_PRIORITY = "memory-priority"
     MEMORY_OOM_GROUP = "memory-oom-group"
     MEMORY_PAGECACHE_LIMIT = "memory-pagecache-limit"
+
+
+_OF_THE_NODE: Final[Mapping[str, str]] = {
+    Feature.TC: "the program tc (iproute2)",
+    Feature.NFT: "the program nft (nftables)",
+    Feature.NET_ADMIN: "CAP_NET_ADMIN, which the unit has with the drop-in 60-network.conf",
+}
+"""Features that are none of the kernel's."""
+
+
+def lacks(features: Collection[str]) -> str:
+    """Return who lacks these features, for people, such as `the kernel lacks bvt`."""
+    of_kernel = [each for each in features if each not in _OF_THE_NODE]
+    of_node = [text for each, text in _OF_THE_NODE.items() if each in features]
+    texts = [f"the kernel lacks {lacking_text(of_kernel)}"] if of_kernel else []
+    texts += [f"the node lacks {', '.join(of_node)}"] if of_node else []
+    return "; ".join(texts)
 
 
 class Cpu(NamedTuple):
@@ -146,7 +166,7 @@ class Pools(NamedTuple):
 FIELDS: Final[Mapping[Input, tuple[str, ...]]] = {
     Input.CPUS: ("cpus",),
     Input.MEMORY: ("memory_bytes",),
-    Input.CGROUPS: ("cgroup_driver", "features"),
+    Input.CGROUPS: ("cgroup_driver", "features", "resctrl"),
     Input.BLOCK_DEVICES: ("block_devices",),
     Input.DEVICES: ("devices",),
     Input.KUBELET: ("kubelet",),
@@ -208,6 +228,8 @@ class Node:
     """The kubelet's: `systemd` or `cgroupfs`; None: not known."""
     features: frozenset[str] = frozenset()
     """Of the kernel: `Feature`."""
+    resctrl: Resctrl | None = None
+    """The caches and bandwidths that groups can have parts of; None: resctrl is not mounted, or not known."""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     capacity: Mapping[str, int] | None = None

@@ -11,7 +11,7 @@ import pytest
 
 from runtimeproxy.core import network
 from runtimeproxy.core.network import NetworkUpkeep
-from runtimeproxy.fields.network import CLASS_FIELD
+from runtimeproxy.fields.network import CLASS_FIELD, EGRESS_FIELD
 from runtimeproxy.ledger.network import NetworkControl, PodNetworkState
 from runtimeproxy.pods.inventory import RuntimeUnavailableError
 from runtimeproxy.pods.records import Lifecycle, PodRecord
@@ -60,6 +60,7 @@ class Scene:
     control: Control
     runtime: Runtime
     store: PodStore
+    books: dict[str, dict[str, int | str]]
     is_idle: bool = False
 
     def run_pod(self, name: str, *addresses: str, qos: str = "BE") -> PodRecord:
@@ -89,8 +90,11 @@ async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
     monkeypatch.setattr(network, "GATHER_S", 0.001)
     control, runtime, store = Control(), Runtime(), PodStore()
     with ThreadPoolExecutor(1) as executor:
-        upkeep = NetworkUpkeep(control, store, runtime, executor, lambda: made.is_idle)
-        made = Scene(upkeep, control, runtime, store)
+        books: dict[str, dict[str, int | str]] = {}
+        upkeep = NetworkUpkeep(
+            control, store, runtime, lambda cgroup: books.get(cgroup, {}), executor, lambda: made.is_idle
+        )
+        made = Scene(upkeep, control, runtime, store, books)
         task = asyncio.create_task(upkeep.run())  # noqa: TID251 - ended below
         yield made
         task.cancel()
@@ -113,6 +117,19 @@ async def test_pods_without_a_class_are_not_asked_about(scene: Scene) -> None:
     scene.run_pod("b", "10.0.0.2")
     await scene.wait_for(lambda: scene.told().get("b") is not None)
     assert scene.runtime.asked == ["b"]
+
+
+async def test_what_the_process_before_this_one_wanted_is_known(scene: Scene) -> None:
+    """The ledger does not write it again."""
+    scene.is_idle = True
+    scene.books["/kubepods/a"] = {CLASS_FIELD: "LS", EGRESS_FIELD: 8_000_000, "cpu.shares": 2}
+    scene.run_pod("a", "10.0.0.1", qos="")
+    scene.run_pod("b", "10.0.0.2", qos="")
+    scene.control.told.clear()
+    scene.is_idle = False
+    await scene.wait_for(lambda: scene.told() == {"a": ("10.0.0.1",), "b": None})
+    assert scene.control.read_pod(CLASS_FIELD, "a") == "LS"
+    assert scene.control.read_pod(EGRESS_FIELD, "a") == "8000000"
 
 
 async def test_a_runtime_that_is_away_is_asked_again(scene: Scene) -> None:

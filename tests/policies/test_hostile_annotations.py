@@ -34,12 +34,14 @@ from policies.memory_qos import MemoryQoS
 from policies.network_qos import NetworkQoS
 from policies.oom_score import SCORE, SCORES, OomScore
 from policies.rdma_devices import RdmaDevices
+from policies.resctrl import ResctrlPolicy
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, PodView
 from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import NodeFacts
+from runtimeproxy.node.resctrl import BandwidthAllocation, BandwidthUnit, CacheAllocation, Resctrl
 from runtimeproxy.node.snapshot import Feature, Node
 from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass
 from runtimeproxy.slo.names import (
@@ -49,6 +51,7 @@ from runtimeproxy.slo.names import (
     MAX_ANNOTATION_LENGTH,
     MEMORY_QOS,
     NETWORK_QOS,
+    RESCTRL,
 )
 from runtimeproxy.slo.schema import ClassQoS, CpuPolicy, CpuQoS, QoSPolicies, QoSStrategy, System
 from runtimeproxy.slo.schema import MemoryQoSStrategy as MemoryStrategy
@@ -105,6 +108,12 @@ HOSTILE: dict[str, str] = {
     "blocks, not too many to be read": '{"blocks":['
     + ",".join('{"name":"../../x","type":"device","ioCfg":{"readBPS":1}}' for _ in range(100))
     + "]}",
+    "ranges of caches": '{"llc":{"schemataPerCache":['
+    + ",".join(f'{{"cacheID":{each},"range":[0,30]}}' for each in range(SIZE // 32))
+    + "]}}",
+    "ranges of caches, not too many to be read": '{"llc":{"schemataPerCache":['
+    + ",".join(f'{{"cacheID":{each},"range":[0,30]}}' for each in range(900))
+    + "]}}",
     "a bandwidth": '{"egressLimit":"' + "9" * READ_SIZE + '"}',
     "a limit percentage": '{"policy":"auto","minLimitPercent":' + "9" * READ_SIZE + "}",
 }
@@ -114,6 +123,10 @@ NODE = Node(
     facts=NodeFacts(controllers={"blkio": 1}),
     features=frozenset({Feature.IO_LIMITS}),
     block_devices=BlockDevices({"a": "8:0"}),
+    resctrl=Resctrl(
+        caches={"L3": CacheAllocation(mask=0x7FF, ids=(0, 1))},
+        bandwidth=BandwidthAllocation(ids=(0, 1), unit=BandwidthUnit.PERCENT, least=10, step=10),
+    ),
     strategies=Strategies(qos=QoSStrategy(lsr_class=_CLASS, ls_class=_CLASS, be_class=_CLASS)),
     normalization_ratio=1.2,
 )
@@ -146,6 +159,7 @@ TURNS: dict[str, Callable[[ContainerView], object]] = {
     "memory-qos, pod": lambda view: MemoryQoS().pod(view.pod, NODE),
     "block-io, pod": lambda view: BlockIO().pod(view.pod, NODE),
     "block-io": lambda view: BlockIO().container(view, NODE),
+    "resctrl, pod": lambda view: ResctrlPolicy().pod(view.pod, NODE),
     "oom-score": lambda view: OomScore().container(view, Node()),
     "network-qos, pod": lambda view: NetworkQoS().pod(view.pod, NETWORK_NODE),
 }
@@ -158,6 +172,7 @@ KEYS = (
     MEMORY_QOS,
     BLKIO_QOS,
     NETWORK_QOS,
+    RESCTRL,
     SCORE,
     SCORES,
 )

@@ -261,6 +261,7 @@ def test_a_node_without_the_programs_or_the_right_has_it_off(lacking: Feature) -
     features = frozenset({Feature.TC, Feature.NFT, Feature.NET_ADMIN})
     given = node(features=features - {lacking})
     assert unmet_on(bind(NetworkQoS()), given) == Unmet(features=(lacking,))
+    assert str(Unmet(features=(lacking,))).startswith("the node lacks ")
     assert unmet_on(bind(NetworkQoS()), node(features=features)) is None
 
 
