@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -59,11 +59,17 @@ class Flow:
     """One connection from `sender` to an address of `receiver`, which sends as fast as it can.
 
     Args:
+        sender: None is the namespace of this process.
         procs: `cgroup.procs` of the cgroup that a process of its own sends from; None: this process sends.
     """
 
     def __init__(
-        self, sender: Namespace, receiver: Namespace, address: str, family: Family, procs: Path | None = None
+        self,
+        sender: Namespace | None,
+        receiver: Namespace,
+        address: str,
+        family: Family,
+        procs: Path | None = None,
     ) -> None:
         kind = socket.AF_INET if family == 4 else socket.AF_INET6
         self.family: Family = family
@@ -80,10 +86,11 @@ class Flow:
             listener.listen(1)
             port = listener.getsockname()[1]
             if procs is not None:
-                command = (*sender.wrapper, sys.executable, _SENDER, str(procs), address, str(port))
+                wrapper = sender.wrapper if sender is not None else ()
+                command = (*wrapper, sys.executable, _SENDER, str(procs), address, str(port))
                 self._process = subprocess.Popen(command)
             else:
-                with sender.entered():
+                with sender.entered() if sender is not None else nullcontext():
                     client = socket.socket(kind, socket.SOCK_STREAM)
                 self.sending = _End(client, sends=True)
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
@@ -178,15 +185,15 @@ class Load:
                         return
 
 
-def steady_mbit(load: Load) -> list[float]:
+def steady_mbit(load: Load, window_s: float = _WINDOW_S) -> list[float]:
     """The rate of each group when senders have found theirs: slow start and filling queues are no part of it.
 
     Measures windows until one has the rates of the one before, as far as a window can tell: on a busy machine
     some are short of CPU time.
     """
-    before = load.mbit_per_second(_WINDOW_S)
+    before = load.mbit_per_second(window_s)
     for _ in range(_MOST_WINDOWS):
-        now = load.mbit_per_second(_WINDOW_S)
+        now = load.mbit_per_second(window_s)
         if all(abs(one - other) < _STEADY * max(one, other) for one, other in zip(now, before, strict=True)):
             return [(one + other) / 2 for one, other in zip(now, before, strict=True)]
         before = now

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from tests.lab.node_objects import NodeObjects
 from tests.lab.programs import debian_program, missing, run
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 from tests.network.namespaces import Namespace, NodeNetwork, PodNamespace
-from tests.network.rules import Contents, Rules, contents_of, rules_of
+from tests.network.rules import TABLE, Contents, Rules, contents_of, rules_of
 
 _KERNEL_NEEDS: Final = {
     "virtual Ethernet": "ip link add eth0 type veth peer name eth1",
@@ -41,12 +41,18 @@ _KERNEL_NEEDS: Final = {
 TOTAL_MBIT: Final = 60
 GUARANTEES_MBIT: Final = {"SYSTEM": 15, "LS": 30, "BE": 15}
 CEILINGS_MBIT: Final = {"SYSTEM": TOTAL_MBIT, "LS": 50, "BE": 20}
+QOS_CLASSES: Final = ("LS", "BE", "LSR", "SYSTEM")
 LIMITS: Final = "koordinator.sh/networkQOS"
 """A pod's annotation. Source: Koordinator apis/extension/resource.go, AnnotationNetworkQOS."""
 _CONFIG: Final = """
 [policies.network-qos]
 enabled = true
 """
+
+
+def addresses_of(number: int) -> tuple[str, str]:
+    """The addresses of a pod without a namespace."""
+    return f"10.88.200.{number}", f"2001:db8:88::c8{number:02x}"
 
 
 def strategies(total_mbit: int = TOTAL_MBIT) -> Mapping[str, object]:
@@ -97,6 +103,16 @@ def hidden(program: Path) -> tuple[str, ...]:
     return ("unshare", "--mount", "sh", "-c", 'mount --bind /dev/null "$0" && exec "$@"', str(program))
 
 
+class ComparingProcess(ProxyProcess):
+    """A daemon that soon sees what other programs have changed."""
+
+    def command(self) -> list[str]:
+        """Its command line, without the wrapper."""
+        return [
+            "tests.network.comparing_daemon" if word == "runtimeproxy" else word for word in super().command()
+        ]
+
+
 class Stand:
     """A node with runtime, daemon and client; `start` starts the daemon.
 
@@ -105,10 +121,19 @@ class Stand:
         node: the namespace in which the daemon runs.
         network: the whole network, for pods with traffic.
         without: a program that the daemon does not find.
+        wrapper: more words before the daemon's command.
+        compares_often: whether the daemon compares every 2 s; usually every minute.
     """
 
     def __init__(
-        self, folder: Path, node: Namespace, network: NodeNetwork | None = None, *, without: str = ""
+        self,
+        folder: Path,
+        node: Namespace,
+        network: NodeNetwork | None = None,
+        *,
+        without: str = "",
+        wrapper: tuple[str, ...] = (),
+        compares_often: bool = False,
     ) -> None:
         self.folder = folder
         self.node = node
@@ -124,11 +149,11 @@ class Stand:
             "KOORD_RUNTIMEPROXY_CGROUPS_ROOT": str(folder / "cgroup"),
             "PATH": f"{self._gated_programs(folder / 'bin')}:{os.environ['PATH']}",
         }
-        wrapper = (*node.wrapper, *(hidden(debian_program(without)) if without else ()))
+        wrapper = (*node.wrapper, *(hidden(debian_program(without)) if without else ()), *wrapper)
         options = ProxyOptions(
             str(folder / "runtime.sock"), config=_CONFIG, environment=environment, wrapper=wrapper
         )
-        self.daemon = ProxyProcess(folder, options)
+        self.daemon = (ComparingProcess if compares_often else ProxyProcess)(folder, options)
         self.objects = NodeObjects(self.daemon.objects_folder)
         self._numbers = itertools.count(1)
         self._stack = ExitStack()
@@ -151,6 +176,15 @@ class Stand:
             return rules if rules.root["kind"] == "htb" and rules.class_count >= 4 else None
 
         return wait_until(found, "classes at the uplink", timeout_s)
+
+    def wait_for_off(self) -> None:
+        """Waits until nothing of ours is left."""
+
+        def is_off() -> bool:
+            rules = self.rules()
+            return rules.root["handle"] == "0:" and ("inet", TABLE) not in rules.tables
+
+        wait_until(is_off, "neither classes nor a table")
 
     def rules(self) -> Rules:
         """What the node's namespace has."""
@@ -177,6 +211,19 @@ class Stand:
                 yield RunningPod(pod, network)
             finally:
                 self.remove(pod)
+
+    def addressed_pod(self, number: int) -> Pod:
+        """Runs a pod without a namespace, whose addresses the runtime tells. Every third one has limits."""
+        limits = {"egressLimit": "5M", "ingressLimit": "6M"}
+        annotations = {LIMITS: json.dumps(limits)} if number % 3 == 0 else {}
+        qos, uid = QOS_CLASSES[number % len(QOS_CLASSES)], f"addressed-{number}"
+        config = pod_sandbox_config(f"addressed{number}", uid=uid, qos=qos, annotations=annotations)
+        self.runtime.state.pod_ips[uid] = addresses_of(number)
+        return self.run(config)
+
+    def wait_for_addressed_pods(self, numbers: Iterable[int]) -> None:
+        """Waits until nft has the addresses of these pods."""
+        self.wait_for_words(*(address for number in numbers for address in addresses_of(number)))
 
     def run(self, config: api_pb2.PodSandboxConfig) -> Pod:
         """Runs a pod as the kubelet does, which makes its cgroup first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,11 +16,9 @@ from tests.network.namespaces import (
     NodeNetwork,
     tap_uplink,
 )
-from tests.network.rules import add_foreign_rules, assert_others_stay, rules_of
+from tests.network.rules import TABLE, add_foreign_rules, assert_others_stay, rules_of
 from tests.network.stand import Stand, need_network_namespaces
 
-_REPAIRED_WITHIN_S = 45.0
-"""A little more than the ledger's period of 30 s."""
 _OFF = "[policies.network-qos]\nenabled = false\n"
 
 
@@ -85,8 +84,10 @@ def test_a_bridged_uplink_without_queue_has_none_again(socket_folder: Path) -> N
             stand.start()
             with stand.pod("LS", {"ingressLimit": "12M", "egressLimit": "8M"}), stand.pod("BE"):
                 assert_others_stay(before, stand.rules())
+            with stand.pod("BE"):
                 switch_off(stand)
-                wait_until(lambda: stand.rules() == before, "the rules of before")
+                stand.wait_for_off()
+            assert stand.rules() == before
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_a_bridged_uplink_without_queue_has_none_again(socket_folder: Path) -> N
 )
 def test_a_foreign_root_qdisc_is_never_replaced(node: Namespace, socket_folder: Path, batch: str) -> None:
     """The policy is off and says why; when the owner has taken its qdisc away, it works."""
-    with tap_uplink(node, 1), Stand(socket_folder, node) as stand:
+    with tap_uplink(node, 1), Stand(socket_folder, node, compares_often=True) as stand:
         node.batch("tc", batch)
         before = stand.rules()
         stand.configure()
@@ -114,7 +115,7 @@ def test_a_foreign_root_qdisc_is_never_replaced(node: Namespace, socket_folder: 
         assert stand.rules().qdiscs == before.qdiscs
         assert stand.rules().classes == before.classes
         node.run("tc", "qdisc", "delete", "dev", UPLINK, "root")
-        stand.wait_for_classes(_REPAIRED_WITHIN_S)
+        stand.wait_for_classes()
 
 
 @pytest.mark.parametrize("program", ["tc", "nft"])
@@ -125,3 +126,32 @@ def test_a_missing_program_is_named(node: Namespace, socket_folder: Path, progra
         stand.daemon.start()
         assert program in stand.wait_for_problem(program)
         assert stand.rules() == before
+
+
+def delete_table(stand: Stand) -> None:
+    stand.node.run("nft", "delete", "table", "inet", TABLE)
+
+
+def delete_qdisc(stand: Stand) -> None:
+    stand.node.run("tc", "qdisc", "delete", "dev", UPLINK, "root")
+
+
+def delete_class_and_addresses(stand: Stand) -> None:
+    stand.node.run("nft", "flush", "map", "inet", TABLE, "class4")
+    own = stand.rules().classes[UPLINK]
+    (minor,) = (found[1] for found in re.finditer(r"class htb (\S+) .* ceil 5Mbit", own))
+    stand.node.run("tc", "class", "delete", "dev", UPLINK, "classid", minor)
+
+
+def test_what_another_program_deletes_comes_back_and_is_said(node: Namespace, socket_folder: Path) -> None:
+    """With the next comparison, which is every minute, and here every 2 s."""
+    with tap_uplink(node, 1), Stand(socket_folder, node, compares_often=True) as stand:
+        stand.start()
+        stand.addressed_pod(3)
+        stand.wait_for_addressed_pods([3])
+        before = stand.contents()
+        for take_away in (delete_table, delete_qdisc, delete_class_and_addresses):
+            take_away(stand)
+            assert stand.contents() != before
+            wait_until(lambda: stand.contents() == before, f"the rules after {take_away.__name__}")
+        assert any("network" in entry.field for entry in stand.audit() if entry.kind == "changed")
