@@ -303,7 +303,7 @@ class Unmet(NamedTuple):
 
 def unmet_for(policy: LoadedPolicy, view: View, node: Node) -> Unmet | None:
     """Return why a policy whose selector matches does not run for this view; None if it runs."""
-    if (unmet := _unmet_features(policy, node)) is not None:
+    if (unmet := unmet_features(policy, node)) is not None:
         return unmet
     unknown = node.unknown_inputs(policy.inputs, pod_of(view))
     return Unmet(unknown) if unknown else None
@@ -319,13 +319,14 @@ def unmet_on(policy: LoadedPolicy, node: Node) -> Unmet | None:
         return Unmet(unknown)
     if InputState.WITHDRAWN in states.values():
         return None
-    if (unmet := _unmet_features(policy, node)) is not None:
+    if (unmet := unmet_features(policy, node)) is not None:
         return unmet
     missing = missing_features(policy.optional_features, node)
     return Unmet(features=tuple(sorted(missing)), is_off=False) if missing else None
 
 
-def _unmet_features(policy: LoadedPolicy, node: Node) -> Unmet | None:
+def unmet_features(policy: LoadedPolicy, node: Node) -> Unmet | None:
+    """Return why a policy is off on a node for its kernel; None if it is not."""
     if missing := missing_features(policy.features, node):
         return Unmet(features=tuple(sorted(missing)))
     if needless := policy.needless_features & node.features:
