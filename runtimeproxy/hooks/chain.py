@@ -486,7 +486,7 @@ class ChainRun:
         for policy in policies:
             if hook in policy.remote_hooks:
                 break
-            is_slow = chain.over_cpu_limit[policy.name] >= OVER_CPU_LIMIT
+            is_slow = chain.over_cpu_limit.get(policy.name, 0) >= OVER_CPU_LIMIT
             if is_slow or not policy.is_quick or (chain.workers.hanging and chain.is_hung(policy)):
                 return False
         return True
