@@ -441,7 +441,7 @@ def _plain(value: object) -> object:
     if isinstance(value, str):
         return value if len(value) <= TEXT_LIMIT else _cut(value)
     if isinstance(value, dict):
-        return {_cut(key if isinstance(key, str) else _shown(key)): _plain(inner) for key, inner in value.items()}
+        return {_cut(_shown(key)): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     if value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
