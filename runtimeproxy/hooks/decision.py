@@ -242,8 +242,8 @@ def run_policy(  # noqa: C901 - all that may happen to one answer, in order
     view = merged.view if response is not None else merged.start
     # When a sandbox is created, earlier policies may have changed labels, annotations and cgroup parent.
     if response is None and subject.hook is Hook.PRE_RUN_POD_SANDBOX:
-        view = merged.new_pod
-        if not policy.selector_on(node).matches(view):
+        view = merged.changed_pod or view
+        if isinstance(view, PodView) and not policy.selector_on(node).matches(view):
             return progress, None
     if not enforces and subject.hook in HOOKS_WITHOUT_ANSWER:
         note = AuditNote(AuditKind.WOULD_CHANGE, policy, "effects are left out in dry-run")
