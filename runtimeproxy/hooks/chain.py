@@ -97,6 +97,7 @@ OVER_CPU_LIMIT: Final = 3
 """As often a policy may be too slow for the loop's thread, as its first call may import something; from then
 on it runs in worker threads."""
 
+
 class _OnNode:
     """The policies on a node.
 

@@ -249,7 +249,7 @@ class Merged(NamedTuple):
     reasons: Mapping[str, str] = MappingProxyType({})
     """Of the whole change, by policy."""
     changed_pod: PodView | None = None
-    """A pod to be created with labels, annotations and cgroup parent of these changes; None if they have none."""
+    """A pod to be created with labels, annotations and cgroup parent of these changes; None without any."""
 
     @property
     def view(self) -> View:
@@ -315,11 +315,16 @@ def merge(
     if not accepted:
         return merged, ()
     by_policy = {**merged.reasons, policy: reason} if reason else merged.reasons
-    fields, pod = MappingProxyType({**merged.fields, **accepted}), merged.changed_pod
-    if isinstance(merged.start, PodView) and any(key.group in _IDENTITY for key in accepted):
-        identity = {key: each.value for key, each in fields.items() if key.group in _IDENTITY}
-        pod = _changed_pod(merged.start, _by_group(identity))
-    return Merged(merged.start, fields, by_policy, pod), tuple(updates)
+    fields = MappingProxyType({**merged.fields, **accepted})
+    return Merged(merged.start, fields, by_policy, _pod_with(merged.start, fields)), tuple(updates)
+
+
+def _pod_with(start: View, fields: Mapping[Field, Resolved]) -> PodView | None:
+    """See `Merged.changed_pod`."""
+    if not isinstance(start, PodView):
+        return None
+    identity = {key: each.value for key, each in fields.items() if key.group in _IDENTITY}
+    return _changed_pod(start, _by_group(identity)) if identity else None
 
 
 def _is_file(field: Field) -> bool:
