@@ -51,7 +51,7 @@ run: $(INSTALLED)  ## drive a pod of each QoS class through the proxy and show w
 	@$(if $(MODE),KOORD_RUNTIMEPROXY_DAEMON_MODE=$(MODE)) $(BIN)/koord-runtime-proxy demo
 
 test: $(INSTALLED)  ## the tests of every change, in all cores; 4 minutes on two
-	TMPDIR=$(TEST_FOLDER) $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadscope -m "not slow" \
+	TMPDIR=$(TEST_FOLDER) $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder -m "not slow" \
 		-o tmp_path_retention_policy=failed
 
 test-slow: $(INSTALLED) tools  ## the others: a real containerd, the second event loop, long runs; 10 minutes
