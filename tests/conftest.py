@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import os
 import shutil
@@ -42,7 +43,9 @@ def pytest_collection(session: pytest.Session) -> None:
     """Has each worker begin with modules of its own, and find those of the others compiled.
 
     To rewrite all assertions takes each worker three times as long as all else of the collection.
+    What is made now stays, so no search for garbage; see `pytest_collection_finish`.
     """
+    gc.disable()
     worker: dict[str, object] | None = getattr(session.config, "workerinput", None)
     if worker is None or session.config.args != session.config.getini("testpaths"):
         return
@@ -73,6 +76,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("containerd"):
             item.add_marker(pytest.mark.xdist_group("containerd"))
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the tests themselves, a million objects, out of each search for garbage."""
+    gc.freeze()
+    gc.enable()
 
 
 def _second_event_loop(item: pytest.Item) -> bool:

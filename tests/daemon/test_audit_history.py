@@ -90,6 +90,7 @@ def test_without_a_daemon_the_last_entries_are_read_from_the_state_folder(daemon
     assert daemon.run("audit", "--follow").returncode == 3
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_gap_is_named(daemons: Daemons) -> None:
     daemon = daemons.start()
     make_pod(daemon, "saved")
@@ -163,6 +164,7 @@ def test_modes_and_bypass_are_entries(daemons: Daemons) -> None:
     assert kinds(daemon, "--policy", "cpuset") == ["mode"]
 
 
+@pytest.mark.slow
 def test_a_mode_that_ends_while_the_daemon_is_down_is_an_entry(daemons: Daemons) -> None:
     daemon = daemons.start()
     assert daemon.run("policy", "batch-resource", "off", "--for", "1h").returncode == 0

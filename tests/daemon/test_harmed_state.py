@@ -48,6 +48,7 @@ def ids(pods: Iterable[Pod]) -> set[str]:
     return {made.container for made in pods}
 
 
+@pytest.mark.slow
 def test_a_daemon_outlives_what_is_done_to_its_files_and_saves_all_again(
     daemon: ProxyProcess, client: CriClient, cgroup_files: CgroupFiles
 ) -> None:

@@ -22,6 +22,7 @@ from tests.e2e.desired_state import (
     BATCH_QUOTA_US,
     POOL_LABEL,
     QUOTA_US,
+    WITHIN_S,
     Site,
     Texts,
     burst_of,
@@ -34,7 +35,7 @@ from tests.e2e.values import BURSTABLE
 from tests.lab import cgroup_v1
 from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CALL_TIMEOUT_S
-from tests.lab.deadline import wait_until
+from tests.lab.deadline import quickest_s, wait_until
 from tests.lab.go_clients import KubeletClient
 from tests.lab.node import RunningPod, update_resources
 
@@ -162,10 +163,19 @@ def all_withdrawn(site: Site) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_change_counts_for_running_pods(name: str, site: Site) -> None:
+    """Within the time that is promised, at one of three tries: other tests run beside this one."""
     step = STEPS[name]
     values = step.values(site)
-    since_s = step.begin(site)
-    print(f"{name}: {len(values)} files after {site.wait_for(values, since_s):.2f} s")
+
+    def took_s() -> float:
+        seconds = site.wait_for(values, step.begin(site))
+        if seconds >= WITHIN_S:
+            site.withdraw()
+        return seconds
+
+    quickest = quickest_s(took_s, WITHIN_S)
+    print(f"{name}: {len(values)} files after {quickest:.2f} s")
+    assert quickest < WITHIN_S
 
 
 SOURCES = {

@@ -36,6 +36,7 @@ def run_cases(site: Path, *files: str, checkout: Path = REPOSITORY) -> subproces
     )
 
 
+@pytest.mark.slow
 def test_synthetic_fields(tmp_path: Path) -> None:
     done = run_cases(tmp_path / "site", CASES)
     assert done.returncode == 0, done.stdout + done.stderr
