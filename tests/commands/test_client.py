@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import grpc
@@ -58,7 +59,7 @@ def test_a_user_who_may_not_connect(served: Served) -> None:
     while folder != folder.parent:
         folder.chmod(folder.stat().st_mode | 0o111)
         folder = folder.parent
-        if folder == Path("/tmp"):
+        if folder == Path(tempfile.gettempdir()):
             break
     # A first run imports all modules: that user may not be able to read the interpreter's own.
     code = (

@@ -9,6 +9,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointError, CheckpointFile
 from runtimeproxy.testing import CgroupFiles
 from tests.daemon.driving import Pod, batch_pod

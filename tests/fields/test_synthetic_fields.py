@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from runtimeproxy.hooks.loading import ENTRY_POINT_GROUP
 from tests.lab.programs import REPOSITORY
 

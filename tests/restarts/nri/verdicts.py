@@ -10,8 +10,9 @@ from tests.restarts.nri.turnover import RIGHT_S, Event, Report
 _AWAY = "code = Unavailable"
 """In the text of a call while the runtime is away; how many there are depends on the moment."""
 _LEFT_BY_A_KILL = ("failed to rename", "file exists")
-"""In the text of a call after the runtime was killed: between the rename of a new snapshot's folder and the
-commit of its number, which is given again then. Source: containerd, plugins/snapshots/overlay, createSnapshot."""
+"""In the text of a call after the runtime was killed between the rename of a new snapshot's folder and the
+commit of its number, which is given again then. Source: containerd plugins/snapshots/overlay, createSnapshot.
+"""
 _EXPECTED_OF_RESIZES = ("not implemented yet", "code = NotFound")
 """containerd 2.2 has no UpdatePodSandboxResources; a kubelet asks about containers that it has removed."""
 
