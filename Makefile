@@ -7,8 +7,8 @@ PYTHON ?= $(shell $(SYSTEM_PYTHON) -c '$(CAN_BE_USED)' 2>/dev/null && echo $(SYS
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# One more than there are cores: many tests wait for a process or a timer.
-TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
+# Two more than there are cores: many tests wait for a process or a timer.
+TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)')
 # Of `make test-python`.
 VERSION ?= 3.13
 # Of `make test`: where its files lie. In memory if a GiB is free there: what must survive a crash waits for the disk,

@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.containerd)
         if any(map(item.get_closest_marker, _NEED_MORE_THAN_PYTHON)) or _second_event_loop(item):
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("containerd"):
+        if item.get_closest_marker("containerd") and not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group("containerd"))
 
 

@@ -93,7 +93,7 @@ async def test_a_daemon_that_ends_the_call_with_any_code(run: Run, socket_folder
     codes, path = Codes(), socket_folder / "codes.sock"
     async with RawServer(path, *codes.scripts):
         for _ in codes.scripts:
-            done = await asyncio.to_thread(run, "status", "--endpoint", str(path), "--timeout", "300ms")
+            done = await asyncio.to_thread(run, "status", "--endpoint", str(path), "--timeout", "30s")
             assert (done.out, done.err.count("\n")) == ("", 1)
             assert done.code in (ExitCode.FAILED, ExitCode.NO_DAEMON)
         assert codes.all_sent.is_set()

@@ -41,7 +41,7 @@ from tests.lab.node import RunningPod, update_resources
 
 pytestmark = pytest.mark.parametrize("containerd_version", ["1.6"], indirect=True)
 
-KILLS = 50
+KILLS = 25
 SEED = 12
 AFTER_A_KILL_S = 15.0
 """From a start to the values: the records come from the checkpoint, then the strategies count."""
