@@ -43,7 +43,7 @@ pytestmark = pytest.mark.parametrize("containerd_version", ["1.6"], indirect=Tru
 
 KILLS = 25
 SEED = 12
-AFTER_A_KILL_S = 15.0
+AFTER_A_KILL_S = 30.0
 """From a start to the values: the records come from the checkpoint, then the strategies count."""
 LONGEST_DELAY_S = 0.5
 """Between a change and the kill: a change is carried out within that."""
@@ -315,7 +315,7 @@ def test_the_cpu_manager_of_the_kubelet_moves_a_container(site: Site) -> None:
     kubelet.update(pod.container_id(), api_pb2.LinuxContainerResources(cpuset_cpus=every))
 
 
-REPAIRED_S = 15.0
+REPAIRED_S = 30.0
 """Files of pods are compared every 10 s."""
 
 
