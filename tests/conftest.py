@@ -119,6 +119,11 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
+def pytest_sessionfinish() -> None:
+    """Ends the process should a thread that a test has left keep it."""
+    faulthandler.dump_traceback_later(2 * _AFTER_THE_TIMEOUT_S, exit=True, file=2)
+
+
 @pytest.fixture(autouse=True)
 def usual_turns() -> Iterator[None]:
     """A policy that hangs changes the switch interval; the next test begins with the usual one."""
