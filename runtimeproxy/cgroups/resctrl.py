@@ -19,12 +19,12 @@ from pathlib import Path
 from threading import RLock
 from typing import Final, NamedTuple
 
+from runtimeproxy.fields.kernel_settings import NO_GROUP
+
 GROUP_FIELD: Final = "resctrl_group"
 """The field of the group of a pod's tasks, and the name by which its format finds `GroupAccess`."""
 MONITOR_FIELD: Final = "resctrl_monitor"
 """The field of the monitoring group of a pod's tasks."""
-NO_GROUP: Final = "none"
-"""The root group, and no monitoring group."""
 DEFAULT_FOLDER: Final = Path("/sys/fs/resctrl")
 FOLDER: Final = "fs/resctrl"
 """Below sysfs."""
@@ -157,12 +157,12 @@ class ResctrlGroups:
 
     # --- groups ------------------------------------------------------------------------------------------
 
-    def schemata_of(self, group: str, like: str = "") -> str | None:
+    def read(self, expected: str, group: str) -> str | None:
         """Return the schemata of a group as one word, `none` without it; None where nothing is mounted.
 
         Args:
+            expected: Schemata whose resources alone are asked for; `none` for all.
             group: Its name.
-            like: Schemata whose resources alone are asked for; empty for all.
 
         Raises:
             OSError: The kernel's error.
@@ -173,12 +173,12 @@ class ResctrlGroups:
             found = parse_schemata((self._path(group) / SCHEMATA).read_text("ascii", "replace"))
         except FileNotFoundError:
             return NO_GROUP
-        resources = _resources(like) or self._resources.get(group)
+        resources = _resources("" if expected == NO_GROUP else expected) or self._resources.get(group)
         return schemata_text(
             {name: each for name, each in found.items() if not resources or name in resources}
         )
 
-    def set(self, group: str, schemata: str) -> None:
+    def write(self, schemata: str, group: str) -> None:
         """Gives a group these schemata, and makes it if it is not there; `none` removes it.
 
         Raises:
@@ -201,7 +201,7 @@ class ResctrlGroups:
         if is_new:
             self._make(path)
         try:
-            wanted, present = schemata.replace(",", "\n"), self.schemata_of(group, schemata)
+            wanted, present = schemata.replace(",", "\n"), self.read(schemata, group)
             if present != schemata:
                 _write(path / SCHEMATA, wanted)
         except OSError as error:
@@ -376,7 +376,7 @@ class ResctrlGroups:
         if not group.startswith("pod-"):
             return group
         with suppress(OSError):
-            return f"{group},{self.schemata_of(group)}"
+            return f"{group},{self.read(NO_GROUP, group)}"
         return group
 
     def move(self, pid: int, group: str) -> None:
@@ -427,8 +427,8 @@ class GroupAccess:
         tasks = self._groups.tasks().groups
         _check_own(tasks.get(pid, NO_GROUP))
         group, _, schemata = text.partition(",")
-        if schemata and self._groups.schemata_of(group, schemata) != schemata:
-            self._groups.set(group, schemata)
+        if schemata and self._groups.read(schemata, group) != schemata:
+            self._groups.write(schemata, group)
         self._groups.move(pid, group)
         tasks[pid] = text
 

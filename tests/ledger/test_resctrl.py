@@ -11,6 +11,7 @@ import pytest
 from runtimeproxy.cgroups import resctrl
 from runtimeproxy.cgroups.resctrl import GROUP_FIELD, MONITOR_FIELD, PREFIX, ResctrlGroups
 from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome
+from runtimeproxy.fields.kernel_settings import NO_GROUP
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger.books import Wanted
@@ -82,7 +83,7 @@ class Node:
         return self.double.tasks(f"{path}/mon_groups/{PREFIX}{below}" if below else path)
 
     def schemata(self, group: str) -> str | None:
-        return self.groups.schemata_of(group)
+        return self.groups.read(NO_GROUP, group)
 
 
 @pytest.fixture(scope="module")
