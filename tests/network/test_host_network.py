@@ -63,5 +63,9 @@ def test_pods_of_the_hosts_network_have_their_class_and_limit(socket_folder: Pat
                 flows.append((Flow(stand.node, network.peer, network.peer_addresses.ipv6, 6, procs),))
             with Load(flows) as load:
                 plain, limited = steady_mbit(load)
-    assert limited == pytest.approx(8, rel=0.1)
+            alone_flow = Flow(stand.node, network.peer, network.peer_addresses.ipv4, 4, procs)
+            with Load([(alone_flow,)]) as load:
+                (alone,) = steady_mbit(load)
     assert plain + limited == pytest.approx(CEILINGS_MBIT["BE"], rel=0.1)
+    assert limited < 1.1 * 8
+    assert alone == pytest.approx(8, rel=0.1)
