@@ -53,6 +53,7 @@ _CACHE: Final = "mon_L3_"
 _COUNTERS: Final = (LLC_OCCUPANCY, "mbm_total_bytes", "mbm_local_bytes")
 _AWAY: Final = frozenset({errno.ENOENT, errno.ENODEV})
 _MOST_TEXT: Final = 200
+_MOST_NAME: Final = 160
 
 
 class CounterValue(NamedTuple):
@@ -295,6 +296,12 @@ class ResctrlGroups:
             if name and name not in groups:
                 yield path
 
+    def all_groups(self) -> tuple[tuple[str, str, bool], ...]:
+        """Return name of the folder and schemata of each group, and whether it is ours; not the root."""
+        return tuple(
+            (each.name, _schemata(each), bool(_own_name(each.name))) for each in self._group_folders()
+        )
+
     def own(self) -> tuple[str, ...]:
         """Return the names of our groups that are there."""
         return tuple(filter(None, (_own_name(each.name) for each in self._group_folders())))
@@ -458,6 +465,12 @@ def _resources(schemata: str) -> frozenset[str]:
     return frozenset(each.partition(":")[0] for each in schemata.split(",") if each)
 
 
+def _schemata(path: Path) -> str:
+    with suppress(OSError):
+        return schemata_text(parse_schemata((path / SCHEMATA).read_text("ascii", "replace")))
+    return ""
+
+
 def _own_name(folder: str) -> str:
     """The name of a group by its folder; empty if it is not ours."""
     return folder.removeprefix(PREFIX) if folder.startswith(PREFIX) else ""
@@ -465,7 +478,7 @@ def _own_name(folder: str) -> str:
 
 def _shown(name: str) -> str:
     # It stands among words.
-    return re.sub(r"[^\w.:/-]", "?", name)[:64]
+    return re.sub(r"[^\w.:/-]", "?", name)[:_MOST_NAME]
 
 
 def _folders(path: Path) -> list[Path]:

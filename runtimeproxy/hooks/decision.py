@@ -241,8 +241,8 @@ def run_policy(  # noqa: C901 - all that may happen to one answer, in order
     view = merged.view if response is not None else merged.start
     # When a sandbox is created, earlier policies may have changed labels, annotations and cgroup parent.
     if response is None and subject.hook is Hook.PRE_RUN_POD_SANDBOX:
-        view = merged.new_pod
-        if not policy.selector_on(node).matches(view):
+        view = merged.changed_pod or view
+        if isinstance(view, PodView) and not policy.selector_on(node).matches(view):
             return progress, None
     if not enforces and subject.hook in HOOKS_WITHOUT_ANSWER:
         note = AuditNote(AuditKind.WOULD_CHANGE, policy, "effects are left out in dry-run")
@@ -302,7 +302,7 @@ class Unmet(NamedTuple):
 
 def unmet_for(policy: LoadedPolicy, view: View, node: Node) -> Unmet | None:
     """Return why a policy whose selector matches does not run for this view; None if it runs."""
-    if (unmet := _unmet_features(policy, node)) is not None:
+    if (unmet := unmet_features(policy, node)) is not None:
         return unmet
     unknown = node.unknown_inputs(policy.inputs, pod_of(view))
     return Unmet(unknown) if unknown else None
@@ -318,13 +318,14 @@ def unmet_on(policy: LoadedPolicy, node: Node) -> Unmet | None:
         return Unmet(unknown)
     if InputState.WITHDRAWN in states.values():
         return None
-    if (unmet := _unmet_features(policy, node)) is not None:
+    if (unmet := unmet_features(policy, node)) is not None:
         return unmet
     missing = missing_features(policy.optional_features, node)
     return Unmet(features=tuple(sorted(missing)), is_off=False) if missing else None
 
 
-def _unmet_features(policy: LoadedPolicy, node: Node) -> Unmet | None:
+def unmet_features(policy: LoadedPolicy, node: Node) -> Unmet | None:
+    """Return why a policy is off on a node for its kernel; None if it is not."""
     if missing := missing_features(policy.features, node):
         return Unmet(features=tuple(sorted(missing)))
     if needless := policy.needless_features & node.features:

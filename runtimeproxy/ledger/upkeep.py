@@ -43,6 +43,7 @@ from runtimeproxy.ledger.rates import ChangeRates
 from runtimeproxy.ledger.target import CgroupTarget
 from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause, UnappliedStage, Withheld
 from runtimeproxy.ledger.unapplied_audit import UnappliedAudit
+from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord, with_live
@@ -159,6 +160,7 @@ class Upkeep:
         # Of hook servers, as the owners of claims; None as long as it is not known.
         self._registered: frozenset[Claimant] | None = None
         self._hung: set[asyncio.Future[Any]] = set()
+        self._failures = FailureLog(output=logger)
         self._taken: frozenset[str] = frozenset()
         self._has_koordlet = False
         # What koordlet writes: what is observed only, and what is taken from it.
@@ -307,6 +309,12 @@ class Upkeep:
 
     def _keep_resctrl(self, sysctls: KernelSettings, running: Collection[str]) -> None:
         """Removes resctrl groups of ours that nothing on this node has any more."""
+        try:
+            self._keep_wanted(sysctls, running)
+        except OSError as error:
+            self._failures.report("resctrl", str(error), f"groups cannot be removed: {error}")
+
+    def _keep_wanted(self, sysctls: KernelSettings, running: Collection[str]) -> None:
         groups, monitors = (
             {value.partition(",")[0] for value in self._books.texts_of(name, running)}
             for name in (GROUP_FIELD, MONITOR_FIELD)
