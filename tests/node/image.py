@@ -8,12 +8,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.node.wheels import fingerprint
+from tests.node.wheels import Architecture, fingerprint
 
 _FILES = Path(__file__).parent / "image_files"
 _SUITE = "bookworm"
 _PACKAGES = (
-    "linux-image-amd64",
     "systemd",
     "systemd-sysv",
     "udev",
@@ -26,6 +25,7 @@ _PACKAGES = (
     "procps",
     "iproute2",
     "busybox-static",
+    "make",
 )
 _INSTALLED = {
     "hosts": "etc/hosts",
@@ -47,32 +47,38 @@ class Image:
     disk: Path
     kernel: Path
     initrd: Path
+    architecture: Architecture = "amd64"
 
 
-def build_image(cache: Path, wheels: Path) -> Image:
-    """Makes what is not in the cache yet: the root (2 minutes), then the disk (half a minute)."""
-    root = _root(cache)
+def build_image(cache: Path, wheels: Path, architecture: Architecture = "amd64") -> Image:
+    """Makes what is not in the cache yet: the root (2 minutes), then the disk (half a minute).
+
+    Programs of another architecture than this machine's are run by binfmt_misc and qemu-user-static; the root
+    takes a quarter of an hour then.
+    """
+    root = _root(cache, architecture)
     boot = root / "boot"
     (kernel,), (initrd,) = boot.glob("vmlinuz-*"), boot.glob("initrd.img-*")
-    disk = cache / f"disk-{_short(root.name + repr(_texts()) + fingerprint(wheels))}.img"
+    disk = cache / f"disk-{architecture}-{_short(root.name + repr(_texts()) + fingerprint(wheels))}.img"
     if not disk.exists():
-        for old in cache.glob("disk-*"):
+        for old in cache.glob(f"disk-{architecture}-*"):
             old.unlink()
         _install_files(root)
         _install_wheels(root, wheels)
         _make_disk(root, disk)
-    return Image(disk, kernel, initrd)
+    return Image(disk, kernel, initrd, architecture)
 
 
-def _root(cache: Path) -> Path:
-    root = cache / f"root-{_short(repr((_SUITE, _PACKAGES)))}"
+def _root(cache: Path, architecture: Architecture) -> Path:
+    packages = (f"linux-image-{architecture}", *_PACKAGES)
+    root = cache / f"root-{architecture}-{_short(repr((_SUITE, packages)))}"
     if root.exists():
         return root
-    unfinished = cache / "root-unfinished"
-    for old in cache.glob("root-*"):
+    unfinished = cache / f"root-{architecture}-unfinished"
+    for old in cache.glob(f"root-{architecture}-*"):
         shutil.rmtree(old)
-    include = "--include=" + ",".join(_PACKAGES)
-    _run("mmdebstrap", "--quiet", "--variant=minbase", include, _SUITE, unfinished)
+    options = (f"--architectures={architecture}", "--variant=minbase", "--include=" + ",".join(packages))
+    _run("mmdebstrap", "--quiet", *options, _SUITE, unfinished)
     unfinished.rename(root)
     return root
 
