@@ -1,8 +1,8 @@
 """What the program reads of a node to decide which policies work there, in one file that people can read.
 
-`doctor --record-tree` writes it; the tests of this repository make plain files of it again and run the daemon's
-own code on them. It has no names of pods, images, hosts, users, disks' volumes or mount points, no command lines,
-no environments, no addresses; ids of pods and containers are replaced.
+`doctor --record-tree` writes it; the tests of this repository make plain files of it again and run the
+daemon's own code on them. It has no names of pods, images, hosts, users, volumes or mount points, no command
+lines, no environments, no addresses; ids of pods and containers are replaced.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _MAX_TEXT: Final = 65_536
 _MOST_BLOCK_DEVICES: Final = 64
 _KUBEPODS: Final = ("kubepods", "kubepods.slice")
 _KNOWN: Final = frozenset({*_KUBEPODS, "system.slice", "user.slice", "init.scope", "machine.slice"})
-"""The names that cgroups below a root keep. Source: systemd.special(7); Koordinator pkg/koordlet/util/system."""
+"""The names that cgroups below a root keep. Source: systemd.special(7); Koordinator
+pkg/koordlet/util/system."""
 _CLASSES: Final = ("besteffort", "burstable", "kubepods-besteffort.slice", "kubepods-burstable.slice")
 _POD: Final = re.compile(r"(kubepods-(?:besteffort-|burstable-)?)?pod[0-9a-fA-F_-]+(\.slice)?")
 """Source: kubelet pkg/kubelet/cm, GetPodContainerName."""
@@ -189,7 +190,7 @@ class _Recorder:
     # Block devices
 
     def _block_devices(self) -> None:
-        """Each disk in a folder of its own, each partition in its disk's: the real places tell of the hardware."""
+        """Disks in folders of their own, partitions in their disk's: the real places tell of hardware."""
         folder, kept = self._root / "sys/class/block", "sys/devices/block"
         for index, name in enumerate(self._names(folder, "sys/class/block")[:_MOST_BLOCK_DEVICES]):
             of = f"sys/class/block/{name}"
