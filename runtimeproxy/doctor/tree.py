@@ -14,6 +14,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -155,7 +156,7 @@ class _Recorder:
             self._file(place)
         for pattern in _PATTERNS:
             for path in sorted(self._root.glob(pattern)):
-                if path.is_file():
+                if os.path.isfile(path):  # noqa: PTH113 - no permission is no file
                     self._file(str(path.relative_to(self._root)))
         for pattern, lines in _LINES.items():
             begin = re.compile(rf"({lines})[ \t]*:")
@@ -164,19 +165,18 @@ class _Recorder:
         self._block_devices()
         self._cgroups()
 
-    def _file(self, place: str, name: str = "", keep: Callable[[str], str] = str) -> bool:
-        """Keeps a file, under another name if one is given; returns whether it is there with its text."""
+    def _file(self, place: str, name: str = "", keep: Callable[[str], str] = str) -> None:
+        """Keeps a file, under another name if one is given."""
         try:
             with (self._root / place).open(encoding="utf-8", errors="replace") as file:
                 text = keep(file.read(_MAX_TEXT))
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         except (FileNotFoundError, NotADirectoryError):
-            return False
+            return
         except OSError as error:
             self.unread[f"/{name or place}"] = error.strerror or type(error).__name__
-            return False
-        self.files[name or place] = RecordedFile(mode, text)
-        return True
+        else:
+            self.files[name or place] = RecordedFile(mode, text)
 
     def _names(self, folder: Path, shown: str) -> list[str]:
         try:
@@ -194,7 +194,7 @@ class _Recorder:
         folder, kept = self._root / "sys/class/block", "sys/devices/block"
         for index, name in enumerate(self._names(folder, "sys/class/block")[:_MOST_BLOCK_DEVICES]):
             of = f"sys/class/block/{name}"
-            is_partition = (folder / name / "partition").exists()
+            is_partition = os.path.exists(folder / name / "partition")  # noqa: PTH110 - as above
             disk = f"{(folder / name).resolve().parent.name}/{name}" if is_partition else name
             place = f"{kept}/{disk}"
             self.links[of] = os.path.relpath(place, "sys/class/block")
@@ -222,7 +222,7 @@ class _Recorder:
                     self._cgroup(folder / name, f"{place}/{name}")
                     if name in _KUBEPODS:
                         self._kubepods(folder / name, f"{place}/{name}")
-                elif (files := self._modes(folder / name)) not in seen:
+                elif (files := self._modes(folder / name, f"{place}/other")) not in seen:
                     # Cgroups with the same files tell the same.
                     seen.add(files)
                     self._cgroup(folder / name, f"{place}/other-{len(seen)}")
@@ -249,23 +249,21 @@ class _Recorder:
         return [
             name
             for name in self._names(folder, shown)
-            if (folder / name).is_dir() and not (folder / name).is_symlink()
+            if os.path.isdir(folder / name) and not os.path.islink(folder / name)  # noqa: PTH112, PTH114
         ]
 
-    def _modes(self, folder: Path) -> tuple[tuple[str, int], ...]:
+    def _modes(self, folder: Path, shown: str) -> tuple[tuple[str, int], ...]:
         """The names and modes of a cgroup's files."""
         found: list[tuple[str, int]] = []
-        for name in self._names(folder, ""):
-            try:
+        for name in self._names(folder, shown):
+            with suppress(OSError):  # gone with its cgroup
                 status = (folder / name).lstat()
-            except OSError:
-                continue
-            if stat.S_ISREG(status.st_mode) and "." in name:
-                found.append((name, stat.S_IMODE(status.st_mode)))
+                if stat.S_ISREG(status.st_mode) and "." in name:
+                    found.append((name, stat.S_IMODE(status.st_mode)))
         return tuple(found)
 
     def _cgroup(self, folder: Path, place: str) -> None:
-        for name, mode in self._modes(folder):
+        for name, mode in self._modes(folder, place):
             self.files[f"{place}/{name}"] = RecordedFile(mode, None)
             if name in _HARMLESS and mode & 0o444:
                 source = str(folder.relative_to(self._root.resolve()) / name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -13,6 +14,7 @@ from runtimeproxy.fields.kernel_settings import KERNEL_SETTINGS
 from runtimeproxy.hooks.decision import missing_features, unmet_for
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind
 from runtimeproxy.hooks.loading import built_in
+from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node.snapshot import Node
 from tests.lab.programs import REPOSITORY
@@ -23,6 +25,11 @@ BEGIN: Final = "<!-- begin: python -m tests.platforms.table -->\n"
 END: Final = "<!-- end -->\n"
 PROVIDED: Final = frozenset({"tc", "nft", "net-admin", "resctrl-mounted"})
 """Features that no kernel lacks, but an administrator provides: the table takes them as given."""
+PLANNED: Final[Mapping[str, frozenset[str]]] = {
+    "network-qos": frozenset({"tc", "nft", "net-admin"}),
+    "resctrl": frozenset({"resctrl", "resctrl-mounted"}),
+}
+"""Policies that may not be in the program yet, with the features that they need."""
 OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "network-qos": ("CONFIG_NET_SCH_HTB", "CONFIG_NF_TABLES", "CONFIG_NFT_LIMIT"),
 }
@@ -75,26 +82,27 @@ def _missing_settings(policy: LoadedPolicy, platform: Platform) -> list[str]:
     ]
 
 
-def table_of(found: Sequence[Platform]) -> dict[str, list[Cell]]:
-    """The cells of all platforms, by policy."""
-    nodes: list[Node] = []
-    for platform in found:
+@cache
+def nodes() -> tuple[tuple[Platform, Node], ...]:
+    """All platforms, and the node that the daemon sees on each."""
+    found: list[tuple[Platform, Node]] = []
+    for platform in platforms():
         with tempfile.TemporaryDirectory() as folder:
-            nodes.append(node_of(platform.tree, Path(folder)))
-    return {
-        policy.name: [cell(policy, platform, node) for platform, node in zip(found, nodes, strict=True)]
-        for policy in _policies()
-    }
+            found.append((platform, node_of(platform.tree, Path(folder))))
+    return tuple(found)
 
 
 def _policies() -> list[LoadedPolicy]:
-    return sorted((bind(each()) for each in built_in()), key=lambda policy: policy.name)
+    found = {each.name: each for each in built_in()}
+    for name, features in PLANNED.items():
+        found.setdefault(name, type(name, (Policy,), {"name": name, "features": features}))
+    return sorted((bind(each()) for each in found.values()), key=lambda policy: policy.name)
 
 
 def text() -> str:
     """The tables, as they are to stand in the document."""
-    found = platforms()
-    cells = table_of(found)
+    found = [platform for platform, _ in nodes()]
+    cells = {policy.name: [cell(policy, *each) for each in nodes()] for policy in _policies()}
     notes: dict[str, int] = {}
     lines: list[str] = []
     for architecture in sorted({each.architecture for each in found}):
@@ -124,12 +132,17 @@ def _shown(each: Cell, notes: dict[str, int]) -> str:
 
 
 def _origins(found: Iterable[Platform]) -> Iterator[tuple[str, ...]]:
+    by_file: dict[str, list[Platform]] = {}
     for each in found:
-        source = "; ".join(each.sources) or "`doctor --record-tree`"
-        if each.assumed:
-            source += f". Assumed: {'; '.join(each.assumed)}"
-        seen = "yes" if each.is_seen else "no"
-        yield (f"`{each.file}`", f"{each.name}, {each.architecture}", each.tree.kernel, seen, source)
+        by_file.setdefault(each.file, []).append(each)
+    for file, of_file in by_file.items():
+        first = of_file[0]
+        source = "; ".join(first.sources) or "`doctor --record-tree`"
+        if first.assumed:
+            source += f". Assumed: {'; '.join(first.assumed)}"
+        architectures = ", ".join(each.architecture for each in of_file)
+        seen = "yes" if first.is_seen else "no"
+        yield f"`{file}`", f"{first.name}, {architectures}", first.tree.kernel, seen, source
 
 
 def _rows(head: Sequence[Sequence[str]], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -116,9 +116,10 @@ def _folders_with(files: Iterable[str], controller: str) -> set[str]:
 
 def unpack(tree: Tree, folder: Path) -> None:
     """Makes plain files of a tree."""
+    for parent in {(folder / path).parent for path in tree.files}:
+        parent.mkdir(parents=True, exist_ok=True)
     for path, each in tree.files.items():
         file = folder / path
-        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(each.text or "")
         file.chmod(each.mode)
     for path, target in tree.links.items():
