@@ -16,6 +16,7 @@ BUILT_IN: Final = (
     "policies.memory_qos:MemoryQoS",
     "policies.oom_score:OomScore",
     "policies.rdma_devices:RdmaDevices",
+    "policies.resctrl:ResctrlPolicy",
     "policies.system_config:SystemConfig",
 )
 """The built-in policies as `module:Class`; those with `is_default` run unless they are disabled."""

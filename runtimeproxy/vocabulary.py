@@ -44,6 +44,9 @@ class ClaimLevel(StrEnum):
     """Of samples only."""
 
 
+RESCTRL_MOUNT_COMMAND: Final = "mount -t resctrl resctrl /sys/fs/resctrl"
+
+
 class Mode(StrEnum):
     """Whether what a policy or a plugin decides is applied."""
 

@@ -162,6 +162,9 @@ class CoreGroups:
         self._has_recalled = self._is_recalling = False
         self.booked: Callable[[str], Mapping[str, Iterable[str]]] = lambda _: {}
 
+    def refresh(self) -> None:
+        return
+
     def read(self, pid: int, folder: int) -> str:
         """The group of a task; see `ProcessAccess.read`. This process's own tasks are never in one.
 

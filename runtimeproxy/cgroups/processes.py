@@ -65,6 +65,10 @@ class ProcessAccess(Protocol):
     A process that has ended meanwhile is ENOENT or ESRCH.
     """
 
+    def refresh(self) -> None:
+        """Called before each pass that writes: what was read of many processes at once is old by then."""
+        ...
+
     def read(self, pid: int, folder: int) -> str:
         """The text of its value, one word.
 
@@ -87,6 +91,9 @@ class ProcFile:
     """A value that is a file in a process's folder of procfs."""
 
     name: str
+
+    def refresh(self) -> None:
+        return
 
     def read(self, pid: int, folder: int) -> str:
         return _content(self.name, folder).strip()
@@ -200,6 +207,7 @@ class ProcessValues:
         access, done = self._access(form), ProcessesWritten()
         for _ in range(MOST_PASSES):
             found = self._members(form, cgroup, version)
+            access.refresh()
             done.had, is_any_due = 0, False
             for pid in found.pids:
                 rest()

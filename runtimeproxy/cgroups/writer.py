@@ -22,6 +22,7 @@ from runtimeproxy.cgroups.order import Key, Step, write_steps
 from runtimeproxy.cgroups.pace import rest
 from runtimeproxy.cgroups.paths import ROOT_PATH, CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.processes import DEFAULT_PROCFS, ProcessAccess, ProcessValues
+from runtimeproxy.cgroups.resctrl import GROUP_FIELD, MONITOR_FIELD, ResctrlGroups
 from runtimeproxy.fields import devices
 from runtimeproxy.fields.formats import FileFormat, ProcessFormat, Value, weight_v2
 from runtimeproxy.fields.tables import PARAMETERS, check_value
@@ -449,6 +450,7 @@ class CgroupWriter:
         procfs: Where procfs is.
         accesses: Of values of processes that are no file of procfs, by the `file` of their formats.
         groups: Those of tasks that share cores.
+        resctrl: Those of tasks with a part of the cache.
 
     Attributes:
         groups: See there; who knows what was written sets `CoreGroups.booked`.
@@ -460,10 +462,17 @@ class CgroupWriter:
         procfs: Path = DEFAULT_PROCFS,
         accesses: Mapping[str, ProcessAccess] | None = None,
         groups: CoreGroups | None = None,
+        resctrl: ResctrlGroups | None = None,
     ) -> None:
         self._root = root
         self.groups = groups or CoreGroups()
-        self._processes = ProcessValues(procfs, {CORE_GROUP: self.groups, **(accesses or {})})
+        resctrl = resctrl or ResctrlGroups()
+        known: dict[str, ProcessAccess] = {
+            CORE_GROUP: self.groups,
+            GROUP_FIELD: resctrl.members,
+            MONITOR_FIELD: resctrl.monitors,
+        }
+        self._processes = ProcessValues(procfs, {**known, **(accesses or {})})
         self._mounts: dict[str, Mount] = {}
         self._located: dict[str, _Location | str] = {}
         self._open = _Open()

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from runtimeproxy.cgroups.resctrl import FOLDER as RESCTRL
+from runtimeproxy.cgroups.resctrl import ResctrlGroups
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.config.validation import owners_of, places_of
 from runtimeproxy.core.audit import AuditQueues
@@ -116,14 +118,17 @@ class Core:
         self.policies = PolicySet(settings, loader or PolicyLoader(), self.node, self.audit, servers, carried)
         self.policies.on_event.append(self._on_policies)
         journal = Journal(folder, boot_id)
-        writer = CgroupWriter(Path(settings.cgroups.root)) if settings.cgroups.enabled else NoCgroups()
+        groups = ResctrlGroups(Path(settings.node.sysfs_root) / RESCTRL)
+        writer: CgroupWriter = NoCgroups()
+        if settings.cgroups.enabled:
+            writer = CgroupWriter(Path(settings.cgroups.root), resctrl=groups)
         self.ledger = Ledger(writer, journal, boot_id)
         self.ledger.books.starts_as_requested = not carried.asks_about_creation(is_container=True)
         sysctls: KernelSettings | None = None
         if settings.cgroups.enabled:
             node = settings.node
             sysctls = KernelSettings(
-                folder, boot_id, Path(node.procfs_root) / "sys", sysfs=Path(node.sysfs_root)
+                folder, boot_id, Path(node.procfs_root) / "sys", sysfs=Path(node.sysfs_root), groups=groups
             )
         answers = AnswerAudit(
             self.audit.claims,

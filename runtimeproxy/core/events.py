@@ -17,7 +17,7 @@ from runtimeproxy.core.questions import (
     owners_with_fitted,
     waits_for_cgroup,
 )
-from runtimeproxy.fields.tables import RESOURCE_PARAMETERS
+from runtimeproxy.fields.tables import OF_PROCESSES, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.audit import NO_ORIGIN, Origin, Subject, kind_of_write
 from runtimeproxy.hooks.changes import PodChange
@@ -220,9 +220,20 @@ def on_container_started(
     """Records that a container runs, which policies were asked about; returns the work that is due now."""
     due = on_started(core, record, decided.pending, decided.owners if decided.pending else NO_ENTRIES)
     core.catch_up(record.pod_id, record.evaluation)
-    # The container's scope was started in the pod's slice: systemd has set that again, as it sees it.
-    works = repair(core, slice_of(core.store.pods.get(record.pod_id)))
+    works = repair(core, _changed_by_start(core, core.store.pods.get(record.pod_id)))
     return works if due is None else (*works, partial(write_due, core, due, origin))
+
+
+def _changed_by_start(core: CoreServices, pod: PodRecord | None) -> str:
+    """The pod's cgroup if the start of a container may have changed its values; empty if not."""
+    if pod is None:
+        return ""
+    book = core.ledger.books.record(pod.cgroup_parent) if pod.cgroup_parent else None
+    if book is not None and not OF_PROCESSES.isdisjoint(book.entries):
+        # The new processes have other values.
+        return pod.cgroup_parent
+    # The container's scope was started in the pod's slice: systemd has set that again, as it sees it.
+    return slice_of(pod)
 
 
 def due_at_start(

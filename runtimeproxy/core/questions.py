@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from runtimeproxy.fields.tables import IDLE
+from runtimeproxy.fields.tables import IDLE, OF_PROCESSES
 from runtimeproxy.hooks import CgroupChange, ContainerView, Hook, PodChange, PodView
 from runtimeproxy.hooks.audit import NO_ORIGIN
 from runtimeproxy.hooks.fields import NO_FIELDS, plain_cgroup_values
@@ -205,9 +205,9 @@ def owners_with_fitted(owners: Owners, fitted: Mapping[str, int | str]) -> Owner
     return {**fitted_owners(fitted, TREE), **owners} if fitted else owners
 
 
-AFTER_SANDBOX: Final = frozenset({IDLE})
+AFTER_SANDBOX: Final = frozenset({IDLE, *OF_PROCESSES})
 """Values of a pod's cgroup that wait until its sandbox runs: the kubelet, systemd and the runtime write
-weights until then."""
+weights until then, and there are no processes before."""
 
 
 class DecidedPod(NamedTuple):

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+from runtimeproxy.cgroups.resctrl import FOLDER as RESCTRL
 from runtimeproxy.doctor.facts import Facts, SocketState
 from runtimeproxy.doctor.modes import suited_mode, switch_on
 from runtimeproxy.fields.anolis import lacking_text
@@ -342,6 +343,8 @@ def _rights_of(facts: Facts, unit: Mapping[str, str]) -> Findings:
     }
     if settings.cgroups.enabled:
         writable["cgroups.root"] = settings.cgroups.root
+        if "resctrl" in {each.name for each in facts.policies}:
+            writable["resctrl"] = f"{settings.node.sysfs_root}/{RESCTRL}"
     gpu_options = settings.policies["gpu-env"].options if "gpu-env" in settings.policies else {}
     if gpu_options.get("hami_vgpu_monitor"):
         library = str(gpu_options.get("hami_library_path", _HAMI_LIBRARY))

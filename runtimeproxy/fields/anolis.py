@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
+from runtimeproxy.vocabulary import RESCTRL_MOUNT_COMMAND
+
 ANOLIS: Final = "kernels of Anolis OS and Alibaba Cloud Linux"
 
 
@@ -107,4 +109,6 @@ def lacking_text(features: Iterable[str]) -> str:
     rows = [_BY_FEATURE[name] for name in names if name in _BY_FEATURE]
     files = [each.names[0] for each in rows if not each.is_mainline_v2]
     text = ", ".join(names)
+    if "resctrl-mounted" in names and "resctrl" not in names:
+        text = text.replace("resctrl-mounted", f"resctrl-mounted ({RESCTRL_MOUNT_COMMAND})")
     return f"{text} (only {ANOLIS} have {', '.join(files)})" if files else text

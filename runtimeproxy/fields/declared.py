@@ -24,6 +24,7 @@ from runtimeproxy.fields import formats
 from runtimeproxy.fields.anolis import ANOLIS_FILE
 from runtimeproxy.fields.declaration import ALL_LEVELS, PAGE_BYTES, Declaration, Direction, Kind, Rounding
 from runtimeproxy.fields.formats import number
+from runtimeproxy.fields.kernel_settings import RESCTRL_SCHEMATA
 from runtimeproxy.units import (
     CPU_PERIOD_US,
     MAX_CPU_PERIOD_US,
@@ -42,6 +43,7 @@ _ON_PODS: Final = frozenset({ClaimLevel.POD})
 _RECONCILE: Final = "CgroupReconcile"
 _CLASS_NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 """Of a class that the runtime's configuration or a folder of resctrl has: no path, and no option."""
+_POD_NAME: Final = r"pod-[A-Za-z0-9-]{1,64}"
 _COST_QOS: Final = r"enable=[01](?: (?:ctrl|[rw]pct|[rw]lat|min|max)=\S+)*"
 _COST_MODEL: Final = r"ctrl=(?:auto|user)(?: (?:model|[rw](?:bps|seqiops|randiops))=\S+)*"
 MAX_BPS: Final = 2**64 - 2
@@ -285,6 +287,29 @@ DECLARED: tuple[Declaration, ...] = (
         capability="CAP_SYS_PTRACE",
         koordlet="CoreSched",
         feature="core-sched",
+    ),
+    # Tasks of one group have a part of the last-level cache and of the memory bandwidth, and those of one
+    # monitoring group have counters. A pod's own group has its schemata here, those of a class are kernel
+    # settings. Source: Linux Documentation/filesystems/resctrl.rst; Koordinator
+    # pkg/koordlet/qosmanager/plugins/resctrl, pkg/koordlet/runtimehooks/hooks/resctrl.
+    Declaration(
+        name="resctrl_group",
+        kind=Kind.TEXT,
+        neutral="none",
+        pattern=rf"none|LSR|LS|BE|{_POD_NAME},{RESCTRL_SCHEMATA}",
+        levels=frozenset({ClaimLevel.POD}),
+        processes=formats.word_of_threads("resctrl_group"),
+        koordlet="RdtResctrl",
+        feature="resctrl-mounted",
+    ),
+    Declaration(
+        name="resctrl_monitor",
+        kind=Kind.TEXT,
+        neutral="none",
+        pattern=rf"none|{_POD_NAME}",
+        levels=frozenset({ClaimLevel.POD}),
+        processes=formats.word_of_threads("resctrl_monitor"),
+        feature="resctrl-mounted",
     ),
     # Source: Linux include/uapi/linux/oom.h; containerd, updateOCIResource of the CRI plugin, which leaves
     # the score of a running container alone, and its option restrict_oom_score_adj, which bounds a new one's;

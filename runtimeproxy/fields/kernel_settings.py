@@ -12,12 +12,22 @@ from dataclasses import dataclass
 from typing import Final
 
 from runtimeproxy.fields.anolis import only_anolis
+from runtimeproxy.vocabulary import RESCTRL_MOUNT_COMMAND
 
 SCHED_FEATURES: Final = "sched_features."
 """Begins the name of a feature of the scheduler, such as `sched_features.NEXT_BUDDY`: 1 is on, 0 off."""
 SCHED_FEATURE_FILES: Final = ("kernel/debug/sched/features", "kernel/debug/sched_features")
 """Below sysfs. Source: Koordinator pkg/koordlet/util/system; Linux kernel/sched/debug.c, which moved the file
 in 5.13."""
+RESCTRL_GROUPS: Final = "resctrl."
+"""Begins the name of a resctrl group of a class, such as `resctrl.BE`; its value is the group's schemata."""
+RESCTRL_SCHEMATA: Final = (
+    r"(?:(?:L3(?:CODE|DATA)?|MB):[0-9]{1,9}=[0-9a-f]{1,16}(?:;[0-9]{1,9}=[0-9a-f]{1,16}){0,255}"
+    r"(?:,(?!$)|$)){1,3}"
+)
+"""The lines of a schemata file as one word, with commas between them: `L3:0=3f;1=3f,MB:0=20;1=20`; masks in
+hexadecimal, bandwidths in decimal. Source: Linux Documentation/filesystems/resctrl.rst."""
+_RESCTRL_GROUP: Final = re.compile(r"LSR|LS|BE")
 _SCHED_FEATURE: Final = re.compile(r"(?!NO_)[A-Z][A-Z0-9_]{0,63}")
 """Source: Linux kernel/sched/features.h; `NO_` before a name switches it off."""
 
@@ -35,10 +45,15 @@ class KernelSetting:
     """What a kernel without it does: wanted there, nothing is missing."""
     feature: str = ""
     """The scheduler's name of it, where the file lists many; empty if the file has this one value."""
+    group: str = ""
+    """The resctrl group that it is; empty if it is none. It is made by its first value, and removed where no
+    policy wants it any more: `cgroups/resctrl.py`."""
 
     @property
     def missing(self) -> str:
         """Why a kernel may lack it, for people."""
+        if self.group:
+            return f"resctrl is not mounted: {RESCTRL_MOUNT_COMMAND}"
         if self.feature:
             return f"the kernel has no scheduler feature {self.feature}, or debugfs is not mounted"
         return f"the kernel has no {self.name}: {only_anolis(self.name) or 'it is not built with it'}"
@@ -61,6 +76,9 @@ class KernelSetting:
 
     def problem_of(self, value: object) -> str:
         """Return why a value cannot be set; empty if it can."""
+        if self.group:
+            is_schemata = isinstance(value, str) and re.fullmatch(RESCTRL_SCHEMATA, value)
+            return "" if is_schemata else "takes schemata such as L3:0=3f;1=3f,MB:0=20;1=20"
         if type(value) is int and 0 <= value <= self.maximum:
             return ""
         return f"takes a whole number of 0 to {self.maximum}"
@@ -82,6 +100,9 @@ def kernel_setting(name: object) -> KernelSetting | None:
     """Return the setting with a name; None if there is none, so also for each sysctl."""
     if not isinstance(name, str):
         return None
+    group = name.removeprefix(RESCTRL_GROUPS)
+    if group != name:
+        return KernelSetting(name=name, files=(), group=group) if _RESCTRL_GROUP.fullmatch(group) else None
     feature = name.removeprefix(SCHED_FEATURES)
     if feature == name:
         return KERNEL_SETTINGS.get(name)

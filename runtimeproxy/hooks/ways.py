@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from runtimeproxy.fields.tables import PARAMETERS, RESOURCE_FIELDS, RESOURCE_PARAMETERS
+from runtimeproxy.fields.tables import OF_PROCESSES, PARAMETERS, RESOURCE_FIELDS, RESOURCE_PARAMETERS
 from runtimeproxy.hooks.fields import CGROUP, GROUPS, NODE_CGROUP, RESOURCES, Field
 from runtimeproxy.hooks.policy import METHOD_HOOKS
 from runtimeproxy.vocabulary import ClaimLevel
@@ -84,6 +84,9 @@ def way_of(carried: CarriedFields, method: str, name: str) -> Way:
         return Way.MESSAGE
     if not is_in_cgroup:
         return Way.NONE
+    if not is_container and name in OF_PROCESSES:
+        # Of its containers, too.
+        return Way.FILE_AFTER
     return Way.FILE_BEFORE if carried.writes_before_start(is_container=is_container) else Way.FILE_AFTER
 
 

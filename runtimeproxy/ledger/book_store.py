@@ -147,6 +147,21 @@ class Books:
                 and (live is None or known.book.level < Level.POD or not live.isdisjoint((path, path[:-1])))
             ]
 
+    def texts_of(self, name: str, pod_cgroups: Collection[str]) -> set[str]:
+        """The texts of a parameter that running pods have, or are to have.
+
+        `pod_cgroups`: of all running pods.
+        """
+        live = paths_of(pod_cgroups)
+        with self._lock:
+            entries = [
+                known.book.entries[name]
+                for path, known in self._known.items()
+                if path in live and name in known.book.entries
+            ]
+        values = (value for each in entries for value in (each.resolved, *(it.value for it in each.claims)))
+        return {value for value in values if isinstance(value, str)}
+
     def fitted_below(self, path: Path, name: str) -> dict[Path, Level]:
         # The cgroups below one that have an entry of the parameter.
         with self._lock:

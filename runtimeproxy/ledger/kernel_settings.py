@@ -18,11 +18,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
+from runtimeproxy.cgroups.resctrl import FOLDER, NO_GROUP, ResctrlGroups
+from runtimeproxy.cgroups.writer import explain
 from runtimeproxy.counts import Counts
 from runtimeproxy.documents.reading import InputError
 from runtimeproxy.errors import described
 from runtimeproxy.fields.anolis import only_anolis
-from runtimeproxy.fields.kernel_settings import kernel_setting
+from runtimeproxy.fields.kernel_settings import RESCTRL_GROUPS, kernel_setting
 from runtimeproxy.hooks.fields import KERNEL_SETTINGS, SYSCTL, SYSCTL_NAME
 from runtimeproxy.ledger.foreign import ForeignWriters
 from runtimeproxy.ledger.unapplied import UnappliedCause, Withheld
@@ -72,6 +74,7 @@ class KernelSettings:
         root: where the kernel shows sysctls.
         clock: in seconds.
         sysfs: where the kernel shows the others.
+        groups: those of resctrl; None for those below `sysfs`.
 
     Attributes:
         files: what is saved, of sysctls and of the others.
@@ -87,6 +90,7 @@ class KernelSettings:
         root: Path = DEFAULT_ROOT,
         clock: Callable[[], float] = time.monotonic,
         sysfs: Path = DEFAULT_SYSFS,
+        groups: ResctrlGroups | None = None,
     ) -> None:
         effect = "what a process before this one has set is not given back"
         self.files = tuple(
@@ -95,6 +99,7 @@ class KernelSettings:
         )
         self._root = root
         self._sysfs = sysfs
+        self.groups = groups or ResctrlGroups(sysfs / FOLDER)
         self._lock = Lock()
         self._ours: dict[str, _Ours] | None = None
         self._wanted: Mapping[str, int | str] = {}
@@ -132,13 +137,17 @@ class KernelSettings:
             changes.append(self._unreadable(error))
         return self._reported(changes)
 
-    def verify(self) -> tuple[SettingChange, ...]:
-        """Compare what is wanted with the kernel's values, and write it again; in a worker thread."""
+    def verify(self, *, among: str = "") -> tuple[SettingChange, ...]:
+        """Compare what is wanted with the kernel's values, and write it again; in a worker thread.
+
+        `among`: what names begin with; empty for all.
+        """
         changes: list[SettingChange] = []
         try:
             with self._alone() as ours:
                 for name, value in self._wanted.items():
-                    changes += self._set(ours, name, str(value), is_check=True)
+                    if name.startswith(among):
+                        changes += self._set(ours, name, str(value), is_check=True)
         except OSError as error:
             changes.append(self._unreadable(error))
         return self._reported(changes)
@@ -174,7 +183,7 @@ class KernelSettings:
         """
         with self._alone() as ours:
             for name in among:
-                present = self._read(name)
+                present = self._read(name, str(wanted.get(name, "")))
                 if name in wanted:
                     is_other = present not in (None, str(wanted[name]))
                 else:
@@ -198,7 +207,11 @@ class KernelSettings:
             self._lock.release()
 
     def _planned_releases(self, ours: Mapping[str, _Ours], names: Iterable[str]) -> tuple[SettingChange, ...]:
-        found = [(name, ours[name], self._read(name)) for name in reversed(list(names)) if name in ours]
+        found = [
+            (name, ours[name], self._read(name, ours[name].written))
+            for name in reversed(list(names))
+            if name in ours
+        ]
         return tuple(
             SettingChange(name, present, each.original)
             for name, each, present in found
@@ -226,7 +239,7 @@ class KernelSettings:
     def _left_as(self, name: str, value: str) -> Withheld | None:
         """Why a value that was not to be written is not the kernel's; None if it is."""
         with suppress(OSError):
-            present = self._read(name)
+            present = self._read(name, value)
             if present is None:
                 setting = kernel_setting(name)
                 if setting is not None and value == setting.absent:
@@ -242,14 +255,14 @@ class KernelSettings:
         self, ours: dict[str, _Ours], name: str, value: str, *, is_check: bool
     ) -> list[SettingChange]:
         try:
-            present = self._read(name)
+            present = self._read(name, value)
         except OSError as error:
             return [SettingChange(name, "", value, described(error))]
         if present is None:
             return []
         before = ours.get(name)
         # What another program has written since is no original.
-        mine = _Ours(present if before is None else before.original, value)
+        mine = _Ours(_original(name, present) if before is None else before.original, value)
         if mine == before and (present == value or self._is_left(name, mine, present, is_check=is_check)):
             return []
         ours[name] = mine
@@ -263,7 +276,7 @@ class KernelSettings:
                 del ours[name]
             else:
                 ours[name] = before
-            return [SettingChange(name, present, value, _explained(error))]
+            return [SettingChange(name, present, value, _explained(name, error))]
         return [SettingChange(name, present, value)] if present != value else []
 
     def _is_left(self, name: str, mine: _Ours, present: str, *, is_check: bool) -> bool:
@@ -283,12 +296,12 @@ class KernelSettings:
         present = ""
         changes: list[SettingChange] = []
         try:
-            present = self._read(name) or ""
+            present = self._read(name, mine.written) or ""
             if present == mine.written and present != mine.original:
                 self._write(name, mine.original)
                 changes.append(SettingChange(name, present, mine.original))
         except OSError as error:
-            return [SettingChange(name, present, mine.original, _explained(error))]
+            return [SettingChange(name, present, mine.original, _explained(name, error))]
         del ours[name]
         self._foreign_writers.forget(_PATH, name)
         with suppress(OSError):  # it is compared with the kernel's value at the next start
@@ -311,9 +324,12 @@ class KernelSettings:
         self.problems = tuple(problems)
         return tuple(changes)
 
-    def _read(self, name: str) -> str | None:
+    def _read(self, name: str, like: str = "") -> str | None:
         # The kernel's value; None if it has no such setting. Raises OSError for all other failures.
+        # `like`: of schemata, what is compared with it.
         setting = kernel_setting(name)
+        if setting is not None and setting.group:
+            return self.groups.schemata_of(setting.group, "" if like == NO_GROUP else like)
         for path in self._paths(name):
             with suppress(FileNotFoundError):
                 text = path.read_text(encoding="ascii", errors="replace")
@@ -322,6 +338,9 @@ class KernelSettings:
 
     def _write(self, name: str, value: str) -> None:
         setting = kernel_setting(name)
+        if setting is not None and setting.group:
+            self.groups.set(setting.group, value)
+            return
         path = next((each for each in self._paths(name) if each.exists()), self._paths(name)[0])
         path.write_text((value if setting is None else setting.written(value)) + "\n", encoding="ascii")
 
@@ -363,6 +382,12 @@ def _parsed(group: str, saved: Mapping[str, Any]) -> dict[str, _Ours]:
     }
 
 
+def _original(name: str, present: str) -> str:
+    """What a setting goes back to; a group of ours that is there is left over from one without state."""
+    setting = kernel_setting(name)
+    return NO_GROUP if setting is not None and setting.group else present
+
+
 def kind_of(name: str) -> str:
     """Return the kind of a setting for people."""
     return "sysctl" if kernel_setting(name) is None else "kernel setting"
@@ -378,8 +403,10 @@ def _no_sysctl(name: str) -> str:
     return f"the kernel has no such sysctl: {why}" if why else "the kernel has no such sysctl"
 
 
-def _explained(error: OSError) -> str:
+def _explained(name: str, error: OSError) -> str:
     """The text of an error, with what a service of systemd may lack."""
+    if name.startswith(RESCTRL_GROUPS):
+        return explain(error, "")
     text = described(error)
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{text}; the systemd unit may write it with a drop-in only, {DROP_IN} for one"

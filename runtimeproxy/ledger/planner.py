@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 from runtimeproxy.cgroups.core_scheduling import UNREADABLE
 from runtimeproxy.cgroups.paths import cgroup_id
 from runtimeproxy.cgroups.processes import NOT_VISIBLE
+from runtimeproxy.cgroups.resctrl import FOREIGN
 from runtimeproxy.cgroups.writer import CgroupWriter, FileText
 from runtimeproxy.fields.tables import LISTS, OF_PROCESSES, PERIOD, QUOTA, SHARES
 from runtimeproxy.hooks.claimants import ClaimantKind
@@ -244,7 +245,7 @@ class Planner:
         """The parameters that other programs write, and that are left to them for a time or for good."""
         left: dict[str, tuple[UnappliedCause, str]] = {}
         for name, entry in book.entries.items():
-            if name not in present or entry.resolved is None or UNREADABLE in present[name].text:
+            if name not in present or entry.resolved is None or _holds_kept_values(present[name].text):
                 continue
             change = books.change_of(book.level, name, entry, book, present[name], self._files)
             if change is ValueChange.NONE:
@@ -325,6 +326,11 @@ class Planner:
     def _has_quota(self, path: Path) -> bool:
         text = self._files.look(path, (QUOTA,)).get(QUOTA)
         return text is not None and self._files.decode(QUOTA, text.text) != UNLIMITED
+
+
+def _holds_kept_values(text: str) -> bool:
+    """Whether some processes have a value that is not known, or that is left to them."""
+    return UNREADABLE in text or FOREIGN in text
 
 
 def _booked_quota(book: Book) -> int:

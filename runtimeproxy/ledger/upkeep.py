@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runtimeproxy.cgroups.pace import rest, with_rests
 from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
+from runtimeproxy.cgroups.resctrl import GROUP_FIELD, MONITOR_FIELD
+from runtimeproxy.fields.kernel_settings import RESCTRL_GROUPS
 from runtimeproxy.fields.tables import FIELDS, OF_PROCESSES
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.hooks.fields import KERNEL_SETTINGS, SYSCTL
@@ -271,8 +273,20 @@ class Upkeep:
             others = [level for level in VERIFY_S if level not in due]
             verify = partial(self._ledger.verify, others, running, OF_PROCESSES)
             await self.in_worker(partial(with_rests, verify))
+            if self._sysctls is not None:
+                await self.in_worker(partial(self._sysctls.verify, among=RESCTRL_GROUPS))
+                await self.in_worker(partial(self._keep_resctrl, self._sysctls, running))
         if self._sysctls is not None and Level.NODE in due:
             await self.in_worker(self._sysctls.verify)
+
+    def _keep_resctrl(self, sysctls: KernelSettings, running: Collection[str]) -> None:
+        """Removes resctrl groups of ours that nothing on this node has any more."""
+        groups, monitors = (
+            {value.partition(",")[0] for value in self._books.texts_of(name, running)}
+            for name in (GROUP_FIELD, MONITOR_FIELD)
+        )
+        classes = {name.removeprefix(RESCTRL_GROUPS) for name in sysctls.written()}
+        sysctls.groups.keep(groups | classes, monitors)
 
     def _verify_s(self, level: Level | None) -> float:
         if level is None:

@@ -34,6 +34,7 @@ from runtimeproxy.node.machine import (
 )
 from runtimeproxy.node.object_folder import FolderObjects, ObjectFolder, StrategyTexts
 from runtimeproxy.node.objects import Kind, NodeObject, Reader, TopologyFacts
+from runtimeproxy.node.resctrl import Resctrl, read_resctrl
 from runtimeproxy.node.snapshot import (
     EMPTY,
     FIELDS,
@@ -186,6 +187,7 @@ class NodeInputs:
             ),
             cgroup_driver=guess_cgroup_driver(places.cgroup_root),
             block_devices=read_block_devices(places.sysfs, places.procfs),
+            resctrl=read_resctrl(places.sysfs),
         )
 
     def _object_reader(self) -> Reader:
@@ -246,6 +248,7 @@ class NodeInputs:
             "memory_bytes": local.memory_bytes,
             "features": local.features,
             "block_devices": local.block_devices,
+            "resctrl": local.resctrl,
             # Kubelets from 1.31 on take the runtime's driver, whatever is in their configuration.
             "cgroup_driver": local.cgroup_driver or (config.cgroup_driver if config is not None else None),
             "kubelet": of_kubelet,
@@ -414,6 +417,7 @@ class _Local(NamedTuple):
     features: frozenset[str] = frozenset()
     cgroup_driver: str | None = None
     block_devices: BlockDevices | None = None
+    resctrl: Resctrl | None = None
 
     @property
     def is_complete(self) -> bool:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from runtimeproxy.cgroups.mounts import find_mounts
+from runtimeproxy.cgroups.resctrl import FOLDER as RESCTRL
+from runtimeproxy.cgroups.resctrl import SCHEMATA
 from runtimeproxy.fields.declaration import Declaration
 from runtimeproxy.fields.kernel_settings import SCHED_FEATURE_FILES
 from runtimeproxy.fields.tables import PARAMETERS
@@ -152,6 +154,8 @@ def read_features(
         found.add(Feature.PSI)
     if "resctrl" in _text(procfs / "filesystems").split():
         found.add(Feature.RESCTRL)
+    if _exists(sysfs, f"{RESCTRL}/{SCHEMATA}"):
+        found.add(Feature.RESCTRL_MOUNTED)
     is_switched = any(
         "CORE_SCHED" in _text(sysfs / path).replace("NO_", "").split() for path in SCHED_FEATURE_FILES
     )

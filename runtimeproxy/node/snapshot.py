@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
+from runtimeproxy.node.resctrl import Resctrl
 from runtimeproxy.qos import PRIORITY_CLASS_LABEL, KubeQoSClass, QoSClass
 from runtimeproxy.slo.strategies import PodStrategy, Strategies, StrategyTraits
 
@@ -24,7 +25,7 @@ class Input(StrEnum):
     CPUS = "cpus"
     MEMORY = "memory"
     CGROUPS = "cgroups"
-    """`cgroup_driver`, `features`, and the files and controllers of `facts`."""
+    """`cgroup_driver`, `features`, `resctrl`, and the files and controllers of `facts`."""
     BLOCK_DEVICES = "block-devices"
     DEVICES = "devices"
     """The devices of the host that containers may get."""
@@ -65,6 +66,7 @@ class Feature(StrEnum):
     """Pressure of cgroups: `cpu.pressure`."""
     RESCTRL = "resctrl"
     """The file system resctrl, mounted or not."""
+    RESCTRL_MOUNTED = "resctrl-mounted"
     CORE_SCHED = "core-sched"
     """Core scheduling: tasks can have cookies, or one of the switches of Anolis kernels is there: the sysctl
     `kernel.sched_core`, or `CORE_SCHED` in the scheduler's features."""
@@ -140,7 +142,7 @@ class Pools(NamedTuple):
 FIELDS: Final[Mapping[Input, tuple[str, ...]]] = {
     Input.CPUS: ("cpus",),
     Input.MEMORY: ("memory_bytes",),
-    Input.CGROUPS: ("cgroup_driver", "features"),
+    Input.CGROUPS: ("cgroup_driver", "features", "resctrl"),
     Input.BLOCK_DEVICES: ("block_devices",),
     Input.DEVICES: ("devices",),
     Input.KUBELET: ("kubelet",),
@@ -202,6 +204,8 @@ class Node:
     """The kubelet's: `systemd` or `cgroupfs`; None: not known."""
     features: frozenset[str] = frozenset()
     """Of the kernel: `Feature`."""
+    resctrl: Resctrl | None = None
+    """The caches and bandwidths that groups can have parts of; None: resctrl is not mounted, or not known."""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     capacity: Mapping[str, int] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runtimeproxy.cgroups.order import loosened
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
+from runtimeproxy.cgroups.resctrl import FOLDER as RESCTRL
+from runtimeproxy.cgroups.resctrl import NO_GROUP, ResctrlGroups
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
-from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.errors import RuntimeProxyError, described
 from runtimeproxy.fields.declaration import Direction
+from runtimeproxy.fields.kernel_settings import RESCTRL_GROUPS
 from runtimeproxy.fields.tables import CRI_FIELDS, LISTS, PARAMETERS, check_value
 from runtimeproxy.hooks.fields import RESOURCES
 from runtimeproxy.ledger.books import restored, still_valid
@@ -88,7 +91,7 @@ def restore(settings: Settings, *, dry_run: bool) -> tuple[Line, ...]:
 def restore_kernel_settings(settings: KernelSettings, *, dry_run: bool) -> tuple[Line, ...]:
     """Gives all sysctls and other settings of the kernel their originals; returns the results."""
     done = Status.PLANNED if dry_run else Status.RESTORED
-    return tuple(
+    lines = tuple(
         Line(
             kind_of(each.name),
             *(each.name, each.old, each.new),
@@ -97,6 +100,22 @@ def restore_kernel_settings(settings: KernelSettings, *, dry_run: bool) -> tuple
         )
         for each in (settings.planned() if dry_run else settings.apply({}))
     )
+    return (*lines, *_restore_groups(settings.groups, {each.field for each in lines}, dry_run=dry_run))
+
+
+def _restore_groups(groups: ResctrlGroups, named: Collection[str], *, dry_run: bool) -> Iterator[Line]:
+    """Removes all other resctrl groups of ours; the kernel gives their tasks to the root group."""
+    left = (*groups.own(), *groups.own_monitors())
+    error = ""
+    if left and not dry_run:
+        try:
+            groups.remove_all()
+        except OSError as failed:
+            error = described(failed)
+    for name in left:
+        if f"{RESCTRL_GROUPS}{name}" not in named:
+            status = Status.FAILED if error else Status.PLANNED if dry_run else Status.RESTORED
+            yield Line("resctrl group", name, "there", NO_GROUP, status, error)
 
 
 def is_complete(lines: Iterable[Line]) -> bool:
@@ -219,7 +238,8 @@ def _read_checkpoint(folder: Path) -> tuple[Path, Saved]:
 
 
 async def _restore_all(settings: Settings, saved: Saved, *, dry_run: bool) -> tuple[Line, ...]:
-    writer = CgroupWriter(Path(settings.cgroups.root))
+    groups = ResctrlGroups(Path(settings.node.sysfs_root) / RESCTRL)
+    writer = CgroupWriter(Path(settings.cgroups.root), resctrl=groups)
     proxy = settings.proxy
     with ThreadPoolExecutor(1) as executor:
         client = runtime_client(proxy.runtime_endpoint, proxy.runtime_call_timeout_s, executor)

@@ -12,6 +12,7 @@ from runtimeproxy.doctor.tree import Tree, parse_tree, record_tree, tree_text
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.inputs import InputPlaces, NodeInputs
 from runtimeproxy.node.machine import read_processor
+from runtimeproxy.node.resctrl import read_resctrl
 from runtimeproxy.node.snapshot import FIELDS, Input
 from tests.platforms.trees import node_of
 
@@ -73,6 +74,11 @@ def root(tmp_path: Path) -> Path:
             "sys/devices/system/cpu/online": "0\n",
             "sys/devices/system/cpu/present": "0\n",
             "sys/devices/system/cpu/possible": "0\n",
+            "sys/fs/resctrl/schemata": "L3:0=fffff\n",
+            "sys/fs/resctrl/info/L3/cbm_mask": "fffff\n",
+            "sys/fs/resctrl/info/L3/num_closids": "16\n",
+            "sys/fs/resctrl/info/L3_MON/num_rmids": "176\n",
+            "sys/fs/resctrl/payroll/schemata": "L3:0=f\n",
             "sys/devices/pci0/payroll/block/sda/dev": "8:0\n",
             "sys/devices/pci0/payroll/block/sda/sda1/dev": "8:1\n",
             "sys/devices/pci0/payroll/block/sda/sda1/partition": "1\n",
@@ -129,6 +135,13 @@ def test_disks_partitions_and_volumes_are_what_they_were(
     assert devices is not None
     assert devices.disks["sda1"] == "8:0"
     assert list(devices.volume_groups.values()) == [("8:0",)]
+
+
+def test_resctrl_is_what_it_was(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    found = node_of(again(record_tree(root)), tmp_path_factory.mktemp("again")).resctrl
+    assert found == read_resctrl(root / "sys")
+    assert found is not None
+    assert (found.closids, found.rmids) == (16, 176)
 
 
 def test_of_this_machine_the_daemons_code_sees_the_same(tmp_path: Path) -> None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from runtimeproxy.cgroups.resctrl import FOLDER, PREFIX
 from runtimeproxy.fields.anolis import ANOLIS_FILES
 from runtimeproxy.fields.declaration import ALL_LEVELS, PAGE_BYTES, ROLES, Declaration, Kind
 from runtimeproxy.fields.declared import DECLARED
 from runtimeproxy.fields.formats import FileFormat, ProcessFormat
-from runtimeproxy.fields.kernel_settings import KERNEL_SETTINGS, SCHED_FEATURES, kernel_setting
+from runtimeproxy.fields.kernel_settings import (
+    KERNEL_SETTINGS,
+    RESCTRL_GROUPS,
+    SCHED_FEATURES,
+    kernel_setting,
+)
 from runtimeproxy.units import MAX_INT64
 from runtimeproxy.vocabulary import ClaimLevel, Role
 from tests.lab.programs import REPOSITORY
@@ -91,6 +97,8 @@ def settings_table() -> str:
     for each in settings:
         files = ", else ".join(f"`{file}`" for file in each.files)
         rows.append((f"`{each.name}`", files, f"0 to {each.maximum}"))
+    group = f"`{FOLDER}/{PREFIX}NAME/schemata`"
+    rows.append((f"`{RESCTRL_GROUPS}NAME`", group, "the lines of `L3` and `MB`, with commas between them"))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

@@ -11,9 +11,10 @@ from typing import Final
 _WRITE: Final = """
 import mmap, os, sys, time
 path, procs, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+device = os.open(path, os.O_WRONLY | os.O_DIRECT)
+# After the device was opened: a container's cgroup may not.
 with open(procs, "w") as file:
     file.write("0")
-device = os.open(path, os.O_WRONLY | os.O_DIRECT)
 buffer = mmap.mmap(-1, 1 << 16)
 begun, done = time.monotonic(), 0
 while done < size:
@@ -52,5 +53,7 @@ class LoopDevice:
 def write_rate(path: str, procs: Path, size_bytes: int) -> float:
     """Bytes a second that a process which joins a cgroup writes to a device."""
     command = [sys.executable, "-c", _WRITE, path, str(procs), str(size_bytes)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    if done.returncode:
+        raise OSError(f"writing to {path} from {procs}: {done.stderr.strip()}")
     return float(done.stdout)

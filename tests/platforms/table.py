@@ -27,7 +27,6 @@ PROVIDED: Final = frozenset({"tc", "nft", "net-admin", "resctrl-mounted"})
 """Features that no kernel lacks, but an administrator provides: the table takes them as given."""
 PLANNED: Final[Mapping[str, frozenset[str]]] = {
     "network-qos": frozenset({"tc", "nft", "net-admin"}),
-    "resctrl": frozenset({"resctrl", "resctrl-mounted"}),
 }
 """Policies that may not be in the program yet, with the features that they need."""
 OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -65,6 +65,7 @@ def test_built_in_policies_are_on_where_koordinators_gate_is() -> None:
         "memory-qos",
         "oom-score",
         "rdma-devices",
+        "resctrl",
         "system-config",
     }
     enabled = {name: PolicySettings(enabled=True) for name in others}

@@ -33,15 +33,24 @@ from policies.group_identity import GroupIdentity
 from policies.memory_qos import MemoryQoS
 from policies.oom_score import SCORE, SCORES, OomScore
 from policies.rdma_devices import RdmaDevices
+from policies.resctrl import ResctrlPolicy
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, PodView
 from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import NodeFacts
+from runtimeproxy.node.resctrl import BandwidthAllocation, BandwidthUnit, CacheAllocation, Resctrl
 from runtimeproxy.node.snapshot import Feature, Node
 from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass
-from runtimeproxy.slo.names import BLKIO_QOS, CPU_BURST, CPU_QOS, MAX_ANNOTATION_LENGTH, MEMORY_QOS
+from runtimeproxy.slo.names import (
+    BLKIO_QOS,
+    CPU_BURST,
+    CPU_QOS,
+    MAX_ANNOTATION_LENGTH,
+    MEMORY_QOS,
+    RESCTRL,
+)
 from runtimeproxy.slo.schema import ClassQoS, CpuPolicy, CpuQoS, QoSPolicies, QoSStrategy
 from runtimeproxy.slo.schema import MemoryQoSStrategy as MemoryStrategy
 from runtimeproxy.slo.strategies import Strategies
@@ -97,6 +106,12 @@ HOSTILE: dict[str, str] = {
     "blocks, not too many to be read": '{"blocks":['
     + ",".join('{"name":"../../x","type":"device","ioCfg":{"readBPS":1}}' for _ in range(100))
     + "]}",
+    "ranges of caches": '{"llc":{"schemataPerCache":['
+    + ",".join(f'{{"cacheID":{each},"range":[0,30]}}' for each in range(SIZE // 32))
+    + "]}}",
+    "ranges of caches, not too many to be read": '{"llc":{"schemataPerCache":['
+    + ",".join(f'{{"cacheID":{each},"range":[0,30]}}' for each in range(900))
+    + "]}}",
     "a limit percentage": '{"policy":"auto","minLimitPercent":' + "9" * READ_SIZE + "}",
 }
 
@@ -105,6 +120,10 @@ NODE = Node(
     facts=NodeFacts(controllers={"blkio": 1}),
     features=frozenset({Feature.IO_LIMITS}),
     block_devices=BlockDevices({"a": "8:0"}),
+    resctrl=Resctrl(
+        caches={"L3": CacheAllocation(mask=0x7FF, ids=(0, 1))},
+        bandwidth=BandwidthAllocation(ids=(0, 1), unit=BandwidthUnit.PERCENT, least=10, step=10),
+    ),
     strategies=Strategies(qos=QoSStrategy(lsr_class=_CLASS, ls_class=_CLASS, be_class=_CLASS)),
     normalization_ratio=1.2,
 )
@@ -135,6 +154,7 @@ TURNS: dict[str, Callable[[ContainerView], object]] = {
     "memory-qos, pod": lambda view: MemoryQoS().pod(view.pod, NODE),
     "block-io, pod": lambda view: BlockIO().pod(view.pod, NODE),
     "block-io": lambda view: BlockIO().container(view, NODE),
+    "resctrl, pod": lambda view: ResctrlPolicy().pod(view.pod, NODE),
     "oom-score": lambda view: OomScore().container(view, Node()),
 }
 KEYS = (
@@ -145,6 +165,7 @@ KEYS = (
     CPU_QOS,
     MEMORY_QOS,
     BLKIO_QOS,
+    RESCTRL,
     SCORE,
     SCORES,
 )

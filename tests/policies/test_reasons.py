@@ -47,6 +47,7 @@ from runtimeproxy.simulate.simulation import simulate
 from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, KoordProxy, PodCgroups, RuntimeState
 from runtimeproxy.vocabulary import Role
 from tests.cgroups.cookies import Cookies
+from tests.cgroups.resctrl_files import make_resctrl
 from tests.lab.deadline import wait_until
 from tests.simulate.test_agreement import HOST, KUBELET, TOPOLOGY, Stand
 from tests.simulate.test_explanation import explained
@@ -68,7 +69,8 @@ CONFIG = {
             "lsClass": {
                 "memoryQOS": {"enable": True, "minLimitPercent": 20, "lowLimitPercent": 10, "wmarkRatio": 90},
                 "cpuQOS": {"enable": True, "groupIdentity": 2},
-            }
+            },
+            "beClass": {"resctrlQOS": {"enable": True, "catRangeEndPercent": 30, "mbaPercent": 20}},
         }
     },
 }
@@ -176,6 +178,15 @@ CASES = [
         id="gpu-env",
     ),
     pytest.param(
+        pod("crowded", "BE", {"requests": BATCH}, batch("main")),
+        {
+            "cgroup[resctrl_group]": "BE's group, L3 0-30 % of 11 bits -> f (4 bits); MB 20 % -> 20 % "
+            "(cluster strategy of resource-qos-config in FILE) = BE",
+            "cgroup[resctrl_monitor]": "counters of the pod = pod-uid-crowded",
+        },
+        id="resctrl",
+    ),
+    pytest.param(
         pod("shielded", "LS", {}, {"koordinator.sh/oom-score-adj": "-1000"}),
         {"resources.oom_score_adj": "annotation koordinator.sh/oom-score-adj -1000, at least -997 = -997"},
         id="oom-score",
@@ -248,6 +259,8 @@ def stand_with(config: Mapping[str, object]) -> Iterator[Stand]:
         (function / "device").symlink_to("../../../0000:1f:00.0")
         (folder / "sys/class/misc/rdma_cm").mkdir(parents=True)
         (folder / "sys/class/misc/rdma_cm/dev").write_text("10:122")
+        make_resctrl(folder / "sys")
+        (folder / "sys/filesystems").write_text("nodev\tresctrl\n")
         (folder / "node.d").mkdir()
         data = {key: json.dumps(value) for key, value in config.items()}
         slo = {"kind": "ConfigMap", "metadata": {"name": "slo-controller-config"}, "data": data}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 
 from runtimeproxy import __version__
+from runtimeproxy.cgroups.resctrl import LLC_OCCUPANCY
 from runtimeproxy.counts import Histogram
 from runtimeproxy.errors import StatusCode
 from runtimeproxy.fields.tables import PARAMETERS
@@ -35,6 +36,7 @@ from runtimeproxy.slo.dynamic import GATES
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
+    from runtimeproxy.cgroups.resctrl import GroupCounters
     from runtimeproxy.core.eviction import Evictor
     from runtimeproxy.core.policies import PolicySet
     from runtimeproxy.core.state import SavedState
@@ -147,6 +149,9 @@ def samples(parts: Parts, received: Received) -> Iterator[Sample]:
     yield from _of_ledger(ledger)
     yield from of_books(ledger.books)
     yield from _of_upkeep(core.upkeep, core.state)
+    if core.state.sysctls is not None:
+        names = {pod.uid: (pod.namespace, pod.name) for pod in tuple(core.store.pods)}
+        yield from of_resctrl(core.state.sysctls.groups.counters(), names)
     yield from _of_claims(core.leased)
     yield from _of_qos_manager(parts.qos_manager)
     yield from _of_evictions(core.evictor)
@@ -365,6 +370,25 @@ def _of_upkeep(upkeep: Upkeep, saved: SavedState) -> Iterator[Sample]:
         yield Sample("cpu_owners", allocations.owners)
         yield Sample("cpu_owners_occupied", allocations.occupied)
         yield Sample("cpu_owners_unsaved", not allocations.is_saved)
+
+
+def of_resctrl(found: Iterable[GroupCounters], names: Mapping[str, tuple[str, str]]) -> Iterator[Sample]:
+    """The counters of pods. `names`: namespace and name of pods by uid; others are left out."""
+    missing: Counter[tuple[str, str]] = Counter()
+    for pod in found:
+        if (named := names.get(pod.uid)) is None:
+            continue
+        for each in pod.counters:
+            labels = (*named, pod.group, str(each.cache))
+            if each.value is None:
+                missing[each.name, each.problem] += 1
+            elif each.name == LLC_OCCUPANCY:
+                yield Sample("resctrl_llc_occupancy_bytes", each.value, labels)
+            else:
+                scope = each.name.removeprefix("mbm_").removesuffix("_bytes")
+                yield Sample("resctrl_memory_bytes_total", each.value, (*labels, scope))
+    for counter, number in missing.items():
+        yield Sample("resctrl_counters_missing", number, counter)
 
 
 def _of_claims(leased: LeasedClaims) -> Iterator[Sample]:

@@ -29,6 +29,8 @@ def _histogram(text: str, *labels: str) -> Described:
     return Described("histogram", labels, text)
 
 
+_RESCTRL: Final = ("namespace", "pod", "group", "cache")
+
 _TABLE = {
     # The process
     "build_info": _gauge("Always 1", "version", "python"),
@@ -224,6 +226,18 @@ _TABLE = {
     "cpu_mode_blocked": _gauge("1 while the node cannot be brought to another CPU mode"),
     "ledger_hung_files": _gauge("Reads and writes of cgroup files that hang"),
     "ledger_recovered_cgroups_total": _counter("Cgroups known from the journal of a killed process"),
+    "resctrl_llc_occupancy_bytes": _gauge(
+        "Bytes of a pod in the last-level cache, by the group of its tasks and the id of the cache",
+        *_RESCTRL,
+    ),
+    "resctrl_memory_bytes_total": _counter(
+        "Bytes of a pod between a last-level cache and memory: `total`, `local` (of the same NUMA node)",
+        *_RESCTRL,
+        "scope",
+    ),
+    "resctrl_counters_missing": _gauge(
+        "Counters of pods that the kernel does not show, such as `Unavailable`, `Error`", "counter", "reason"
+    ),
     "cpu_owners": _gauge('Pods that own CPUs (`node.shared_pools = "computed"`)'),
     "cpu_owners_occupied": _gauge("Pods whose CPUs others have not left"),
     "cpu_owners_unsaved": _gauge("1 while the allocations of CPUs cannot be saved"),

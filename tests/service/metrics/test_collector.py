@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client.core import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from runtimeproxy.cgroups.resctrl import CounterValue, GroupCounters
 from runtimeproxy.counts import Histogram
 from runtimeproxy.frontends.cri_proxy.interception import Outcome
 from runtimeproxy.frontends.cri_proxy.relay.counts import RelayCounts
@@ -14,7 +15,14 @@ from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.hooks.counts import EntryKey, PolicyCounts
 from runtimeproxy.pods.records import Book, Entry, Level, Original
-from runtimeproxy.service.metrics.collector import Sample, families, of_books, of_policies, of_relay
+from runtimeproxy.service.metrics.collector import (
+    Sample,
+    families,
+    of_books,
+    of_policies,
+    of_relay,
+    of_resctrl,
+)
 from runtimeproxy.service.metrics.table import METRICS
 from tests.daemon.scraping import Metrics, parsed
 
@@ -117,3 +125,17 @@ def test_claims_are_counted_by_level_and_owner() -> None:
     assert found.of("ledger_claims", level="pod", owner="b") == 1
     assert (found.of("ledger_cgroups", level="pod"), found.of("ledger_cgroups", level="container")) == (2, 0)
     assert found.of("ledger_unknown_originals") == 1
+
+
+def test_counters_that_the_kernel_does_not_show_are_missing_and_not_zero() -> None:
+    counters = (
+        CounterValue(0, "llc_occupancy", 4096),
+        CounterValue(1, "llc_occupancy", None, "Unavailable"),
+        CounterValue(0, "mbm_local_bytes", 7),
+    )
+    of_gone = GroupCounters("pod-gone", "BE", counters)
+    assert list(of_resctrl([GroupCounters("pod-u", "BE", counters), of_gone], {"u": ("jobs", "spark")})) == [
+        Sample("resctrl_llc_occupancy_bytes", 4096, ("jobs", "spark", "BE", "0")),
+        Sample("resctrl_memory_bytes_total", 7, ("jobs", "spark", "BE", "0", "local")),
+        Sample("resctrl_counters_missing", 1, ("llc_occupancy", "Unavailable")),
+    ]

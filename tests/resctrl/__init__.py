@@ -1,0 +1,1 @@
+"""A double of the kernel's file system resctrl, and the daemon on it."""
