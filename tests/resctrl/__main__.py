@@ -27,7 +27,9 @@ def main() -> None:
     arguments.add_argument("--variant", type=json.loads, default={}, help="fields of Variant, as JSON")
     given = arguments.parse_args()
     known = {each.name for each in fields(Variant)}
-    lists = {name: tuple(value) if isinstance(value, list) else value for name, value in given.variant.items()}
+    lists = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.variant.items()
+    }
     if unknown := lists.keys() - known:
         arguments.error(f"no fields of Variant: {', '.join(sorted(unknown))}")
     tasks: Tasks[Group] = Tasks()

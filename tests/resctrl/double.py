@@ -94,7 +94,9 @@ class Double:
 
 
 @contextlib.contextmanager
-def mounted(mount_point: Path, **variant: int | bool | str | Sequence[int] | Sequence[str]) -> Iterator[Double]:
+def mounted(
+    mount_point: Path, **variant: int | bool | str | Sequence[int] | Sequence[str]
+) -> Iterator[Double]:
     """Mounts a double until the block ends.
 
     Args:

@@ -39,7 +39,13 @@ _FLUSH, _INIT, _OPENDIR, _READDIR, _RELEASEDIR = 25, 26, 27, 28, 29
 _ACCESS, _CREATE, _INTERRUPT, _DESTROY = 34, 35, 36, 38
 _BATCH_FORGET, _RENAME2 = 42, 45
 _UNANSWERED: Final = frozenset({_FORGET, _INTERRUPT, _BATCH_FORGET})
-_NOT_PERMITTED: Final = {_MKNOD: errno.EACCES, _CREATE: errno.EACCES, _UNLINK: errno.EPERM, _RENAME: errno.EPERM, _RENAME2: errno.EPERM}
+_NOT_PERMITTED: Final = {
+    _MKNOD: errno.EACCES,
+    _CREATE: errno.EACCES,
+    _UNLINK: errno.EPERM,
+    _RENAME: errno.EPERM,
+    _RENAME2: errno.EPERM,
+}
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _ids: Final = itertools.count(_ROOT)
@@ -172,7 +178,9 @@ class FileSystem:
         raise OSError(errno.ENOSYS, "not built")
 
     def _of_handle(self, code: int, body: bytes, caller: Caller) -> bytes:
-        handle, offset, size, *_ = _READ.unpack_from(body) if len(body) >= _READ.size else (*struct.unpack_from("=Q", body), 0, 0)
+        handle, offset, size, *_ = (
+            _READ.unpack_from(body) if len(body) >= _READ.size else (*struct.unpack_from("=Q", body), 0, 0)
+        )
         if code in {_RELEASE, _RELEASEDIR}:
             self._open.pop(handle, None)
             return b""
@@ -233,7 +241,9 @@ def unmount(mount_point: Path) -> None:
 
 def _constant(code: int) -> bytes:
     if code == _INIT:
-        return struct.pack("=IIIIHHIIHHI7I", 7, 31, 0, 0, 16, 12, _BUFFER_BYTES - PAGE_BYTES, 1, 32, 0, 0, *[0] * 7)
+        return struct.pack(
+            "=IIIIHHIIHHI7I", 7, 31, 0, 0, 16, 12, _BUFFER_BYTES - PAGE_BYTES, 1, 32, 0, 0, *[0] * 7
+        )
     if code == _STATFS:
         return struct.pack("=5Q4I6I", 0, 0, 0, 0, 0, PAGE_BYTES, 255, PAGE_BYTES, 0, *[0] * 6)
     return b""
@@ -273,6 +283,8 @@ def _listing(node: Node) -> bytes:
 def _from_entry(entries: bytes, offset: int, size: int) -> bytes:
     """Whole entries from an offset."""
     end = offset
-    while end < len(entries) and (following := struct.unpack_from("=Q", entries, end + 8)[0]) <= offset + size:
+    while (
+        end < len(entries) and (following := struct.unpack_from("=Q", entries, end + 8)[0]) <= offset + size
+    ):
         end = following
     return entries[offset:end]

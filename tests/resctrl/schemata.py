@@ -144,7 +144,9 @@ def resources(variant: Variant) -> list[Resource]:
     """What can be divided, in the order of `schemata`."""
     found = []
     if variant.has_l3 and variant.cdp:
-        found = [Resource(name, variant, variant.l3_closids // 2, is_mask=True) for name in ("L3CODE", "L3DATA")]
+        found = [
+            Resource(name, variant, variant.l3_closids // 2, is_mask=True) for name in ("L3CODE", "L3DATA")
+        ]
     elif variant.has_l3:
         found = [Resource("L3", variant, variant.l3_closids, is_mask=True)]
     if variant.has_mb:
@@ -275,7 +277,9 @@ class Division:
             if not any(each.is_mask for each in self.resources):
                 refuse("Cannot be exclusive without CAT/CDP")
             for cache in self.variant.caches:
-                others = or_all(self._all_masks(each, cache) for each in self.shares.values() if each is not share)
+                others = or_all(
+                    self._all_masks(each, cache) for each in self.shares.values() if each is not share
+                )
                 if self._all_masks(share, cache) & (others | self.variant.shareable_bits):
                     refuse("Schemata overlaps")
             share.is_exclusive = True
@@ -289,7 +293,9 @@ class Division:
     def schemata(self, closid: int) -> str:
         """The text of `schemata`."""
         values = self.shares[closid].values
-        return table({each.name: {c: each.shown(v) for c, v in values[each.name].items()} for each in self.resources})
+        return table(
+            {each.name: {c: each.shown(v) for c, v in values[each.name].items()} for each in self.resources}
+        )
 
     def size(self, closid: int) -> str:
         """The text of `size`."""
@@ -297,7 +303,9 @@ class Division:
         values = self.shares[closid].values
         lines = {}
         for each in self.resources:
-            shown = {c: str(one_bit * v.bit_count() if each.is_mask else v) for c, v in values[each.name].items()}
+            shown = {
+                c: str(one_bit * v.bit_count() if each.is_mask else v) for c, v in values[each.name].items()
+            }
             lines[each.name] = shown
         return table(lines)
 

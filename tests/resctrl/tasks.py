@@ -60,7 +60,9 @@ class Tasks(Generic[Group]):
                 self._take(self.socket.recv(_MESSAGE_BYTES))
 
     def _take(self, message: bytes) -> None:
-        what, _, _, first, second, child, process = _EVENT.unpack_from(message.ljust(_EVENT_OFFSET + _EVENT.size, b"\0"), _EVENT_OFFSET)
+        what, _, _, first, second, child, process = _EVENT.unpack_from(
+            message.ljust(_EVENT_OFFSET + _EVENT.size, b"\0"), _EVENT_OFFSET
+        )
         if what == _FORK:
             # `first` is the forking thread, but of a new thread the parent of its process.
             self._groups.pop(child, None)

@@ -23,13 +23,17 @@ from tests.resctrl.double import Double, mounted
 @pytest.fixture(scope="module")
 def intel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Double]:
     """Two caches with ids 0 and 8, five CLOSIDs, seven RMIDs."""
-    with mounted(tmp_path_factory.mktemp("intel"), caches=[0, 8], min_cbm_bits=2, mb_closids=5, rmids=7) as double:
+    with mounted(
+        tmp_path_factory.mktemp("intel"), caches=[0, 8], min_cbm_bits=2, mb_closids=5, rmids=7
+    ) as double:
         yield double
 
 
 @pytest.fixture(scope="module")
 def amd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Double]:
-    with mounted(tmp_path_factory.mktemp("amd"), vendor="amd", cbm_bits=16, padded=True, single_id=True) as double:
+    with mounted(
+        tmp_path_factory.mktemp("amd"), vendor="amd", cbm_bits=16, padded=True, single_id=True
+    ) as double:
         yield double
 
 
@@ -116,11 +120,18 @@ INFO = {
 
 def test_what_the_machine_can(intel: Double, amd: Double) -> None:
     intel.write("tasks", str(os.getpid()))
-    found = {str(each.relative_to(intel.root / "info")): each for each in (intel.root / "info").rglob("*") if each.is_file()}
+    found = {
+        str(each.relative_to(intel.root / "info")): each
+        for each in (intel.root / "info").rglob("*")
+        if each.is_file()
+    }
     assert {name: file.read_text().strip() for name, file in found.items()} == INFO
     values = {name: amd.read(f"info/{name}").strip() for name in INFO if (amd.root / "info" / name).exists()}
     assert INFO.keys() - values.keys() == {"MB/thread_throttle_mode"}
-    assert {name: values[name] for name in ("L3/min_cbm_bits", "L3/sparse_masks", "MB/min_bandwidth", "MB/bandwidth_gran")} == {
+    assert {
+        name: values[name]
+        for name in ("L3/min_cbm_bits", "L3/sparse_masks", "MB/min_bandwidth", "MB/bandwidth_gran")
+    } == {
         "L3/min_cbm_bits": "0",
         "L3/sparse_masks": "1",
         "MB/min_bandwidth": "0",
@@ -145,7 +156,9 @@ def test_folders_that_cannot_be_made(intel: Double, group: Path, path: str, code
         (intel.root / path).mkdir()
 
 
-@pytest.mark.parametrize("path", ["info", "mon_groups", "mon_data", "own/mon_groups", "own/mon_data/mon_L3_00"])
+@pytest.mark.parametrize(
+    "path", ["info", "mon_groups", "mon_data", "own/mon_groups", "own/mon_data/mon_L3_00"]
+)
 def test_folders_that_stay(intel: Double, group: Path, path: str) -> None:
     with refused(errno.EPERM):
         (intel.root / path).rmdir()
@@ -272,7 +285,9 @@ def test_machines_that_can_less(tmp_path: Path) -> None:
         assert sorted(each.name for each in double.root.iterdir()) == sorted(
             ["info", "tasks", "cpus", "cpus_list", "schemata", "mode", "size"]
         )
-    with mounted(tmp_path / "monitoring", has_l3=False, has_mb=False, mon_features=["llc_occupancy"]) as double:
+    with mounted(
+        tmp_path / "monitoring", has_l3=False, has_mb=False, mon_features=["llc_occupancy"]
+    ) as double:
         assert not (double.root / "schemata").exists()
         with refused(errno.EPERM):
             (double.root / "group").mkdir()
@@ -322,7 +337,9 @@ def test_tasks_move(intel: Double, group: Path, process: subprocess.Popen[str]) 
     assert pid in intel.tasks()
 
 
-def test_children_have_the_group_of_their_parent(intel: Double, group: Path, process: subprocess.Popen[str]) -> None:
+def test_children_have_the_group_of_their_parent(
+    intel: Double, group: Path, process: subprocess.Popen[str]
+) -> None:
     before = told(process, FORK)
     thread_before = told(process, THREAD)
     (group / "tasks").write_text(str(process.pid))
@@ -443,7 +460,11 @@ def test_what_tests_see_and_change(intel: Double, group: Path) -> None:
     intel.deny({})
     (group / "schemata").write_text("MB:0=10\n")
     done = [each[1:] for each in intel.commands(since)]
-    assert done == [("own/schemata", "MB:0=10\n", errno.EIO), ("refused", None, errno.EBUSY), ("own/schemata", "MB:0=10\n", 0)]
+    assert done == [
+        ("own/schemata", "MB:0=10\n", errno.EIO),
+        ("refused", None, errno.EBUSY),
+        ("own/schemata", "MB:0=10\n", 0),
+    ]
     assert {each.pid for each in intel.commands(since)} == {os.getpid()}
 
 

@@ -15,7 +15,7 @@ from tests.node.guest.node import Check, Node
 
 _SHARED = Path("/mnt/share/source")
 _LOCKED = Path("/mnt/share/locked")
-_SOURCE = Path("/root/koord-runtime-proxy")
+_SOURCE = Path("/opt/source")
 _LIMIT_S = 3000.0
 """Of one command, on an emulated CPU."""
 
