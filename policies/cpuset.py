@@ -221,7 +221,7 @@ class Cpuset(Policy):
             status, has_static_cpus = ResourceStatus(), True
         cpus = container_cpus(pod.qos, pod.kube_qos, status, rule, has_static_cpus=has_static_cpus)
         memory = self._memory(container, node)
-        mems = format_cpu_list(memory.nodes) or None
+        mems = format_cpu_list(memory.nodes) if memory.nodes else None
         if memory.problem:
             problems.append(memory.problem)
         if cpus is None and mems is None:

@@ -162,8 +162,11 @@ def high_bytes(
 
 def class_values(strategy: Strategy) -> dict[str, int]:
     """Return the values that do not depend on requests and limits. Source: calculatePodResources."""
-    configured = ((name, getattr(strategy, attribute)) for name, attribute in _CLASS_ATTRIBUTES.items())
-    return {name: value for name, value in configured if value is not None}
+    return {
+        name: value
+        for name, attribute in _CLASS_ATTRIBUTES.items()
+        if (value := getattr(strategy, attribute)) is not None
+    }
 
 
 def page_cache_values(limit_bytes: int, strategy: Strategy) -> dict[str, int]:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 UNLIMITED: Final = -1
@@ -280,6 +281,7 @@ def parse_cpu_list(text: str, last: int | None = None) -> frozenset[int]:
     return frozenset(number for number, bit in enumerate(reversed(f"{members:b}")) if bit == "1")
 
 
+@lru_cache(maxsize=32)  # most containers share the CPUs of a few pools
 def plain_cpu_list(text: str, last: int | None = None) -> str:
     """Return a CPU list in a spelling that every reader takes; one that has it already is returned as it is.
 

@@ -200,6 +200,14 @@ class Subject:
         return f"QoS class {self.view.qos}" if isinstance(self.view, ClassView) else "node"
 
     @property
+    def key(self) -> tuple[str, str, str]:
+        """Pod, container, and the QoS class or the node: the same in all calls about one of them."""
+        pod = pod_of(self.view)
+        if pod is None:
+            return "", "", self.target
+        return pod.uid or pod.name, self.view.name if isinstance(self.view, ContainerView) else "", ""
+
+    @property
     def names(self) -> dict[str, Any]:
         """Pod and container, for log lines."""
         pod = pod_of(self.view)

@@ -53,6 +53,7 @@ from runtimeproxy.hooks.decision import (
     make_decision,
     refuse,
     run_policy,
+    unmet_features,
     unsettled,
 )
 from runtimeproxy.hooks.fields import CGROUP, Merged, View, plain_cgroup_values, pod_of
@@ -66,6 +67,7 @@ from runtimeproxy.hooks.loaded import (
 from runtimeproxy.hooks.policy import HOOKS_BEFORE, Hook, Mode
 from runtimeproxy.hooks.selector import PodSelector, PodTraits
 from runtimeproxy.hooks.settings import ConflictRule
+from runtimeproxy.hooks.validation import HOOKS_WITHOUT_ANSWER
 from runtimeproxy.hooks.views import ContainerView, PodView
 from runtimeproxy.hooks.workers import ApplyDecision, Stage, WorkerRun, Workers, WorkerTask
 from runtimeproxy.logs import FailureLog
@@ -95,24 +97,28 @@ OVER_CPU_LIMIT: Final = 3
 """As often a policy may be too slow for the loop's thread, as its first call may import something; from then
 on it runs in worker threads."""
 
-_NO_SELECTORS: Final[Mapping[int, PodSelector]] = {}
-
 
 class _OnNode:
-    """Selectors and settled policies, derived from a node.
+    """The policies on a node.
 
     Attributes:
-        selectors: Of the policies whose selector is not their usual one, by `id`: a policy whose mode differs
-            between pods has several entries.
+        by_hook: Those that may have an answer, with the pods that each is for.
         unsettled: See `Chain.unsettled`.
     """
 
-    __slots__ = ("node", "selectors", "unsettled")
+    __slots__ = ("by_hook", "node", "unsettled")
 
     def __init__(self, node: Node, policies: Iterable[LoadedPolicy] = ()) -> None:
         self.node = node
-        self.selectors = {id(each): each.selector_on(node) for each in policies if each.selector_without}
         self.unsettled = unsettled(policies, node)
+        self.by_hook: dict[Hook, tuple[tuple[LoadedPolicy, PodSelector], ...]] = {}
+        for policy in policies:
+            selected = policy, policy.selector_on(node)
+            is_off = unmet_features(policy, node) is not None
+            for hook in (*policy.methods, *policy.remote_hooks):
+                # What it has begun it may have to end.
+                if not is_off or hook in HOOKS_WITHOUT_ANSWER:
+                    self.by_hook[hook] = (*self.by_hook.get(hook, ()), selected)
 
 
 class Chain:
@@ -159,9 +165,8 @@ class Chain:
         self._sink = sink
         self._skip_label = skip_label
         self.policies: tuple[LoadedPolicy, ...] = ()
-        self._by_hook: dict[Hook, tuple[LoadedPolicy, ...]] = {}
         self.hooks: frozenset[Hook] = frozenset()
-        self._has_dry_run = self._has_inputs = False
+        self._has_dry_run = False
         self._report_s = report_s
         self._reports: deque[tuple[ChainRun, Decision]] = deque()
         self._told: dict[tuple[str, ...], None] = {}
@@ -171,18 +176,11 @@ class Chain:
     def use(self, policies: Iterable[LoadedPolicy]) -> None:
         """Run other policies from the next call on."""
         self.policies = tuple(sorted(policies, key=lambda policy: (policy.priority, policy.name)))
-        self._by_hook = {}
         self._has_dry_run = any(policy.mode is Mode.DRY_RUN for policy in self.policies)
-        for policy in self.policies:
-            for hook in (*policy.methods, *policy.remote_hooks):
-                self._by_hook[hook] = (*self._by_hook.get(hook, ()), policy)
-        self.hooks = frozenset(self._by_hook)
+        self.hooks = frozenset(hook for each in self.policies for hook in (*each.methods, *each.remote_hooks))
         self._on_node = _OnNode(self._on_node.node, self.policies)
         self._servers = frozenset(each.name for each in self.policies if each.remote_hooks)
         self.counts.uncarried.keep(self._servers)
-        self._has_inputs = any(
-            each.inputs or each.optional_inputs or each.selector_without for each in self.policies
-        )
 
     @property
     def hung(self) -> Mapping[str, int]:
@@ -201,7 +199,7 @@ class Chain:
     @property
     def unsettled(self) -> frozenset[str]:
         # The policies that may want more once all that they depend on is known of the node.
-        return self._present().unsettled if self._has_inputs else frozenset()
+        return self._present().unsettled
 
     def _present(self) -> _OnNode:
         """Derived from the present inputs, even if the facts read from files are old."""
@@ -216,16 +214,17 @@ class Chain:
         At RunPodSandbox an earlier policy may change labels and annotations. So there all policies of the
         hook are returned as soon as one matches, and each selector is matched again at its policy's turn.
         """
-        policies = self._by_hook.get(hook, ())
+        selected = self._present().by_hook.get(hook, ())
         skip = self._skip_label
-        if not policies:
+        if not selected:
             return ()
         is_named = skip is not None and (skip[0] in pod.labels or skip[0] in pod.annotations)
         if skip is not None and is_named and self._is_skipped(*skip, pod):
             return ()
-        selectors = self._present().selectors if self._has_inputs else _NO_SELECTORS
-        matching = [policy for policy in policies if selectors.get(id(policy), policy.selector).matches(pod)]
-        return policies if matching and hook is Hook.PRE_RUN_POD_SANDBOX else matching
+        matching = [policy for policy, selector in selected if selector.matches(pod)]
+        if matching and hook is Hook.PRE_RUN_POD_SANDBOX:
+            return [policy for policy, _ in selected]
+        return matching
 
     def _is_skipped(self, key: str, value: str, pod: PodTraits) -> bool:
         label = pod.labels.get(key)
@@ -245,7 +244,10 @@ class Chain:
             budget_s: the time for all policies.
         """
         hook, pod = evaluation_of(view), pod_of(view)
-        policies = self._by_hook.get(hook, ()) if pod is None else self.policies_for(hook, pod)
+        if pod is None:
+            policies: Sequence[LoadedPolicy] = [each for each, _ in self._present().by_hook.get(hook, ())]
+        else:
+            policies = self.policies_for(hook, pod)
         if not policies:
             return Decision(hook=hook, merged=Merged(view), without_answer=self.unsettled)
         return await self.decide(hook, view, policies, budget_s=budget_s)
@@ -485,7 +487,7 @@ class ChainRun:
         for policy in policies:
             if hook in policy.remote_hooks:
                 break
-            is_slow = chain.over_cpu_limit[policy.name] >= OVER_CPU_LIMIT
+            is_slow = chain.over_cpu_limit.get(policy.name, 0) >= OVER_CPU_LIMIT
             if is_slow or not policy.is_quick or (chain.workers.hanging and chain.is_hung(policy)):
                 return False
         return True
@@ -516,13 +518,14 @@ class ChainRun:
     ) -> None:
         """Run policies within the CPU limit; the result of each is there as soon as it has one."""
         hook, node = self.subject.hook, self.chain.node.latest
+        started_s = time.monotonic()
         for policy in policies:
             if hook in policy.remote_hooks:
                 return
-            started_s = time.monotonic()
             result = run_policy(policy, self.subject, node, progress)
             ended_s = time.monotonic()
             self.runs.append(PolicyRun(policy.name, ended_s - started_s, ended_s))
+            started_s = ended_s
             results.append(result)
             progress = result[0]
             if progress.refusal is not None:

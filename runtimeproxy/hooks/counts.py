@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 OTHER: Final = "other"
 MAX_LEFT_OUT: Final = 1024
-"""Answers with fields that could not be used, of which the last such field is remembered."""
+"""Pods and containers with answers that could not be used, of which the last such field is remembered."""
 
 _FAILURES: Final = frozenset({AuditKind.FAILED, AuditKind.INVALID})
 _GROUPS: Final = frozenset(
@@ -76,7 +76,8 @@ class LeftOutFields:
     """The fields of the policies' last answers that could not be used, one of each answer."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, ...], AuditEntry] = {}
+        # By pod, container and target, then by policy.
+        self._entries: dict[tuple[str, ...], dict[str, AuditEntry]] = {}
 
     def on_decision(self, subject: Subject, runs: Iterable[PolicyRun], entries: Iterable[AuditEntry]) -> None:
         """Takes a decision: it replaces what the same policies answered before for the same subject.
@@ -86,22 +87,26 @@ class LeftOutFields:
         left_out = {each.policy: each for each in entries if each.kind is AuditKind.LEFT_OUT}
         if not left_out and not self._entries:
             return
+        key = subject.key
+        before = self._entries.pop(key, {})
+        if not left_out and not before:
+            return
         failed = {each.policy for each in entries if each.kind in _FAILURES and not each.field}
         is_whole = subject.is_creation or subject.hook.startswith("evaluate_")
-        about = subject.entry(AuditKind.LEFT_OUT, "", "")
-        for policy in {run.policy for run in runs} - failed | left_out.keys():
-            key = (policy, about.pod_uid or about.pod_name, about.container, about.target)
-            before = self._entries.get(key)
-            if before is not None and (is_whole or before.hook is subject.hook):
-                del self._entries[key]
-            if entry := left_out.get(policy):
-                self._entries[key] = entry
+        answered = {run.policy for run in runs} - failed
+        kept = {
+            policy: entry
+            for policy, entry in before.items()
+            if policy not in answered or not (is_whole or entry.hook is subject.hook)
+        }
+        if kept or left_out:
+            self._entries[key] = kept | left_out
         while len(self._entries) > MAX_LEFT_OUT:
             del self._entries[next(iter(self._entries))]
 
     def last(self, policy: str, uids: Container[str]) -> AuditEntry | None:
         """The newest such field of a policy that is about one of these pods, a QoS class or the node."""
-        entries = (each for each in tuple(self._entries.values()) if each.policy == policy)
+        entries = (found[policy] for found in tuple(self._entries.values()) if policy in found)
         present = (each for each in entries if each.target or each.pod_uid in uids)
         return max(present, key=lambda each: each.time_s, default=None)
 

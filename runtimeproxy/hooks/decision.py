@@ -14,7 +14,6 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
-from runtimeproxy.fields.anolis import lacking_text
 from runtimeproxy.hooks.algebra import ClaimOutcome, Resolved, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditNote, DecisionAudit, Subject, shown
 from runtimeproxy.hooks.carried import NOT_CARRIED
@@ -40,7 +39,7 @@ from runtimeproxy.hooks.reasons import Reason, Source
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.validation import HOOKS_WITHOUT_ANSWER, Usable, problem_of, usable
 from runtimeproxy.hooks.views import ClassView, ContainerView, PodView
-from runtimeproxy.node.snapshot import Input, InputState, Node
+from runtimeproxy.node.snapshot import Input, InputState, Node, lacks
 
 HANGS: Final = "still hangs from an earlier call"
 
@@ -242,8 +241,8 @@ def run_policy(  # noqa: C901 - all that may happen to one answer, in order
     view = merged.view if response is not None else merged.start
     # When a sandbox is created, earlier policies may have changed labels, annotations and cgroup parent.
     if response is None and subject.hook is Hook.PRE_RUN_POD_SANDBOX:
-        view = merged.new_pod
-        if not policy.selector_on(node).matches(view):
+        view = merged.changed_pod or view
+        if isinstance(view, PodView) and not policy.selector_on(node).matches(view):
             return progress, None
     if not enforces and subject.hook in HOOKS_WITHOUT_ANSWER:
         note = AuditNote(AuditKind.WOULD_CHANGE, policy, "effects are left out in dry-run")
@@ -298,12 +297,12 @@ class Unmet(NamedTuple):
             return f"not known: {', '.join(self.unknown_inputs)}"
         if self.needless_features:
             return f"the kernel has {', '.join(self.needless_features)}"
-        return f"the kernel lacks {lacking_text(self.features)}"
+        return lacks(self.features)
 
 
 def unmet_for(policy: LoadedPolicy, view: View, node: Node) -> Unmet | None:
     """Return why a policy whose selector matches does not run for this view; None if it runs."""
-    if (unmet := _unmet_features(policy, node)) is not None:
+    if (unmet := unmet_features(policy, node)) is not None:
         return unmet
     unknown = node.unknown_inputs(policy.inputs, pod_of(view))
     return Unmet(unknown) if unknown else None
@@ -319,13 +318,14 @@ def unmet_on(policy: LoadedPolicy, node: Node) -> Unmet | None:
         return Unmet(unknown)
     if InputState.WITHDRAWN in states.values():
         return None
-    if (unmet := _unmet_features(policy, node)) is not None:
+    if (unmet := unmet_features(policy, node)) is not None:
         return unmet
     missing = missing_features(policy.optional_features, node)
     return Unmet(features=tuple(sorted(missing)), is_off=False) if missing else None
 
 
-def _unmet_features(policy: LoadedPolicy, node: Node) -> Unmet | None:
+def unmet_features(policy: LoadedPolicy, node: Node) -> Unmet | None:
+    """Return why a policy is off on a node for its kernel; None if it is not."""
     if missing := missing_features(policy.features, node):
         return Unmet(features=tuple(sorted(missing)))
     if needless := policy.needless_features & node.features:

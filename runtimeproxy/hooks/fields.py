@@ -248,24 +248,19 @@ class Merged(NamedTuple):
     fields: Mapping[Field, Resolved] = NO_FIELDS
     reasons: Mapping[str, str] = MappingProxyType({})
     """Of the whole change, by policy."""
+    changed_pod: PodView | None = None
+    """A pod to be created with labels, annotations and cgroup parent of these changes; None without any."""
 
     @property
     def view(self) -> View:
         # Made anew each time: hook servers see these changes.
-        return self._view_of({key: each.value for key, each in self.fields.items() if each.owners})
+        changed = {key: each.value for key, each in self.fields.items() if each.owners}
+        return apply_fields(self.start, changed) if changed else self.start
 
     @property
     def new_pod(self) -> PodView:
-        """A pod to be created with labels, annotations and cgroup parent of these changes.
-
-        What a container's change has of them does not concern the pod that its policies see.
-        """
-        changed = {key: each.value for key, each in self.fields.items() if key.group in _IDENTITY}
-        view = self._view_of(changed) if isinstance(self.start, PodView) else self.start
-        return pod_of(view) or PodView()
-
-    def _view_of(self, changed: Fields) -> View:
-        return apply_fields(self.start, changed) if changed else self.start
+        # What a container's change has does not concern the pod that its policies see.
+        return self.changed_pod or pod_of(self.start) or PodView()
 
 
 def merge(
@@ -320,7 +315,16 @@ def merge(
     if not accepted:
         return merged, ()
     by_policy = {**merged.reasons, policy: reason} if reason else merged.reasons
-    return Merged(merged.start, MappingProxyType({**merged.fields, **accepted}), by_policy), tuple(updates)
+    fields = MappingProxyType({**merged.fields, **accepted})
+    return Merged(merged.start, fields, by_policy, _pod_with(merged.start, fields)), tuple(updates)
+
+
+def _pod_with(start: View, fields: Mapping[Field, Resolved]) -> PodView | None:
+    """See `Merged.changed_pod`."""
+    if not isinstance(start, PodView):
+        return None
+    identity = {key: each.value for key, each in fields.items() if key.group in _IDENTITY}
+    return _changed_pod(start, _by_group(identity)) if identity else None
 
 
 def _is_file(field: Field) -> bool:
@@ -387,12 +391,16 @@ def _rival(before: Resolved, value: Value) -> str:
 
 def apply_fields(view: View, change: Fields) -> View:
     """Return the view with these fields set; cgroup values, mounts and devices are no part of views."""
+    if isinstance(view, PodView):
+        return _changed_pod(view, _by_group(change))
+    return _changed_container(view, _by_group(change)) if isinstance(view, ContainerView) else view
+
+
+def _by_group(change: Fields) -> Mapping[str, Mapping[str, Value]]:
     groups: dict[str, dict[str, Value]] = {}
     for (group, key), value in change.items():
         groups.setdefault(group, {})[key] = value
-    if isinstance(view, PodView):
-        return _changed_pod(view, groups)
-    return _changed_container(view, groups) if isinstance(view, ContainerView) else view
+    return groups
 
 
 def _changed_pod(pod: PodView, groups: Mapping[str, Mapping[str, Value]]) -> PodView:

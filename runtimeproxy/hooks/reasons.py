@@ -49,7 +49,7 @@ class Reason:
         return tuple(each for each in self.parts() if isinstance(each, Source))
 
     def __str__(self) -> str:
-        return "".join(map(_shown, self.parts()))
+        return "".join([part if type(part) is str else _shown(part) for part in self.parts()])
 
     def __repr__(self) -> str:
         return f"Reason({str(self)!r})"

@@ -247,6 +247,9 @@ def _well_formed(change: Change, left_out: list[LeftOut]) -> dict[str, Any]:
     attributes = _ATTRIBUTES.get(type(change)) or _attributes(type(change))
     for name, types, empty, wanted in attributes:
         value: Any = getattr(change, name)
+        # Most attributes: nothing, of the usual type.
+        if type(value) is types[0] and not value:
+            continue
         is_right = isinstance(value, types)
         if is_right and value == empty:
             continue

@@ -187,13 +187,14 @@ def with_claims(book: Book, wanted: Wanted) -> Book:
 def _answered(book: Book, name: str, entry: Entry, wanted: Wanted) -> Entry:
     """The entry of a parameter with the answer of all policies."""
     claims = wanted.claims.get(name, ())
-    given = {claim.owner for claim in claims}
-    claims += tuple(
-        claim
-        for claim in entry.claims
-        if claim.owner not in given
-        and (claim.owner.kind is not ClaimantKind.POLICY or claim.owner.name in wanted.unanswered)
-    )
+    if entry.claims:
+        given = {claim.owner for claim in claims}
+        claims += tuple(
+            claim
+            for claim in entry.claims
+            if claim.owner not in given
+            and (claim.owner.kind is not ClaimantKind.POLICY or claim.owner.name in wanted.unanswered)
+        )
     is_once = name in wanted.once if name in wanted.claims else entry.is_once
     is_settling = (is_once and name in wanted.claims and book.id.endswith(".slice")) or entry.is_settling
     requested, booked = wanted.requested.get(name), wanted.booked.get(name)
@@ -320,15 +321,14 @@ def with_values_of_message(book: Book) -> Book:
     """The book of a container whose values a message carries: they are in the files from its start on."""
     if book.level is not Level.CONTAINER:
         return book
-    entries = dict(book.entries)
+    carried: dict[str, Entry] = {}
     for name, entry in book.entries.items():
         if entry.resolved is None and entry.claims:
             fitted = next((each.value for each in entry.claims if each.owner == TREE), None)
-            if isinstance(fitted, int | str):
-                entries[name] = entry._replace(resolved=fitted)
-            elif entry.booked is not None:
-                entries[name] = entry._replace(resolved=entry.booked)
-    return book if entries == book.entries else replace(book, entries=entries)
+            value = fitted if isinstance(fitted, int | str) else entry.booked
+            if value is not None:
+                carried[name] = entry._replace(resolved=value)
+    return replace(book, entries={**book.entries, **carried}) if carried else book
 
 
 def with_written(now: Book, written: Book) -> Book:

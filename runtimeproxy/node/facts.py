@@ -8,11 +8,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, controllers_of, find_mounts
 from runtimeproxy.fields.anolis import only_anolis
+from runtimeproxy.fields.declaration import Declaration
 from runtimeproxy.fields.tables import PARAMETERS, unknown_parameter
 from runtimeproxy.node.devices import DEFAULT_DEVFS, HostDevices, read_devices
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
@@ -58,6 +60,8 @@ class NodeFacts:
     """The same of the root cgroup, for the files that no other has."""
     devices: HostDevices | None = None
     """The devices that containers may get; None: not known."""
+    _problems: dict[str, str] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """Of parameters, as far as they have been asked for."""
 
     def cpus_problem(self, cpus: str) -> str:
         return _offline("CPU", cpus, self.online_cpus)
@@ -67,9 +71,15 @@ class NodeFacts:
 
     def parameter_problem(self, name: str) -> str:
         """Why a cgroup parameter, by its version 1 name, cannot be written here; empty if it can."""
-        parameter = PARAMETERS.get(name)
-        if parameter is None:
-            return unknown_parameter(name)
+        problem = self._problems.get(name)
+        if problem is None:
+            parameter = PARAMETERS.get(name)
+            if parameter is None:
+                return unknown_parameter(name)
+            problem = self._problems[name] = self._problem_of(parameter)
+        return problem
+
+    def _problem_of(self, parameter: Declaration) -> str:
         if not parameter.writable:
             return "cannot be written"
         if not self.controllers or parameter.processes is not None:
@@ -110,6 +120,7 @@ ANY_NODE: Final = NodeFacts()
 """A node of which nothing is known: it accepts all values."""
 
 
+@lru_cache(maxsize=32)  # most containers share the CPUs of a few pools
 def _offline(what: str, wanted: str, online: frozenset[int] | None) -> str:
     missing = parse_cpu_list(wanted) - online if online is not None else frozenset()
     if online is None or not missing:

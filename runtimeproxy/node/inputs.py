@@ -27,6 +27,7 @@ from runtimeproxy.node.kubelet import KubeletFolder
 from runtimeproxy.node.machine import (
     Processor,
     guess_cgroup_driver,
+    network_features,
     read_cpus,
     read_features,
     read_memory,
@@ -184,7 +185,8 @@ class NodeInputs:
                 has_cookies=places.procfs == _PROCFS and is_supported()
                 if places.has_cookies is None
                 else places.has_cookies,
-            ),
+            )
+            | (network_features() if places.procfs == _PROCFS else frozenset()),
             cgroup_driver=guess_cgroup_driver(places.cgroup_root),
             block_devices=read_block_devices(places.sysfs, places.procfs),
             resctrl=read_resctrl(places.sysfs),

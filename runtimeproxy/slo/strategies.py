@@ -252,12 +252,21 @@ class PodResolver:
         self._remembered: dict[tuple[object, ...], PodStrategy] = {}
         self._length = 0
         self._lock = threading.Lock()
+        self._last: tuple[StrategyTraits | None, PodStrategy] = None, PodStrategy()
         self._provenance_by_part: dict[str, dict[str, Provenance]] = {}
         for path, provenance in basis.provenance.items():
             part, _, name = path.rpartition(".")
             self._provenance_by_part.setdefault(part, {})[name] = provenance
 
     def resolve(self, pod: StrategyTraits) -> PodStrategy:
+        # Several policies ask about one pod, one after the other.
+        last, strategy = self._last
+        if pod is not last:
+            strategy = self._find(pod)
+            self._last = pod, strategy
+        return strategy
+
+    def _find(self, pod: StrategyTraits) -> PodStrategy:
         basis = self._basis
         annotations = pod.annotations
         burst = _first(basis.burst_rules, pod)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 _SCHEDULER_CLOCK = 2
+_LOOK_S = 0.5
+_IDLE_SHARE = 0.03
+"""Of one CPU."""
 
 
 def cpu_ns(pid: int) -> int:
@@ -14,6 +18,15 @@ def cpu_ns(pid: int) -> int:
     Source: clock_getcpuclockid(3); Linux, include/linux/posix-timers_types.h (CPUCLOCK_SCHED).
     """
     return time.clock_gettime_ns((~pid) << 3 | _SCHEDULER_CLOCK)
+
+
+def wait_until_idle(pids: Iterable[int], timeout_s: float = 60.0) -> None:
+    """Returns once all of these processes have next to nothing to do, or when the time is over."""
+    ends_s, busy = time.monotonic() + timeout_s, {pid: cpu_ns(pid) for pid in pids}
+    while busy and time.monotonic() < ends_s:
+        time.sleep(_LOOK_S)
+        now = {pid: cpu_ns(pid) for pid in busy}
+        busy = now if any(now[pid] - busy[pid] > _LOOK_S * _IDLE_SHARE * 1e9 for pid in busy) else {}
 
 
 def rss_bytes(pid: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from runtimeproxy.doctor.tree import Tree, parse_tree, record_tree, tree_text
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.inputs import InputPlaces, NodeInputs
-from runtimeproxy.node.machine import read_processor
+from runtimeproxy.node.machine import network_features, read_processor
 from runtimeproxy.node.resctrl import read_resctrl
 from runtimeproxy.node.snapshot import FIELDS, Input
 from tests.platforms.trees import node_of
@@ -150,6 +151,7 @@ def test_of_this_machine_the_daemons_code_sees_the_same(tmp_path: Path) -> None:
     here = NodeInputs(InputPlaces(), NodeReader()).look(0.0, is_first=True).node
     there = node_of(tree, tmp_path)
     names = [name for each in _OF_THE_MACHINE for name in FIELDS[each] if name not in _OF_OTHERS]
+    there = replace(there, features=there.features | network_features())
     assert {name: getattr(there, name) for name in names} == {name: getattr(here, name) for name in names}
     assert there.facts.controllers == here.facts.controllers
     assert there.facts.online_cpus == here.facts.online_cpus

@@ -14,21 +14,16 @@ from runtimeproxy.fields.kernel_settings import KERNEL_SETTINGS
 from runtimeproxy.hooks.decision import missing_features, unmet_for
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind
 from runtimeproxy.hooks.loading import built_in
-from runtimeproxy.hooks.policy import Policy
 from runtimeproxy.hooks.views import PodView
-from runtimeproxy.node.snapshot import Node
+from runtimeproxy.node.snapshot import Feature, Node
 from tests.lab.programs import REPOSITORY
 from tests.platforms.trees import Platform, node_of, platforms
 
 DOCUMENT: Final = REPOSITORY / "systemd" / "PLATFORMS.md"
 BEGIN: Final = "<!-- begin: python -m tests.platforms.table -->\n"
 END: Final = "<!-- end -->\n"
-PROVIDED: Final = frozenset({"tc", "nft", "net-admin", "resctrl-mounted"})
+PROVIDED: Final = frozenset({Feature.TC, Feature.NFT, Feature.NET_ADMIN, Feature.RESCTRL_MOUNTED})
 """Features that no kernel lacks, but an administrator provides: the table takes them as given."""
-PLANNED: Final[Mapping[str, frozenset[str]]] = {
-    "network-qos": frozenset({"tc", "nft", "net-admin"}),
-}
-"""Policies that may not be in the program yet, with the features that they need."""
 OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "network-qos": ("CONFIG_NET_SCH_HTB", "CONFIG_NF_TABLES", "CONFIG_NFT_LIMIT"),
 }
@@ -52,7 +47,7 @@ def cell(policy: LoadedPolicy, platform: Platform, node: Node) -> Cell:
     tree = platform.tree
     given = PROVIDED & policy.features
     node = replace(node, features=node.features | given)
-    if "resctrl" in policy.features - node.features:
+    if Feature.RESCTRL in policy.features - node.features:
         if platform.architecture == "arm64":
             return Cell("off", "no resctrl; ARM MPAM is not built")
         if any(tree.config.get(each) == "y" for each in RESCTRL_OPTIONS):
@@ -92,10 +87,7 @@ def nodes() -> tuple[tuple[Platform, Node], ...]:
 
 
 def _policies() -> list[LoadedPolicy]:
-    found = {each.name: each for each in built_in()}
-    for name, features in PLANNED.items():
-        found.setdefault(name, type(name, (Policy,), {"name": name, "features": features}))
-    return sorted((bind(each()) for each in found.values()), key=lambda policy: policy.name)
+    return sorted((bind(each()) for each in built_in()), key=lambda policy: policy.name)
 
 
 def text() -> str:

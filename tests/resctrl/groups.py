@@ -1,7 +1,7 @@
 """The folders of resctrl: control groups, monitoring groups, `info`, and what each file does.
 
-Source: Linux, fs/resctrl/rdtgroup.c (rdtgroup_mkdir, rdtgroup_rmdir, rdtgroup_tasks_write, rdtgroup_cpus_write), monitor.c
-(mon_event_count).
+Source: Linux, fs/resctrl/rdtgroup.c (rdtgroup_mkdir, rdtgroup_rmdir, rdtgroup_tasks_write,
+rdtgroup_cpus_write), monitor.c (mon_event_count).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 from tests.resctrl.fuse import Caller, Node
 from tests.resctrl.schemata import (
     Division,
-    Refused,
+    RefusedError,
     Resource,
     Variant,
     cpu_list,
@@ -103,16 +103,19 @@ class Resctrl:
         code = 0
         self.tasks.follow()
         try:
-            if (code := self.denied.get(path, 0)) != 0:
-                raise OSError(code, "denied")
+            self._check_denied(path)
             self.status = ""
             act()
         except OSError as error:
             code = error.errno or errno.EIO
-            self.status = error.status if isinstance(error, Refused) else ""
+            self.status = error.status if isinstance(error, RefusedError) else ""
             raise
         finally:
             self.commands.append([process_of(caller.tid), path, text, code])
+
+    def _check_denied(self, path: str) -> None:
+        if (code := self.denied.get(path, 0)) != 0:
+            raise OSError(code, "denied")
 
     def _control_files(self, group: Group) -> dict[str, Node]:
         prefix = f"{group.name}/" if group.name else ""
@@ -330,7 +333,7 @@ class Resctrl:
             tid = _task_id(one.strip(), f"Task list parsing error pid {one.strip()}")
             try:
                 self._move(group, tid, caller)
-            except Refused as error:
+            except RefusedError as error:
                 refuse(f"{error.status}\nError while processing task {tid}", error.errno or errno.EIO)
 
     def _move(self, group: Group, tid: int, caller: Caller) -> None:
