@@ -43,8 +43,8 @@ _INITRD: Mapping[Architecture, tuple[str, ...]] = {
         r'printf "virtio_pci\nvirtio_blk\next4\n" >"$1/usr/share/initramfs-tools/modules.d/node"',
     )
 }
-"""What makes the initrd with the modules of this machine alone: with all of them it takes a quarter of an hour
-where programs are emulated. Source: initramfs.conf(5), mkinitramfs(8)."""
+"""What makes the initrd with the modules of this machine alone: with all of them it takes a quarter of an
+hour where programs are emulated. Source: initramfs.conf(5), mkinitramfs(8)."""
 _PREFIX = "opt/koord-runtime-proxy"
 _CHECKS = "opt/checks"
 """A copy of the environment, for the checks: those of packages replace the other one."""
