@@ -7,8 +7,8 @@ PYTHON ?= $(shell $(SYSTEM_PYTHON) -c '$(CAN_BE_USED)' 2>/dev/null && echo $(SYS
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# One more than there are cores: many tests wait for a process or a timer.
-TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
+# Two more than there are cores: many tests wait for a process or a timer.
+TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)')
 # Of `make test-python`.
 VERSION ?= 3.13
 # Of `make test`: where its files lie. In memory if a GiB is free there: what must survive a crash waits for the disk,
@@ -51,7 +51,7 @@ run: $(INSTALLED)  ## drive a pod of each QoS class through the proxy and show w
 	@$(if $(MODE),KOORD_RUNTIMEPROXY_DAEMON_MODE=$(MODE)) $(BIN)/koord-runtime-proxy demo
 
 test: $(INSTALLED)  ## the tests of every change, in all cores; 4 minutes on two
-	TMPDIR=$(TEST_FOLDER) $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadscope -m "not slow" \
+	TMPDIR=$(TEST_FOLDER) $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder -m "not slow" \
 		-o tmp_path_retention_policy=failed
 
 test-slow: $(INSTALLED) tools  ## the others: a real containerd, the second event loop, long runs; 10 minutes

@@ -22,6 +22,7 @@ from typing import Final, Protocol
 
 from runtimeproxy.cgroups.pace import rest
 from runtimeproxy.fields.formats import Members, ProcessFormat
+from runtimeproxy.fields.tables import NEUTRAL
 
 DEFAULT_PROCFS: Final = Path("/proc")
 MOST_PASSES: Final = 16
@@ -86,6 +87,16 @@ class ProcessAccess(Protocol):
         ...
 
 
+class CgroupAccess(Protocol):
+    """How values that a cgroup has elsewhere than in its files are read and written; thread safe."""
+
+    def read_pod(self, field: str, cgroup: str) -> str:
+        """The text of a value; `cgroup` is the name of its folder, which no other pod has."""
+        ...
+
+    def write_pod(self, field: str, cgroup: str, text: str) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ProcFile:
     """A value that is a file in a process's folder of procfs."""
@@ -140,13 +151,18 @@ class ProcessValues:
     Args:
         procfs: Where procfs is mounted.
         accesses: By the name of their format's `file`, of values that are no file of procfs.
+        of_cgroups: Has the values of cgroups themselves; None: where they are not kept, all are neutral.
     """
 
     def __init__(
-        self, procfs: Path = DEFAULT_PROCFS, accesses: Mapping[str, ProcessAccess] | None = None
+        self,
+        procfs: Path = DEFAULT_PROCFS,
+        accesses: Mapping[str, ProcessAccess] | None = None,
+        of_cgroups: CgroupAccess | None = None,
     ) -> None:
         self._procfs = procfs
         self._accesses = dict(accesses or {})
+        self.of_cgroups = of_cgroups
 
     def text(self, form: ProcessFormat, cgroup: int, version: int) -> str:
         """The values that the processes of a cgroup have, each once, sorted; empty without any process.
@@ -159,6 +175,10 @@ class ProcessValues:
         Raises:
             OSError: The kernel's error. ESRCH: its processes are not visible from here.
         """
+        if form.members is Members.CGROUP:
+            if self.of_cgroups is None:
+                return f"{NEUTRAL[form.file]}\n"
+            return f"{self.of_cgroups.read_pod(form.file, _name_of(cgroup))}\n"
         access, counts = self._access(form), Counter[str]()
         pids = self._members(form, cgroup, version).pids
         for pid in pids:
@@ -204,6 +224,10 @@ class ProcessValues:
         Raises:
             OSError: As `text`.
         """
+        if form.members is Members.CGROUP:
+            if self.of_cgroups is not None:
+                self.of_cgroups.write_pod(form.file, name, text)
+            return ProcessesWritten(written=1)
         access, done = self._access(form), ProcessesWritten()
         for _ in range(MOST_PASSES):
             found = self._members(form, cgroup, version)
@@ -274,6 +298,10 @@ class ProcessValues:
             has_any = int(_content(_CURRENT, cgroup)) > 0
             return has_any and os.readlink(self._procfs / "self/ns/pid") != _NODES_NAMESPACE  # noqa: PTH115
         return False
+
+
+def _name_of(folder: int) -> str:
+    return Path(os.readlink(f"/proc/self/fd/{folder}")).name  # noqa: PTH115
 
 
 def _add_members(found: _Found, file: str, cgroup: int) -> None:

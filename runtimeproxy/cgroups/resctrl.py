@@ -19,12 +19,12 @@ from pathlib import Path
 from threading import RLock
 from typing import Final, NamedTuple
 
+from runtimeproxy.fields.kernel_settings import NO_GROUP
+
 GROUP_FIELD: Final = "resctrl_group"
 """The field of the group of a pod's tasks, and the name by which its format finds `GroupAccess`."""
 MONITOR_FIELD: Final = "resctrl_monitor"
 """The field of the monitoring group of a pod's tasks."""
-NO_GROUP: Final = "none"
-"""The root group, and no monitoring group."""
 DEFAULT_FOLDER: Final = Path("/sys/fs/resctrl")
 FOLDER: Final = "fs/resctrl"
 """Below sysfs."""
@@ -53,6 +53,7 @@ _CACHE: Final = "mon_L3_"
 _COUNTERS: Final = (LLC_OCCUPANCY, "mbm_total_bytes", "mbm_local_bytes")
 _AWAY: Final = frozenset({errno.ENOENT, errno.ENODEV})
 _MOST_TEXT: Final = 200
+_MOST_NAME: Final = 160
 
 
 class CounterValue(NamedTuple):
@@ -156,12 +157,12 @@ class ResctrlGroups:
 
     # --- groups ------------------------------------------------------------------------------------------
 
-    def schemata_of(self, group: str, like: str = "") -> str | None:
+    def read(self, expected: str, group: str) -> str | None:
         """Return the schemata of a group as one word, `none` without it; None where nothing is mounted.
 
         Args:
+            expected: Schemata whose resources alone are asked for; `none` for all.
             group: Its name.
-            like: Schemata whose resources alone are asked for; empty for all.
 
         Raises:
             OSError: The kernel's error.
@@ -172,12 +173,12 @@ class ResctrlGroups:
             found = parse_schemata((self._path(group) / SCHEMATA).read_text("ascii", "replace"))
         except FileNotFoundError:
             return NO_GROUP
-        resources = _resources(like) or self._resources.get(group)
+        resources = _resources("" if expected == NO_GROUP else expected) or self._resources.get(group)
         return schemata_text(
             {name: each for name, each in found.items() if not resources or name in resources}
         )
 
-    def set(self, group: str, schemata: str) -> None:
+    def write(self, schemata: str, group: str) -> None:
         """Gives a group these schemata, and makes it if it is not there; `none` removes it.
 
         Raises:
@@ -200,7 +201,7 @@ class ResctrlGroups:
         if is_new:
             self._make(path)
         try:
-            wanted, present = schemata.replace(",", "\n"), self.schemata_of(group, schemata)
+            wanted, present = schemata.replace(",", "\n"), self.read(schemata, group)
             if present != schemata:
                 _write(path / SCHEMATA, wanted)
         except OSError as error:
@@ -295,6 +296,12 @@ class ResctrlGroups:
             if name and name not in groups:
                 yield path
 
+    def all_groups(self) -> tuple[tuple[str, str, bool], ...]:
+        """Return name of the folder and schemata of each group, and whether it is ours; not the root."""
+        return tuple(
+            (each.name, _schemata(each), bool(_own_name(each.name))) for each in self._group_folders()
+        )
+
     def own(self) -> tuple[str, ...]:
         """Return the names of our groups that are there."""
         return tuple(filter(None, (_own_name(each.name) for each in self._group_folders())))
@@ -369,7 +376,7 @@ class ResctrlGroups:
         if not group.startswith("pod-"):
             return group
         with suppress(OSError):
-            return f"{group},{self.schemata_of(group)}"
+            return f"{group},{self.read(NO_GROUP, group)}"
         return group
 
     def move(self, pid: int, group: str) -> None:
@@ -420,8 +427,8 @@ class GroupAccess:
         tasks = self._groups.tasks().groups
         _check_own(tasks.get(pid, NO_GROUP))
         group, _, schemata = text.partition(",")
-        if schemata and self._groups.schemata_of(group, schemata) != schemata:
-            self._groups.set(group, schemata)
+        if schemata and self._groups.read(schemata, group) != schemata:
+            self._groups.write(schemata, group)
         self._groups.move(pid, group)
         tasks[pid] = text
 
@@ -458,6 +465,12 @@ def _resources(schemata: str) -> frozenset[str]:
     return frozenset(each.partition(":")[0] for each in schemata.split(",") if each)
 
 
+def _schemata(path: Path) -> str:
+    with suppress(OSError):
+        return schemata_text(parse_schemata((path / SCHEMATA).read_text("ascii", "replace")))
+    return ""
+
+
 def _own_name(folder: str) -> str:
     """The name of a group by its folder; empty if it is not ours."""
     return folder.removeprefix(PREFIX) if folder.startswith(PREFIX) else ""
@@ -465,7 +478,7 @@ def _own_name(folder: str) -> str:
 
 def _shown(name: str) -> str:
     # It stands among words.
-    return re.sub(r"[^\w.:/-]", "?", name)[:64]
+    return re.sub(r"[^\w.:/-]", "?", name)[:_MOST_NAME]
 
 
 def _folders(path: Path) -> list[Path]:

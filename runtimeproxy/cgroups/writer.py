@@ -21,7 +21,7 @@ from runtimeproxy.cgroups.mounts import DEFAULT_ROOT, Mount, find_mounts
 from runtimeproxy.cgroups.order import Key, Step, write_steps
 from runtimeproxy.cgroups.pace import rest
 from runtimeproxy.cgroups.paths import ROOT_PATH, CgroupPathError, cgroup_path
-from runtimeproxy.cgroups.processes import DEFAULT_PROCFS, ProcessAccess, ProcessValues
+from runtimeproxy.cgroups.processes import DEFAULT_PROCFS, CgroupAccess, ProcessAccess, ProcessValues
 from runtimeproxy.cgroups.resctrl import GROUP_FIELD, MONITOR_FIELD, ResctrlGroups
 from runtimeproxy.fields import devices
 from runtimeproxy.fields.formats import FileFormat, ProcessFormat, Value, weight_v2
@@ -451,6 +451,7 @@ class CgroupWriter:
         accesses: Of values of processes that are no file of procfs, by the `file` of their formats.
         groups: Those of tasks that share cores.
         resctrl: Those of tasks with a part of the cache.
+        of_cgroups: Has the values that are no file of a cgroup, nor of its processes.
 
     Attributes:
         groups: See there; who knows what was written sets `CoreGroups.booked`.
@@ -463,6 +464,7 @@ class CgroupWriter:
         accesses: Mapping[str, ProcessAccess] | None = None,
         groups: CoreGroups | None = None,
         resctrl: ResctrlGroups | None = None,
+        of_cgroups: CgroupAccess | None = None,
     ) -> None:
         self._root = root
         self.groups = groups or CoreGroups()
@@ -472,7 +474,7 @@ class CgroupWriter:
             GROUP_FIELD: resctrl.members,
             MONITOR_FIELD: resctrl.monitors,
         }
-        self._processes = ProcessValues(procfs, {**known, **(accesses or {})})
+        self._processes = ProcessValues(procfs, {**known, **(accesses or {})}, of_cgroups)
         self._mounts: dict[str, Mount] = {}
         self._located: dict[str, _Location | str] = {}
         self._open = _Open()

@@ -206,6 +206,18 @@ class NodeSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    """`[network]`: the link that the policy `network-qos` shares among pods."""
+
+    link: str = ""
+    """Its name, such as `eth0`. Empty: the link of the default route; with several the policy is off until
+    one is named."""
+    tunnels: tuple[str, ...] = ()
+    """Names of more links through which pods receive what is limited, such as `flannel.1` of an overlay
+    network. What comes from other links, such as from pods of this node, is not limited."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SloSettings:
     """`[slo]`: strategies."""
 
@@ -420,6 +432,7 @@ class Settings:
     """`[policies.<name>]`: settings of one policy by its name."""
     cgroups: CgroupsSettings = field(default_factory=CgroupsSettings)
     node: NodeSettings = field(default_factory=NodeSettings)
+    network: NetworkSettings = field(default_factory=NetworkSettings)
     slo: SloSettings = field(default_factory=SloSettings)
     kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
@@ -460,7 +473,7 @@ FEATURE_GATES: Final[Mapping[str, bool]] = {
 among them. Source: Koordinator pkg/features/koordlet_features.go."""
 
 _STARTED_WITH: Final = (
-    *("daemon", "nri", "proxy", "cgroups", "node", "slo"),
+    *("daemon", "nri", "proxy", "cgroups", "node", "network", "slo"),
     *("kubernetes", "state", "api", "metrics"),
 )
 

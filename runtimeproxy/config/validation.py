@@ -51,6 +51,8 @@ Problem = tuple[tuple[str, ...], str]
 
 _HTTP_MODULE: Final = "urllib3"
 _REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_LINK: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}")
+"""Source: Linux net/core/dev.c, dev_valid_name; without what means something to `tc` and nftables."""
 _DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A namespace's name. Source: RFC 1123, section 2.1; Kubernetes, "Object Names and IDs"."""
 
@@ -96,6 +98,15 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     problems += _folder_problems(settings)
     if settings.node.name and (reason := node_name_problem(settings.node.name)):
         problems.append((("node", "name"), reason))
+    links = (
+        (("link",), settings.network.link),
+        *((("tunnels", str(at)), name) for at, name in enumerate(settings.network.tunnels)),
+    )
+    problems += (
+        (("network", *key), f"{name!r} is not the name of a link")
+        for key, name in links
+        if not _LINK.fullmatch(name) and (name or key != ("link",))
+    )
     problems += _kubernetes_problems(settings.kubernetes)
     taken = enumerate(settings.ledger.take_from_koordlet)
     problems += (

@@ -21,6 +21,7 @@ from runtimeproxy.core.cpu_moves import CpuMoves
 from runtimeproxy.core.events import write_missed
 from runtimeproxy.core.eviction import Bounds, ContainerStopper, Evictor
 from runtimeproxy.core.eviction_history import EvictionHistory
+from runtimeproxy.core.network import NetworkUpkeep, PodClient
 from runtimeproxy.core.policies import PolicyEvent, PolicySet, Spawn
 from runtimeproxy.core.services import CoreServices
 from runtimeproxy.core.state import SavedState
@@ -36,6 +37,7 @@ from runtimeproxy.ledger.journal import Journal, read_boot_id
 from runtimeproxy.ledger.kernel_settings import KernelSettings
 from runtimeproxy.ledger.leased import LeasedClaims
 from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.ledger.network import network_control
 from runtimeproxy.ledger.upkeep import Upkeep
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.inventory import Inventory
@@ -52,6 +54,10 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.node.api_server import ApiServerInputs
     from runtimeproxy.vocabulary import Mode
+
+
+class Runtime(ContainerStopper, PodClient, Protocol):
+    """What is asked of the runtime; see `GrpcRuntimeClient`."""
 
 
 class ApiServer(Protocol):
@@ -89,6 +95,7 @@ class Core:
         inventory: Keeps the records those of what runs.
         audit: Where decisions are told.
         upkeep: Keeps the values of what runs.
+        network: Brings running pods to the network's QoS; None where that is not managed.
         leased: Claims of owners outside of this process.
         evictor: Evicts pods for them.
         services: For front ends that carry decisions.
@@ -101,7 +108,7 @@ class Core:
         threads: ThreadPools,
         spawn: Spawn,
         is_standby: Callable[[], bool],
-        runtime: ContainerStopper,
+        runtime: Runtime,
         servers: Servers,
         carried: CarriedFields,
         api_server: ApiServer | None = None,
@@ -119,16 +126,22 @@ class Core:
         self.policies.on_event.append(self._on_policies)
         journal = Journal(folder, boot_id)
         groups = ResctrlGroups(Path(settings.node.sysfs_root) / RESCTRL)
+        network = network_control(settings)
         writer: CgroupWriter = NoCgroups()
         if settings.cgroups.enabled:
-            writer = CgroupWriter(Path(settings.cgroups.root), resctrl=groups)
+            writer = CgroupWriter(Path(settings.cgroups.root), resctrl=groups, of_cgroups=network)
         self.ledger = Ledger(writer, journal, boot_id)
         self.ledger.books.starts_as_requested = not carried.asks_about_creation(is_container=True)
         sysctls: KernelSettings | None = None
         if settings.cgroups.enabled:
             node = settings.node
             sysctls = KernelSettings(
-                folder, boot_id, Path(node.procfs_root) / "sys", sysfs=Path(node.sysfs_root), groups=groups
+                folder,
+                boot_id,
+                Path(node.procfs_root) / "sys",
+                sysfs=Path(node.sysfs_root),
+                groups=groups,
+                network=network,
             )
         answers = AnswerAudit(
             self.audit.claims,
@@ -147,7 +160,18 @@ class Core:
             sysctls,
             self.audit.changes,
             answers,
+            network,
         )
+        self.network: NetworkUpkeep | None = None
+        if network is not None:
+            self.network = NetworkUpkeep(
+                network,
+                self.store,
+                runtime,
+                self.ledger.books.resolved,
+                threads.make("network"),
+                lambda: self._is_idle() or not self.upkeep.evaluator.has_evaluated,
+            )
         self.leased = LeasedClaims(
             self.ledger,
             ClaimPlaces(self.store, self.inventory.cgroup_of, self._host_cgroup),
@@ -273,6 +297,8 @@ class Core:
         self._spawn(self.state.audit.run())
         self._spawn(self.policies.run())
         self._spawn(self.upkeep.run())
+        if self.network is not None:
+            self._spawn(self.network.run())
         self._spawn(self.leased.run())
         self._spawn(self.upkeep.verify((Level.NODE, Level.QOS_CLASS)))
         self._spawn(self.upkeep.verify((Level.POD, Level.CONTAINER)))
@@ -281,6 +307,8 @@ class Core:
         """Forgets cgroups of pods and containers that are gone; cheap, to be called about every second."""
         parents = (pod.cgroup_parent for pod in self.store.pods)
         self.ledger.prune(parents, (container.id for container in self.store.containers))
+        if self.network is not None:
+            self.network.look()
         allocations = self.state.allocations
         if allocations is not None and self.inventory.recovered.is_set() and not self._is_standby():
             saving = allocations.follow(self.store.pods)

@@ -13,10 +13,9 @@ from urllib.parse import urlsplit
 from runtimeproxy.cgroups.resctrl import FOLDER as RESCTRL
 from runtimeproxy.doctor.facts import Facts, SocketState
 from runtimeproxy.doctor.modes import suited_mode, switch_on
-from runtimeproxy.fields.anolis import lacking_text
 from runtimeproxy.kubelet_endpoints import DEFAULT_ENDPOINT, is_endpoint
 from runtimeproxy.node.koordlet import HOOKS, POLICY_GATES, Koordlet
-from runtimeproxy.node.snapshot import Feature
+from runtimeproxy.node.snapshot import Feature, lacks
 
 SERVICE: Final = "koord-runtime-proxy.service"
 MANAGER_SERVICE: Final = "koord-qos-manager.service"
@@ -301,7 +300,7 @@ def check_kernel(facts: Facts) -> Findings:
     for policy in facts.policies:
         if missing := sorted(policy.features - facts.node.features):
             is_fine = False
-            text = f"the policy {policy.name} does nothing: the kernel lacks {lacking_text(missing)}"
+            text = f"the policy {policy.name} does nothing: {lacks(missing)}"
             yield Finding(Severity.WARNING if policy.is_configured else Severity.OK, text)
     if is_fine:
         yield _ok("it has what the policies need")
@@ -381,10 +380,41 @@ def _rights_of_policies(facts: Facts, unit: Mapping[str, str]) -> Findings:
             "the policy oom-score cannot lower the score of what runs: the unit lacks CAP_SYS_RESOURCE",
             "install the drop-in koord-runtime-proxy.service.d/60-oom-score.conf",
         )
+    if "network-qos" in policies:
+        yield from _rights_of_network(unit, capabilities)
     if "system-config" in policies and not _may_write_tunables(unit):
         yield _problem(
             "the policy system-config may not set sysctls: ProtectKernelTunables=yes",
             "install the drop-in koord-runtime-proxy.service.d/60-system-config.conf",
+        )
+
+
+def _rights_of_network(unit: Mapping[str, str], capabilities: Sequence[str]) -> Findings:
+    families = unit.get("RestrictAddressFamilies", "")
+    lacks = {
+        "PrivateNetwork=yes": unit.get("PrivateNetwork") == "yes",
+        "it lacks CAP_NET_ADMIN": "CapabilityBoundingSet" in unit and "cap_net_admin" not in capabilities,
+        "it lacks AF_NETLINK": bool(families)
+        and not families.startswith("~")
+        and "AF_NETLINK" not in families,
+    }
+    if missing := [what for what, is_so in lacks.items() if is_so]:
+        yield _problem(
+            f"the policy network-qos has no access to the network: {', '.join(missing)}",
+            "install the drop-in koord-runtime-proxy.service.d/60-network.conf",
+        )
+
+
+def check_network(facts: Facts) -> Findings:
+    """Whether the node's bandwidth is known, if it is to be shared."""
+    if "network-qos" not in {each.name for each in facts.policies}:
+        yield _ok("network-qos is off: the link is not shared")
+    elif facts.node.strategies.system.total_network_bandwidth:
+        yield _ok("the node's bandwidth is known")
+    else:
+        yield _warning(
+            "the policy network-qos is off: the node's bandwidth is not known",
+            "totalNetworkBandwidth in system-config, or the Node's annotation network-bandwidth",
         )
 
 
@@ -559,6 +589,7 @@ CHECKS: Final[Mapping[str, Callable[[Facts], Iterable[Finding]]]] = {
     "koordlet": check_koordlet,
     "hook servers": check_hook_servers,
     "kernel": check_kernel,
+    "network": check_network,
     "service": check_unit,
     "QoS manager": check_qos_manager,
     "state folder": check_state_folder,

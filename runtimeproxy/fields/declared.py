@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from runtimeproxy.fields import formats
+from runtimeproxy.fields import formats, network
 from runtimeproxy.fields.anolis import ANOLIS_FILE
 from runtimeproxy.fields.declaration import ALL_LEVELS, PAGE_BYTES, Declaration, Direction, Kind, Rounding
 from runtimeproxy.fields.formats import number
@@ -327,6 +327,26 @@ DECLARED: tuple[Declaration, ...] = (
         resource="oom_score_adj",
         cri="oom_score_adj",
         creation_only=True,
+    ),
+    # A pod's packets; `ledger/network.py` has it so. Source: Koordinator, as `fields/network.py`.
+    Declaration(
+        name=network.CLASS_FIELD,
+        kind=Kind.TEXT,
+        neutral=network.NO_CLASS,
+        texts=(network.NO_CLASS, *network.NetworkClass),
+        only_set=True,
+        levels=_ON_PODS,
+        processes=formats.word_of_cgroup(network.CLASS_FIELD),
+    ),
+    *(
+        Declaration(
+            name=name,
+            neutral=0,
+            only_set=True,
+            levels=_ON_PODS,
+            processes=formats.number_of_cgroup(name),
+        )
+        for name in (network.EGRESS_FIELD, network.INGRESS_FIELD)
     ),
     # Names of classes in messages of NRI. Containerd and CRI-O also know them as annotations of a container;
     # these are a policy's to set, as containerd refuses the container where it does not have such classes.

@@ -61,6 +61,8 @@ class Members(Enum):
 
     PROCESSES = "processes"
     THREADS = "threads"
+    CGROUP = "cgroup"
+    """None of them: the cgroup itself has it, elsewhere in the kernel, and none of its files shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,18 @@ def word_of_threads(name: str) -> ProcessFormat:
         return all(each == value for each in text.split())
 
     return ProcessFormat(name, str, _one_word, matches, members=Members.THREADS)
+
+
+def word_of_cgroup(name: str) -> ProcessFormat:
+    return ProcessFormat(
+        name, str, _one_word, lambda value, text: text.strip() == value, members=Members.CGROUP
+    )
+
+
+def number_of_cgroup(name: str) -> ProcessFormat:
+    return ProcessFormat(
+        name, str, _number, lambda value, text: _number(text) == value, members=Members.CGROUP
+    )
 
 
 def _one_word(text: str) -> Value:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from runtimeproxy.fields.anolis import only_anolis
+from runtimeproxy.fields.network import NETWORK_QOS, OFF, shares_problem
 from runtimeproxy.vocabulary import RESCTRL_MOUNT_COMMAND
 
 SCHED_FEATURES: Final = "sched_features."
@@ -27,6 +28,11 @@ RESCTRL_SCHEMATA: Final = (
 )
 """The lines of a schemata file as one word, with commas between them: `L3:0=3f;1=3f,MB:0=20;1=20`; masks in
 hexadecimal, bandwidths in decimal. Source: Linux Documentation/filesystems/resctrl.rst."""
+RESCTRL: Final = "resctrl"
+NETWORK: Final = "network"
+NO_NETWORK: Final = "the network is not managed here: node.procfs_root is not the node's own procfs"
+NO_GROUP: Final = "none"
+"""The value of a resctrl group that is not there."""
 _RESCTRL_GROUP: Final = re.compile(r"LSR|LS|BE")
 _SCHED_FEATURE: Final = re.compile(r"(?!NO_)[A-Z][A-Z0-9_]{0,63}")
 """Source: Linux kernel/sched/features.h; `NO_` before a name switches it off."""
@@ -43,16 +49,21 @@ class KernelSetting:
     """The least value is 0."""
     absent: str = "0"
     """What a kernel without it does: wanted there, nothing is missing."""
+    access: str = ""
+    """`RESCTRL` or `NETWORK` for objects that are ours alone: `absent` is its value without them.
+    Empty if it is a file."""
     feature: str = ""
     """The scheduler's name of it, where the file lists many; empty if the file has this one value."""
     group: str = ""
-    """The resctrl group that it is; empty if it is none. It is made by its first value, and removed where no
-    policy wants it any more: `cgroups/resctrl.py`."""
+    """The class of a resctrl group, which is made by its first value, and removed where no policy wants it:
+    see `cgroups/resctrl.py`."""
 
     @property
     def missing(self) -> str:
         """Why a kernel may lack it, for people."""
-        if self.group:
+        if self.access == NETWORK:
+            return NO_NETWORK
+        if self.access == RESCTRL:
             return f"resctrl is not mounted: {RESCTRL_MOUNT_COMMAND}"
         if self.feature:
             return f"the kernel has no scheduler feature {self.feature}, or debugfs is not mounted"
@@ -76,9 +87,11 @@ class KernelSetting:
 
     def problem_of(self, value: object) -> str:
         """Return why a value cannot be set; empty if it can."""
-        if self.group:
+        if self.access == RESCTRL:
             is_schemata = isinstance(value, str) and re.fullmatch(RESCTRL_SCHEMATA, value)
             return "" if is_schemata else "takes schemata such as L3:0=3f;1=3f,MB:0=20;1=20"
+        if self.access == NETWORK:
+            return shares_problem(value)
         if type(value) is int and 0 <= value <= self.maximum:
             return ""
         return f"takes a whole number of 0 to {self.maximum}"
@@ -92,6 +105,7 @@ KERNEL_SETTINGS: Final[Mapping[str, KernelSetting]] = {
             name="mm.memcg_reaper.reap_background", files=("kernel/mm/memcg_reaper/reap_background",)
         ),
         KernelSetting(name="mm.pagecache_limit.enabled", files=("kernel/mm/pagecache_limit/enabled",)),
+        KernelSetting(name=NETWORK_QOS, files=(), absent=OFF, access=NETWORK),
     )
 }
 
@@ -102,7 +116,9 @@ def kernel_setting(name: object) -> KernelSetting | None:
         return None
     group = name.removeprefix(RESCTRL_GROUPS)
     if group != name:
-        return KernelSetting(name=name, files=(), group=group) if _RESCTRL_GROUP.fullmatch(group) else None
+        if not _RESCTRL_GROUP.fullmatch(group):
+            return None
+        return KernelSetting(name=name, files=(), absent=NO_GROUP, access=RESCTRL, group=group)
     feature = name.removeprefix(SCHED_FEATURES)
     if feature == name:
         return KERNEL_SETTINGS.get(name)

@@ -14,7 +14,6 @@ from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
-from runtimeproxy.fields.anolis import lacking_text
 from runtimeproxy.hooks.algebra import ClaimOutcome, Resolved, Role
 from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditNote, DecisionAudit, Subject, shown
 from runtimeproxy.hooks.carried import NOT_CARRIED
@@ -40,7 +39,7 @@ from runtimeproxy.hooks.reasons import Reason, Source
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.validation import HOOKS_WITHOUT_ANSWER, Usable, problem_of, usable
 from runtimeproxy.hooks.views import ClassView, ContainerView, PodView
-from runtimeproxy.node.snapshot import Input, InputState, Node
+from runtimeproxy.node.snapshot import Input, InputState, Node, lacks
 
 HANGS: Final = "still hangs from an earlier call"
 
@@ -298,7 +297,7 @@ class Unmet(NamedTuple):
             return f"not known: {', '.join(self.unknown_inputs)}"
         if self.needless_features:
             return f"the kernel has {', '.join(self.needless_features)}"
-        return f"the kernel lacks {lacking_text(self.features)}"
+        return lacks(self.features)
 
 
 def unmet_for(policy: LoadedPolicy, view: View, node: Node) -> Unmet | None:

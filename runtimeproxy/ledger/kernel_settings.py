@@ -16,15 +16,15 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
-from runtimeproxy.cgroups.resctrl import FOLDER, NO_GROUP, ResctrlGroups
+from runtimeproxy.cgroups.resctrl import FOLDER, ResctrlGroups
 from runtimeproxy.cgroups.writer import explain
 from runtimeproxy.counts import Counts
 from runtimeproxy.documents.reading import InputError
 from runtimeproxy.errors import described
 from runtimeproxy.fields.anolis import only_anolis
-from runtimeproxy.fields.kernel_settings import RESCTRL_GROUPS, kernel_setting
+from runtimeproxy.fields.kernel_settings import NETWORK, RESCTRL, kernel_setting
 from runtimeproxy.hooks.fields import KERNEL_SETTINGS, SYSCTL, SYSCTL_NAME
 from runtimeproxy.ledger.foreign import ForeignWriters
 from runtimeproxy.ledger.unapplied import UnappliedCause, Withheld
@@ -62,6 +62,19 @@ class SettingChange(NamedTuple):
     originals, and nothing was written at all."""
 
 
+class SettingAccess(Protocol):
+    """Reads and writes settings that are no files; both raise OSError with a text for people.
+
+    `group` is that of the setting.
+    """
+
+    def read(self, expected: str, group: str) -> str | None:
+        """Return `expected` if the kernel has it, or what it has instead; None if it has no such setting."""
+        ...
+
+    def write(self, value: str, group: str) -> None: ...
+
+
 class _Ours(NamedTuple):
     original: str
     written: str
@@ -75,6 +88,7 @@ class KernelSettings:
         clock: in seconds.
         sysfs: where the kernel shows the others.
         groups: those of resctrl; None for those below `sysfs`.
+        network: reads and writes the one of the network, which is no file; None where that is not managed.
 
     Attributes:
         files: what is saved, of sysctls and of the others.
@@ -91,6 +105,7 @@ class KernelSettings:
         clock: Callable[[], float] = time.monotonic,
         sysfs: Path = DEFAULT_SYSFS,
         groups: ResctrlGroups | None = None,
+        network: SettingAccess | None = None,
     ) -> None:
         effect = "what a process before this one has set is not given back"
         self.files = tuple(
@@ -100,6 +115,7 @@ class KernelSettings:
         self._root = root
         self._sysfs = sysfs
         self.groups = groups or ResctrlGroups(sysfs / FOLDER)
+        self._accesses: Mapping[str, SettingAccess | None] = {RESCTRL: self.groups, NETWORK: network}
         self._lock = Lock()
         self._ours: dict[str, _Ours] | None = None
         self._wanted: Mapping[str, int | str] = {}
@@ -207,15 +223,12 @@ class KernelSettings:
             self._lock.release()
 
     def _planned_releases(self, ours: Mapping[str, _Ours], names: Iterable[str]) -> tuple[SettingChange, ...]:
-        found = [
-            (name, ours[name], self._read(name, ours[name].written))
-            for name in reversed(list(names))
-            if name in ours
-        ]
+        kept = [(name, ours[name]) for name in reversed(list(names)) if name in ours]
+        found = [(name, each, self._read(name, each.written)) for name, each in kept]
         return tuple(
             SettingChange(name, present, each.original)
             for name, each, present in found
-            if present == each.written and present != each.original
+            if present is not None and _is_given_back(name, each, present)
         )
 
     def _unreadable(self, error: OSError) -> SettingChange:
@@ -257,12 +270,13 @@ class KernelSettings:
         try:
             present = self._read(name, value)
         except OSError as error:
-            return [SettingChange(name, "", value, described(error))]
+            return [SettingChange(name, "", value, _explained(name, error))]
         if present is None:
             return []
         before = ours.get(name)
-        # What another program has written since is no original.
-        mine = _Ours(_original(name, present) if before is None else before.original, value)
+        # What another program has written since is no original. What is ours alone has none but its absence.
+        original = present if (absent := _absent_of(name)) is None else absent
+        mine = _Ours(original if before is None else before.original, value)
         if mine == before and (present == value or self._is_left(name, mine, present, is_check=is_check)):
             return []
         ours[name] = mine
@@ -297,7 +311,7 @@ class KernelSettings:
         changes: list[SettingChange] = []
         try:
             present = self._read(name, mine.written) or ""
-            if present == mine.written and present != mine.original:
+            if _is_given_back(name, mine, present):
                 self._write(name, mine.original)
                 changes.append(SettingChange(name, present, mine.original))
         except OSError as error:
@@ -324,12 +338,12 @@ class KernelSettings:
         self.problems = tuple(problems)
         return tuple(changes)
 
-    def _read(self, name: str, like: str = "") -> str | None:
+    def _read(self, name: str, expected: str = "") -> str | None:
         # The kernel's value; None if it has no such setting. Raises OSError for all other failures.
-        # `like`: of schemata, what is compared with it.
         setting = kernel_setting(name)
-        if setting is not None and setting.group:
-            return self.groups.schemata_of(setting.group, "" if like == NO_GROUP else like)
+        if setting is not None and setting.access:
+            access = self._accesses[setting.access]
+            return None if access is None else access.read(expected or setting.absent, setting.group)
         for path in self._paths(name):
             with suppress(FileNotFoundError):
                 text = path.read_text(encoding="ascii", errors="replace")
@@ -338,8 +352,9 @@ class KernelSettings:
 
     def _write(self, name: str, value: str) -> None:
         setting = kernel_setting(name)
-        if setting is not None and setting.group:
-            self.groups.set(setting.group, value)
+        if setting is not None and setting.access:
+            if (access := self._accesses[setting.access]) is not None:
+                access.write(value, setting.group)
             return
         path = next((each for each in self._paths(name) if each.exists()), self._paths(name)[0])
         path.write_text((value if setting is None else setting.written(value)) + "\n", encoding="ascii")
@@ -382,10 +397,15 @@ def _parsed(group: str, saved: Mapping[str, Any]) -> dict[str, _Ours]:
     }
 
 
-def _original(name: str, present: str) -> str:
-    """What a setting goes back to; a group of ours that is there is left over from one without state."""
+def _absent_of(name: str) -> str | None:
+    """What stands for nothing of ours, of a setting that is ours alone; None for all others."""
     setting = kernel_setting(name)
-    return NO_GROUP if setting is not None and setting.group else present
+    return setting.absent if setting is not None and setting.access else None
+
+
+def _is_given_back(name: str, mine: _Ours, present: str) -> bool:
+    """Whether a release changes it: what others have written stays, but for objects that are ours alone."""
+    return present != mine.original and (present == mine.written or _absent_of(name) is not None)
 
 
 def kind_of(name: str) -> str:
@@ -405,8 +425,9 @@ def _no_sysctl(name: str) -> str:
 
 def _explained(name: str, error: OSError) -> str:
     """The text of an error, with what a service of systemd may lack."""
-    if name.startswith(RESCTRL_GROUPS):
-        return explain(error, "")
+    setting = kernel_setting(name)
+    if setting is not None and setting.access:
+        return explain(error, "") if setting.access == RESCTRL else error.strerror or str(error)
     text = described(error)
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return f"{text}; the systemd unit may write it with a drop-in only, {DROP_IN} for one"

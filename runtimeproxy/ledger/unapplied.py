@@ -131,6 +131,8 @@ class UnappliedStage(StrEnum):
     """Resolved values that the files do not hold."""
     LOST = "lost"
     """Claims in the books that others have replaced."""
+    NETWORK = "network"
+    """Resolved values that the network does not have."""
 
 
 class Unapplied(NamedTuple):

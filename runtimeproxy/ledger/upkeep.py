@@ -15,9 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runtimeproxy.cgroups.pace import rest, with_rests
-from runtimeproxy.cgroups.paths import cgroup_path, path_or_none
+from runtimeproxy.cgroups.paths import cgroup_id, cgroup_path, path_or_none
 from runtimeproxy.cgroups.resctrl import GROUP_FIELD, MONITOR_FIELD
 from runtimeproxy.fields.kernel_settings import RESCTRL_GROUPS
+from runtimeproxy.fields.network import CLASS_FIELD, EGRESS_FIELD, INGRESS_FIELD
 from runtimeproxy.fields.tables import FIELDS, OF_PROCESSES
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.hooks.fields import KERNEL_SETTINGS, SYSCTL
@@ -27,6 +28,7 @@ from runtimeproxy.ledger.answers import (
     class_cgroups,
     lost_settings,
     settings_of,
+    target_of,
     wanted_of,
     wanted_of_node,
     with_requests,
@@ -39,8 +41,9 @@ from runtimeproxy.ledger.fields import PROCESSES_VERIFY_S, VERIFY_S
 from runtimeproxy.ledger.kernel_settings import field_of
 from runtimeproxy.ledger.rates import ChangeRates
 from runtimeproxy.ledger.target import CgroupTarget
-from runtimeproxy.ledger.unapplied import Unapplied, UnappliedStage, Withheld
+from runtimeproxy.ledger.unapplied import Unapplied, UnappliedCause, UnappliedStage, Withheld
 from runtimeproxy.ledger.unapplied_audit import UnappliedAudit
+from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import Input
 from runtimeproxy.pods.record_views import recorded_container, recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Level, Lifecycle, PodRecord, with_live
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from runtimeproxy.ledger.answer_audit import AnswerAudit
     from runtimeproxy.ledger.kernel_settings import KernelSettings
     from runtimeproxy.ledger.ledger import Ledger
+    from runtimeproxy.ledger.network import NetworkControl
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.pods.store import PodStore
 
@@ -94,8 +98,10 @@ class Upkeep:
         sysctls: Those that policies set; None leaves them alone.
         audit: Takes the audit entries of changed values; None for none.
         answers: Takes the decisions, for the audit; None for none.
+        network: Has classes and limits of pods; None where it is not managed.
 
     Attributes:
+        network: See there.
         on_observed: Called with what claims with a lease are to leave to koordlet, and its feature gates.
         sees_writes: Whether the front end has pods repaired once somebody writes to them: they are compared
             less often then.
@@ -113,6 +119,7 @@ class Upkeep:
         sysctls: KernelSettings | None = None,
         audit: AuditSink | None = None,
         answers: AnswerAudit | None = None,
+        network: NetworkControl | None = None,
     ) -> None:
         self._store = store
         self._ledger = ledger
@@ -148,13 +155,17 @@ class Upkeep:
         self._owes_sysctls = False
         # Kernel settings that one policy wants, and another one has set to another value.
         self._lost_settings: Mapping[str, Withheld] = {}
+        # Ids of pods that the network did not have at the last look.
+        self._without_network: frozenset[str] = frozenset()
         # Of hook servers, as the owners of claims; None as long as it is not known.
         self._registered: frozenset[Claimant] | None = None
         self._hung: set[asyncio.Future[Any]] = set()
+        self._failures = FailureLog(output=logger)
         self._taken: frozenset[str] = frozenset()
         self._has_koordlet = False
         # What koordlet writes: what is observed only, and what is taken from it.
         self._koordlets: tuple[Collection[str], Collection[str]] = frozenset(), frozenset()
+        self.network = network
         self.on_observed: Callable[[Mapping[str, str]], None] = lambda _: None
         self.sees_writes: Callable[[], bool] = lambda: False
 
@@ -219,6 +230,23 @@ class Upkeep:
             ):
                 found = {field_of(name): each for name, each in tuple(values.items())}
                 self._books.unapplied.note(stage, target, "", found)
+        if self.network is not None:
+            self._note_network(self.network.left_out)
+
+    def _note_network(self, left_out: Mapping[str, str]) -> None:
+        """Notes the pods whose class or limits the network does not have."""
+        for identity in {*left_out, *self._without_network}:
+            pod, why = self._store.pods.get(identity), left_out.get(identity)
+            path = path_or_none(pod.cgroup_parent) if pod is not None else None
+            if pod is None or path is None:
+                continue
+            book, found = self._books.record(pod.cgroup_parent), dict[str, Withheld]()
+            for name in (CLASS_FIELD, EGRESS_FIELD, INGRESS_FIELD):
+                entry = book.entries.get(name) if book is not None else None
+                if why is not None and entry is not None and entry.claims:
+                    found[name] = Withheld(entry.claims, UnappliedCause.REFUSED, why)
+            self._books.unapplied.note(UnappliedStage.NETWORK, target_of(pod), cgroup_id(path), found)
+        self._without_network = frozenset(left_out)
 
     def configure(self, settings: LedgerSettings) -> None:
         self.evaluator.changes.rates = ChangeRates(
@@ -281,6 +309,12 @@ class Upkeep:
 
     def _keep_resctrl(self, sysctls: KernelSettings, running: Collection[str]) -> None:
         """Removes resctrl groups of ours that nothing on this node has any more."""
+        try:
+            self._keep_wanted(sysctls, running)
+        except OSError as error:
+            self._failures.report("resctrl", str(error), f"groups cannot be removed: {error}")
+
+    def _keep_wanted(self, sysctls: KernelSettings, running: Collection[str]) -> None:
         groups, monitors = (
             {value.partition(",")[0] for value in self._books.texts_of(name, running)}
             for name in (GROUP_FIELD, MONITOR_FIELD)

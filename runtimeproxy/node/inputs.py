@@ -27,6 +27,7 @@ from runtimeproxy.node.kubelet import KubeletFolder
 from runtimeproxy.node.machine import (
     Processor,
     guess_cgroup_driver,
+    network_features,
     read_cpus,
     read_features,
     read_memory,
@@ -180,7 +181,8 @@ class NodeInputs:
                 places.procfs,
                 # Of the kernel, whatever a test's folder says.
                 has_cookies=places.procfs == _PROCFS and is_supported(),
-            ),
+            )
+            | (network_features() if places.procfs == _PROCFS else frozenset()),
             cgroup_driver=guess_cgroup_driver(places.cgroup_root),
             block_devices=read_block_devices(places.sysfs, places.procfs),
             resctrl=read_resctrl(places.sysfs),

@@ -27,6 +27,11 @@ _MAX_PACKAGES: Final = 2**31 - 1
 _MEM_TOTAL: Final = re.compile(r"^(?:Node +[0-9]+ +)?MemTotal: +([0-9]+) kB", re.MULTILINE)
 _MODEL_NAME: Final = re.compile(r"^model name[ \t]*:[ \t]*(.*)$", re.MULTILINE)
 
+PROGRAM_FOLDERS: Final = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/local/bin")
+"""Where programs are looked for, after PATH."""
+_CAP_NET_ADMIN: Final = 12
+"""Source: Linux include/uapi/linux/capability.h."""
+
 SYSTEMD: Final = "systemd"
 CGROUPFS: Final = "cgroupfs"
 """The kubelet's cgroup drivers. Source: kubelet.config.k8s.io/v1beta1, cgroupDriver."""
@@ -164,6 +169,31 @@ def read_features(
     if has_cookies or is_switched or Feature.CORE_SCHED_SYSCTL in found:
         found.add(Feature.CORE_SCHED)
     return frozenset(found)
+
+
+def network_features() -> frozenset[Feature]:
+    """What network QoS needs of this process and its node."""
+    found = {
+        Feature.TC: find_program("tc"),
+        Feature.NFT: find_program("nft"),
+        Feature.NET_ADMIN: has_net_admin(),
+    }
+    return frozenset(feature for feature, is_there in found.items() if is_there)
+
+
+def find_program(name: str) -> str:
+    """The path of a program; empty if there is none."""
+    for folder in (*os.environ.get("PATH", "").split(":"), *PROGRAM_FOLDERS):
+        path = Path(folder) / name
+        if folder and path.is_file() and os.access(path, os.X_OK):
+            return str(path)
+    return ""
+
+
+def has_net_admin() -> bool:
+    """Whether this process may change the network."""
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)", _text(Path("/proc/self/status")), re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> _CAP_NET_ADMIN & 1)
 
 
 def guess_cgroup_driver(cgroup_root: Path) -> str | None:

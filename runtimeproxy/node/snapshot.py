@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
+from runtimeproxy.fields.anolis import lacking_text
 from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
@@ -82,11 +83,34 @@ class Feature(StrEnum):
     """`blkio.cost.weight`, `io.weight`."""
     IO_COST = "io-cost"
     """`blkio.cost.qos`, `io.cost.qos`."""
+    TC = "tc"
+    """The program `tc`, and the node's own procfs; network QoS needs it, as the next two."""
+    NFT = "nft"
+    """The program `nft`."""
+    NET_ADMIN = "net-admin"
+    """The capability CAP_NET_ADMIN of this process."""
     MEMORY_PROTECTION = "memory-protection"
     MEMORY_WMARK = "memory-wmark"
     MEMORY_PRIORITY = "memory-priority"
     MEMORY_OOM_GROUP = "memory-oom-group"
     MEMORY_PAGECACHE_LIMIT = "memory-pagecache-limit"
+
+
+_OF_THE_NODE: Final[Mapping[str, str]] = {
+    Feature.TC: "the program tc (iproute2)",
+    Feature.NFT: "the program nft (nftables)",
+    Feature.NET_ADMIN: "CAP_NET_ADMIN, which the unit has with the drop-in 60-network.conf",
+}
+"""Features that are none of the kernel's."""
+
+
+def lacks(features: Collection[str]) -> str:
+    """Return who lacks these features, for people, such as `the kernel lacks bvt`."""
+    of_kernel = [each for each in features if each not in _OF_THE_NODE]
+    of_node = [text for each, text in _OF_THE_NODE.items() if each in features]
+    texts = [f"the kernel lacks {lacking_text(of_kernel)}"] if of_kernel else []
+    texts += [f"the node lacks {', '.join(of_node)}"] if of_node else []
+    return "; ".join(texts)
 
 
 class Cpu(NamedTuple):

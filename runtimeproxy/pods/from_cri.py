@@ -18,7 +18,7 @@ from runtimeproxy.documents.reading import InputError, json_value
 from runtimeproxy.fields.tables import CRI_FIELDS
 from runtimeproxy.node.cpu_claims import claims_among
 from runtimeproxy.pods.inventory import RuntimeEvent
-from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.pods.records import MOST_ADDRESSES, ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import (
     bounded,
     compact,
@@ -29,6 +29,8 @@ from runtimeproxy.pods.resources import (
     resources_from_spec,
 )
 
+_HOST_NETWORK: Final = 2
+"""Source: CRI v1, enum NamespaceMode, NODE."""
 SANDBOX_READY: Final = 0
 """Source: CRI v1, enum PodSandboxState."""
 
@@ -85,8 +87,14 @@ def seen_pod(answer: api_pb2.PodSandboxStatusResponse) -> PodRecord:
     info = parse_info(answer.info)
     linux = _member(info, "config", "linux")
     resources = resources_from_json(_member(linux, "resources"))
+    network = answer.status.network
+    is_host_network = answer.status.linux.namespaces.options.network == _HOST_NETWORK
+    found = (network.ip, *(each.ip for each in network.additional_ips[:MOST_ADDRESSES]))
     return replace(
         listed_pod(answer.status),
+        # Without any it may have none yet.
+        addresses=() if is_host_network else tuple(each for each in found if each) or None,
+        is_host_network=is_host_network,
         cgroup_parent=_cgroup_parent(info),
         overhead=resources_from_json(_member(linux, "overhead")),
         requested=resources,

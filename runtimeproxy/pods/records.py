@@ -19,6 +19,8 @@ from runtimeproxy.pods.resources import (
     kept_annotations,
 )
 
+MOST_ADDRESSES: Final = 16
+"""Of one pod, which are kept: more than networks of one have."""
 NO_CHANGES: Final[Mapping[str, str | None]] = MappingProxyType({})
 """The one empty mapping of changes that all records share."""
 
@@ -66,6 +68,10 @@ class PodRecord:
     """What the specification in the runtime holds: the values of all requests to it."""
     owners: Owners = field(default_factory=_no_entries)
     """Of the fields that policies have changed."""
+    addresses: tuple[str, ...] | None = None
+    """Its IP addresses; empty: it is in the node's network. None: the runtime has not told them yet."""
+    is_host_network: bool = False
+    """Whether it is in the node's network namespace; only as good as `addresses` is known."""
     priority: int | None = None
     """`spec.priority`; None if it is not known."""
     state: Lifecycle = Lifecycle.RUNNING

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError, StatusCode
 from runtimeproxy.http2.client import GrpcClient, RpcError
-from runtimeproxy.qosmanager.snapshot import Node, Pod, SnapshotSource, Strategies
+from runtimeproxy.qosmanager.snapshot import CacheUse, Node, Pod, SnapshotSource, Strategies
 from runtimeproxy.stubs import MAX_ANSWER_BYTES, async_stub
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ LONGEST_PAUSE_S: Final = 4.0
 """Between two connections; the longest leaves time to renew a lease of 15 s."""
 POLL_S: Final = 1.0
 """Between two polls of the node; the answer is empty if nothing has changed."""
+RESCTRL_POLL_S: Final = 5.0
+"""Between two polls of the counters of resctrl: the kernel asks CPUs for each."""
+RESCTRL: Final = "resctrl-mounted"
+"""The feature of nodes that have them."""
 CALL_S: Final = 5.0
 """How long the daemon may take to answer a question; then it is taken to be away."""
 
@@ -89,6 +93,7 @@ class _Known:
     strategies: Strategies | None = None
     """None: not known, or the daemon does not know them itself yet."""
     strategies_version: int = 0
+    cache_use: Mapping[str, CacheUse] = field(default_factory=dict)
     is_recovered: bool = False
     """Whether the daemon has found what runs: before, a pod that is not there may still run."""
     problems: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -187,6 +192,11 @@ class DaemonClient:
         self._observed = Observed(tuple(pods), known.node, known.strategies, versions, problems, source)
         return self._observed
 
+    @property
+    def cache_use(self) -> Mapping[str, CacheUse]:
+        """See `Snapshot.cache_use`."""
+        return self._known.cache_use
+
     async def run(self) -> None:
         """Connects again and again; never ends by itself."""
         pause_s = FIRST_PAUSE_S
@@ -237,7 +247,7 @@ class DaemonClient:
         loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = {
             loop.create_task(work(connection))
-            for work in (self._follow_recovery, self._follow_pods, self._follow_node)
+            for work in (self._follow_recovery, self._follow_pods, self._follow_node, self._follow_resctrl)
         }
         try:
             self._connection = connection
@@ -329,6 +339,20 @@ class DaemonClient:
             if not message.is_unchanged:
                 self._take_node(message)
             await asyncio.sleep(POLL_S)
+
+    async def _follow_resctrl(self, connection: DaemonConnection) -> None:
+        from cri_api.runtimeproxy.v1 import api_pb2
+        from runtimeproxy.qosmanager.from_api import cache_use_of
+
+        known, request = self._known, api_pb2.GetResctrlRequest()
+        while True:
+            if known.node_message is not None and RESCTRL in known.node_message.features:
+                message = await connection.call(connection.reads.GetResctrl, request, timeout=CALL_S)
+                known.cache_use = cache_use_of(message)
+            else:
+                known.cache_use = {}
+            self.changed.set()
+            await asyncio.sleep(RESCTRL_POLL_S if known.node_message is not None else POLL_S)
 
     def _take_node(self, message: api_pb2.GetNodeResponse) -> None:
         from cri_api.runtimeproxy.v1 import api_pb2

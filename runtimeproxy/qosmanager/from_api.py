@@ -20,6 +20,7 @@ from runtimeproxy.config.schema import validator_of
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass, priority_class_with_default
 from runtimeproxy.qosmanager.plugin import Claim, Role, Target
 from runtimeproxy.qosmanager.snapshot import (
+    CacheUse,
     Container,
     ContainerState,
     Cpu,
@@ -77,6 +78,18 @@ def pod_of(message: api_pb2.Pod) -> tuple[Pod, tuple[str, ...]]:
         created_s=message.created_at.ToMicroseconds() / 1e6 if message.HasField("created_at") else None,
     )
     return pod, (*burst_problems, *eviction_problems)
+
+
+def cache_use_of(message: api_pb2.GetResctrlResponse) -> dict[str, CacheUse]:
+    """What pods use of caches and memory bandwidth, by uid."""
+    return {
+        pod.uid: CacheUse(
+            pod.group,
+            {(each.cache, each.name): each.value for each in pod.counters if each.HasField("value")},
+            {(each.cache, each.name): each.problem for each in pod.counters if not each.HasField("value")},
+        )
+        for pod in message.pods
+    }
 
 
 def _container(message: api_pb2.Container) -> Container:

@@ -346,6 +346,7 @@ class QosManager:
             node=observed.node,
             strategies=observed.strategies,
             metrics=self._sampler,
+            cache_use=self._client.cache_use,
             be_limit_cores=be_limit_cores(claim for entry in self._entries for claim in entry.session.claims),
             source=observed.source,
         )

@@ -238,6 +238,18 @@ class NoMetrics(Metrics):
         return None
 
 
+class CacheUse(NamedTuple):
+    """What a pod uses of the last-level caches and of the memory bandwidth, by counters of resctrl."""
+
+    group: str
+    """The resctrl group of its tasks, such as `BE`, or `pod-UID`."""
+    counters: Mapping[tuple[int, str], int] = MappingProxyType({})
+    """By the cache's id and name: `llc_occupancy`, in bytes now; `mbm_total_bytes`, `mbm_local_bytes`, in bytes
+    since some time: they begin anew when the pod gets another group."""
+    missing: Mapping[tuple[int, str], str] = MappingProxyType({})
+    """Those that the kernel does not show, with the reason, such as `Unavailable`."""
+
+
 class SnapshotSource(NamedTuple):
     """The messages of the daemon that a snapshot was made of, for plugins in other processes."""
 
@@ -259,6 +271,8 @@ class Snapshot:
     node: Node = field(default_factory=Node)
     strategies: Strategies = field(default_factory=Strategies)
     metrics: Metrics = field(default_factory=NoMetrics)
+    cache_use: Mapping[str, CacheUse] = field(default_factory=dict)
+    """By uid, of pods that the policy `resctrl` monitors; some seconds old."""
     be_limit_cores: float | None = None
     """The bound of CPU suppress on all BE pods, by its effective claims; None: it bounds nothing."""
     source: SnapshotSource | None = field(default=None, repr=False, compare=False)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from runtimeproxy.cgroups.order import loosened
 from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.resctrl import FOLDER as RESCTRL
-from runtimeproxy.cgroups.resctrl import NO_GROUP, ResctrlGroups
+from runtimeproxy.cgroups.resctrl import ResctrlGroups
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, FileText, WriteOutcome, WriteResult
 from runtimeproxy.errors import RuntimeProxyError, described
 from runtimeproxy.fields.declaration import Direction
-from runtimeproxy.fields.kernel_settings import RESCTRL_GROUPS
+from runtimeproxy.fields.kernel_settings import NO_GROUP, RESCTRL_GROUPS
 from runtimeproxy.fields.tables import CRI_FIELDS, LISTS, PARAMETERS, check_value
 from runtimeproxy.hooks.fields import RESOURCES
 from runtimeproxy.ledger.books import restored, still_valid
@@ -26,6 +26,7 @@ from runtimeproxy.ledger.fitting import cgroup_version, with_neighbours
 from runtimeproxy.ledger.journal import read_boot_id
 from runtimeproxy.ledger.kernel_settings import KernelSettings, kind_of
 from runtimeproxy.ledger.ledger import Ledger
+from runtimeproxy.ledger.network import network_control
 from runtimeproxy.offline import Offline
 from runtimeproxy.pods.checkpoint.codec import RowChange, RowKind, Saved
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
@@ -80,7 +81,9 @@ def restore(settings: Settings, *, dry_run: bool) -> tuple[Line, ...]:
     except RuntimeUnavailableError as error:
         raise RuntimeProxyError(f"{settings.proxy.runtime_endpoint}: {error}") from error
     folder, root = Path(settings.state.dir), Path(settings.node.procfs_root) / "sys"
-    of_kernel = KernelSettings(folder, read_boot_id(), root, sysfs=Path(settings.node.sysfs_root))
+    of_kernel = KernelSettings(
+        folder, read_boot_id(), root, sysfs=Path(settings.node.sysfs_root), network=network_control(settings)
+    )
     lines += restore_kernel_settings(of_kernel, dry_run=dry_run)
     if saved.unreadable:
         reason = f"{saved.unreadable} of its rows cannot be read"

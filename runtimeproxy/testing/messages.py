@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
@@ -53,7 +53,7 @@ def sandbox_status(sandbox: Sandbox) -> api_pb2.PodSandboxStatus:
         metadata=sandbox.config.metadata,
         state=sandbox_state(sandbox),
         created_at=sandbox.created_at_ns,
-        network=api_pb2.PodSandboxNetworkStatus(ip=sandbox.ip),
+        network=_network_status(sandbox.ips),
         labels=sandbox.config.labels,
         annotations=sandbox.config.annotations,
         runtime_handler=sandbox.runtime_handler,
@@ -61,6 +61,12 @@ def sandbox_status(sandbox: Sandbox) -> api_pb2.PodSandboxStatus:
     context = sandbox.config.linux.security_context
     status.linux.namespaces.options.CopyFrom(context.namespace_options)
     return status
+
+
+def _network_status(ips: Sequence[str]) -> api_pb2.PodSandboxNetworkStatus:
+    # Source: containerd, toCRISandboxStatus: the other addresses stand beside the main one.
+    first, others = (ips[0], ips[1:]) if ips else ("", ())
+    return api_pb2.PodSandboxNetworkStatus(ip=first, additional_ips=[api_pb2.PodIP(ip=ip) for ip in others])
 
 
 def container_entry(container: FakeContainer) -> api_pb2.Container:
@@ -338,7 +344,7 @@ def sandbox_stats(state: RuntimeState, sandbox: Sandbox) -> api_pb2.PodSandboxSt
         linux.cpu.usage_nano_cores.value += each.cpu.usage_nano_cores.value
         linux.memory.working_set_bytes.value += each.memory.working_set_bytes.value
         linux.memory.usage_bytes.value += each.memory.usage_bytes.value
-    if sandbox.ip:
+    if sandbox.ips:
         linux.network.timestamp = now_ns
         linux.network.default_interface.name = "eth0"
         linux.network.default_interface.rx_bytes.value = 1024

@@ -99,7 +99,7 @@ def pod_message(sandbox: Sandbox, driver: CgroupDriver) -> nri.PodSandbox:
             cgroups_path=spec_path(linux.cgroup_parent, sandbox.id, driver),
         ),
         pid=sandbox.pid,
-        ips=[sandbox.ip] if sandbox.ip else [],
+        ips=sandbox.ips,
     )
 
 

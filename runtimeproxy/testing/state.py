@@ -100,14 +100,18 @@ _Entry = TypeVar("_Entry")
 
 @dataclass
 class Sandbox:
-    """One pod sandbox; times are Unix nanoseconds."""
+    """One pod sandbox; times are Unix nanoseconds.
+
+    Attributes:
+        ips: Its addresses, the main one first; none on the host's network.
+    """
 
     id: str
     config: api_pb2.PodSandboxConfig
     runtime_handler: str
     created_at_ns: int
     pid: int
-    ip: str
+    ips: tuple[str, ...]
     ready: bool = True
 
 
@@ -187,6 +191,7 @@ class RuntimeState:
         lock: Held while anything is read or changed; hold it to see several things at one time.
         generation: Grows with every change.
         listeners: Called under the lock with an id and the kind of each life-cycle event.
+        pod_ips: By pod uid, the addresses that its next sandbox gets; other pods get one of 10.88.0.0/16.
     """
 
     def __init__(
@@ -204,6 +209,7 @@ class RuntimeState:
         self.images = ImageStore()
         self.checkpoints: dict[str, tuple[Sandbox, list[FakeContainer]]] = {}
         self.pod_cidr = ""
+        self.pod_ips: dict[str, tuple[str, ...]] = {}
         self._made = 0
 
     def find_sandbox(self, sandbox_id: str) -> Sandbox:
@@ -242,10 +248,11 @@ class RuntimeState:
             pid = self._next_pid()
             number = self._made
             host_network = config.linux.security_context.namespace_options.network == api_pb2.NODE
-            ip = "" if host_network else f"10.88.{number // 254 % 256}.{number % 254 + 1}"
+            usual = (f"10.88.{number // 254 % 256}.{number % 254 + 1}",)
+            ips = () if host_network else self.pod_ips.get(config.metadata.uid, usual)
             copy = api_pb2.PodSandboxConfig()
             copy.CopyFrom(config)
-            made = Sandbox(_new_id(), copy, runtime_handler, self.clock_ns(), pid, ip)
+            made = Sandbox(_new_id(), copy, runtime_handler, self.clock_ns(), pid, ips)
             # What cannot be made is not there.
             self.cgroups.make_sandbox(made.config, made.id)
             return made

@@ -36,6 +36,9 @@ from tests.cgroups.cookies import Cookies
 from tests.lab.deadline import wait_until
 from tests.lab.programs import need_controllers_of_v1
 
+FIRST, SECOND, THIRD, OTHER, ANOTHER, MANY = range(1 << 22, (1 << 22) + 6)
+"""Numbers of tasks, above those that this machine can have: one of them may be a thread of this process."""
+
 
 @pytest.mark.parametrize(
     ("found", "known", "cookies"),
@@ -68,91 +71,96 @@ def kernel() -> Cookies:
 
 def test_groups(kernel: Cookies) -> None:
     groups = CoreGroups(kernel)
-    for task, process in ((11, 11), (12, 11), (21, 21), (31, 31)):
+    for task, process in ((FIRST, FIRST), (SECOND, FIRST), (OTHER, OTHER), (ANOTHER, ANOTHER)):
         kernel.start(task, process)
-    groups.write(11, 0, "web")
-    groups.write(21, 0, "web")
-    groups.write(31, 0, "batch")
+    groups.write(FIRST, 0, "web")
+    groups.write(OTHER, 0, "web")
+    groups.write(ANOTHER, 0, "batch")
     assert kernel.made == 2
-    assert len(set(kernel.of(11, 12, 21))) == 1, "all threads of a process"
-    assert 0 != kernel.cookies[31] != kernel.cookies[11]
-    assert [groups.read(task, 0) for task in (11, 12, 21, 31)] == ["web", "web", "web", "batch"]
-    groups.write(11, 0, NO_GROUP)
-    assert [groups.read(task, 0) for task in (11, 12, 21)] == ["none", "none", "web"]
-    groups.write(21, 0, "batch")
-    assert kernel.of(21) == kernel.of(31)
+    assert len(set(kernel.of(FIRST, SECOND, OTHER))) == 1, "all threads of a process"
+    assert 0 != kernel.cookies[ANOTHER] != kernel.cookies[FIRST]
+    assert [groups.read(task, 0) for task in (FIRST, SECOND, OTHER, ANOTHER)] == [
+        "web",
+        "web",
+        "web",
+        "batch",
+    ]
+    groups.write(FIRST, 0, NO_GROUP)
+    assert [groups.read(task, 0) for task in (FIRST, SECOND, OTHER)] == ["none", "none", "web"]
+    groups.write(OTHER, 0, "batch")
+    assert kernel.of(OTHER) == kernel.of(ANOTHER)
 
 
 def test_no_thread_of_this_process_keeps_a_cookie(kernel: Cookies) -> None:
     groups = CoreGroups(kernel)
-    kernel.start(11)
-    groups.write(11, 0, "web")
-    kernel.start(12)
-    groups.write(12, 0, "web")
+    kernel.start(FIRST)
+    groups.write(FIRST, 0, "web")
+    kernel.start(SECOND)
+    groups.write(SECOND, 0, "web")
     assert kernel(Command.GET, 0, Scope.THREAD) == 0
-    assert kernel.cookies.keys() == {11, 12}
+    assert kernel.cookies.keys() == {FIRST, SECOND}
 
 
 def test_the_group_is_found_by_a_task_that_lives(kernel: Cookies) -> None:
     groups = CoreGroups(kernel)
-    kernel.start(11)
-    groups.write(11, 0, "web")
-    for task in range(100, 100 + 2 * MOST_HOLDERS):
-        kernel.start(task, parent=11)
+    kernel.start(FIRST)
+    groups.write(FIRST, 0, "web")
+    for task in range(MANY, MANY + 2 * MOST_HOLDERS):
+        kernel.start(task, parent=FIRST)
         assert groups.read(task, 0) == "web"
-    kernel.end(11, *range(100, 99 + 2 * MOST_HOLDERS))
-    kernel.start(12)
-    groups.write(12, 0, "web")
+    kernel.end(FIRST, *range(MANY, MANY + 2 * MOST_HOLDERS - 1))
+    kernel.start(SECOND)
+    groups.write(SECOND, 0, "web")
     assert kernel.made == 1
-    assert kernel.of(12) == kernel.of(99 + 2 * MOST_HOLDERS)
+    assert kernel.of(SECOND) == kernel.of(MANY + 2 * MOST_HOLDERS - 1)
 
 
 def test_a_number_that_is_given_again_is_another_cookie(kernel: Cookies) -> None:
     """The last task of a group has ended, and the kernel gives its cookie's number to another group."""
     groups = CoreGroups(kernel)
-    kernel.start(11)
-    groups.write(11, 0, "web")
-    number = kernel.cookies[11]
-    kernel.end(11)
-    kernel.start(21)
-    groups.write(21, 0, "batch")
-    assert kernel.cookies[21] == number
-    assert groups.read(21, 0) == "batch"
-    kernel.start(12)
-    groups.write(12, 0, "web")
-    assert kernel.cookies[12] != number
-    assert (groups.read(12, 0), groups.read(21, 0)) == ("web", "batch")
+    kernel.start(FIRST)
+    groups.write(FIRST, 0, "web")
+    number = kernel.cookies[FIRST]
+    kernel.end(FIRST)
+    kernel.start(OTHER)
+    groups.write(OTHER, 0, "batch")
+    assert kernel.cookies[OTHER] == number
+    assert groups.read(OTHER, 0) == "batch"
+    kernel.start(SECOND)
+    groups.write(SECOND, 0, "web")
+    assert kernel.cookies[SECOND] != number
+    assert (groups.read(SECOND, 0), groups.read(OTHER, 0)) == ("web", "batch")
 
 
 def test_a_number_of_a_task_that_has_ended(kernel: Cookies) -> None:
     """Another task has it now, without the cookie."""
     groups = CoreGroups(kernel)
-    kernel.start(11)
-    groups.write(11, 0, "web")
-    kernel.end(11)
-    kernel.start(11)
-    kernel.start(12)
-    groups.write(12, 0, "web")
-    assert (groups.read(11, 0), groups.read(12, 0)) == ("none", "web")
+    kernel.start(FIRST)
+    groups.write(FIRST, 0, "web")
+    kernel.end(FIRST)
+    kernel.start(FIRST)
+    kernel.start(SECOND)
+    groups.write(SECOND, 0, "web")
+    assert (groups.read(FIRST, 0), groups.read(SECOND, 0)) == ("none", "web")
     with pytest.raises(ProcessLookupError):
-        groups.write(99, 0, "web")
+        groups.write(MANY, 0, "web")
 
 
 def test_a_cookie_that_a_program_has_made(kernel: Cookies) -> None:
     groups = CoreGroups(kernel)
-    kernel.start(11)
-    kernel.cookies[11] = 7
-    assert groups.read(11, 0) == "cookie:7"
-    groups.write(11, 0, "web")
-    assert groups.read(11, 0) == "web"
-    assert kernel.of(11) != [7]
+    kernel.start(FIRST)
+    kernel.cookies[FIRST] = 7
+    assert groups.read(FIRST, 0) == "cookie:7"
+    groups.write(FIRST, 0, "web")
+    assert groups.read(FIRST, 0) == "web"
+    assert kernel.of(FIRST) != [7]
 
 
 def test_after_a_restart(kernel: Cookies) -> None:
     before = CoreGroups(kernel)
-    for task in (11, 12, 21):
+    for task in (FIRST, SECOND, OTHER):
         kernel.start(task)
-    for task, group in ((11, "web"), (12, "web"), (21, "batch")):
+    for task, group in ((FIRST, "web"), (SECOND, "web"), (OTHER, "batch")):
         before.write(task, 0, group)
     cookies = dict(kernel.cookies)
     groups = CoreGroups(kernel)
@@ -160,36 +168,36 @@ def test_after_a_restart(kernel: Cookies) -> None:
 
     def booked(group: str) -> dict[str, list[str]]:
         asked.append(group)
-        found = {"web": [11, 12], "batch": [21]} if not group else {}
+        found = {"web": [FIRST, SECOND], "batch": [OTHER]} if not group else {}
         return {name: [groups.read(task, 0) for task in tasks] for name, tasks in found.items()}
 
     groups.booked = booked
-    assert [groups.read(task, 0) for task in (21, 11)] == ["batch", "web"]
-    kernel.start(13)
-    groups.write(13, 0, "web")
+    assert [groups.read(task, 0) for task in (OTHER, FIRST)] == ["batch", "web"]
+    kernel.start(THIRD)
+    groups.write(THIRD, 0, "web")
     assert {task: kernel.cookies[task] for task in cookies} == cookies, "none has lost its cookie"
-    assert kernel.of(13) == kernel.of(11)
+    assert kernel.of(THIRD) == kernel.of(FIRST)
     assert asked == [""]
-    kernel.start(31)
-    groups.write(31, 0, "new")
+    kernel.start(ANOTHER)
+    groups.write(ANOTHER, 0, "new")
     assert asked == ["", "new"]
     assert kernel.made == 3
 
 
 def test_a_new_container_comes_before_anything_is_read(kernel: Cookies) -> None:
     before = CoreGroups(kernel)
-    kernel.start(11)
-    before.write(11, 0, "web")
+    kernel.start(FIRST)
+    before.write(FIRST, 0, "web")
     groups = CoreGroups(kernel)
-    groups.booked = lambda group: {"web": [groups.read(11, 0)]}
-    kernel.start(12)
-    groups.write(12, 0, "web")
-    assert kernel.of(11) == kernel.of(12)
+    groups.booked = lambda group: {"web": [groups.read(FIRST, 0)]}
+    kernel.start(SECOND)
+    groups.write(SECOND, 0, "web")
+    assert kernel.of(FIRST) == kernel.of(SECOND)
 
 
 def test_what_is_gone_is_forgotten(kernel: Cookies) -> None:
     groups = CoreGroups(kernel)
-    for task in range(100, 200):
+    for task in range(MANY, MANY + 100):
         kernel.start(task)
         groups.write(task, 0, f"pod:{task}")
         kernel.end(task)
@@ -199,26 +207,26 @@ def test_what_is_gone_is_forgotten(kernel: Cookies) -> None:
 
 def test_nothing_is_kept_of_cookies_that_programs_make(kernel: Cookies) -> None:
     groups = CoreGroups(kernel)
-    groups.booked = lambda group: {"web": [groups.read(11, 0)]}
-    kernel.start(11)
+    groups.booked = lambda group: {"web": [groups.read(FIRST, 0)]}
+    kernel.start(FIRST)
     for number in range(1, 100):
-        kernel.cookies[11] = number
-        groups.read(11, 0)
-        groups.write(11, 0, f"pod:{number}")
-        kernel.cookies[11] = 1000 + number
-        groups.read(11, 0)
+        kernel.cookies[FIRST] = number
+        groups.read(FIRST, 0)
+        groups.write(FIRST, 0, f"pod:{number}")
+        kernel.cookies[FIRST] = 1000 + number
+        groups.read(FIRST, 0)
     assert len(groups._holders) <= 2
     assert len(groups._groups) <= 3
 
 
 def test_many_threads_make_one_cookie(kernel: Cookies) -> None:
     groups = CoreGroups(kernel)
-    for task in range(100, 180):
+    for task in range(MANY, MANY + 80):
         kernel.start(task)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda task: groups.write(task, 0, "web"), range(100, 180)))
+        list(pool.map(lambda task: groups.write(task, 0, "web"), range(MANY, MANY + 80)))
     assert kernel.made == 1
-    assert len(set(kernel.of(*range(100, 180)))) == 1
+    assert len(set(kernel.of(*range(MANY, MANY + 80)))) == 1
 
 
 def test_own_threads_are_never_in_a_group(kernel: Cookies) -> None:
@@ -230,26 +238,26 @@ def test_own_threads_are_never_in_a_group(kernel: Cookies) -> None:
 
 def test_no_right_to_trace(kernel: Cookies) -> None:
     groups = CoreGroups(kernel)
-    kernel.start(11)
-    kernel.refused.add(11)
-    assert groups.read(11, 0) == UNREADABLE
+    kernel.start(FIRST)
+    kernel.refused.add(FIRST)
+    assert groups.read(FIRST, 0) == UNREADABLE
     with pytest.raises(PermissionError):
-        groups.write(11, 0, "web")
+        groups.write(FIRST, 0, "web")
 
 
 def test_a_process_that_was_started_in_a_group_takes_nothing_away(kernel: Cookies) -> None:
     """Its threads have its cookie, so that they cannot take one away; the kernel has no other way."""
     groups = CoreGroups(kernel)
-    kernel.start(11)
-    groups.write(11, 0, "web")
+    kernel.start(FIRST)
+    groups.write(FIRST, 0, "web")
 
     def calls(command: Command, task: int, scope: Scope) -> int:
         return 9 if (command, task) == (Command.GET, 0) else kernel(command, task, scope)
 
     groups._calls = calls
     with pytest.raises(OSError, match="started with a cookie"):
-        groups.write(11, 0, NO_GROUP)
-    assert kernel.cookies[11]
+        groups.write(FIRST, 0, NO_GROUP)
+    assert kernel.cookies[FIRST]
 
 
 def test_the_call() -> None:

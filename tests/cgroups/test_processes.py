@@ -265,6 +265,9 @@ def test_processes_that_fork_faster_than_they_are_written_to(tmp_path: Path) -> 
     plain, made = Plain(tmp_path, 2), [1]
 
     class Forking:
+        def refresh(self) -> None:
+            return
+
         def read(self, pid: int, folder: int) -> str:
             return "0" if pid == made[-1] else "9"
 
@@ -299,6 +302,9 @@ def test_threads_have_values_of_their_own(tmp_path: Path, version: int, members:
     values = {1: "none", 2: "shop"}
 
     class Names:
+        def refresh(self) -> None:
+            return
+
         def read(self, pid: int, folder: int) -> str:
             return values[pid]
 
@@ -323,6 +329,9 @@ def test_an_error_of_the_node_is_no_process_that_has_ended(tmp_path: Path) -> No
     plain.make(1, "box")
 
     class Exhausted:
+        def refresh(self) -> None:
+            return
+
         def read(self, pid: int, folder: int) -> str:
             raise OSError(errno.EMFILE, "Too many open files")
 

@@ -68,6 +68,7 @@ def test_the_defaults() -> None:
             "name": "",
             "shared_pools": "nrt",
         },
+        "network": {"link": "", "tunnels": ()},
         "slo": {"start_spread_s": 60.0},
         "kubernetes": {
             "enabled": False,

@@ -62,7 +62,7 @@ class ProxyStarter:
 @pytest.fixture(scope="session")
 def session_folder() -> Iterator[Path]:
     """A folder with a path short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="conf-", dir="/tmp") as path:
+    with tempfile.TemporaryDirectory(prefix="conf-") as path:
         yield Path(path)
 
 

@@ -73,6 +73,7 @@ def test_a_restart_keeps_the_entries_and_is_one(daemons: Daemons) -> None:
     assert start["reason"].startswith("version ")
 
 
+@pytest.mark.slow
 def test_without_a_daemon_the_last_entries_are_read_from_the_state_folder(daemons: Daemons) -> None:
     daemon = daemons.start()
     make_pod(daemon, "gone")
@@ -90,6 +91,7 @@ def test_without_a_daemon_the_last_entries_are_read_from_the_state_folder(daemon
     assert daemon.run("audit", "--follow").returncode == 3
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_gap_is_named(daemons: Daemons) -> None:
     daemon = daemons.start()
     make_pod(daemon, "saved")
@@ -163,6 +165,7 @@ def test_modes_and_bypass_are_entries(daemons: Daemons) -> None:
     assert kinds(daemon, "--policy", "cpuset") == ["mode"]
 
 
+@pytest.mark.slow
 def test_a_mode_that_ends_while_the_daemon_is_down_is_an_entry(daemons: Daemons) -> None:
     daemon = daemons.start()
     assert daemon.run("policy", "batch-resource", "off", "--for", "1h").returncode == 0
@@ -184,6 +187,7 @@ def test_a_mode_that_ends_while_the_daemon_is_down_is_an_entry(daemons: Daemons)
         assert [each["policy"] for each in json.loads(file.read_text())["overrides"]] == ["cpuset"]
 
 
+@pytest.mark.slow
 def test_modes_that_a_restart_or_an_upgrade_brings_are_entries(daemons: Daemons) -> None:
     daemon = daemons.start("[policies.cpuset]\nmode = 'dry-run'\n")
     assert kinds(daemon, "--kind", "mode") == []

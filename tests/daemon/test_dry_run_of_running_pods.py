@@ -58,6 +58,7 @@ def would_change(daemon: ProxyProcess) -> list[tuple[str, str, str]]:
     return [(each["hook"], each["before"], each["after"]) for each in found]
 
 
+@pytest.mark.slow
 def test_a_changed_strategy_tells_what_it_would_change(daemons: Daemons, cgroup_files: CgroupFiles) -> None:
     daemon = daemons.prepare("[policies.group-identity]\nmode = 'dry-run'\n")
     write_strategy(daemon, -1)

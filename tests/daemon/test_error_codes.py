@@ -57,6 +57,7 @@ async def test_hook_servers_of_the_daemon(daemons: Daemons, socket_folder: Path)
         assert status.daemon.pid == daemon.pid
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("runtime")
 async def test_a_collector_of_spans(daemons: Daemons, socket_folder: Path) -> None:
     """Only the codes that ended the gRPC library's core, for a lost batch takes seconds; see test_otlp.py."""

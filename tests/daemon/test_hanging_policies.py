@@ -99,6 +99,7 @@ def test_a_policy_that_a_reload_replaces_runs_beside_its_old_thread(daemon: Prox
     wait_until(lambda: not problems_about(status_of(daemon), "stuck"), "its end")
 
 
+@pytest.mark.slow
 def test_an_upgrade_ends_a_thread_that_computes(daemons: Daemons) -> None:
     daemon = daemons.prepare()
     write_policy(daemon, "busy", HANGS.format(statement="while True: pass"))

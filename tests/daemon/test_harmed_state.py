@@ -9,6 +9,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from runtimeproxy.pods.checkpoint.file import FILE_NAME, CheckpointError, CheckpointFile
 from runtimeproxy.testing import CgroupFiles
 from tests.daemon.driving import Pod, batch_pod
@@ -48,6 +50,7 @@ def ids(pods: Iterable[Pod]) -> set[str]:
     return {made.container for made in pods}
 
 
+@pytest.mark.slow
 def test_a_daemon_outlives_what_is_done_to_its_files_and_saves_all_again(
     daemon: ProxyProcess, client: CriClient, cgroup_files: CgroupFiles
 ) -> None:

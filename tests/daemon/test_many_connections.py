@@ -72,6 +72,7 @@ def scene(daemons: Daemons, runtime: FakeRuntime, cgroup_files: CgroupFiles, soc
     return Scene(daemons, runtime, cgroup_files, socket_folder)
 
 
+@pytest.mark.slow
 def test_400_connections_of_one_process_that_closes_none(scene: Scene) -> None:
     daemon = scene.start()
     with Load(daemon.socket) as load, suite(daemon, 400) as process:

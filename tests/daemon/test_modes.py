@@ -107,7 +107,10 @@ def leased_values(daemon: ProxyProcess) -> list[str]:
 
 @pytest.mark.parametrize(
     "modes",
-    [("proxy", "standalone", "nri", "proxy"), ("nri", "standalone", "proxy", "nri", "proxy")],
+    [
+        ("proxy", "standalone", "nri", "proxy"),
+        pytest.param(("nri", "standalone", "proxy", "nri", "proxy"), marks=pytest.mark.slow),
+    ],
     ids="-".join,
 )
 def test_each_mode_goes_on_with_what_the_one_before_has_left(
@@ -178,15 +181,21 @@ def test_what_another_mode_has_created_is_not_taken_for_the_kubelets(
     assert daemon.terminate() == 0
     (daemon.state_folder / "records.db").write_text("no database " * 1000)
     start(daemon, socket_folder, "standalone")
-    container = explain(daemon, made.config.metadata.uid).targets[1]
-    fields = {field.name: field for field in container.fields}
-    assert fields["memory.limit_in_bytes"].is_request_unknown
+
+    def limits() -> list[api_pb2.ExplainedField]:
+        # The container is found first, and evaluated then.
+        fields = explain(daemon, made.config.metadata.uid).targets[1].fields
+        return [field for field in fields if field.name == "memory.limit_in_bytes"]
+
+    (limit,) = wait_until(limits, "the limit")
+    assert limit.is_request_unknown
     assert status_of(daemon).records.recovered_containers == 1
 
 
-@pytest.mark.parametrize("mode", WITHOUT_CALLS)
 @pytest.mark.parametrize(
-    "flag", ["--container-runtime-endpoint", "--image-service-endpoint"], ids=["runtime", "images"]
+    ("mode", "flag"),
+    [("nri", "--container-runtime-endpoint"), ("standalone", "--image-service-endpoint")],
+    ids=WITHOUT_CALLS,
 )
 def test_a_kubelet_of_this_socket_would_have_no_runtime(
     daemons: Daemons, socket_folder: Path, tmp_path: Path, mode: str, flag: str

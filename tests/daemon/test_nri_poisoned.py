@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from runtimeproxy.testing import CgroupFiles, NriRuntimeState
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import BATCH_SHARES, Pod, batch_pod
@@ -42,6 +44,7 @@ BOOKS = {
 FILES = ("cpu.weight", "cpu.max", "memory.max")
 
 
+@pytest.mark.slow
 def test_records_of_running_pods_that_cannot_be_used_or_are_not_theirs(
     daemons: Daemons,
     state: NriRuntimeState,

@@ -160,6 +160,7 @@ def test_a_refused_sandbox_leaves_no_record(daemon: ProxyProcess, client: CriCli
         daemon.restart()
 
 
+@pytest.mark.slow
 def test_annotations_and_answers_that_cannot_be_used(
     daemon: ProxyProcess, client: CriClient, follows: Follows, status: Any
 ) -> None:
@@ -242,6 +243,7 @@ def pods_watched(client: CriClient) -> set[str]:
     return {pod.name for part in parts for pod in part.snapshot.pods}
 
 
+@pytest.mark.slow
 def test_rows_of_the_checkpoint_that_cannot_be_read(
     daemon: ProxyProcess, client: CriClient, follows: Follows, status: Any
 ) -> None:
@@ -269,21 +271,22 @@ FILES = {
 """Of the state folder, with what cannot be read."""
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.slow
 def test_files_of_the_state_folder_that_cannot_be_read(
-    daemon: ProxyProcess, daemons: Daemons, follows: Follows, status: Any, number: int
+    daemon: ProxyProcess, daemons: Daemons, follows: Follows, status: Any
 ) -> None:
-    assert daemon.terminate() == 0
     daemons.environment["KOORD_RUNTIMEPROXY_NODE_SHARED_POOLS"] = "computed"
-    for name, texts in FILES.items():
-        (daemon.state_folder / name).write_text(texts[number])
-    (daemon.state_folder / "handed-over.json").write_text(DEEP)
-    daemon.start()
-    follows.both_ways()
-    for name in FILES:
-        problem_of(status, name, "not usable")
-    assert not status().daemon.internal_errors
-    assert "Traceback" not in "".join(daemon.log)
+    for number in range(2):
+        assert daemon.terminate() == 0
+        for name, texts in FILES.items():
+            (daemon.state_folder / name).write_text(texts[number])
+        (daemon.state_folder / "handed-over.json").write_text(DEEP)
+        daemon.start()
+        follows.both_ways()
+        for name in FILES:
+            problem_of(status, name, "not usable")
+        assert not status().daemon.internal_errors
+        assert "Traceback" not in "".join(daemon.log)
     daemon.restart()
     follows.both_ways()
     # What this process has saved takes their places.
@@ -305,31 +308,35 @@ def mode(**members: object) -> str:
     return json.dumps({"version": 1, "overrides": [{**override, **members}]})
 
 
-@pytest.mark.parametrize(
-    "modes",
-    [mode(set_s=1e300), mode(until_s=1e300), mode(reason="\ud800"), json.dumps({"version": "x" * 9_000_000})],
-    ids=["set", "until", "reason", "version"],
-)
+MODES = [
+    mode(set_s=1e300),
+    mode(until_s=1e300),
+    mode(reason="\ud800"),
+    json.dumps({"version": "x" * 9_000_000}),
+]
+
+
+@pytest.mark.slow
 def test_files_of_the_state_folder_that_no_status_can_hold(
-    daemon: ProxyProcess, follows: Follows, status: Any, tmp_path: Path, modes: str
+    daemon: ProxyProcess, follows: Follows, status: Any, tmp_path: Path
 ) -> None:
-    assert daemon.terminate() == 0
     victim = tmp_path / "victim"
     victim.write_text("1\n")
-    sysctls = {str(victim): {"original": "0", "written": "1"}}
-    files = {"modes.json": modes, "sysctls.json": json.dumps({"boot_id": BOOT_ID, "sysctls": sysctls})}
-    for name, text in files.items():
-        (daemon.state_folder / name).write_text(text)
-    daemon.start()
-    for _ in range(2):
+    sysctls = json.dumps({"boot_id": BOOT_ID, "sysctls": {str(victim): {"original": "0", "written": "1"}}})
+    for modes in (*MODES, None):
+        assert daemon.terminate() == 0
+        # At last what this process has left.
+        if modes is not None:
+            (daemon.state_folder / "modes.json").write_text(modes)
+            (daemon.state_folder / "sysctls.json").write_text(sysctls)
+        daemon.start()
         follows.both_ways()
-        for name in files:
+        for name in ("modes.json", "sysctls.json"):
             problem_of(status, name, "not usable")
         assert max(map(len, status().problems)) < 1_000
         assert not status().daemon.internal_errors
         assert "Traceback" not in "".join(daemon.log)
         assert victim.read_text() == "1\n"
-        daemon.restart()
 
 
 def journal_line(*fields: object) -> str:
@@ -347,6 +354,7 @@ LINES = [
 USABLE_LINES = [journal_line(2, {}, {"of.later": 2}, {"of.later": 1})]
 
 
+@pytest.mark.slow
 def test_lines_of_a_journal_that_cannot_be_read(daemon: ProxyProcess, follows: Follows, status: Any) -> None:
     for _ in range(2):
         assert daemon.terminate() == 0

@@ -70,6 +70,7 @@ def manager_status(daemon: ProxyProcess, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_it_is_said_until_one_runs(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
     daemon = started(scene)
     wait_until(lambda: has_state(daemon, State.STATE_MISSING), "the problem")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from runtimeproxy.listener import lock_path, read_lock
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import flowing_events
@@ -33,6 +35,7 @@ def test_while_one_serves(daemons: Daemons, daemon: ProxyProcess, client: CriCli
     client.wait_until_serving(30)
 
 
+@pytest.mark.slow
 def test_while_a_predecessor_drains(daemons: Daemons, daemon: ProxyProcess, client: CriClient) -> None:
     with Family(daemon) as family:
         _events = flowing_events(client)

@@ -110,6 +110,7 @@ def test_what_the_runtime_does_not_name_the_cgroup_of_is_seen(
     assert "the runtime's status of it lacks the cgroup" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_after_a_restart_values_have_the_names_of_pods(daemons: Daemons, cgroup_files: CgroupFiles) -> None:
     daemon = daemons.prepare()
     policy_file(daemon, "sets")

@@ -114,6 +114,7 @@ def test_a_flag_that_the_new_version_does_not_have(daemons: Daemons) -> None:
         is_as_before(family)
 
 
+@pytest.mark.slow
 def test_a_configuration_that_policies_refuse(family: Family) -> None:
     absent = '[proxy]\nruntime_endpoint = "/nowhere"\n[policies.unheard-of]\n'
     wrong_option = "[policies.batch-resource.options]\nnonsense = 1\n"

@@ -22,7 +22,7 @@ MakeNode: TypeAlias = Callable[..., Node]
 @pytest.fixture(scope="session")
 def session_folder() -> Iterator[Path]:
     """A folder with a path short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="defects-", dir="/tmp") as path:
+    with tempfile.TemporaryDirectory(prefix="defects-") as path:
         yield Path(path)
 
 

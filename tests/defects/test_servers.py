@@ -69,6 +69,7 @@ def test_all_servers_are_asked_in_the_order_of_their_names(
         assert shares_of(pod(client).run().create()) == 200
 
 
+@pytest.mark.slow
 @pytest.mark.defect(18)
 def test_a_server_is_soon_back_in_use(
     client: CriClient, registrations: Registrations, new_path: Callable[[], Path]

@@ -547,6 +547,20 @@ def unit(**changes: str) -> dict[str, str]:
         ),
         (
             "service",
+            {"policies": (PolicyFacts("network-qos"),), "unit": unit(ProtectKernelTunables="no")},
+            Severity.PROBLEM,
+            "network-qos has no access to the network: it lacks CAP_NET_ADMIN",
+            "60-network.conf",
+        ),
+        (
+            "network",
+            {"policies": (PolicyFacts("network-qos"),), "node": node("none", Feature.TC, Feature.NFT)},
+            Severity.WARNING,
+            "network-qos is off: the node's bandwidth is not known",
+            "totalNetworkBandwidth",
+        ),
+        (
+            "service",
             {"policies": (PolicyFacts("system-config"),)},
             Severity.PROBLEM,
             "the policy system-config may not set sysctls",

@@ -22,6 +22,7 @@ from tests.e2e.desired_state import (
     BATCH_QUOTA_US,
     POOL_LABEL,
     QUOTA_US,
+    WITHIN_S,
     Site,
     Texts,
     burst_of,
@@ -34,15 +35,15 @@ from tests.e2e.values import BURSTABLE
 from tests.lab import cgroup_v1
 from tests.lab.containerd import Containerd
 from tests.lab.cri_client import CALL_TIMEOUT_S
-from tests.lab.deadline import wait_until
+from tests.lab.deadline import quickest_s, wait_until
 from tests.lab.go_clients import KubeletClient
 from tests.lab.node import RunningPod, update_resources
 
 pytestmark = pytest.mark.parametrize("containerd_version", ["1.6"], indirect=True)
 
-KILLS = 50
+KILLS = 25
 SEED = 12
-AFTER_A_KILL_S = 15.0
+AFTER_A_KILL_S = 30.0
 """From a start to the values: the records come from the checkpoint, then the strategies count."""
 LONGEST_DELAY_S = 0.5
 """Between a change and the kill: a change is carried out within that."""
@@ -162,10 +163,19 @@ def all_withdrawn(site: Site) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_change_counts_for_running_pods(name: str, site: Site) -> None:
+    """Within the time that is promised, at one of three tries: other tests run beside this one."""
     step = STEPS[name]
     values = step.values(site)
-    since_s = step.begin(site)
-    print(f"{name}: {len(values)} files after {site.wait_for(values, since_s):.2f} s")
+
+    def took_s() -> float:
+        seconds = site.wait_for(values, step.begin(site))
+        if seconds >= WITHIN_S:
+            site.withdraw()
+        return seconds
+
+    quickest = quickest_s(took_s, WITHIN_S)
+    print(f"{name}: {len(values)} files after {quickest:.2f} s")
+    assert quickest < WITHIN_S
 
 
 SOURCES = {
@@ -305,7 +315,7 @@ def test_the_cpu_manager_of_the_kubelet_moves_a_container(site: Site) -> None:
     kubelet.update(pod.container_id(), api_pb2.LinuxContainerResources(cpuset_cpus=every))
 
 
-REPAIRED_S = 15.0
+REPAIRED_S = 30.0
 """Files of pods are compared every 10 s."""
 
 

@@ -14,7 +14,8 @@ from tests.lab.h2spec import ALL_SECTIONS, VERSION, report_for, section_of
 from tests.lab.programs import CONTAINERDS_WITH_EVENTS
 from tests.lab.proxy_process import ProxyProcess
 
-pytestmark = [pytest.mark.golang, pytest.mark.timeout(300)]
+# Each case waits, and none makes a pod: on a worker of its own, with another containerd.
+pytestmark = [pytest.mark.golang, pytest.mark.timeout(300), pytest.mark.xdist_group("h2spec")]
 
 HELD = "/runtime.v1.RuntimeService/CreateContainer"
 # A few cases depend on whether the last frame or the end of the connection is seen first: seen on

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from runtimeproxy.hooks.loading import ENTRY_POINT_GROUP
 from tests.lab.programs import REPOSITORY
 
@@ -36,6 +38,7 @@ def run_cases(site: Path, *files: str, checkout: Path = REPOSITORY) -> subproces
     )
 
 
+@pytest.mark.slow
 def test_synthetic_fields(tmp_path: Path) -> None:
     done = run_cases(tmp_path / "site", CASES)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -44,7 +44,7 @@ FAIL = request_block("/test.Echo/Fail")
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="client-", dir="/tmp") as path:
+    with tempfile.TemporaryDirectory(prefix="client-") as path:
         yield Path(path)
 
 
@@ -676,6 +676,6 @@ def test_whatever_a_server_sends_each_call_ends_once_and_in_time(
         assert not client._waiting
         assert problems == []
 
-    with tempfile.TemporaryDirectory(prefix="client-", dir="/tmp") as path, asyncio.Runner() as runner:
+    with tempfile.TemporaryDirectory(prefix="client-") as path, asyncio.Runner() as runner:
         runner.run(main(Path(path)))
     gc.collect()

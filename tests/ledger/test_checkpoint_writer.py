@@ -283,9 +283,10 @@ async def test_a_file_that_is_spoilt_meanwhile_is_rebuilt(
 
 
 async def test_a_file_that_is_found_cut_when_it_is_read_again_is_rebuilt(
-    writer: CheckpointWriter, store: PodStore, folder: Path
+    writer: CheckpointWriter, store: PodStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As while a predecessor ends, or after an upgrade that has failed."""
+    monkeypatch.setattr(checkpoint, "IDLE_GATHER_S", 0.05)
     async with running(writer):
         store.containers.put(box(1))
         await on_disk(folder, 1)

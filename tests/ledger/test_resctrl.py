@@ -11,6 +11,7 @@ import pytest
 from runtimeproxy.cgroups import resctrl
 from runtimeproxy.cgroups.resctrl import GROUP_FIELD, MONITOR_FIELD, PREFIX, ResctrlGroups
 from runtimeproxy.cgroups.writer import CgroupWriter, WriteOutcome
+from runtimeproxy.fields.kernel_settings import NO_GROUP
 from runtimeproxy.hooks.algebra import Claim, Role
 from runtimeproxy.hooks.claimants import Claimant
 from runtimeproxy.ledger.books import Wanted
@@ -27,6 +28,7 @@ from runtimeproxy.restore.plan import Status
 from tests.cgroups.boxes import Box, real_box
 from tests.lab.deadline import wait_until
 from tests.resctrl.double import Double, mounted
+from tests.resctrl.schemata import Variant
 
 BE, LS = "L3:0=7;1=7,MB:0=20;1=20", "L3:0=7ff;1=7ff,MB:0=100;1=100"
 CLASSES = {"resctrl.BE": BE, "resctrl.LS": LS}
@@ -81,13 +83,14 @@ class Node:
         return self.double.tasks(f"{path}/mon_groups/{PREFIX}{below}" if below else path)
 
     def schemata(self, group: str) -> str | None:
-        return self.groups.schemata_of(group)
+        return self.groups.read(NO_GROUP, group)
 
 
 @pytest.fixture(scope="module")
 def double(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Double]:
     folder = tmp_path_factory.mktemp("node") / "sys/fs/resctrl"
-    with mounted(folder, cbm_bits=11, l3_closids=4, mb_closids=4, rmids=6, padded=True) as made:
+    variant = Variant(cbm_bits=11, l3_closids=4, mb_closids=4, rmids=6, padded=True)
+    with mounted(folder, variant) as made:
         yield made
 
 

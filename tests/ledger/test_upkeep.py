@@ -235,7 +235,15 @@ async def test_what_koordlet_writes_is_observed_only(scene: Scene, caplog: pytes
         scene.upkeep.on_servers(["koordlet.json"])
     assert "koordlet is registered" in caplog.text
     assert "CPUBurst: cpu.cfs_burst_us; CgroupReconcile: memory.high, memory.low" in caplog.text
-    names = ("BlkIOReconcile", "CPUBurst", "CgroupReconcile", "CoreSched", "GroupIdentity", "OOMScoreAdj")
+    names = (
+        "BlkIOReconcile",
+        "CPUBurst",
+        "CgroupReconcile",
+        "CoreSched",
+        "GroupIdentity",
+        "OOMScoreAdj",
+        "RdtResctrl",
+    )
     gates = ", ".join((*names, "TCNetworkQoS"))
     assert scene.upkeep.summary == f"left to koordlet, by its feature gates: {gates}"
     assert scene.is_requested

@@ -25,6 +25,7 @@ _PACKAGES = (
     "kmod",
     "procps",
     "iproute2",
+    "nftables",
     "busybox-static",
 )
 _INSTALLED = {

@@ -79,6 +79,25 @@ def test_a_pod_of_crio() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ips", "is_host", "addresses"),
+    [
+        (("10.0.0.2",), False, ("10.0.0.2",)),
+        (("10.0.0.2", "fd00::2"), False, ("10.0.0.2", "fd00::2")),
+        (("",), False, None),
+        (("10.1.1.1",), True, ()),
+    ],
+)
+def test_addresses_of_a_pod(ips: tuple[str, ...], is_host: bool, addresses: tuple[str, ...] | None) -> None:
+    answer = pod_status(json.dumps(CONTAINERD_POD))
+    answer.status.network.ip = ips[0]
+    answer.status.network.additional_ips.extend(api_pb2.PodIP(ip=each) for each in ips[1:])
+    if is_host:
+        answer.status.linux.namespaces.options.network = api_pb2.NODE
+    record = seen_pod(answer)
+    assert (record.addresses, record.is_host_network) == (addresses, is_host)
+
+
+@pytest.mark.parametrize(
     "info", ["", "{", "[]", "null", "3", '{"config": 3}', '{"config": {"linux": []}}', "[" * 100_000]
 )
 def test_information_that_makes_no_sense_is_none(info: str) -> None:

@@ -63,6 +63,7 @@ def test_built_in_policies_are_on_where_koordinators_gate_is() -> None:
         "cpu-idle",
         "cpu-normalization",
         "memory-qos",
+        "network-qos",
         "oom-score",
         "rdma-devices",
         "resctrl",

@@ -352,7 +352,7 @@ class Nri(FrontEnd):
     """A plugin of the runtime."""
 
     def pod(self) -> PodView:
-        sandbox = Sandbox("s", self.config, "", 0, 1, "")
+        sandbox = Sandbox("s", self.config, "", 0, 1, ())
         return recorded_pod(pod_record(pod_message(sandbox, CgroupDriver.CGROUPFS), 0.0))
 
     def _record(self, name: str) -> ContainerRecord:

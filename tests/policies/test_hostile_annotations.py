@@ -31,6 +31,7 @@ from policies.cpuset import Cpuset
 from policies.gpu_env import GpuEnv
 from policies.group_identity import GroupIdentity
 from policies.memory_qos import MemoryQoS
+from policies.network_qos import NetworkQoS
 from policies.oom_score import SCORE, SCORES, OomScore
 from policies.rdma_devices import RdmaDevices
 from policies.resctrl import ResctrlPolicy
@@ -49,9 +50,10 @@ from runtimeproxy.slo.names import (
     CPU_QOS,
     MAX_ANNOTATION_LENGTH,
     MEMORY_QOS,
+    NETWORK_QOS,
     RESCTRL,
 )
-from runtimeproxy.slo.schema import ClassQoS, CpuPolicy, CpuQoS, QoSPolicies, QoSStrategy
+from runtimeproxy.slo.schema import ClassQoS, CpuPolicy, CpuQoS, QoSPolicies, QoSStrategy, System
 from runtimeproxy.slo.schema import MemoryQoSStrategy as MemoryStrategy
 from runtimeproxy.slo.strategies import Strategies
 
@@ -112,6 +114,7 @@ HOSTILE: dict[str, str] = {
     "ranges of caches, not too many to be read": '{"llc":{"schemataPerCache":['
     + ",".join(f'{{"cacheID":{each},"range":[0,30]}}' for each in range(900))
     + "]}}",
+    "a bandwidth": '{"egressLimit":"' + "9" * READ_SIZE + '"}',
     "a limit percentage": '{"policy":"auto","minLimitPercent":' + "9" * READ_SIZE + "}",
 }
 
@@ -129,6 +132,8 @@ NODE = Node(
 )
 _POLICIES = QoSPolicies(cpu_policy=CpuPolicy.CORE_SCHED)
 CORE_SCHED_NODE = Node(strategies=Strategies(qos=replace(NODE.strategies.qos, policies=_POLICIES)))
+
+NETWORK_NODE = Node(strategies=Strategies(system=System(total_network_bandwidth=10**9)))
 
 KEPT_BYTES = 100_000
 """What a policy may keep of the annotations of pods that it was asked about."""
@@ -156,6 +161,7 @@ TURNS: dict[str, Callable[[ContainerView], object]] = {
     "block-io": lambda view: BlockIO().container(view, NODE),
     "resctrl, pod": lambda view: ResctrlPolicy().pod(view.pod, NODE),
     "oom-score": lambda view: OomScore().container(view, Node()),
+    "network-qos, pod": lambda view: NetworkQoS().pod(view.pod, NETWORK_NODE),
 }
 KEYS = (
     RESOURCE_STATUS,
@@ -165,6 +171,7 @@ KEYS = (
     CPU_QOS,
     MEMORY_QOS,
     BLKIO_QOS,
+    NETWORK_QOS,
     RESCTRL,
     SCORE,
     SCORES,

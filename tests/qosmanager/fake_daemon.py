@@ -37,6 +37,7 @@ class FakeDaemon(api_pb2_grpc.RuntimeProxyServicer, api_pb2_grpc.AdminServicer):
         self.path = path
         self.pods: dict[str, api_pb2.Pod] = {}
         self.node = api_pb2.GetNodeResponse(generation=1, name="node")
+        self.resctrl = api_pb2.GetResctrlResponse()
         self.is_recovered = True
         self.owners: dict[str, Owned] = {}
         self.requests: list[Any] = []
@@ -124,6 +125,10 @@ class FakeDaemon(api_pb2_grpc.RuntimeProxyServicer, api_pb2_grpc.AdminServicer):
         if request.known_generation == self.node.generation:
             return api_pb2.GetNodeResponse(generation=self.node.generation, is_unchanged=True)
         return self.node
+
+    async def GetResctrl(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._begin(context, request)
+        return self.resctrl
 
     async def WatchPods(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         queue: asyncio.Queue[Any] = asyncio.Queue()

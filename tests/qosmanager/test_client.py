@@ -11,6 +11,7 @@ from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.qosmanager import client as client_module
 from runtimeproxy.qosmanager.client import DaemonClient
+from runtimeproxy.qosmanager.snapshot import CacheUse
 from tests.peers.aio import RawServer, soon
 from tests.peers.error_codes import Codes
 from tests.qosmanager.conftest import Client
@@ -59,6 +60,25 @@ async def test_only_what_has_changed_gets_another_version(daemon: FakeDaemon, cl
     third = client.client.observed
     assert third is not None
     assert [now - before for before, now in zip(second.versions, third.versions, strict=True)] == [0, 0, 1]
+
+
+async def test_what_pods_use_of_caches_is_known_where_the_node_has_resctrl(
+    daemon: FakeDaemon, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "RESCTRL_POLL_S", 0.01)
+    counters = [
+        api_pb2.ResctrlCounter(cache=1, name="llc_occupancy", value=0),
+        api_pb2.ResctrlCounter(cache=1, name="mbm_total_bytes", problem="Unavailable"),
+    ]
+    pods = [api_pb2.ResctrlPod(uid="u", group="BE", counters=counters)]
+    daemon.resctrl = api_pb2.GetResctrlResponse(is_mounted=True, pods=pods)
+    daemon.change_node(lambda node: node.features.append("resctrl-mounted"))
+    await client.wait_for(lambda: client.client.cache_use)
+    assert client.client.cache_use == {
+        "u": CacheUse("BE", {(1, "llc_occupancy"): 0}, {(1, "mbm_total_bytes"): "Unavailable"})
+    }
+    daemon.change_node(lambda node: node.features.pop())
+    await client.wait_for(lambda: not client.client.cache_use)
 
 
 async def test_nothing_is_known_before_the_daemon_knows_what_runs_and_the_strategies(

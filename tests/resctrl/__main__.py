@@ -26,12 +26,13 @@ def main() -> None:
     arguments.add_argument("mount_point", type=Path)
     arguments.add_argument("--variant", type=json.loads, default={}, help="fields of Variant, as JSON")
     given = arguments.parse_args()
-    known = {each.name for each in fields(Variant)}
-    lists = {name: tuple(value) if isinstance(value, list) else value for name, value in given.variant.items()}
-    if unknown := lists.keys() - known:
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.variant.items()
+    }
+    if unknown := values.keys() - {each.name for each in fields(Variant)}:
         arguments.error(f"no fields of Variant: {', '.join(sorted(unknown))}")
     tasks: Tasks[Group] = Tasks()
-    resctrl = Resctrl(Variant(**lists), tasks)
+    resctrl = Resctrl(Variant(**values), tasks)
     files = FileSystem(resctrl.root, given.mount_point)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:

@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tests.lab.programs import missing
 from tests.resctrl.fuse import unmount
+from tests.resctrl.schemata import Variant
 
 STOP_TIMEOUT_S: Final = 10.0
 
@@ -87,27 +88,36 @@ class Double:
         self._ask({"keeps_rmids": True})
 
     def _ask(self, command: Mapping[str, object]) -> Any:
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
 
 @contextlib.contextmanager
-def mounted(mount_point: Path, **variant: int | bool | str | Sequence[int] | Sequence[str]) -> Iterator[Double]:
+def mounted(mount_point: Path, variant: Variant | None = None) -> Iterator[Double]:
     """Mounts a double until the block ends.
 
     Args:
         mount_point: A folder, which is made if need be.
-        variant: Fields of `schemata.Variant`.
+        variant: Processor and kernel; None: Intel, two caches.
     """
     need_fuse()
     mount_point.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "tests.resctrl", str(mount_point), "--variant", json.dumps(variant)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.resctrl",
+        str(mount_point),
+        "--variant",
+        json.dumps(asdict(variant or Variant())),
+    ]
     folder = Path(__file__).parents[2]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder)
     try:
-        assert process.stdin and process.stdout
+        assert process.stdin is not None
+        assert process.stdout is not None
         assert process.stdout.readline() == "mounted\n", "the double has not started"
         yield Double(mount_point, process)
         process.stdin.close()
@@ -116,7 +126,7 @@ def mounted(mount_point: Path, **variant: int | bool | str | Sequence[int] | Seq
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
-            if pipe:
+            if pipe is not None:
                 pipe.close()
         unmount(mount_point)
 

@@ -1,7 +1,7 @@
 """A small file system of one thread, by the protocol of /dev/fuse.
 
-It serves a tree of `Node`, whose files behave as those of kernfs: made anew for each reading from the start, one command per
-write, none of it kept by the kernel's page cache.
+It serves a tree of `Node`, whose files behave as those of kernfs: made anew for each reading from the start,
+one command per write, none of it kept by the kernel's page cache.
 Source: Linux, include/uapi/linux/fuse.h; fs/kernfs/file.c.
 """
 
@@ -39,7 +39,13 @@ _FLUSH, _INIT, _OPENDIR, _READDIR, _RELEASEDIR = 25, 26, 27, 28, 29
 _ACCESS, _CREATE, _INTERRUPT, _DESTROY = 34, 35, 36, 38
 _BATCH_FORGET, _RENAME2 = 42, 45
 _UNANSWERED: Final = frozenset({_FORGET, _INTERRUPT, _BATCH_FORGET})
-_NOT_PERMITTED: Final = {_MKNOD: errno.EACCES, _CREATE: errno.EACCES, _UNLINK: errno.EPERM, _RENAME: errno.EPERM, _RENAME2: errno.EPERM}
+_NOT_PERMITTED: Final = {
+    _MKNOD: errno.EACCES,
+    _CREATE: errno.EACCES,
+    _UNLINK: errno.EPERM,
+    _RENAME: errno.EPERM,
+    _RENAME2: errno.EPERM,
+}
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _ids: Final = itertools.count(_ROOT)
@@ -103,8 +109,17 @@ class FileSystem:
         self._nodes = {_ROOT: root}
         self._open: dict[int, _Open] = {}
         self._handles = itertools.count(1)
+        self._acts: dict[int, Callable[[Node, bytes, Caller], bytes]] = {
+            _LOOKUP: self._lookup,
+            _GETATTR: lambda node, *_: _attributes_out(node),
+            _SETATTR_OP: self._setattr,
+            _MKDIR: self._mkdir,
+            _RMDIR: self._rmdir,
+            _OPEN: self._opened,
+            _OPENDIR: self._opened,
+        }
         self._mount_point = mount_point
-        self.device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+        self.device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         options = f"fd={self.device},rootmode=40755,user_id=0,group_id=0,allow_other,default_permissions"
         mounted = _libc.mount(b"resctrl", os.fsencode(mount_point), b"fuse.resctrl", 0, options.encode())
         if mounted != 0:
@@ -118,13 +133,13 @@ class FileSystem:
         os.close(self.device)
 
     def serve(self) -> bool:
-        """Answers one request; waits for it. False: the mount is gone."""
+        """Answers one request, if there is one. False: the mount is gone."""
         try:
             request = os.read(self.device, _BUFFER_BYTES)
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return False
-            # ENOENT: the caller was interrupted before its request was read.
+            # ENOENT, EAGAIN: the caller has been killed before its request was read.
             if error.errno in {errno.ENOENT, errno.EINTR, errno.EAGAIN}:
                 return True
             raise
@@ -142,7 +157,7 @@ class FileSystem:
             # ENOENT: the caller has been killed meanwhile.
             if error.errno != errno.ENOENT:
                 raise
-        return code != _DESTROY
+        return bool(code != _DESTROY)
 
     def _answer(self, code: int, node_id: int, body: bytes, caller: Caller) -> bytes:
         if code in {_INIT, _STATFS, _FLUSH, _ACCESS, _DESTROY}:
@@ -154,25 +169,15 @@ class FileSystem:
         node = self._nodes.get(node_id)
         if node is None or node.is_gone:
             raise FileNotFoundError(errno.ENOENT, "removed")
-        match code:
-            case 1:
-                return self._entry(_child(node, _name(body)))
-            case 3:
-                return _attributes_out(node)
-            case 4:
-                if (setting := _SETATTR.unpack_from(body))[0] & _FATTR_MODE:
-                    node.mode = stat.S_IMODE(setting[11])
-                return _attributes_out(node)
-            case 9:
-                return self._mkdir(node, _name(body[8:]), caller)
-            case 11:
-                return self._rmdir(node, _name(body), caller)
-            case 14 | 27:
-                return self._opened(node, struct.unpack_from("=I", body)[0])
-        raise OSError(errno.ENOSYS, "not built")
+        act = self._acts.get(code)
+        if act is None:
+            raise OSError(errno.ENOSYS, "not built")
+        return act(node, body, caller)
 
     def _of_handle(self, code: int, body: bytes, caller: Caller) -> bytes:
-        handle, offset, size, *_ = _READ.unpack_from(body) if len(body) >= _READ.size else (*struct.unpack_from("=Q", body), 0, 0)
+        handle, offset, size, *_ = (
+            _READ.unpack_from(body) if len(body) >= _READ.size else (*struct.unpack_from("=Q", body), 0, 0)
+        )
         if code in {_RELEASE, _RELEASEDIR}:
             self._open.pop(handle, None)
             return b""
@@ -196,7 +201,17 @@ class FileSystem:
         self._nodes[node.id] = node
         return struct.pack("=QQQQII", node.id, 0, 0, 0, 0, 0) + _attributes(node)
 
-    def _mkdir(self, node: Node, name: str, caller: Caller) -> bytes:
+    def _lookup(self, node: Node, body: bytes, _: Caller) -> bytes:
+        return self._entry(_child(node, _name(body)))
+
+    def _setattr(self, node: Node, body: bytes, _: Caller) -> bytes:
+        setting = _SETATTR.unpack_from(body)
+        if setting[0] & _FATTR_MODE:
+            node.mode = stat.S_IMODE(setting[11])
+        return _attributes_out(node)
+
+    def _mkdir(self, node: Node, body: bytes, caller: Caller) -> bytes:
+        name = _name(body[8:])
         if name in (node.children or {}):
             raise FileExistsError(errno.EEXIST, name)
         if node.mkdir is None or node.children is None:
@@ -204,7 +219,8 @@ class FileSystem:
         node.children[name] = child = node.mkdir(name, caller)
         return self._entry(child)
 
-    def _rmdir(self, node: Node, name: str, caller: Caller) -> bytes:
+    def _rmdir(self, node: Node, body: bytes, caller: Caller) -> bytes:
+        name = _name(body)
         child = _child(node, name)
         if not child.is_folder:
             raise NotADirectoryError(errno.ENOTDIR, name)
@@ -217,7 +233,8 @@ class FileSystem:
             self._nodes.pop(each.id, None)
         return b""
 
-    def _opened(self, node: Node, flags: int) -> bytes:
+    def _opened(self, node: Node, body: bytes, _: Caller) -> bytes:
+        (flags,) = struct.unpack_from("=I", body)
         # KERNFS_ROOT_EXTRA_OPEN_PERM_CHECK: the mode holds for root, too.
         if flags & os.O_ACCMODE != os.O_RDONLY and not node.is_folder and not node.mode & 0o222:
             raise PermissionError(errno.EACCES, "read only")
@@ -233,7 +250,9 @@ def unmount(mount_point: Path) -> None:
 
 def _constant(code: int) -> bytes:
     if code == _INIT:
-        return struct.pack("=IIIIHHIIHHI7I", 7, 31, 0, 0, 16, 12, _BUFFER_BYTES - PAGE_BYTES, 1, 32, 0, 0, *[0] * 7)
+        return struct.pack(
+            "=IIIIHHIIHHI7I", 7, 31, 0, 0, 16, 12, _BUFFER_BYTES - PAGE_BYTES, 1, 32, 0, 0, *[0] * 7
+        )
     if code == _STATFS:
         return struct.pack("=5Q4I6I", 0, 0, 0, 0, 0, PAGE_BYTES, 255, PAGE_BYTES, 0, *[0] * 6)
     return b""
@@ -273,6 +292,8 @@ def _listing(node: Node) -> bytes:
 def _from_entry(entries: bytes, offset: int, size: int) -> bytes:
     """Whole entries from an offset."""
     end = offset
-    while end < len(entries) and (following := struct.unpack_from("=Q", entries, end + 8)[0]) <= offset + size:
+    while (
+        end < len(entries) and (following := struct.unpack_from("=Q", entries, end + 8)[0]) <= offset + size
+    ):
         end = following
     return entries[offset:end]

@@ -1,7 +1,7 @@
 """The folders of resctrl: control groups, monitoring groups, `info`, and what each file does.
 
-Source: Linux, fs/resctrl/rdtgroup.c (rdtgroup_mkdir, rdtgroup_rmdir, rdtgroup_tasks_write, rdtgroup_cpus_write), monitor.c
-(mon_event_count).
+Source: Linux, fs/resctrl/rdtgroup.c (rdtgroup_mkdir, rdtgroup_rmdir, rdtgroup_tasks_write,
+rdtgroup_cpus_write), monitor.c (mon_event_count).
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tests.resctrl.fuse import Caller, Node
-from tests.resctrl.schemata import Division, Refused, Resource, Variant, cpu_list, cpu_mask, refuse, shown_list, shown_mask
+from tests.resctrl.schemata import (
+    Division,
+    RefusedError,
+    Resource,
+    Variant,
+    cpu_list,
+    cpu_mask,
+    refuse,
+    shown_list,
+    shown_mask,
+)
 from tests.resctrl.tasks import Tasks, all_tasks, owner_of, process_of
 
 OCCUPIED_BYTES_PER_TASK: Final = 1 << 20
@@ -77,7 +87,9 @@ class Resctrl:
 
     # Files.
 
-    def _file(self, path: str, show: Callable[[], str], store: Callable[[str, Caller], None] | None = None) -> Node:
+    def _file(
+        self, path: str, show: Callable[[], str], store: Callable[[str, Caller], None] | None = None
+    ) -> Node:
         if store is None:
             return Node(0o444, show)
 
@@ -91,16 +103,19 @@ class Resctrl:
         code = 0
         self.tasks.follow()
         try:
-            if (code := self.denied.get(path, 0)) != 0:
-                raise OSError(code, "denied")
+            self._check_denied(path)
             self.status = ""
             act()
         except OSError as error:
             code = error.errno or errno.EIO
-            self.status = error.status if isinstance(error, Refused) else ""
+            self.status = error.status if isinstance(error, RefusedError) else ""
             raise
         finally:
             self.commands.append([process_of(caller.tid), path, text, code])
+
+    def _check_denied(self, path: str) -> None:
+        if (code := self.denied.get(path, 0)) != 0:
+            raise OSError(code, "denied")
 
     def _control_files(self, group: Group) -> dict[str, Node]:
         prefix = f"{group.name}/" if group.name else ""
@@ -115,12 +130,16 @@ class Resctrl:
                     lambda text, _: division.write(closid, text),
                 ),
                 "mode": self._file(
-                    f"{prefix}mode", lambda: division.mode(closid), lambda text, _: division.set_mode(closid, text)
+                    f"{prefix}mode",
+                    lambda: division.mode(closid),
+                    lambda text, _: division.set_mode(closid, text),
                 ),
                 "size": self._file(f"{prefix}size", lambda: division.size(closid)),
             }
         if self.variant.rmids:
-            files["mon_groups"] = Node(0o755, children={}, mkdir=lambda name, caller: self._mkdir_monitoring(group, name, caller))
+            files["mon_groups"] = Node(
+                0o755, children={}, mkdir=lambda name, caller: self._mkdir_monitoring(group, name, caller)
+            )
             files["mon_data"] = self._mon_data(group)
         return files
 
@@ -147,7 +166,9 @@ class Resctrl:
     def _mon_data(self, group: Group) -> Node:
         caches = {}
         for cache in self.variant.caches:
-            events = {each: Node(0o444, self._counter(group, cache, each)) for each in self.variant.mon_features}
+            events = {
+                each: Node(0o444, self._counter(group, cache, each)) for each in self.variant.mon_features
+            }
             caches[f"mon_L3_{cache:02d}"] = Node(0o555, children=events)
         return Node(0o555, children=caches)
 
@@ -162,7 +183,9 @@ class Resctrl:
                 "num_rmids": Node(0o444, lambda: f"{self.variant.rmids}\n"),
                 "mon_features": Node(0o444, lambda: features),
                 "max_threshold_occupancy": self._file(
-                    "info/L3_MON/max_threshold_occupancy", lambda: f"{self._max_occupancy}\n", self._set_max_occupancy
+                    "info/L3_MON/max_threshold_occupancy",
+                    lambda: f"{self._max_occupancy}\n",
+                    self._set_max_occupancy,
                 ),
             }
         # No group can be made in `info`.
@@ -218,7 +241,9 @@ class Resctrl:
 
         path = f"{parent.name}/mon_groups/{name}".lstrip("/")
         group = self._made(path, name, caller, make)
-        return self._folder(group, {**self._common_files(group, f"{path}/"), "mon_data": self._mon_data(group)})
+        return self._folder(
+            group, {**self._common_files(group, f"{path}/"), "mon_data": self._mon_data(group)}
+        )
 
     def _made(self, path: str, name: str, caller: Caller, make: Callable[[], Group]) -> Group:
         made: list[Group] = []
@@ -228,7 +253,9 @@ class Resctrl:
         return made[0]
 
     def _folder(self, group: Group, children: dict[str, Node]) -> Node:
-        return Node(0o755, children=children, mkdir=_not_permitted, rmdir=lambda caller: self._rmdir(group, caller))
+        return Node(
+            0o755, children=children, mkdir=_not_permitted, rmdir=lambda caller: self._rmdir(group, caller)
+        )
 
     def _rmdir(self, group: Group, caller: Caller) -> None:
         def remove() -> None:
@@ -263,7 +290,12 @@ class Resctrl:
             if wanted - group.parent.cpus:
                 refuse("Can only add CPUs to mongroup that belong to parent")
         else:
-            siblings = [each for other in self.groups.values() if other is not group for each in (other, *other.monitoring.values())]
+            siblings = [
+                each
+                for other in self.groups.values()
+                if other is not group
+                for each in (other, *other.monitoring.values())
+            ]
             if group is self.default and self.default.cpus - wanted:
                 refuse("Can't drop CPUs from default group")
             self.default.cpus |= group.cpus - wanted
@@ -272,7 +304,9 @@ class Resctrl:
         for each in siblings:
             each.cpus -= wanted
         group.cpus = wanted
-        self.default.cpus = self.default.cpus if group.parent or group is self.default else self.default.cpus - wanted
+        self.default.cpus = (
+            self.default.cpus if group.parent or group is self.default else self.default.cpus - wanted
+        )
 
     # Tasks.
 
@@ -299,7 +333,7 @@ class Resctrl:
             tid = _task_id(one.strip(), f"Task list parsing error pid {one.strip()}")
             try:
                 self._move(group, tid, caller)
-            except Refused as error:
+            except RefusedError as error:
                 refuse(f"{error.status}\nError while processing task {tid}", error.errno or errno.EIO)
 
     def _move(self, group: Group, tid: int, caller: Caller) -> None:
@@ -326,7 +360,11 @@ class Resctrl:
         self.tasks.follow()
         if event == "llc_occupancy":
             occupied = OCCUPIED_BYTES_PER_TASK * len(self._members(group))
-            limit = self.division.cache_bytes(group.closid, cache) if self.variant.has_l3 else self.variant.cache_bytes
+            limit = (
+                self.division.cache_bytes(group.closid, cache)
+                if self.variant.has_l3
+                else self.variant.cache_bytes
+            )
             return str(min(occupied, limit))
         self._account()
         traffic = sum(each.traffic_bytes for each in (group, *group.monitoring.values()))

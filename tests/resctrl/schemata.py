@@ -1,7 +1,8 @@
 """Resources as the kernel divides them: what `schemata` takes, and how it is shown. Without a file system.
 
-Source: Linux, fs/resctrl/ctrlmondata.c (parse_line, cbm_validate, bw_validate, show_doms); fs/resctrl/rdtgroup.c
-(__init_one_rdt_domain, cbm_ensure_valid, rdt_bit_usage_show); arch/x86/kernel/cpu/resctrl/core.c (defaults of Intel and AMD).
+Source: Linux, fs/resctrl/ctrlmondata.c (parse_line, cbm_validate, bw_validate, show_doms);
+fs/resctrl/rdtgroup.c (__init_one_rdt_domain, cbm_ensure_valid, rdt_bit_usage_show);
+arch/x86/kernel/cpu/resctrl/core.c (defaults of Intel and AMD).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ AMD_MAXIMUM: Final = 2048
 """Of `MB`, in 1/8 GB/s."""
 
 
-class Refused(OSError):
+class RefusedError(OSError):
     """What the kernel refuses, with what it says in `info/last_cmd_status`."""
 
     def __init__(self, status: str = "", code: int = errno.EINVAL) -> None:
@@ -27,8 +28,8 @@ class Refused(OSError):
 
 
 def refuse(status: str = "", code: int = errno.EINVAL) -> NoReturn:
-    """Raises Refused."""
-    raise Refused(status, code)
+    """Raises RefusedError."""
+    raise RefusedError(status, code)
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Resource:
         """A value as the kernel takes it.
 
         Raises:
-            Refused: It does not.
+            RefusedError: It does not.
         """
         return self._mask(text) if self.is_mask else self._bandwidth(text)
 
@@ -144,7 +145,9 @@ def resources(variant: Variant) -> list[Resource]:
     """What can be divided, in the order of `schemata`."""
     found = []
     if variant.has_l3 and variant.cdp:
-        found = [Resource(name, variant, variant.l3_closids // 2, is_mask=True) for name in ("L3CODE", "L3DATA")]
+        found = [
+            Resource(name, variant, variant.l3_closids // 2, is_mask=True) for name in ("L3CODE", "L3DATA")
+        ]
     elif variant.has_l3:
         found = [Resource("L3", variant, variant.l3_closids, is_mask=True)]
     if variant.has_mb:
@@ -184,7 +187,7 @@ class Division:
         """A new CLOSID, with all that is not exclusively others'.
 
         Raises:
-            Refused: There is none, or no bit is left.
+            RefusedError: There is none, or no bit is left.
         """
         closid = next((each for each in range(self.closids) if each not in self.shares), None)
         if closid is None:
@@ -212,7 +215,7 @@ class Division:
         """Does what is written into `schemata`: all lines, or none.
 
         Raises:
-            Refused: A line is not valid.
+            RefusedError: A line is not valid.
         """
         if not text.endswith("\n"):
             refuse()
@@ -264,7 +267,7 @@ class Division:
         """Does what is written into `mode`. Pseudo-locking is not built.
 
         Raises:
-            Refused: It overlaps with others, or there is no such mode.
+            RefusedError: It overlaps with others, or there is no such mode.
         """
         if not text.endswith("\n"):
             refuse()
@@ -275,7 +278,9 @@ class Division:
             if not any(each.is_mask for each in self.resources):
                 refuse("Cannot be exclusive without CAT/CDP")
             for cache in self.variant.caches:
-                others = or_all(self._all_masks(each, cache) for each in self.shares.values() if each is not share)
+                others = or_all(
+                    self._all_masks(each, cache) for each in self.shares.values() if each is not share
+                )
                 if self._all_masks(share, cache) & (others | self.variant.shareable_bits):
                     refuse("Schemata overlaps")
             share.is_exclusive = True
@@ -289,7 +294,9 @@ class Division:
     def schemata(self, closid: int) -> str:
         """The text of `schemata`."""
         values = self.shares[closid].values
-        return table({each.name: {c: each.shown(v) for c, v in values[each.name].items()} for each in self.resources})
+        return table(
+            {each.name: {c: each.shown(v) for c, v in values[each.name].items()} for each in self.resources}
+        )
 
     def size(self, closid: int) -> str:
         """The text of `size`."""
@@ -297,7 +304,9 @@ class Division:
         values = self.shares[closid].values
         lines = {}
         for each in self.resources:
-            shown = {c: str(one_bit * v.bit_count() if each.is_mask else v) for c, v in values[each.name].items()}
+            shown = {
+                c: str(one_bit * v.bit_count() if each.is_mask else v) for c, v in values[each.name].items()
+            }
             lines[each.name] = shown
         return table(lines)
 
@@ -344,7 +353,7 @@ def cpu_list(text: str, online: Sequence[int]) -> set[int]:
     """The CPUs of `cpus_list`. Source: lib/bitmap-str.c, bitmap_parselist.
 
     Raises:
-        Refused: It is none, or has CPUs that are not online.
+        RefusedError: It is none, or has CPUs that are not online.
     """
     found: set[int] = set()
     for each in filter(None, text.strip().split(",")):
@@ -358,7 +367,7 @@ def cpu_mask(text: str, online: Sequence[int]) -> set[int]:
     """The CPUs of `cpus`: hexadecimal words of 32 bits.
 
     Raises:
-        Refused: It is none, or has CPUs that are not online.
+        RefusedError: It is none, or has CPUs that are not online.
     """
     if not re.fullmatch(r"[0-9a-fA-F]{1,8}(,[0-9a-fA-F]{8})*", text.strip()):
         refuse("Bad CPU list/mask")

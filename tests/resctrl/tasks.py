@@ -1,15 +1,14 @@
 """In which group each task of this machine is, followed by the kernel's own reports of forks and exits.
 
-The kernel sends a message at each fork, clone and exit, before the new task runs (the proc connector); `follow` is called before
-anything else happens, so that a child has the group that its parent had when it was forked. How near this comes to the kernel is in
-the README.
+The kernel sends a message at each fork, clone and exit, before the new task runs (the proc connector);
+`Tasks.follow` is called before anything else is done, so that a child has the group that its parent had when
+it was forked. How near this comes to the kernel is in the README.
 Source: Linux, drivers/connector/cn_proc.c; include/uapi/linux/cn_proc.h; kernel/fork.c, copy_process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import socket
 import struct
@@ -60,7 +59,9 @@ class Tasks(Generic[Group]):
                 self._take(self.socket.recv(_MESSAGE_BYTES))
 
     def _take(self, message: bytes) -> None:
-        what, _, _, first, second, child, process = _EVENT.unpack_from(message.ljust(_EVENT_OFFSET + _EVENT.size, b"\0"), _EVENT_OFFSET)
+        what, _, _, first, _, child, process = _EVENT.unpack_from(
+            message.ljust(_EVENT_OFFSET + _EVENT.size, b"\0"), _EVENT_OFFSET
+        )
         if what == _FORK:
             # `first` is the forking thread, but of a new thread the parent of its process.
             self._groups.pop(child, None)
@@ -91,7 +92,7 @@ class Tasks(Generic[Group]):
 def owner_of(tid: int) -> int | None:
     """The user of a task; None: there is no such task."""
     try:
-        return os.stat(f"/proc/{tid}").st_uid
+        return Path(f"/proc/{tid}").stat().st_uid
     except FileNotFoundError:
         return None
 
@@ -109,8 +110,8 @@ def all_tasks() -> Iterator[int]:
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                yield from sorted(int(each) for each in os.listdir(process / "task"))
+                yield from sorted(int(each.name) for each in (process / "task").iterdir())
 
 
 def _exists(tid: int) -> bool:
-    return os.path.exists(f"/proc/{tid}")
+    return Path(f"/proc/{tid}").exists()

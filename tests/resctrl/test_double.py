@@ -18,18 +18,23 @@ import pytest
 
 from tests.lab.deadline import wait_until
 from tests.resctrl.double import Double, mounted
+from tests.resctrl.schemata import Variant
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def intel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Double]:
     """Two caches with ids 0 and 8, five CLOSIDs, seven RMIDs."""
-    with mounted(tmp_path_factory.mktemp("intel"), caches=[0, 8], min_cbm_bits=2, mb_closids=5, rmids=7) as double:
+    variant = Variant(caches=(0, 8), min_cbm_bits=2, mb_closids=5, rmids=7)
+    with mounted(tmp_path_factory.mktemp("intel"), variant) as double:
         yield double
 
 
 @pytest.fixture(scope="module")
 def amd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Double]:
-    with mounted(tmp_path_factory.mktemp("amd"), vendor="amd", cbm_bits=16, padded=True, single_id=True) as double:
+    variant = Variant(vendor="amd", cbm_bits=16, padded=True, single_id=True)
+    with mounted(tmp_path_factory.mktemp("amd"), variant) as double:
         yield double
 
 
@@ -64,12 +69,16 @@ def process() -> Iterator[subprocess.Popen[str]]:
 
 
 FORK = "r = os.fork(); print(r, flush=True) if r else os.execvp('sleep', ['sleep', '60'])"
-THREAD = "e = threading.Event(); t = threading.Thread(target=e.wait, daemon=True); t.start(); print(t.native_id, flush=True)"
+THREAD = (
+    "t = threading.Thread(target=threading.Event().wait, daemon=True); t.start(); "
+    "print(t.native_id, flush=True)"
+)
 
 
 def told(process: subprocess.Popen[str], line: str) -> int:
     """The number that a line has printed."""
-    assert process.stdin and process.stdout
+    assert process.stdin is not None
+    assert process.stdout is not None
     process.stdin.write(line + "\n")
     process.stdin.flush()
     return int(process.stdout.readline())
@@ -116,11 +125,18 @@ INFO = {
 
 def test_what_the_machine_can(intel: Double, amd: Double) -> None:
     intel.write("tasks", str(os.getpid()))
-    found = {str(each.relative_to(intel.root / "info")): each for each in (intel.root / "info").rglob("*") if each.is_file()}
+    found = {
+        str(each.relative_to(intel.root / "info")): each
+        for each in (intel.root / "info").rglob("*")
+        if each.is_file()
+    }
     assert {name: file.read_text().strip() for name, file in found.items()} == INFO
     values = {name: amd.read(f"info/{name}").strip() for name in INFO if (amd.root / "info" / name).exists()}
     assert INFO.keys() - values.keys() == {"MB/thread_throttle_mode"}
-    assert {name: values[name] for name in ("L3/min_cbm_bits", "L3/sparse_masks", "MB/min_bandwidth", "MB/bandwidth_gran")} == {
+    assert {
+        name: values[name]
+        for name in ("L3/min_cbm_bits", "L3/sparse_masks", "MB/min_bandwidth", "MB/bandwidth_gran")
+    } == {
         "L3/min_cbm_bits": "0",
         "L3/sparse_masks": "1",
         "MB/min_bandwidth": "0",
@@ -145,7 +161,9 @@ def test_folders_that_cannot_be_made(intel: Double, group: Path, path: str, code
         (intel.root / path).mkdir()
 
 
-@pytest.mark.parametrize("path", ["info", "mon_groups", "mon_data", "own/mon_groups", "own/mon_data/mon_L3_00"])
+@pytest.mark.parametrize(
+    "path", ["info", "mon_groups", "mon_data", "own/mon_groups", "own/mon_data/mon_L3_00"]
+)
 def test_folders_that_stay(intel: Double, group: Path, path: str) -> None:
     with refused(errno.EPERM):
         (intel.root / path).rmdir()
@@ -254,7 +272,7 @@ def test_amd(amd: Double, amd_group: Path) -> None:
 
 
 def test_code_and_data(tmp_path: Path) -> None:
-    with mounted(tmp_path / "cdp", cdp=True, caches=[0], l3_closids=4) as double:
+    with mounted(tmp_path / "cdp", Variant(cdp=True, caches=(0,), l3_closids=4)) as double:
         assert double.read("schemata") == "L3CODE:0=fffff\nL3DATA:0=fffff\n    MB:0=100\n"
         assert double.read("info/L3CODE/num_closids") == "2\n"
         assert not (double.root / "info/L3").exists()
@@ -267,12 +285,13 @@ def test_code_and_data(tmp_path: Path) -> None:
 
 
 def test_machines_that_can_less(tmp_path: Path) -> None:
-    with mounted(tmp_path / "mb", has_l3=False, rmids=0) as double:
+    with mounted(tmp_path / "mb", Variant(has_l3=False, rmids=0)) as double:
         assert double.read("schemata") == "    MB:0=100;1=100\n"
         assert sorted(each.name for each in double.root.iterdir()) == sorted(
             ["info", "tasks", "cpus", "cpus_list", "schemata", "mode", "size"]
         )
-    with mounted(tmp_path / "monitoring", has_l3=False, has_mb=False, mon_features=["llc_occupancy"]) as double:
+    variant = Variant(has_l3=False, has_mb=False, mon_features=("llc_occupancy",))
+    with mounted(tmp_path / "monitoring", variant) as double:
         assert not (double.root / "schemata").exists()
         with refused(errno.EPERM):
             (double.root / "group").mkdir()
@@ -322,7 +341,9 @@ def test_tasks_move(intel: Double, group: Path, process: subprocess.Popen[str]) 
     assert pid in intel.tasks()
 
 
-def test_children_have_the_group_of_their_parent(intel: Double, group: Path, process: subprocess.Popen[str]) -> None:
+def test_children_have_the_group_of_their_parent(
+    intel: Double, group: Path, process: subprocess.Popen[str]
+) -> None:
     before = told(process, FORK)
     thread_before = told(process, THREAD)
     (group / "tasks").write_text(str(process.pid))
@@ -443,7 +464,11 @@ def test_what_tests_see_and_change(intel: Double, group: Path) -> None:
     intel.deny({})
     (group / "schemata").write_text("MB:0=10\n")
     done = [each[1:] for each in intel.commands(since)]
-    assert done == [("own/schemata", "MB:0=10\n", errno.EIO), ("refused", None, errno.EBUSY), ("own/schemata", "MB:0=10\n", 0)]
+    assert done == [
+        ("own/schemata", "MB:0=10\n", errno.EIO),
+        ("refused", None, errno.EBUSY),
+        ("own/schemata", "MB:0=10\n", 0),
+    ]
     assert {each.pid for each in intel.commands(since)} == {os.getpid()}
 
 
@@ -457,10 +482,10 @@ def test_an_open_file_of_a_group_that_is_gone(intel: Double) -> None:
     assert not path.exists()
 
 
-@pytest.mark.slow
 def test_no_fork_is_missed(intel: Double, group: Path) -> None:
     """Descendants of a task that is moved, ten thousand forks later and on busy processors."""
-    script = f"echo $$ > {group}/tasks; i=0; while [ $i -lt 10000 ]; do (:); i=$((i+1)); done; (sleep 60 & echo $!)"
+    forks = "i=0; while [ $i -lt 10000 ]; do (:); i=$((i+1)); done"
+    script = f"echo $$ > {group}/tasks; {forks}; (sleep 60 & echo $!)"
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
         last = int(parent.stdout.readline())

@@ -19,7 +19,7 @@ __all__ = ["cgroup_files", "client", "daemon", "daemons", "fifo", "installed", "
 @pytest.fixture(scope="module")
 def module_folder() -> Iterator[Path]:
     """A folder with a path short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="service-", dir="/tmp") as path:
+    with tempfile.TemporaryDirectory(prefix="service-") as path:
         yield Path(path)
 
 

@@ -141,7 +141,7 @@ def test_without_a_sandbox_config_that_of_the_sandbox_is_taken(state: RuntimeSta
 
 def test_pods_on_the_hosts_network_have_no_address(state: RuntimeState, sandbox: Sandbox) -> None:
     host = state.run_sandbox(pod_sandbox_config("host", host_network=True))
-    assert (sandbox.ip, host.ip) == ("10.88.0.2", "")
+    assert (sandbox.ips, host.ips) == (("10.88.0.2",), ())
 
 
 @pytest.mark.parametrize(

@@ -3369,6 +3369,162 @@ class GetNodeResponse(_message.Message):
 Global___GetNodeResponse: _TypeAlias = GetNodeResponse  # noqa: Y015
 
 @_typing.final
+class GetResctrlRequest(_message.Message):
+    """---------------------------------------------------------------------------------------------------------
+    GetResctrl
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetResctrlRequest: _TypeAlias = GetResctrlRequest  # noqa: Y015
+
+@_typing.final
+class GetResctrlResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IS_MOUNTED_FIELD_NUMBER: _builtins.int
+    CLOSIDS_FIELD_NUMBER: _builtins.int
+    RMIDS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    PODS_FIELD_NUMBER: _builtins.int
+    is_mounted: _builtins.bool
+    """Whether it is mounted; nothing else is present if not."""
+    closids: _builtins.int
+    """How many groups there can be, with the root group; 0: not known."""
+    rmids: _builtins.int
+    """How many groups and monitoring groups there can be; 0: there is no monitoring."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResctrlGroup]:
+        """By name, without the root group."""
+
+    @_builtins.property
+    def pods(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResctrlPod]:
+        """Pods with a monitoring group of the daemon."""
+
+    def __init__(
+        self,
+        *,
+        is_mounted: _builtins.bool = ...,
+        closids: _builtins.int = ...,
+        rmids: _builtins.int = ...,
+        groups: _abc.Iterable[Global___ResctrlGroup] | None = ...,
+        pods: _abc.Iterable[Global___ResctrlPod] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closids", b"closids", "groups", b"groups", "is_mounted", b"is_mounted", "pods", b"pods", "rmids", b"rmids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetResctrlResponse: _TypeAlias = GetResctrlResponse  # noqa: Y015
+
+@_typing.final
+class ResctrlGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SCHEMATA_FIELD_NUMBER: _builtins.int
+    IS_OWN_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Of its folder."""
+    schemata: _builtins.str
+    """Its lines `L3`, `L3CODE`, `L3DATA` and `MB`, with commas between them: `L3:0=3f;1=3f,MB:0=20;1=20`."""
+    is_own: _builtins.bool
+    """Whether it is the daemon's."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        schemata: _builtins.str = ...,
+        is_own: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_own", b"is_own", "name", b"name", "schemata", b"schemata"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResctrlGroup: _TypeAlias = ResctrlGroup  # noqa: Y015
+
+@_typing.final
+class ResctrlPod(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UID_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    COUNTERS_FIELD_NUMBER: _builtins.int
+    uid: _builtins.str
+    namespace: _builtins.str
+    name: _builtins.str
+    group: _builtins.str
+    """Of the daemon: a class such as `BE`, or `pod-UID`; `none` for the root group."""
+    @_builtins.property
+    def counters(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResctrlCounter]: ...
+    def __init__(
+        self,
+        *,
+        uid: _builtins.str = ...,
+        namespace: _builtins.str = ...,
+        name: _builtins.str = ...,
+        group: _builtins.str = ...,
+        counters: _abc.Iterable[Global___ResctrlCounter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "group", b"group", "name", b"name", "namespace", b"namespace", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResctrlPod: _TypeAlias = ResctrlPod  # noqa: Y015
+
+@_typing.final
+class ResctrlCounter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CACHE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    cache: _builtins.int
+    """Id of the last-level cache."""
+    name: _builtins.str
+    """`llc_occupancy`: bytes now; `mbm_total_bytes`, `mbm_local_bytes`: bytes since the pod has the monitoring group,
+    which begins anew when the pod gets another group.
+    """
+    value: _builtins.int
+    """Absent: the kernel does not say."""
+    problem: _builtins.str
+    """Why it is absent, such as `Unavailable` or `Error`."""
+    def __init__(
+        self,
+        *,
+        cache: _builtins.int = ...,
+        name: _builtins.str = ...,
+        value: _builtins.int | None = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_value", b"_value", "cache", b"cache", "name", b"name", "problem", b"problem", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__value: _TypeAlias = _typing.Literal["value"]  # noqa: Y015
+    _WhichOneofArgType__value: _TypeAlias = _typing.Literal["_value", b"_value"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value) -> _WhichOneofReturnType__value | None: ...
+
+Global___ResctrlCounter: _TypeAlias = ResctrlCounter  # noqa: Y015
+
+@_typing.final
 class QosClassCgroup(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -50,6 +50,11 @@ class RuntimeProxyStub:
                 request_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetNodeRequest.SerializeToString,
                 response_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetNodeResponse.FromString,
                 _registered_method=True)
+        self.GetResctrl = channel.unary_unary(
+                '/runtimeproxy.v1.RuntimeProxy/GetResctrl',
+                request_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetResctrlRequest.SerializeToString,
+                response_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetResctrlResponse.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/runtimeproxy.v1.RuntimeProxy/Explain',
                 request_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.ExplainRequest.SerializeToString,
@@ -89,6 +94,13 @@ class RuntimeProxyServicer:
 
     def GetNode(self, request, context):
         """What is known of this node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetResctrl(self, request, context):
+        """Which groups of resctrl there are, and how much of the last-level cache and of the memory bandwidth pods use.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,6 +151,11 @@ def add_RuntimeProxyServicer_to_server(servicer, server):
                     servicer.GetNode,
                     request_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetNodeRequest.FromString,
                     response_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetNodeResponse.SerializeToString,
+            ),
+            'GetResctrl': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetResctrl,
+                    request_deserializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetResctrlRequest.FromString,
+                    response_serializer=cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetResctrlResponse.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -238,6 +255,33 @@ class RuntimeProxy:
             '/runtimeproxy.v1.RuntimeProxy/GetNode',
             cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetNodeRequest.SerializeToString,
             cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetResctrl(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/runtimeproxy.v1.RuntimeProxy/GetResctrl',
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetResctrlRequest.SerializeToString,
+            cri__api_dot_runtimeproxy_dot_v1_dot_api__pb2.GetResctrlResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,8 @@ class RuntimeProxyStub:
     """
     GetNode: _grpc.UnaryUnaryMultiCallable[_api_pb2.GetNodeRequest, _api_pb2.GetNodeResponse]
     """What is known of this node."""
+    GetResctrl: _grpc.UnaryUnaryMultiCallable[_api_pb2.GetResctrlRequest, _api_pb2.GetResctrlResponse]
+    """Which groups of resctrl there are, and how much of the last-level cache and of the memory bandwidth pods use."""
     Explain: _grpc.UnaryUnaryMultiCallable[_api_pb2.ExplainRequest, _api_pb2.ExplainResponse]
     """Why a pod's values are what they are, field by field.
 
@@ -84,6 +86,8 @@ class RuntimeProxyAsyncStub(RuntimeProxyStub):
     """
     GetNode: _aio.UnaryUnaryMultiCallable[_api_pb2.GetNodeRequest, _api_pb2.GetNodeResponse]  # type: ignore[assignment]
     """What is known of this node."""
+    GetResctrl: _aio.UnaryUnaryMultiCallable[_api_pb2.GetResctrlRequest, _api_pb2.GetResctrlResponse]  # type: ignore[assignment]
+    """Which groups of resctrl there are, and how much of the last-level cache and of the memory bandwidth pods use."""
     Explain: _aio.UnaryUnaryMultiCallable[_api_pb2.ExplainRequest, _api_pb2.ExplainResponse]  # type: ignore[assignment]
     """Why a pod's values are what they are, field by field.
 
@@ -130,6 +134,14 @@ class RuntimeProxyServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_api_pb2.GetNodeResponse, _abc.Awaitable[_api_pb2.GetNodeResponse]]:
         """What is known of this node."""
+
+    @_abc_1.abstractmethod
+    def GetResctrl(
+        self,
+        request: _api_pb2.GetResctrlRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.GetResctrlResponse, _abc.Awaitable[_api_pb2.GetResctrlResponse]]:
+        """Which groups of resctrl there are, and how much of the last-level cache and of the memory bandwidth pods use."""
 
     @_abc_1.abstractmethod
     def Explain(

@@ -25,7 +25,7 @@ from runtimeproxy.hooks.changes import (
 from runtimeproxy.hooks.fields import written_value
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.node.cpu_claims import claims_among, claims_in_env
-from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.pods.records import MOST_ADDRESSES, ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.pods.resources import NO_RESOURCES, compact, frozen, kept_annotations, read_entries
 from runtimeproxy.units import UNLIMITED
 
@@ -64,6 +64,8 @@ def pod_record(message: api_pb2.PodSandbox, now_s: float, priority: int | None =
         annotations=kept_annotations(_of_the_kubelet(message.annotations)),
         runtime_handler=message.runtime_handler,
         cgroup_parent=linux.cgroup_parent,
+        # Without any it may be in the node's network: the runtime is asked.
+        addresses=tuple(message.ips[:MOST_ADDRESSES]) or None,
         overhead=read_resources(linux.pod_overhead),
         requested=read_resources(linux.pod_resources),
         booked=read_resources(linux.pod_resources),

@@ -19,6 +19,7 @@ from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, Owners, labels_
 from runtimeproxy.hooks.remote.registrations import SUFFIX
 from runtimeproxy.hooks.views import Resources
 from runtimeproxy.pods.records import (
+    MOST_ADDRESSES,
     NO_CHANGES,
     Book,
     CgroupRecord,
@@ -322,7 +323,8 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "cpu_claims": lambda value: tuple(map(_text, _checked(list, value))),
     "pending_cgroup": _values,
     "state": lambda value: Lifecycle(_integer(value)),
-    **dict.fromkeys(("detailed", "recovered", "trimmed"), _flag),
+    **dict.fromkeys(("detailed", "recovered", "trimmed", "is_host_network"), _flag),
+    "addresses": lambda value: tuple(map(_text, _checked(list, value)[:MOST_ADDRESSES])),
     "created_s": lambda value: checked_time_s(_checked(float, value)),
 }
 """The reader of each field."""

@@ -20,7 +20,7 @@ MOST_BYTES: Final = {"SetClaims": 2 << 20, "Simulate": 4 << 20, "ReportQosManage
 """Of a request of others; of `SetClaims` twice the claims that an owner may have by default. Parsed, small
 claims take fifty times the memory. A report has some KiB."""
 METHODS: Final = {
-    READ_SERVICE: ("GetStatus", "WatchPods", "GetNode", "Explain", "Simulate", "WatchAudit"),
+    READ_SERVICE: ("GetStatus", "WatchPods", "GetNode", "GetResctrl", "Explain", "Simulate", "WatchAudit"),
     ADMIN_SERVICE: (
         "SetPolicyMode",
         "SetBypass",

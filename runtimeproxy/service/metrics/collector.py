@@ -366,6 +366,11 @@ def _of_upkeep(upkeep: Upkeep, saved: SavedState) -> Iterator[Sample]:
             # The path of the file in which they are saved is not used as a label.
             label = OTHER if "/" in name else name
             yield Sample("sysctl_writes_total", number, (label, "written" if is_written else "failed"))
+    if (network := upkeep.network) is not None:
+        yield Sample("network_pods", network.pods)
+        yield Sample("network_pods_left_out", len(network.left_out))
+        for labels, number in network.tools.runs.read().items():
+            yield Sample("network_changes_total", number, labels)
     if allocations is not None:
         yield Sample("cpu_owners", allocations.owners)
         yield Sample("cpu_owners_occupied", allocations.occupied)

@@ -165,6 +165,11 @@ _TABLE = {
     "sysctl_writes_total": _counter(
         "Values for sysctls and other settings of the kernel: `written`, `failed`", "sysctl", "outcome"
     ),
+    "network_pods": _gauge("Pods that have a class of the link by `network-qos`"),
+    "network_pods_left_out": _gauge("Pods that are to have one, and have not: see the status"),
+    "network_changes_total": _counter(
+        "Changes of the network, one process each, by program: `done`, `failed`", "program", "outcome"
+    ),
     "ledger_repairs_total": _counter(
         "Values that were set again: found after an `event`, or by a `comparison`",
         "level",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from typing import Final
 
@@ -15,10 +16,14 @@ from tests.hooks.remote.behaviours import Behaviour
 from tests.hooks.remote.hook_server_process import HookServerProcess
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
-from tests.lab.node_objects import kubelet_files
+from tests.lab.node_objects import NodeObjects, kubelet_files
 from tests.lab.proxy_process import ProxyProcess
 from tests.node.objects_of import Machine
 
+MAY_CHANGE_THE_NETWORK = """
+from runtimeproxy.node import machine
+machine.has_net_admin = lambda: True
+"""
 NOTHING_LEAVES = """
 import asyncio
 from runtimeproxy.ledger.evaluate import Evaluator
@@ -344,6 +349,25 @@ def line_is_refused(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def link_is_anothers(scene: Scene) -> ProxyProcess:
+    """With programs that say so: this machine's own network is none of a test's."""
+    programs = scene.folder / "bin"
+    programs.mkdir()
+    qdiscs = '[{"kind": "fq", "handle": "8001:", "dev": "up0", "root": true}]'
+    tc, nft = f"echo '{qdiscs}'", "echo 'No such file or directory' >&2; exit 1"
+    for name, line in (("tc", tc), ("nft", nft)):
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    scene.daemons.environment["PATH"] = f"{programs}:{os.environ['PATH']}"
+    config = "[policies.network-qos]\nenabled = true\n[network]\nlink = 'up0'\n"
+    daemon = scene.prepare(config, statements=MAY_CHANGE_THE_NETWORK)
+    strategy = {"clusterStrategy": {"totalNetworkBandwidth": "1G"}}
+    NodeObjects(daemon.objects_folder).strategies({"system-config": strategy})
+    daemon.start()
+    scene.wait_for(daemon, "sysctl_writes_total", sysctl="network.qos", outcome="failed")
+    return daemon
+
+
 ROWS: Final = {
     "systemd, the kernel or the runtime": Row(reset, lambda s: s.ledger.counts.repairs > 0),
     "another program writes a value": Row(
@@ -380,6 +404,10 @@ ROWS: Final = {
     "the kernel refuses the line": Row(
         line_is_refused,
         lambda s: any("8:0: ENOTSUP" in each.reason for each in s.ledger.unapplied),
+    ),
+    "the root queueing discipline": Row(
+        link_is_anothers,
+        lambda s: "up0 is fq 8001:, neither the kernel's default nor ours" in str(s.ledger.sysctl_problems),
     ),
     "a value is wanted and cannot be applied": Row(
         a_limit_waits, lambda s: "lower_memory_limits" in s.ledger.unapplied[0].reason and not s.problems

@@ -16,6 +16,7 @@ from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.errors import RefusalError
 from runtimeproxy.frontends.modes import carried_in
 from runtimeproxy.frontends.nri.containers import MOST_OWNED
+from runtimeproxy.frontends.nri.messages import pod_record
 from runtimeproxy.frontends.nri.plugin import (
     EVENTS,
     FIRST_EVENTS,
@@ -73,6 +74,14 @@ def container(identity: str = CONTAINER_ID, **resources: Any) -> nri.Container:
     for name, value in resources.items():
         getattr(made.linux.resources.cpu, name).value = value
     return made
+
+
+def test_a_pod_with_its_addresses() -> None:
+    assert pod_record(POD, 0.0).addresses is None
+    with_ips = nri.PodSandbox()
+    with_ips.CopyFrom(POD)
+    with_ips.ips.extend(("10.0.0.2", "fd00::2"))
+    assert pod_record(with_ips, 0.0).addresses == ("10.0.0.2", "fd00::2")
 
 
 class Managed:

@@ -18,7 +18,7 @@ from tests.hooks.remote.servers import PATIENT_S, PROBE_INTERVAL_S, registration
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder with a path short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="hooks-", dir="/tmp") as path:
+    with tempfile.TemporaryDirectory(prefix="hooks-") as path:
         yield Path(path)
 
 

@@ -127,10 +127,10 @@ def test_other_contents(decode: Decoder, contents: Sequence[bytes]) -> None:
 )
 def test_a_megabyte_of_the_same_keys_does_not_hold_up_the_process(decode: Decoder, line: bytes) -> None:
     """The lock of the interpreter is held while a regular expression searches."""
-    started_s = time.monotonic()
+    started_s = time.thread_time()
     with pytest.raises(ValueError, match="not as expected"):
         decode([b"1\n", line * ((1 << 20) // len(line))][-1 if "cpu" in decode.__name__ else 0 :])
-    assert time.monotonic() - started_s < 2.0
+    assert time.thread_time() - started_s < 2.0
 
 
 EVERY_SOURCE = [

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import stat
+import struct
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -260,22 +261,29 @@ async def test_clients_that_do_not_read_make_room(socket_folder: Path) -> None:
     server.close()
 
 
+@pytest.mark.parametrize("is_noticed", [True, False])
 async def test_a_client_that_leaves_before_its_response_is_no_error(
-    socket_folder: Path, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture, is_noticed: bool
 ) -> None:
-    path, go_on = socket_folder / "metrics.sock", asyncio.Event()
+    """By a reset, which ends the connection before it is written to, or by its end, which is seen then."""
+    go_on = asyncio.Event()
 
     async def slowly(accept: str) -> Exposition:
         await go_on.wait()
         return await read(accept)
 
-    server = MetricsServer(str(path), slowly)
+    server = MetricsServer(TcpAddress("127.0.0.1", 0), slowly)
     await server.open()
-    _, writer = await asyncio.open_unix_connection(path)
+    assert server._server is not None
+    _, writer = await asyncio.open_connection(*server._server.sockets[0].getsockname())
     writer.write(REQUEST)
     await until(lambda: bool(server._readings))
+    if is_noticed:
+        own = writer.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
-    await until(lambda: all(each.is_closing() for each in server._clients))
+    if is_noticed:
+        await until(lambda: all(each.is_closing() for each in server._clients))
     go_on.set()
     await until(lambda: not server._clients)
     assert "metrics cannot be read" not in caplog.text

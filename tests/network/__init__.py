@@ -1,0 +1,1 @@
+"""The policy `network-qos` in network namespaces: real qdiscs, nft rules and traffic."""

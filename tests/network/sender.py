@@ -1,0 +1,27 @@
+"""Sends as fast as it can, from a cgroup: `python sender.py CGROUP.PROCS ADDRESS PORT`; until it is ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+BUFFER_BYTES = 256 << 10
+"""What waits in a queue of the node at most: 40 ms at 50 Mbit/s, 400 ms at 5 Mbit/s."""
+BLOCK = bytes(64 << 10)
+
+
+def main(procs: str, address: str, port: str) -> None:
+    # A socket belongs to the cgroup in which it is made.
+    Path(procs).write_text(str(os.getpid()))
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        connection.connect((address, int(port)))
+        while True:
+            connection.sendall(BLOCK)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
