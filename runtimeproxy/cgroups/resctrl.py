@@ -127,7 +127,7 @@ class _Tasks(NamedTuple):
 
 
 class _Monitored(NamedTuple):
-    """The tasks in our monitoring groups, of which there may be hundreds; each list is a walk of all tasks."""
+    """The tasks in our monitoring groups, of which there may be hundreds: each list walks all tasks."""
 
     pods: dict[int, str]
     read_s: float
