@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from runtimeproxy.testing.cgroups import CgroupFiles
+from tests.cgroups.boxes import SCORE, Box, score_of
 from tests.lab.deadline import wait_until
 
 MOST_S: Final = 3.0
 TRIES: Final = 5
 """On a busy machine one edit may take longer: the shortest time of some is the daemon's own."""
 POLICIES: Final = "".join(
-    f"[policies.{name}]\nenabled = true\n" for name in ("cpu-burst", "cpu-idle", "memory-qos")
+    f"[policies.{name}]\nenabled = true\n" for name in ("cpu-burst", "cpu-idle", "memory-qos", "oom-score")
 )
 STRATEGIES: Final = {
     "cpu-burst-config": json.dumps({"clusterStrategy": {"policy": "cpuBurstOnly", "cpuBurstPercent": 20}}),
@@ -28,9 +30,9 @@ class Live(NamedTuple):
     """An annotation of an LS pod that requests 1 GiB and has a quota of one CPU."""
 
     key: str
-    value: Mapping[str, object]
+    value: object
     file: str
-    """Of version 2."""
+    """Of version 2, or of a task of the container."""
     before: str
     after: str
     is_pods: bool = True
@@ -51,6 +53,8 @@ LIVE: Final = (
     ),
     Live("koordinator.sh/cpuQOS", {"enable": True, "groupIdentity": -1}, *("cpu.weight", "100", "1")),
 )
+OF_TASKS: Final = Live("koordinator.sh/oom-score-adj", 600, *(SCORE, "500", "600"), is_pods=False)
+"""Its task is in a cgroup of this machine's version 1, with the name of the container's."""
 
 
 def check_edits(
@@ -65,18 +69,34 @@ def check_edits(
         edit: Gives the pod these annotations at the API server.
     """
     cgroup = container.rpartition("/")[0] if live.is_pods else container
+    with _reading(live, files, cgroup) as read:
 
-    def wait_for(text: str) -> float:
-        started_s = time.monotonic()
-        what = f"{live.file} of {cgroup} is {text}, not {files.read(cgroup, live.file)}"
-        wait_until(lambda: files.read(cgroup, live.file) == text or None, what, 60)
-        return time.monotonic() - started_s
+        def wait_for(text: str) -> float:
+            started_s = time.monotonic()
+            what = f"{live.file} of {cgroup} is {text}, not {read()}"
+            wait_until(lambda: read() == text or None, what, 60)
+            return time.monotonic() - started_s
 
-    wait_for(live.before)
-    took_s: list[float] = []
-    while not took_s or (min(took_s) > MOST_S and len(took_s) < TRIES):
-        edit({live.key: json.dumps(live.value)})
-        took_s.append(wait_for(live.after))
-        edit({})
         wait_for(live.before)
+        took_s: list[float] = []
+        while not took_s or (min(took_s) > MOST_S and len(took_s) < TRIES):
+            edit({live.key: json.dumps(live.value)})
+            took_s.append(wait_for(live.after))
+            edit({})
+            wait_for(live.before)
     assert min(took_s) <= MOST_S, took_s
+
+
+@contextmanager
+def _reading(live: Live, files: CgroupFiles, cgroup: str) -> Iterator[Callable[[], str]]:
+    """Reads the file; of a task one runs in the cgroup meanwhile."""
+    if live is not OF_TASKS:
+        yield lambda: files.read(cgroup, live.file)
+        return
+    box = Box(cgroup.rpartition("/")[2])
+    try:
+        pid = box.start(score=int(live.before))
+        files.write(cgroup, "cgroup.procs", str(pid))
+        yield lambda: str(score_of(pid))
+    finally:
+        box.end()

@@ -63,13 +63,16 @@ def run_pod(
     uid: str,
     qos: str = "LS",
     annotations: Mapping[str, str] | None = None,
+    oom_score_adj: int = 0,
 ) -> str:
     """Runs a pod with one container; returns the path of the container's cgroup."""
     pod = pod_sandbox_config(
         name, uid=uid, qos=qos, kubelet_qos=KubeletQos.BURSTABLE, annotations=annotations or {}
     )
     files.make(pod.linux.cgroup_parent)
-    resources = api_pb2.LinuxContainerResources(cpu_period=100_000, cpu_quota=QUOTA_US, cpu_shares=512)
+    resources = api_pb2.LinuxContainerResources(
+        cpu_period=100_000, cpu_quota=QUOTA_US, cpu_shares=512, oom_score_adj=oom_score_adj
+    )
     config = container_config("main", pod=pod, resources=resources)
     with CriClient(daemon.socket) as client:
         request = api_pb2.RunPodSandboxRequest(config=pod)

@@ -11,19 +11,24 @@ import pytest
 from cri_api.runtimeproxy.v1 import api_pb2_grpc
 from runtimeproxy.testing import CgroupFiles
 from tests.daemon.conftest import Daemons
-from tests.daemon.live_annotations import LIVE, POLICIES, STRATEGIES, Live, check_edits
+from tests.daemon.live_annotations import LIVE, OF_TASKS, POLICIES, STRATEGIES, Live, check_edits
 from tests.daemon.test_kubernetes import QUOTA_US, run_pod
 from tests.e2e_api.conftest import NODE, config_map, pod
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.kube_api_server import KubeApiServer
+from tests.lab.programs import need_controllers_of_v1
 from tests.service.api.conftest import status_of
 
+EVERY = (*LIVE, OF_TASKS)
 
-@pytest.mark.parametrize("live", LIVE, ids=[each.key.rpartition("/")[2] for each in LIVE])
+
+@pytest.mark.parametrize("live", EVERY, ids=[each.key.rpartition("/")[2] for each in EVERY])
 def test_an_edited_annotation_applies_soon(
     cluster: KubeApiServer, kubeconfig: Path, daemons: Daemons, cgroup_files: CgroupFiles, live: Live
 ) -> None:
+    if live is OF_TASKS:
+        need_controllers_of_v1("pids")
     for folder in ("/kubepods/burstable", "/kubepods/besteffort"):
         cgroup_files.make(folder)
     cluster.upsert({**config_map(), "data": STRATEGIES})
@@ -32,7 +37,9 @@ def test_an_edited_annotation_applies_soon(
         f'[kubernetes]\nenabled = true\nkubeconfig = "{kubeconfig}"\n[slo]\nstart_spread_s = 0\n'
         f'[node]\nname = "{NODE}"\n{POLICIES}'
     )
-    container = run_pod(daemon, cgroup_files, "live", cluster.get(pod("live"))["metadata"]["uid"])
+    uid = cluster.get(pod("live"))["metadata"]["uid"]
+    score = int(live.before) if live is OF_TASKS else 0
+    container = run_pod(daemon, cgroup_files, "live", uid, oom_score_adj=score)
 
     def edit(annotations: Mapping[str, str]) -> None:
         # A merge patch: a key with null is taken away.
