@@ -182,9 +182,19 @@ COMMANDS: Final = (
         "examine the installation on this node: what is wrong, and what to do",
         ": the kubelet's endpoint, cgroup drivers, CPU manager, koordlet, hook servers, kernel, rights of "
         "the unit, folders. It works without the daemon, too. The exit code is 1 if there is a "
-        "problem; warnings leave it 0.",
-        "",
-        _READING,
+        "problem; warnings leave it 0. With --record-tree it examines nothing, but writes what tells which "
+        "policies work on this node into a new file of JSON, to be read by people and sent to others: "
+        "release, options and switches of the kernel, distribution, architecture, processor, CPUs, "
+        "NUMA nodes, block devices, resctrl, the runtime's version, and of the cgroups at the root, "
+        "of kubepods, of its classes, of one pod and one container the names, modes and resource "
+        "values of the files. It has no names of pods, images, hosts, users, volumes or mount points, "
+        "no processes, command lines, environments or addresses. What this user may not read is named "
+        "in it.",
+        "[--record-tree FILE] ",
+        {
+            "--record-tree": _option("FILE", "a new file, for what tells which policies work on this node"),
+            **_READING,
+        },
     ),
     Command(
         "check-config",

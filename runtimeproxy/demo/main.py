@@ -74,7 +74,7 @@ NAMESPACE: Final = "demo"
 CGROUP_TREE: Final = "koordproxydemo"
 """Name of the cgroup (or slice) of the demo's pods: the kubelet removes unknown pods from its own."""
 
-START_TIMEOUT_S: Final = 8.0
+START_TIMEOUT_S: Final = 300.0
 CALL_TIMEOUT_S: Final = 20.0
 FOLLOWED_S: Final = 15.0
 """How long a daemon that only follows what runs may take for a pod."""

@@ -86,6 +86,8 @@ class InputPlaces(NamedTuple):
     pools: PoolSource = "nrt"
     node_labels: Mapping[str, str] = EMPTY
     """Labels beside those of the Node object, for a node that is described by hand."""
+    has_cookies: bool | None = None
+    """Whether the kernel has core scheduling; None: this one is asked, if the folder of procfs is its own."""
 
 
 class InputsReading(NamedTuple):
@@ -180,7 +182,9 @@ class NodeInputs:
                 places.sysfs,
                 places.procfs,
                 # Of the kernel, whatever a test's folder says.
-                has_cookies=places.procfs == _PROCFS and is_supported(),
+                has_cookies=places.procfs == _PROCFS and is_supported()
+                if places.has_cookies is None
+                else places.has_cookies,
             )
             | (network_features() if places.procfs == _PROCFS else frozenset()),
             cgroup_driver=guess_cgroup_driver(places.cgroup_root),

@@ -185,7 +185,8 @@ def find_program(name: str) -> str:
     """The path of a program; empty if there is none."""
     for folder in (*os.environ.get("PATH", "").split(":"), *PROGRAM_FOLDERS):
         path = Path(folder) / name
-        if folder and path.is_file() and os.access(path, os.X_OK):
+        # Where this user may not look there is none.
+        if folder and os.path.isfile(path) and os.access(path, os.X_OK):  # noqa: PTH113
             return str(path)
     return ""
 

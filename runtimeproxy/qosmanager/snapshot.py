@@ -244,8 +244,8 @@ class CacheUse(NamedTuple):
     group: str
     """The resctrl group of its tasks, such as `BE`, or `pod-UID`."""
     counters: Mapping[tuple[int, str], int] = MappingProxyType({})
-    """By the cache's id and name: `llc_occupancy`, in bytes now; `mbm_total_bytes`, `mbm_local_bytes`, in bytes
-    since some time: they begin anew when the pod gets another group."""
+    """By the cache's id and name: `llc_occupancy`, in bytes now; `mbm_total_bytes`, `mbm_local_bytes`, in
+    bytes since some time: they begin anew when the pod gets another group."""
     missing: Mapping[tuple[int, str], str] = MappingProxyType({})
     """Those that the kernel does not show, with the reason, such as `Unavailable`."""
 

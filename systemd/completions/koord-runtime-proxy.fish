@@ -51,7 +51,7 @@ function _shtab_koord_runtime_proxy_using
 end
 
 set -g _shtab_koord_runtime_proxy_commands status pods explain audit policy doctor check-config check-slo simulate record replay list-policies version demo bypass upgrade restore check-removal
-set -g _shtab_koord_runtime_proxy_opts_with_value --admin-socket --backend-runtime-mode --config --endpoint --file --for --hook-config-dir --kind --koord-runtimeproxy-endpoint --limit --log-format --log-level --max-size --namespace --node-annotations --node-labels --node-objects-dir --out --output --pod --policies-dir --policy --reason --remote-image-service-endpoint --remote-runtime-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --selector --since --state-dir --timeout --tracing-endpoint --until -f
+set -g _shtab_koord_runtime_proxy_opts_with_value --admin-socket --backend-runtime-mode --config --endpoint --file --for --hook-config-dir --kind --koord-runtimeproxy-endpoint --limit --log-format --log-level --max-size --namespace --node-annotations --node-labels --node-objects-dir --out --output --pod --policies-dir --policy --reason --record-tree --remote-image-service-endpoint --remote-runtime-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --selector --since --state-dir --timeout --tracing-endpoint --until -f
 
 complete -c koord-runtime-proxy -e
 complete -c koord-runtime-proxy -f
@@ -124,6 +124,7 @@ complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using policy; and
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $_shtab_koord_runtime_proxy_npos -eq 0' -a doctor -d 'examine the installation on this node: what is wrong, and what to do'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using doctor' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using doctor' -l record-tree -xka "(__fish_complete_path (commandline -ct))" -d 'a new file, for what tells which policies work on this node'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using doctor' -l endpoint -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: that of the configuration)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using doctor' -l timeout -x -d 'how long the daemon may take (default: 10s)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using doctor' -l output -xka "text json yaml" -d 'text for people; JSON or YAML as the API has it (default: text)'

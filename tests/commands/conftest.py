@@ -73,6 +73,9 @@ class ScriptedApi(api_pb2_grpc.RuntimeProxyServicer, api_pb2_grpc.AdminServicer)
     def GetNode(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         return self._answer("GetNode", request, context)
 
+    def GetResctrl(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
+        return self._answer("GetResctrl", request, context)
+
     def Simulate(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         return self._answer("Simulate", request, context)
 

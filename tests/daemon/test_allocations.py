@@ -81,6 +81,7 @@ def site(
         yield site
 
 
+@pytest.mark.slow
 def test_pods_of_best_effort_take_no_cpus_and_keep_their_quota(site: Site) -> None:
     greedy = []
     for number in range(7):
@@ -143,6 +144,7 @@ def test_a_pod_that_was_not_made_frees_its_cpus(site: Site) -> None:
     site.wait_for(ALL)
 
 
+@pytest.mark.slow
 def test_a_restart_knows_the_allocations_while_the_runtime_lists_nothing(site: Site) -> None:
     """`kill -9` while a sandbox is being made, and a runtime that answers no list."""
     runtime = site.runtime

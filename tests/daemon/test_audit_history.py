@@ -216,6 +216,7 @@ def config_map(percent: int) -> str:
     return json.dumps({"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": data})
 
 
+@pytest.mark.slow
 def test_changes_of_strategies_are_entries(daemons: Daemons) -> None:
     daemon = daemons.prepare()
     daemon.objects_folder.mkdir(exist_ok=True)
@@ -242,6 +243,7 @@ def audit_file(socket_folder: Path) -> Path:
     return socket_folder / "audit" / "audit.jsonl"
 
 
+@pytest.mark.slow
 def test_files_and_rotations_are_read_with_and_without_the_daemon(daemons: Daemons, audit_file: Path) -> None:
     daemon = daemons.start(f"[audit]\nfile = '{audit_file}'\nmax_bytes = 65536\n")
     for number, suffix in ((1, ".2.gz"), (2, ".1")):

@@ -71,7 +71,7 @@ class Site:
             return api.GetNode(api_pb2.GetNodeRequest(), timeout=CALL_TIMEOUT_S).claimed_cpus
 
 
-@pytest.fixture(params=["proxy", "standalone"])
+@pytest.fixture(params=["proxy", pytest.param("standalone", marks=pytest.mark.slow)])
 def site(
     request: pytest.FixtureRequest,
     daemons: Daemons,

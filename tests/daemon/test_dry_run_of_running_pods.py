@@ -98,7 +98,7 @@ def test_explain_shows_what_the_file_has_now(daemons: Daemons, cgroup_files: Cgr
     assert (field["claims"][0]["value"], field["observedValue"]) == ("-1", "0")
 
 
-@pytest.mark.parametrize("mode", ["dry-run", "enforce"])
+@pytest.mark.parametrize("mode", ["dry-run", pytest.param("enforce", marks=pytest.mark.slow)])
 def test_an_answer_out_of_range_is_left_out_in_audit_and_status(daemons: Daemons, mode: str) -> None:
     daemon = daemons.prepare(f"[policies.reads]\nmode = '{mode}'\n")
     write_policy(daemon, "reads", BODY.format(change=""))

@@ -76,7 +76,7 @@ def left_node(runtime: FakeRuntime, cgroup_files: CgroupFiles) -> LeftNode:
     with state.lock:
         for identity, each in node["sandboxes"].items():
             pod = json_format.ParseDict(each, api_pb2.PodSandboxConfig())
-            state.sandboxes[identity] = Sandbox(identity, pod, "", 1, RUNNING_PID, "")
+            state.sandboxes[identity] = Sandbox(identity, pod, "", 1, RUNNING_PID, ())
         for identity, each in node["containers"].items():
             sandbox = state.sandboxes[each["sandbox"]]
             config = json_format.ParseDict(each["config"], api_pb2.ContainerConfig())

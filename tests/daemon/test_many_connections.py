@@ -85,6 +85,7 @@ def test_400_connections_of_one_process_that_closes_none(scene: Scene) -> None:
     assert found.of("connections_refused_total") == found.of("connections_ended_total") == 0
 
 
+@pytest.mark.slow
 def test_idle_connections_end_when_room_is_short_and_no_call_fails(scene: Scene) -> None:
     daemon = scene.start(statements=LITTLE_ROOM)
     with Load(daemon.socket) as load, suite(daemon, 100) as process:

@@ -233,7 +233,9 @@ def test_a_kubelet_of_a_socket_from_systemd(
     assert Path(passed.getsockname()).exists()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", ["proxy", *(pytest.param(each, marks=pytest.mark.slow) for each in WITHOUT_CALLS)]
+)
 def test_two_front_ends_do_not_run_at_once(daemons: Daemons, socket_folder: Path, mode: str) -> None:
     daemon = daemons.prepare()
     start(daemon, socket_folder, mode)

@@ -97,7 +97,13 @@ def test_what_was_made_while_the_plugin_was_away_gets_its_values(
     assert weight(again) == with_values
 
 
-@pytest.mark.parametrize("what", Hostile)
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(each, marks=[pytest.mark.slow] if each in (Hostile.FLOOD, Hostile.UNREAD) else [])
+        for each in Hostile
+    ],
+)
 def test_after_a_hostile_runtime_a_good_one_is_found(
     what: Hostile, daemons: Daemons, state: NriRuntimeState, configuration: str, kubelet: CriClient
 ) -> None:

@@ -104,6 +104,7 @@ def problem_of(status: Any, *texts: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_cgroup_parents_that_cannot_be(
     daemon: ProxyProcess, client: CriClient, runtime: FakeRuntime, follows: Follows, status: Any
 ) -> None:
@@ -146,6 +147,7 @@ def test_calls_on_pods_with_such_parents_go_on(
         assert not status.calls.undecided
 
 
+@pytest.mark.slow
 def test_a_refused_sandbox_leaves_no_record(daemon: ProxyProcess, client: CriClient, status: Any) -> None:
     for parent in ("/kubepods/a\0b", f"/kubepods/{'x' * 256}"):
         config = pod_sandbox_config("refused", qos="BE", annotations=BATCH)
@@ -367,6 +369,7 @@ def test_lines_of_a_journal_that_cannot_be_read(daemon: ProxyProcess, follows: F
         assert "Traceback" not in "".join(daemon.log)
 
 
+@pytest.mark.slow
 def test_claims_that_cannot_be_applied(
     daemon: ProxyProcess, client: CriClient, runtime: FakeRuntime, good: Pod, follows: Follows, status: Any
 ) -> None:

@@ -79,6 +79,7 @@ def test_values_come_with_a_policy_and_go_with_it(
         wait_for_originals(cgroup_files, before)
 
 
+@pytest.mark.slow
 def test_a_policy_that_goes_while_the_daemon_is_away(
     daemon: ProxyProcess, made: list[Pod], cgroup_files: CgroupFiles
 ) -> None:

@@ -47,6 +47,7 @@ def test_while_a_predecessor_drains(daemons: Daemons, daemon: ProxyProcess, clie
         assert is_refused(other)
 
 
+@pytest.mark.slow
 def test_after_an_upgrade_whose_first_process_has_ended(daemons: Daemons, daemon: ProxyProcess) -> None:
     with Family(daemon) as family:
         second = family.upgrade()

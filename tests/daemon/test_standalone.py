@@ -92,7 +92,7 @@ def set_claim(daemon: ProxyProcess, claim: api_pb2.Claim) -> api_pb2.SetClaimsRe
         return admin.SetClaims(request, timeout=CALL_TIMEOUT_S, wait_for_ready=True)
 
 
-@pytest.mark.parametrize("has_events", [True, False])
+@pytest.mark.parametrize("has_events", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_container_gets_its_values_once_it_has_started(
     daemons: Daemons,
     runtime: FakeRuntime,

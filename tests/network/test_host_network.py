@@ -15,7 +15,7 @@ from runtimeproxy.testing.builders import pod_sandbox_config
 from tests.lab.deadline import wait_until
 from tests.lab.programs import missing
 from tests.network.load import Flow, Load, steady_mbit
-from tests.network.namespaces import NodeNetwork
+from tests.network.namespaces import Family, NodeNetwork
 from tests.network.stand import CEILINGS_MBIT, LIMITS, Stand, need_network_namespaces
 
 _HERE = Path("/sys/fs/cgroup")
@@ -51,17 +51,24 @@ def test_pods_of_the_hosts_network_have_their_class_and_limit(socket_folder: Pat
     with NodeNetwork() as network, Stand(socket_folder, network.node, network, wrapper=wrapper) as stand:
         stand.start()
         with ExitStack() as stack:
-            flows = []
+            folders = []
             for number, annotations in enumerate(({}, {LIMITS: '{"egressLimit": "8M"}'}), 1):
                 config = pod_sandbox_config(
                     uid=str(uuid.uuid4()), qos="BE", host_network=True, annotations=annotations
                 )
-                cgroup = stack.enter_context(real_cgroup(root, config.linux.cgroup_parent))
+                folders.append(stack.enter_context(real_cgroup(root, config.linux.cgroup_parent)))
                 stack.callback(stand.remove, stand.run(config))
                 wait_until(partial(has_rules, stand, number), f"{number} rules of cgroups")
-                procs = cgroup / "cgroup.procs"
-                flows.append((Flow(stand.node, network.peer, network.peer_addresses.ipv6, 6, procs),))
-            with Load(flows) as load:
+            with Load([sent(network, folder, 6) for folder in folders]) as load:
                 plain, limited = steady_mbit(load)
-    assert limited == pytest.approx(8, rel=0.1)
+            with Load([sent(network, folders[1], 4)]) as load:
+                (alone,) = steady_mbit(load)
     assert plain + limited == pytest.approx(CEILINGS_MBIT["BE"], rel=0.1)
+    assert limited < 1.1 * 8
+    assert alone == pytest.approx(8, rel=0.1)
+
+
+def sent(network: NodeNetwork, cgroup: Path, family: Family) -> tuple[Flow]:
+    """A flow that a process of the cgroup sends."""
+    address = network.peer_addresses.of(family)
+    return (Flow(network.node, network.peer, address, family, cgroup / "cgroup.procs"),)

@@ -13,22 +13,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.lab.programs import REPOSITORY, tools_folder
-from tests.node.guest.checks import BOOTS, CORE_SCHED, KUBELETS, MODES, selected
+from tests.node.guest.checks import ARM64, BOOTS, CORE_SCHED, KUBELETS, MODES, selected
 from tests.node.image import Image, build_image
 from tests.node.qemu import boot
 from tests.node.report import rows, table
-from tests.node.wheels import gather_wheels
+from tests.node.wheels import Architecture, gather_locked, gather_wheels
 
 _CACHE = REPOSITORY / ".tools" / "node"
 _PACKAGES = _CACHE / "packages"
-_PROGRAMS = ("qemu-system-x86_64", "mmdebstrap", "mke2fs")
+_LOCKED = _CACHE / "locked"
+_INTERPRETER = Path("/proc/sys/fs/binfmt_misc/qemu-aarch64")
+"""Of programs of arm64. Source: Linux Documentation/admin-guide/binfmt-misc.rst."""
+_PROGRAMS = ("mmdebstrap", "mke2fs")
+_EMULATORS = {"amd64": ("qemu-system-x86_64",), "arm64": ("qemu-system-aarch64", "qemu-aarch64-static")}
 # What the checks import from this repository's tests; the product comes from the installed wheel.
 _SHARED = ("lab", "e2e", "hooks", "node")
 VERSIONS = ("1.34", "1.37")
 """Of the kubelet: both ends of the supported range."""
 KERNEL = REPOSITORY / ".tools" / "node-kernel" / "bzImage"
 """Of `build_kernel.sh`."""
-_ALONE = (KUBELETS, CORE_SCHED)
+_ALONE = (KUBELETS, CORE_SCHED, ARM64)
 """Boots that are made only if they are named: they need more than the others."""
 _WITH_NRI = ("containerd", "containerd-shim-runc-v2")
 
@@ -52,11 +56,12 @@ def main() -> int:
     if own_kernel is not None and not own_kernel.exists():
         print("cannot boot: no own kernel; run tests/node/build_kernel.sh", file=sys.stderr)
         return 1
-    if reason := _missing([path for boot in boots for path in tools.get(boot, [])]):
+    architecture: Architecture = "arm64" if ARM64 in boots else "amd64"
+    if reason := _missing([path for boot in boots for path in tools.get(boot, [])], architecture):
         print(f"cannot build the node: {reason}", file=sys.stderr)
         return 1
     os.umask(0o022)
-    image = _built(with_packages=not {*_ALONE, MODES}.issuperset(boots))
+    image = _built(architecture, with_packages=not {*_ALONE, MODES}.issuperset(boots))
     are_ok = [
         _run(image, boot, arguments.only, tools.get(boot, []), arguments.timeout_s, own_kernel)
         for boot in boots
@@ -86,23 +91,29 @@ def _run(
     return all(row.ok for row in made) and not complaint
 
 
-def _missing(tools: Sequence[Path]) -> str:
+def _missing(tools: Sequence[Path], architecture: Architecture) -> str:
     if os.geteuid() != 0:
         return "it needs root"
-    absent = [name for name in _PROGRAMS if shutil.which(name) is None]
+    absent = [name for name in (*_PROGRAMS, *_EMULATORS[architecture]) if shutil.which(name) is None]
     if absent:
-        return f"not installed: {', '.join(absent)}; run tests/node/install.sh"
+        command = f"tests/node/install.sh{' arm64' if architecture == 'arm64' else ''}"
+        return f"not installed: {', '.join(absent)}; run {command}"
+    if architecture == "arm64" and not _INTERPRETER.exists():
+        return "the kernel does not run programs of arm64; run tests/node/install.sh arm64"
     absent = [path.name for path in tools if not path.exists()]
     return f"not built: {', '.join(absent)}; run tests/lab/build_tools.sh versions" if absent else ""
 
 
-def _built(*, with_packages: bool) -> Image:
+def _built(architecture: Architecture, *, with_packages: bool) -> Image:
     began = time.monotonic()
     _CACHE.mkdir(parents=True, exist_ok=True)
-    wheels = _CACHE / "wheels"
-    wheel = gather_wheels(wheels)
-    image = build_image(_CACHE, wheels)
+    wheels = _CACHE / f"wheels-{architecture}"
+    wheel = gather_wheels(wheels, architecture)
+    image = build_image(_CACHE, wheels, architecture)
     shutil.rmtree(_PACKAGES, ignore_errors=True)
+    shutil.rmtree(_LOCKED, ignore_errors=True)
+    if architecture == "arm64":
+        gather_locked(_LOCKED, architecture)
     if with_packages:
         _build_packages(wheel)
     print(f"image {image.disk.name} in {time.monotonic() - began:.0f} s", flush=True)
@@ -132,10 +143,27 @@ def _fill(share: Path, boot: str, names: Sequence[str], tools: Sequence[Path]) -
             shutil.copy(file, target)
     if _PACKAGES.exists():
         shutil.copytree(_PACKAGES, share / "packages")
+    if boot == ARM64:
+        shutil.copytree(_LOCKED, share / "locked")
+        _copy_source(share / "source")
     (share / "tools").mkdir()
     for path in tools:
         shutil.copy(path, share / "tools")
     (share / "names.json").write_text(json.dumps([boot, names]))
+
+
+def _copy_source(folder: Path) -> None:
+    """The files of the checkout, as git knows them, for `make run`."""
+    listed = subprocess.run(
+        ("git", "-C", REPOSITORY, "ls-files", "--cached", "--others", "--exclude-standard", "-z"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, target)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.node.image import Image
+from tests.node.wheels import Architecture
 
 CPUS = 2
 TOPOLOGY = "4,sockets=1,cores=2,threads=2"
@@ -13,7 +15,13 @@ TOPOLOGY = "4,sockets=1,cores=2,threads=2"
 _MEMORY_MIB = 3072
 
 # There is no KVM on many test machines, so software emulation is what all of them use.
-_MACHINE = ("-accel", "tcg,thread=multi", "-cpu", "max,vendor=GenuineIntel", "-no-reboot", "-nic", "none")
+_MACHINES: Mapping[Architecture, tuple[str, ...]] = {
+    "amd64": ("qemu-system-x86_64", "-cpu", "max,vendor=GenuineIntel"),
+    # Source: qemu docs/system/arm/virt.rst. Emulated pointer authentication takes most of the time of `max`.
+    "arm64": ("qemu-system-aarch64", "-machine", "virt", "-cpu", "max,pauth=off,sve=off"),
+}
+_CONSOLES: Mapping[Architecture, str] = {"amd64": "ttyS0", "arm64": "ttyAMA0"}
+_ALWAYS = ("-accel", "tcg,thread=multi", "-no-reboot", "-nic", "none")
 
 
 def command(image: Image, share: Path, cgroup_version: int = 2, own_kernel: Path | None = None) -> list[str]:
@@ -21,9 +29,12 @@ def command(image: Image, share: Path, cgroup_version: int = 2, own_kernel: Path
 
     `own_kernel`: in place of the image's, without modules; see `build_kernel.sh`.
 
-    Source: systemd(1), systemd.unified_cgroup_hierarchy and systemd.legacy_systemd_cgroup_controller.
+    Source: systemd(1), systemd.unified_cgroup_hierarchy and systemd.legacy_systemd_cgroup_controller;
+    no_timer_check as Linux arch/x86/kernel/kvm.c has it for every guest of KVM.
     """
-    kernel = "root=/dev/vda rw console=ttyS0 quiet systemd.show_status=0"
+    kernel = f"root=/dev/vda rw console={_CONSOLES[image.architecture]} quiet systemd.show_status=0"
+    # Where the emulator gets no CPU for a while an x86 kernel would take its timer for broken.
+    kernel += " no_timer_check"
     if cgroup_version == 1:
         kernel += " systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1"
     kernel_files = ["-kernel", str(own_kernel or image.kernel)]
@@ -31,8 +42,8 @@ def command(image: Image, share: Path, cgroup_version: int = 2, own_kernel: Path
         kernel_files += ["-initrd", str(image.initrd)]
     cpus = str(CPUS) if own_kernel is None else TOPOLOGY
     return [
-        "qemu-system-x86_64",
-        *_MACHINE,
+        *_MACHINES[image.architecture],
+        *_ALWAYS,
         *("-nographic", "-smp", cpus, "-m", str(_MEMORY_MIB)),
         *kernel_files,
         *("-append", kernel),

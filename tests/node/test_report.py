@@ -57,3 +57,10 @@ def test_an_own_kernel_has_no_initrd_and_cores_with_two_threads() -> None:
     assert "-kernel bzImage" in own
     assert "-initrd" not in own
     assert "threads=2" in own
+
+
+def test_the_other_architecture_has_another_emulator_and_console() -> None:
+    image = Image(Path("disk"), Path("kernel"), Path("initrd"), "arm64")
+    words = command(image, Path("share"))
+    assert words[0] == "qemu-system-aarch64"
+    assert "console=ttyAMA0" in " ".join(words)

@@ -8,15 +8,23 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 from tests.lab.programs import REPOSITORY
 
-# Source: Debian 12 has Python 3.11 and glibc 2.36; the machine is an x86-64 one.
+Architecture = Literal["amd64", "arm64"]
+"""As Debian names them."""
+
+# Source: Debian 12 has Python 3.11 and glibc 2.36.
 _PYTHON = "3.11"
-_PLATFORMS = ("manylinux_2_35_x86_64", "manylinux_2_28_x86_64", "manylinux2014_x86_64", "linux_x86_64")
+_PLATFORMS = ("manylinux_2_35", "manylinux_2_28", "manylinux_2_17", "manylinux2014", "linux")
+_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+_FROM_SOURCE = ("argparse-manpage",)
+"""What the index has no wheel of, and what builds one of it."""
+_BUILDERS = ("setuptools", "wheel", "packaging")
 
 
-def gather_wheels(folder: Path) -> Path:
+def gather_wheels(folder: Path, architecture: Architecture = "amd64") -> Path:
     """Builds and downloads all wheels into `folder`; returns the one of this repository.
 
     The folder has no others then. Dependencies have the versions of `requirements.lock`.
@@ -27,11 +35,28 @@ def gather_wheels(folder: Path) -> Path:
     (wheel,) = folder.glob("koord_runtime_proxy-*.whl")
     constraints = folder / "constraints.txt"
     constraints.write_text(pinned((REPOSITORY / "requirements.lock").read_text()))
+    _pip("download", *_target(architecture), "--constraint", constraints, "--dest", folder, wheel)
+    return wheel
+
+
+def gather_locked(folder: Path, architecture: Architecture) -> None:
+    """Downloads all of `requirements.lock`, with its hashes, for `make run` on a machine without network."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = (REPOSITORY / "requirements.lock").read_text()
+    entries = re.split(r"^(?=[a-z])", lock, flags=re.MULTILINE)
+    binaries = (each for each in entries if not each.startswith(_FROM_SOURCE))
+    locked = folder / "binaries.lock"
+    locked.write_text("".join(binaries))
+    _pip("download", *_target(architecture), "--no-deps", "--require-hashes", "--dest", folder, "-r", locked)
+    sources = [each for each in pinned(lock).split() if each.startswith(_FROM_SOURCE)]
+    _pip("download", "--no-deps", "--dest", folder, *sources, *_BUILDERS)
+
+
+def _target(architecture: Architecture) -> list[str]:
     target = ["--only-binary=:all:", "--python-version", _PYTHON, "--implementation", "cp"]
     for platform in _PLATFORMS:
-        target += ["--platform", platform]
-    _pip("download", *target, "--constraint", constraints, "--dest", folder, wheel)
-    return wheel
+        target += ["--platform", f"{platform}_{_MACHINES[architecture]}"]
+    return target
 
 
 def pinned(lock: str) -> str:

@@ -14,6 +14,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[TracedCal
     return trace(tmp_path_factory.mktemp("traced"), CALLS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["warm Version", "changed CreateContainer"])
 def test_a_call_passes_few_functions_and_files(traces: dict[str, list[TracedCall]], name: str) -> None:
     # On a busy machine a call may last until what follows it is done, too: not so the shortest of some.

@@ -26,6 +26,7 @@ def trees() -> dict[str, ast.Module]:
     return parsed(Path(__file__).parents[2])
 
 
+@pytest.mark.slow
 def test_there_are_no_circles(trees: dict[str, ast.Module]) -> None:
     assert circles(trees) == []
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from cri_api.runtimeproxy.v1 import api_pb2 as runtimeproxy_pb2
+from cri_api.runtimeproxy.v1 import api_pb2_grpc as runtimeproxy_grpc
+from tests.lab.cri_client import CALL_TIMEOUT_S
 from tests.lab.deadline import wait_until
 from tests.resctrl.double import Double
 from tests.resctrl.schemata import Variant
@@ -262,6 +265,17 @@ def test_counters(socket_folder: Path) -> None:
             "traffic",
         )
         assert node.metrics().of("resctrl_memory_bytes_total", scope="local") == 0
+        api = runtimeproxy_grpc.RuntimeProxyStub(node.client.channel)
+        answer = api.GetResctrl(runtimeproxy_pb2.GetResctrlRequest(), timeout=CALL_TIMEOUT_S)
+        assert [(each.name, each.is_own) for each in answer.groups] == [
+            (f"{PREFIX}{name}", True) for name in ("BE", "LS", "LSR")
+        ]
+        assert {
+            (each.cache, each.value) for each in answer.pods[0].counters if each.name == "llc_occupancy"
+        } == {
+            (0, 2 << 20),
+            (8, 2 << 20),
+        }
         assert node.metrics().of("resctrl_counters_missing", counter="llc_occupancy") == 0
         node.double.show_counters(llc_occupancy="Unavailable", mbm_total_bytes="Error")
         found = node.metrics()

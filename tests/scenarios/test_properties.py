@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
@@ -206,6 +207,7 @@ def test_bounds_follow_the_load_and_all_is_given_back(
     assert not node.kernel.violations
 
 
+@pytest.mark.slow
 @settings(max_examples=10, **SETTINGS)
 @given(
     threshold=thresholds,

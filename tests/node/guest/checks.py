@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from tests.node.guest import (
+    arm64,
     block_io,
     claims,
     core_sched,
@@ -22,9 +23,11 @@ from tests.node.guest import (
     scores,
     service,
     strategies,
+    tree,
 )
 from tests.node.guest.node import Check
 
+ARM64 = "arm64"
 CORE_SCHED = "core-sched"
 KUBELETS = "kubelets"
 MODES = "modes"
@@ -32,6 +35,7 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
     "cgroup-v2": (
         *installation.CHECKS,
         *pods.CHECKS,
+        *tree.CHECKS,
         *hook_servers.CHECKS,
         *scores.CHECKS,
         *qos_manager.CHECKS,
@@ -54,6 +58,7 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
     "cgroup-v1": (
         *installation.CHECKS,
         *pods.ON_VERSION_1,
+        *tree.CHECKS,
         *qos_manager.INSTALLED,
         claims.BOUND_FIRST,
         *claims.CHECKS,
@@ -65,10 +70,12 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
     MODES: (modes.RUNTIME, *installation.CHECKS, *modes.CHECKS, *removal.LAST),
     CORE_SCHED: (*installation.CHECKS, *core_sched.CHECKS, *removal.LAST),
     KUBELETS: (*installation.CHECKS, *kubelets.CHECKS),
+    ARM64: (*installation.CHECKS, *arm64.CHECKS, *pods.CHECKS, *tree.CHECKS),
 }
 """By boot of the node. What is no matter of cgroup files is checked on version 2 alone; the modes have
 a boot of their own, with a containerd that has NRI, and whole kubelets, as they take pods for theirs that
-other checks have made. Core scheduling needs a kernel of its own."""
+other checks have made. Core scheduling needs a kernel of its own, and the other architecture an image of its
+own."""
 
 
 def selected(pattern: str, boot: str) -> list[str]:

@@ -51,7 +51,7 @@ def classes_of_host_network(node: Node) -> str:
         with with_drop_ins(_DROP_IN):
             systemctl("restart", SERVICE)
             wait_until(lambda: "htb" in run("tc", "qdisc", "show", "dev", UPLINK), "HTB", PATIENCE_S)
-            wait_until(lambda: _rules() >= 2, "rules of host-network pods", PATIENCE_S)
+            wait_until(lambda: _has_rules(node), "rules of host-network pods", PATIENCE_S)
             shared, alone = _measure(node, peer)
             folder.strategies({"resource-qos-config": {"clusterStrategy": {}}})
             wait_until(lambda: run("tc", "-j", "qdisc", "show") == qdiscs, "the qdisc of before", PATIENCE_S)
@@ -63,7 +63,8 @@ def classes_of_host_network(node: Node) -> str:
     for name, mbit in _GUARANTEES_MBIT.items():
         _expect_rate(f"{name} beside the other", shared[name], mbit)
     _expect_rate("BE alone", alone, _CEILING_OF_BE_MBIT)
-    return f"{refused}; Mbit/s: {shared}, BE alone {alone:.2f}"
+    seen = ", ".join(f"{name} {mbit:.2f}" for name, mbit in shared.items())
+    return f"{refused}; Mbit/s at one time: {seen}; BE alone {alone:.2f}"
 
 
 def _measure(node: Node, peer: Namespace) -> tuple[Mapping[str, float], float]:
@@ -111,8 +112,9 @@ def _status(word: str) -> str:
     return next((line.strip() for line in shown.splitlines() if word in line.replace("-", "_").upper()), "")
 
 
-def _rules() -> int:
-    return run("nft", "list", "ruleset").count("socket cgroupv2")
+def _has_rules(node: Node) -> bool:
+    rules = run("nft", "list", "ruleset")
+    return all(node.pods[name].cgroup.name in rules for name in _GUARANTEES_MBIT)
 
 
 def _expect_rate(what: str, seen_mbit: float, wanted_mbit: float) -> None:

@@ -104,7 +104,14 @@ async def reads(api: api_pb2_grpc.RuntimeProxyStub) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [f"{READ}GetStatus", f"{READ}GetNode", f"{READ}Simulate", "/grpc.health.v1.Health/Check"]
+    "path",
+    [
+        f"{READ}GetStatus",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (f"{READ}GetNode", f"{READ}Simulate", "/grpc.health.v1.Health/Check")
+        ),
+    ],
 )
 async def test_requests_that_do_not_end(served: Served, path: str) -> None:
     daemon, api = served

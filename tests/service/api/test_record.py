@@ -87,7 +87,7 @@ def recorded_lines(path: Path) -> list[bytes]:
     return data.splitlines()
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_the_commands(daemon: ProxyProcess, client: CriClient, end: signal.Signals) -> None:
     """A recording that ends with Ctrl-C or is killed is replayed without differences."""
     wait_until(socket_of(daemon).exists, "the admin socket")
