@@ -29,9 +29,12 @@ def command(image: Image, share: Path, cgroup_version: int = 2, own_kernel: Path
 
     `own_kernel`: in place of the image's, without modules; see `build_kernel.sh`.
 
-    Source: systemd(1), systemd.unified_cgroup_hierarchy and systemd.legacy_systemd_cgroup_controller.
+    Source: systemd(1), systemd.unified_cgroup_hierarchy and systemd.legacy_systemd_cgroup_controller;
+    no_timer_check as Linux arch/x86/kernel/kvm.c has it for every guest of KVM.
     """
     kernel = f"root=/dev/vda rw console={_CONSOLES[image.architecture]} quiet systemd.show_status=0"
+    # Where the emulator gets no CPU for a while an x86 kernel would take its timer for broken.
+    kernel += " no_timer_check"
     if cgroup_version == 1:
         kernel += " systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1"
     kernel_files = ["-kernel", str(own_kernel or image.kernel)]

@@ -12,7 +12,7 @@ from tests.lab.block_io import LoopDevice, write_rate
 from tests.lab.deadline import wait_until
 from tests.lab.node_objects import NodeObjects
 from tests.node.guest.cgroup_v2 import ROOT
-from tests.node.guest.machine import CONFIG, PATIENCE_S, SERVICE, UnexpectedError, systemctl
+from tests.node.guest.machine import CONFIG, PATIENCE_S, PATIENTLY, SERVICE, UnexpectedError, systemctl
 from tests.node.guest.node import Check, Node
 from tests.node.guest.strategies import objects
 
@@ -102,7 +102,7 @@ def _wait_for(is_so: Callable[[], bool], what: str) -> None:
 
 
 def _status_of_policy() -> str:
-    command = [str(Path(sys.executable).with_name("koord-runtime-proxy")), "status"]
+    command = [str(Path(sys.executable).with_name("koord-runtime-proxy")), "status", *PATIENTLY]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line.strip() for line in done.stdout.splitlines() if re.search("block-io", line)]
     if not lines:

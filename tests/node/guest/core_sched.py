@@ -21,6 +21,7 @@ from tests.node.guest.machine import (
     CONFIG,
     ENDPOINT,
     PATIENCE_S,
+    PATIENTLY,
     PROGRAM,
     SERVICE,
     SHARED_UNITS,
@@ -185,7 +186,7 @@ def without_the_drop_in_it_says_so(node: Node) -> str:
             node.pods[name] = Pod(spec, sandbox, container, cgroup, cgroup / container)
 
     def status() -> str:
-        text = run(PROGRAM, "status", code=None)
+        text = run(PROGRAM, "status", *PATIENTLY, code=None)
         return text if "CAP_SYS_PTRACE" in text else ""
 
     text = wait_until(status, "CAP_SYS_PTRACE in the status", PATIENCE_S)

@@ -14,6 +14,7 @@ from tests.node.guest.machine import (
     CONTAINERD,
     ENDPOINT,
     PATIENCE_S,
+    PATIENTLY,
     PROGRAM,
     SERVICE,
     SHARED_UNITS,
@@ -103,7 +104,7 @@ def the_daemon_is_confined(_: Node) -> str:
 
 def doctor_finds_nothing_wrong(_: Node) -> str:
     """No problem, and warnings only about the kubelet, which this node does not have, and the mode."""
-    findings = json.loads(run(PROGRAM, "doctor", "--output", "json"))
+    findings = json.loads(run(PROGRAM, "doctor", *PATIENTLY, "--output", "json"))
     unusual = [each for each in findings if each["level"] != "ok" and each["check"] not in _EXPECTED]
     expect("unexpected findings", unusual, [])
     expect("checks", {each["check"] for each in findings} >= {"service", "kernel", "state folder"}, True)

@@ -23,6 +23,8 @@ CONTAINERD = Path("/run/containerd/containerd.sock")
 
 # An emulated CPU is some twenty times slower than a real one.
 PATIENCE_S = 120.0
+PATIENTLY = ("--timeout", f"{PATIENCE_S:.0f}s")
+"""Of commands that ask the daemon."""
 _LIMITS = {
     "TimeoutStartSec": "300s",
     "TimeoutStopSec": "100s",

@@ -37,6 +37,7 @@ from tests.node.guest.machine import (
     CONTAINERD,
     ENDPOINT,
     PATIENCE_S,
+    PATIENTLY,
     PROGRAM,
     SERVICE,
     SOCKET_UNIT,
@@ -177,7 +178,7 @@ def starts_in(mode: Mode, _: Node) -> str:
     systemctl("start", SOCKET_UNIT)
     took_s = _restart(mode)
     # No problem, or the exit code is 1.
-    run(PROGRAM, "status")
+    run(PROGRAM, "status", *PATIENTLY)
     return f"{checked.splitlines()[0]}; serves after {took_s:.1f} s"
 
 
@@ -363,9 +364,9 @@ def a_killed_daemon_comes_back(mode: Mode, node: Node) -> str:
 
 def status_and_explain(mode: Mode, node: Node) -> str:
     """`status` has no problem, and `explain` names the way of each value."""
-    text = run(PROGRAM, "status")
+    text = run(PROGRAM, "status", *PATIENTLY)
     expect_text("status", text, "no problems")
-    shown = run(PROGRAM, "explain", f"lab/{node.pods['LS'].spec.name}")
+    shown = run(PROGRAM, "explain", *PATIENTLY, f"lab/{node.pods['LS'].spec.name}")
     way = "file" if mode == "standalone" else "message"
     expect("ways of BE's container", _ways(node.pods["BE"])[_CONTAINER], {way})
     expect("ways of BE's pod", _ways(node.pods["BE"])[_POD], {"file"})

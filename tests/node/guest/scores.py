@@ -15,6 +15,7 @@ from tests.node.guest.machine import (
     CONFIG,
     ENDPOINT,
     PATIENCE_S,
+    PATIENTLY,
     PROGRAM,
     SERVICE,
     SHARED_UNITS,
@@ -67,7 +68,7 @@ def scores_are_lowered(node: Node) -> str:
 
 
 def _refusal() -> str:
-    shown = run(PROGRAM, "explain", _SPEC.name, code=None)
+    shown = run(PROGRAM, "explain", *PATIENTLY, _SPEC.name, code=None)
     return next((line.strip() for line in shown.splitlines() if "EACCES" in line), "")
 
 
