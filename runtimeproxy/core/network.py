@@ -32,7 +32,8 @@ IDLE_S: Final = 0.5
 """How often it is looked whether the network may be changed."""
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
-"""Between two questions about a pod whose addresses the runtime did not tell; the pause doubles."""
+"""Between two questions about a pod whose addresses the runtime did not tell, and before what has failed is
+tried again; the pause doubles."""
 
 
 class PodClient(Protocol):
@@ -82,7 +83,7 @@ class NetworkUpkeep:
 
         self.control.on_asked = on_asked
         self._changed.set()
-        checked_s = time.monotonic()
+        checked_s, pause_s = time.monotonic(), FIRST_PAUSE_S / 2
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(checked_s + VERIFY_S - time.monotonic(), 0)):
@@ -101,6 +102,9 @@ class NetworkUpkeep:
                 sync = partial(self.control.sync, self._running(), is_check=is_check)
                 if await loop.run_in_executor(self._executor, sync):
                     self._changed.set()
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if self.control.has_failed else FIRST_PAUSE_S / 2
+                if self.control.has_failed:
+                    loop.call_later(pause_s, self._changed.set)
             except TimeoutError as error:
                 logger.warning("network QoS: %s", error.strerror)
             except Exception:  # a bug costs this change, not the next one

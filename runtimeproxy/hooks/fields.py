@@ -316,13 +316,12 @@ def merge(
         return merged, ()
     by_policy = {**merged.reasons, policy: reason} if reason else merged.reasons
     fields = MappingProxyType({**merged.fields, **accepted})
-    return Merged(merged.start, fields, by_policy, _pod_with(merged.start, fields)), tuple(updates)
+    pod = _pod_with(merged.start, fields) if isinstance(merged.start, PodView) else None
+    return Merged(merged.start, fields, by_policy, pod), tuple(updates)
 
 
-def _pod_with(start: View, fields: Mapping[Field, Resolved]) -> PodView | None:
+def _pod_with(start: PodView, fields: Mapping[Field, Resolved]) -> PodView | None:
     """See `Merged.changed_pod`."""
-    if not isinstance(start, PodView):
-        return None
     identity = {key: each.value for key, each in fields.items() if key.group in _IDENTITY}
     return _changed_pod(start, _by_group(identity)) if identity else None
 

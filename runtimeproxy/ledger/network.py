@@ -70,7 +70,7 @@ _ROUTES: Final = Path("/proc/thread-self/net")
 _PROCFS: Final = Path("/proc")
 _FOREIGN: Final = ("network",)
 _PODS: Final = "pods"
-_LOCK_S: Final = 15.0
+_LOCK_S: Final = 8.0
 """More than one program may take."""
 _NEUTRAL: Final[Mapping[str, str]] = {CLASS_FIELD: NO_CLASS, EGRESS_FIELD: "0", INGRESS_FIELD: "0"}
 
@@ -114,6 +114,7 @@ class NetworkControl:
         on_asked: Called in any thread when a pod's class or limit, or the shares, have changed.
         left_out: Why pods lack what is wanted of them, by the id of the sandbox.
         problem: Why the last change was not made; empty if it was.
+        has_failed: Whether the last `sync` has failed, and is to be tried again soon.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class NetworkControl:
         self.left_out: dict[str, str] = {}
         self.problem = ""
         self.pods = 0
+        self.has_failed = False
 
     # The fields of pods.
 
@@ -310,7 +312,7 @@ class NetworkControl:
             Whether something is left to be done at once: classes that nothing points to any more.
         """
         with _Held(self._lock):
-            running = tuple(pods)
+            running, self.has_failed = tuple(pods), False
             if is_check:
                 self._drop_gone(pod.cgroup[-1] for pod in running if pod.cgroup)
             wanted = {pod.id: each for pod in running if (each := self._wanted(pod)) is not None}
@@ -323,7 +325,7 @@ class NetworkControl:
                 return self._sync(self._shares, wanted, is_check=is_check)
             except OSError as error:
                 # Whatever was done: it is read again.
-                self._present = None
+                self._present, self.has_failed = None, True
                 self.problem = error.strerror or str(error)
                 self._failures.report(
                     "network", self.problem, f"network QoS of pods is not complete: {self.problem}"

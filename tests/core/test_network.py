@@ -177,6 +177,12 @@ async def test_an_error_costs_one_change(scene: Scene, error: Exception) -> None
     await scene.wait_for(lambda: scene.told() == {"a": ("10.0.0.1",)})
 
 
+async def test_what_has_failed_is_tried_again(scene: Scene) -> None:
+    scene.control.has_failed = True
+    scene.run_pod("a", "10.0.0.1")
+    await scene.wait_for(lambda: len(scene.control.told) >= 4)
+
+
 async def test_what_is_left_to_do_follows_at_once(scene: Scene) -> None:
     scene.control.leaves = [True]
     scene.run_pod("a", "10.0.0.1")

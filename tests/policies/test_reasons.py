@@ -377,13 +377,14 @@ def check_reasons(stand: Stand, manifest: dict[str, Any], expected: Mapping[str,
         for field in target.fields
         for claim in field.claims
     }
-    assert reasons_on_page(stand, pod_id) == sorted(
-        claim.reason
-        for target in targets
-        for field in target.fields
-        for claim in field.claims
-        if claim.reason
-    )
+
+    def reasons() -> list[str]:
+        found = explained(stand, pod_id).targets
+        claimed = (claim for target in found for field in target.fields for claim in field.claims)
+        return sorted(claim.reason for claim in claimed if claim.reason)
+
+    # Sums of QoS classes follow a new pod a moment later.
+    wait_until(lambda: reasons_on_page(stand, pod_id) == reasons(), "the page has the same reasons")
     changed = {
         Place.of(field.name, change.policy, is_pod=target.kind == "pod")
         for target in pod.targets
