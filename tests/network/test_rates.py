@@ -13,8 +13,8 @@ from tests.network.stand import CEILINGS_MBIT, GUARANTEES_MBIT, TOTAL_MBIT, Runn
 
 TOLERANCE = 0.1
 _MANY_BURSTS_S = 2.5
-"""In two windows a burst above the limit of what is received is a fiftieth. Headers of packets that the kernel
-has joined, which nftables does not see, are another twentieth."""
+"""In two windows a burst above the limit of what is received is a fiftieth. Headers of packets that the
+kernel has joined, which nftables does not see, are another twentieth."""
 BOTH: tuple[Family, Family] = (4, 6)
 
 
