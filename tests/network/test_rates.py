@@ -12,6 +12,9 @@ from tests.network.namespaces import Family
 from tests.network.stand import CEILINGS_MBIT, GUARANTEES_MBIT, TOTAL_MBIT, RunningPod, Stand
 
 TOLERANCE = 0.1
+_MANY_BURSTS_S = 2.5
+"""In two windows a burst above the limit of what is received is a fiftieth. Headers of packets that the
+kernel has joined, which nftables does not see, are another twentieth."""
 BOTH: tuple[Family, Family] = (4, 6)
 
 
@@ -64,7 +67,7 @@ def test_a_pod_has_limits_of_its_own_in_both_directions(stand: Stand) -> None:
             egress, beside = steady_mbit(load)
         # Not at one time: the limit of what is sent delays acknowledgements of what is received.
         with Load([greedy(peer, pod.network, pod.network.addresses, BOTH)]) as load:
-            (ingress,) = steady_mbit(load)
+            (ingress,) = steady_mbit(load, _MANY_BURSTS_S)
     assert (egress, ingress) == pytest.approx((8, 12), rel=TOLERANCE)
     assert beside > 3 * egress
 
