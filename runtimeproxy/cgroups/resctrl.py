@@ -117,11 +117,19 @@ def number(resource: str, value: int) -> str:
 
 
 class _Tasks(NamedTuple):
-    """The tasks that are in some group, at one moment."""
+    """The tasks that are in some group, at one moment, by their numbers."""
 
     groups: dict[int, str]
-    """By number of the task, the name of a group of ours, or `FOREIGN` and that of another."""
+    """The value of a group of ours, or `FOREIGN` and the name of another."""
     monitors: dict[int, str]
+    """`FOREIGN` and the name of another program's monitoring group."""
+    read_s: float
+
+
+class _Monitored(NamedTuple):
+    """The tasks in our monitoring groups, of which there may be hundreds: each list walks all tasks."""
+
+    pods: dict[int, str]
     read_s: float
 
 
@@ -144,6 +152,7 @@ class ResctrlGroups:
         self._now_s = clock
         self._lock = RLock()
         self._tasks: _Tasks | None = None
+        self._monitored: _Monitored | None = None
         self._made_s: dict[Path, float] = {}
         # By group, the resources of its schemata that are ours.
         self._resources: dict[str, frozenset[str]] = {}
@@ -255,7 +264,7 @@ class ResctrlGroups:
             if error.errno not in _AWAY:
                 raise
         self._made_s.pop(path, None)
-        self._tasks = None
+        self._tasks = self._monitored = None
 
     def why_missing(self, group: str) -> str:
         """Return why a group is not there, for people."""
@@ -362,14 +371,31 @@ class ResctrlGroups:
             name = self._value_of(own) if own else f"{FOREIGN}{_shown(folder.name)}"
             groups.update(dict.fromkeys(_numbers(folder / _TASKS), name))
         for group, folder in self._monitoring_groups():
-            own = _own_name(folder.name)
-            name = own or f"{FOREIGN}{_shown(folder.name)}"
-            members = _numbers(folder / _TASKS)
-            monitors.update(dict.fromkeys(members, name))
-            if not own and not group:
+            if _own_name(folder.name):
+                continue
+            members = dict.fromkeys(_numbers(folder / _TASKS), f"{FOREIGN}{_shown(folder.name)}")
+            monitors.update(members)
+            if not group:
                 # A move to another group would take them out of it.
-                groups.update(dict.fromkeys(members, name))
+                groups.update(members)
         return _Tasks(groups, monitors, now_s)
+
+    def monitored(self) -> dict[int, str]:
+        """Return the pods in whose monitoring group tasks are, up to a second old; raises OSError.
+
+        A task that has come to one since is written there once more, which changes nothing.
+        """
+        with self._lock:
+            now_s = self._now_s()
+            if self._monitored is None or now_s - self._monitored.read_s >= TASKS_S:
+                pods = {
+                    pid: name
+                    for _, folder in self._monitoring_groups()
+                    if (name := _own_name(folder.name))
+                    for pid in _numbers(folder / _TASKS)
+                }
+                self._monitored = _Monitored(pods, now_s)
+            return self._monitored.pods
 
     def _value_of(self, group: str) -> str:
         """The value of the field for tasks of a group: that of a pod is for this pod alone."""
@@ -431,6 +457,8 @@ class GroupAccess:
             self._groups.write(schemata, group)
         self._groups.move(pid, group)
         tasks[pid] = text
+        # The kernel takes it out of the monitoring group.
+        self._groups.monitored().pop(pid, None)
 
 
 class MonitorAccess:
@@ -444,7 +472,8 @@ class MonitorAccess:
 
     def read(self, pid: int, folder: int) -> str:
         del folder
-        return self._groups.tasks().monitors.get(pid, NO_GROUP)
+        foreign = self._groups.tasks().monitors.get(pid)
+        return foreign or self._groups.monitored().get(pid, NO_GROUP)
 
     def write(self, pid: int, folder: int, text: str) -> None:
         del folder
@@ -452,7 +481,7 @@ class MonitorAccess:
         _check_own(tasks.monitors.get(pid, NO_GROUP))
         _check_own(tasks.groups.get(pid, NO_GROUP))
         self._groups.monitor(pid, text)
-        tasks.monitors[pid] = text
+        self._groups.monitored()[pid] = text
 
 
 def _check_own(group: str) -> None:

@@ -141,11 +141,11 @@ class KernelSettings:
         changes: list[SettingChange] = []
         try:
             with self._alone() as ours:
-                for name in [each for each in reversed(ours) if each not in wanted]:
+                for name in _files_first(each for each in reversed(ours) if each not in wanted):
                     if releases is None or name in releases:
                         changes += self._release(ours, name)
-                for name, value in wanted.items():
-                    changes += self._set(ours, name, str(value))
+                for name in _files_first(wanted):
+                    changes += self._set(ours, name, str(wanted[name]))
                 self._wanted = {**{name: each.written for name, each in ours.items()}, **wanted}
                 for name in self.unapplied.keys() - self._wanted.keys():
                     del self.unapplied[name]
@@ -161,9 +161,9 @@ class KernelSettings:
         changes: list[SettingChange] = []
         try:
             with self._alone() as ours:
-                for name, value in self._wanted.items():
+                for name in _files_first(self._wanted):
                     if name.startswith(among):
-                        changes += self._set(ours, name, str(value), is_check=True)
+                        changes += self._set(ours, name, str(self._wanted[name]), is_check=True)
         except OSError as error:
             changes.append(self._unreadable(error))
         return self._reported(changes)
@@ -406,6 +406,17 @@ def _absent_of(name: str) -> str | None:
 def _is_given_back(name: str, mine: _Ours, present: str) -> bool:
     """Whether a release changes it: what others have written stays, but for objects that are ours alone."""
     return present != mine.original and (present == mine.written or _absent_of(name) is not None)
+
+
+def _files_first(names: Iterable[str]) -> list[str]:
+    """The names in their order, those last that programs read and write: one may hang for seconds."""
+    found = [(name, kernel_setting(name)) for name in names]
+    return [
+        name
+        for is_late in (False, True)
+        for name, setting in found
+        if is_late is (setting is not None and setting.access == NETWORK)
+    ]
 
 
 def kind_of(name: str) -> str:

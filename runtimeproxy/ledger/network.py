@@ -70,7 +70,7 @@ _ROUTES: Final = Path("/proc/thread-self/net")
 _PROCFS: Final = Path("/proc")
 _FOREIGN: Final = ("network",)
 _PODS: Final = "pods"
-_LOCK_S: Final = 15.0
+_LOCK_S: Final = 8.0
 """More than one program may take."""
 _NEUTRAL: Final[Mapping[str, str]] = {CLASS_FIELD: NO_CLASS, EGRESS_FIELD: "0", INGRESS_FIELD: "0"}
 

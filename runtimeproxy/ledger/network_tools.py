@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from runtimeproxy.counts import Counts
 from runtimeproxy.node.machine import PROGRAM_FOLDERS, find_program
 
-TIMEOUT_S: Final = 10.0
+TIMEOUT_S: Final = 5.0
 """Both take milliseconds; a kernel that hangs answers none."""
 DROP_IN: Final = "koord-runtime-proxy.service.d/60-network.conf"
 """In the folder `systemd`."""

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from runtimeproxy.ledger.network_tools import TIMEOUT_S
 from tests.lab.cri_client import CALL_TIMEOUT_S
-from tests.lab.deadline import wait_until
+from tests.lab.deadline import time_s, wait_until
 from tests.network.load import Load, greedy, steady_mbit
 from tests.network.rules import assert_others_stay, class_bytes, contents_of
 from tests.network.stand import CEILINGS_MBIT, Stand
@@ -91,7 +92,7 @@ def longest_gap(load: Load) -> Iterator[list[float]]:
 
 
 def test_calls_do_not_wait_for_tc_and_nft(stand: Stand) -> None:
-    """While the programs block, pods start and go; when they go on, the rules come."""
+    """While the programs block, pods start and go, and the daemon ends; when they go on, the rules come."""
     numbers = range(202, 206)
     with stand.blocked_programs() as wait_for_call:
         first = stand.addressed_pod(201)
@@ -99,6 +100,9 @@ def test_calls_do_not_wait_for_tc_and_nft(stand: Stand) -> None:
         pods = [stand.addressed_pod(number) for number in numbers]
         stand.remove(first)
         stand.status()
+        assert time_s(stand.daemon.terminate) < TIMEOUT_S
+    stand.daemon.start()
+    stand.client.wait_until_serving(CALL_TIMEOUT_S)
     stand.wait_for_addressed_pods(numbers)
     for pod in pods:
         stand.remove(pod)

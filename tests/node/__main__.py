@@ -27,7 +27,7 @@ _INTERPRETER = Path("/proc/sys/fs/binfmt_misc/qemu-aarch64")
 _PROGRAMS = ("mmdebstrap", "mke2fs")
 _EMULATORS = {"amd64": ("qemu-system-x86_64",), "arm64": ("qemu-system-aarch64", "qemu-aarch64-static")}
 # What the checks import from this repository's tests; the product comes from the installed wheel.
-_SHARED = ("lab", "e2e", "hooks", "node")
+_SHARED = ("lab", "e2e", "hooks", "network", "node")
 VERSIONS = ("1.34", "1.37")
 """Of the kubelet: both ends of the supported range."""
 KERNEL = REPOSITORY / ".tools" / "node-kernel" / "bzImage"

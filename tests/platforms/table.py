@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from policies.system_config import GROUP_IDENTITY, IDLE_SAVER_WMARK, MIN_FREE_KBYTES, WATERMARK_SCALE_FACTOR
 from runtimeproxy.fields.kernel_settings import KERNEL_SETTINGS
+from runtimeproxy.fields.tables import PARAMETERS
 from runtimeproxy.hooks.decision import missing_features, unmet_for
 from runtimeproxy.hooks.loaded import LoadedPolicy, bind
 from runtimeproxy.hooks.loading import built_in
@@ -28,6 +29,11 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "network-qos": ("CONFIG_NET_SCH_HTB", "CONFIG_NF_TABLES", "CONFIG_NFT_LIMIT"),
 }
 """Options that policies need and no file tells beforehand. Source: Linux net/sched, net/netfilter."""
+OTHER_FEATURES: Final[Mapping[str, str]] = {
+    Feature.CORE_SCHED: "none: `PR_SCHED_CORE` of prctl (`CONFIG_SCHED_CORE`)",
+    Feature.RESCTRL: "none: the file system resctrl",
+}
+"""Features that have no file in cgroups, for people."""
 RESCTRL_OPTIONS: Final = ("CONFIG_X86_CPU_RESCTRL", "CONFIG_RESCTRL_FS")
 SYSCTLS: Final = (MIN_FREE_KBYTES, WATERMARK_SCALE_FACTOR, GROUP_IDENTITY, IDLE_SAVER_WMARK)
 """Those of `system-config`."""
@@ -105,6 +111,8 @@ def text() -> str:
         )
         lines.append("")
     lines += [f"{number}. {note}" for note, number in notes.items()]
+    lines += ["", "### What the notes name", ""]
+    lines += _rows([("feature", "files, by their names in cgroup version 1")], _features())
     lines += ["", "### Where the trees come from", ""]
     lines += _rows([("tree", "platform", "kernel", "seen", "source")], _origins(found))
     return "\n".join(lines) + "\n"
@@ -120,6 +128,16 @@ def _shown(each: Cell, notes: dict[str, int]) -> str:
     if not each.note:
         return each.state
     return f"{each.state} [{notes.setdefault(each.note, len(notes) + 1)}]"
+
+
+def _features() -> Iterator[tuple[str, ...]]:
+    files: dict[str, list[str]] = {}
+    for name, each in PARAMETERS.items():
+        if each.feature and each.processes is None:
+            files.setdefault(each.feature, []).append(f"`{name}`")
+    shown = {**{feature: ", ".join(names) for feature, names in files.items()}, **OTHER_FEATURES}
+    for feature, of_feature in sorted(shown.items()):
+        yield f"`{feature}`", of_feature
 
 
 def _origins(found: Iterable[Platform]) -> Iterator[tuple[str, ...]]:
