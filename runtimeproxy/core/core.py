@@ -95,7 +95,6 @@ class Core:
         inventory: Keeps the records those of what runs.
         audit: Where decisions are told.
         upkeep: Keeps the values of what runs.
-        network: Brings running pods to the network's QoS; None where that is not managed.
         leased: Claims of owners outside of this process.
         evictor: Evicts pods for them.
         services: For front ends that carry decisions.
@@ -162,9 +161,9 @@ class Core:
             answers,
             network,
         )
-        self.network: NetworkUpkeep | None = None
+        network_upkeep: NetworkUpkeep | None = None
         if network is not None:
-            self.network = NetworkUpkeep(
+            network_upkeep = NetworkUpkeep(
                 network,
                 self.store,
                 runtime,
@@ -202,6 +201,7 @@ class Core:
             spawn=spawn,
             evaluator=self.upkeep.evaluator,
             allocations=allocations,
+            network=network_upkeep,
         )
         self.state = SavedState(
             CheckpointSync(folder, self.inventory, self.ledger, disk, is_standby),
@@ -297,8 +297,8 @@ class Core:
         self._spawn(self.state.audit.run())
         self._spawn(self.policies.run())
         self._spawn(self.upkeep.run())
-        if self.network is not None:
-            self._spawn(self.network.run())
+        if self.services.network is not None:
+            self._spawn(self.services.network.run())
         self._spawn(self.leased.run())
         self._spawn(self.upkeep.verify((Level.NODE, Level.QOS_CLASS)))
         self._spawn(self.upkeep.verify((Level.POD, Level.CONTAINER)))
@@ -307,8 +307,8 @@ class Core:
         """Forgets cgroups of pods and containers that are gone; cheap, to be called about every second."""
         parents = (pod.cgroup_parent for pod in self.store.pods)
         self.ledger.prune(parents, (container.id for container in self.store.containers))
-        if self.network is not None:
-            self.network.look()
+        if self.services.network is not None:
+            self.services.network.look()
         allocations = self.state.allocations
         if allocations is not None and self.inventory.recovered.is_set() and not self._is_standby():
             saving = allocations.follow(self.store.pods)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from runtimeproxy.cgroups.writer import WriteResult
+    from runtimeproxy.core.network import NetworkUpkeep
     from runtimeproxy.core.policies import Spawn
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.ledger.allocations import NodeAllocations
@@ -126,6 +127,7 @@ class CoreServices:
         executor: These threads.
         evaluator: Of what runs.
         allocations: The CPUs of pods; None where the pools of shared CPUs do not depend on them.
+        network: Brings running pods to the network's QoS; None where that is not managed.
         pending_updates: Those that the runtime has not answered, oldest first, by container.
         order: Which event waits for which.
     """
@@ -137,6 +139,7 @@ class CoreServices:
     spawn: Spawn
     evaluator: PodEvaluator
     allocations: NodeAllocations | None = None
+    network: NetworkUpkeep | None = None
     store: PodStore = field(init=False)
     pending_updates: dict[str, list[PendingUpdate]] = field(default_factory=dict)
     order: EventOrder = field(default_factory=EventOrder)

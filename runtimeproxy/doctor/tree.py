@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from runtimeproxy.cgroups.core_scheduling import is_supported
 from runtimeproxy.cgroups.mounts import find_mounts
+from runtimeproxy.documents.reading import InputError, parse_object
 from runtimeproxy.fields.declaration import Kind
 from runtimeproxy.fields.kernel_settings import KERNEL_SETTINGS, SCHED_FEATURE_FILES
 from runtimeproxy.fields.tables import PARAMETERS
@@ -340,7 +341,7 @@ def parse_tree(text: str) -> Tree:
         ValueError: It is no such text, or of another format.
     """
     try:
-        read = json.loads(text)
+        read = parse_object(text)
         if read["format"] != FORMAT:
             raise ValueError(f"the format is {read['format']}, not {FORMAT}")
         return Tree(
@@ -360,7 +361,7 @@ def parse_tree(text: str) -> Tree:
             links={_inside(path): target for path, target in read["links"].items()},
             unread=read["unread"],
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (InputError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a recorded tree: {type(error).__name__}: {error}") from None
 
 

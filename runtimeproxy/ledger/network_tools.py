@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from runtimeproxy.counts import Counts
+from runtimeproxy.documents.reading import InputError, parse_json
 from runtimeproxy.node.machine import PROGRAM_FOLDERS, find_program
 
 TIMEOUT_S: Final = 5.0
@@ -119,8 +119,8 @@ class NetworkTools:
 
 def _parsed(name: str, text: str) -> Any:  # noqa: ANN401 - any document
     try:
-        return json.loads(text or "[]")
-    except ValueError:
+        return parse_json(text or "[]")
+    except InputError:
         raise OSError(errno.EBADMSG, f"{name} prints no JSON") from None
 
 

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cri_api.runtimeproxy.v1 import api_pb2
 
 if TYPE_CHECKING:
     from runtimeproxy.cgroups.resctrl import GroupCounters, ResctrlGroups
+    from runtimeproxy.core.state import SavedState
     from runtimeproxy.node.resctrl import Resctrl
+    from runtimeproxy.node.sources import NodeSources
+    from runtimeproxy.pods.store import PodStore
+
+
+def resctrl_reading(
+    state: SavedState, node: NodeSources, store: PodStore
+) -> Callable[[], api_pb2.GetResctrlResponse]:
+    """Return what reads all groups and counters, for a worker thread; used in the event loop's."""
+    # None: the daemon writes no values.
+    groups = state.sysctls.groups if state.sysctls is not None else None
+    names = {pod.uid: (pod.namespace, pod.name) for pod in store.pods}
+    return partial(resctrl_of, groups, node.latest.resctrl, names)
 
 
 def resctrl_of(
     groups: ResctrlGroups | None, facts: Resctrl | None, names: Mapping[str, tuple[str, str]]
 ) -> api_pb2.GetResctrlResponse:
-    """Reads all groups and counters, in a worker thread.
-
-    Args:
-        groups: None: the daemon writes no values.
-        facts: Of the node; None: not mounted, or not known yet.
-        names: Namespace and name of pods by uid.
-    """
+    """Read all groups and counters; `facts` is None where resctrl is not mounted, or not looked at yet."""
     if groups is None or facts is None or not groups.is_mounted:
         return api_pb2.GetResctrlResponse()
     return api_pb2.GetResctrlResponse(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from runtimeproxy.documents.reading import InputError
@@ -16,7 +15,7 @@ from runtimeproxy.service.api.explain import Explainer
 from runtimeproxy.service.api.node import NodeFeed
 from runtimeproxy.service.api.pod_feed import PodFeed
 from runtimeproxy.service.api.pods import AmbiguousPodError, PodMessages, UnknownPodError
-from runtimeproxy.service.api.resctrl import resctrl_of
+from runtimeproxy.service.api.resctrl import resctrl_reading
 from runtimeproxy.service.api.simulate import LongSimulationError, Simulator
 from runtimeproxy.service.api.status import StatusReading, read_memory, status_of
 from runtimeproxy.service.api.watching import SlowWatcherError, WatchEndedError
@@ -100,9 +99,7 @@ class RuntimeProxyServicer:
         self, _request: api_pb2.GetResctrlRequest, _context: Context
     ) -> api_pb2.GetResctrlResponse:
         core = self.parts.core
-        groups = core.state.sysctls.groups if core.state.sysctls is not None else None
-        names = {pod.uid: (pod.namespace, pod.name) for pod in core.store.pods}
-        read = partial(resctrl_of, groups, core.node.latest.resctrl, names)
+        read = resctrl_reading(core.state, core.node, core.store)
         return await asyncio.get_running_loop().run_in_executor(self._executor, read)
 
     async def WatchPods(  # noqa: N802  # the method's name in the service

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from runtimeproxy.node.sources import NodeSources
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.records import Book
+    from runtimeproxy.pods.store import PodStore
     from runtimeproxy.service.parts import Parts
     from runtimeproxy.service.qos_manager import QosManagerWatch
 
@@ -149,9 +150,7 @@ def samples(parts: Parts, received: Received) -> Iterator[Sample]:
     yield from _of_ledger(ledger)
     yield from of_books(ledger.books)
     yield from _of_upkeep(core.upkeep, core.state)
-    if core.state.sysctls is not None:
-        names = {pod.uid: (pod.namespace, pod.name) for pod in tuple(core.store.pods)}
-        yield from of_resctrl(core.state.sysctls.groups.counters(), names)
+    yield from _of_groups(core.state, core.store)
     yield from _of_claims(core.leased)
     yield from _of_qos_manager(parts.qos_manager)
     yield from _of_evictions(core.evictor)
@@ -375,6 +374,12 @@ def _of_upkeep(upkeep: Upkeep, saved: SavedState) -> Iterator[Sample]:
         yield Sample("cpu_owners", allocations.owners)
         yield Sample("cpu_owners_occupied", allocations.occupied)
         yield Sample("cpu_owners_unsaved", not allocations.is_saved)
+
+
+def _of_groups(state: SavedState, store: PodStore) -> Iterator[Sample]:
+    if state.sysctls is not None:
+        names = {pod.uid: (pod.namespace, pod.name) for pod in tuple(store.pods)}
+        yield from of_resctrl(state.sysctls.groups.counters(), names)
 
 
 def of_resctrl(found: Iterable[GroupCounters], names: Mapping[str, tuple[str, str]]) -> Iterator[Sample]:

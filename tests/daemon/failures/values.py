@@ -19,6 +19,8 @@ from tests.lab.deadline import wait_until
 from tests.lab.node_objects import NodeObjects, kubelet_files
 from tests.lab.proxy_process import ProxyProcess
 from tests.node.objects_of import Machine
+from tests.resctrl.double import mounted
+from tests.resctrl.schemata import Variant
 
 MAY_CHANGE_THE_NETWORK = """
 from runtimeproxy.node import machine
@@ -368,7 +370,24 @@ def link_is_anothers(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def no_group_is_left(scene: Scene) -> ProxyProcess:
+    """On a double of resctrl with three CLOSIDs: the root group has one, koordlet's group another one."""
+    folder = scene.folder / "tmp" / "fs" / "resctrl"
+    double = scene.stack.enter_context(mounted(folder, Variant(mb_closids=3)))
+    (double.root / "BE").mkdir()
+    daemon = scene.prepare("[policies.resctrl]\nenabled = true\n")
+    of_class = {"resctrlQOS": {"enable": True, "catRangeEndPercent": 50}}
+    strategy = {"clusterStrategy": {"lsClass": of_class, "beClass": of_class}}
+    NodeObjects(daemon.objects_folder).strategies({"resource-qos-config": strategy})
+    daemon.start()
+    scene.wait_for(daemon, "sysctl_writes_total", sysctl="resctrl.BE", outcome="failed")
+    return daemon
+
+
 ROWS: Final = {
+    "resctrl has no CLOSID left": Row(
+        no_group_is_left, lambda s: "no CLOSID (num_closids) of 3 is left" in str(s.ledger)
+    ),
     "systemd, the kernel or the runtime": Row(reset, lambda s: s.ledger.counts.repairs > 0),
     "another program writes a value": Row(
         overwritten, lambda s: s.ledger.counts.overwrites > 0 and len(s.ledger.yielded) > 0
