@@ -119,8 +119,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def pytest_sessionfinish() -> None:
-    """Ends the process should a thread that a test has left keep it."""
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Ends the process should a thread that a test has left keep it; xdist ends those of its workers."""
+    if hasattr(session.config, "workerinput"):  # may wait for minutes until the other workers have done
+        return
     faulthandler.dump_traceback_later(2 * _AFTER_THE_TIMEOUT_S, exit=True, file=2)
 
 
