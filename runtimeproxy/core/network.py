@@ -96,6 +96,7 @@ class NetworkUpkeep:
             if is_check:
                 checked_s = time.monotonic()
             self._changed.clear()
+            again_s: float | None = FIRST_PAUSE_S
             try:
                 self._take_known()
                 await self._ask_addresses()
@@ -103,12 +104,13 @@ class NetworkUpkeep:
                 if await loop.run_in_executor(self._executor, sync):
                     self._changed.set()
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if self.control.has_failed else FIRST_PAUSE_S / 2
-                if self.control.has_failed:
-                    loop.call_later(pause_s, self._changed.set)
+                again_s = pause_s if self.control.has_failed else None
             except TimeoutError as error:
                 logger.warning("network QoS: %s", error.strerror)
-            except Exception:  # a bug costs this change, not the next one
+            except Exception:  # a bug costs this attempt, not the next one
                 logger.exception("network QoS of pods could not be set")
+            if again_s is not None:
+                loop.call_later(again_s, self._changed.set)
 
     def look(self) -> None:
         """Sees whether other pods run now; cheap, to be called about every second."""

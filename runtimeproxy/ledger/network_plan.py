@@ -58,6 +58,8 @@ POLICE_BURST_BYTES: Final = 131_072
 """Received packets come in pieces of up to 64 KiB, each of which is dropped as a whole."""
 POLICE_BURST_S: Final = 10
 """A limit of what is received takes a tenth of a second of it at once."""
+_QUOTABLE: Final = re.compile(r"[A-Za-z0-9_.:@/-]+")
+"""Characters of a cgroup's path that mean nothing else in a string of nftables."""
 _MOST_COMMENT: Final = 120
 """Source: Linux include/uapi/linux/netfilter/nf_tables.h, libnftnl: comments have at most 128 bytes."""
 _UNKNOWN: Final = "the runtime has not told its address yet"
@@ -360,9 +362,15 @@ def net_cls_match(uid: str, network_class: NetworkClass, *, has_limit: bool) -> 
     return HostMatch(f"meta cgroup {number}", f"{number}")
 
 
-def cgroup_match(path: Sequence[str], inode: int) -> HostMatch:
-    """How a host-network pod is found on cgroup version 2: a socket's cgroup is this one, or below it."""
-    return HostMatch(f'socket cgroupv2 level {len(path)} "{"/".join(path)}"', f"{inode}")
+def cgroup_match(path: Sequence[str], inode: int) -> HostMatch | str:
+    """How a host-network pod is found on cgroup version 2: a socket's cgroup is this one, or below it.
+
+    A text says why it cannot be: nftables has no way to quote what a string may not hold.
+    """
+    name = "/".join(path)
+    if not _QUOTABLE.fullmatch(name):
+        return f"nftables cannot name its cgroup {name[:_MOST_COMMENT]!r}"
+    return HostMatch(f'socket cgroupv2 level {len(path)} "{name}"', f"{inode}")
 
 
 # --- commands ----------------------------------------------------------------------------------------------

@@ -212,6 +212,11 @@ def test_another_cgroup_of_the_path_has_another_rule() -> None:
     assert nft_commands(before, before) == []
 
 
+@pytest.mark.parametrize("name", ['a"; flush ruleset #', "a b", "a\\x2db", "a;b", "é"])
+def test_a_cgroup_whose_name_nftables_would_read_as_a_command(name: str) -> None:
+    assert str(cgroup_match(("kubepods", name), 7)).startswith("nftables cannot name its cgroup 'kubepods/")
+
+
 def test_a_host_network_pod_whose_cgroup_is_gone_is_left_out() -> None:
     assert planned(HOST, u1="its cgroup cannot be found").left_out == {"u1": "its cgroup cannot be found"}
 
