@@ -34,13 +34,14 @@ BE, LS = "L3:0=7;1=7,MB:0=20;1=20", "L3:0=7ff;1=7ff,MB:0=100;1=100"
 CLASSES = {"resctrl.BE": BE, "resctrl.LS": LS}
 OWN = "pod-1,L3:0=3;1=3,MB:0=10;1=10"
 FORKS = """
-import os, signal
+import os, signal, sys
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-while True:
+while not os.path.exists(sys.argv[1]):
     if os.fork() == 0:
         os.execvp("true", ["true"])
     if os.fork():
         os._exit(0)
+signal.pause()
 """
 
 
@@ -127,18 +128,25 @@ def test_a_class_has_a_group_and_all_tasks_of_a_pod_are_in_it(node: Node) -> Non
     assert node.double.groups == set()
 
 
-def test_tasks_that_fork_are_complete(node: Node) -> None:
+def test_tasks_that_fork_are_complete(node: Node, tmp_path: Path) -> None:
     node.settings.apply(CLASSES)
+    stop = tmp_path / "stop"
     for _ in range(3):
-        node.box.start(program=(sys.executable, "-c", FORKS))
+        node.box.start(program=(sys.executable, "-c", FORKS, str(stop)))
     node.want("BE", "pod-1")
 
     def is_complete() -> bool:
         node.verify()
-        pids = set(node.box.pids())
-        return bool(pids) and pids & node.tasks("BE") == pids & set(node.box.pids())
+        before, tasks, after = set(node.box.pids()), node.tasks("BE"), set(node.box.pids())
+        # A task that lives for a moment only may be in neither.
+        return bool(before & tasks) and before & after <= tasks
 
-    wait_until(is_complete, "all are in the group")
+    wait_until(is_complete, "those that live long enough are in the group")
+    stop.touch()
+    wait_until(lambda: len(node.box.pids()) == 3, "nothing forks any more")
+    node.verify()
+    # A process that has ended is a task until its parent has waited for it.
+    assert set(node.box.pids()) <= node.tasks("BE") & node.tasks("BE", "pod-1")
 
 
 def test_a_task_in_the_group_of_another_program_is_left_there(node: Node) -> None:
