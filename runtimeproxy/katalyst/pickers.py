@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from runtimeproxy.katalyst.topology import Topology
 
 
-class InsufficientCpus(ValueError):
+class InsufficientCpusError(ValueError):
     """Fewer CPUs are available than asked for."""
 
 
@@ -19,11 +19,10 @@ def ht_balance(
 ) -> frozenset[int]:
     """Return CPUs of all NUMA nodes in turn: the lowest of each, then the next.
 
-    Args:
-        reverse: The highest of each; the order of NUMA nodes stays.
+    `reverse`: the highest of each; the order of NUMA nodes stays.
 
     Raises:
-        InsufficientCpus: `count` is more than there are.
+        InsufficientCpusError: `count` is more than there are.
     """
     if _is_none(available, count):
         return frozenset()
@@ -41,11 +40,10 @@ def core_balance(
 ) -> frozenset[int]:
     """Return whole free cores of all NUMA nodes in turn, and single CPUs, likewise, for what is left.
 
-    Args:
-        reverse: The highest core and CPU of each NUMA node.
+    `reverse`: the highest core and CPU of each NUMA node.
 
     Raises:
-        InsufficientCpus: `count` is more than there are.
+        InsufficientCpusError: `count` is more than there are.
     """
     if _is_none(available, count):
         return frozenset()
@@ -72,11 +70,10 @@ def topo(
 
     The least free socket, and its least free core, come first, so that what is free stays together.
 
-    Args:
-        align_by_l3: Whole last-level caches come before cores, and the rest is of one cache, if one has as many.
+    `align_by_l3`: whole last-level caches come before cores, and the rest is of one cache if one has as many.
 
     Raises:
-        InsufficientCpus: `count` is more than there are.
+        InsufficientCpusError: `count` is more than there are.
     """
     if _is_none(available, count):
         return frozenset()
@@ -103,7 +100,7 @@ def topo(
 
 def _is_none(available: frozenset[int], count: int) -> bool:
     if count > len(available):
-        raise InsufficientCpus(f"insufficient CPUs: requested {count}, available {len(available)}")
+        raise InsufficientCpusError(f"insufficient CPUs: requested {count}, available {len(available)}")
     return count <= 0
 
 
@@ -125,7 +122,7 @@ def _cores_by_free(topology: Topology, free: frozenset[int]) -> list[frozenset[i
 
 
 def _best_cache(topology: Topology, free: frozenset[int], count: int) -> frozenset[int]:
-    """Return the free CPUs of a cache: one with as many as asked for, the smallest with more, or the largest."""
+    """Return the free CPUs of a cache: as many as asked for, or the least that is more, or the most."""
     parts = [part for cpus in topology.caches.values() if (part := cpus & free)]
     large = [part for part in parts if len(part) >= count]
     return min(large, key=len) if large else max(parts, key=len)

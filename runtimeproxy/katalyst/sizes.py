@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import ceil
 from typing import Final, NamedTuple
 
 from runtimeproxy.katalyst.topology import Topology
@@ -21,7 +20,7 @@ _EPSILON: Final = 0.0001
 """Source: pkg/agent/qrm-plugins/cpu/util, CPUIsSufficient."""
 
 
-class ImpossibleSizes(ValueError):
+class ImpossibleSizesError(ValueError):
     """No sizes satisfy what was asked for."""
 
 
@@ -42,7 +41,7 @@ def is_sufficient(requested: float, available: float) -> bool:
 class NumaCount(NamedTuple):
     """Over how many NUMA nodes a request goes."""
 
-    count: int
+    numa_nodes: int
     """1 at least."""
     cpus_each: int
     """Of each of them, rounded up."""
@@ -54,13 +53,13 @@ def numa_count(topology: Topology, millicpu: int) -> NumaCount:
     Source: pkg/agent/qrm-plugins/util, GetNUMANodesCountToFitCPUReq.
 
     Raises:
-        ImpossibleSizes: More than there are.
+        ImpossibleSizesError: More than there are.
     """
     numa_nodes = max(1, len(topology.numa_nodes))
     each = max(1, -(-len(topology.all_cpus) // numa_nodes))
     count = max(1, -(-millicpu // (1_000 * each)))
     if count > numa_nodes:
-        raise ImpossibleSizes(
+        raise ImpossibleSizesError(
             f"{millicpu}m of CPU need {count} NUMA nodes of {each} CPUs, there are {numa_nodes}"
         )
     return NumaCount(count, -(-millicpu // (1_000 * count)))
@@ -99,7 +98,7 @@ def overlap_ratio(pool: frozenset[int], reclaim: frozenset[int] | None) -> Fract
 
 
 def normalise(quantities: Mapping[str, int], total: int) -> dict[str, int]:
-    """Share out CPUs by quantities, one at least to each pool, so that each has about the same part of its own.
+    """Share out CPUs by quantities, one at least to each pool, all about the same part of theirs.
 
     Returns `total` for every pool if there is less than one for each. Else the sum is `total`.
 
@@ -128,10 +127,8 @@ def regulate(
 ) -> Regulated:
     """Return the sizes of pools within what is available.
 
-    Args:
-        base: What pools of `shared_cores` need.
-        fixed: Sizes of isolated and dedicated pods; they stay if all fits.
-        expands: Whether the pools of `base` get what is left.
+    `base`: what pools of `shared_cores` need. `fixed`: sizes of isolated and dedicated pods; they stay if all
+    fits. `expands`: whether the pools of `base` get what is left.
 
     Source: provisionassembler/helper.go, regulatePoolSizes.
     """
@@ -149,11 +146,11 @@ def overlapped(sizes: Mapping[str, int], count: int) -> dict[str, int]:
     Source: provisionassembler/helper.go, allocateOverlap; the largest pools first.
 
     Raises:
-        ImpossibleSizes: The pools have fewer CPUs.
+        ImpossibleSizesError: The pools have fewer CPUs.
     """
     total, left = sum(sizes.values()), count
     if count > total:
-        raise ImpossibleSizes(f"{count} CPUs to share, the pools have {total}")
+        raise ImpossibleSizesError(f"{count} CPUs to share, the pools have {total}")
     found: dict[str, int] = {}
     for name in sorted(sizes, key=lambda each: (-sizes[each], each)):
         if left > 0 and sizes[name] > 0:

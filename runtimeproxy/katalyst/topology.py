@@ -92,11 +92,7 @@ class Topology:
 
     @classmethod
     def of(cls, cpus: Iterable[LogicalCpu], memory_bytes: Mapping[int, int] | None = None) -> Self:
-        """Return the topology of the CPUs that are online.
-
-        Args:
-            memory_bytes: By NUMA node.
-        """
+        """Return the topology of the CPUs that are online. `memory_bytes`: by NUMA node."""
         online = (cpu for cpu in cpus if cpu.is_online)
         return cls(
             tuple(TopologyCpu(cpu.id, cpu.core, cpu.socket, cpu.numa_node, cpu.l3) for cpu in online),
