@@ -15,7 +15,7 @@ from math import inf, isfinite
 from typing import Final, NamedTuple, Protocol
 
 from runtimeproxy.documents.reading import InputError, mapping_of, parse_json, shortened
-from runtimeproxy.qos import QoSClass
+from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass, qos_class
 from runtimeproxy.slo.names import MAX_ANNOTATION_LENGTH
 from runtimeproxy.units import parse_cpu_list, parse_integer
 
@@ -81,6 +81,15 @@ class Vocabulary(StrEnum):
     KATALYST = "katalyst"
 
 
+class OnError(StrEnum):
+    """What happens to a pod with a level or a combination that is refused."""
+
+    FALLBACK = "fallback"
+    """It is treated as one of `shared_cores`, and reported."""
+    REJECT = "reject"
+    """It is refused before its sandbox is created."""
+
+
 class LevelProblem(NamedTuple):
     """What is wrong with a pod's annotations."""
 
@@ -112,6 +121,7 @@ class LevelRules:
     default_values: Mapping[str, str] = field(default_factory=dict)
     default_level: QosLevel | None = None
     order: tuple[Vocabulary, ...] = (Vocabulary.KATALYST, Vocabulary.KOORDINATOR)
+    on_error: OnError = OnError.FALLBACK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +134,7 @@ class KatalystQos:
         pool: `share` or its own name of `shared_cores`; of `system_cores` the pools to run on, maybe empty;
             `reclaim`, `dedicated`. Without the NUMA node that is added to the name where a pod is bound.
         is_default: Whether no annotation names the level.
+        yields: Whether a class of Koordinator in the pod's labels is used in place of its level's.
         numa_exclusive: Of `dedicated_cores` with `numa_binding` only, and so are the next three.
         numa_number: How many NUMA nodes; None: not said. What the node has is not known here.
         numa_ids: Which; empty: not said. Used in place of `numa_number`.
@@ -137,6 +148,7 @@ class KatalystQos:
     level: QosLevel = QosLevel.SHARED
     pool: str = SHARE_POOL
     is_default: bool = False
+    yields: bool = False
     numa_binding: bool = False
     numa_exclusive: bool = False
     align_by_socket: bool = False
@@ -160,19 +172,21 @@ class KatalystQos:
 
 def katalyst_qos(annotations: Mapping[str, str], rules: LevelRules) -> KatalystQos | None:
     """Return what a pod's annotations say; None if they name no level, and there is none by default."""
+    is_second = rules.order[:1] == (Vocabulary.KOORDINATOR,)
     try:
         named = named_level(annotations, rules)
     except ValueError as error:
-        return KatalystQos(problems=(LevelProblem(QOS_LEVEL, str(error)),))
+        return KatalystQos(yields=is_second, problems=(LevelProblem(QOS_LEVEL, str(error)),))
     level = named or rules.default_level
     if level is None:
         return None
+    is_default = named is None
     keys = _Keys(annotations, rules)
-    found = replace(_read(level, keys), is_default=named is None)
+    found = _read(level, keys)
     problems = (*keys.problems, *_refused_combinations(found, keys))
     if any(each.is_refused for each in problems):
-        return KatalystQos(is_default=named is None, problems=problems)
-    return replace(found, problems=problems)
+        found = KatalystQos()
+    return replace(found, is_default=is_default, yields=is_default or is_second, problems=problems)
 
 
 def named_level(annotations: Mapping[str, str], rules: LevelRules) -> QosLevel | None:
@@ -526,6 +540,22 @@ def requested_amount(requests: Mapping[str, int]) -> int:
     if RECLAIMED_MILLICPU in requests:
         return -(-requests[RECLAIMED_MILLICPU] // 1000)
     raise ValueError("not found")
+
+
+def class_of(labels: Mapping[str, str], qos: KatalystQos) -> QoSClass:
+    """Return the class of a pod with a level: its label's where that comes first, else the level's."""
+    return (qos_class(labels) if qos.yields else QoSClass.NONE) or effective_class(qos)
+
+
+def disagreement(labels: Mapping[str, str], qos: KatalystQos) -> str:
+    """Return in which way a pod's label and its level differ, for people; empty if they do not."""
+    named, of_level = qos_class(labels), effective_class(qos)
+    if not named or named is of_level or qos.is_default:
+        return ""
+    return (
+        f"label {QOS_CLASS_LABEL} {named} and {qos.level}, which is treated as {of_level}, differ:"
+        f" {class_of(labels, qos)} is used"
+    )
 
 
 def effective_class(qos: KatalystQos) -> QoSClass:
