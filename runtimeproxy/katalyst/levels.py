@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, Protocol
 from runtimeproxy.documents.reading import InputError, mapping_of, parse_json, shortened
 from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass, qos_class
 from runtimeproxy.slo.names import MAX_ANNOTATION_LENGTH
+from runtimeproxy.spelling import did_you_mean, nearest_key
 from runtimeproxy.units import parse_cpu_list, parse_integer
 
 DOMAIN: Final = "katalyst.kubewharf.io/"
@@ -49,6 +50,8 @@ _RESERVED_POOLS: Final = frozenset({RECLAIM_POOL, DEDICATED_POOL, "reserve", "in
 _RESERVED_PREFIXES: Final = ("isolation", "system-")
 _POOL_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 """Katalyst takes any text; names stand in state, status and metrics here."""
+_MAX_GUESSES: Final = 8
+"""Unknown keys of an enhancement that are compared with the known ones: a call waits."""
 _NUMA_PART: Final = re.compile(r"-NUMA[0-9]+$")
 _FLOAT: Final = re.compile(r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,2})?")
 _MAX_PERCENT: Final = 100.0
@@ -258,12 +261,17 @@ class _Keys:
         except InputError as error:
             self.report(name, f"{error}, and is not used")
             return
-        for key, value in values.items():
-            if not isinstance(value, str):
-                self.report(shortened(key), "is not a text, and is not used")
-            else:
+        unknown = [key for key in values if key not in _KNOWN_KEYS]
+        for key in unknown[:_MAX_GUESSES]:
+            if guess := nearest_key(key, _KNOWN_KEYS):
+                self.report(shortened(key), f"no enhancement of {name} has this name{did_you_mean(guess)}")
+        for key in _KNOWN_KEYS:
+            value = values.get(key)
+            if key in values and not isinstance(value, str):
+                self.report(key, "is not a text, and is not used")
+            elif isinstance(value, str):
                 if self.said.get(key, value) != value:
-                    self.report(shortened(key), f"has two values, and that of {name} is used")
+                    self.report(key, f"has two values, and that of {name} is used")
                 self.said[key] = value
 
 
@@ -274,8 +282,8 @@ def _read(level: QosLevel, keys: _Keys) -> KatalystQos:
     for key in ("numa_exclusive", "align_by_socket", "distribute_evenly_across_numa", "full_pcpus_pairing"):
         if keys.said.get(key) == "true" and not is_bound_alone:
             keys.report(key, f"needs {QosLevel.DEDICATED} with numa_binding, and is not used")
-    for key in _TRUTHS & keys.said.keys():
-        if keys.said[key] not in ("true", "false"):
+    for key in _TRUTHS:
+        if keys.said.get(key, "true") not in ("true", "false"):
             keys.report(key, f"is {shortened(keys.said[key])!r}, not 'true' or 'false', and is not used")
     return KatalystQos(
         level=level,
@@ -296,16 +304,17 @@ def _read(level: QosLevel, keys: _Keys) -> KatalystQos:
     )
 
 
-_TRUTHS: Final = frozenset(
-    {
-        "numa_binding",
-        "numa_exclusive",
-        "align_by_socket",
-        "distribute_evenly_across_numa",
-        "full_pcpus_pairing",
-        "numa_share",
-    }
+_TRUTHS: Final = (
+    *("numa_binding", "numa_exclusive", "align_by_socket", "distribute_evenly_across_numa"),
+    *("full_pcpus_pairing", "numa_share"),
 )
+_KNOWN_KEYS: Final = (
+    *_TRUTHS,
+    *("rss_overuse_threshold", "oom_priority", "cpuset_pool", "suppression_tolerance_rate"),
+    *("cpu_burst_policy", "cpu_burst_percent", "cpu_burst_threshold"),
+    *("namespace_type", "topology_affinity_restricted", NUMA_NUMBER, NUMA_IDS),
+)
+"""Of enhancements. Source: katalyst-api pkg/consts/qos.go."""
 
 
 def _pool(level: QosLevel, keys: _Keys) -> str:
