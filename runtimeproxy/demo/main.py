@@ -79,6 +79,8 @@ START_TIMEOUT_S: Final = 300.0
 CALL_TIMEOUT_S: Final = 20.0
 FOLLOWED_S: Final = 15.0
 """How long a daemon that only follows what runs may take for a pod."""
+_PASSING: Final = frozenset({"turn", "no-cgroup", "cgroup-unknown", "base-unknown", "unreadable"})
+"""Causes of values that are not in force yet, see `ledger.unapplied`."""
 _CRI: Final = api_pb2.DESCRIPTOR.services_by_name
 _PROBE_TIMEOUT_S: Final = 5.0
 _WIDTH: Final = 80
@@ -397,7 +399,9 @@ def _is_target_applied(target: ExplainedTarget) -> bool:
     fields = [field for field in target.fields if field.claims or field.unapplied]
     owners = {claim.owner for field in fields for claim in field.claims}
     owners |= {owner for field in fields for each in field.unapplied for owner in each.owners}
-    return wanting <= owners and all(field.HasField("applied") or field.unapplied for field in fields)
+    if not wanting <= owners or any(each.cause in _PASSING for field in fields for each in field.unapplied):
+        return False
+    return all(field.HasField("applied") or field.unapplied for field in fields)
 
 
 @contextlib.contextmanager
