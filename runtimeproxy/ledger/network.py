@@ -191,7 +191,9 @@ class NetworkControl:
             if not ours and table is None:
                 self._forget()
                 return OFF
-            shares = _shares(expected)
+            shares = None
+            with suppress(OSError):  # of a state file that another program has written
+                shares = _shares(expected)
             if shares is None:
                 return f"queueing disciplines {HANDLE} on {', '.join(ours) or 'no link'}"
             try:

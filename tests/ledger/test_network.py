@@ -23,7 +23,7 @@ from runtimeproxy.fields.network import (
     Share,
     pod_minor,
 )
-from runtimeproxy.ledger.kernel_settings import KernelSettings, SettingChange
+from runtimeproxy.ledger.kernel_settings import SAVED_SETTINGS, KernelSettings, SettingChange
 from runtimeproxy.ledger.network import NetworkControl, PodNetworkState
 from runtimeproxy.ledger.network_tools import NetworkTools, Output, Programs
 from runtimeproxy.ledger.unapplied import UnappliedCause
@@ -435,6 +435,29 @@ def test_the_kernel_setting_is_adopted_and_given_back(node: Node, tmp_path: Path
     assert lost.apply({NETWORK_QOS: WANTED}) == ()
     assert lost.planned() == (SettingChange(NETWORK_QOS, WANTED, OFF),)
     assert settings(node, tmp_path / "b").apply({}) == (SettingChange(NETWORK_QOS, WANTED, OFF),)
+    assert (node.qdisc(), node.table()) == (before, table)
+
+
+@pytest.mark.parametrize("key", ["original", "written", None], ids=str)
+def test_whatever_the_state_says_all_of_ours_is_given_back(
+    node: Node, tmp_path: Path, key: str | None
+) -> None:
+    """Also when it is lost, and nothing is wanted any more: the limits of pods would stay for ever."""
+    before, table = node.qdisc(), node.table()
+    settings(node, tmp_path).apply({NETWORK_QOS: WANTED})
+    file = tmp_path / SAVED_SETTINGS
+    if key is None:
+        file.unlink()
+    else:
+        document = json.loads(file.read_text())
+        document["kernel_settings"][NETWORK_QOS][key] = "x"
+        file.write_text(json.dumps(document))
+    (planned,) = settings(node, tmp_path).planned()
+    assert (planned.name, planned.new, planned.error) == (NETWORK_QOS, OFF, "")
+    left = settings(node, tmp_path)
+    (change,) = left.apply({})
+    assert (change.name, change.new, change.error) == (NETWORK_QOS, OFF, "")
+    assert left.apply({}) == ()
     assert (node.qdisc(), node.table()) == (before, table)
 
 
