@@ -221,11 +221,11 @@ class Stand:
         return contents_of(self.rules())
 
     @contextmanager
-    def pod(self, qos: str, limits: Mapping[str, str] | None = None) -> Iterator[RunningPod]:
+    def pod(self, qos: str, limits: Mapping[str, str] | None = None, uid: str = "") -> Iterator[RunningPod]:
         """A pod in a namespace of its own, known to the daemon and to nft."""
         assert self.network is not None
         number = next(self._numbers)
-        uid = str(uuid.uuid4())
+        uid = uid or str(uuid.uuid4())
         annotations = {LIMITS: json.dumps(dict(limits))} if limits else {}
         config = pod_sandbox_config(f"pod{number}", uid=uid, qos=qos, annotations=annotations)
         with self.network.pod(number) as network:
