@@ -100,6 +100,8 @@ class Target(NamedTuple):
     """`spec.config` as it is."""
     problem: str = ""
     """Why it cannot be used, from its own fields; empty: no reason."""
+    source: Any = None
+    """The used parts of its object, of which `read_target` makes the same again."""
 
     @property
     def step(self) -> Step:
@@ -130,6 +132,8 @@ class CustomConfig(NamedTuple):
     """Labels by which targets may select, by their priority."""
     problem: str = ""
     """Why it cannot be used; empty if it can."""
+    source: Any = None
+    """As that of a target."""
 
 
 # Reading
@@ -141,7 +145,7 @@ def read_target(document: Mapping[str, Any], file: str = "") -> Target:
     Raises:
         InputError: It has no name.
     """
-    found = Target(object_name(document), file)
+    found = Target(object_name(document), file, source=_source(TARGET_KIND, document))
     try:
         found = found._replace(created_s=_created_s(document))
         with within("spec"):
@@ -156,7 +160,7 @@ def read_custom_config(document: Mapping[str, Any], file: str = "") -> CustomCon
     Raises:
         InputError: It has no name.
     """
-    name = object_name(document)
+    found = CustomConfig(object_name(document), file, source=_source(CUSTOM_CONFIG_KIND, document))
     try:
         with within("spec"):
             spec = mapping_of(document.get("spec"))
@@ -166,9 +170,15 @@ def read_custom_config(document: Mapping[str, Any], file: str = "") -> CustomCon
             if names != [GROUP, RESOURCE]:
                 return None
             with within("nodeLabelSelectorAllowedKeyList"):
-                return CustomConfig(name, file, _allowed(spec.get("nodeLabelSelectorAllowedKeyList")))
+                return found._replace(allowed=_allowed(spec.get("nodeLabelSelectorAllowedKeyList")))
     except InputError as error:
-        return CustomConfig(name, file, problem=str(error))
+        return found._replace(problem=str(error))
+
+
+def _source(kind: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    metadata = document["metadata"]
+    used = {key: metadata[key] for key in ("namespace", "name", "creationTimestamp") if metadata.get(key)}
+    return {"kind": kind, "metadata": used, "spec": document.get("spec")}
 
 
 def object_name(document: Mapping[str, Any]) -> str:

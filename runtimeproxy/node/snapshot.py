@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.fields.anolis import lacking_text
+from runtimeproxy.katalyst.dynamic_config import NO_CONFIG, KatalystConfig
 from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
@@ -35,6 +36,9 @@ class Input(StrEnum):
     POOLS = "pools"
     STRATEGIES = "strategies"
     NORMALIZATION = "normalization"
+    KATALYST = "katalyst"
+    """Katalyst's dynamic configuration: what the target that applies to this node sets. Before it is known it
+    is that of the last run."""
     POD_REQUESTS = "pod-requests"
     """`requests`; known or not for each pod."""
     PRIORITY = "priority"
@@ -175,6 +179,7 @@ FIELDS: Final[Mapping[Input, tuple[str, ...]]] = {
     Input.STRATEGIES: ("strategies",),
     Input.NORMALIZATION: ("normalization_ratio", "normalization_path"),
     Input.POD_REQUESTS: ("requests",),
+    Input.KATALYST: ("katalyst",),
 }
 """The fields of `Node` that belong to an input."""
 
@@ -253,6 +258,7 @@ class Node:
     live_pods: Mapping[str, LivePod] = field(default_factory=dict)
     """The pods of this node as the API server has them, by uid; empty without it."""
     strategies: Strategies = NO_STRATEGIES
+    katalyst: KatalystConfig = NO_CONFIG
     states: Mapping[Input, InputState] = field(default_factory=dict)
     """An input that is not in it is known if its values are there, else unknown."""
     generations: Mapping[Input, int] = field(default_factory=dict)
@@ -323,6 +329,8 @@ class Node:
             return self.strategies is not NO_STRATEGIES
         if of is Input.POOLS:
             return bool(self.pools)
+        if of is Input.KATALYST:
+            return bool(self.katalyst.target)
         return any(getattr(self, name) for name in FIELDS.get(of, ()))
 
 
