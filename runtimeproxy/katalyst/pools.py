@@ -1,0 +1,237 @@
+"""The CPU pools of a node in Katalyst's terms: who has which CPUs and NUMA nodes. Frozen values; pure.
+
+A pod is placed as a whole: all its containers, sidecars too, have the CPUs of its main container. What a pod
+gets, and when pools change, is in `pool_operations`.
+
+Source: katalyst-core pkg/agent/qrm-plugins/cpu/dynamicpolicy/state and util/general; names of pools in
+pkg/agent/qrm-plugins/commonstate/pool.go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import combinations
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from runtimeproxy.katalyst.levels import QosLevel
+from runtimeproxy.katalyst.topology import Topology
+from runtimeproxy.units import format_cpu_list, parse_cpu_list
+
+SHARE: Final = "share"
+"""The pool of `shared_cores` without a name of its own."""
+RECLAIM: Final = "reclaim"
+"""The pool of `reclaimed_cores`; never empty, never removed."""
+RESERVE: Final = "reserve"
+"""The reserved CPUs; never removed."""
+DEDICATED: Final = "dedicated"
+"""The owner of CPUs that one pod has alone; no pool that is shared."""
+ISOLATION_PREFIX: Final = "isolation-"
+"""Begins the pool of one pod that an advisor has split off its pool."""
+SYSTEM_PREFIX: Final = "system-"
+"""Begins the owner of a pod of `system_cores`; no pool of its own."""
+NUMA_INFIX: Final = "-NUMA"
+RAMPING_UP: Final = ""
+"""The owner of a pod that is in no pool yet."""
+
+VERSION: Final = 1
+"""Of the document."""
+NO_CPUS: Final[frozenset[int]] = frozenset()
+
+Pools: TypeAlias = Mapping[str, frozenset[int]]
+"""CPUs by name of the pool."""
+
+
+class PoolSettings(NamedTuple):
+    """What is configured; of the node, and by dynamic configuration."""
+
+    reserved_cpus: frozenset[int] = NO_CPUS
+    """By number; empty: `reserved_count` of them."""
+    reserved_count: int = 0
+    """How many are picked if there are none by number."""
+    reserved_memory_bytes: int = 0
+    """Of each NUMA node; bound pods cannot book it."""
+    enable_reclaim: bool = False
+    """Whether the pools of `shared_cores` have what they request, and `reclaimed_cores` all else."""
+    overlap: bool = False
+    """Whether `reclaimed_cores` share the CPUs of `shared_cores` (allowSharedCoresOverlapReclaimedCores)."""
+    reclaim_reserve: int | None = None
+    """The least size of the pool `reclaim` in CPUs; None: 4, or one for each NUMA node if there are more."""
+    snb_ratio: float = 2.0
+    """What the requests of bound pods of `shared_cores` are multiplied with."""
+    ramp_up_s: float = 30.0
+    """How long a new pod of `shared_cores` has all CPUs that are not bound, before it joins its pool."""
+    numa_hint_policy: str = "spreading"
+    """Which NUMA node a bound pod of `shared_cores` gets: `spreading`, `packing`, `none`."""
+    enable_reclaim_numa_binding: bool = False
+    """Whether pods of `reclaimed_cores` may be bound to a NUMA node."""
+
+
+class PoolAdvice(NamedTuple):
+    """Sizes that an advisor has computed from usage; without it they follow from requests."""
+
+    sizes: Mapping[str, int] = MappingProxyType({})
+    """CPUs by name of the pool; one that is not in it has its requests."""
+    isolated: frozenset[str] = frozenset()
+    """Uids of pods of `shared_cores` that get a pool of their own."""
+
+
+class PoolContainer(NamedTuple):
+    """A container of a pod that is placed."""
+
+    id: str = ""
+    """The runtime's; empty: it is being created."""
+    millicpu: int | None = None
+    """Its request; None: not known."""
+    is_init: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolPod:
+    """A pod that was admitted: what it asked for, and where it is.
+
+    Attributes:
+        pool: Its pool by the annotations, such as `share`; of `system_cores` which pools it may use, maybe
+            empty.
+        owner: Whose CPUs it has now: the name of a pool, `dedicated`, `system-...`; empty: ramping up.
+        numa_ids: The NUMA nodes that it is bound to; empty: none.
+        millicpu: The request of the whole pod, reclaimed CPU for `reclaimed_cores`; None: not known, then
+            that of its main container counts.
+        booked_bytes: Memory by NUMA node that no other bound pod gets.
+        dedicated: CPUs that it has alone, from its admission on.
+        cpus: What each of its containers has; never empty.
+        mems: NUMA nodes, likewise; empty: left as they are.
+        main: Name of the main container by the annotation; empty: the first that was created.
+        ramp_up_since_s: When its main container was created; None: it does not ramp up, or waits for it.
+        is_ramping_up: Until it joins its pool.
+        containers: By name, in the order in which they were created.
+        reason: Why these CPUs, for people; of the admission.
+        problem: Why it has not what it asked for; empty if it has.
+    """
+
+    uid: str
+    namespace: str = ""
+    name: str = ""
+    level: QosLevel
+    pool: str
+    owner: str = RAMPING_UP
+    numa_binding: bool = False
+    numa_exclusive: bool = False
+    numa_share: bool = True
+    numa_ids: frozenset[int] = NO_CPUS
+    millicpu: int | None = None
+    booked_bytes: Mapping[int, int] = field(default_factory=dict)
+    dedicated: frozenset[int] = NO_CPUS
+    cpus: frozenset[int] = NO_CPUS
+    mems: frozenset[int] = NO_CPUS
+    main: str = ""
+    ramp_up_since_s: float | None = None
+    is_ramping_up: bool = False
+    containers: Mapping[str, PoolContainer] = field(default_factory=dict)
+    reason: str = ""
+    problem: str = ""
+
+    @property
+    def main_container(self) -> PoolContainer | None:
+        if self.main:
+            return self.containers.get(self.main)
+        return next((each for each in self.containers.values() if not each.is_init), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolState:
+    """All of it at one moment.
+
+    Attributes:
+        reserved: Reserved CPUs, those that are online.
+        pools: With `reserve` and `reclaim`, without what pods have alone.
+        pods: By uid.
+        generation: Larger after each change.
+    """
+
+    topology: Topology
+    settings: PoolSettings = PoolSettings()
+    reserved: frozenset[int] = NO_CPUS
+    pools: Pools = field(default_factory=dict)
+    pods: Mapping[str, PoolPod] = field(default_factory=dict)
+    advice: PoolAdvice | None = None
+    generation: int = 0
+
+    @property
+    def dedicated(self) -> frozenset[int]:
+        return NO_CPUS.union(*(pod.dedicated for pod in self.pods.values()))
+
+    def containers(self) -> Iterator[tuple[PoolPod, str, PoolContainer]]:
+        for pod in self.pods.values():
+            for name, container in pod.containers.items():
+                yield pod, name, container
+
+
+class Step(IntEnum):
+    """When a change is applied: all of one step before those of the next."""
+
+    SHRINK = 1
+    """Old and new CPUs have in common (if none, the new ones): all that goes is left by it."""
+    DEDICATED = 2
+    """What pods have alone; the container that is being created is created after `SHRINK`."""
+    GROW = 3
+
+
+class Change(NamedTuple):
+    """What a running container is to have after a step."""
+
+    step: Step
+    uid: str
+    container: str
+    """Its name; its id is in the state."""
+    cpus: frozenset[int]
+    mems: frozenset[int]
+
+
+class Applied(NamedTuple):
+    """What an operation has done."""
+
+    state: PoolState
+    """The same object if nothing has changed."""
+    changes: tuple[Change, ...] = ()
+    """In the order of steps; without the container that is being created, which has the `cpus` and `mems` of
+    its pod in the state."""
+
+
+class RefusalKind(IntEnum):
+    INVALID = 1
+    """The request itself: it can never be placed on such a node."""
+    NO_ROOM = 2
+    """Not now; another time it may be."""
+    RESIZE = 3
+    """A resize that is not possible."""
+
+
+class Refusal(NamedTuple):
+    """The state stays."""
+
+    kind: RefusalKind
+    reason: str
+
+
+def as_document(state: PoolState) -> dict[str, object]:
+    """Return what is saved of a state: all but the topology, with a checksum."""
+    raise NotImplementedError
+
+
+def from_document(saved: Mapping[str, Any], topology: Topology) -> PoolState:
+    """Return the saved state on this topology; `pool_operations.configure` fits it if that is another one.
+
+    Raises:
+        One of `UNLIKE_OURS`: it is no saved state, or the checksum is another.
+    """
+    raise NotImplementedError
+
+
+def problems(state: PoolState) -> tuple[str, ...]:
+    """Return what is wrong with a state; nothing after any operation."""
+    raise NotImplementedError
