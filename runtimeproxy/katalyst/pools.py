@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import combinations
@@ -34,6 +34,8 @@ ISOLATION_PREFIX: Final = "isolation-"
 """Begins the pool of one pod that an advisor has split off its pool."""
 SYSTEM_PREFIX: Final = "system-"
 """Begins the owner of a pod of `system_cores`; no pool of its own."""
+FALLBACK: Final = "fallback"
+"""What no pool takes while reclaim is off; pods that ramp up run there, too."""
 NUMA_INFIX: Final = "-NUMA"
 RAMPING_UP: Final = ""
 """The owner of a pod that is in no pool yet."""
@@ -136,6 +138,19 @@ class PoolPod:
     problem: str = ""
 
     @property
+    def request(self) -> int:
+        """In millicores: of the whole pod, else of its containers as far as they are known."""
+        if self.millicpu is not None:
+            return self.millicpu
+        return sum(each.millicpu or 0 for each in self.containers.values() if not each.is_init)
+
+    @property
+    def main_request(self) -> int:
+        """In millicores: of its main container, else of the whole pod."""
+        main = self.main_container
+        return self.request if main is None or main.millicpu is None else main.millicpu
+
+    @property
     def main_container(self) -> PoolContainer | None:
         if self.main:
             return self.containers.get(self.main)
@@ -220,7 +235,51 @@ class Refusal(NamedTuple):
 
 def as_document(state: PoolState) -> dict[str, object]:
     """Return what is saved of a state: all but the topology, with a checksum."""
-    raise NotImplementedError
+    texts: dict[frozenset[int], str] = {}
+
+    def listed(numbers: frozenset[int]) -> str:
+        # Most pods have one of a few sets.
+        text = texts.get(numbers)
+        if text is None:
+            text = texts[numbers] = format_cpu_list(numbers)
+        return text
+
+    advice = state.advice
+    document: dict[str, object] = {
+        "version": VERSION,
+        "generation": state.generation,
+        "settings": {
+            **state.settings._asdict(),
+            "reserved_cpus": listed(state.settings.reserved_cpus),
+        },
+        "advice": advice and {"sizes": dict(advice.sizes), "isolated": sorted(advice.isolated)},
+        "reserved": listed(state.reserved),
+        "pools": {name: listed(cpus) for name, cpus in state.pools.items()},
+        "pods": [
+            [
+                pod.uid,
+                pod.namespace,
+                pod.name,
+                pod.level,
+                pod.pool,
+                pod.owner,
+                [pod.numa_binding, pod.numa_exclusive, pod.numa_share, pod.is_ramping_up],
+                listed(pod.numa_ids),
+                pod.millicpu,
+                {str(number): size for number, size in pod.booked_bytes.items()},
+                listed(pod.dedicated),
+                listed(pod.cpus),
+                listed(pod.mems),
+                pod.main,
+                pod.ramp_up_since_s,
+                [[name, *each] for name, each in pod.containers.items()],
+                pod.reason,
+                pod.problem,
+            ]
+            for pod in state.pods.values()
+        ],
+    }
+    return {**document, "checksum": _checksum(document)}
 
 
 def from_document(saved: Mapping[str, Any], topology: Topology) -> PoolState:
@@ -229,9 +288,79 @@ def from_document(saved: Mapping[str, Any], topology: Topology) -> PoolState:
     Raises:
         One of `UNLIKE_OURS`: it is no saved state, or the checksum is another.
     """
-    raise NotImplementedError
+    document = {name: value for name, value in saved.items() if name not in ("checksum", "boot_id")}
+    if saved["version"] != VERSION:
+        raise ValueError(f"version {saved['version']!r} is not {VERSION}")
+    if saved["checksum"] != _checksum(document):
+        raise ValueError("the checksum is that of another content")
+    sets: dict[str, frozenset[int]] = {}
+
+    def parsed(text: str) -> frozenset[int]:
+        numbers = sets.get(text)
+        if numbers is None:
+            numbers = sets[text] = parse_cpu_list(text)
+        return numbers
+
+    settings = PoolSettings(**saved["settings"])
+    advice = saved["advice"]
+    return PoolState(
+        topology=topology,
+        settings=settings._replace(reserved_cpus=parsed(saved["settings"]["reserved_cpus"])),
+        reserved=parsed(saved["reserved"]),
+        pools={str(name): parsed(text) for name, text in saved["pools"].items()},
+        pods={pod.uid: pod for pod in (_pod_from(parsed, *each) for each in saved["pods"])},
+        advice=advice and PoolAdvice(dict(advice["sizes"]), frozenset(advice["isolated"])),
+        generation=saved["generation"],
+    )
 
 
-def problems(state: PoolState) -> tuple[str, ...]:
-    """Return what is wrong with a state; nothing after any operation."""
-    raise NotImplementedError
+def _pod_from(
+    parsed: Callable[[str], frozenset[int]],
+    uid: str,
+    namespace: str,
+    name: str,
+    level: str,
+    pool: str,
+    owner: str,
+    flags: Sequence[bool],
+    numa_ids: str,
+    millicpu: int | None,
+    booked_bytes: Mapping[str, int],
+    dedicated: str,
+    cpus: str,
+    mems: str,
+    main: str,
+    ramp_up_since_s: float | None,
+    containers: Iterable[Sequence[Any]],
+    reason: str,
+    problem: str,
+) -> PoolPod:
+    numa_binding, numa_exclusive, numa_share, is_ramping_up = flags
+    return PoolPod(
+        uid=uid,
+        namespace=namespace,
+        name=name,
+        level=QosLevel(level),
+        pool=pool,
+        owner=owner,
+        numa_binding=numa_binding,
+        numa_exclusive=numa_exclusive,
+        numa_share=numa_share,
+        numa_ids=parsed(numa_ids),
+        millicpu=millicpu,
+        booked_bytes={int(number): size for number, size in booked_bytes.items()},
+        dedicated=parsed(dedicated),
+        cpus=parsed(cpus),
+        mems=parsed(mems),
+        main=main,
+        ramp_up_since_s=ramp_up_since_s,
+        is_ramping_up=is_ramping_up,
+        containers={container: PoolContainer(*rest) for container, *rest in containers},
+        reason=reason,
+        problem=problem,
+    )
+
+
+def _checksum(document: Mapping[str, object]) -> str:
+    text = json.dumps(document, separators=(",", ":"), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
