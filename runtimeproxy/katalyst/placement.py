@@ -8,16 +8,15 @@ pkg/agent/qrm-plugins/memory/dynamicpolicy/policy_allocation_handlers.go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
+from runtimeproxy.katalyst.hints import dedicated_hint, reclaimed_hint, share_hint
 from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
 from runtimeproxy.katalyst.pickers import InsufficientCpus, topo
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
-    RECLAIM,
     SHARE,
     PoolPod,
     PoolState,
@@ -25,6 +24,7 @@ from runtimeproxy.katalyst.pools import (
     RefusalKind,
 )
 from runtimeproxy.katalyst.rebuild import Demand, available_cpus, demand
+from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.units import format_cpu_list
 
 
@@ -195,7 +195,7 @@ def _picked(
     topology: Topology, qos: KatalystQos, local: frozenset[int], numa_ids: frozenset[int], count: int
 ) -> tuple[frozenset[int], str] | Refusal:
     """Return CPUs of these NUMA nodes, and how they were picked."""
-    whole = [core for core in topology.cores if core <= local]
+    whole = [core for core in topology.cores.values() if core <= local]
     threads = topology.threads_per_core
     if qos.full_pcpus and len(whole) < count // threads:
         return _no_room(f"{count // threads} whole free cores needed for {count} CPUs, {len(whole)} there are")
@@ -280,3 +280,21 @@ def _booked(state: PoolState, pod: PoolPod, facts: PodFacts) -> PoolPod | Refusa
             booked[numa_node] = taken
             wanted -= taken
     return replace(pod, booked_bytes=booked)
+
+
+def fitted(state: PoolState, pod: PoolPod) -> PoolPod:
+    """Return a pod that has CPUs alone with those that the node has now; the state has it, too."""
+    others = replace(state, pods={uid: each for uid, each in state.pods.items() if uid != pod.uid})
+    free = available_cpus(state.topology, state.reserved, demand(others.pods.values(), state.advice))
+    local = free & state.topology.cpus_of(pod.numa_ids) if pod.numa_ids else free
+    kept, count = pod.dedicated & free, len(pod.dedicated)
+    if pod.numa_exclusive:
+        cpus = local
+    elif len(kept) < count:
+        cpus = kept | topo(state.topology, local - kept, min(count - len(kept), len(local - kept)))
+    else:
+        return pod
+    if not cpus:
+        return as_shared(pod, "none of its CPUs is online")
+    problem = "" if pod.numa_exclusive or len(cpus) == count else f"has {len(cpus)} of its {count} CPUs"
+    return replace(pod, dedicated=cpus, problem=problem)

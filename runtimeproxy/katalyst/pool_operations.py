@@ -13,7 +13,6 @@ from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
 from runtimeproxy.katalyst.pickers import ht_balance
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
-    SHARE,
     Applied,
     Change,
     PoolAdvice,
@@ -25,29 +24,19 @@ from runtimeproxy.katalyst.pools import (
     RefusalKind,
     Step,
 )
-from runtimeproxy.katalyst.rebuild import available_cpus, demand, settled
+from runtimeproxy.katalyst.placement import (
+    PodFacts,
+    as_shared,
+    fitted,
+    is_unplaced,
+    lacks_room,
+    place,
+    unplaced,
+)
+from runtimeproxy.katalyst.rebuild import settled
 from runtimeproxy.katalyst.topology import Topology
 
 Outcome: TypeAlias = Applied | Refusal
-
-
-class PodFacts(NamedTuple):
-    """A pod, as far as pools depend on it."""
-
-    uid: str
-    qos: KatalystQos
-    namespace: str = ""
-    name: str = ""
-    millicpu: int | None = None
-    """Request of the whole pod (`linux.resources` of the sandbox); None: not known."""
-    reclaimed_millicpu: int | None = None
-    """In place of it for `reclaimed_cores`; None: none is known."""
-    memory_bytes: int | None = None
-    """Request of the whole pod; None: not known, then no memory is booked."""
-    main_container: str = ""
-    """`kubernetes.io/main-container-name`; empty: the first that is created."""
-    is_handled: bool = True
-    """False: pools leave it alone (`katalyst.kubewharf.io/skip_qrm_admit`, pods for debugging)."""
 
 
 class ContainerFacts(NamedTuple):
@@ -99,7 +88,7 @@ def admit(state: PoolState, pod: PodFacts, *, is_forced: bool = False) -> Outcom
     if not pod.is_handled or pod.uid in state.pods:
         return Applied(state)
     admitted = unplaced(pod)
-    if not waits_for_request(admitted):
+    if pod.millicpu is not None or not is_unplaced(admitted):
         placed = place(state, admitted, pod)
         if isinstance(placed, Refusal):
             if not is_forced:

@@ -364,3 +364,103 @@ def _pod_from(
 def _checksum(document: Mapping[str, object]) -> str:
     text = json.dumps(document, separators=(",", ":"), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def problems(state: PoolState) -> tuple[str, ...]:
+    """Return which invariants a state breaks; none after any operation."""
+    return tuple(
+        [
+            *_problems_of_pools(state),
+            *_problems_of_dedicated(state),
+            *(problem for pod in state.pods.values() for problem in _problems_of_pod(state, pod)),
+            *_problems_of_memory(state),
+        ]
+    )
+
+
+def is_shared_pool(name: str) -> bool:
+    """Return whether it is a pool of `shared_cores`, and no pod's own one."""
+    return name not in (RESERVE, RECLAIM, FALLBACK) and not name.startswith(ISOLATION_PREFIX)
+
+
+def _problems_of_pools(state: PoolState) -> Iterator[str]:
+    topology, pools = state.topology, state.pools
+    everything = NO_CPUS.union(*pools.values()) | state.dedicated
+    if everything != topology.all_cpus:
+        yield f"CPUs {format_cpu_list(topology.all_cpus ^ everything)} are in no pool, or not online"
+    if not pools.get(RECLAIM):
+        yield "the pool reclaim is empty"
+    if pools.get(RESERVE) != state.reserved:
+        yield "the pool reserve has other CPUs than the reserved ones"
+    owners = {pod.owner for pod in state.pods.values()}
+    for name, cpus in pools.items():
+        if name in (RESERVE, RECLAIM, FALLBACK):
+            continue
+        if not cpus:
+            yield f"pool {name} is empty"
+        if cpus & state.reserved:
+            yield f"pool {name} has reserved CPUs {format_cpu_list(cpus & state.reserved)}"
+        if name not in owners:
+            yield f"pool {name} has no pod"
+        numa_node = name.rpartition(NUMA_INFIX)[2]
+        if NUMA_INFIX in name and not cpus <= topology.cpus_of((int(numa_node),)):
+            yield f"pool {name} has CPUs of other NUMA nodes"
+    if not state.settings.overlap and pools.get(RECLAIM, NO_CPUS) & pools.get(FALLBACK, NO_CPUS):
+        yield "the pools reclaim and fallback overlap"
+
+
+def _problems_of_dedicated(state: PoolState) -> Iterator[str]:
+    topology = state.topology
+    alone = {pod.uid: pod.dedicated for pod in state.pods.values() if pod.dedicated}
+    for (uid, cpus), (other, others) in combinations(sorted(alone.items()), 2):
+        if cpus & others:
+            yield f"CPUs {format_cpu_list(cpus & others)} belong to the pods {uid} and {other}"
+    for uid, cpus in sorted(alone.items()):
+        if cpus & state.reserved:
+            yield f"pod {uid} has reserved CPUs {format_cpu_list(cpus & state.reserved)}"
+        for name, of_pool in state.pools.items():
+            if name not in (RESERVE, RECLAIM) and cpus & of_pool:
+                yield f"pod {uid} and pool {name} have CPUs {format_cpu_list(cpus & of_pool)}"
+    for pod in state.pods.values():
+        if not (pod.numa_exclusive and pod.numa_ids):
+            continue
+        cpus = topology.cpus_of(pod.numa_ids)
+        for name, of_pool in state.pools.items():
+            if name not in (RESERVE, RECLAIM) and cpus & of_pool:
+                yield f"pool {name} is on a NUMA node of {pod.uid}, which is exclusive"
+        for other in state.pods.values():
+            may_be_there = other is pod or other.level in (QosLevel.RECLAIMED, QosLevel.SYSTEM)
+            if not may_be_there and other.numa_ids & pod.numa_ids:
+                yield f"pod {other.uid} is bound to a NUMA node of {pod.uid}, which is exclusive"
+
+
+def _problems_of_pod(state: PoolState, pod: PoolPod) -> Iterator[str]:
+    topology = state.topology
+    if not pod.cpus or not pod.cpus <= topology.all_cpus:
+        yield f"pod {pod.uid} has CPUs {format_cpu_list(pod.cpus) or 'none'}"
+    if not pod.mems or not pod.mems <= frozenset(topology.numa_nodes):
+        yield f"pod {pod.uid} has NUMA nodes {format_cpu_list(pod.mems) or 'none'}"
+    if pod.owner in state.pools and pod.owner != RECLAIM and pod.cpus != state.pools[pod.owner]:
+        yield f"pod {pod.uid} has other CPUs than its pool {pod.owner}"
+    if pod.owner == RECLAIM and not pod.cpus <= state.pools[RECLAIM]:
+        yield f"pod {pod.uid} has CPUs that are not in the pool reclaim"
+    if pod.owner == DEDICATED and pod.cpus != pod.dedicated:
+        yield f"pod {pod.uid} has other CPUs than those that it has alone"
+    if pod.owner == RAMPING_UP and not pod.cpus <= state.pools[RECLAIM]:
+        bound = [cpus for name, cpus in state.pools.items() if NUMA_INFIX in name]
+        others = pod.cpus & state.dedicated.union(state.reserved, *bound)
+        if others:
+            yield f"pod {pod.uid} ramps up on CPUs {format_cpu_list(others)}, which are not free for that"
+    is_bound = pod.numa_ids and pod.level in (QosLevel.SHARED, QosLevel.DEDICATED)
+    if is_bound and not pod.problem and not pod.cpus <= topology.cpus_of(pod.numa_ids):
+        yield f"pod {pod.uid} has CPUs of other NUMA nodes than its own"
+
+
+def _problems_of_memory(state: PoolState) -> Iterator[str]:
+    booked: dict[int, int] = {}
+    for pod in state.pods.values():
+        for numa_node, size in pod.booked_bytes.items():
+            booked[numa_node] = booked.get(numa_node, 0) + size
+    for numa_node, size in sorted(booked.items()):
+        if size > state.topology.memory_bytes.get(numa_node, 0):
+            yield f"more memory of NUMA node {numa_node} is booked than it has: {size} bytes"

@@ -12,7 +12,7 @@ that a pod has alone if it can, and CPUs that no pool takes while reclaim is off
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 from typing import NamedTuple
@@ -34,6 +34,7 @@ from runtimeproxy.katalyst.pools import (
     Pools,
     PoolSettings,
     PoolState,
+    is_shared_pool,
 )
 from runtimeproxy.katalyst.sizes import proportion
 from runtimeproxy.katalyst.topology import Topology
@@ -176,10 +177,6 @@ def _given_back(
     return left
 
 
-def is_share_pool(name: str) -> bool:
-    return name not in (RESERVE, RECLAIM, FALLBACK) and not name.startswith(ISOLATION_PREFIX)
-
-
 def overlap_ratio(pools: Pools, name: str) -> Fraction | None:
     """Return which part of a pool of `shared_cores` `reclaimed_cores` have, too; None if there is none yet.
 
@@ -191,7 +188,7 @@ def overlap_ratio(pools: Pools, name: str) -> Fraction | None:
     if RECLAIM not in pools:
         raise LookupError("there is no pool reclaim")
     reclaim = pools[RECLAIM]
-    if not pools.get(name) or not any(pools[other] & reclaim for other in pools if is_share_pool(other)):
+    if not pools.get(name) or not any(pools[other] & reclaim for other in pools if is_shared_pool(other)):
         return None
     return Fraction(len(pools[name] & reclaim), len(pools[name]))
 
@@ -202,7 +199,7 @@ def _overlapped(before: PoolState, of: Demand, pools: Pools) -> frozenset[int]:
     for numa_node, by_pool in of.bound.items():
         requests |= {numa_pool(pool, numa_node): millicpu for pool, millicpu in by_pool.items()}
     found = NO_CPUS
-    for name in sorted(filter(is_share_pool, pools)):
+    for name in sorted(filter(is_shared_pool, pools)):
         size = len(pools[name])
         ratio = overlap_ratio(before.pools, name) if RECLAIM in before.pools else None
         if ratio is None:
