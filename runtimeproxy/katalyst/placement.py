@@ -12,11 +12,21 @@ from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
-from runtimeproxy.katalyst.hints import dedicated_hint, reclaimed_hint, share_hint
+from runtimeproxy.katalyst.hints import (
+    Choice,
+    HintPolicy,
+    HintRequest,
+    InvalidRequestError,
+    NoRoomError,
+    NumaBooking,
+    check_unbound,
+    choose,
+)
 from runtimeproxy.katalyst.levels import KatalystQos, QosLevel, keeps_away
-from runtimeproxy.katalyst.pickers import InsufficientCpus, topo
+from runtimeproxy.katalyst.pickers import InsufficientCpusError, topo
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
+    RECLAIM,
     SHARE,
     PoolPod,
     PoolState,
@@ -41,6 +51,8 @@ class PodFacts(NamedTuple):
     """In place of it for `reclaimed_cores`; None: none is known."""
     memory_bytes: int | None = None
     """Request of the whole pod; None: not known, then no memory is booked."""
+    bind_result: frozenset[int] = NO_CPUS
+    """The NUMA nodes that a scheduler has chosen (`katalyst.kubewharf.io/numa_bind_result`)."""
     main_container: str = ""
     """`kubernetes.io/main-container-name`; empty: the first that is created."""
     is_handled: bool = True
@@ -122,14 +134,46 @@ def lacks_room(state: PoolState, pod: PoolPod) -> Refusal | None:
         free = shared_millicpu(state, of, numa_node)
         if pod.request <= free and free > 0:
             return None
-        return _no_room(f"NUMA node {numa_node} has {free}m of CPU left for bound pods; {pod.request}m requested")
-    requested = unbound_millicpu(state) + pod.request
-    cpus = unbound_cpus(state, of)
-    if ceil(requested / 1_000) <= len(cpus):
-        return None
-    return _no_room(
-        f"CPUs of no bound pod are {len(cpus)} ({format_cpu_list(cpus) or 'none'}); with this pod {requested}m "
-        "of CPU is requested of them"
+        return _no_room(
+            f"NUMA node {numa_node} has {free}m of CPU left for bound pods; {pod.request}m requested"
+        )
+    try:
+        check_unbound(bookings(state), unbound_millicpu(state) + pod.request)
+    except NoRoomError as error:
+        return Refusal(RefusalKind.NO_ROOM, str(error))
+    return None
+
+
+def bookings(state: PoolState) -> tuple[NumaBooking, ...]:
+    """Return what each NUMA node has left, and who is bound there."""
+    topology, of = state.topology, demand(state.pods.values(), state.advice)
+    free = available_cpus(topology, state.reserved, of)
+    free_bytes = free_memory_bytes(state)
+    bound: dict[int, list[PoolPod]] = {node: [] for node in topology.numa_nodes}
+    taken: set[int] = set()
+    reclaimed: dict[int, int] = {}
+    for pod in state.pods.values():
+        if pod.level is QosLevel.RECLAIMED and pod.numa_ids:
+            node = min(pod.numa_ids)
+            reclaimed[node] = reclaimed.get(node, 0) + pod.request
+        elif pod.level in (QosLevel.SHARED, QosLevel.DEDICATED) and pod.numa_ids:
+            for node in pod.numa_ids:
+                bound[node].append(pod)
+        elif pod.dedicated:
+            taken |= _numa_nodes_of(topology, pod.dedicated)
+    reclaim = state.pools.get(RECLAIM, NO_CPUS)
+    return tuple(
+        NumaBooking(
+            numa_node=node,
+            free_cpus=free & cpus,
+            held_millicpu=sum(of.bound.get(node, {}).values()),
+            bound=tuple(bound[node]),
+            is_taken=node in taken,
+            free_bytes=free_bytes.get(node),
+            headroom_millicpu=1_000 * len(reclaim & cpus),
+            reclaimed_millicpu=reclaimed.get(node),
+        )
+        for node, cpus in topology.by_numa.items()
     )
 
 
@@ -166,6 +210,23 @@ def _no_room(reason: str) -> Refusal:
     return Refusal(RefusalKind.NO_ROOM, reason)
 
 
+def _hint(state: PoolState, facts: PodFacts, millicpu: int, unbound_millicpu: int) -> Choice | Refusal:
+    request = HintRequest(
+        qos=facts.qos,
+        millicpu=millicpu,
+        memory_bytes=facts.memory_bytes,
+        unbound_millicpu=unbound_millicpu,
+        bind_result=facts.bind_result,
+        policy=HintPolicy(state.settings.numa_hint_policy),
+    )
+    try:
+        return choose(state.topology, bookings(state), request)
+    except InvalidRequestError as error:
+        return Refusal(RefusalKind.INVALID, str(error))
+    except NoRoomError as error:
+        return Refusal(RefusalKind.NO_ROOM, str(error))
+
+
 def _dedicated(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]) -> PoolPod | Refusal:
     topology, qos, of = state.topology, facts.qos, demand(state.pods.values(), state.advice)
     count = ceil(pod.request / 1_000)
@@ -176,7 +237,7 @@ def _dedicated(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[
         return _unbound_dedicated(state, pod, of, free, count, kept)
     numa_ids, hint = _numa_nodes_of(topology, kept), "which it had"
     if not (numa_ids and kept <= free and may_be_bound(state, pod, numa_ids)):
-        chosen = dedicated_hint(state, of, facts, pod)
+        chosen = _hint(state, facts, pod.request, unbound_millicpu(state))
         if isinstance(chosen, Refusal):
             return chosen
         numa_ids, hint = chosen
@@ -195,7 +256,9 @@ def _dedicated(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[
     for numa_node in sorted(numa_ids & of.bound.keys()):
         left = (topology.cpus_of((numa_node,)) & free) - cpus
         if 1_000 * len(left) < sum(of.bound[numa_node].values()) or not left:
-            return _no_room(f"NUMA node {numa_node} has too few CPUs for its pods of shared_cores and this one")
+            return _no_room(
+                f"NUMA node {numa_node} has too few CPUs for its pods of shared_cores and this one"
+            )
     reason = f"NUMA nodes {format_cpu_list(numa_ids)} {hint}: CPUs {format_cpu_list(cpus)}, {how}"
     return _booked(
         state, replace(pod, numa_ids=numa_ids, dedicated=cpus, is_ramping_up=False, reason=reason), facts
@@ -209,17 +272,21 @@ def _picked(
     whole = [core for core in topology.cores.values() if core <= local]
     threads = topology.threads_per_core
     if qos.full_pcpus and len(whole) < count // threads:
-        return _no_room(f"{count // threads} whole free cores needed for {count} CPUs, {len(whole)} there are")
+        return _no_room(
+            f"{count // threads} whole free cores needed for {count} CPUs, {len(whole)} there are"
+        )
     parts = {n: topology.cpus_of((n,)) & local for n in sorted(numa_ids)} if qos.distribute_evenly else {}
     if parts and count % len(parts):
-        return Refusal(RefusalKind.INVALID, f"{count} CPUs cannot be distributed evenly over {len(parts)} NUMA nodes")
+        return Refusal(
+            RefusalKind.INVALID, f"{count} CPUs cannot be distributed evenly over {len(parts)} NUMA nodes"
+        )
     try:
         if parts:
             each = count // len(parts)
             cpus = NO_CPUS.union(*(topo(topology, part, each) for part in parts.values()))
             return cpus, f"{each} of each NUMA node, by topology"
         return topo(topology, local, count), "by topology"
-    except InsufficientCpus as error:
+    except InsufficientCpusError as error:
         return _no_room(str(error))
 
 
@@ -235,15 +302,14 @@ def _unbound_dedicated(
     if 1_000 * len(unbound - cpus) < unbound_millicpu(state):
         return _no_room(f"{len(unbound - cpus)} CPUs would be left for {unbound_millicpu(state)}m of CPU")
     reason = f"CPUs {format_cpu_list(cpus)} by topology, of no NUMA node in particular"
-    return replace(pod, dedicated=cpus, is_ramping_up=False, reason=reason)
+    return replace(pod, millicpu=pod.request, dedicated=cpus, is_ramping_up=False, reason=reason)
 
 
 def _bound_share(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]) -> PoolPod | Refusal:
-    of = demand(state.pods.values(), state.advice)
     numa_ids, hint = _numa_nodes_of(state.topology, kept), "which it had"
     stays = len(numa_ids) == 1 and may_be_bound(state, pod, numa_ids)
     if not stays or lacks_room(state, replace(pod, numa_ids=numa_ids)) is not None:
-        chosen = share_hint(state, of, facts, pod)
+        chosen = _hint(state, facts, pod.request, unbound_millicpu(state))
         if isinstance(chosen, Refusal):
             return chosen
         numa_ids, hint = chosen
@@ -251,10 +317,13 @@ def _bound_share(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozense
     return _booked(state, replace(pod, numa_ids=numa_ids, is_ramping_up=False, reason=reason), facts)
 
 
-def _bound_reclaimed(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]) -> PoolPod | Refusal:
+def _bound_reclaimed(
+    state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]
+) -> PoolPod | Refusal:
     numa_ids, hint = _numa_nodes_of(state.topology, kept), "which it had"
     if len(numa_ids) != 1:
-        chosen = reclaimed_hint(state, facts, pod)
+        unbound = [each for each in state.pods.values() if each.level is pod.level and not each.numa_ids]
+        chosen = _hint(state, facts, pod.request, sum(each.request for each in unbound))
         if isinstance(chosen, Refusal):
             return chosen
         numa_ids, hint = chosen
@@ -281,6 +350,8 @@ def free_memory_bytes(state: PoolState) -> dict[int, int]:
 
 def _booked(state: PoolState, pod: PoolPod, facts: PodFacts) -> PoolPod | Refusal:
     """Books memory: an exclusive pod all of its NUMA nodes, another what it requests."""
+    # What it was placed for, whichever of its containers are there later.
+    pod = replace(pod, millicpu=pod.request)
     free = {n: size for n, size in sorted(free_memory_bytes(state).items()) if n in pod.numa_ids}
     wanted = facts.memory_bytes or 0
     if free and wanted > sum(free.values()):
@@ -306,7 +377,7 @@ def fitted(state: PoolState, pod: PoolPod) -> PoolPod:
     # Bound pods of `shared_cores` keep what they have of a NUMA node.
     spare = free - state.topology.cpus_of(of.bound)
     local = state.topology.cpus_of(pod.numa_ids) & spare if pod.numa_ids else spare
-    kept, count = pod.dedicated & free, len(pod.dedicated)
+    kept, count = pod.dedicated & free, ceil(pod.request / 1_000)
     if pod.numa_exclusive:
         cpus = local
     elif len(kept) < count:
@@ -316,5 +387,5 @@ def fitted(state: PoolState, pod: PoolPod) -> PoolPod:
         return pod
     if not cpus:
         return as_shared(pod, "none of its CPUs is online")
-    problem = "" if pod.numa_exclusive or len(cpus) == count else f"has {len(cpus)} CPUs of {count} before"
+    problem = "" if pod.numa_exclusive or len(cpus) == count else f"has {len(cpus)} of its {count} CPUs"
     return replace(pod, dedicated=cpus, problem=problem)

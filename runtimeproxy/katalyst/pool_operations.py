@@ -98,9 +98,7 @@ def admit(state: PoolState, pod: PodFacts, *, is_forced: bool = False) -> Outcom
     return _applied(state, {**state.pods, pod.uid: admitted})
 
 
-def create(
-    state: PoolState, container: ContainerFacts, now_s: float, *, is_forced: bool = False
-) -> Outcome:
+def create(state: PoolState, container: ContainerFacts, now_s: float, *, is_forced: bool = False) -> Outcome:
     """Adds a container before it is created; admits its pod if that was not.
 
     The `cpus` and `mems` of its pod in the new state are for the request. A container of that name that is

@@ -36,7 +36,7 @@ from runtimeproxy.katalyst.pools import (
     PoolState,
     is_shared_pool,
 )
-from runtimeproxy.katalyst.sizes import proportion
+from runtimeproxy.katalyst.sizes import overlap_ratio, proportion, quantity
 from runtimeproxy.katalyst.topology import Topology
 
 
@@ -108,7 +108,7 @@ def build(before: PoolState, of: Demand) -> Pools:
     is_exact = settings.enable_reclaim and not settings.overlap
 
     def wanted(name: str, millicpu: int, ratio: float = 1.0) -> int:
-        return max(1, sizes.get(name) or ceil(int(millicpu * ratio) / 1_000))
+        return max(1, sizes.get(name) or quantity(millicpu, ratio))
 
     def give(cpus: frozenset[int], counts: Mapping[str, int]) -> frozenset[int]:
         # Each exactly what it wants; returns what is left.
@@ -162,7 +162,11 @@ def build(before: PoolState, of: Demand) -> Pools:
 
 
 def _given_back(
-    topology: Topology, pools: dict[str, frozenset[int]], names: Iterable[str], left: frozenset[int], reserve: int
+    topology: Topology,
+    pools: dict[str, frozenset[int]],
+    names: Iterable[str],
+    left: frozenset[int],
+    reserve: int,
 ) -> frozenset[int]:
     """Gives pools what `reclaim` has beyond its least size, by their sizes; returns what it keeps."""
     sizes = {name: len(pools[name]) for name in names}
@@ -177,20 +181,12 @@ def _given_back(
     return left
 
 
-def overlap_ratio(pools: Pools, name: str) -> Fraction | None:
-    """Return which part of a pool of `shared_cores` `reclaimed_cores` have, too; None if there is none yet.
-
-    None: the pool is new, or none overlaps the pool `reclaim`.
-
-    Raises:
-        LookupError: There is no pool `reclaim`.
-    """
-    if RECLAIM not in pools:
-        raise LookupError("there is no pool reclaim")
-    reclaim = pools[RECLAIM]
-    if not pools.get(name) or not any(pools[other] & reclaim for other in pools if is_shared_pool(other)):
+def _ratio(before: Pools, name: str) -> Fraction | None:
+    """Return which part of a pool `reclaimed_cores` had; None: it is new, or they had none of any."""
+    reclaim = before.get(RECLAIM, NO_CPUS)
+    if not before.get(name) or not any(before[other] & reclaim for other in filter(is_shared_pool, before)):
         return None
-    return Fraction(len(pools[name] & reclaim), len(pools[name]))
+    return overlap_ratio(before[name], reclaim)
 
 
 def _overlapped(before: PoolState, of: Demand, pools: Pools) -> frozenset[int]:
@@ -201,7 +197,7 @@ def _overlapped(before: PoolState, of: Demand, pools: Pools) -> frozenset[int]:
     found = NO_CPUS
     for name in sorted(filter(is_shared_pool, pools)):
         size = len(pools[name])
-        ratio = overlap_ratio(before.pools, name) if RECLAIM in before.pools else None
+        ratio = _ratio(before.pools, name)
         if ratio is None:
             ratio = max(1 - Fraction(requests[name], 1_000 * size), Fraction())
         found |= core_balance(before.topology, pools[name], ceil(size * ratio), reverse=True)
@@ -215,9 +211,9 @@ class _Places:
         topology = state.topology
         self._topology, self._pools = topology, state.pools
         # Memory can only be where there is some.
-        self._memory = frozenset(n for n in topology.numa_nodes if topology.memory_bytes.get(n, 1)) or frozenset(
-            topology.numa_nodes
-        )
+        self._memory = frozenset(
+            n for n in topology.numa_nodes if topology.memory_bytes.get(n, 1)
+        ) or frozenset(topology.numa_nodes)
         free = available_cpus(topology, state.reserved, of)
         bound_cpus = topology.cpus_of(of.bound_numas)
         reclaim = state.pools[RECLAIM]
@@ -242,8 +238,10 @@ class _Places:
                 local = self._pools[RECLAIM] & self._topology.cpus_of(pod.numa_ids)
                 return RECLAIM, local or self._reclaim, mems or self._reclaim_mems
             case QosLevel.SYSTEM:
-                return SYSTEM_PREFIX + pod.pool, self._of_system(pod), mems or (
-                    self._bound_system_mems if pod.numa_binding else self._memory
+                return (
+                    SYSTEM_PREFIX + pod.pool,
+                    self._of_system(pod),
+                    mems or (self._bound_system_mems if pod.numa_binding else self._memory),
                 )
             case QosLevel.SHARED if not pod.is_ramping_up:
                 name = numa_pool(pod.pool, min(pod.numa_ids)) if pod.numa_ids else pod.pool
