@@ -26,8 +26,8 @@ from tests.katalyst.pool_doubles import (
 )
 
 NO_POOL = (
-    "the pods of the pool share request nothing, so there is no such pool; it is on 14 CPUs (1,3-15), which no "
-    "pod has alone and no NUMA node with bound pods has"
+    "the pods of the pool share request nothing, so there is no such pool; it is on 14 CPUs (1,3-15), which "
+    "no pod has alone and no NUMA node with bound pods has"
 )
 
 
