@@ -536,6 +536,15 @@ class TestAdoption:
         state = checked(adopt(t16(), live)).state
         assert [bool(state.pods[uid].problem) for uid in "ab"] == [False, True]
 
+    def test_it_gets_its_place_once_there_is_room(self) -> None:
+        live = [self.live("a", EXCLUSIVE, 14), self.live("b", EXCLUSIVE, 2)]
+        state = checked(adopt(t16(), live)).state
+        assert reconcile(state, live) == Applied(state)
+        applied = checked(reconcile(state, live[1:]))
+        assert cpus_of(applied.state, "b") == "1,8-9"
+        assert applied.state.pods["b"].problem == ""
+        assert applied.changes[-1].cpus == cpus("1,8-9")
+
     def test_reconciling_leaves_pods_in_flight(self) -> None:
         pod = facts("new", DNB, 2)
         state = running(t16(), pod)

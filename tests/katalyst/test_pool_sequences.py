@@ -199,10 +199,10 @@ def check(topology: Topology, seed: int, events: int) -> None:
     assert all(reasons(sequence.state, uid) for uid in sequence.state.pods)
     # A restart, with what was saved and without.
     live = sequence.live()
-    again = reconcile(sequence.state, live).state
-    assert {uid: pod.cpus for uid, pod in again.pods.items()} == {
-        uid: pod.cpus for uid, pod in sequence.state.pods.items()
-    }
+    again = reconcile(sequence.state, live)
+    assert problems(again.state) == ()
+    # A pod without the place that it asked for may get one.
+    assert again.state == sequence.state or any(pod.problem for pod in sequence.state.pods.values())
     anew = [
         adopt(initial(sequence.state.topology, sequence.state.settings), order).state
         for order in (live, live[::-1])
