@@ -326,6 +326,8 @@ class Core:
 
     async def _on_inventory(self) -> None:
         if not self._is_standby():
+            if self.services.network is not None:
+                self.services.network.take_known()
             await self.upkeep.on_compared()
 
     async def _write_missed(self) -> None:
