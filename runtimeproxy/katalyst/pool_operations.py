@@ -5,7 +5,7 @@ None knows a clock: times are arguments, of any one clock that goes on while pod
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
@@ -37,7 +37,10 @@ from runtimeproxy.katalyst.pools import (
 from runtimeproxy.katalyst.rebuild import settled
 from runtimeproxy.katalyst.topology import Topology
 
-NOTHING: Final[Mapping[str, frozenset[int]]] = MappingProxyType({})
+_NOTHING: Final[Mapping[str, frozenset[int]]] = MappingProxyType({})
+
+_MAX_AGAIN: Final = 16
+"""How many pods that have no place of their own are placed anew at a time; others come next time."""
 
 Outcome: TypeAlias = Applied | Refusal
 
@@ -248,9 +251,8 @@ def reconcile(state: PoolState, pods: Iterable[LivePod], in_flight: Collection[s
             known[uid] = _with_containers_of(live[uid], pod)
     missing = [each for uid, each in live.items() if uid not in known and uid not in in_flight]
     there = _adopted(replace(state, pods=known), missing)
-    for uid in sorted(there.pods):
-        if there.pods[uid].problem and uid in live and uid not in in_flight:
-            there = _placed_again(there, live[uid].facts)
+    waiting = [uid for uid in sorted(there.pods) if there.pods[uid].problem and uid in live]
+    there = _placed_again(there, [live[uid].facts for uid in waiting if uid not in in_flight])
     return _applied(state, there.pods, had=_cpus_of(missing))
 
 
@@ -261,20 +263,23 @@ def reserved_cpus(topology: Topology, settings: PoolSettings) -> frozenset[int]:
     return ht_balance(topology, topology.all_cpus, min(settings.reserved_count, len(topology.all_cpus)))
 
 
-def _placed_again(state: PoolState, facts: PodFacts) -> PoolState:
-    """Returns the state with a pod where it asked to be, if there is room now."""
-    pod = state.pods[facts.uid]
-    if pod.dedicated:
-        # It lacks CPUs that are offline.
-        return state
-    asked = replace(
-        unplaced(facts),
-        containers=pod.containers,
-        is_ramping_up=pod.is_ramping_up,
-        ramp_up_since_s=pod.ramp_up_since_s,
-    )
-    placed = place(_without(state, facts.uid), asked, facts)
-    return state if isinstance(placed, Refusal) else replace(state, pods={**state.pods, facts.uid: placed})
+def _placed_again(state: PoolState, pods: Sequence[PodFacts]) -> PoolState:
+    """Returns the state with pods where they asked to be, as far as there is room now."""
+    # All that are not bound have room, or none has.
+    loose = [each for each in pods if each.qos.level is QosLevel.SHARED and not each.qos.numa_binding]
+    if loose and not lacks_room(_without(state, loose[0].uid), state.pods[loose[0].uid]):
+        roomy = {each.uid: replace(state.pods[each.uid], problem="") for each in loose}
+        state = replace(state, pods={**state.pods, **roomy})
+    # One that lacks CPUs that are offline stays where it is.
+    others = [each for each in pods if each not in loose and not state.pods[each.uid].dedicated]
+    first = state.generation % len(others) if others else 0
+    for facts in (others[first:] + others[:first])[:_MAX_AGAIN]:
+        pod = state.pods[facts.uid]
+        asked = replace(unplaced(facts), containers=pod.containers)
+        placed = place(_without(state, facts.uid), asked, facts)
+        if not isinstance(placed, Refusal):
+            state = replace(state, pods={**state.pods, facts.uid: placed})
+    return state
 
 
 def _adopted(state: PoolState, pods: Iterable[LivePod]) -> PoolState:
@@ -329,7 +334,7 @@ def _applied(
     pods: Mapping[str, PoolPod],
     creating: tuple[str, str] | None = None,
     after: PoolState | None = None,
-    had: Mapping[str, frozenset[int]] = NOTHING,
+    had: Mapping[str, frozenset[int]] = _NOTHING,
 ) -> Applied:
     # The container that is being created has no change. `after` is settled if more than pods has changed.
     # `had`: what pods run on that the state did not know.
