@@ -26,6 +26,7 @@ from runtimeproxy.core.policies import PolicyEvent, PolicySet, Spawn
 from runtimeproxy.core.services import CoreServices
 from runtimeproxy.core.state import SavedState
 from runtimeproxy.hooks.allocator import SharePools
+from runtimeproxy.hooks.levels import levels_in_force
 from runtimeproxy.hooks.loading import PolicyLoader
 from runtimeproxy.hooks.modes import with_owner_modes
 from runtimeproxy.ledger.allocations import NodeAllocations, allocation_file
@@ -347,6 +348,7 @@ class Core:
                 self._spawn(self.leased.sync_all())
             return
         if event is PolicyEvent.CHAIN:
+            self.store.use_levels(levels_in_force(self.policies.chain.policies, self.node.latest))
             self.services.chain = self.policies.chain
             self.upkeep.on_policies(problem.name for problem in self.policies.loaded.problems)
         self.upkeep.on_servers([policy.name for policy in self.policies.servers.policies])

@@ -96,7 +96,7 @@ class NetworkUpkeep:
             if is_check:
                 checked_s = time.monotonic()
             self._changed.clear()
-            again_s: float | None = FIRST_PAUSE_S
+            has_failed = True
             try:
                 self.take_known()
                 await self._ask_addresses()
@@ -105,14 +105,12 @@ class NetworkUpkeep:
                 sync = partial(self.control.sync, self._running(), is_check=is_check)
                 if await loop.run_in_executor(self._executor, sync):
                     self._changed.set()
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if self.control.has_failed else FIRST_PAUSE_S / 2
-                again_s = pause_s if self.control.has_failed else None
-            except TimeoutError as error:
-                logger.warning("network QoS: %s", error.strerror)
+                has_failed = self.control.has_failed
             except Exception:  # a bug costs this attempt, not the next one
                 logger.exception("network QoS of pods could not be set")
-            if again_s is not None:
-                loop.call_later(again_s, self._changed.set)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if has_failed else FIRST_PAUSE_S / 2
+            if has_failed:
+                loop.call_later(pause_s, self._changed.set)
 
     def look(self) -> None:
         """Sees whether other pods run now; cheap, to be called about every second."""
@@ -178,6 +176,6 @@ class NetworkUpkeep:
                 pod.addresses,
                 pod.is_host_network,
             )
-            for pod in self._store.pods
+            for pod in sorted(self._store.pods, key=lambda pod: pod.created_s)
             if pod.state is Lifecycle.RUNNING and (path := path_or_none(pod.cgroup_parent)) is not None
         )

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -61,6 +63,8 @@ class Scene:
     runtime: Runtime
     store: PodStore
     books: dict[str, dict[str, int | str]]
+    pauses: list[float]
+    """How long was waited after each failure."""
     is_idle: bool = False
     looks: bool = True
 
@@ -96,7 +100,17 @@ async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
         upkeep = NetworkUpkeep(
             control, store, runtime, lambda cgroup: books.get(cgroup, {}), executor, lambda: made.is_idle
         )
-        made = Scene(upkeep, control, runtime, store, books)
+        loop, pauses = asyncio.get_running_loop(), list[float]()
+        call_later = loop.call_later
+
+        def noted(delay_s: float, *call: Any) -> asyncio.TimerHandle:
+            if call == (upkeep._changed.set,):
+                pauses.append(delay_s)
+                delay_s = 0.001
+            return call_later(delay_s, *call)
+
+        monkeypatch.setattr(loop, "call_later", noted)
+        made = Scene(upkeep, control, runtime, store, books, pauses)
         task = asyncio.create_task(upkeep.run())  # noqa: TID251 - ended below
         yield made
         task.cancel()
@@ -202,6 +216,16 @@ async def test_what_has_failed_is_tried_again(scene: Scene) -> None:
     scene.control.has_failed = True
     scene.run_pod("a", "10.0.0.1")
     await scene.wait_for(lambda: len(scene.control.told) >= 4)
+
+
+@pytest.mark.parametrize("is_bug", [False, True])
+async def test_what_fails_for_long_is_tried_ever_more_rarely(scene: Scene, is_bug: bool) -> None:
+    """A bug has a traceback in the log each time."""
+    scene.control.has_failed = not is_bug
+    scene.control.fails = [RuntimeError("a bug") for _ in range(100)] if is_bug else []
+    pauses = scene.pauses
+    await scene.wait_for(lambda: len(pauses) >= 5)
+    assert all(after >= 2 * before for before, after in pairwise(pauses[1:5]))
 
 
 async def test_what_is_left_to_do_follows_at_once(scene: Scene) -> None:
