@@ -37,10 +37,11 @@ from runtimeproxy.katalyst.levels import (
     QosLevel,
     katalyst_qos,
 )
-from runtimeproxy.katalyst.transition import CpuPools, Overlap, Placement
-from runtimeproxy.katalyst.pool_operations import ContainerFacts, LiveContainer, LivePod, PodFacts
+from runtimeproxy.katalyst.placement import PodFacts
+from runtimeproxy.katalyst.pool_operations import ContainerFacts, LiveContainer, LivePod
 from runtimeproxy.katalyst.pools import PoolSettings, PoolState, Refusal, as_document, from_document
 from runtimeproxy.katalyst.topology import Topology
+from runtimeproxy.katalyst.transition import CpuPools, Overlap, Placement
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import Input, InputState
 from runtimeproxy.pods.record_views import recorded_pod
@@ -326,7 +327,8 @@ class NodePools:
         millicpu = millicpu_of(updated.cpu_shares) if updated is not None else None
         if known is None or millicpu is None or known.millicpu == millicpu:
             return None
-        outcome = operations.resize(state, pod.uid, container.name, millicpu, pod_qos(pod, self._configured().rules))
+        qos = pod_qos(pod, self._configured().rules)
+        outcome = operations.resize(state, pod.uid, container.name, millicpu, qos)
         return known.millicpu if self._take(outcome, pod.uid, container.name) else None
 
     def needs_commit(self, uid: str) -> bool:
@@ -555,16 +557,12 @@ class NodePools:
             if known is None or known[0] is not pod:
                 known = self._facts[pod.id] = (pod, self._facts_of(recorded_pod(pod)))
             _, containers = by_uid.setdefault(pod.uid, (known[1], []))
-            containers += map(live_container, self._store.containers.members(pod.id))
-        return [
-            LivePod(facts, tuple(each for each in containers if each is not None))
-            for facts, containers in by_uid.values()
-        ]
+            members = self._store.containers.members(pod.id)
+            containers += [live_container(each) for each in members if each.state is not Lifecycle.STOPPED]
+        return [LivePod(facts, tuple(containers)) for facts, containers in by_uid.values()]
 
 
-def live_container(record: ContainerRecord) -> LiveContainer | None:
-    if record.state is Lifecycle.STOPPED:
-        return None
+def live_container(record: ContainerRecord) -> LiveContainer:
     cpus: frozenset[int] = frozenset()
     with suppress(ValueError):
         cpus = parse_cpu_list(record.booked.cpuset_cpus or "")
