@@ -594,7 +594,7 @@ def why_off(node: Node) -> tuple[InputState, str]:
 
 def pod_qos(pod: PodView, rules: LevelRules) -> KatalystQos:
     """What a pod's annotations say; without a level it is one of `shared_cores` like any other."""
-    return katalyst_qos(pod.annotations, rules) or KatalystQos()
+    return pod.katalyst or katalyst_qos(pod.annotations, rules) or KatalystQos()
 
 
 def pod_facts(pod: PodView, rules: LevelRules, requests: Mapping[str, Mapping[str, int]]) -> PodFacts:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +36,9 @@ CONFIG: Final = """
 [node]
 kubelet_dir = "{kubelet}"
 
+[katalyst]
+on_error = "{on_error}"
+
 [policies.cpuset]
 enabled = false
 
@@ -57,7 +61,6 @@ class PoolSite:
     files: CgroupFiles
     runtime: FakeRuntime
     kubelet: Path
-    made: int = field(default=0)
 
     def pod(self, name: str, annotations: Mapping[str, str], cores: float = 1.0) -> Pod:
         """A pod of one container that is not there yet, with a request of this many CPUs."""
@@ -104,10 +107,9 @@ class PoolSite:
         resources: cri.LinuxContainerResources = message.config.linux.resources
         return resources
 
-    def stop(self) -> None:
-        self.client.close()
 
 
+@contextmanager
 def pool_site(
     daemons: Daemons,
     files: CgroupFiles,
@@ -115,16 +117,18 @@ def pool_site(
     folder: Path,
     *,
     cores: int = 4,
+    on_error: str = "reject",
     options: str = "",
     more: str = "",
-) -> PoolSite:
+) -> Iterator[PoolSite]:
     """Starts a daemon; `cores` in each socket, `options` of the policy, `more` of the configuration."""
     machine, kubelet = Machine(folder / "machine", cores), folder / "kubelet"
     kubelet_files(kubelet, {})
     daemons.environment["KOORD_RUNTIMEPROXY_NODE_SYSFS_ROOT"] = str(machine.sysfs)
-    daemon = daemons.start(CONFIG.format(kubelet=kubelet, options=options) + more)
+    daemon = daemons.start(CONFIG.format(kubelet=kubelet, on_error=on_error, options=options) + more)
     client = CriClient(daemon.socket)
     site = PoolSite(daemon, client, files, runtime, kubelet)
     while "pools: " not in daemon.wait_for_state("STATUS"):
         continue
-    return site
+    with client:
+        yield site

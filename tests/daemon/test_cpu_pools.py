@@ -19,9 +19,8 @@ from tests.lab.deadline import wait_until
 def site(
     daemons: Daemons, cgroup_files: CgroupFiles, runtime: FakeRuntime, socket_folder: Path
 ) -> Iterator[PoolSite]:
-    site = pool_site(daemons, cgroup_files, runtime, socket_folder)
-    yield site
-    site.stop()
+    with pool_site(daemons, cgroup_files, runtime, socket_folder) as site:
+        yield site
 
 
 def test_others_leave_dedicated_cpus_before_the_runtime_makes_the_pod(site: PoolSite) -> None:
