@@ -101,6 +101,11 @@ class PoolSite:
         stub = api_pb2_grpc.RuntimeProxyStub(self.client.channel)
         return stub.GetStatus(api_pb2.GetStatusRequest(), timeout=30, wait_for_ready=True)
 
+    @property
+    def problems(self) -> list[str]:
+        """Those of the status that are about pools."""
+        return [each for each in self.status().problems if each.startswith("katalyst-pools")]
+
     def created(self) -> cri.LinuxContainerResources:
         """What the runtime was last asked to create."""
         message = self.runtime.recorded.of("CreateContainer")[-1].message
