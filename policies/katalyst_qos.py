@@ -34,9 +34,9 @@ from runtimeproxy.katalyst.levels import (
     KatalystQos,
     OnError,
     QosLevel,
-    disagreement,
     katalyst_qos,
     oom_score_adj,
+    pod_problems,
 )
 from runtimeproxy.node.snapshot import Node
 
@@ -106,16 +106,6 @@ class KatalystLevels(Policy):
         elif not values:
             return None
         return ContainerChange(resources=resources, cgroup=values, reason=_REASON, reasons=reasons)
-
-
-def pod_problems(labels: Mapping[str, str], qos: KatalystQos) -> tuple[str, ...]:
-    """Return what is wrong with a pod's annotations, and what is done about it, for people."""
-    found = [str(each) for each in qos.problems]
-    if qos.refusal:
-        found.append(f"Katalyst refuses such a pod; it is treated as one of {QosLevel.SHARED}")
-    if text := disagreement(labels, qos):
-        found.append(text)
-    return tuple(found)
 
 
 def _qos_of(pod: PodView, node: Node) -> KatalystQos | None:
