@@ -112,7 +112,8 @@ def pure_on_a_key(key: str) -> st.SearchStrategy[list[str]]:
     operators = st.sampled_from(["in", "notin"])
     return st.builds(
         lambda operator, found: [
-            f"{key} {operator} ({','.join(sorted(each))})" for each in (found[:1] if operator == "in" else found)
+            f"{key} {operator} ({','.join(sorted(each))})"
+            for each in (found[:1] if operator == "in" else found)
         ],
         operators,
         sets,
