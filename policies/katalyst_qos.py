@@ -29,6 +29,7 @@ from runtimeproxy.hooks import (
     Resources,
 )
 from runtimeproxy.hooks.levels import LEVELS_POLICY
+from runtimeproxy.katalyst.burst import wanted_burst
 from runtimeproxy.katalyst.levels import (
     BurstPolicy,
     KatalystQos,
@@ -38,7 +39,7 @@ from runtimeproxy.katalyst.levels import (
     oom_score_adj,
     pod_problems,
 )
-from runtimeproxy.node.snapshot import Node
+from runtimeproxy.node.snapshot import Input, Node
 
 _SCORE: Final = "oom_score_adj"
 _REASON: Final = "Katalyst's level of the pod"
@@ -66,6 +67,7 @@ class KatalystLevels(Policy):
     }
     # Before the policies that set the same fields for all pods: their values are used.
     priority: ClassVar[int] = 20
+    optional_inputs: ClassVar[frozenset[Input]] = frozenset({Input.KATALYST})
     options_type: ClassVar[type[KatalystOptions] | None] = KatalystOptions
 
     def __init__(self, options: KatalystOptions | None = None) -> None:
@@ -122,14 +124,14 @@ def _burst(
 
     Others have it by the policy `cpu-burst`, whose strategy follows the annotation.
     """
-    if qos.level is not QosLevel.DEDICATED or qos.burst_policy is not BurstPolicy.STATIC:
+    policy, _ = wanted_burst(qos, node.katalyst)
+    if qos.level is not QosLevel.DEDICATED or policy is not BurstPolicy.STATIC:
         return {}, {}
     strategy = node.strategy_for(pod).cpu_burst
     burst = burst_us(requested.cpu_quota_us, requested.cpu_period_us, strategy)
     if not burst:
         return {}, {}
     percent = strategy.cpu_burst_percent
-    reason = Reason(
-        "cpu_burst_policy static, CPU quota ", requested.cpu_quota_us or 0, " x ", percent, " % = ", burst
-    )
+    what = "cpu_burst_policy" if qos.burst_policy is policy else node.katalyst.target
+    reason = Reason(f"{what} static, CPU quota ", requested.cpu_quota_us or 0, " x ", percent, " % = ", burst)
     return {BURST: burst}, {BURST: reason}

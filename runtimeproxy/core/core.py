@@ -363,9 +363,12 @@ class Core:
             return PoolConfiguration(rules=rules)
         # A policy that changes nothing refuses nothing either.
         is_rejecting = rules.on_error is OnError.REJECT and loaded.mode is Mode.ENFORCE
-        return PoolConfiguration(loaded.policy.pool_settings, rules, is_rejecting)
+        settings = loaded.policy.pool_settings._replace(**self.node.latest.katalyst.pool_settings())
+        return PoolConfiguration(settings, rules, is_rejecting)
 
     def _on_node_changed(self, node: Node, changed: frozenset[Input]) -> None:
+        if Input.KATALYST in changed and self.policies.is_loaded:
+            self.store.use_levels(levels_in_force(self.policies.chain.policies, node))
         self.upkeep.on_node_changed(node, changed)
         if changed & POOL_INPUTS:
             self.pools.look_soon()

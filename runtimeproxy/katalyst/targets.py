@@ -215,15 +215,18 @@ def _with_spec(found: Target, spec: Mapping[str, Any]) -> Target:
             found = found._replace(node_names=_node_names(ephemeral.get("nodeNames")))
         with within("lastDuration"):
             found = found._replace(last_duration_s=_duration_s(ephemeral.get("lastDuration")))
-    if text:
-        with within("nodeLabelSelector"):
-            found = found._replace(selector=parse_selector(text))
     try:
         size = len(json.dumps(config))
     except (TypeError, ValueError, RecursionError):
         raise InputError("cannot be read", "config") from None
     if size > MAX_CONFIG_CHARS:
         raise InputError(f"is longer than {MAX_CONFIG_CHARS} characters", "config")
+    if text:
+        try:
+            with within("spec.nodeLabelSelector"):
+                return found._replace(selector=parse_selector(text))
+        except InputError as error:
+            return found._replace(problem=str(error))
     return found
 
 

@@ -21,7 +21,7 @@ def target(
     config: object = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """An AdminQoSConfiguration. `nodes`, `last`: of its ephemeralSelector; other fields of the spec by name."""
+    """An AdminQoSConfiguration. `nodes`, `last`: of its ephemeralSelector; others are fields of the spec."""
     if selector:
         spec["nodeLabelSelector"] = selector
     ephemeral = {"nodeNames": nodes, "lastDuration": last or None}

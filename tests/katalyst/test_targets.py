@@ -173,14 +173,22 @@ def test_g2_two_that_name_the_node() -> None:
     ("documents", "name"),
     [
         pytest.param([target("a", nodes=[NODE]), target("b", selector="aa=bb")], "a", id="G3"),
-        pytest.param([target("b", selector="aa=bb"), target("c")], "b", id="a-selector-before-the-global-one"),
         pytest.param(
-            [target("b", selector="aa=bb"), target("d", selector="l1=x", priority=2), target("a", nodes=[NODE])],
+            [target("b", selector="aa=bb"), target("c")], "b", id="a-selector-before-the-global-one"
+        ),
+        pytest.param(
+            [
+                target("b", selector="aa=bb"),
+                target("d", selector="l1=x", priority=2),
+                target("a", nodes=[NODE]),
+            ],
             "a",
             id="G5",
         ),
         pytest.param(
-            [target("b", selector="aa=bb"), target("d", selector="l1=x", priority=2)], "d", id="highest-priority"
+            [target("b", selector="aa=bb"), target("d", selector="l1=x", priority=2)],
+            "d",
+            id="highest-priority",
         ),
         pytest.param([target("b", selector="aa=cc"), target("c")], "c", id="the-global-one"),
         pytest.param([target("b", selector="aa=cc"), target("a", nodes=["other"])], None, id="none"),
@@ -348,5 +356,7 @@ def test_a_configuration_with_a_wrong_value_is_not_used(raw: dict[str, Any]) -> 
 
 
 def test_the_version_is_that_of_the_configuration_alone() -> None:
-    assert config_hash({"a": 1, "b": [2]}) == config_hash({"b": [2], "a": 1}) != config_hash({"a": 1, "b": [3]})
+    assert (
+        config_hash({"a": 1, "b": [2]}) == config_hash({"b": [2], "a": 1}) != config_hash({"a": 1, "b": [3]})
+    )
     assert config_hash(None) == config_hash({})
