@@ -468,6 +468,8 @@ class Resolved(NamedTuple):
     """The last targets of which all were valid, to be passed again."""
     problems: tuple[str, ...] = ()
     """Why the node has not what the targets say."""
+    notes: tuple[str, ...] = ()
+    """The same where the target itself says so."""
     config_problems: tuple[Problem, ...] = ()
     """Of the configuration that applies."""
     end_s: float | None = None
@@ -533,7 +535,8 @@ def resolve(
         raw=raw,
         targets=tuple(states),
         good=good,
-        problems=tuple(_problems(invalid, choice, held)),
+        problems=tuple(_problems(invalid, choice)),
+        notes=(f"{TARGET_KIND} {shortened(winner.name)}: {held}",) if winner is not None and held else (),
         config_problems=config_problems,
         end_s=min(ends, default=None),
     )
@@ -593,7 +596,7 @@ def _held(target: Target, present: KatalystConfig, version: str) -> str:
     return ""
 
 
-def _problems(invalid: Mapping[str, str], choice: Choice, held: str) -> Iterator[str]:
+def _problems(invalid: Mapping[str, str], choice: Choice) -> Iterator[str]:
     for name, reason in sorted(invalid.items())[:_MAX_NAMED]:
         yield f"{TARGET_KIND} {shortened(name)}: {reason}"
     if invalid:
@@ -601,5 +604,3 @@ def _problems(invalid: Mapping[str, str], choice: Choice, held: str) -> Iterator
         yield f"{TARGET_KIND}: {more}; the node goes by the last ones that all were"
     if choice.is_ambiguous:
         yield f"{TARGET_KIND}: {choice.conflict}"
-    if held and choice.target is not None:
-        yield f"{TARGET_KIND} {shortened(choice.target.name)}: {held}"

@@ -278,16 +278,17 @@ def test_a_paused_target_and_a_canary_wait() -> None:
     good = resolved(target("all", config=ON))
     found = resolved(target("all", config=OFF, paused=True), before=good)
     assert found.config == good.config
-    assert found.problems == ("AdminQoSConfiguration all: is paused: the node keeps what it has",)
+    assert found.notes == ("AdminQoSConfiguration all: is paused: the node keeps what it has",)
+    assert found.problems == ()
     assert (found.targets[0].is_applied, found.targets[0].version) == (True, config_hash(ON))
     # What it has already is no change.
-    assert resolved(target("all", config=ON, paused=True), before=good).problems == ()
+    assert resolved(target("all", config=ON, paused=True), before=good).notes == ()
     for canary, is_applied in (("20%", False), (5, False), ("100%", True), (None, True)):
         document = target("all", config=OFF)
         document["spec"]["updateStrategy"] = {"rollingUpdate": {"canary": canary}}
         found = resolved(document, before=good)
         assert (found.config.enable_reclaim is False) is is_applied
-        assert bool(found.problems) is not is_applied
+        assert bool(found.notes) is not is_applied
 
 
 # Configuration
