@@ -63,14 +63,13 @@ class KatalystLevels(Policy):
 
     name: ClassVar[str] = LEVELS_POLICY
     is_default: ClassVar[bool] = False
-    optional_inputs: ClassVar[frozenset[Input]] = frozenset({Input.CGROUPS})
+    optional_inputs: ClassVar[frozenset[Input]] = frozenset({Input.CGROUPS, Input.KATALYST})
     sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
         "pod": frozenset({BURST}),
         "container": frozenset({_SCORE, BURST}),
     }
     # Before the policies that set the same fields for all pods: their values are used.
     priority: ClassVar[int] = 20
-    optional_inputs: ClassVar[frozenset[Input]] = frozenset({Input.KATALYST})
     options_type: ClassVar[type[KatalystOptions] | None] = KatalystOptions
 
     def __init__(self, options: KatalystOptions | None = None) -> None:
