@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from runtimeproxy.katalyst.hints import (
     Choice,
-    HintPolicy,
     HintRequest,
     InvalidRequestError,
     NoRoomError,
@@ -79,19 +78,17 @@ def unplaced(facts: PodFacts) -> PoolPod:
     )
 
 
-def is_unplaced(pod: PoolPod) -> bool:
-    """Return whether a pod has yet to get what it has alone, or its NUMA node."""
-    if pod.level is QosLevel.DEDICATED:
-        return not pod.dedicated
-    return pod.level is QosLevel.SHARED and pod.numa_binding and not pod.numa_ids
+def waits_for_request(pod: PoolPod) -> bool:
+    """Return whether a pod is placed once the request of its main container is known."""
+    return pod.millicpu is None and pod.level in (QosLevel.SHARED, QosLevel.DEDICATED)
 
 
 def as_shared(pod: PoolPod, problem: str) -> PoolPod:
-    """Return the pod as one of the pool `share`, since it has no other place."""
+    """Return the pod as one of `shared_cores` that is not bound, since it has no other place."""
     return replace(
         pod,
         level=QosLevel.SHARED,
-        pool=SHARE,
+        pool=pod.pool if pod.level is QosLevel.SHARED else SHARE,
         numa_binding=False,
         numa_exclusive=False,
         numa_ids=NO_CPUS,
@@ -157,7 +154,8 @@ def bookings(state: PoolState) -> tuple[NumaBooking, ...]:
             node = min(pod.numa_ids)
             reclaimed[node] = reclaimed.get(node, 0) + pod.request
         elif pod.level in (QosLevel.SHARED, QosLevel.DEDICATED) and pod.numa_ids:
-            for node in pod.numa_ids:
+            # A NUMA node may have lost all its CPUs since.
+            for node in pod.numa_ids & bound.keys():
                 bound[node].append(pod)
         elif pod.dedicated:
             taken |= _numa_nodes_of(topology, pod.dedicated)
@@ -218,7 +216,7 @@ def _hint(state: PoolState, facts: PodFacts, millicpu: int, unbound_millicpu: in
         memory_bytes=facts.memory_bytes,
         unbound_millicpu=unbound_millicpu,
         bind_result=facts.bind_result,
-        policy=HintPolicy(state.settings.numa_hint_policy),
+        policy=state.settings.numa_hint_policy,
     )
     return choose(state.topology, bookings(state), request)
 
@@ -242,7 +240,7 @@ def _bound_dedicated(state: PoolState, pod: PoolPod, facts: PodFacts, kept: froz
         if not left or 1_000 * len(left) < sum(of.bound[numa_node].values()):
             raise NoRoomError(f"NUMA node {numa_node} has too few CPUs beside its pods of shared_cores")
     reason = f"NUMA nodes {format_cpu_list(numa_ids)} {hint}; CPUs {format_cpu_list(cpus)} {how}"
-    placed = replace(pod, numa_ids=numa_ids, dedicated=cpus, is_ramping_up=False, reason=reason)
+    placed = replace(_settled(pod), numa_ids=numa_ids, dedicated=cpus, reason=reason)
     return _booked(state, placed, facts)
 
 
@@ -291,7 +289,7 @@ def _unbound_dedicated(state: PoolState, pod: PoolPod, kept: frozenset[int]) -> 
             f"with {count} CPUs less, pods of shared_cores have {len(left)} for the {requested}m they request"
         )
     reason = f"CPUs {format_cpu_list(cpus)} by topology, of no NUMA node in particular"
-    return replace(pod, millicpu=pod.request, dedicated=cpus, is_ramping_up=False, reason=reason)
+    return replace(_settled(pod), dedicated=cpus, reason=reason)
 
 
 def _bound_share(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]) -> PoolPod:
@@ -301,7 +299,7 @@ def _bound_share(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozense
         numa_ids, hint = _hint(state, facts, pod.request, unbound_millicpu(state))
         _check_bound_share(state, replace(pod, numa_ids=numa_ids))
     reason = f"NUMA node {format_cpu_list(numa_ids)} {hint}"
-    return _booked(state, replace(pod, numa_ids=numa_ids, is_ramping_up=False, reason=reason), facts)
+    return _booked(state, replace(_settled(pod), numa_ids=numa_ids, reason=reason), facts)
 
 
 def _bound_reclaimed(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]) -> PoolPod:
@@ -339,8 +337,12 @@ def _booked(state: PoolState, pod: PoolPod, facts: PodFacts) -> PoolPod:
         if taken:
             booked[numa_node] = taken
             wanted -= taken
-    # The request is what it was placed for, whichever of its containers are there later.
-    return replace(pod, millicpu=pod.request, booked_bytes=booked)
+    return replace(pod, booked_bytes=booked)
+
+
+def _settled(pod: PoolPod) -> PoolPod:
+    # It does not ramp up, and its request is what it was placed for, whichever of its containers go later.
+    return replace(pod, millicpu=pod.request, is_ramping_up=False, ramp_up_since_s=None)
 
 
 def fitted(state: PoolState, pod: PoolPod) -> PoolPod:

@@ -437,9 +437,12 @@ class NodePools:
         self._state = state
         before, self._placements = self._placements, transition.after_shrink(self._placements, state)
         self._unwritten &= self._placements.keys()
-        self._unwritten |= {
-            uid for uid, each in self._placements.items() if uid in before and before[uid] != each
-        }
+        for uid, each in self._placements.items():
+            known = before.get(uid)
+            # A new one without containers has nothing to be written yet.
+            is_adopted = known is None and any(box.id for box in state.pods[uid].containers.values())
+            if is_adopted or (known is not None and known != each):
+                self._unwritten.add(uid)
 
     def _show(self, state: InputState = InputState.KNOWN) -> None:
         pools = None
@@ -549,13 +552,30 @@ class NodePools:
         if self._has_new_records and self._is_recovered():
             self._has_new_records = False
             self._is_known = True
-            state = operations.reconcile(state, self._live_pods(), self._in_flight.keys()).state
+            live = self._live_pods()
+            state = self._with_new_containers(state, live, now_s)
+            state = operations.reconcile(state, live, self._in_flight.keys()).state
         due_s = operations.ramp_due_s(state)
         if due_s is not None and due_s <= now_s:
             state = operations.ramp_done(state, now_s).state
         if state is not before:
             self._replace(state)
             self._show()
+
+    def _with_new_containers(self, state: PoolState, live: Collection[LivePod], now_s: float) -> PoolState:
+        """The state with containers of known pods whose creation was no call here: their ramp-up begins now."""
+        for pod in live:
+            uid = pod.facts.uid
+            known = state.pods.get(uid)
+            if known is None or uid in self._in_flight:
+                continue
+            for box in pod.containers:
+                if box.name not in known.containers:
+                    facts = ContainerFacts(pod.facts, box.name, box.millicpu)
+                    outcome = operations.create(state, facts, now_s, is_forced=True)
+                    if not isinstance(outcome, Refusal):
+                        state = operations.created(outcome.state, uid, box.name, box.id)
+        return state
 
     def _live_pods(self) -> list[LivePod]:
         records = [pod for pod in self._store.pods if pod.state is Lifecycle.RUNNING and pod.uid]

@@ -181,9 +181,9 @@ class GetStatusResponse(_message.Message):
     NRI_FIELD_NUMBER: _builtins.int
     LEFT_UNDONE_FIELD_NUMBER: _builtins.int
     KOORDLETS_FIELD_NUMBER: _builtins.int
+    CPU_POOLS_FIELD_NUMBER: _builtins.int
     KATALYST_PROBLEMS_FIELD_NUMBER: _builtins.int
     KATALYST_PROBLEM_PODS_FIELD_NUMBER: _builtins.int
-    CPU_POOLS_FIELD_NUMBER: _builtins.int
     katalyst_problem_pods: _builtins.int
     @_builtins.property
     def daemon(self) -> Global___Daemon: ...
@@ -264,14 +264,14 @@ class GetStatusResponse(_message.Message):
         """As they were at most 30 s ago."""
 
     @_builtins.property
+    def cpu_pools(self) -> Global___CpuPoolsStatus:
+        """Katalyst's pools; absent without the policy katalyst-pools."""
+
+    @_builtins.property
     def katalyst_problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___PodProblem]:
         """Pods that Katalyst refuses, or whose label and level differ, by namespace and name; at most 20 of
         `katalyst_problem_pods`.
         """
-
-    @_builtins.property
-    def cpu_pools(self) -> Global___CpuPoolsStatus:
-        """Katalyst's pools; absent without the policy katalyst-pools."""
 
     def __init__(
         self,
@@ -302,9 +302,9 @@ class GetStatusResponse(_message.Message):
         nri: Global___NriStatus | None = ...,
         left_undone: _abc.Iterable[Global___LeftUndone] | None = ...,
         koordlets: _abc.Iterable[Global___KoordletProcess] | None = ...,
+        cpu_pools: Global___CpuPoolsStatus | None = ...,
         katalyst_problems: _abc.Iterable[Global___PodProblem] | None = ...,
         katalyst_problem_pods: _builtins.int = ...,
-        cpu_pools: Global___CpuPoolsStatus | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "cpu_pools", b"cpu_pools", "daemon", b"daemon", "evictions", b"evictions", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "nri", b"nri", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
