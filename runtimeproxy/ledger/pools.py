@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-POOL_INPUTS: Final = frozenset({Input.CPUS, Input.MEMORY, Input.KUBELET, Input.POD_REQUESTS})
+POOL_INPUTS: Final = frozenset({Input.CPUS, Input.MEMORY, Input.KUBELET, Input.POD_REQUESTS, Input.KATALYST})
 """What pools depend on of the node."""
 FILE: Final = "cpu_pools.json"
 """In the state folder."""
