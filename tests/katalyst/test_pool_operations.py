@@ -493,6 +493,8 @@ class TestPools:
         huge = PoolAdvice({"isolation-b": 20}, frozenset({"b"}))
         alone = checked(configure(alone, alone.settings, T16, huge)).state
         assert (alone.pods["b"].owner, len(alone.pods["b"].cpus)) == ("share", 3)
+        overlapping = checked(configure(alone, alone.settings._replace(overlap=True), T16, huge)).state
+        assert len(overlapping.pools["reclaim"]) == 14 - 3
 
     def test_system_pods_are_where_their_pools_are(self) -> None:
         state = ramp_done(running(t16(), facts("a", SHARED, 2)), 30.0).state
