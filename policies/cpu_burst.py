@@ -2,8 +2,9 @@
 
 The kernel keeps the saved time, up to `cpu.cfs_burst_us` (`cpu.max.burst` in version 2). This policy sets it
 for containers in percent of their CPU limit, and for pods in percent of the sum of these limits, by the
-strategy in `cpu-burst-config`, or by the enhancements of a pod with a level of Katalyst's. The other part of CPU burst, larger quotas for throttled containers, needs
-samples of CPU usage: a plugin of the QoS manager has it.
+strategy in `cpu-burst-config`, and by the enhancements of a pod with a level of Katalyst's. The other part of
+CPU burst, larger quotas for throttled containers, needs samples of CPU usage: a plugin of the QoS manager has
+it.
 Source: Koordinator pkg/koordlet/qosmanager/plugins/cpuburst/cpu_burst.go.
 
 The kernel refuses a burst above the quota. So the ledger bounds it by the resolved quota (`ledger/tree.py`),

@@ -194,7 +194,7 @@ class Stand:
             self.nri.wait_for_plugins("50-koord-runtime-proxy", timeout_s=30)
 
     def wait_for_classes(self, timeout_s: float = 30.0) -> Rules:
-        """Waits until the uplink's root qdisc is HTB with its classes, and nft has the table, which comes last."""
+        """Waits until the uplink has HTB with its classes, and nft the table, which comes last."""
 
         def found() -> Rules | None:
             rules = self.rules()
