@@ -13,7 +13,7 @@ from runtimeproxy.slo.schema import CpuBurstPolicy, CpuBurstStrategy
 from runtimeproxy.slo.strategies import Layer, PodStrategy, Provenance
 
 USUAL_PERCENT: Final = 100
-"""Of the quota, where neither the pod nor a strategy that is on says it."""
+"""Of the quota, of `static` without a percentage."""
 
 _BY_ENHANCEMENT: Final = Provenance(Layer.ANNOTATION, key=CPU_ENHANCEMENT)
 
@@ -27,15 +27,13 @@ def burst_of_level(node: CpuBurstStrategy, qos: KatalystQos) -> CpuBurstStrategy
     policy = qos.burst_policy
     if policy in (BurstPolicy.CLOSED, BurstPolicy.DYNAMIC):
         return replace(node, policy=CpuBurstPolicy.NONE)
-    is_on, percent = node.policy is not CpuBurstPolicy.NONE, qos.burst_percent
+    percent = qos.burst_percent
     if policy is BurstPolicy.STATIC:
-        usual = node.cpu_burst_percent if is_on else USUAL_PERCENT
-        return replace(
-            node,
-            policy=CpuBurstPolicy.CPU_BURST_ONLY,
-            cpu_burst_percent=usual if percent is None else int(percent),
-        )
-    return node if percent is None or not is_on else replace(node, cpu_burst_percent=int(percent))
+        used = USUAL_PERCENT if percent is None else int(percent)
+        return replace(node, policy=CpuBurstPolicy.CPU_BURST_ONLY, cpu_burst_percent=used)
+    if percent is None or node.policy is CpuBurstPolicy.NONE:
+        return node
+    return replace(node, cpu_burst_percent=int(percent))
 
 
 def with_level(strategy: PodStrategy, qos: KatalystQos) -> PodStrategy:
