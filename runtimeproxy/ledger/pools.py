@@ -563,7 +563,7 @@ class NodePools:
             self._show()
 
     def _with_new_containers(self, state: PoolState, live: Collection[LivePod], now_s: float) -> PoolState:
-        """The state with containers of known pods whose creation was no call here: their ramp-up begins now."""
+        """The state with containers that no call has placed: their ramp-up begins now."""
         for pod in live:
             uid = pod.facts.uid
             known = state.pods.get(uid)
