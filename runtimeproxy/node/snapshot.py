@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.fields.anolis import lacking_text
 from runtimeproxy.node.block_devices import BlockDevices
@@ -16,6 +16,9 @@ from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 from runtimeproxy.node.resctrl import Resctrl
 from runtimeproxy.qos import PRIORITY_CLASS_LABEL, KubeQoSClass, QoSClass
 from runtimeproxy.slo.strategies import PodStrategy, Strategies, StrategyTraits
+
+if TYPE_CHECKING:
+    from runtimeproxy.katalyst.transition import CpuPools
 
 EMPTY: Final[Mapping[Any, Any]] = MappingProxyType({})
 
@@ -33,6 +36,9 @@ class Input(StrEnum):
     KUBELET = "kubelet"
     NODE_OBJECT = "node-object"
     POOLS = "pools"
+    CPU_POOLS = "katalyst-pools"
+    """Katalyst's pools, `cpu_pools`; each pod's part of them is no change of it: their keeper has that pod
+    evaluated."""
     STRATEGIES = "strategies"
     NORMALIZATION = "normalization"
     POD_REQUESTS = "pod-requests"
@@ -142,6 +148,8 @@ class KubeletFacts(NamedTuple):
     version 2; GUARANTEED stands for that of all pods. All that it may write if `version` is empty."""
     version: str = ""
     """Such as `v1.37.2`; empty: not known."""
+    memory_manager_policy: str | None = None
+    """`None`, `Static` or `BestEffort`; None: not known."""
 
 
 class Pool(NamedTuple):
@@ -250,6 +258,8 @@ class Node:
     """Requests by pod uid and container name, in the units of `capacity`, from the kubelet's own state."""
     allocations: Mapping[str, PodCpus] = field(default_factory=dict)
     """CPUs of pods that have some of their own, by pod uid."""
+    cpu_pools: CpuPools | None = None
+    """Katalyst's pools, and what each pod has of them; None: they are off, or not known."""
     live_pods: Mapping[str, LivePod] = field(default_factory=dict)
     """The pods of this node as the API server has them, by uid; empty without it."""
     strategies: Strategies = NO_STRATEGIES
@@ -323,6 +333,8 @@ class Node:
             return self.strategies is not NO_STRATEGIES
         if of is Input.POOLS:
             return bool(self.pools)
+        if of is Input.CPU_POOLS:
+            return self.cpu_pools is not None
         return any(getattr(self, name) for name in FIELDS.get(of, ()))
 
 
