@@ -506,7 +506,9 @@ def goes_on(former: Mode, mode: Mode, node: Node) -> str:
         load.wait_for_pods(2)
     expect("pods that failed", load.failures, [])
     # The lease may have lapsed meanwhile.
-    problems = [each for each in daemon_status().problems if not each.startswith("cpu-suppress does not renew")]
+    problems = [
+        each for each in daemon_status().problems if not each.startswith("cpu-suppress does not renew")
+    ]
     expect("problems", problems, [])
     pods = f"{len(load.times_s)} pods came and went, right after {max(load.times_s):.1f} s at most"
     return f"serves after {took_s:.1f} s, right {right_s:.1f} s later; {pods}"

@@ -121,7 +121,11 @@ _ONE_TOO_MANY = Case(QosLevel.SHARED, "burstable", 6000)
 def the_node_has_two_sockets(_: Node) -> str:
     """Of two cores with two threads each, and a NUMA node with memory each."""
     topology = _topology()
-    expect("NUMA nodes", {node: format_cpu_list(own) for node, own in topology.by_numa.items()}, {0: "0-3", 1: "4-7"})
+    expect(
+        "NUMA nodes",
+        {node: format_cpu_list(own) for node, own in topology.by_numa.items()},
+        {0: "0-3", 1: "4-7"},
+    )
     expect("sockets", len({topology.sockets_of((node,)) for node in topology.by_numa}), 2)
     expect("threads of a core", topology.threads_per_core, 2)
     expect("NUMA nodes with memory", sorted(topology.memory_bytes), [0, 1])
@@ -251,7 +255,7 @@ def _state() -> PoolState:
 
 
 def _wait_for_agreement(node: Node) -> PoolState:
-    """Waits until the kernel has what the saved state says, of these pods and no others; returns the state."""
+    """Waits until the kernel has what the saved state says, of these pods alone; returns the state."""
     state, differing = None, [""]
 
     def agree() -> bool:
