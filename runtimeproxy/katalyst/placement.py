@@ -13,7 +13,7 @@ from math import ceil
 from typing import NamedTuple
 
 from runtimeproxy.katalyst.hints import dedicated_hint, reclaimed_hint, share_hint
-from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
+from runtimeproxy.katalyst.levels import KatalystQos, QosLevel, keeps_away
 from runtimeproxy.katalyst.pickers import InsufficientCpus, topo
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
@@ -117,9 +117,10 @@ def lacks_room(state: PoolState, pod: PoolPod) -> Refusal | None:
     """Return why a pod of `shared_cores` does not fit beside the pods of the state; None if it does."""
     of = demand(state.pods.values(), state.advice)
     if pod.numa_ids:
+        # One is all that a pod of `shared_cores` is bound to.
         numa_node = min(pod.numa_ids)
         free = shared_millicpu(state, of, numa_node)
-        if pod.request <= free:
+        if pod.request <= free and free > 0:
             return None
         return _no_room(f"NUMA node {numa_node} has {free}m of CPU left for bound pods; {pod.request}m requested")
     requested = unbound_millicpu(state) + pod.request
@@ -130,6 +131,17 @@ def lacks_room(state: PoolState, pod: PoolPod) -> Refusal | None:
         f"CPUs of no bound pod are {len(cpus)} ({format_cpu_list(cpus) or 'none'}); with this pod {requested}m "
         "of CPU is requested of them"
     )
+
+
+def may_be_bound(state: PoolState, pod: PoolPod, numa_nodes: frozenset[int]) -> bool:
+    """Return whether the pods that are bound to NUMA nodes let this one be bound there, too."""
+    for other in state.pods.values():
+        is_bound = other.level in (QosLevel.SHARED, QosLevel.DEDICATED) and other.numa_ids & numa_nodes
+        if pod.numa_exclusive and other.dedicated & state.topology.cpus_of(numa_nodes):
+            return False
+        if is_bound and (pod.numa_exclusive or other.numa_exclusive or keeps_away(other, pod)):
+            return False
+    return True
 
 
 def unbound_cpus(state: PoolState, of: Demand) -> frozenset[int]:
@@ -162,9 +174,8 @@ def _dedicated(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[
     free = available_cpus(topology, state.reserved, of)
     if not pod.numa_binding:
         return _unbound_dedicated(state, pod, of, free, count, kept)
-    numa_ids = topology.numa_nodes_of(kept) if kept and kept <= free else NO_CPUS
-    hint = ""
-    if not numa_ids:
+    numa_ids, hint = _numa_nodes_of(topology, kept), "which it had"
+    if not (numa_ids and kept <= free and may_be_bound(state, pod, numa_ids)):
         chosen = dedicated_hint(state, of, facts, pod)
         if isinstance(chosen, Refusal):
             return chosen
@@ -229,8 +240,9 @@ def _unbound_dedicated(
 
 def _bound_share(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]) -> PoolPod | Refusal:
     of = demand(state.pods.values(), state.advice)
-    numa_ids, hint = state.topology.numa_nodes_of(kept), "which it had"
-    if len(numa_ids) != 1 or lacks_room(state, replace(pod, numa_ids=numa_ids)) is not None:
+    numa_ids, hint = _numa_nodes_of(state.topology, kept), "which it had"
+    stays = len(numa_ids) == 1 and may_be_bound(state, pod, numa_ids)
+    if not stays or lacks_room(state, replace(pod, numa_ids=numa_ids)) is not None:
         chosen = share_hint(state, of, facts, pod)
         if isinstance(chosen, Refusal):
             return chosen
@@ -240,7 +252,7 @@ def _bound_share(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozense
 
 
 def _bound_reclaimed(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]) -> PoolPod | Refusal:
-    numa_ids, hint = state.topology.numa_nodes_of(kept), "which it had"
+    numa_ids, hint = _numa_nodes_of(state.topology, kept), "which it had"
     if len(numa_ids) != 1:
         chosen = reclaimed_hint(state, facts, pod)
         if isinstance(chosen, Refusal):
@@ -250,6 +262,10 @@ def _bound_reclaimed(state: PoolState, pod: PoolPod, facts: PodFacts, kept: froz
         # Source: the whole pool for a hint of more than one.
         return pod
     return replace(pod, numa_ids=numa_ids, reason=f"NUMA node {format_cpu_list(numa_ids)} {hint}")
+
+
+def _numa_nodes_of(topology: Topology, cpus: frozenset[int]) -> frozenset[int]:
+    return frozenset(node for node, own in topology.by_numa.items() if own & cpus)
 
 
 def free_memory_bytes(state: PoolState) -> dict[int, int]:
@@ -284,17 +300,21 @@ def _booked(state: PoolState, pod: PoolPod, facts: PodFacts) -> PoolPod | Refusa
 
 def fitted(state: PoolState, pod: PoolPod) -> PoolPod:
     """Return a pod that has CPUs alone with those that the node has now; the state has it, too."""
-    others = replace(state, pods={uid: each for uid, each in state.pods.items() if uid != pod.uid})
-    free = available_cpus(state.topology, state.reserved, demand(others.pods.values(), state.advice))
-    local = free & state.topology.cpus_of(pod.numa_ids) if pod.numa_ids else free
+    others = {uid: each for uid, each in state.pods.items() if uid != pod.uid}
+    of = demand(others.values(), state.advice)
+    free = available_cpus(state.topology, state.reserved, of)
+    # Bound pods of `shared_cores` keep what they have of a NUMA node.
+    spare = free - state.topology.cpus_of(of.bound)
+    local = state.topology.cpus_of(pod.numa_ids) & spare if pod.numa_ids else spare
     kept, count = pod.dedicated & free, len(pod.dedicated)
     if pod.numa_exclusive:
         cpus = local
     elif len(kept) < count:
-        cpus = kept | topo(state.topology, local - kept, min(count - len(kept), len(local - kept)))
+        more = local - kept
+        cpus = kept | topo(state.topology, more, min(count - len(kept), len(more)))
     else:
         return pod
     if not cpus:
         return as_shared(pod, "none of its CPUs is online")
-    problem = "" if pod.numa_exclusive or len(cpus) == count else f"has {len(cpus)} of its {count} CPUs"
+    problem = "" if pod.numa_exclusive or len(cpus) == count else f"has {len(cpus)} CPUs of {count} before"
     return replace(pod, dedicated=cpus, problem=problem)

@@ -430,8 +430,8 @@ def _problems_of_dedicated(state: PoolState) -> Iterator[str]:
                 yield f"pool {name} is on a NUMA node of {pod.uid}, which is exclusive"
         for other in state.pods.values():
             may_be_there = other is pod or other.level in (QosLevel.RECLAIMED, QosLevel.SYSTEM)
-            if not may_be_there and other.numa_ids & pod.numa_ids:
-                yield f"pod {other.uid} is bound to a NUMA node of {pod.uid}, which is exclusive"
+            if not may_be_there and (other.numa_ids & pod.numa_ids or other.dedicated & cpus):
+                yield f"pod {other.uid} is on a NUMA node of {pod.uid}, which is exclusive"
 
 
 def _problems_of_pod(state: PoolState, pod: PoolPod) -> Iterator[str]:
@@ -451,7 +451,8 @@ def _problems_of_pod(state: PoolState, pod: PoolPod) -> Iterator[str]:
         others = pod.cpus & state.dedicated.union(state.reserved, *bound)
         if others:
             yield f"pod {pod.uid} ramps up on CPUs {format_cpu_list(others)}, which are not free for that"
-    is_bound = pod.numa_ids and pod.level in (QosLevel.SHARED, QosLevel.DEDICATED)
+    # A NUMA node may have lost all its CPUs.
+    is_bound = pod.numa_ids and pod.level in (QosLevel.SHARED, QosLevel.DEDICATED) and pod.owner != RAMPING_UP
     if is_bound and not pod.problem and not pod.cpus <= topology.cpus_of(pod.numa_ids):
         yield f"pod {pod.uid} has CPUs of other NUMA nodes than its own"
 
