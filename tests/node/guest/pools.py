@@ -174,10 +174,13 @@ def _configuration(mode: Mode) -> str:
 mode = "{mode}"
 [katalyst]
 on_error = "reject"
+[policies.cpuset]
+enabled = false
 [policies.katalyst-qos]
 enabled = true
 [policies.katalyst-pools]
 enabled = true
+[policies.katalyst-pools.options]
 reserved_cpus = "{_RESERVED}"
 enable_reclaim = true
 reclaim_reserve = 1
