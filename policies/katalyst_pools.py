@@ -56,7 +56,7 @@ class KatalystPoolsOptions:
     """Whether `reclaimed_cores` share the CPUs of `shared_cores`; Katalyst's
     `allowSharedCoresOverlapReclaimedCores`."""
     reclaim_reserve: int | None = None
-    """The least number of CPUs of `reclaimed_cores`; unset: 4, or one for each NUMA node if there are more."""
+    """The least number of CPUs of `reclaimed_cores`; unset: 4, or one for each NUMA node."""
     snb_ratio: float = 2.0
     """What the requests of `shared_cores` that are bound to a NUMA node are multiplied with."""
     ramp_up_s: float = 30.0
@@ -84,6 +84,7 @@ class KatalystPoolsOptions:
 
     @property
     def settings(self) -> PoolSettings:
+        """The same for the pools."""
         return PoolSettings(
             reserved_cpus=parse_cpu_list(self.reserved_cpus),
             reserved_count=self.reserved_count,
@@ -128,10 +129,10 @@ class KatalystPools(Policy):
         if pod.has_container_cgroups:
             return PodChange(problems=problems) if problems else None
         cgroup: dict[str, int | str] = {"cpuset.cpus": format_cpu_list(now.cpus)}
-        reasons = {"cpuset.cpus": cpus_reason(placed, now)}
+        reasons = {"cpuset.cpus": _cpus_reason(placed, now)}
         if now.mems:
             cgroup["cpuset.mems"] = format_cpu_list(now.mems)
-            reasons["cpuset.mems"] = mems_reason(placed, now)
+            reasons["cpuset.mems"] = _mems_reason(placed, now)
         return PodChange(cgroup=cgroup, reason=_BY_POOLS, reasons=reasons, problems=problems)
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
@@ -142,9 +143,9 @@ class KatalystPools(Policy):
         if found is None or container.cpu_claims:
             return None
         placed, now = found
-        reasons = {"cpuset_cpus": cpus_reason(placed, now)}
+        reasons = {"cpuset_cpus": _cpus_reason(placed, now)}
         if now.mems:
-            reasons["cpuset_mems"] = mems_reason(placed, now)
+            reasons["cpuset_mems"] = _mems_reason(placed, now)
         mems = format_cpu_list(now.mems) if now.mems else None
         resources = ResourceChange(cpuset_cpus=format_cpu_list(now.cpus), cpuset_mems=mems)
         return ContainerChange(resources=resources, reason=_BY_POOLS, reasons=reasons)
@@ -170,21 +171,21 @@ def _placed(node: Node, uid: str) -> tuple[PoolPod, Placement] | None:
     return (placed, now) if placed is not None and now is not None else None
 
 
-def cpus_reason(placed: PoolPod, now: Placement) -> Reason:
+def _cpus_reason(placed: PoolPod, now: Placement) -> Reason:
     """Say by which level and pool a pod has its CPUs, and what of them others have yet to leave."""
-    pool = owner_text(placed)
+    pool = _owner_text(placed)
     why = f"; {placed.reason}" if placed.reason else ""
     waits = placed.cpus - now.cpus
     rest = f" (CPUs {format_cpu_list(waits)} once others have left them)" if waits else ""
     return Reason(placed.level.value, " ", pool, why, rest, " = ", format_cpu_list(now.cpus))
 
 
-def mems_reason(placed: PoolPod, now: Placement) -> Reason:
+def _mems_reason(placed: PoolPod, now: Placement) -> Reason:
     bound = "the NUMA nodes that it is bound to" if placed.numa_ids else "NUMA nodes of its level"
     return Reason(placed.level.value, ": ", bound, " = ", format_cpu_list(now.mems))
 
 
-def owner_text(placed: PoolPod) -> str:
+def _owner_text(placed: PoolPod) -> str:
     if placed.is_ramping_up and not placed.dedicated:
         return f"ramping up, then in pool {placed.pool}"
     if placed.dedicated:

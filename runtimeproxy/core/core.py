@@ -26,8 +26,10 @@ from runtimeproxy.core.policies import PolicyEvent, PolicySet, Spawn
 from runtimeproxy.core.services import CoreServices
 from runtimeproxy.core.state import SavedState
 from runtimeproxy.hooks.allocator import SharePools, UsesCpuPools
+from runtimeproxy.hooks.levels import levels_in_force
 from runtimeproxy.hooks.loading import PolicyLoader
 from runtimeproxy.hooks.modes import with_owner_modes
+from runtimeproxy.katalyst.levels import LevelRules, OnError
 from runtimeproxy.ledger.allocations import NodeAllocations, allocation_file
 from runtimeproxy.ledger.answer_audit import AnswerAudit
 from runtimeproxy.ledger.change_log import ClaimAudit
@@ -356,13 +358,12 @@ class Core:
         return next(found, None)
 
     def _pool_configuration(self) -> PoolConfiguration:
-        loaded = self._pool_policy()
+        loaded, rules = self._pool_policy(), self.node.latest.levels or LevelRules()
         if loaded is None or not isinstance(loaded.policy, UsesCpuPools):
-            return PoolConfiguration()
-        return PoolConfiguration(
-            loaded.policy.pool_settings,
-            is_rejecting=loaded.mode is Mode.ENFORCE,
-        )
+            return PoolConfiguration(rules=rules)
+        # A policy that changes nothing refuses nothing either.
+        is_rejecting = rules.on_error is OnError.REJECT and loaded.mode is Mode.ENFORCE
+        return PoolConfiguration(loaded.policy.pool_settings, rules, is_rejecting)
 
     def _on_node_changed(self, node: Node, changed: frozenset[Input]) -> None:
         self.upkeep.on_node_changed(node, changed)
@@ -384,6 +385,7 @@ class Core:
                 self._spawn(self.leased.sync_all())
             return
         if event is PolicyEvent.CHAIN:
+            self.store.use_levels(levels_in_force(self.policies.chain.policies, self.node.latest))
             self.services.chain = self.policies.chain
             self.pools.look()
             self.upkeep.on_policies(problem.name for problem in self.policies.loaded.problems)

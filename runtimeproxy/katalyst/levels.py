@@ -15,8 +15,9 @@ from math import inf, isfinite
 from typing import Final, NamedTuple, Protocol
 
 from runtimeproxy.documents.reading import InputError, mapping_of, parse_json, shortened
-from runtimeproxy.qos import QoSClass
+from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass, qos_class
 from runtimeproxy.slo.names import MAX_ANNOTATION_LENGTH
+from runtimeproxy.spelling import did_you_mean, nearest_key
 from runtimeproxy.units import parse_cpu_list, parse_integer
 
 DOMAIN: Final = "katalyst.kubewharf.io/"
@@ -49,6 +50,8 @@ _RESERVED_POOLS: Final = frozenset({RECLAIM_POOL, DEDICATED_POOL, "reserve", "in
 _RESERVED_PREFIXES: Final = ("isolation", "system-")
 _POOL_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 """Katalyst takes any text; names stand in state, status and metrics here."""
+_MAX_GUESSES: Final = 8
+"""Unknown keys of an enhancement that are compared with the known ones: a call waits."""
 _NUMA_PART: Final = re.compile(r"-NUMA[0-9]+$")
 _FLOAT: Final = re.compile(r"[+-]?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})([eE][+-]?[0-9]{1,2})?")
 _MAX_PERCENT: Final = 100.0
@@ -79,6 +82,15 @@ class Vocabulary(StrEnum):
 
     KOORDINATOR = "koordinator"
     KATALYST = "katalyst"
+
+
+class OnError(StrEnum):
+    """What happens to a pod with a level or a combination that is refused."""
+
+    FALLBACK = "fallback"
+    """It is treated as one of `shared_cores`, and reported."""
+    REJECT = "reject"
+    """It is refused before its sandbox is created."""
 
 
 class LevelProblem(NamedTuple):
@@ -112,6 +124,7 @@ class LevelRules:
     default_values: Mapping[str, str] = field(default_factory=dict)
     default_level: QosLevel | None = None
     order: tuple[Vocabulary, ...] = (Vocabulary.KATALYST, Vocabulary.KOORDINATOR)
+    on_error: OnError = OnError.FALLBACK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +137,7 @@ class KatalystQos:
         pool: `share` or its own name of `shared_cores`; of `system_cores` the pools to run on, maybe empty;
             `reclaim`, `dedicated`. Without the NUMA node that is added to the name where a pod is bound.
         is_default: Whether no annotation names the level.
+        yields: Whether a class of Koordinator in the pod's labels is used in place of its level's.
         numa_exclusive: Of `dedicated_cores` with `numa_binding` only, and so are the next three.
         numa_number: How many NUMA nodes; None: not said. What the node has is not known here.
         numa_ids: Which; empty: not said. Used in place of `numa_number`.
@@ -137,6 +151,7 @@ class KatalystQos:
     level: QosLevel = QosLevel.SHARED
     pool: str = SHARE_POOL
     is_default: bool = False
+    yields: bool = False
     numa_binding: bool = False
     numa_exclusive: bool = False
     align_by_socket: bool = False
@@ -160,19 +175,21 @@ class KatalystQos:
 
 def katalyst_qos(annotations: Mapping[str, str], rules: LevelRules) -> KatalystQos | None:
     """Return what a pod's annotations say; None if they name no level, and there is none by default."""
+    is_second = rules.order[:1] == (Vocabulary.KOORDINATOR,)
     try:
         named = named_level(annotations, rules)
     except ValueError as error:
-        return KatalystQos(problems=(LevelProblem(QOS_LEVEL, str(error)),))
+        return KatalystQos(yields=is_second, problems=(LevelProblem(QOS_LEVEL, str(error)),))
     level = named or rules.default_level
     if level is None:
         return None
+    is_default = named is None
     keys = _Keys(annotations, rules)
-    found = replace(_read(level, keys), is_default=named is None)
+    found = _read(level, keys)
     problems = (*keys.problems, *_refused_combinations(found, keys))
     if any(each.is_refused for each in problems):
-        return KatalystQos(is_default=named is None, problems=problems)
-    return replace(found, problems=problems)
+        found = KatalystQos()
+    return replace(found, is_default=is_default, yields=is_default or is_second, problems=problems)
 
 
 def named_level(annotations: Mapping[str, str], rules: LevelRules) -> QosLevel | None:
@@ -244,12 +261,17 @@ class _Keys:
         except InputError as error:
             self.report(name, f"{error}, and is not used")
             return
-        for key, value in values.items():
-            if not isinstance(value, str):
-                self.report(shortened(key), "is not a text, and is not used")
-            else:
+        unknown = [key for key in values if key not in _KNOWN_KEYS]
+        for key in unknown[:_MAX_GUESSES]:
+            if guess := nearest_key(key, _KNOWN_KEYS):
+                self.report(shortened(key), f"no enhancement of {name} has this name{did_you_mean(guess)}")
+        for key in _KNOWN_KEYS:
+            value = values.get(key)
+            if key in values and not isinstance(value, str):
+                self.report(key, "is not a text, and is not used")
+            elif isinstance(value, str):
                 if self.said.get(key, value) != value:
-                    self.report(shortened(key), f"has two values, and that of {name} is used")
+                    self.report(key, f"has two values, and that of {name} is used")
                 self.said[key] = value
 
 
@@ -260,8 +282,8 @@ def _read(level: QosLevel, keys: _Keys) -> KatalystQos:
     for key in ("numa_exclusive", "align_by_socket", "distribute_evenly_across_numa", "full_pcpus_pairing"):
         if keys.said.get(key) == "true" and not is_bound_alone:
             keys.report(key, f"needs {QosLevel.DEDICATED} with numa_binding, and is not used")
-    for key in _TRUTHS & keys.said.keys():
-        if keys.said[key] not in ("true", "false"):
+    for key in _TRUTHS:
+        if keys.said.get(key, "true") not in ("true", "false"):
             keys.report(key, f"is {shortened(keys.said[key])!r}, not 'true' or 'false', and is not used")
     return KatalystQos(
         level=level,
@@ -282,16 +304,17 @@ def _read(level: QosLevel, keys: _Keys) -> KatalystQos:
     )
 
 
-_TRUTHS: Final = frozenset(
-    {
-        "numa_binding",
-        "numa_exclusive",
-        "align_by_socket",
-        "distribute_evenly_across_numa",
-        "full_pcpus_pairing",
-        "numa_share",
-    }
+_TRUTHS: Final = (
+    *("numa_binding", "numa_exclusive", "align_by_socket", "distribute_evenly_across_numa"),
+    *("full_pcpus_pairing", "numa_share"),
 )
+_KNOWN_KEYS: Final = (
+    *_TRUTHS,
+    *("rss_overuse_threshold", "oom_priority", "cpuset_pool", "suppression_tolerance_rate"),
+    *("cpu_burst_policy", "cpu_burst_percent", "cpu_burst_threshold"),
+    *("namespace_type", "topology_affinity_restricted", NUMA_NUMBER, NUMA_IDS),
+)
+"""Of enhancements. Source: katalyst-api pkg/consts/qos.go."""
 
 
 def _pool(level: QosLevel, keys: _Keys) -> str:
@@ -526,6 +549,22 @@ def requested_amount(requests: Mapping[str, int]) -> int:
     if RECLAIMED_MILLICPU in requests:
         return -(-requests[RECLAIMED_MILLICPU] // 1000)
     raise ValueError("not found")
+
+
+def class_of(labels: Mapping[str, str], qos: KatalystQos) -> QoSClass:
+    """Return the class of a pod with a level: its label's where that comes first, else the level's."""
+    return (qos_class(labels) if qos.yields else QoSClass.NONE) or effective_class(qos)
+
+
+def disagreement(labels: Mapping[str, str], qos: KatalystQos) -> str:
+    """Return in which way a pod's label and its level differ, for people; empty if they do not."""
+    named, of_level = qos_class(labels), effective_class(qos)
+    if not named or named is of_level or qos.is_default:
+        return ""
+    return (
+        f"label {QOS_CLASS_LABEL} {named} and {qos.level}, which is treated as {of_level}, differ:"
+        f" {class_of(labels, qos)} is used"
+    )
 
 
 def effective_class(qos: KatalystQos) -> QoSClass:

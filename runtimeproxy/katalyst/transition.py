@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from runtimeproxy.katalyst.pools import PoolPod, PoolState, Refusal
+from runtimeproxy.katalyst.pools import DEDICATED, PoolPod, PoolState, Refusal
 from runtimeproxy.units import format_cpu_list
 
 
@@ -93,9 +93,8 @@ def name_of(pod: PoolPod | None, uid: str) -> str:
     return f"{pod.namespace}/{pod.name}" if pod is not None and pod.name else f"uid {uid}"
 
 
-def pool_counts(state: PoolState) -> Iterator[tuple[str, int, int]]:
-    """For each pool, and for CPUs that pods have alone: name, number of CPUs, number of pods."""
+def pool_sizes(state: PoolState) -> Iterator[tuple[str, frozenset[int], int]]:
+    """For each pool, and for what pods have alone: its name, its CPUs, and how many pods have them."""
     owners = [pod.owner for pod in state.pods.values()]
-    named: Iterable[tuple[str, frozenset[int]]] = (*state.pools.items(), ("dedicated", state.dedicated))
-    for name, cpus in sorted(named):
-        yield name, len(cpus), owners.count(name)
+    for name, cpus in sorted({DEDICATED: state.dedicated, **state.pools}.items()):
+        yield name, cpus, owners.count(name)

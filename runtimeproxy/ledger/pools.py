@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -37,10 +38,11 @@ from runtimeproxy.katalyst.levels import (
     QosLevel,
     katalyst_qos,
 )
-from runtimeproxy.katalyst.transition import CpuPools, Overlap, Placement
-from runtimeproxy.katalyst.pool_operations import ContainerFacts, LiveContainer, LivePod, PodFacts
+from runtimeproxy.katalyst.placement import PodFacts
+from runtimeproxy.katalyst.pool_operations import ContainerFacts, LiveContainer, LivePod
 from runtimeproxy.katalyst.pools import PoolSettings, PoolState, Refusal, as_document, from_document
 from runtimeproxy.katalyst.topology import Topology
+from runtimeproxy.katalyst.transition import CpuPools, Overlap, Placement
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import Input, InputState
 from runtimeproxy.pods.record_views import recorded_pod
@@ -77,6 +79,20 @@ def pools_file(state_folder: Path, boot_id: str) -> StateFile:
     """
     effect = "pods are placed anew once the runtime's pods are known"
     return StateFile(state_folder / FILE, effect, boot_id=boot_id, is_synced=False)
+
+
+class Cause(StrEnum):
+    """Why a call was refused, or what it went on without."""
+
+    INVALID = "invalid"
+    """It can never be placed on this node."""
+    NO_ROOM = "no_room"
+    RESIZE = "resize"
+    """A resize that is not possible."""
+    NOT_READY = "not_ready"
+    """The state could not be saved, or others have not left the pod's CPUs: refused."""
+    WENT_ON = "went_on"
+    """The same, and the container was created all the same."""
 
 
 class PoolConfiguration(NamedTuple):
@@ -142,7 +158,7 @@ class NodePools:
         self._now_s = clock
         self.off_reason = "not started"
         self.problem = ""
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[Cause] = Counter()
         self._failures = FailureLog(output=logger)
         self._state: PoolState | None = None
         self._saved: PoolState | None = None
@@ -171,6 +187,11 @@ class NodePools:
     # --- what is shown -------------------------------------------------------------------------------------
 
     @property
+    def is_wanted(self) -> bool:
+        """Whether the policy is loaded."""
+        return self._is_wanted()
+
+    @property
     def is_on(self) -> bool:
         return not self.off_reason
 
@@ -192,24 +213,6 @@ class NodePools:
     def overlaps(self) -> tuple[Overlap, ...]:
         """CPUs that pods have alone, and others have not left."""
         return tuple(transition.overlaps(self._left_over, self._state)) if self._state is not None else ()
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """What is wanted and not so, for people."""
-        if not self._is_wanted():
-            return ()
-        if not self.is_on:
-            return (f"katalyst-pools: off: {self.off_reason}",)
-        state = self._state
-        found = [self.problem] if self.problem else []
-        if state is not None:
-            found += [each.text(state) for each in self.overlaps]
-            found += [
-                f"pod {transition.name_of(pod, uid)}: {pod.problem}"
-                for uid, pod in sorted(state.pods.items())
-                if pod.problem
-            ]
-        return tuple(f"katalyst-pools: {text}" for text in found)
 
     @property
     def summary(self) -> str:
@@ -326,7 +329,8 @@ class NodePools:
         millicpu = millicpu_of(updated.cpu_shares) if updated is not None else None
         if known is None or millicpu is None or known.millicpu == millicpu:
             return None
-        outcome = operations.resize(state, pod.uid, container.name, millicpu, pod_qos(pod, self._configured().rules))
+        qos = pod_qos(pod, self._configured().rules)
+        outcome = operations.resize(state, pod.uid, container.name, millicpu, qos)
         return known.millicpu if self._take(outcome, pod.uid, container.name) else None
 
     def needs_commit(self, uid: str) -> bool:
@@ -352,9 +356,9 @@ class NodePools:
         if not reason:
             return
         if self._configured().is_rejecting:
-            self.counts["not_ready"] += 1
+            self.counts[Cause.NOT_READY] += 1
             raise RefusalError(f"katalyst-pools: {reason}", StatusCode.UNAVAILABLE)
-        self.counts["went_on"] += 1
+        self.counts[Cause.WENT_ON] += 1
         self._failures.report("a container is created all the same", reason, reason)
 
     def _overlap_of(self, uid: str) -> str:
@@ -400,7 +404,7 @@ class NodePools:
 
     def _take(self, outcome: operations.Outcome, uid: str, container: str = "") -> bool:
         if isinstance(outcome, Refusal):
-            self.counts[outcome.kind.name.lower()] += 1
+            self.counts[Cause[outcome.kind.name]] += 1
             self._refusals = MappingProxyType({**self._refusals, (uid, container): outcome})
             self._show()
             return False
@@ -555,16 +559,12 @@ class NodePools:
             if known is None or known[0] is not pod:
                 known = self._facts[pod.id] = (pod, self._facts_of(recorded_pod(pod)))
             _, containers = by_uid.setdefault(pod.uid, (known[1], []))
-            containers += map(live_container, self._store.containers.members(pod.id))
-        return [
-            LivePod(facts, tuple(each for each in containers if each is not None))
-            for facts, containers in by_uid.values()
-        ]
+            members = self._store.containers.members(pod.id)
+            containers += [live_container(each) for each in members if each.state is not Lifecycle.STOPPED]
+        return [LivePod(facts, tuple(containers)) for facts, containers in by_uid.values()]
 
 
-def live_container(record: ContainerRecord) -> LiveContainer | None:
-    if record.state is Lifecycle.STOPPED:
-        return None
+def live_container(record: ContainerRecord) -> LiveContainer:
     cpus: frozenset[int] = frozenset()
     with suppress(ValueError):
         cpus = parse_cpu_list(record.booked.cpuset_cpus or "")
@@ -594,7 +594,7 @@ def why_off(node: Node) -> tuple[InputState, str]:
 
 def pod_qos(pod: PodView, rules: LevelRules) -> KatalystQos:
     """What a pod's annotations say; without a level it is one of `shared_cores` like any other."""
-    return katalyst_qos(pod.annotations, rules) or KatalystQos()
+    return pod.katalyst or katalyst_qos(pod.annotations, rules) or KatalystQos()
 
 
 def pod_facts(pod: PodView, rules: LevelRules, requests: Mapping[str, Mapping[str, int]]) -> PodFacts:

@@ -53,6 +53,7 @@ from runtimeproxy.slo.strategies import Strategies
 from runtimeproxy.state.state_file import StateFile
 
 if TYPE_CHECKING:
+    from runtimeproxy.katalyst.levels import LevelRules
     from runtimeproxy.slo.reading import Problem as StrategyProblem
 
 _PROCFS: Final = Path("/proc")
@@ -84,6 +85,8 @@ class InputPlaces(NamedTuple):
     node_name: str = ""
     """Name of the Node object; empty for the host's."""
     pools: PoolSource = "nrt"
+    levels: LevelRules | None = None
+    """As `Node.levels`."""
     node_labels: Mapping[str, str] = EMPTY
     """Labels beside those of the Node object, for a node that is described by hand."""
     has_cookies: bool | None = None
@@ -264,6 +267,7 @@ class NodeInputs:
             **self._normalization(),
             "requests": requests or {},
             "live_pods": api_server.pods if api_server is not None else EMPTY,
+            "levels": self._places.levels,
         }
         pods_before = self.node.live_pods
         changed = self._publish(Node(facts=facts, **values), states)

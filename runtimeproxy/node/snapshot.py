@@ -10,6 +10,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.fields.anolis import lacking_text
+from runtimeproxy.katalyst.burst import with_level
+from runtimeproxy.katalyst.levels import KatalystQos, LevelRules
 from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
@@ -216,6 +218,9 @@ class PodLike(StrategyTraits, Protocol):
     @property
     def uid(self) -> str: ...
 
+    @property
+    def katalyst(self) -> KatalystQos | None: ...
+
 
 NO_STRATEGIES: Final = Strategies()
 
@@ -263,6 +268,8 @@ class Node:
     live_pods: Mapping[str, LivePod] = field(default_factory=dict)
     """The pods of this node as the API server has them, by uid; empty without it."""
     strategies: Strategies = NO_STRATEGIES
+    levels: LevelRules | None = None
+    """Of Katalyst's levels, as configured; None: not known."""
     states: Mapping[Input, InputState] = field(default_factory=dict)
     """An input that is not in it is known if its values are there, else unknown."""
     generations: Mapping[Input, int] = field(default_factory=dict)
@@ -290,8 +297,9 @@ class Node:
         """The devices of the host that containers may get; None: not known."""
         return self.facts.devices
 
-    def strategy_for(self, pod: StrategyTraits) -> PodStrategy:
-        return self.strategies.for_pod(pod)
+    def strategy_for(self, pod: PodLike) -> PodStrategy:
+        strategy = self.strategies.for_pod(pod)
+        return strategy if pod.katalyst is None else with_level(strategy, pod.katalyst)
 
     def requests_of(self, pod: PodLike) -> Mapping[str, Mapping[str, int]]:
         """The requests of a pod's containers by name, as in `requests`; empty if they are not known."""

@@ -17,7 +17,7 @@ from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
-from runtimeproxy.qos import kube_qos_class, priority_class, qos_class
+from runtimeproxy.qos import kube_qos_class, priority_class
 from runtimeproxy.service.api.strategies import all_fields
 from runtimeproxy.service.api.values import KOORDINATOR, shown, timestamp
 from runtimeproxy.slo.names import EXTENDED_RESOURCE_SPEC, MAX_ANNOTATION_LENGTH
@@ -174,7 +174,7 @@ class PodMessages:
             sandbox_id=pod.id,
             attempt=pod.attempt,
             state=_POD_STATES.get(pod.state, api_pb2.Pod.STATE_UNSPECIFIED),
-            qos_class=qos_class(pod.labels),
+            qos_class=view.qos,
             kube_qos_class=kube_qos_class(pod.cgroup_parent) if pod.cgroup_parent else "",
             priority_class=priority_class(pod.labels),
             runtime_handler=pod.runtime_handler,
