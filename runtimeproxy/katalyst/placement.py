@@ -12,11 +12,21 @@ from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
-from runtimeproxy.katalyst.hints import dedicated_hint, reclaimed_hint, share_hint
+from runtimeproxy.katalyst.hints import (
+    Choice,
+    HintPolicy,
+    HintRequest,
+    InvalidRequestError,
+    NoRoomError,
+    NumaBooking,
+    check_unbound,
+    choose,
+)
 from runtimeproxy.katalyst.levels import KatalystQos, QosLevel, keeps_away
-from runtimeproxy.katalyst.pickers import InsufficientCpus, topo
+from runtimeproxy.katalyst.pickers import InsufficientCpusError, topo
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
+    RECLAIM,
     SHARE,
     PoolPod,
     PoolState,
@@ -24,6 +34,7 @@ from runtimeproxy.katalyst.pools import (
     RefusalKind,
 )
 from runtimeproxy.katalyst.rebuild import Demand, available_cpus, demand
+from runtimeproxy.katalyst.sizes import ImpossibleSizesError, numa_count
 from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.units import format_cpu_list
 
@@ -41,6 +52,8 @@ class PodFacts(NamedTuple):
     """In place of it for `reclaimed_cores`; None: none is known."""
     memory_bytes: int | None = None
     """Request of the whole pod; None: not known, then no memory is booked."""
+    bind_result: frozenset[int] = NO_CPUS
+    """The NUMA nodes that a scheduler has chosen (`katalyst.kubewharf.io/numa_bind_result`)."""
     main_container: str = ""
     """`kubernetes.io/main-container-name`; empty: the first that is created."""
     is_handled: bool = True
@@ -95,41 +108,72 @@ def place(
 ) -> PoolPod | Refusal:
     """Return the pod with NUMA nodes, CPUs of its own and booked memory.
 
-    Args:
-        pod: One that is not in the state, or without a place there.
-        kept: What it runs on already; it stays there if it can.
+    `pod` is not in the state, or without a place there. `kept`: what it runs on already; it stays there if it
+    can.
     """
-    match pod.level:
-        case QosLevel.DEDICATED:
-            return _dedicated(state, pod, facts, kept)
-        case QosLevel.SHARED if pod.numa_binding:
-            return _bound_share(state, pod, facts, kept)
-        case QosLevel.SHARED:
-            return lacks_room(state, pod) or pod
-        case QosLevel.RECLAIMED if pod.numa_binding and state.settings.enable_reclaim_numa_binding:
-            return _bound_reclaimed(state, pod, facts, kept)
-        case QosLevel.SYSTEM if pod.numa_binding:
-            return replace(pod, numa_ids=facts.qos.numa_ids & frozenset(state.topology.numa_nodes))
+    try:
+        match pod.level:
+            case QosLevel.DEDICATED if pod.numa_binding:
+                return _bound_dedicated(state, pod, facts, kept)
+            case QosLevel.DEDICATED:
+                return _unbound_dedicated(state, pod, kept)
+            case QosLevel.SHARED if pod.numa_binding:
+                return _bound_share(state, pod, facts, kept)
+            case QosLevel.SHARED:
+                check_unbound(bookings(state), unbound_millicpu(state) + pod.request)
+            case QosLevel.RECLAIMED if pod.numa_binding and state.settings.enable_reclaim_numa_binding:
+                return _bound_reclaimed(state, pod, facts, kept)
+            case QosLevel.SYSTEM if pod.numa_binding:
+                return replace(pod, numa_ids=facts.qos.numa_ids & frozenset(state.topology.numa_nodes))
+    except InvalidRequestError as error:
+        return Refusal(RefusalKind.INVALID, str(error))
+    except (NoRoomError, InsufficientCpusError) as error:
+        return Refusal(RefusalKind.NO_ROOM, str(error))
     return pod
 
 
-def lacks_room(state: PoolState, pod: PoolPod) -> Refusal | None:
-    """Return why a pod of `shared_cores` does not fit beside the pods of the state; None if it does."""
-    of = demand(state.pods.values(), state.advice)
-    if pod.numa_ids:
-        # One is all that a pod of `shared_cores` is bound to.
-        numa_node = min(pod.numa_ids)
-        free = shared_millicpu(state, of, numa_node)
-        if pod.request <= free and free > 0:
-            return None
-        return _no_room(f"NUMA node {numa_node} has {free}m of CPU left for bound pods; {pod.request}m requested")
-    requested = unbound_millicpu(state) + pod.request
-    cpus = unbound_cpus(state, of)
-    if ceil(requested / 1_000) <= len(cpus):
-        return None
-    return _no_room(
-        f"CPUs of no bound pod are {len(cpus)} ({format_cpu_list(cpus) or 'none'}); with this pod {requested}m "
-        "of CPU is requested of them"
+def lacks_room(state: PoolState, pod: PoolPod) -> str:
+    """Return why a pod of `shared_cores` does not fit beside the pods of the state; empty if it does."""
+    try:
+        if pod.numa_ids:
+            _check_bound_share(state, pod)
+        else:
+            check_unbound(bookings(state), unbound_millicpu(state) + pod.request)
+    except NoRoomError as error:
+        return str(error)
+    return ""
+
+
+def bookings(state: PoolState) -> tuple[NumaBooking, ...]:
+    """Return what each NUMA node has left, and who is bound there."""
+    topology, of = state.topology, demand(state.pods.values(), state.advice)
+    free = available_cpus(topology, state.reserved, of)
+    free_bytes = free_memory_bytes(state)
+    bound: dict[int, list[PoolPod]] = {node: [] for node in topology.numa_nodes}
+    taken: set[int] = set()
+    reclaimed: dict[int, int] = {}
+    for pod in state.pods.values():
+        if pod.level is QosLevel.RECLAIMED and pod.numa_ids:
+            node = min(pod.numa_ids)
+            reclaimed[node] = reclaimed.get(node, 0) + pod.request
+        elif pod.level in (QosLevel.SHARED, QosLevel.DEDICATED) and pod.numa_ids:
+            for node in pod.numa_ids:
+                bound[node].append(pod)
+        elif pod.dedicated:
+            taken |= _numa_nodes_of(topology, pod.dedicated)
+    reclaim = state.pools.get(RECLAIM, NO_CPUS)
+    return tuple(
+        NumaBooking(
+            numa_node=node,
+            free_cpus=free & cpus,
+            held_millicpu=sum(of.bound.get(node, {}).values()),
+            bound=tuple(bound[node]),
+            is_taken=node in taken,
+            free_bytes=free_bytes.get(node),
+            headroom_millicpu=1_000 * len(reclaim & cpus),
+            reclaimed_millicpu=reclaimed.get(node),
+        )
+        for node, cpus in topology.by_numa.items()
     )
 
 
@@ -156,111 +200,118 @@ def unbound_millicpu(state: PoolState) -> int:
     return sum(pod.request for pod in pods if pod.level is QosLevel.SHARED and not pod.numa_ids)
 
 
-def shared_millicpu(state: PoolState, of: Demand, numa_node: int) -> int:
-    """Return what bound pods of `shared_cores` can yet request of a NUMA node."""
-    free = available_cpus(state.topology, state.reserved, of) & state.topology.cpus_of((numa_node,))
-    return 1_000 * len(free) - sum(of.bound.get(numa_node, {}).values())
+def _check_bound_share(state: PoolState, pod: PoolPod) -> None:
+    # One is all that a pod of `shared_cores` is bound to.
+    numa_node, of = min(pod.numa_ids), demand(state.pods.values(), state.advice)
+    cpus = available_cpus(state.topology, state.reserved, of) & state.topology.cpus_of(pod.numa_ids)
+    free = 1_000 * len(cpus) - sum(of.bound.get(numa_node, {}).values())
+    if pod.request > free or free <= 0:
+        raise NoRoomError(
+            f"{pod.request}m of CPU requested, NUMA node {numa_node} has {free}m left for bound pods"
+        )
 
 
-def _no_room(reason: str) -> Refusal:
-    return Refusal(RefusalKind.NO_ROOM, reason)
+def _hint(state: PoolState, facts: PodFacts, millicpu: int, unbound_millicpu: int) -> Choice:
+    request = HintRequest(
+        qos=facts.qos,
+        millicpu=millicpu,
+        memory_bytes=facts.memory_bytes,
+        unbound_millicpu=unbound_millicpu,
+        bind_result=facts.bind_result,
+        policy=HintPolicy(state.settings.numa_hint_policy),
+    )
+    return choose(state.topology, bookings(state), request)
 
 
-def _dedicated(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]) -> PoolPod | Refusal:
-    topology, qos, of = state.topology, facts.qos, demand(state.pods.values(), state.advice)
-    count = ceil(pod.request / 1_000)
+def _bound_dedicated(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]) -> PoolPod:
+    topology, of = state.topology, demand(state.pods.values(), state.advice)
+    free, count = available_cpus(topology, state.reserved, of), ceil(pod.request / 1_000)
     if count == 0 and not pod.numa_exclusive:
-        return Refusal(RefusalKind.INVALID, "a pod of dedicated_cores has no CPU request")
-    free = available_cpus(topology, state.reserved, of)
-    if not pod.numa_binding:
-        return _unbound_dedicated(state, pod, of, free, count, kept)
-    numa_ids, hint = _numa_nodes_of(topology, kept), "which it had"
-    if not (numa_ids and kept <= free and may_be_bound(state, pod, numa_ids)):
-        chosen = dedicated_hint(state, of, facts, pod)
-        if isinstance(chosen, Refusal):
-            return chosen
-        numa_ids, hint = chosen
-    local = topology.cpus_of(numa_ids) & free
-    if pod.numa_exclusive:
-        cpus, how = local, "all that are not reserved"
-    elif len(kept) == count and kept <= local:
-        cpus, how = kept, "which it had"
-    else:
-        picked = _picked(topology, qos, local, numa_ids, count)
-        if isinstance(picked, Refusal):
-            return picked
-        cpus, how = picked
+        raise InvalidRequestError("it has no CPU request: CPUs that it has alone are as many")
+    numa_ids, hint, how = _numa_nodes_of(topology, kept), "where it was", "which it had"
+    cpus = topology.cpus_of(numa_ids) & free if pod.numa_exclusive else kept
+    if not (_fits(topology, facts.qos, pod, cpus) and kept <= free and may_be_bound(state, pod, numa_ids)):
+        numa_ids, hint = _hint(state, facts, pod.request, unbound_millicpu(state))
+        cpus, how = topology.cpus_of(numa_ids) & free, "all that are free"
+        if not pod.numa_exclusive:
+            cpus, how = _picked(topology, facts.qos, cpus, numa_ids, count)
     if not cpus:
-        return _no_room(f"NUMA nodes {format_cpu_list(numa_ids)} have no free CPU")
+        raise NoRoomError(f"NUMA nodes {format_cpu_list(numa_ids)} have no free CPU")
     for numa_node in sorted(numa_ids & of.bound.keys()):
         left = (topology.cpus_of((numa_node,)) & free) - cpus
-        if 1_000 * len(left) < sum(of.bound[numa_node].values()) or not left:
-            return _no_room(f"NUMA node {numa_node} has too few CPUs for its pods of shared_cores and this one")
-    reason = f"NUMA nodes {format_cpu_list(numa_ids)} {hint}: CPUs {format_cpu_list(cpus)}, {how}"
-    return _booked(
-        state, replace(pod, numa_ids=numa_ids, dedicated=cpus, is_ramping_up=False, reason=reason), facts
-    )
+        if not left or 1_000 * len(left) < sum(of.bound[numa_node].values()):
+            raise NoRoomError(f"NUMA node {numa_node} has too few CPUs beside its pods of shared_cores")
+    reason = f"NUMA nodes {format_cpu_list(numa_ids)} {hint}; CPUs {format_cpu_list(cpus)} {how}"
+    placed = replace(pod, numa_ids=numa_ids, dedicated=cpus, is_ramping_up=False, reason=reason)
+    return _booked(state, placed, facts)
+
+
+def _fits(topology: Topology, qos: KatalystQos, pod: PoolPod, cpus: frozenset[int]) -> bool:
+    """Return whether CPUs that a pod has are as many as it gets, on as many NUMA nodes."""
+    numa_ids = _numa_nodes_of(topology, cpus)
+    if qos.numa_ids:
+        return numa_ids == qos.numa_ids
+    try:
+        numbers = qos.numa_number or numa_count(topology, pod.request).numa_nodes
+    except ImpossibleSizesError:
+        return False
+    return len(numa_ids) == numbers and (pod.numa_exclusive or len(cpus) == ceil(pod.request / 1_000))
 
 
 def _picked(
     topology: Topology, qos: KatalystQos, local: frozenset[int], numa_ids: frozenset[int], count: int
-) -> tuple[frozenset[int], str] | Refusal:
+) -> tuple[frozenset[int], str]:
     """Return CPUs of these NUMA nodes, and how they were picked."""
-    whole = [core for core in topology.cores.values() if core <= local]
-    threads = topology.threads_per_core
-    if qos.full_pcpus and len(whole) < count // threads:
-        return _no_room(f"{count // threads} whole free cores needed for {count} CPUs, {len(whole)} there are")
-    parts = {n: topology.cpus_of((n,)) & local for n in sorted(numa_ids)} if qos.distribute_evenly else {}
-    if parts and count % len(parts):
-        return Refusal(RefusalKind.INVALID, f"{count} CPUs cannot be distributed evenly over {len(parts)} NUMA nodes")
-    try:
-        if parts:
-            each = count // len(parts)
-            cpus = NO_CPUS.union(*(topo(topology, part, each) for part in parts.values()))
-            return cpus, f"{each} of each NUMA node, by topology"
+    needed = count // topology.threads_per_core if qos.full_pcpus else 0
+    whole = sum(core <= local for core in topology.cores.values())
+    if whole < needed:
+        raise NoRoomError(f"{count} CPUs need {needed} whole free cores, there are {whole}")
+    if not qos.distribute_evenly:
         return topo(topology, local, count), "by topology"
-    except InsufficientCpus as error:
-        return _no_room(str(error))
+    if count % len(numa_ids):
+        raise InvalidRequestError(
+            f"{count} CPUs cannot be distributed evenly over {len(numa_ids)} NUMA nodes"
+        )
+    each = count // len(numa_ids)
+    parts = (topo(topology, topology.cpus_of((node,)) & local, each) for node in numa_ids)
+    return NO_CPUS.union(*parts), f"by topology, {each} of each NUMA node"
 
 
-def _unbound_dedicated(
-    state: PoolState, pod: PoolPod, of: Demand, free: frozenset[int], count: int, kept: frozenset[int]
-) -> PoolPod | Refusal:
+def _unbound_dedicated(state: PoolState, pod: PoolPod, kept: frozenset[int]) -> PoolPod:
     """Gives a pod CPUs that it has alone, of any NUMA nodes without bound pods of `shared_cores`."""
-    local = free - state.topology.cpus_of(of.bound)
-    unbound = unbound_cpus(state, of)
-    if count > len(local):
-        return _no_room(f"{count} CPUs requested, {len(local)} are free")
-    cpus = kept if len(kept) == count and kept <= local else topo(state.topology, local, count)
-    if 1_000 * len(unbound - cpus) < unbound_millicpu(state):
-        return _no_room(f"{len(unbound - cpus)} CPUs would be left for {unbound_millicpu(state)}m of CPU")
-    reason = f"CPUs {format_cpu_list(cpus)} by topology, of no NUMA node in particular"
-    return replace(pod, dedicated=cpus, is_ramping_up=False, reason=reason)
-
-
-def _bound_share(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]) -> PoolPod | Refusal:
     of = demand(state.pods.values(), state.advice)
-    numa_ids, hint = _numa_nodes_of(state.topology, kept), "which it had"
+    count = ceil(pod.request / 1_000)
+    if count == 0:
+        raise InvalidRequestError("it has no CPU request: CPUs that it has alone are as many")
+    local = available_cpus(state.topology, state.reserved, of) - state.topology.cpus_of(of.bound)
+    cpus = kept if len(kept) == count and kept <= local else topo(state.topology, local, count)
+    left, requested = unbound_cpus(state, of) - cpus, unbound_millicpu(state)
+    if 1_000 * len(left) < requested:
+        raise NoRoomError(
+            f"with {count} CPUs less, pods of shared_cores have {len(left)} for the {requested}m they request"
+        )
+    reason = f"CPUs {format_cpu_list(cpus)} by topology, of no NUMA node in particular"
+    return replace(pod, millicpu=pod.request, dedicated=cpus, is_ramping_up=False, reason=reason)
+
+
+def _bound_share(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]) -> PoolPod:
+    numa_ids, hint = _numa_nodes_of(state.topology, kept), "where it was"
     stays = len(numa_ids) == 1 and may_be_bound(state, pod, numa_ids)
-    if not stays or lacks_room(state, replace(pod, numa_ids=numa_ids)) is not None:
-        chosen = share_hint(state, of, facts, pod)
-        if isinstance(chosen, Refusal):
-            return chosen
-        numa_ids, hint = chosen
+    if not stays or lacks_room(state, replace(pod, numa_ids=numa_ids)):
+        numa_ids, hint = _hint(state, facts, pod.request, unbound_millicpu(state))
+        _check_bound_share(state, replace(pod, numa_ids=numa_ids))
     reason = f"NUMA node {format_cpu_list(numa_ids)} {hint}"
     return _booked(state, replace(pod, numa_ids=numa_ids, is_ramping_up=False, reason=reason), facts)
 
 
-def _bound_reclaimed(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]) -> PoolPod | Refusal:
-    numa_ids, hint = _numa_nodes_of(state.topology, kept), "which it had"
+def _bound_reclaimed(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]) -> PoolPod:
+    numa_ids, hint = _numa_nodes_of(state.topology, kept), "where it was"
     if len(numa_ids) != 1:
-        chosen = reclaimed_hint(state, facts, pod)
-        if isinstance(chosen, Refusal):
-            return chosen
-        numa_ids, hint = chosen
+        unbound = [each for each in state.pods.values() if each.level is pod.level and not each.numa_ids]
+        numa_ids, hint = _hint(state, facts, pod.request, sum(each.request for each in unbound))
     if len(numa_ids) != 1:
-        # Source: the whole pool for a hint of more than one.
-        return pod
+        # Source: with more than one it has the whole pool.
+        return replace(pod, reason=f"NUMA nodes {format_cpu_list(numa_ids)} {hint}: not bound to one")
     return replace(pod, numa_ids=numa_ids, reason=f"NUMA node {format_cpu_list(numa_ids)} {hint}")
 
 
@@ -279,23 +330,17 @@ def free_memory_bytes(state: PoolState) -> dict[int, int]:
     return free
 
 
-def _booked(state: PoolState, pod: PoolPod, facts: PodFacts) -> PoolPod | Refusal:
-    """Books memory: an exclusive pod all of its NUMA nodes, another what it requests."""
+def _booked(state: PoolState, pod: PoolPod, facts: PodFacts) -> PoolPod:
+    """Books memory: an exclusive pod all of its NUMA nodes, another what it requests, the lowest first."""
     free = {n: size for n, size in sorted(free_memory_bytes(state).items()) if n in pod.numa_ids}
-    wanted = facts.memory_bytes or 0
-    if free and wanted > sum(free.values()):
-        return _no_room(
-            f"{wanted} bytes of memory requested, NUMA nodes {format_cpu_list(pod.numa_ids)} have "
-            f"{sum(free.values())} left"
-        )
-    if pod.numa_exclusive:
-        return replace(pod, booked_bytes=free)
-    booked = {}
+    booked, wanted = {}, facts.memory_bytes or 0
     for numa_node, size in free.items():
-        if taken := min(size, wanted):
+        taken = size if pod.numa_exclusive else min(size, wanted)
+        if taken:
             booked[numa_node] = taken
             wanted -= taken
-    return replace(pod, booked_bytes=booked)
+    # The request is what it was placed for, whichever of its containers are there later.
+    return replace(pod, millicpu=pod.request, booked_bytes=booked)
 
 
 def fitted(state: PoolState, pod: PoolPod) -> PoolPod:
@@ -306,7 +351,7 @@ def fitted(state: PoolState, pod: PoolPod) -> PoolPod:
     # Bound pods of `shared_cores` keep what they have of a NUMA node.
     spare = free - state.topology.cpus_of(of.bound)
     local = state.topology.cpus_of(pod.numa_ids) & spare if pod.numa_ids else spare
-    kept, count = pod.dedicated & free, len(pod.dedicated)
+    kept, count = pod.dedicated & free, ceil(pod.request / 1_000)
     if pod.numa_exclusive:
         cpus = local
     elif len(kept) < count:
@@ -316,5 +361,5 @@ def fitted(state: PoolState, pod: PoolPod) -> PoolPod:
         return pod
     if not cpus:
         return as_shared(pod, "none of its CPUs is online")
-    problem = "" if pod.numa_exclusive or len(cpus) == count else f"has {len(cpus)} CPUs of {count} before"
+    problem = "" if pod.numa_exclusive or len(cpus) == count else f"has {len(cpus)} of its {count} CPUs"
     return replace(pod, dedicated=cpus, problem=problem)

@@ -11,6 +11,15 @@ from typing import NamedTuple, TypeAlias
 
 from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
 from runtimeproxy.katalyst.pickers import ht_balance
+from runtimeproxy.katalyst.placement import (
+    PodFacts,
+    as_shared,
+    fitted,
+    is_unplaced,
+    lacks_room,
+    place,
+    unplaced,
+)
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
     Applied,
@@ -23,15 +32,6 @@ from runtimeproxy.katalyst.pools import (
     Refusal,
     RefusalKind,
     Step,
-)
-from runtimeproxy.katalyst.placement import (
-    PodFacts,
-    as_shared,
-    fitted,
-    is_unplaced,
-    lacks_room,
-    place,
-    unplaced,
 )
 from runtimeproxy.katalyst.rebuild import settled
 from runtimeproxy.katalyst.topology import Topology
@@ -57,7 +57,7 @@ class LiveContainer(NamedTuple):
     millicpu: int | None = None
     is_init: bool = False
     cpus: frozenset[int] = frozenset()
-    """What it has in the kernel; empty: not known. An adopted pod that has CPUs alone keeps these if it can."""
+    """What it has in the kernel; empty: not known. A pod that has CPUs alone keeps them if it can."""
 
 
 class LivePod(NamedTuple):
@@ -81,9 +81,7 @@ def admit(state: PoolState, pod: PodFacts, *, is_forced: bool = False) -> Outcom
     others leave them. A pod that is admitted already, or is not handled, changes nothing. A pod whose request
     is not known is placed with its main container.
 
-    Args:
-        is_forced: It is never refused: if it does not fit, it is one of `share` without a room of its own,
-            and its `problem` says so.
+    `is_forced`: it is never refused; if it does not fit, it is one of `share`, and its `problem` says why.
     """
     if not pod.is_handled or pod.uid in state.pods:
         return Applied(state)
@@ -98,9 +96,7 @@ def admit(state: PoolState, pod: PodFacts, *, is_forced: bool = False) -> Outcom
     return _applied(state, {**state.pods, pod.uid: admitted})
 
 
-def create(
-    state: PoolState, container: ContainerFacts, now_s: float, *, is_forced: bool = False
-) -> Outcome:
+def create(state: PoolState, container: ContainerFacts, now_s: float, *, is_forced: bool = False) -> Outcome:
     """Adds a container before it is created; admits its pod if that was not.
 
     The `cpus` and `mems` of its pod in the new state are for the request. A container of that name that is
@@ -176,18 +172,17 @@ def resize(
         after = replace(after, millicpu=max(0, pod.millicpu + millicpu - (known.millicpu or 0)))
     if after.request > pod.request and pod.level is QosLevel.SHARED and not pod.problem:
         others = {other: each for other, each in state.pods.items() if other != uid}
-        refusal = lacks_room(replace(state, pods=others), after)
-        if refusal is not None:
-            return refusal
+        problem = lacks_room(replace(state, pods=others), after)
+        if problem:
+            return Refusal(RefusalKind.RESIZE, problem)
     return _applied(state, {**state.pods, uid: after})
 
 
 def remove(state: PoolState, uid: str, container: str = "", container_id: str | None = None) -> Applied:
     """Removes a container, or the whole pod if none is named; the others have its CPUs at once.
 
-    Args:
-        container_id: Only if it is that one (an old one of a container that has restarted is none); None:
-            whichever it is, such as one whose creation has failed.
+    `container_id`: only if it is that one, not an old one of a container that has restarted; None: whichever
+    it is, such as one whose creation has failed.
     """
     pod = state.pods.get(uid)
     if pod is None:
@@ -236,9 +231,7 @@ def configure(
 def reconcile(state: PoolState, pods: Iterable[LivePod], in_flight: Collection[str] = ()) -> Applied:
     """Makes the state that of what exists: drops what is gone, adopts what is missing.
 
-    Args:
-        pods: All that exist.
-        in_flight: Uids of pods that have calls under way; they are left as they are.
+    `pods`: all that exist. `in_flight`: uids of pods that have calls under way; they are left as they are.
     """
     live = {each.facts.uid: each for each in pods}
     known: dict[str, PoolPod] = {}
@@ -299,16 +292,8 @@ def _applied(
     creating: tuple[str, str] | None = None,
     after: PoolState | None = None,
 ) -> Applied:
-    """Settles the state with these pods.
-
-    Args:
-        creating: Uid and container without a change.
-        after: The state to settle if more than the pods differs from `before`.
-    """
-    if after is None:
-        new = settled(before, pods)
-    else:
-        new = settled(after, pods, is_new=True)
+    # The container that is being created has no change. `after` is settled if more than pods has changed.
+    new = settled(before, pods) if after is None else settled(after, pods, is_new=True)
     return Applied(new, _changes(before, new, creating))
 
 

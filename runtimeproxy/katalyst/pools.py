@@ -73,6 +73,9 @@ class PoolSettings(NamedTuple):
     """Whether pods of `reclaimed_cores` may be bound to a NUMA node."""
 
 
+DEFAULT_SETTINGS: Final = PoolSettings()
+
+
 class PoolAdvice(NamedTuple):
     """Sizes that an advisor has computed from usage; without it they follow from requests."""
 
@@ -169,7 +172,7 @@ class PoolState:
     """
 
     topology: Topology
-    settings: PoolSettings = PoolSettings()
+    settings: PoolSettings = DEFAULT_SETTINGS
     reserved: frozenset[int] = NO_CPUS
     pools: Pools = field(default_factory=dict)
     pods: Mapping[str, PoolPod] = field(default_factory=dict)
@@ -218,6 +221,8 @@ class Applied(NamedTuple):
 
 
 class RefusalKind(IntEnum):
+    """Whether to ask again."""
+
     INVALID = 1
     """The request itself: it can never be placed on such a node."""
     NO_ROOM = 2
@@ -362,19 +367,18 @@ def _pod_from(
 
 
 def _checksum(document: Mapping[str, object]) -> str:
-    text = json.dumps(document, separators=(",", ":"), sort_keys=True)
+    text = json.dumps(document, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def problems(state: PoolState) -> tuple[str, ...]:
     """Return which invariants a state breaks; none after any operation."""
-    return tuple(
-        [
-            *_problems_of_pools(state),
-            *_problems_of_dedicated(state),
-            *(problem for pod in state.pods.values() for problem in _problems_of_pod(state, pod)),
-            *_problems_of_memory(state),
-        ]
+    return (
+        *_problems_of_pools(state),
+        *_problems_of_dedicated(state),
+        *(problem for pod in state.pods.values() if pod.numa_exclusive for problem in _intruders(state, pod)),
+        *(problem for pod in state.pods.values() for problem in _problems_of_pod(state, pod)),
+        *_problems_of_memory(state),
     )
 
 
@@ -396,21 +400,16 @@ def _problems_of_pools(state: PoolState) -> Iterator[str]:
     for name, cpus in pools.items():
         if name in (RESERVE, RECLAIM, FALLBACK):
             continue
-        if not cpus:
-            yield f"pool {name} is empty"
+        if not cpus or name not in owners:
+            yield f"pool {name} has no CPU or no pod"
         if cpus & state.reserved:
             yield f"pool {name} has reserved CPUs {format_cpu_list(cpus & state.reserved)}"
-        if name not in owners:
-            yield f"pool {name} has no pod"
-        numa_node = name.rpartition(NUMA_INFIX)[2]
-        if NUMA_INFIX in name and not cpus <= topology.cpus_of((int(numa_node),)):
+        _, infix, numa_node = name.rpartition(NUMA_INFIX)
+        if infix and numa_node.isdecimal() and not cpus <= topology.cpus_of((int(numa_node),)):
             yield f"pool {name} has CPUs of other NUMA nodes"
-    if not state.settings.overlap and pools.get(RECLAIM, NO_CPUS) & pools.get(FALLBACK, NO_CPUS):
-        yield "the pools reclaim and fallback overlap"
 
 
 def _problems_of_dedicated(state: PoolState) -> Iterator[str]:
-    topology = state.topology
     alone = {pod.uid: pod.dedicated for pod in state.pods.values() if pod.dedicated}
     for (uid, cpus), (other, others) in combinations(sorted(alone.items()), 2):
         if cpus & others:
@@ -421,24 +420,25 @@ def _problems_of_dedicated(state: PoolState) -> Iterator[str]:
         for name, of_pool in state.pools.items():
             if name not in (RESERVE, RECLAIM) and cpus & of_pool:
                 yield f"pod {uid} and pool {name} have CPUs {format_cpu_list(cpus & of_pool)}"
-    for pod in state.pods.values():
-        if not (pod.numa_exclusive and pod.numa_ids):
-            continue
-        cpus = topology.cpus_of(pod.numa_ids)
-        for name, of_pool in state.pools.items():
-            if name not in (RESERVE, RECLAIM) and cpus & of_pool:
-                yield f"pool {name} is on a NUMA node of {pod.uid}, which is exclusive"
-        for other in state.pods.values():
-            may_be_there = other is pod or other.level in (QosLevel.RECLAIMED, QosLevel.SYSTEM)
-            if not may_be_there and (other.numa_ids & pod.numa_ids or other.dedicated & cpus):
-                yield f"pod {other.uid} is on a NUMA node of {pod.uid}, which is exclusive"
+
+
+def _intruders(state: PoolState, pod: PoolPod) -> Iterator[str]:
+    # Whoever is on NUMA nodes that a pod has alone; reclaimed and system pods may be.
+    cpus = state.topology.cpus_of(pod.numa_ids)
+    for name, of_pool in state.pools.items():
+        if name not in (RESERVE, RECLAIM) and cpus & of_pool:
+            yield f"pool {name} is on a NUMA node of pod {pod.uid}, which is exclusive"
+    for other in state.pods.values():
+        may_be_there = other is pod or other.level in (QosLevel.RECLAIMED, QosLevel.SYSTEM)
+        if not may_be_there and (other.numa_ids & pod.numa_ids or other.dedicated & cpus):
+            yield f"pod {other.uid} is on a NUMA node of pod {pod.uid}, which is exclusive"
 
 
 def _problems_of_pod(state: PoolState, pod: PoolPod) -> Iterator[str]:
     topology = state.topology
     if not pod.cpus or not pod.cpus <= topology.all_cpus:
         yield f"pod {pod.uid} has CPUs {format_cpu_list(pod.cpus) or 'none'}"
-    if not pod.mems or not pod.mems <= frozenset(topology.numa_nodes):
+    if not pod.mems or not pod.mems <= topology.memory_bytes.keys() | set(topology.numa_nodes):
         yield f"pod {pod.uid} has NUMA nodes {format_cpu_list(pod.mems) or 'none'}"
     if pod.owner in state.pools and pod.owner != RECLAIM and pod.cpus != state.pools[pod.owner]:
         yield f"pod {pod.uid} has other CPUs than its pool {pod.owner}"

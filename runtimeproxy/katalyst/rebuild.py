@@ -36,7 +36,7 @@ from runtimeproxy.katalyst.pools import (
     PoolState,
     is_shared_pool,
 )
-from runtimeproxy.katalyst.sizes import proportion
+from runtimeproxy.katalyst.sizes import overlap_ratio, proportion, quantity
 from runtimeproxy.katalyst.topology import Topology
 
 
@@ -101,68 +101,88 @@ def available_cpus(topology: Topology, reserved: frozenset[int], of: Demand) -> 
 
 def build(before: PoolState, of: Demand) -> Pools:
     """Return the pools for a demand."""
-    topology, settings, advice = before.topology, before.settings, before.advice
-    sizes = advice.sizes if advice is not None else {}
+    topology, settings = before.topology, before.settings
     free = available_cpus(topology, before.reserved, of)
-    pools: dict[str, frozenset[int]] = {RESERVE: before.reserved}
-    is_exact = settings.enable_reclaim and not settings.overlap
-
-    def wanted(name: str, millicpu: int, ratio: float = 1.0) -> int:
-        return max(1, sizes.get(name) or ceil(int(millicpu * ratio) / 1_000))
-
-    def give(cpus: frozenset[int], counts: Mapping[str, int]) -> frozenset[int]:
-        # Each exactly what it wants; returns what is left.
-        for name in sorted(counts):
-            pools[name] = core_balance(topology, cpus, counts[name])
-            cpus -= pools[name]
-        return cpus
-
-    def split(cpus: frozenset[int], counts: Mapping[str, int]) -> frozenset[int]:
-        # All of them; everybody has all if there is less than one for each.
-        shares = proportion(counts, len(cpus))
-        if sum(shares.values()) > len(cpus):
-            pools.update(dict.fromkeys(sorted(counts), cpus))
-            return NO_CPUS
-        return give(cpus, shares)
-
-    left = NO_CPUS
-    for numa_node, requests in sorted(of.bound.items()):
-        names = {numa_pool(pool, numa_node): millicpu for pool, millicpu in requests.items()}
-        counts = {name: wanted(name, millicpu, settings.snb_ratio) for name, millicpu in names.items()}
-        cpus = topology.cpus_of((numa_node,)) & free
-        free -= cpus
-        if cpus:
-            fits = is_exact and sum(counts.values()) <= len(cpus)
-            left |= give(cpus, counts) if fits else split(cpus, counts)
-
-    isolated = {ISOLATION_PREFIX + uid: millicpu for uid, millicpu in of.isolated.items()}
-    alone = {name: wanted(name, millicpu) for name, millicpu in isolated.items()}
-    counts = {name: wanted(name, millicpu) for name, millicpu in of.unbound.items()}
-    if sum(alone.values()) + sum(counts.values()) <= len(free):
-        free = give(free, alone)
-    if counts and free:
-        fits = not settings.overlap and sum(counts.values()) <= len(free)
-        free = give(free, counts) if fits else split(free, counts)
-    left |= free
-
+    built = _Building(before)
+    left = built.bound_pools(of, free)
+    left |= built.unbound_pools(of, free - topology.cpus_of(of.bound))
     reserve = reclaim_reserve(topology, settings)
     if not settings.enable_reclaim and not settings.overlap and len(left) > reserve:
-        if counts:
-            left = _given_back(topology, pools, sorted(counts), left, reserve)
+        if built.unbound:
+            left = _given_back(topology, built.pools, built.unbound, left, reserve)
         else:
-            pools[FALLBACK] = left - ht_balance(topology, left, reserve)
-            left -= pools[FALLBACK]
+            built.pools[FALLBACK] = left - ht_balance(topology, left, reserve)
+            left -= built.pools[FALLBACK]
     if settings.overlap:
-        left |= _overlapped(before, of, pools)
+        left |= _overlapped(before, of, built.pools)
     if not left:
-        usable = available_cpus(topology, before.reserved, of) or topology.all_cpus - before.reserved
+        usable = free or topology.all_cpus - before.reserved
         left = ht_balance(topology, usable, min(reserve, len(usable))) or topology.all_cpus
-    pools[RECLAIM] = left
-    return pools
+    return {**built.pools, RECLAIM: left}
+
+
+class _Building:
+    """Pools of `shared_cores`, one after the other."""
+
+    def __init__(self, before: PoolState) -> None:
+        self._topology, self._settings = before.topology, before.settings
+        self._sizes = before.advice.sizes if before.advice is not None else {}
+        self.pools: dict[str, frozenset[int]] = {RESERVE: before.reserved}
+        self.unbound: list[str] = []
+
+    def bound_pools(self, of: Demand, free: frozenset[int]) -> frozenset[int]:
+        """Builds the pools of bound pods; returns what they leave of their NUMA nodes."""
+        left = NO_CPUS
+        is_exact = self._settings.enable_reclaim and not self._settings.overlap
+        for numa_node, requests in sorted(of.bound.items()):
+            counts = {}
+            for pool, millicpu in requests.items():
+                name = numa_pool(pool, numa_node)
+                counts[name] = self._size(name, millicpu, self._settings.snb_ratio)
+            cpus = self._topology.cpus_of((numa_node,)) & free
+            if cpus:
+                fits = is_exact and sum(counts.values()) <= len(cpus)
+                left |= self._give(cpus, counts) if fits else self._split(cpus, counts)
+        return left
+
+    def unbound_pools(self, of: Demand, free: frozenset[int]) -> frozenset[int]:
+        """Builds the others, and those of isolated pods if there is room; returns what they leave."""
+        isolated = {ISOLATION_PREFIX + uid: millicpu for uid, millicpu in of.isolated.items()}
+        alone = {name: self._size(name, millicpu) for name, millicpu in isolated.items()}
+        counts = {name: self._size(name, millicpu) for name, millicpu in of.unbound.items()}
+        if sum(alone.values()) + sum(counts.values()) <= len(free):
+            free = self._give(free, alone)
+        if not counts or not free:
+            return free
+        self.unbound = sorted(counts)
+        fits = not self._settings.overlap and sum(counts.values()) <= len(free)
+        return self._give(free, counts) if fits else self._split(free, counts)
+
+    def _size(self, name: str, millicpu: int, ratio: float = 1.0) -> int:
+        return max(1, self._sizes.get(name) or quantity(millicpu, ratio))
+
+    def _give(self, cpus: frozenset[int], counts: Mapping[str, int]) -> frozenset[int]:
+        # Each exactly what it wants; returns what is left.
+        for name in sorted(counts):
+            self.pools[name] = core_balance(self._topology, cpus, counts[name])
+            cpus -= self.pools[name]
+        return cpus
+
+    def _split(self, cpus: frozenset[int], counts: Mapping[str, int]) -> frozenset[int]:
+        # All of them; everybody has all if there is less than one for each.
+        shares = proportion(counts, len(cpus))
+        if sum(shares.values()) <= len(cpus):
+            return self._give(cpus, shares)
+        self.pools |= dict.fromkeys(shares, cpus)
+        return NO_CPUS
 
 
 def _given_back(
-    topology: Topology, pools: dict[str, frozenset[int]], names: Iterable[str], left: frozenset[int], reserve: int
+    topology: Topology,
+    pools: dict[str, frozenset[int]],
+    names: Iterable[str],
+    left: frozenset[int],
+    reserve: int,
 ) -> frozenset[int]:
     """Gives pools what `reclaim` has beyond its least size, by their sizes; returns what it keeps."""
     sizes = {name: len(pools[name]) for name in names}
@@ -177,20 +197,12 @@ def _given_back(
     return left
 
 
-def overlap_ratio(pools: Pools, name: str) -> Fraction | None:
-    """Return which part of a pool of `shared_cores` `reclaimed_cores` have, too; None if there is none yet.
-
-    None: the pool is new, or none overlaps the pool `reclaim`.
-
-    Raises:
-        LookupError: There is no pool `reclaim`.
-    """
-    if RECLAIM not in pools:
-        raise LookupError("there is no pool reclaim")
-    reclaim = pools[RECLAIM]
-    if not pools.get(name) or not any(pools[other] & reclaim for other in pools if is_shared_pool(other)):
+def _ratio(before: Pools, name: str) -> Fraction | None:
+    """Return which part of a pool `reclaimed_cores` had; None: it is new, or they had none of any."""
+    reclaim = before.get(RECLAIM, NO_CPUS)
+    if not before.get(name) or not any(before[other] & reclaim for other in filter(is_shared_pool, before)):
         return None
-    return Fraction(len(pools[name] & reclaim), len(pools[name]))
+    return overlap_ratio(before[name], reclaim)
 
 
 def _overlapped(before: PoolState, of: Demand, pools: Pools) -> frozenset[int]:
@@ -201,7 +213,7 @@ def _overlapped(before: PoolState, of: Demand, pools: Pools) -> frozenset[int]:
     found = NO_CPUS
     for name in sorted(filter(is_shared_pool, pools)):
         size = len(pools[name])
-        ratio = overlap_ratio(before.pools, name) if RECLAIM in before.pools else None
+        ratio = _ratio(before.pools, name)
         if ratio is None:
             ratio = max(1 - Fraction(requests[name], 1_000 * size), Fraction())
         found |= core_balance(before.topology, pools[name], ceil(size * ratio), reverse=True)
@@ -214,27 +226,25 @@ class _Places:
     def __init__(self, state: PoolState, of: Demand, pods: Iterable[PoolPod]) -> None:
         topology = state.topology
         self._topology, self._pools = topology, state.pools
-        # Memory can only be where there is some.
-        self._memory = frozenset(n for n in topology.numa_nodes if topology.memory_bytes.get(n, 1)) or frozenset(
-            topology.numa_nodes
+        # Some NUMA nodes have memory only, some have none.
+        nodes = topology.memory_bytes.keys() | set(topology.numa_nodes)
+        self._memory = frozenset(n for n in nodes if topology.memory_bytes.get(n, 1)) or frozenset(nodes)
+        free, reclaim = available_cpus(topology, state.reserved, of), state.pools[RECLAIM]
+        not_bound = free - topology.cpus_of(of.bound_numas)
+        self._unbound = not_bound or free - topology.cpus_of(of.bound) or reclaim
+        self._unbound_mems = self._without(of.bound_numas)
+        local = NO_CPUS.union(*(pod.numa_ids for pod in pods if pod.level is QosLevel.RECLAIMED))
+        self._reclaim = reclaim - topology.cpus_of(local) or reclaim
+        self._reclaim_mems = self._without(
+            local if state.settings.enable_reclaim else local | of.exclusive_numas
         )
-        free = available_cpus(topology, state.reserved, of)
-        bound_cpus = topology.cpus_of(of.bound_numas)
-        reclaim = state.pools[RECLAIM]
-        snb_cpus = topology.cpus_of(of.bound)
-        self._unbound = free - bound_cpus or free - snb_cpus or reclaim
-        self._unbound_mems = self._with_memory(frozenset(topology.numa_nodes) - of.bound_numas)
-        rnb = NO_CPUS.union(*(p.numa_ids for p in pods if p.level is QosLevel.RECLAIMED))
-        self._reclaim = reclaim - topology.cpus_of(rnb) or reclaim
-        without = rnb if state.settings.enable_reclaim else rnb | of.exclusive_numas
-        self._reclaim_mems = self._with_memory(frozenset(topology.numa_nodes) - without)
         self._bound_system = topology.all_cpus - of.dedicated - state.reserved or topology.all_cpus
-        self._bound_system_mems = self._with_memory(frozenset(topology.numa_nodes) - of.exclusive_numas)
+        self._bound_system_mems = self._without(of.exclusive_numas)
         self._system: dict[str, frozenset[int]] = {}
 
     def of(self, pod: PoolPod) -> tuple[str, frozenset[int], frozenset[int]]:
         """Return owner, CPUs and NUMA nodes of a pod."""
-        mems = self._with_memory(pod.numa_ids) if pod.numa_ids else NO_CPUS
+        mems = pod.numa_ids and (pod.numa_ids & self._memory or self._memory)
         match pod.level:
             case QosLevel.DEDICATED if pod.dedicated:
                 return DEDICATED, pod.dedicated, mems or self._unbound_mems
@@ -242,8 +252,10 @@ class _Places:
                 local = self._pools[RECLAIM] & self._topology.cpus_of(pod.numa_ids)
                 return RECLAIM, local or self._reclaim, mems or self._reclaim_mems
             case QosLevel.SYSTEM:
-                return SYSTEM_PREFIX + pod.pool, self._of_system(pod), mems or (
-                    self._bound_system_mems if pod.numa_binding else self._memory
+                return (
+                    SYSTEM_PREFIX + pod.pool,
+                    self._of_system(pod),
+                    mems or (self._bound_system_mems if pod.numa_binding else self._memory),
                 )
             case QosLevel.SHARED if not pod.is_ramping_up:
                 name = numa_pool(pod.pool, min(pod.numa_ids)) if pod.numa_ids else pod.pool
@@ -252,8 +264,8 @@ class _Places:
                         return owner, self._pools[owner], mems or self._unbound_mems
         return RAMPING_UP, self._unbound, mems or self._unbound_mems
 
-    def _with_memory(self, numa_nodes: frozenset[int]) -> frozenset[int]:
-        return numa_nodes & self._memory or self._memory
+    def _without(self, numa_nodes: frozenset[int]) -> frozenset[int]:
+        return self._memory - numa_nodes or self._memory
 
     def _of_system(self, pod: PoolPod) -> frozenset[int]:
         key = f"{pod.pool}/{pod.numa_binding}/{sorted(pod.numa_ids)}"
@@ -271,8 +283,7 @@ class _Places:
 def settled(before: PoolState, pods: Mapping[str, PoolPod], *, is_new: bool = False) -> PoolState:
     """Return the state with these pods: pools by their demand, and each pod with what it has of them.
 
-    Args:
-        is_new: Pools are built even if the demand is that of before.
+    `is_new`: pools are built even if the demand is that of before.
     """
     of = demand(pods.values(), before.advice)
     pools = before.pools
