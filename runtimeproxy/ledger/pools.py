@@ -307,9 +307,7 @@ class NodePools:
         if state is None or not pod.uid:
             return False
         self._begin(pod.uid)
-        facts = ContainerFacts(
-            self._facts_of(pod), container.name, self._container_millicpu(pod, container)
-        )
+        facts = ContainerFacts(self._facts_of(pod), container.name, self._container_millicpu(pod, container))
         is_forced = not self._configured().is_rejecting
         outcome = operations.create(state, facts, self._now_s(), is_forced=is_forced)
         return self._take(outcome, pod.uid, container.name)
@@ -319,6 +317,9 @@ class NodePools:
 
         Returns:
             The request before, for `undo_resize`; None if this has changed nothing.
+
+        Raises:
+            RefusalError: It is not possible, and the update is to be refused for that.
         """
         state, pod, updated = self.state, container.pod, container.updated
         if state is None or not pod.uid:
@@ -329,9 +330,15 @@ class NodePools:
         millicpu = millicpu_of(updated.cpu_shares) if updated is not None else None
         if known is None or millicpu is None or known.millicpu == millicpu:
             return None
-        qos = pod_qos(pod, self._configured().rules)
-        outcome = operations.resize(state, pod.uid, container.name, millicpu, qos)
-        return known.millicpu if self._take(outcome, pod.uid, container.name) else None
+        configured = self._configured()
+        outcome = operations.resize(state, pod.uid, container.name, millicpu, pod_qos(pod, configured.rules))
+        if not isinstance(outcome, Refusal):
+            return known.millicpu if self._take(outcome, pod.uid, container.name) else None
+        self.counts[Cause[outcome.kind.name]] += 1
+        if configured.is_rejecting:
+            raise RefusalError(f"katalyst-pools: {outcome.reason}")
+        self._failures.report("a container is resized all the same", outcome.reason, outcome.reason)
+        return None
 
     def needs_commit(self, uid: str) -> bool:
         """Whether `commit` has something to do before the call of this pod goes on."""

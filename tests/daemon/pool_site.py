@@ -108,7 +108,6 @@ class PoolSite:
         return resources
 
 
-
 @contextmanager
 def pool_site(
     daemons: Daemons,

@@ -28,6 +28,7 @@ from runtimeproxy.core.questions import (
     put_back,
     values_within_bounds,
 )
+from runtimeproxy.errors import RefusalError
 from runtimeproxy.fields.tables import CRI_FIELDS, UPDATABLE
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import ContainerCall, PodCall
 from runtimeproxy.frontends.cri_proxy.calls.messages import edit_entries, edit_resources
@@ -82,6 +83,7 @@ class UpdateContainerResources(ContainerCall):
         # The pod's uid if its Katalyst's pools have heard of it, and the request that they had before.
         self._pools_uid = ""
         self._millicpu: int | None = None
+        self._refusal: RefusalError | None = None
 
     def find_records(self) -> bool:
         self._before = self.record
@@ -109,6 +111,8 @@ class UpdateContainerResources(ContainerCall):
             return NO_WORK
         update = PendingUpdate(self._sent, self._forwarded)
         works = lower_bursts(self.core, record, pod, update, has_pending=bool(self._decided.pending))
+        if self._refusal is not None:
+            return (self._refuse,)
         if self._millicpu is None:
             return works
         return (*works, *commit_pools(self.core, "UpdateContainerResources", self._pools_uid, until_s))
@@ -121,7 +125,15 @@ class UpdateContainerResources(ContainerCall):
         view = question.make_view()
         if isinstance(view, ContainerView):
             self._pools_uid = view.pod.uid
-            self._millicpu = pools.resize(view)
+            try:
+                self._millicpu = pools.resize(view)
+            except RefusalError as error:
+                self._refusal = error
+
+    async def _refuse(self) -> None:
+        # Policies cannot refuse an update.
+        if self._refusal is not None:
+            raise self._refusal
 
     def _undo_resize(self) -> None:
         record, pools = self.record, self.core.pools
