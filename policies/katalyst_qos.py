@@ -29,20 +29,24 @@ from runtimeproxy.hooks import (
     Resources,
 )
 from runtimeproxy.hooks.levels import LEVELS_POLICY
+from runtimeproxy.katalyst.burst import burst_of_level
 from runtimeproxy.katalyst.levels import (
     BurstPolicy,
     KatalystQos,
     OnError,
     QosLevel,
-    disagreement,
     katalyst_qos,
     oom_score_adj,
+    pod_problems,
 )
-from runtimeproxy.node.snapshot import Node
+from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
+from runtimeproxy.slo.schema import CpuBurstStrategy
+from runtimeproxy.units import CPU_PERIOD_US
 
 _SCORE: Final = "oom_score_adj"
 _REASON: Final = "Katalyst's level of the pod"
 _BOUNDS: Final = ScoreBounds()
+_NO_STRATEGY: Final = CpuBurstStrategy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,8 @@ class KatalystLevels(Policy):
 
     name: ClassVar[str] = LEVELS_POLICY
     is_default: ClassVar[bool] = False
+    optional_inputs: ClassVar[frozenset[Input]] = frozenset({Input.CGROUPS})
+    optional_features: ClassVar[frozenset[str]] = frozenset({Feature.BURST})
     sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
         "pod": frozenset({BURST}),
         "container": frozenset({_SCORE, BURST}),
@@ -83,7 +89,7 @@ class KatalystLevels(Policy):
         if qos.refusal and node.levels is not None and node.levels.on_error is OnError.REJECT:
             raise RefusalError(f"Katalyst's QoS: {qos.refusal}", StatusCode.INVALID_ARGUMENT)
         problems = pod_problems(pod.labels, qos)
-        values, reasons = _burst(qos, pod, pod.resources, node)
+        values, reasons = _burst(qos, pod.resources, node)
         if not values and not problems:
             return None
         return PodChange(cgroup=values, problems=problems, reason=_REASON, reasons=reasons)
@@ -94,7 +100,7 @@ class KatalystLevels(Policy):
         qos = _qos_of(pod, node)
         if qos is None:
             return None
-        values, reasons = _burst(qos, pod, container.requested, node)
+        values, reasons = _burst(qos, container.requested, node)
         resources = ResourceChange()
         if self._options.oom_score:
             wanted = oom_score_adj(qos.oom_priority)
@@ -108,16 +114,6 @@ class KatalystLevels(Policy):
         return ContainerChange(resources=resources, cgroup=values, reason=_REASON, reasons=reasons)
 
 
-def pod_problems(labels: Mapping[str, str], qos: KatalystQos) -> tuple[str, ...]:
-    """Return what is wrong with a pod's annotations, and what is done about it, for people."""
-    found = [str(each) for each in qos.problems]
-    if qos.refusal:
-        found.append(f"Katalyst refuses such a pod; it is treated as one of {QosLevel.SHARED}")
-    if text := disagreement(labels, qos):
-        found.append(text)
-    return tuple(found)
-
-
 def _qos_of(pod: PodView, node: Node) -> KatalystQos | None:
     """Return the pod's level; in dry-run the one that it would have."""
     if pod.katalyst is not None or node.levels is None:
@@ -126,7 +122,7 @@ def _qos_of(pod: PodView, node: Node) -> KatalystQos | None:
 
 
 def _burst(
-    qos: KatalystQos, pod: PodView, requested: Resources, node: Node
+    qos: KatalystQos, requested: Resources, node: Node
 ) -> tuple[dict[str, int | str], dict[str, str | Reason]]:
     """Return the burst of a container or pod of `dedicated_cores`, and its reason.
 
@@ -134,12 +130,14 @@ def _burst(
     """
     if qos.level is not QosLevel.DEDICATED or qos.burst_policy is not BurstPolicy.STATIC:
         return {}, {}
-    strategy = node.strategy_for(pod).cpu_burst
+    strategy = burst_of_level(_NO_STRATEGY, qos)
     burst = burst_us(requested.cpu_quota_us, requested.cpu_period_us, strategy)
-    if not burst:
+    is_lacking = Feature.BURST not in node.features and node.state_of(Input.CGROUPS) is InputState.KNOWN
+    if not burst or is_lacking:
         return {}, {}
     percent = strategy.cpu_burst_percent
-    reason = Reason(
-        "cpu_burst_policy static, CPU quota ", requested.cpu_quota_us or 0, " x ", percent, " % = ", burst
-    )
+    reason = Reason("cpu_burst_policy static, CPU quota ", requested.cpu_quota_us or 0)
+    if requested.cpu_period_us not in (None, 0, CPU_PERIOD_US):
+        reason = reason.then(" per ", requested.cpu_period_us or 0, " us x ", CPU_PERIOD_US)
+    reason = reason.then(" x ", percent, " % = ", burst)
     return {BURST: burst}, {BURST: reason}

@@ -398,7 +398,7 @@ class _MemoryNeed(NamedTuple):
     free: Mapping[int, int]
     bytes: int
     size: int
-    """How many NUMA nodes are preferred."""
+    """How many NUMA nodes are preferred: as few as have it."""
 
     def agrees(self, nodes: Iterable[int]) -> bool:
         return self.bytes <= sum(self.free[node] for node in nodes)
@@ -416,19 +416,20 @@ def _memory_need(
 ) -> _MemoryNeed | None:
     """Return what memory agrees to; None: to all.
 
-    Source: memory/dynamicpolicy, calculateHints and GetNUMANodesCountToFitMemoryReq.
+    Source: memory/dynamicpolicy, calculateHints; there a share of all memory says how few.
     """
     wanted, qos = request.memory_bytes, request.qos
     free = {node: each.free_bytes for node, each in by_numa.items() if each.free_bytes is not None}
     if not wanted or len(free) < len(by_numa) or qos.level is QosLevel.RECLAIMED:
         return None
+    whole = sum(topology.memory_bytes.get(node, 0) for node in topology.numa_nodes)
+    if whole and wanted > whole:
+        raise InvalidRequestError(f"{wanted} bytes of memory requested, the node has {whole}")
     size = 1
     if qos.level is QosLevel.DEDICATED:
-        numa_nodes = len(topology.numa_nodes)
-        whole = sum(topology.memory_bytes.get(node, 0) for node in topology.numa_nodes)
-        if wanted > whole:
-            raise InvalidRequestError(f"{wanted} bytes of memory requested, the node has {whole}")
-        size = len(qos.numa_ids) or qos.numa_number or -(-wanted * numa_nodes // whole)
+        largest = enumerate(_sums(sorted(free.values(), reverse=True)), 1)
+        size = next((count for count, total in largest if wanted <= total), 1)
+        size = len(qos.numa_ids) or qos.numa_number or size
     return _MemoryNeed(free, wanted, size)
 
 

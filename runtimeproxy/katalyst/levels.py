@@ -166,11 +166,20 @@ class KatalystQos:
     suppression_tolerance_rate: float | None = None
     rss_overuse_threshold: float | None = None
     problems: tuple[LevelProblem, ...] = ()
+    source: str = field(default="", compare=False)
+    """The annotation that names the level; empty: none."""
 
     @property
     def refusal(self) -> str:
         """Why the pod is refused; empty if it is not."""
         return "; ".join(str(each) for each in self.problems if each.is_refused)
+
+    @property
+    def reason(self) -> str:
+        """Why the pod has this level, for people."""
+        if self.refusal:
+            return "Katalyst refuses what its annotations ask for"
+        return "default_level of the configuration" if self.is_default else f"annotation {self.source}"
 
 
 def katalyst_qos(annotations: Mapping[str, str], rules: LevelRules) -> KatalystQos | None:
@@ -184,12 +193,16 @@ def katalyst_qos(annotations: Mapping[str, str], rules: LevelRules) -> KatalystQ
     if level is None:
         return None
     is_default = named is None
+    names = (QOS_LEVEL, *rules.selectors.get(level, {}))
+    source = "" if is_default else next((each for each in names if each in annotations), "")
     keys = _Keys(annotations, rules)
     found = _read(level, keys)
     problems = (*keys.problems, *_refused_combinations(found, keys))
     if any(each.is_refused for each in problems):
         found = KatalystQos()
-    return replace(found, is_default=is_default, yields=is_default or is_second, problems=problems)
+    return replace(
+        found, is_default=is_default, yields=is_default or is_second, problems=problems, source=source
+    )
 
 
 def named_level(annotations: Mapping[str, str], rules: LevelRules) -> QosLevel | None:
@@ -554,6 +567,16 @@ def requested_amount(requests: Mapping[str, int]) -> int:
 def class_of(labels: Mapping[str, str], qos: KatalystQos) -> QoSClass:
     """Return the class of a pod with a level: its label's where that comes first, else the level's."""
     return (qos_class(labels) if qos.yields else QoSClass.NONE) or effective_class(qos)
+
+
+def pod_problems(labels: Mapping[str, str], qos: KatalystQos) -> tuple[str, ...]:
+    """Return what is wrong with a pod's annotations, and what is done about it, for people."""
+    found = [str(each) for each in qos.problems]
+    if qos.refusal:
+        found.append(f"Katalyst refuses such a pod: it is treated as one of {QosLevel.SHARED}")
+    if text := disagreement(labels, qos):
+        found.append(text)
+    return tuple(found)
 
 
 def disagreement(labels: Mapping[str, str], qos: KatalystQos) -> str:

@@ -242,7 +242,7 @@ def _bound_dedicated(state: PoolState, pod: PoolPod, facts: PodFacts, kept: froz
         if not left or 1_000 * len(left) < sum(of.bound[numa_node].values()):
             raise NoRoomError(f"NUMA node {numa_node} has too few CPUs beside its pods of shared_cores")
     reason = f"NUMA nodes {format_cpu_list(numa_ids)} {hint}; CPUs {format_cpu_list(cpus)} {how}"
-    placed = replace(pod, numa_ids=numa_ids, dedicated=cpus, is_ramping_up=False, reason=reason)
+    placed = replace(_settled(pod), numa_ids=numa_ids, dedicated=cpus, reason=reason)
     return _booked(state, placed, facts)
 
 
@@ -291,7 +291,7 @@ def _unbound_dedicated(state: PoolState, pod: PoolPod, kept: frozenset[int]) -> 
             f"with {count} CPUs less, pods of shared_cores have {len(left)} for the {requested}m they request"
         )
     reason = f"CPUs {format_cpu_list(cpus)} by topology, of no NUMA node in particular"
-    return replace(pod, millicpu=pod.request, dedicated=cpus, is_ramping_up=False, reason=reason)
+    return replace(_settled(pod), dedicated=cpus, reason=reason)
 
 
 def _bound_share(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]) -> PoolPod:
@@ -301,7 +301,7 @@ def _bound_share(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozense
         numa_ids, hint = _hint(state, facts, pod.request, unbound_millicpu(state))
         _check_bound_share(state, replace(pod, numa_ids=numa_ids))
     reason = f"NUMA node {format_cpu_list(numa_ids)} {hint}"
-    return _booked(state, replace(pod, numa_ids=numa_ids, is_ramping_up=False, reason=reason), facts)
+    return _booked(state, replace(_settled(pod), numa_ids=numa_ids, reason=reason), facts)
 
 
 def _bound_reclaimed(state: PoolState, pod: PoolPod, facts: PodFacts, kept: frozenset[int]) -> PoolPod:
@@ -339,8 +339,12 @@ def _booked(state: PoolState, pod: PoolPod, facts: PodFacts) -> PoolPod:
         if taken:
             booked[numa_node] = taken
             wanted -= taken
-    # The request is what it was placed for, whichever of its containers are there later.
-    return replace(pod, millicpu=pod.request, booked_bytes=booked)
+    return replace(pod, booked_bytes=booked)
+
+
+def _settled(pod: PoolPod) -> PoolPod:
+    # It does not ramp up, and its request is what it was placed for, whichever of its containers go later.
+    return replace(pod, millicpu=pod.request, is_ramping_up=False, ramp_up_since_s=None)
 
 
 def fitted(state: PoolState, pod: PoolPod) -> PoolPod:

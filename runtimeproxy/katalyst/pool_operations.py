@@ -231,6 +231,8 @@ def configure(
 def reconcile(state: PoolState, pods: Iterable[LivePod], in_flight: Collection[str] = ()) -> Applied:
     """Makes the state that of what exists: drops what is gone, adopts what is missing.
 
+    A pod that is in `share` since it had no other place gets its own as soon as there is one.
+
     `pods`: all that exist. `in_flight`: uids of pods that have calls under way; they are left as they are.
     """
     live = {each.facts.uid: each for each in pods}
@@ -241,7 +243,11 @@ def reconcile(state: PoolState, pods: Iterable[LivePod], in_flight: Collection[s
         elif uid in live:
             known[uid] = _with_containers_of(live[uid], pod)
     missing = [each for uid, each in live.items() if uid not in known and uid not in in_flight]
-    return _applied(state, _adopted(replace(state, pods=known), missing).pods)
+    there = _adopted(replace(state, pods=known), missing)
+    for uid in sorted(there.pods):
+        if there.pods[uid].problem and uid in live and uid not in in_flight:
+            there = _placed_again(there, live[uid].facts)
+    return _applied(state, there.pods)
 
 
 def reserved_cpus(topology: Topology, settings: PoolSettings) -> frozenset[int]:
@@ -249,6 +255,23 @@ def reserved_cpus(topology: Topology, settings: PoolSettings) -> frozenset[int]:
     if settings.reserved_cpus:
         return settings.reserved_cpus & topology.all_cpus
     return ht_balance(topology, topology.all_cpus, min(settings.reserved_count, len(topology.all_cpus)))
+
+
+def _placed_again(state: PoolState, facts: PodFacts) -> PoolState:
+    """Returns the state with a pod where it asked to be, if there is room now."""
+    pod = state.pods[facts.uid]
+    if pod.dedicated:
+        # It lacks CPUs that are offline.
+        return state
+    asked = replace(
+        unplaced(facts),
+        containers=pod.containers,
+        is_ramping_up=pod.is_ramping_up,
+        ramp_up_since_s=pod.ramp_up_since_s,
+    )
+    others = {uid: each for uid, each in state.pods.items() if uid != facts.uid}
+    placed = place(replace(state, pods=others), asked, facts)
+    return state if isinstance(placed, Refusal) else replace(state, pods={**others, facts.uid: placed})
 
 
 def _adopted(state: PoolState, pods: Iterable[LivePod]) -> PoolState:

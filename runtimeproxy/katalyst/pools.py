@@ -142,10 +142,11 @@ class PoolPod:
 
     @property
     def request(self) -> int:
-        """In millicores: of the whole pod, else of its containers as far as they are known."""
+        """In millicores: of the whole pod, else of its main container, else 0."""
         if self.millicpu is not None:
             return self.millicpu
-        return sum(each.millicpu or 0 for each in self.containers.values() if not each.is_init)
+        main = self.main_container
+        return 0 if main is None else main.millicpu or 0
 
     @property
     def main_request(self) -> int:

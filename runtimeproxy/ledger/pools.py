@@ -437,9 +437,12 @@ class NodePools:
         self._state = state
         before, self._placements = self._placements, transition.after_shrink(self._placements, state)
         self._unwritten &= self._placements.keys()
-        self._unwritten |= {
-            uid for uid, each in self._placements.items() if uid in before and before[uid] != each
-        }
+        for uid, each in self._placements.items():
+            known = before.get(uid)
+            # A new one without containers has nothing to be written yet.
+            is_adopted = known is None and any(box.id for box in state.pods[uid].containers.values())
+            if is_adopted or (known is not None and known != each):
+                self._unwritten.add(uid)
 
     def _show(self, state: InputState = InputState.KNOWN) -> None:
         pools = None

@@ -31,6 +31,7 @@ from runtimeproxy.pods.resources import read_resources
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.simulate.description import CGROUPS, INPUT_TEXTS, Asked, Description, result_of
 from runtimeproxy.simulate.kubelet import ContainerCreation, PodCalls
+from runtimeproxy.simulate.levels import level_verdict
 from runtimeproxy.simulate.result import PodSimulation, Simulation
 
 _STATIC: Final = "static"
@@ -118,6 +119,7 @@ class _Simulator:
             targets=tuple(describe.target(each, is_skipped=is_skipped) for each in asked),
             added=calls.added,
             notes=tuple(notes),
+            katalyst=None if is_skipped else level_verdict(pod, calls.requests),
         )
 
     async def _ask(self, variant: _Variant) -> list[Asked]:

@@ -90,7 +90,7 @@ class PoolSite:
 
     def wait_for(self, pod: Pod, cpus: str) -> None:
         """Waits until these are its container's CPUs."""
-        wait_until(lambda: self.cpus(pod) == cpus, lambda: f"{cpus}, not {self.cpus(pod)}")
+        wait_until(lambda: self.cpus(pod) == cpus, f"{cpus} as CPUs of {pod.config.metadata.name}")
 
     @property
     def saved(self) -> Any:
@@ -98,8 +98,14 @@ class PoolSite:
         return json.loads((self.daemon.state_folder / "cpu_pools.json").read_text())
 
     def status(self) -> api_pb2.GetStatusResponse:
-        stub = api_pb2_grpc.RuntimeProxyStub(self.client.channel)
-        return stub.GetStatus(api_pb2.GetStatusRequest(), timeout=30, wait_for_ready=True)
+        with CriClient(self.daemon.socket) as client:
+            stub = api_pb2_grpc.RuntimeProxyStub(client.channel)
+            return stub.GetStatus(api_pb2.GetStatusRequest(), timeout=30, wait_for_ready=True)
+
+    @property
+    def problems(self) -> list[str]:
+        """Those of the status that are about pools."""
+        return [each for each in self.status().problems if each.startswith("katalyst-pools")]
 
     def created(self) -> cri.LinuxContainerResources:
         """What the runtime was last asked to create."""
@@ -119,13 +125,18 @@ def pool_site(
     on_error: str = "reject",
     options: str = "",
     more: str = "",
+    at_runtime: bool = False,
 ) -> Iterator[PoolSite]:
-    """Starts a daemon; `cores` in each socket, `options` of the policy, `more` of the configuration."""
+    """Starts a daemon.
+
+    `cores` in each socket, `options` of the policy, `more` of the configuration; `at_runtime`: the kubelet
+    uses the runtime's socket.
+    """
     machine, kubelet = Machine(folder / "machine", cores), folder / "kubelet"
     kubelet_files(kubelet, {})
     daemons.environment["KOORD_RUNTIMEPROXY_NODE_SYSFS_ROOT"] = str(machine.sysfs)
     daemon = daemons.start(CONFIG.format(kubelet=kubelet, on_error=on_error, options=options) + more)
-    client = CriClient(daemon.socket)
+    client = CriClient(Path(runtime.socket_path) if at_runtime else daemon.socket)
     site = PoolSite(daemon, client, files, runtime, kubelet)
     while "pools: " not in daemon.wait_for_state("STATUS"):
         continue

@@ -182,6 +182,9 @@ class GetStatusResponse(_message.Message):
     LEFT_UNDONE_FIELD_NUMBER: _builtins.int
     KOORDLETS_FIELD_NUMBER: _builtins.int
     CPU_POOLS_FIELD_NUMBER: _builtins.int
+    KATALYST_PROBLEMS_FIELD_NUMBER: _builtins.int
+    KATALYST_PROBLEM_PODS_FIELD_NUMBER: _builtins.int
+    katalyst_problem_pods: _builtins.int
     @_builtins.property
     def daemon(self) -> Global___Daemon: ...
     @_builtins.property
@@ -264,6 +267,12 @@ class GetStatusResponse(_message.Message):
     def cpu_pools(self) -> Global___CpuPoolsStatus:
         """Katalyst's pools; absent without the policy katalyst-pools."""
 
+    @_builtins.property
+    def katalyst_problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___PodProblem]:
+        """Pods that Katalyst refuses, or whose label and level differ, by namespace and name; at most 20 of
+        `katalyst_problem_pods`.
+        """
+
     def __init__(
         self,
         *,
@@ -294,10 +303,12 @@ class GetStatusResponse(_message.Message):
         left_undone: _abc.Iterable[Global___LeftUndone] | None = ...,
         koordlets: _abc.Iterable[Global___KoordletProcess] | None = ...,
         cpu_pools: Global___CpuPoolsStatus | None = ...,
+        katalyst_problems: _abc.Iterable[Global___PodProblem] | None = ...,
+        katalyst_problem_pods: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "cpu_pools", b"cpu_pools", "daemon", b"daemon", "evictions", b"evictions", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "nri", b"nri", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "cpu_pools", b"cpu_pools", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "koordlets", b"koordlets", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "left_undone", b"left_undone", "node", b"node", "notes", b"notes", "nri", b"nri", "policies", b"policies", "problems", b"problems", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "cpu_pools", b"cpu_pools", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "katalyst_problem_pods", b"katalyst_problem_pods", "katalyst_problems", b"katalyst_problems", "koordlets", b"koordlets", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "left_undone", b"left_undone", "node", b"node", "notes", b"notes", "nri", b"nri", "policies", b"policies", "problems", b"problems", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2848,6 +2859,7 @@ class Pod(_message.Message):
     STRATEGIES_FIELD_NUMBER: _builtins.int
     REQUESTED_FIELD_NUMBER: _builtins.int
     OVERHEAD_FIELD_NUMBER: _builtins.int
+    KATALYST_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     name: _builtins.str
     uid: _builtins.str
@@ -2857,7 +2869,7 @@ class Pod(_message.Message):
     """How many sandboxes the pod had before."""
     state: Global___Pod.State.ValueType
     qos_class: _builtins.str
-    """Koordinator's: LSE, LSR, LS, BE, SYSTEM; empty without the label."""
+    """Koordinator's: LSE, LSR, LS, BE, SYSTEM, by the label or by Katalyst's level; empty without both."""
     kube_qos_class: _builtins.str
     """Kubernetes': Guaranteed, Burstable, BestEffort."""
     priority_class: _builtins.str
@@ -2903,6 +2915,10 @@ class Pod(_message.Message):
 
     @_builtins.property
     def overhead(self) -> Global___Resources: ...
+    @_builtins.property
+    def katalyst(self) -> Global___KatalystLevel:
+        """Absent without a level of Katalyst's."""
+
     def __init__(
         self,
         *,
@@ -2929,16 +2945,57 @@ class Pod(_message.Message):
         strategies: _abc.Iterable[Global___StrategyField] | None = ...,
         requested: Global___Resources | None = ...,
         overhead: Global___Resources | None = ...,
+        katalyst: Global___KatalystLevel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "created_at", b"created_at", "overhead", b"overhead", "priority", b"priority", "requested", b"requested"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "created_at", b"created_at", "katalyst", b"katalyst", "overhead", b"overhead", "priority", b"priority", "requested", b"requested"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "allocated_cpus", b"allocated_cpus", "annotations", b"annotations", "attempt", b"attempt", "cgroup_parent", b"cgroup_parent", "containers", b"containers", "created_at", b"created_at", "fields", b"fields", "is_recovered", b"is_recovered", "kube_qos_class", b"kube_qos_class", "labels", b"labels", "name", b"name", "namespace", b"namespace", "overhead", b"overhead", "policies", b"policies", "priority", b"priority", "priority_class", b"priority_class", "qos_class", b"qos_class", "requested", b"requested", "runtime_handler", b"runtime_handler", "sandbox_id", b"sandbox_id", "state", b"state", "strategies", b"strategies", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "allocated_cpus", b"allocated_cpus", "annotations", b"annotations", "attempt", b"attempt", "cgroup_parent", b"cgroup_parent", "containers", b"containers", "created_at", b"created_at", "fields", b"fields", "is_recovered", b"is_recovered", "katalyst", b"katalyst", "kube_qos_class", b"kube_qos_class", "labels", b"labels", "name", b"name", "namespace", b"namespace", "overhead", b"overhead", "policies", b"policies", "priority", b"priority", "priority_class", b"priority_class", "qos_class", b"qos_class", "requested", b"requested", "runtime_handler", b"runtime_handler", "sandbox_id", b"sandbox_id", "state", b"state", "strategies", b"strategies", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
 Global___Pod: _TypeAlias = Pod  # noqa: Y015
+
+@_typing.final
+class KatalystLevel(_message.Message):
+    """What Katalyst's annotations say of a pod, while the policy katalyst-qos is enforced."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    IS_REFUSED_FIELD_NUMBER: _builtins.int
+    level: _builtins.str
+    """Such as dedicated_cores."""
+    pool: _builtins.str
+    """The pool that the annotations name, without a NUMA node; of system_cores maybe empty."""
+    reason: _builtins.str
+    """Why it has this level."""
+    is_refused: _builtins.bool
+    """Whether Katalyst refuses what they ask for; the level is shared_cores then."""
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is wrong with the annotations, a sentence each."""
+
+    def __init__(
+        self,
+        *,
+        level: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
+        is_refused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_refused", b"is_refused", "level", b"level", "pool", b"pool", "problems", b"problems", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KatalystLevel: _TypeAlias = KatalystLevel  # noqa: Y015
 
 @_typing.final
 class Container(_message.Message):

@@ -13,6 +13,7 @@ from runtimeproxy.fields.tables import QUOTA, RESOURCE_FIELDS, RESOURCE_PARAMETE
 from runtimeproxy.hooks.algebra import resolve
 from runtimeproxy.hooks.claimants import labels_of, texts_of
 from runtimeproxy.hooks.fields import CGROUP, RESOURCES
+from runtimeproxy.katalyst.levels import pod_problems
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.pods.record_views import recorded_pod
@@ -33,7 +34,7 @@ from runtimeproxy.units import (
 )
 
 if TYPE_CHECKING:
-    from runtimeproxy.hooks.views import Resources
+    from runtimeproxy.hooks.views import PodView, Resources
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.node.sources import NodeSources
     from runtimeproxy.pods.inventory import Inventory
@@ -190,7 +191,21 @@ class PodMessages:
             strategies=_strategy_fields(strategy),
             requested=_resources(pod.requested),
             overhead=_resources(pod.overhead),
+            katalyst=_level(view),
         )
+
+
+def _level(pod: PodView) -> api_pb2.KatalystLevel | None:
+    qos = pod.katalyst
+    if qos is None:
+        return None
+    return api_pb2.KatalystLevel(
+        level=qos.level,
+        pool=qos.pool,
+        reason=qos.reason,
+        problems=pod_problems(pod.labels, qos),
+        is_refused=bool(qos.refusal),
+    )
 
 
 POD_PARTS: Final = ("cpu_burst", "eviction")
