@@ -552,13 +552,30 @@ class NodePools:
         if self._has_new_records and self._is_recovered():
             self._has_new_records = False
             self._is_known = True
-            state = operations.reconcile(state, self._live_pods(), self._in_flight.keys()).state
+            live = self._live_pods()
+            state = self._with_new_containers(state, live, now_s)
+            state = operations.reconcile(state, live, self._in_flight.keys()).state
         due_s = operations.ramp_due_s(state)
         if due_s is not None and due_s <= now_s:
             state = operations.ramp_done(state, now_s).state
         if state is not before:
             self._replace(state)
             self._show()
+
+    def _with_new_containers(self, state: PoolState, live: Collection[LivePod], now_s: float) -> PoolState:
+        """The state with containers that no call has placed: their ramp-up begins now."""
+        for pod in live:
+            uid = pod.facts.uid
+            known = state.pods.get(uid)
+            if known is None or uid in self._in_flight:
+                continue
+            for box in pod.containers:
+                if box.name not in known.containers:
+                    facts = ContainerFacts(pod.facts, box.name, box.millicpu)
+                    outcome = operations.create(state, facts, now_s, is_forced=True)
+                    if not isinstance(outcome, Refusal):
+                        state = operations.created(outcome.state, uid, box.name, box.id)
+        return state
 
     def _live_pods(self) -> list[LivePod]:
         records = [pod for pod in self._store.pods if pod.state is Lifecycle.RUNNING and pod.uid]
