@@ -66,6 +66,8 @@ _KUBELET = Path("/var/lib/kubelet")
 _RESERVED = "0"
 _RAMP_UP_S = 20
 """An emulated node takes this long for two pods."""
+_HELD_S = 30
+"""Two files of a container take several seconds there, and others leave their CPUs while a call is held."""
 _CPUS, _MEMS = "cpuset.cpus.effective", "cpuset.mems.effective"
 _FIRST = "first"
 # Builtins only until both are read: nothing else runs before.
@@ -172,6 +174,8 @@ def _configuration(mode: Mode) -> str:
     return f"""
 [daemon]
 mode = "{mode}"
+[hooks]
+budget_s = {_HELD_S}
 [katalyst]
 on_error = "reject"
 [policies.cpuset]
@@ -227,9 +231,23 @@ def _run(mode: Mode, title: str, case: Case, node: Node) -> Pod:
     spec = replace(spec, containers=(container,))
     make_slice(spec, case.requested)
     with CriClient(kubelets_endpoint(mode)) as client:
-        sandbox, container_id = run_pod(client, spec, str(out), handler="")
+        sandbox, container_id = _run_until_ready(client, spec, str(out))
     cgroup = ROOT / spec.cgroup_parent.lstrip("/")
     return Pod(spec, sandbox, container_id, cgroup, cgroup / f"cri-containerd-{container_id}.scope")
+
+
+def _run_until_ready(client: CriClient, spec: SlicePodSpec, logs: str) -> tuple[str, str]:
+    """Runs a pod; tries again, as the kubelet does, while others have not left its CPUs yet."""
+
+    def attempt() -> tuple[str, str] | None:
+        try:
+            return run_pod(client, spec, logs, handler="")
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            return None
+
+    return wait_until(attempt, "a pod that others make room for", PATIENCE_S)
 
 
 def _first_seen(pod: Pod, node: Node) -> tuple[str, str]:
