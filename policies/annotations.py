@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Final, NoReturn, TypeAlias, TypeVar
 
-from runtimeproxy.documents.reading import InputError, json_value, member
+from runtimeproxy.documents.reading import InputError, json_value, member, printable
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.slo.names import EXTENDED_RESOURCE_SPEC as EXTENDED_RESOURCE_SPEC
 from runtimeproxy.slo.names import MAX_ANNOTATION_LENGTH
@@ -61,7 +61,9 @@ class Place:
 
     def entries(self) -> Mapping[str, Place]:
         """Return a map's entries; keys are not changed."""
-        return {key: Place(f"{self.path}[{key[:64]}]", value) for key, value in self._dict().items()}
+        return {
+            key: Place(f"{self.path}[{printable(key[:64])}]", value) for key, value in self._dict().items()
+        }
 
     def items(self) -> list[Place]:
         """Return a list's items; a null item is an error."""

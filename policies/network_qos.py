@@ -23,6 +23,7 @@ from runtimeproxy.fields.network import (
     INGRESS_FIELD,
     LEAST_BPS,
     MAJOR,
+    MOST_RECEIVED_BPS,
     NETWORK_QOS,
     OFF,
     NetworkClass,
@@ -96,9 +97,17 @@ def class_share(qos: NetworkOfClass, total_bps: int) -> tuple[Share, list[str]]:
 
 
 def ingress_ceiling_bps(qos: NetworkOfClass, total_bps: int) -> int:
-    """Return the most that a class may receive; 0 for no limit."""
+    """Return the most that a class may receive; 0 for no limit, and for one that nftables cannot hold."""
     limit = share_bps(qos.ingress_limit, total_bps) if qos.enable else 0
-    return whole_bytes(limit) if 0 < limit < total_bps else 0
+    return whole_bytes(limit) if 0 < limit < total_bps and not _receives_too_much(limit) else 0
+
+
+def _receives_too_much(limit_bps: int) -> str:
+    """Why a limit of what is received does not apply; empty if it does."""
+    if limit_bps <= MOST_RECEIVED_BPS:
+        return ""
+    most = f"{MOST_RECEIVED_BPS} bits/s, the most that nftables can limit"
+    return f"ingressLimit {limit_bps} is above {most}: it is left out"
 
 
 def shares(qos: QoSStrategy, total_bps: int) -> tuple[NetworkShares, list[str]]:
@@ -120,6 +129,10 @@ def shares(qos: QoSStrategy, total_bps: int) -> tuple[NetworkShares, list[str]]:
             problems.append(
                 f"{name}: ingressRequest is left out: what is received has passed the link already"
             )
+    for name, each in (("lsClass", qos.ls_class), ("beClass", qos.be_class)):
+        limit = share_bps(each.network_qos.ingress_limit, total) if each.network_qos.enable else 0
+        if limit < total and (problem := _receives_too_much(limit)):
+            problems.append(f"{name}: {problem}")
     for name, each in (("lsrClass", qos.lsr_class), ("systemClass", qos.system_class)):
         if each.network_qos.enable:
             whose = "LSR pods are in lsClass" if name == "lsrClass" else "SYSTEM has what the others leave"
@@ -191,11 +204,14 @@ class NetworkQoS(Policy):
         values: dict[str, int | str] = {CLASS_FIELD: found.value}
         reasons: dict[str, str | Reason] = {CLASS_FIELD: Reason(label, *_share_text(node, found))}
         minor = found.leaf
+        problems = strategy.problems_of(ANNOTATION)
         for field, limit, path in (
             (EGRESS_FIELD, network.egress_limit, "network_qos.egress_limit"),
             (INGRESS_FIELD, network.ingress_limit, "network_qos.ingress_limit"),
         ):
-            if limit:
+            if limit and field == INGRESS_FIELD and (problem := _receives_too_much(limit)):
+                problems += (problem,)
+            elif limit:
                 value = whole_bytes(limit)
                 values[field] = value
                 source = Source(path, strategy.provenance_of(path))
@@ -204,9 +220,7 @@ class NetworkQoS(Policy):
         if _NET_CLS in node.facts.controllers:
             values[CLASSID] = classid(MAJOR, minor)
             reasons[CLASSID] = Reason(f"class {MAJOR:x}:{minor:x} = ", values[CLASSID])
-        return PodChange(
-            cgroup=values, problems=strategy.problems_of(ANNOTATION), reason=_REASON, reasons=reasons
-        )
+        return PodChange(cgroup=values, problems=problems, reason=_REASON, reasons=reasons)
 
 
 def _off(node: Node) -> str:

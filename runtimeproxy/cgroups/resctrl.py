@@ -14,7 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 from typing import Final, NamedTuple
@@ -51,6 +51,8 @@ _OWN_FOLDERS: Final = frozenset({"info", _MON_GROUPS, _MON_DATA})
 _RESOURCE: Final = re.compile(r"L3(?:CODE|DATA)?|MB")
 _CACHE: Final = "mon_L3_"
 _COUNTERS: Final = (LLC_OCCUPANCY, "mbm_total_bytes", "mbm_local_bytes")
+_POD: Final = "pod-"
+"""Begins the names of groups of one pod, before its uid."""
 _AWAY: Final = frozenset({errno.ENOENT, errno.ENODEV})
 _MOST_TEXT: Final = 200
 _MOST_NAME: Final = 160
@@ -80,7 +82,7 @@ class GroupCounters(NamedTuple):
 
     @property
     def uid(self) -> str:
-        return self.pod.removeprefix("pod-")
+        return self.pod.removeprefix(_POD)
 
 
 def parse_schemata(text: str) -> dict[str, dict[int, int]]:
@@ -133,6 +135,14 @@ class _Monitored(NamedTuple):
     read_s: float
 
 
+class _Refusal(NamedTuple):
+    """That the kernel has not made a group, or not taken its schemata."""
+
+    number: int
+    text: str
+    at_s: float
+
+
 class ResctrlGroups:
     """The groups of this node; synchronous, for worker threads, thread safe.
 
@@ -156,7 +166,8 @@ class ResctrlGroups:
         self._made_s: dict[Path, float] = {}
         # By group, the resources of its schemata that are ours.
         self._resources: dict[str, frozenset[str]] = {}
-        self._refused: dict[str, str] = {}
+        # By the folder that is not there for it.
+        self._refused: dict[Path, _Refusal] = {}
         self.members = GroupAccess(self)
         self.monitors = MonitorAccess(self)
 
@@ -180,7 +191,9 @@ class ResctrlGroups:
             return None
         try:
             found = parse_schemata((self._path(group) / SCHEMATA).read_text("ascii", "replace"))
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in _AWAY:
+                raise
             return NO_GROUP
         resources = _resources("" if expected == NO_GROUP else expected) or self._resources.get(group)
         return schemata_text(
@@ -193,16 +206,38 @@ class ResctrlGroups:
         Raises:
             OSError: The kernel's error; ENOSPC with the names of those that have the CLOSIDs.
         """
+        path = self._path(group)
         with self._lock:
             if schemata == NO_GROUP:
-                self._remove(self._path(group))
+                self._remove(path)
                 return
-            try:
+            with self._noting_refusal(path):
                 self._set(group, schemata)
-            except OSError as error:
-                self._refused[group] = str(error.strerror)
-                raise
-            self._refused.pop(group, None)
+
+    def ensure(self, schemata: str, group: str) -> None:
+        """Give a group these schemata if it has others; raises OSError as `write`.
+
+        Each task of a pod asks for its pod's group: a refusal applies to the others, too, for `TASKS_S`.
+        """
+        with self._lock:
+            if self.read(schemata, group) != schemata:
+                self._check_not_refused(self._path(group))
+                self.write(schemata, group)
+
+    def _check_not_refused(self, path: Path) -> None:
+        refusal = self._refused.get(path)
+        if refusal is not None and self._now_s() - refusal.at_s < TASKS_S:
+            raise OSError(refusal.number, refusal.text)
+
+    @contextmanager
+    def _noting_refusal(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            text = error.strerror or str(error)
+            self._refused[path] = _Refusal(error.errno or errno.EIO, text, self._now_s())
+            raise
+        self._refused.pop(path, None)
 
     def _set(self, group: str, schemata: str) -> None:
         path = self._path(group)
@@ -268,8 +303,8 @@ class ResctrlGroups:
 
     def why_missing(self, group: str) -> str:
         """Return why a group is not there, for people."""
-        why = self._refused.get(group, "")
-        return f"the group {group} is not there" + (f": {why}" if why else "")
+        refusal = self._refused.get(self._path(group))
+        return f"the group {group} is not there" + (f": {refusal.text}" if refusal is not None else "")
 
     def keep(self, groups: Collection[str], monitors: Collection[str]) -> None:
         """Removes our groups but these, and monitoring groups without a task; new ones stay for a time.
@@ -291,8 +326,18 @@ class ResctrlGroups:
                     self._remove(path)
                 except OSError as error:
                     failed = error
+            self._forget_pods({*groups, *monitors})
         if failed is not None:
             raise failed
+
+    def _forget_pods(self, kept: Collection[str]) -> None:
+        """Forgets what is noted of groups of other pods than these, and the age of old groups."""
+        now_s = self._now_s()
+        self._made_s = {path: made_s for path, made_s in self._made_s.items() if now_s - made_s < YOUNG_S}
+        for path in [each for each in self._refused if _is_of_other_pod(_own_name(each.name), kept)]:
+            del self._refused[path]
+        for group in [each for each in self._resources if _is_of_other_pod(each, kept)]:
+            del self._resources[group]
 
     def _unused(self, groups: Collection[str], monitors: Collection[str]) -> Iterator[Path]:
         for group, path in self._monitoring_groups():
@@ -399,7 +444,7 @@ class ResctrlGroups:
 
     def _value_of(self, group: str) -> str:
         """The value of the field for tasks of a group: that of a pod is for this pod alone."""
-        if not group.startswith("pod-"):
+        if not group.startswith(_POD):
             return group
         with suppress(OSError):
             return f"{group},{self.read(NO_GROUP, group)}"
@@ -420,13 +465,18 @@ class ResctrlGroups:
         path = folder / _MON_GROUPS / f"{PREFIX}{pod}"
         with self._lock:
             if not path.is_dir():
-                self._remove_left(path)
-                try:
-                    self._make(path)
-                except FileNotFoundError:
-                    text = "the kernel or the processor has no monitoring of the last-level cache"
-                    raise OSError(errno.EOPNOTSUPP, text) from None
+                self._check_not_refused(path)
+                with self._noting_refusal(path):
+                    self._make_monitor(path)
         _add_task(path, pid, f"the monitoring group of {pod} is not there")
+
+    def _make_monitor(self, path: Path) -> None:
+        self._remove_left(path)
+        try:
+            self._make(path)
+        except FileNotFoundError:
+            text = "the kernel or the processor has no monitoring of the last-level cache"
+            raise OSError(errno.EOPNOTSUPP, text) from None
 
     def _remove_left(self, path: Path) -> None:
         """Removes the monitoring groups that a pod has left empty in other groups: they hold RMIDs."""
@@ -453,8 +503,8 @@ class GroupAccess:
         tasks = self._groups.tasks().groups
         _check_own(tasks.get(pid, NO_GROUP))
         group, _, schemata = text.partition(",")
-        if schemata and self._groups.read(schemata, group) != schemata:
-            self._groups.write(schemata, group)
+        if schemata:
+            self._groups.ensure(schemata, group)
         self._groups.move(pid, group)
         tasks[pid] = text
         # The kernel takes it out of the monitoring group.
@@ -490,6 +540,10 @@ def _check_own(group: str) -> None:
         raise OSError(errno.EBUSY, f"it is in the resctrl group {name} of another program, and is left there")
 
 
+def _is_of_other_pod(group: str, pods: Collection[str]) -> bool:
+    return group.startswith(_POD) and group not in pods
+
+
 def _resources(schemata: str) -> frozenset[str]:
     return frozenset(each.partition(":")[0] for each in schemata.split(",") if each)
 
@@ -521,8 +575,10 @@ def _folders(path: Path) -> list[Path]:
 def _numbers(path: Path) -> list[int]:
     try:
         return [int(each) for each in path.read_text(encoding="ascii").split()]
-    except FileNotFoundError:
-        # The group is being removed.
+    except OSError as error:
+        if error.errno not in _AWAY:
+            raise
+        # The group is being removed: ENODEV if its file was open before.
         return []
 
 

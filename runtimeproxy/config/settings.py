@@ -241,6 +241,9 @@ class KubernetesSettings:
     account of the pod that the daemon runs in."""
     config_namespace: str = "koordinator-system"
     """Namespace of `slo-controller-config`. The default is Koordinator's."""
+    katalyst_targets: bool = False
+    """Whether all AdminQoSConfigurations of the cluster are watched, and the KatalystCustomConfig of them:
+    Katalyst's dynamic configuration."""
     events: bool = True
     """Whether refusals by policies and evictions become Events of their pods."""
     evictions: bool = True

@@ -235,7 +235,7 @@ class Core:
             ),
             boot_id,
         )
-        self.state.checkpoint.on_loaded = self.leased.on_books_loaded
+        self.state.checkpoint.on_loaded = self._on_books_loaded
         self.upkeep.configure(settings.ledger)
         self._configure_owners()
         self.upkeep.on_observed = self._on_observed
@@ -372,7 +372,16 @@ class Core:
 
     async def _on_inventory(self) -> None:
         if not self._is_standby():
+            self._take_known()
             await self.upkeep.on_compared()
+
+    def _on_books_loaded(self) -> None:
+        self.leased.on_books_loaded()
+        self._take_known()
+
+    def _take_known(self) -> None:
+        if self.services.network is not None:
+            self.services.network.take_known()
 
     async def _write_missed(self) -> None:
         if not self._is_standby():

@@ -96,30 +96,32 @@ class NetworkUpkeep:
             if is_check:
                 checked_s = time.monotonic()
             self._changed.clear()
-            again_s: float | None = FIRST_PAUSE_S
+            has_failed = True
             try:
-                self._take_known()
+                self.take_known()
                 await self._ask_addresses()
+                # A pod that is gone before the next look has been seen.
+                self._seen = self._present()
                 sync = partial(self.control.sync, self._running(), is_check=is_check)
                 if await loop.run_in_executor(self._executor, sync):
                     self._changed.set()
-                pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if self.control.has_failed else FIRST_PAUSE_S / 2
-                again_s = pause_s if self.control.has_failed else None
-            except TimeoutError as error:
-                logger.warning("network QoS: %s", error.strerror)
+                has_failed = self.control.has_failed
             except Exception:  # a bug costs this attempt, not the next one
                 logger.exception("network QoS of pods could not be set")
-            if again_s is not None:
-                loop.call_later(again_s, self._changed.set)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if has_failed else FIRST_PAUSE_S / 2
+            if has_failed:
+                loop.call_later(pause_s, self._changed.set)
 
     def look(self) -> None:
         """Sees whether other pods run now; cheap, to be called about every second."""
         if self.control.is_on or self._seen:
-            pods = tuple(self._asked())
-            seen = frozenset((pod.id, pod.addresses) for pod in pods)
-            if seen != self._seen or (self.control.is_on and any(map(self._is_due, pods))):
+            seen = self._present()
+            if seen != self._seen or (self.control.is_on and any(map(self._is_due, self._asked()))):
                 self._seen = seen
                 self._changed.set()
+
+    def _present(self) -> frozenset[tuple[str, object]]:
+        return frozenset((pod.id, pod.addresses) for pod in self._asked())
 
     def _is_due(self, pod: PodRecord) -> bool:
         """Whether the runtime is to be asked for a pod's addresses now."""
@@ -132,8 +134,11 @@ class NetworkUpkeep:
                 if path is not None and self.control.is_asked(path):
                     yield pod
 
-    def _take_known(self) -> None:
-        """Takes what the books want, as of the process before this one: the same is not written again."""
+    def take_known(self) -> None:
+        """Takes what the books want, as of the process before this one: the same is not written again.
+
+        To be called before values are compared: they would seem to have been taken away.
+        """
         for pod in self._store.pods:
             path = path_or_none(pod.cgroup_parent) if pod.state is Lifecycle.RUNNING else None
             if path is not None and not self.control.is_asked(path):
@@ -171,6 +176,6 @@ class NetworkUpkeep:
                 pod.addresses,
                 pod.is_host_network,
             )
-            for pod in self._store.pods
+            for pod in sorted(self._store.pods, key=lambda pod: pod.created_s)
             if pod.state is Lifecycle.RUNNING and (path := path_or_none(pod.cgroup_parent)) is not None
         )

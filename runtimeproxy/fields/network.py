@@ -27,6 +27,10 @@ TOTAL_MINOR: Final = 1
 POD_MINORS: Final = range(0x100, 0xFFFF)
 """Of pods with an egress limit of their own."""
 MOST_BPS: Final = 2**63 - 1
+MOST_RECEIVED_BPS: Final = 8 * ((2**64 - 1) // 10**9 - 2**31)
+"""The most that nftables can limit, some 130 Gbit/s. The kernel refuses a rate and a burst (here up to 2 GiB)
+whose sum, times the nanoseconds of a second, is above 64 bits. Source: Linux net/netfilter/nft_limit.c,
+nft_limit_init."""
 LEAST_BPS: Final = 8
 """One byte in a second, the least that HTB knows. Source: Linux net/sched/sch_htb.c."""
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from runtimeproxy.katalyst.hints import (
     Choice,
-    HintPolicy,
     HintRequest,
     InvalidRequestError,
     NoRoomError,
@@ -79,19 +78,17 @@ def unplaced(facts: PodFacts) -> PoolPod:
     )
 
 
-def is_unplaced(pod: PoolPod) -> bool:
-    """Return whether a pod has yet to get what it has alone, or its NUMA node."""
-    if pod.level is QosLevel.DEDICATED:
-        return not pod.dedicated
-    return pod.level is QosLevel.SHARED and pod.numa_binding and not pod.numa_ids
+def waits_for_request(pod: PoolPod) -> bool:
+    """Return whether a pod is placed once the request of its main container is known."""
+    return pod.millicpu is None and pod.level in (QosLevel.SHARED, QosLevel.DEDICATED)
 
 
 def as_shared(pod: PoolPod, problem: str) -> PoolPod:
-    """Return the pod as one of the pool `share`, since it has no other place."""
+    """Return the pod as one of `shared_cores` that is not bound, since it has no other place."""
     return replace(
         pod,
         level=QosLevel.SHARED,
-        pool=SHARE,
+        pool=pod.pool if pod.level is QosLevel.SHARED else SHARE,
         numa_binding=False,
         numa_exclusive=False,
         numa_ids=NO_CPUS,
@@ -157,7 +154,8 @@ def bookings(state: PoolState) -> tuple[NumaBooking, ...]:
             node = min(pod.numa_ids)
             reclaimed[node] = reclaimed.get(node, 0) + pod.request
         elif pod.level in (QosLevel.SHARED, QosLevel.DEDICATED) and pod.numa_ids:
-            for node in pod.numa_ids:
+            # A NUMA node may have lost all its CPUs since.
+            for node in pod.numa_ids & bound.keys():
                 bound[node].append(pod)
         elif pod.dedicated:
             taken |= _numa_nodes_of(topology, pod.dedicated)
@@ -218,7 +216,7 @@ def _hint(state: PoolState, facts: PodFacts, millicpu: int, unbound_millicpu: in
         memory_bytes=facts.memory_bytes,
         unbound_millicpu=unbound_millicpu,
         bind_result=facts.bind_result,
-        policy=HintPolicy(state.settings.numa_hint_policy),
+        policy=state.settings.numa_hint_policy,
     )
     return choose(state.topology, bookings(state), request)
 

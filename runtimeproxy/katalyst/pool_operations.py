@@ -5,9 +5,10 @@ None knows a clock: times are arguments, of any one clock that goes on while pod
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
 from runtimeproxy.katalyst.pickers import ht_balance
@@ -15,10 +16,10 @@ from runtimeproxy.katalyst.placement import (
     PodFacts,
     as_shared,
     fitted,
-    is_unplaced,
     lacks_room,
     place,
     unplaced,
+    waits_for_request,
 )
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
@@ -35,6 +36,11 @@ from runtimeproxy.katalyst.pools import (
 )
 from runtimeproxy.katalyst.rebuild import settled
 from runtimeproxy.katalyst.topology import Topology
+
+_NOTHING: Final[Mapping[str, frozenset[int]]] = MappingProxyType({})
+
+_MAX_AGAIN: Final = 16
+"""How many pods that have no place of their own are placed anew at a time; others come next time."""
 
 Outcome: TypeAlias = Applied | Refusal
 
@@ -86,7 +92,7 @@ def admit(state: PoolState, pod: PodFacts, *, is_forced: bool = False) -> Outcom
     if not pod.is_handled or pod.uid in state.pods:
         return Applied(state)
     admitted = unplaced(pod)
-    if pod.millicpu is not None or not is_unplaced(admitted):
+    if not waits_for_request(admitted):
         placed = place(state, admitted, pod)
         if isinstance(placed, Refusal):
             if not is_forced:
@@ -105,14 +111,12 @@ def create(state: PoolState, container: ContainerFacts, now_s: float, *, is_forc
     admitted = admit(state, container.pod, is_forced=is_forced)
     if isinstance(admitted, Refusal) or container.pod.uid not in admitted.state.pods:
         return admitted
-    pod = _with_container(
-        admitted.state.pods[container.pod.uid],
-        container.name,
-        PoolContainer("", container.millicpu, container.is_init),
-    )
-    if pod.main_container is pod.containers[container.name]:
-        if is_unplaced(pod):
-            placed = place(admitted.state, pod, container.pod)
+    known = admitted.state.pods[container.pod.uid]
+    added = PoolContainer("", container.millicpu, container.is_init)
+    pod = _with_container(known, container.name, added)
+    if pod.main_container is added:
+        if waits_for_request(pod) and container.name not in known.containers:
+            placed = place(_without(admitted.state, pod.uid), pod, container.pod)
             if isinstance(placed, Refusal):
                 if not is_forced:
                     return placed
@@ -161,18 +165,20 @@ def resize(
     known = pod.containers.get(container) if pod is not None else None
     if pod is None or known is None or known.millicpu == millicpu:
         return Applied(state)
+    if known.millicpu is None:
+        # It is no resize: its request is told for the first time.
+        return _applied(state, {**state.pods, uid: _with_request(pod, container, millicpu)})
     if qos is not None and qos.numa_binding != pod.numa_binding:
         return Refusal(RefusalKind.RESIZE, "a resize cannot bind a pod to a NUMA node, or unbind it")
     if pod.level is QosLevel.DEDICATED:
         return Refusal(RefusalKind.RESIZE, "a pod of dedicated_cores cannot be resized while it runs")
     if pod.is_ramping_up and pod.level is QosLevel.SHARED:
         return Refusal(RefusalKind.RESIZE, "a pod cannot be resized while it ramps up")
-    after = _with_container(pod, container, known._replace(millicpu=millicpu))
+    after = _with_request(pod, container, millicpu)
     if pod.millicpu is not None and not known.is_init:
-        after = replace(after, millicpu=max(0, pod.millicpu + millicpu - (known.millicpu or 0)))
+        after = replace(after, millicpu=max(0, pod.millicpu + millicpu - known.millicpu))
     if after.request > pod.request and pod.level is QosLevel.SHARED and not pod.problem:
-        others = {other: each for other, each in state.pods.items() if other != uid}
-        problem = lacks_room(replace(state, pods=others), after)
+        problem = lacks_room(_without(state, uid), after)
         if problem:
             return Refusal(RefusalKind.RESIZE, problem)
     return _applied(state, {**state.pods, uid: after})
@@ -188,7 +194,7 @@ def remove(state: PoolState, uid: str, container: str = "", container_id: str | 
     if pod is None:
         return Applied(state)
     if not container:
-        return _applied(state, {other: each for other, each in state.pods.items() if other != uid})
+        return _applied(state, _without(state, uid).pods)
     known = pod.containers.get(container)
     if known is None or container_id not in (None, known.id):
         return Applied(state)
@@ -201,7 +207,8 @@ def adopt(state: PoolState, pods: Iterable[LivePod]) -> Applied:
 
     None is refused: as `admit` with `is_forced`. The order of `pods` does not matter.
     """
-    return _applied(state, _adopted(state, pods).pods)
+    live = list(pods)
+    return _applied(state, _adopted(state, live).pods, had=_cpus_of(live))
 
 
 def configure(
@@ -244,10 +251,9 @@ def reconcile(state: PoolState, pods: Iterable[LivePod], in_flight: Collection[s
             known[uid] = _with_containers_of(live[uid], pod)
     missing = [each for uid, each in live.items() if uid not in known and uid not in in_flight]
     there = _adopted(replace(state, pods=known), missing)
-    for uid in sorted(there.pods):
-        if there.pods[uid].problem and uid in live and uid not in in_flight:
-            there = _placed_again(there, live[uid].facts)
-    return _applied(state, there.pods)
+    waiting = [uid for uid in sorted(there.pods) if there.pods[uid].problem and uid in live]
+    there = _placed_again(there, [live[uid].facts for uid in waiting if uid not in in_flight])
+    return _applied(state, there.pods, had=_cpus_of(missing))
 
 
 def reserved_cpus(topology: Topology, settings: PoolSettings) -> frozenset[int]:
@@ -257,21 +263,23 @@ def reserved_cpus(topology: Topology, settings: PoolSettings) -> frozenset[int]:
     return ht_balance(topology, topology.all_cpus, min(settings.reserved_count, len(topology.all_cpus)))
 
 
-def _placed_again(state: PoolState, facts: PodFacts) -> PoolState:
-    """Returns the state with a pod where it asked to be, if there is room now."""
-    pod = state.pods[facts.uid]
-    if pod.dedicated:
-        # It lacks CPUs that are offline.
-        return state
-    asked = replace(
-        unplaced(facts),
-        containers=pod.containers,
-        is_ramping_up=pod.is_ramping_up,
-        ramp_up_since_s=pod.ramp_up_since_s,
-    )
-    others = {uid: each for uid, each in state.pods.items() if uid != facts.uid}
-    placed = place(replace(state, pods=others), asked, facts)
-    return state if isinstance(placed, Refusal) else replace(state, pods={**others, facts.uid: placed})
+def _placed_again(state: PoolState, pods: Sequence[PodFacts]) -> PoolState:
+    """Returns the state with pods where they asked to be, as far as there is room now."""
+    # All that are not bound have room, or none has.
+    loose = [each for each in pods if each.qos.level is QosLevel.SHARED and not each.qos.numa_binding]
+    if loose and not lacks_room(_without(state, loose[0].uid), state.pods[loose[0].uid]):
+        roomy = {each.uid: replace(state.pods[each.uid], problem="") for each in loose}
+        state = replace(state, pods={**state.pods, **roomy})
+    # One that lacks CPUs that are offline stays where it is.
+    others = [each for each in pods if each not in loose and not state.pods[each.uid].dedicated]
+    first = state.generation % len(others) if others else 0
+    for facts in (others[first:] + others[:first])[:_MAX_AGAIN]:
+        pod = state.pods[facts.uid]
+        asked = replace(unplaced(facts), containers=pod.containers)
+        placed = place(_without(state, facts.uid), asked, facts)
+        if not isinstance(placed, Refusal):
+            state = replace(state, pods={**state.pods, facts.uid: placed})
+    return state
 
 
 def _adopted(state: PoolState, pods: Iterable[LivePod]) -> PoolState:
@@ -280,12 +288,16 @@ def _adopted(state: PoolState, pods: Iterable[LivePod]) -> PoolState:
     handled = [each for each in pods if each.facts.is_handled and each.facts.uid not in found]
     for live in sorted(handled, key=lambda each: _adoption_order(each.facts)):
         pod = _with_containers_of(live, unplaced(live.facts))
-        cpus = NO_CPUS.union(*(each.cpus for each in live.containers))
-        placed = place(replace(state, pods=found), pod, live.facts, kept=cpus)
+        placed = place(replace(state, pods=found), pod, live.facts, kept=_cpus_of([live])[pod.uid])
         found[pod.uid] = as_shared(pod, placed.reason) if isinstance(placed, Refusal) else placed
         if pod.containers:
             found[pod.uid] = replace(found[pod.uid], is_ramping_up=False)
     return replace(state, pods=found)
+
+
+def _cpus_of(pods: Iterable[LivePod]) -> dict[str, frozenset[int]]:
+    """Returns what adopted pods run on, by uid."""
+    return {live.facts.uid: NO_CPUS.union(*(each.cpus for each in live.containers)) for live in pods}
 
 
 def _adoption_order(facts: PodFacts) -> tuple[bool, bool, bool, str]:
@@ -305,6 +317,14 @@ def _with_containers_of(live: LivePod, pod: PoolPod) -> PoolPod:
     return replace(pod, containers=containers)
 
 
+def _without(state: PoolState, uid: str) -> PoolState:
+    return replace(state, pods={other: each for other, each in state.pods.items() if other != uid})
+
+
+def _with_request(pod: PoolPod, container: str, millicpu: int) -> PoolPod:
+    return _with_container(pod, container, pod.containers[container]._replace(millicpu=millicpu))
+
+
 def _with_container(pod: PoolPod, name: str, container: PoolContainer) -> PoolPod:
     return replace(pod, containers={**pod.containers, name: container})
 
@@ -314,19 +334,23 @@ def _applied(
     pods: Mapping[str, PoolPod],
     creating: tuple[str, str] | None = None,
     after: PoolState | None = None,
+    had: Mapping[str, frozenset[int]] = _NOTHING,
 ) -> Applied:
     # The container that is being created has no change. `after` is settled if more than pods has changed.
+    # `had`: what pods run on that the state did not know.
     new = settled(before, pods) if after is None else settled(after, pods, is_new=True)
-    return Applied(new, _changes(before, new, creating))
+    return Applied(new, _changes(before, new, creating, had))
 
 
-def _changes(before: PoolState, after: PoolState, creating: tuple[str, str] | None) -> tuple[Change, ...]:
+def _changes(
+    before: PoolState, after: PoolState, creating: tuple[str, str] | None, had: Mapping[str, frozenset[int]]
+) -> tuple[Change, ...]:
     changes: list[Change] = []
     for uid, new in after.pods.items():
         old = before.pods.get(uid)
         if old is new or not new.containers:
             continue
-        old_cpus, old_mems = (old.cpus, old.mems) if old is not None else (NO_CPUS, NO_CPUS)
+        old_cpus, old_mems = (old.cpus, old.mems) if old is not None else (had.get(uid, NO_CPUS), NO_CPUS)
         if (old_cpus, old_mems) == (new.cpus, new.mems):
             continue
         cpus, mems = old_cpus & new.cpus or new.cpus, old_mems & new.mems or new.mems

@@ -18,8 +18,9 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from runtimeproxy.katalyst.hints import HintPolicy
 from runtimeproxy.katalyst.levels import QosLevel
-from runtimeproxy.katalyst.topology import Topology
+from runtimeproxy.katalyst.topology import Topology, TopologyCpu
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
 
 SHARE: Final = "share"
@@ -67,8 +68,8 @@ class PoolSettings(NamedTuple):
     """What the requests of bound pods of `shared_cores` are multiplied with."""
     ramp_up_s: float = 30.0
     """How long a new pod of `shared_cores` has all CPUs that are not bound, before it joins its pool."""
-    numa_hint_policy: str = "spreading"
-    """Which NUMA node a bound pod of `shared_cores` gets: `spreading`, `packing`, `none`."""
+    numa_hint_policy: HintPolicy = HintPolicy.SPREADING
+    """Which NUMA node a bound pod of `shared_cores` gets."""
     enable_reclaim_numa_binding: bool = False
     """Whether pods of `reclaimed_cores` may be bound to a NUMA node."""
 
@@ -240,7 +241,7 @@ class Refusal(NamedTuple):
 
 
 def as_document(state: PoolState) -> dict[str, object]:
-    """Return what is saved of a state: all but the topology, with a checksum."""
+    """Return what is saved of a state, with a checksum."""
     texts: dict[frozenset[int], str] = {}
 
     def listed(numbers: frozenset[int]) -> str:
@@ -259,6 +260,8 @@ def as_document(state: PoolState) -> dict[str, object]:
             "reserved_cpus": listed(state.settings.reserved_cpus),
         },
         "advice": advice and {"sizes": dict(advice.sizes), "isolated": sorted(advice.isolated)},
+        "cpus": state.topology.cpus,
+        "memory_bytes": {str(node): size for node, size in state.topology.memory_bytes.items()},
         "reserved": listed(state.reserved),
         "pools": {name: listed(cpus) for name, cpus in state.pools.items()},
         "pods": [
@@ -289,7 +292,9 @@ def as_document(state: PoolState) -> dict[str, object]:
 
 
 def from_document(saved: Mapping[str, Any], topology: Topology) -> PoolState:
-    """Return the saved state on this topology; `pool_operations.configure` fits it if that is another one.
+    """Return the saved state.
+
+    `topology`: that of the node now. If the saved one is another, `pool_operations.configure` fits the state.
 
     Raises:
         One of `UNLIKE_OURS`: it is no saved state, or the checksum is another.
@@ -307,11 +312,15 @@ def from_document(saved: Mapping[str, Any], topology: Topology) -> PoolState:
             numbers = sets[text] = parse_cpu_list(text)
         return numbers
 
-    settings = PoolSettings(**saved["settings"])
-    advice = saved["advice"]
+    settings, advice = saved["settings"], saved["advice"]
+    memory_bytes = {int(node): size for node, size in saved["memory_bytes"].items()}
+    before = Topology(tuple(TopologyCpu(*each) for each in saved["cpus"]), memory_bytes)
     return PoolState(
-        topology=topology,
-        settings=settings._replace(reserved_cpus=parsed(saved["settings"]["reserved_cpus"])),
+        topology=topology if topology == before else before,
+        settings=PoolSettings(**settings)._replace(
+            reserved_cpus=parsed(settings["reserved_cpus"]),
+            numa_hint_policy=HintPolicy(settings["numa_hint_policy"]),
+        ),
         reserved=parsed(saved["reserved"]),
         pools={str(name): parsed(text) for name, text in saved["pools"].items()},
         pods={pod.uid: pod for pod in (_pod_from(parsed, *each) for each in saved["pods"])},

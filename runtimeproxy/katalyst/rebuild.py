@@ -52,8 +52,8 @@ class Demand(NamedTuple):
     """By NUMA node and pool."""
     unbound: Mapping[str, int]
     """By pool; without those of the next."""
-    isolated: Mapping[str, int]
-    """By uid."""
+    isolated: Mapping[str, tuple[str, int]]
+    """By uid: the pool that it is split off, and the request."""
 
 
 def demand(pods: Iterable[PoolPod], advice: PoolAdvice | None = None) -> Demand:
@@ -63,7 +63,7 @@ def demand(pods: Iterable[PoolPod], advice: PoolAdvice | None = None) -> Demand:
     numas: set[int] = set()
     bound: dict[int, dict[str, int]] = {}
     unbound: dict[str, int] = {}
-    isolated: dict[str, int] = {}
+    isolated: dict[str, tuple[str, int]] = {}
     for pod in pods:
         if pod.level is QosLevel.DEDICATED:
             dedicated |= pod.dedicated
@@ -76,7 +76,7 @@ def demand(pods: Iterable[PoolPod], advice: PoolAdvice | None = None) -> Demand:
             of_numa[pod.pool] = of_numa.get(pod.pool, 0) + pod.request
         elif pod.level is QosLevel.SHARED and not pod.is_ramping_up:
             if pod.uid in isolated_uids and pod.main_request:
-                isolated[pod.uid] = pod.main_request
+                isolated[pod.uid] = pod.pool, pod.main_request
             else:
                 unbound[pod.pool] = unbound.get(pod.pool, 0) + pod.main_request
     wanted = {name: millicpu for name, millicpu in unbound.items() if millicpu}
@@ -147,11 +147,16 @@ class _Building:
 
     def unbound_pools(self, of: Demand, free: frozenset[int]) -> frozenset[int]:
         """Builds the others, and those of isolated pods if there is room; returns what they leave."""
-        isolated = {ISOLATION_PREFIX + uid: millicpu for uid, millicpu in of.isolated.items()}
-        alone = {name: self._size(name, millicpu) for name, millicpu in isolated.items()}
+        names = {ISOLATION_PREFIX + uid: millicpu for uid, (_, millicpu) in of.isolated.items()}
+        alone = {name: self._size(name, millicpu) for name, millicpu in names.items()}
         counts = {name: self._size(name, millicpu) for name, millicpu in of.unbound.items()}
         if sum(alone.values()) + sum(counts.values()) <= len(free):
             free = self._give(free, alone)
+        else:
+            requests = dict(of.unbound)
+            for pool, millicpu in of.isolated.values():
+                requests[pool] = requests.get(pool, 0) + millicpu
+            counts = {name: self._size(name, millicpu) for name, millicpu in requests.items()}
         if not counts or not free:
             return free
         self.unbound = sorted(counts)

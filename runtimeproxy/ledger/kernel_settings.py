@@ -25,6 +25,7 @@ from runtimeproxy.documents.reading import InputError
 from runtimeproxy.errors import described
 from runtimeproxy.fields.anolis import only_anolis
 from runtimeproxy.fields.kernel_settings import NETWORK, RESCTRL, kernel_setting
+from runtimeproxy.fields.network import NETWORK_QOS, OFF
 from runtimeproxy.hooks.fields import KERNEL_SETTINGS, SYSCTL, SYSCTL_NAME
 from runtimeproxy.ledger.foreign import ForeignWriters
 from runtimeproxy.ledger.unapplied import UnappliedCause, Withheld
@@ -119,6 +120,7 @@ class KernelSettings:
         self._lock = Lock()
         self._ours: dict[str, _Ours] | None = None
         self._wanted: Mapping[str, int | str] = {}
+        self._has_looked_for_left = False
         self._foreign_writers = ForeignWriters(clock)
         self._failures = FailureLog()
         self.writes: Counts[tuple[str, bool]] = Counts()
@@ -146,12 +148,32 @@ class KernelSettings:
                         changes += self._release(ours, name)
                 for name in _files_first(wanted):
                     changes += self._set(ours, name, str(wanted[name]))
+                if NETWORK_QOS not in wanted and (releases is None or NETWORK_QOS in releases):
+                    changes += self._release_left(ours)
                 self._wanted = {**{name: each.written for name, each in ours.items()}, **wanted}
                 for name in self.unapplied.keys() - self._wanted.keys():
                     del self.unapplied[name]
         except OSError as error:
             changes.append(self._unreadable(error))
         return self._reported(changes)
+
+    def _release_left(self, ours: dict[str, _Ours]) -> list[SettingChange]:
+        """Gives back the network, once, if a process whose state is lost has left something of ours there."""
+        if self._has_looked_for_left or NETWORK_QOS in ours:
+            return []
+        self._has_looked_for_left = True
+        if (left := self._left()) is None:
+            return []
+        ours[NETWORK_QOS] = left
+        return self._release(ours, NETWORK_QOS)
+
+    def _left(self) -> _Ours | None:
+        # A node without the programs, or a daemon without the right, has nothing there.
+        with suppress(OSError):
+            present = self._read(NETWORK_QOS, OFF)
+            if present not in (None, OFF):
+                return _Ours(OFF, OFF)
+        return None
 
     def verify(self, *, among: str = "") -> tuple[SettingChange, ...]:
         """Compare what is wanted with the kernel's values, and write it again; in a worker thread.
@@ -176,7 +198,9 @@ class KernelSettings:
         # With the errors of what cannot be read.
         try:
             with self._alone() as ours:
-                return self._planned_releases(ours, ours)
+                left = None if NETWORK_QOS in ours else self._left()
+                found = ours if left is None else {**ours, NETWORK_QOS: left}
+                return self._planned_releases(found, found)
         except OSError as error:
             return (self._unreadable(error),)
 
@@ -393,7 +417,12 @@ def _parsed(group: str, saved: Mapping[str, Any]) -> dict[str, _Ours]:
         if group != _SYSCTLS and kernel_setting(name) is None:
             raise InputError(f"{name!r} is not the name of a kernel setting")
     return {
-        str(name): _Ours(str(each["original"]), str(each["written"])) for name, each in saved[group].items()
+        str(name): _Ours(
+            # Of what is ours alone nothing else is ever given back, whatever the file says.
+            str(each["original"]) if (absent := _absent_of(name)) is None else absent,
+            str(each["written"]),
+        )
+        for name, each in saved[group].items()
     }
 
 

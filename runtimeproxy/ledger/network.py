@@ -143,6 +143,9 @@ class NetworkControl:
         # What the kernel had of ours when it was last read, or written.
         self._present: Present | None = None
         self._rules: list[object] | None = None
+        # Of the node, and the pods' that they were compared with.
+        self._node_addresses: frozenset[str] = frozenset()
+        self._compared: frozenset[str] = frozenset()
         self._foreign = ForeignWriters(clock)
         self._failures = FailureLog(output=logger)
         self.on_asked: Callable[[], None] = lambda: None
@@ -188,7 +191,9 @@ class NetworkControl:
             if not ours and table is None:
                 self._forget()
                 return OFF
-            shares = _shares(expected)
+            shares = None
+            with suppress(OSError):  # of a state file that another program has written
+                shares = _shares(expected)
             if shares is None:
                 return f"queueing disciplines {HANDLE} on {', '.join(ours) or 'no link'}"
             try:
@@ -311,27 +316,27 @@ class NetworkControl:
         Returns:
             Whether something is left to be done at once: classes that nothing points to any more.
         """
-        with _Held(self._lock):
-            running, self.has_failed = tuple(pods), False
-            if is_check:
-                self._drop_gone(pod.cgroup[-1] for pod in running if pod.cgroup)
-            wanted = {pod.id: each for pod in running if (each := self._wanted(pod)) is not None}
-            if self._shares is None:
+        running = tuple(pods)
+        if is_check:
+            self._drop_gone(pod.cgroup[-1] for pod in running if pod.cgroup)
+        wanted = {pod.id: each for pod in running if (each := self._wanted(pod)) is not None}
+        try:
+            with _Held(self._lock):
+                self.has_failed = False
+                if self._shares is not None:
+                    return self._sync(self._shares, wanted, is_check=is_check)
                 why = self.problem or "the link's shares are not set"
                 self.left_out = dict.fromkeys(wanted, f"network QoS is not in force: {why}")
                 self.pods = 0
-                return False
-            try:
-                return self._sync(self._shares, wanted, is_check=is_check)
-            except OSError as error:
-                # Whatever was done: it is read again.
-                self._present, self.has_failed = None, True
-                self.problem = error.strerror or str(error)
-                self._failures.report(
-                    "network", self.problem, f"network QoS of pods is not complete: {self.problem}"
-                )
-                self.left_out = {**dict.fromkeys(wanted, self.problem)}
-                return False
+        except OSError as error:
+            # Whatever was done: it is read again.
+            self._present, self.has_failed, self.pods = None, True, 0
+            self.problem = error.strerror or str(error)
+            self._failures.report(
+                "network", self.problem, f"network QoS of pods is not complete: {self.problem}"
+            )
+            self.left_out = dict.fromkeys(wanted, self.problem)
+        return False
 
     def _sync(self, shares: NetworkShares, wanted: Mapping[str, NetworkPod], *, is_check: bool) -> bool:
         link = self._active_link
@@ -345,9 +350,10 @@ class NetworkControl:
                 return False
         else:
             present = known
-        plan = plan_pods(
-            shares, tuple(wanted.values()), links, self._minors, self._host_matches(wanted.values())
-        )
+        asked = tuple(wanted.values())
+        matches = self._host_matches(asked)
+        addresses = self._addresses_of_node(asked, is_check=is_check)
+        plan = plan_pods(shares, asked, links, self._minors, matches, addresses)
         self._minors = dict(plan.minors)
         classes = present.classes
         added = tc_commands(link, plan.classes, classes)
@@ -358,7 +364,16 @@ class NetworkControl:
                 self._present = None
         assert present.nft is not None  # noqa: S101 - for the type checker
         commands = nft_commands(plan.nft, present.nft)
-        self.tools.nft("\n".join(commands))
+        try:
+            self.tools.nft("\n".join(commands))
+        except OSError as error:
+            # It takes all or none: one rule that this kernel cannot have is to cost no other pod anything.
+            text = f"nftables does not take its rule: {error.strerror}"
+            plan = plan_pods(shares, asked, links, self._minors, dict.fromkeys(matches, text), addresses)
+            without_hosts = nft_commands(plan.nft, present.nft)
+            if without_hosts == commands:
+                raise
+            self.tools.nft("\n".join(without_hosts))
         removals = tc_removals(link, plan.classes, classes)
         if not added:
             # What nothing points to any more; after new classes in a change of its own.
@@ -409,6 +424,17 @@ class NetworkControl:
             int(asked.get(EGRESS_FIELD, "0")),
             int(asked.get(INGRESS_FIELD, "0")),
         )
+
+    def _addresses_of_node(self, pods: Iterable[NetworkPod], *, is_check: bool) -> frozenset[str]:
+        """Return them as they were when one of these pods came, or later."""
+        addresses = frozenset(each for pod in pods for each in pod.addresses or ())
+        if is_check or not addresses <= self._compared:
+            try:
+                self._node_addresses, self._compared = self.tools.addresses(), addresses
+            except OSError as error:
+                text = f"addresses of pods are not compared with the node's: {error.strerror or error}"
+                self._failures.report("network", "addresses", text)
+        return self._node_addresses
 
     def _host_matches(self, pods: Iterable[NetworkPod]) -> dict[str, HostMatch | str]:
         found: dict[str, HostMatch | str] = {}

@@ -24,10 +24,12 @@ from zlib import crc32
 from runtimeproxy.fields.network import (
     LEAST_BPS,
     MAJOR,
+    MOST_RECEIVED_BPS,
     POD_MINORS,
     TOTAL_MINOR,
     NetworkClass,
     NetworkShares,
+    Share,
     classid,
     pod_minor,
 )
@@ -63,6 +65,7 @@ _QUOTABLE: Final = re.compile(r"[A-Za-z0-9_.:@/-]+")
 _MOST_COMMENT: Final = 120
 """Source: Linux include/uapi/linux/netfilter/nf_tables.h, libnftnl: comments have at most 128 bytes."""
 _UNKNOWN: Final = "the runtime has not told its address yet"
+_NO_ADDRESS: Final = "none of its addresses is one of a pod"
 _RATE_TOLERANCE: Final = 500
 """`tc` shows a rate with three digits or more: one in so many parts."""
 
@@ -241,18 +244,20 @@ def plan_pods(
     links: Sequence[str],
     minors: Mapping[str, int],
     host_match: Mapping[str, HostMatch | str],
+    node_addresses: Collection[str] = (),
 ) -> PodPlan:
     """Return what pods need.
 
     Args:
         shares: Of the link.
-        pods: Those with a class.
+        pods: Those with a class. An address that several have is the first one's.
         links: As of `skeleton`.
         minors: Of pods that have a class of their own already, by uid: they keep it.
         host_match: Of host-network pods by uid; a text says why one cannot be found.
+        node_addresses: Of the node itself: what it sends is not taken for a pod's.
     """
     taken = {minors[pod.uid] for pod in pods if pod.uid in minors}
-    planner = _Planner(shares, _received(links), minors, taken)
+    planner = _Planner(shares, _received(links), minors, taken, node_addresses)
     for pod in pods:
         planner.add(pod, host_match.get(pod.uid, "its cgroup is not known"))
     return planner.result()
@@ -262,12 +267,20 @@ class _Planner:
     """Adds up what pods need."""
 
     def __init__(
-        self, shares: NetworkShares, received: str, minors: Mapping[str, int], taken: set[int]
+        self,
+        shares: NetworkShares,
+        received: str,
+        minors: Mapping[str, int],
+        taken: set[int],
+        node_addresses: Collection[str],
     ) -> None:
         self._shares = shares
         self._received = received
         self._known_minors = minors
         self._taken = taken
+        self._node_addresses = frozenset(map(canonical, node_addresses))
+        # The pods that have addresses and expressions of host rules.
+        self._owners: dict[str, NetworkPod] = {}
         self._classes: dict[int, TcClass] = {}
         self._maps: dict[str, dict[str, str]] = {name: {} for name in _MAPS}
         self._limits: set[str] = set()
@@ -282,22 +295,17 @@ class _Planner:
         return PodPlan(self._classes, state, self._minors, self._left_out)
 
     def add(self, pod: NetworkPod, match: HostMatch | str) -> None:
-        addresses = [each for each in map(canonical, pod.addresses or ()) if each]
-        why, minor = _unfound(pod, addresses, match), pod.network_class.leaf
-        if pod.egress_bps and not why:
-            own = self._known_minors.get(pod.uid) or _free_minor(pod_minor(pod.uid), self._taken)
-            why = "" if own is not None else "no number is left for a class of its own"
-            minor = own or minor
+        addresses, why = self._found_by(pod, match)
         if why:
             self._left_out[pod.uid] = why
+        if not addresses:
             return
         at = tuple(NetworkClass).index(pod.network_class)
-        if pod.egress_bps:
-            self._taken.add(minor)
-            self._minors[pod.uid] = minor
-            ceiling = min(pod.egress_bps, self._shares.egress[at].ceiling_bps)
-            inner, order = pod.network_class.inner, pod.network_class.order
-            self._classes[minor] = TcClass(minor, inner, order, LEAST_BPS, ceiling)
+        minor = self._own_class(pod, self._shares.egress[at]) if pod.egress_bps else pod.network_class.leaf
+        if minor is None:
+            self._left_out[pod.uid] = "no number is left for a class of its own"
+            return
+        self._owners.update(dict.fromkeys(addresses, pod))
         found = {"class": f"{MAJOR:x}:{minor:x}"}
         if pod.ingress_bps:
             found["pod_limit"] = _limit(f"pod_{pod_key(pod.uid)}", pod.ingress_bps)
@@ -307,9 +315,47 @@ class _Planner:
         self._limits.update(limits)
         if isinstance(match, HostMatch) and pod.is_host_network:
             self._add_host(match, pod_key(pod.uid), found["class"], limits)
-        for address in () if pod.is_host_network else addresses:
+            return
+        for address in addresses:
             for name, value in found.items():
                 self._maps[f"{name}{6 if ':' in address else 4}"][address] = value
+
+    def _own_class(self, pod: NetworkPod, share: Share) -> int | None:
+        """Plan a class for one pod, and return its number; None if none is left."""
+        minor = self._known_minors.get(pod.uid) or _free_minor(pod_minor(pod.uid), self._taken)
+        if minor is not None:
+            self._taken.add(minor)
+            self._minors[pod.uid] = minor
+            inner, order = pod.network_class.inner, pod.network_class.order
+            ceiling_bps = min(pod.egress_bps, share.ceiling_bps)
+            self._classes[minor] = TcClass(minor, inner, order, LEAST_BPS, ceiling_bps)
+        return minor
+
+    def _found_by(self, pod: NetworkPod, match: HostMatch | str) -> tuple[list[str], str]:
+        """Return by which addresses a pod's packets are found, and why it is not by all of them.
+
+        Those of a host-network pod are found by an expression.
+        """
+        if pod.is_host_network:
+            if isinstance(match, str):
+                return [], match
+            owner = self._owners.get(match.expression)
+            if owner is not None and (_limits_of(owner) != _limits_of(pod) or any(_limits_of(pod)[1:])):
+                return [], f"pod {owner.name} has the same number of net_cls, and its class"
+            return [match.expression], ""
+        if pod.addresses is None:
+            return [], _UNKNOWN
+        found: list[str] = []
+        why = ""
+        for address in dict.fromkeys(filter(None, map(canonical, pod.addresses))):
+            owner = self._owners.get(address)
+            if address in self._node_addresses:
+                why = f"its address {address} is one of the node"
+            elif owner is not None:
+                why = f"its address {address} is that of pod {owner.name}, which has been there for longer"
+            else:
+                found.append(address)
+        return found, why or ("" if found else _NO_ADDRESS)
 
     def _add_host(self, match: HostMatch, key: str, mark: str, limits: Iterable[str]) -> None:
         identity = f"{key} {match.identity}"
@@ -320,13 +366,8 @@ class _Planner:
             self._rules.setdefault(rule, f"{identity} {each}"[:_MOST_COMMENT])
 
 
-def _unfound(pod: NetworkPod, addresses: Sequence[str], match: HostMatch | str) -> str:
-    """Why packets of a pod cannot be told from others; empty if they can."""
-    if pod.is_host_network:
-        return match if isinstance(match, str) else ""
-    if addresses:
-        return ""
-    return _UNKNOWN if pod.addresses is None else "none of its addresses is one of a pod"
+def _limits_of(pod: NetworkPod) -> tuple[NetworkClass, int, int]:
+    return pod.network_class, pod.egress_bps, pod.ingress_bps
 
 
 def _free_minor(first: int, taken: Collection[int]) -> int | None:
@@ -343,16 +384,21 @@ def pod_key(uid: str) -> str:
 
 
 def _limit(name: str, rate_bps: int) -> str:
-    # Another rate is another limit: nftables cannot change one.
-    return f"{name}_{rate_bps // 8}"
+    # Another rate is another limit: nftables cannot change one. It takes all commands or none, so one that is
+    # too high, as a version before this one has saved it, would cost all pods theirs.
+    return f"{name}_{min(rate_bps, MOST_RECEIVED_BPS) // 8}"
 
 
 def canonical(address: str) -> str:
-    """Return an address in one spelling; empty for what is none of a pod."""
+    """Return an address in one spelling, that of IPv4 if it is one; empty for what is none of a pod."""
     with suppress(ValueError):
         found = ip_address(address)
-        if not (found.is_unspecified or found.is_loopback or found.is_multicast or "%" in address):
-            return str(found)
+        if found.version == 6:
+            found = found.ipv4_mapped or found
+        # Routers do not forward those of one link in IPv6, where each link has some that another has, too.
+        is_of_link = found.version == 6 and found.is_link_local
+        if not (found.is_unspecified or found.is_loopback or found.is_multicast or is_of_link):
+            return str(found) if "%" not in address else ""
     return ""
 
 
@@ -458,8 +504,11 @@ def root_qdiscs(document: object) -> dict[str, RootQdisc]:
 
 
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_RATE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT]?)bit", re.ASCII)
-_CLASS_LINE: Final = re.compile(rf"class htb {MAJOR:x}:([0-9a-f]+) (root|parent {MAJOR:x}:([0-9a-f]*))(.*)")
+_RATE: Final = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)([KMGT]?)bit")
+_ORDER: Final = re.compile(r"[0-9]{1,3}")
+_CLASS_LINE: Final = re.compile(
+    rf"class htb {MAJOR:x}:([0-9a-f]{{1,4}}) (root|parent {MAJOR:x}:([0-9a-f]{{0,4}}))( .*)"
+)
 
 
 def tc_classes(text: str) -> dict[int, TcClass]:
@@ -470,7 +519,7 @@ def tc_classes(text: str) -> dict[int, TcClass]:
             continue
         minor, words = int(match[1], 16), match[4].split()
         pairs = dict(pairwise(words))
-        order = int(pairs["prio"]) if pairs.get("prio", "").isdecimal() else -1
+        order = int(pairs["prio"]) if _ORDER.fullmatch(pairs.get("prio", "")) else -1
         parent = int(match[3], 16) if match[3] else 0
         found[minor] = TcClass(
             minor, parent, order, _rate_bps(pairs.get("rate", "")), _rate_bps(pairs.get("ceil", ""))
@@ -485,14 +534,14 @@ def _rate_bps(text: str) -> int:
 
 def nft_state(document: object, links: Sequence[str]) -> NftState | None:
     """Return our table as `nft -j list table` prints it; None if its chains or rules are not ours."""
-    chains: dict[str, tuple[object, object]] = {}
+    chains: dict[str, tuple[object, ...]] = {}
     maps: dict[str, Mapping[str, str]] = {}
     limits: set[str] = set()
     rules: list[tuple[str, str]] = []
     for kind, each in _objects(document):
         name = str(each.get("name", ""))
         if kind == "chain":
-            chains[name] = each.get("hook"), each.get("prio")
+            chains[name] = each.get("hook"), each.get("prio"), each.get("policy")
         elif kind == "map":
             maps[name] = _elements(each.get("elem"))
         elif kind == "limit":
@@ -502,7 +551,7 @@ def nft_state(document: object, links: Sequence[str]) -> NftState | None:
     fixed = [(chain, comment) for chain, _, comment in fixed_rules(links)]
     hosts = [(chain, comment) for chain, comment in rules if chain in _OF_HOSTS]
     is_ours = (
-        chains == {chain: (hook, _PRIORITY) for chain, hook in _HOOKS.items()}
+        chains == {chain: (hook, _PRIORITY, "accept") for chain, hook in _HOOKS.items()}
         and maps.keys() == _MAPS.keys()
         and sorted(fixed) == sorted(each for each in rules if each not in hosts)
     )

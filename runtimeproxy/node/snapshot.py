@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.fields.anolis import lacking_text
 from runtimeproxy.katalyst.burst import with_level
+from runtimeproxy.katalyst.dynamic_config import NO_CONFIG, KatalystConfig
 from runtimeproxy.katalyst.levels import KatalystQos, LevelRules
 from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.devices import HostDevices
@@ -43,6 +44,9 @@ class Input(StrEnum):
     evaluated."""
     STRATEGIES = "strategies"
     NORMALIZATION = "normalization"
+    KATALYST = "katalyst"
+    """Katalyst's dynamic configuration: what the target that applies to this node sets. Before it is known it
+    is that of the last run."""
     POD_REQUESTS = "pod-requests"
     """`requests`; known or not for each pod."""
     PRIORITY = "priority"
@@ -185,6 +189,7 @@ FIELDS: Final[Mapping[Input, tuple[str, ...]]] = {
     Input.STRATEGIES: ("strategies",),
     Input.NORMALIZATION: ("normalization_ratio", "normalization_path"),
     Input.POD_REQUESTS: ("requests",),
+    Input.KATALYST: ("katalyst",),
 }
 """The fields of `Node` that belong to an input."""
 
@@ -268,6 +273,8 @@ class Node:
     live_pods: Mapping[str, LivePod] = field(default_factory=dict)
     """The pods of this node as the API server has them, by uid; empty without it."""
     strategies: Strategies = NO_STRATEGIES
+    katalyst: KatalystConfig = NO_CONFIG
+    """Katalyst's dynamic configuration."""
     levels: LevelRules | None = None
     """Of Katalyst's levels, as configured; None: not known."""
     states: Mapping[Input, InputState] = field(default_factory=dict)
@@ -341,6 +348,8 @@ class Node:
             return self.strategies is not NO_STRATEGIES
         if of is Input.POOLS:
             return bool(self.pools)
+        if of is Input.KATALYST:
+            return bool(self.katalyst.target)
         if of is Input.CPU_POOLS:
             return self.cpu_pools is not None
         return any(getattr(self, name) for name in FIELDS.get(of, ()))

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -61,7 +63,10 @@ class Scene:
     runtime: Runtime
     store: PodStore
     books: dict[str, dict[str, int | str]]
+    pauses: list[float]
+    """How long was waited after each failure."""
     is_idle: bool = False
+    looks: bool = True
 
     def run_pod(self, name: str, *addresses: str, qos: str = "BE") -> PodRecord:
         record = PodRecord(id=name, uid=f"uid-{name}", cgroup_parent=f"/kubepods/{name}")
@@ -75,7 +80,8 @@ class Scene:
     async def wait_for(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S):
             while not is_so():
-                self.upkeep.look()
+                if self.looks:
+                    self.upkeep.look()
                 await asyncio.sleep(0.005)
 
     def told(self) -> dict[str, tuple[str, ...] | None]:
@@ -94,7 +100,17 @@ async def scene(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
         upkeep = NetworkUpkeep(
             control, store, runtime, lambda cgroup: books.get(cgroup, {}), executor, lambda: made.is_idle
         )
-        made = Scene(upkeep, control, runtime, store, books)
+        loop, pauses = asyncio.get_running_loop(), list[float]()
+        call_later = loop.call_later
+
+        def noted(delay_s: float, *call: Any) -> asyncio.TimerHandle:
+            if call == (upkeep._changed.set,):
+                pauses.append(delay_s)
+                delay_s = 0.001
+            return call_later(delay_s, *call)
+
+        monkeypatch.setattr(loop, "call_later", noted)
+        made = Scene(upkeep, control, runtime, store, books, pauses)
         task = asyncio.create_task(upkeep.run())  # noqa: TID251 - ended below
         yield made
         task.cancel()
@@ -126,9 +142,10 @@ async def test_what_the_process_before_this_one_wanted_is_known(scene: Scene) ->
     scene.run_pod("a", "10.0.0.1", qos="")
     scene.run_pod("b", "10.0.0.2", qos="")
     scene.control.told.clear()
+    scene.upkeep.take_known()
+    assert scene.control.read_pod(CLASS_FIELD, "a") == "LS"
     scene.is_idle = False
     await scene.wait_for(lambda: scene.told() == {"a": ("10.0.0.1",), "b": None})
-    assert scene.control.read_pod(CLASS_FIELD, "a") == "LS"
     assert scene.control.read_pod(EGRESS_FIELD, "a") == "8000000"
 
 
@@ -153,6 +170,15 @@ async def test_pods_that_end_are_told(scene: Scene) -> None:
     record = scene.run_pod("a", "10.0.0.1")
     await scene.wait_for(lambda: "a" in scene.told())
     scene.store.pods.put(replace(record, state=Lifecycle.STOPPED))
+    await scene.wait_for(lambda: scene.told() == {})
+
+
+async def test_a_pod_that_ends_before_the_next_look_is_told(scene: Scene) -> None:
+    scene.looks = False
+    record = scene.run_pod("a", "10.0.0.1")
+    await scene.wait_for(lambda: scene.told() == {"a": ("10.0.0.1",)})
+    scene.store.pods.put(replace(record, state=Lifecycle.STOPPED))
+    scene.looks = True
     await scene.wait_for(lambda: scene.told() == {})
 
 
@@ -190,6 +216,16 @@ async def test_what_has_failed_is_tried_again(scene: Scene) -> None:
     scene.control.has_failed = True
     scene.run_pod("a", "10.0.0.1")
     await scene.wait_for(lambda: len(scene.control.told) >= 4)
+
+
+@pytest.mark.parametrize("is_bug", [False, True])
+async def test_what_fails_for_long_is_tried_ever_more_rarely(scene: Scene, is_bug: bool) -> None:
+    """A bug has a traceback in the log each time."""
+    scene.control.has_failed = not is_bug
+    scene.control.fails = [RuntimeError("a bug") for _ in range(100)] if is_bug else []
+    pauses = scene.pauses
+    await scene.wait_for(lambda: len(pauses) >= 5)
+    assert all(after >= 2 * before for before, after in pairwise(pauses[1:5]))
 
 
 async def test_what_is_left_to_do_follows_at_once(scene: Scene) -> None:

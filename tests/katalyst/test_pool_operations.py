@@ -337,6 +337,14 @@ class TestContainers:
         after = checked(remove(applied.state, "p", "main"))
         assert cpus_of(after.state, "p") == "1,9"
 
+    def test_a_shared_pod_of_unknown_request_needs_room_for_its_main_container(self) -> None:
+        pod = facts("p", SHARED, None)
+        state = admitted(t16(), pod).state
+        assert "99000m" in refused(create(state, ContainerFacts(pod, "main", 99_000), 0.0))
+        assert (
+            checked(create(state, ContainerFacts(pod, "main", 14_000), 0.0)).state.pods["p"].request == 14_000
+        )
+
     def test_ramp_up_begins_with_the_main_container(self) -> None:
         pod = facts("p", SHARED, 3, main_container="main")
         state = checked(create(t16(), ContainerFacts(pod, "init", 100, is_init=True), 0.0)).state
@@ -393,6 +401,15 @@ class TestResize:
     def test_a_pod_cannot_be_bound_by_it(self) -> None:
         state = ramp_done(running(t16(), facts("p", SHARED, 2)), 30.0).state
         assert refused(resize(state, "p", "main", 3_000, SNB))
+
+    @pytest.mark.parametrize("qos", [SHARED, DNB])
+    def test_a_request_that_was_not_known_is_none(self, qos: KatalystQos) -> None:
+        pod = facts("p", qos, 3)
+        state = checked(create(t16(), ContainerFacts(pod, "main", None), 0.0)).state
+        after = checked(resize(state, "p", "main", 3_000)).state
+        assert after.pods["p"].containers["main"].millicpu == 3_000
+        assert after.pods["p"].request == 3_000
+        assert after.pods["p"].cpus == state.pods["p"].cpus
 
     def test_the_same_request_is_none(self) -> None:
         state = running(t16(), facts("p", DNB, 2))
@@ -472,6 +489,10 @@ class TestPools:
         crowded = ramp_done(running(after, facts("c", SHARED, 8)), 30.0).state
         large = PoolAdvice({"share": 12}, frozenset({"b"}))
         assert "isolation-b" not in checked(configure(crowded, state.settings, T16, large)).state.pools
+        alone = ramp_done(running(t16(enable_reclaim=True), facts("b", SHARED, 3)), 30.0).state
+        huge = PoolAdvice({"isolation-b": 20}, frozenset({"b"}))
+        alone = checked(configure(alone, alone.settings, T16, huge)).state
+        assert (alone.pods["b"].owner, len(alone.pods["b"].cpus)) == ("share", 3)
 
     def test_system_pods_are_where_their_pools_are(self) -> None:
         state = ramp_done(running(t16(), facts("a", SHARED, 2)), 30.0).state
@@ -503,6 +524,25 @@ class TestTopology:
         assert after.pods["x"].problem
         assert after.pods["x"].cpus
 
+    @pytest.mark.parametrize("qos", [SNB, EXCLUSIVE])
+    def test_a_numa_node_goes_offline_with_bound_pods(self, qos: KatalystQos) -> None:
+        state = running(t16(), facts("p", qos, 2, bind_result=frozenset({1})))
+        [node] = state.pods["p"].numa_ids
+        fewer = Topology(tuple(cpu for cpu in T16.cpus if cpu.numa_node != node), T16.memory_bytes)
+        after = checked(configure(state, state.settings, fewer)).state
+        assert after.pods["p"].cpus <= fewer.all_cpus
+        # Others are placed as before.
+        after = running(running(after, facts("q", SNB, 1)), facts("r", SHARED, 1))
+        assert checked(configure(after, state.settings, T16)).state.pods["p"].cpus
+
+    def test_a_restart_on_another_topology(self) -> None:
+        state = ramp_done(running(t16(), facts("a", SHARED, 2)), 30.0).state
+        fewer = Topology(T16.cpus[:12], T16.memory_bytes)
+        saved = json.loads(json.dumps(as_document(state)))
+        read = from_document(saved, fewer)
+        assert read == state
+        assert checked(configure(read, state.settings, fewer)).state.topology == fewer
+
     def test_reserved_cpus_by_number(self) -> None:
         state = initial(T16, PoolSettings(reserved_cpus=cpus("0,8,99"), reserved_count=5))
         assert pools_of(state)["reserve"] == "0,8"
@@ -530,6 +570,15 @@ class TestAdoption:
         assert cpus_of(state, "x") == "1,8-9"
         assert state.pods["a"].owner == "share"
         assert not any(pod.problem for pod in state.pods.values())
+
+    def test_changes_begin_with_what_they_run_on(self) -> None:
+        applied = checked(adopt(t16(), [self.live("d", DNB, 2, "1,9-12"), self.live("a", SHARED, 1)]))
+        assert [each for each in listed(applied.changes) if each[1] == "d"] == [("SHRINK", "d", "1,9")]
+
+    def test_a_pool_of_its_own_stays_where_there_is_too_little_room(self) -> None:
+        live = [self.live("a", SHARED, 14), self.live("b", KatalystQos(pool="batch"), 2)]
+        state = checked(adopt(t16(), live)).state
+        assert (state.pods["b"].owner, bool(state.pods["b"].problem)) == ("batch", True)
 
     def test_what_does_not_fit_is_one_of_share(self) -> None:
         live = [self.live("a", EXCLUSIVE, 14), self.live("b", EXCLUSIVE, 2)]

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from runtimeproxy.katalyst.explain import reasons
+from runtimeproxy.katalyst.hints import HintPolicy
 from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
 from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import (
@@ -69,7 +70,7 @@ class Sequence:
 
     def other_settings(self, settings: PoolSettings) -> PoolSettings:
         on, overlap = self.draw.random() < 0.5, self.draw.random() < 0.3
-        policy = self.draw.choice(["spreading", "packing", "none"])
+        policy = self.draw.choice(list(HintPolicy))
         return settings._replace(enable_reclaim=on, overlap=overlap, numa_hint_policy=policy)
 
     def qos(self) -> KatalystQos:
@@ -136,17 +137,28 @@ class Sequence:
             return remove(self.state, uid, *self.draw.choice([(), (), ("main",)])), None
         if kind < 0.95:
             return self.configured(), None
+        if kind < 0.96:
+            return self.restarted(), None
         lost = [each for each in self.live() if self.draw.random() < 0.8]
         return reconcile(self.state, lost, self.draw.sample(uids, 1)), None
 
     def configured(self) -> Applied:
         count = len(self.topology.cpus)
         off = set(self.draw.sample(range(count), self.draw.choice([0, 0, count // 4])))
+        if len(self.topology.numa_nodes) > 1 and self.draw.random() < 0.3:
+            off |= self.topology.by_numa[self.draw.choice(self.topology.numa_nodes)]
         topology = replace(self.topology, cpus=tuple(cpu for cpu in self.topology.cpus if cpu.id not in off))
         advice = self.draw.choice(
             [None, PoolAdvice({"share": 3}, frozenset(self.draw.sample(sorted(self.known), 1)))]
         )
         return configure(self.state, self.other_settings(self.state.settings), topology, advice)
+
+    def restarted(self) -> Applied:
+        """On the node as it was at first, with what was saved."""
+        saved = json.loads(json.dumps(as_document(self.state)))
+        read = from_document(saved, self.topology)
+        assert read == self.state
+        return configure(read, read.settings, self.topology, read.advice)
 
     def run(self, events: int) -> Iterator[tuple[PoolState, Applied, tuple[str, str] | None]]:
         for _ in range(events):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import re
-import subprocess
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +16,16 @@ from runtimeproxy.fields.network import (
     CLASS_FIELD,
     EGRESS_FIELD,
     INGRESS_FIELD,
+    MOST_RECEIVED_BPS,
     NETWORK_QOS,
     OFF,
     NetworkShares,
     Share,
     pod_minor,
 )
-from runtimeproxy.ledger.kernel_settings import KernelSettings, SettingChange
+from runtimeproxy.ledger.kernel_settings import SAVED_SETTINGS, KernelSettings, SettingChange
 from runtimeproxy.ledger.network import NetworkControl, PodNetworkState
-from runtimeproxy.ledger.network_tools import NetworkTools, Output, run_program
+from runtimeproxy.ledger.network_tools import NetworkTools, Output, Programs
 from runtimeproxy.ledger.unapplied import UnappliedCause
 from tests.lab.programs import debian_program, missing, run
 
@@ -67,7 +67,7 @@ class Node:
             self.calls.append(f"{Path(arguments[0]).name}: {commands}")
         if self.fails and self.fails in commands:
             commands = commands.replace(self.fails, "99:99")
-        return run_program(("/usr/sbin/ip", "netns", "exec", self.name, *arguments), commands)
+        return Programs().run(("/usr/sbin/ip", "netns", "exec", self.name, *arguments), commands)
 
     def control(self, link: str = LINK, tunnels: Sequence[str] = ()) -> NetworkControl:
         return NetworkControl(NetworkTools(self.run_tool), link, tunnels, cgroup_root=Path("/nowhere"))
@@ -371,6 +371,47 @@ def test_a_link_that_is_not_there_is_said(node: Node) -> None:
     assert caught.value.errno == errno.ENODEV
 
 
+def test_a_pod_with_an_address_of_the_node_is_left_out(node: Node) -> None:
+    node.run("ip", "address", "add", "10.0.0.1/24", "dev", LINK)
+    control = node.control()
+    control.write(WANTED)
+    ask(control, 1, "BE")
+    ask(control, 2, "LS")
+    control.sync([pod(1, "10.0.0.1"), pod(2, "10.0.0.2")])
+    assert control.left_out == {"box1": "its address 10.0.0.1 is one of the node"}
+    assert "10.0.0.1 :" not in node.table()
+    node.run("ip", "address", "del", "10.0.0.1/24", "dev", LINK)
+    control.sync([pod(1, "10.0.0.1"), pod(2, "10.0.0.2")], is_check=True)
+    assert control.left_out == {}
+
+
+@pytest.mark.parametrize("limit_bps", [8, MOST_RECEIVED_BPS, 2**63 - 1])
+def test_no_limit_of_a_pod_costs_others_theirs(node: Node, limit_bps: int) -> None:
+    control = node.control()
+    control.write(WANTED)
+    ask(control, 1, "BE", egress=limit_bps, ingress=limit_bps)
+    ask(control, 2, "LS")
+    control.sync([pod(1, "10.0.0.1"), pod(2, "10.0.0.2")])
+    assert (control.left_out, control.problem) == ({}, "")
+    assert "10.0.0.2 : 4b52:3" in node.table()
+
+
+def test_a_rule_that_the_kernel_lacks_costs_no_other_pod_anything(node: Node, tmp_path: Path) -> None:
+    """`socket cgroupv2` came with Linux 5.13."""
+    (tmp_path / "kubepods" / "pod1").mkdir(parents=True)
+    control = NetworkControl(NetworkTools(node.run_tool), LINK, cgroup_root=tmp_path)
+    control.write(WANTED)
+    ask(control, 1, "BE")
+    ask(control, 2, "LS")
+    node.fails = "socket cgroupv2"
+    pods = [pod(1)._replace(is_host_network=True, addresses=()), pod(2, "10.0.0.2")]
+    control.sync(pods)
+    assert list(control.left_out) == ["box1"]
+    assert control.left_out["box1"].startswith("nftables does not take its rule: nft: ")
+    assert "10.0.0.2 : 4b52:3" in node.table()
+    assert not control.has_failed
+
+
 def test_other_links_to_receive_on_are_other_rules(node: Node) -> None:
     node.control().write(WANTED)
     control = node.control(tunnels=("flannel.1",))
@@ -394,6 +435,29 @@ def test_the_kernel_setting_is_adopted_and_given_back(node: Node, tmp_path: Path
     assert lost.apply({NETWORK_QOS: WANTED}) == ()
     assert lost.planned() == (SettingChange(NETWORK_QOS, WANTED, OFF),)
     assert settings(node, tmp_path / "b").apply({}) == (SettingChange(NETWORK_QOS, WANTED, OFF),)
+    assert (node.qdisc(), node.table()) == (before, table)
+
+
+@pytest.mark.parametrize("key", ["original", "written", None], ids=str)
+def test_whatever_the_state_says_all_of_ours_is_given_back(
+    node: Node, tmp_path: Path, key: str | None
+) -> None:
+    """Also when it is lost, and nothing is wanted any more: the limits of pods would stay for ever."""
+    before, table = node.qdisc(), node.table()
+    settings(node, tmp_path).apply({NETWORK_QOS: WANTED})
+    file = tmp_path / SAVED_SETTINGS
+    if key is None:
+        file.unlink()
+    else:
+        document = json.loads(file.read_text())
+        document["kernel_settings"][NETWORK_QOS][key] = "x"
+        file.write_text(json.dumps(document))
+    (planned,) = settings(node, tmp_path).planned()
+    assert (planned.name, planned.new, planned.error) == (NETWORK_QOS, OFF, "")
+    left = settings(node, tmp_path)
+    (change,) = left.apply({})
+    assert (change.name, change.new, change.error) == (NETWORK_QOS, OFF, "")
+    assert left.apply({}) == ()
     assert (node.qdisc(), node.table()) == (before, table)
 
 
@@ -460,15 +524,6 @@ def test_errors_of_the_programs(output: Output, number: int, text: str) -> None:
     with pytest.raises(OSError, match=text.replace(".", r"\.")) as caught:
         NetworkTools(lambda *_: output).qdiscs()
     assert caught.value.errno == number
-
-
-def test_a_program_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(*_: object, **__: object) -> None:
-        raise subprocess.TimeoutExpired("tc", 1)
-
-    monkeypatch.setattr(subprocess, "run", hang)
-    with pytest.raises(TimeoutError, match="has not ended after 5 s"):
-        run_program(("/usr/sbin/tc",), "")
 
 
 def test_pods_that_never_start_are_forgotten() -> None:

@@ -158,7 +158,8 @@ def test_a_limit_above_the_class_is_the_class_s() -> None:
 def test_two_pods_never_have_one_number() -> None:
     first = POD._replace(egress_bps=8_000)
     taken = pod_minor("u1")
-    plan = planned(first, POD._replace(uid="u2", egress_bps=8_000), minors={"u2": taken})
+    second = POD._replace(uid="u2", addresses=("10.0.0.9",), egress_bps=8_000)
+    plan = planned(first, second, minors={"u2": taken})
     assert plan.minors == {"u1": taken + 1, "u2": taken}
     assert set(plan.classes) == {taken, taken + 1}
 
@@ -179,6 +180,31 @@ def test_a_pod_without_an_address_is_left_out(addresses: tuple[str, ...] | None,
     assert plan.left_out == {"u1": why}
     assert (plan.classes, plan.nft.limits, plan.nft.host_rules) == ({}, frozenset(), ())
     assert not any(plan.nft.maps.values())
+
+
+def test_an_address_that_two_pods_have_is_the_first_one_s() -> None:
+    other = POD._replace(
+        uid="u2", name="x/b", addresses=("fd00::2", "10.0.0.9"), network_class=NetworkClass.LS
+    )
+    plan = planned(POD, other)
+    assert plan.nft.maps["class4"] == {"10.0.0.2": "4b52:4", "10.0.0.9": "4b52:3"}
+    assert plan.nft.maps["class6"] == {"fd00::2": "4b52:4"}
+    assert plan.left_out == {"u2": "its address fd00::2 is that of pod x/a, which has been there for longer"}
+
+
+def test_an_address_of_the_node_is_no_pod_s() -> None:
+    """The daemons of the node would have the pod's limits."""
+    pod = POD._replace(egress_bps=80)
+    plan = plan_pods(SHARES, [pod], (LINK,), {}, {}, {"10.0.0.2", "FD00::2"})
+    assert plan.left_out == {"u1": "its address fd00::2 is one of the node"}
+    assert (plan.classes, plan.minors, plan.nft.limits) == ({}, {}, frozenset())
+    assert not any(plan.nft.maps.values())
+
+
+def test_a_limit_of_a_version_before_this_one_costs_no_other_pod_anything() -> None:
+    (own,) = planned(POD._replace(ingress_bps=10**18)).nft.limits - planned(POD).nft.limits
+    rate = int(own.rpartition("_")[2])
+    assert (rate + 2**31) * 10**9 < 2**64
 
 
 HOST = POD._replace(addresses=(), is_host_network=True, ingress_bps=16_000_000)
@@ -238,6 +264,15 @@ def test_host_network_pods_of_one_number_have_one_rule() -> None:
     )
 
 
+def test_host_network_pods_of_one_number_and_other_limits() -> None:
+    """Which packets are whose cannot be told, and the second rule would have all of them."""
+    first, second = HOST, HOST._replace(uid="u2", name="x/b", network_class=NetworkClass.LS)
+    match = net_cls_match("u1", NetworkClass.BE, has_limit=True)
+    plan = planned(first, second, u1=match, u2=match)
+    assert plan.left_out == {"u2": "pod x/a has the same number of net_cls, and its class"}
+    assert plan.nft.host_rules == planned(first, u1=match).nft.host_rules
+
+
 def test_pods_come_and_go_by_element() -> None:
     first, both = planned(POD).nft, planned(POD, POD._replace(uid="u2", addresses=("10.0.0.9",))).nft
     assert nft_commands(both, first) == [
@@ -286,6 +321,10 @@ def test_names_of_pods_in_nftables(uid: str, key: str) -> None:
         ("224.0.0.1", ""),
         ("::", ""),
         ("::1", ""),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("::ffff:0:0", ""),
+        ("fe80::1", ""),
+        ("169.254.1.1", "169.254.1.1"),
     ],
 )
 def test_addresses(address: str, text: str) -> None:
@@ -296,7 +335,10 @@ def listed(state: NftState, links: tuple[str, ...] = (LINK,), **extra: Any) -> d
     """As `nft -j list table` prints it."""
     hooks = {"egress": "postrouting", "host_egress": "output", "ingress": "forward", "host_ingress": "input"}
     objects: list[dict[str, Any]] = [{"metainfo": {"version": "1.0.6"}}, {"table": {"name": TABLE}}]
-    objects += [{"chain": {"name": name, "hook": hook, "prio": -145}} for name, hook in hooks.items()]
+    objects += [
+        {"chain": {"name": name, "hook": hook, "prio": -145, "policy": "accept"}}
+        for name, hook in hooks.items()
+    ]
     objects += [{"limit": {"name": name}} for name in state.limits]
     objects += [
         {"map": {"name": name, **({"elem": [list(each) for each in values.items()]} if values else {})}}

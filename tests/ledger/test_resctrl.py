@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -268,6 +269,64 @@ def test_without_an_rmid_the_pod_is_in_its_group_all_the_same(node: Node) -> Non
         each.rmdir()
     node.verify()
     assert node.tasks("BE", "pod-1") == {pid}
+
+
+THREADS = (
+    "import threading, time\nfor _ in range(40):\n threading.Thread(target=time.sleep, args=(600,)).start()"
+)
+
+
+@pytest.mark.parametrize("is_monitor", [False, True])
+def test_a_refusal_costs_as_much_for_many_tasks_as_for_one(node: Node, *, is_monitor: bool) -> None:
+    """Any pod's author may start thousands, and each asked the kernel again every ten seconds."""
+    pid = node.box.start("main", program=(sys.executable, "-c", THREADS))
+    wait_until(lambda: len(list(Path(f"/proc/{pid}/task").iterdir())) > 40, "threads", 60.0)
+    taken = [node.double.root / ("mon_groups" if is_monitor else "") / f"m{each}" for each in range(5)]
+    taken = taken if is_monitor else taken[:3]
+    for each in taken:
+        each.mkdir()
+    try:
+        begun = len(node.double.commands())
+        node.want(None, "pod-1") if is_monitor else node.want(OWN)
+        asked = [each for each in node.double.commands()[begun:] if PREFIX in each.path and each.code]
+        assert 1 <= len(asked) <= 3  # one in each second that it takes
+    finally:
+        for each in taken:
+            each.rmdir()
+    node.verify()
+    wait_until(
+        lambda: len(node.tasks("" if is_monitor else "pod-1", "pod-1" if is_monitor else "")) > 40, "all", 60
+    )
+
+
+def test_nothing_is_kept_of_pods_that_are_gone(node: Node) -> None:
+    for number in range(3):
+        node.groups.write(OWN.partition(",")[2], f"pod-{number}")
+        with pytest.raises(OSError, match="does not take"):
+            node.groups.write("L3:0=5;1=5", f"pod-x{number}")
+        node.keep(set(), set())
+    node.groups.write(BE, "BE")
+    node.keep({"BE"}, set())
+    kept = {name: each for name, each in vars(node.groups).items() if isinstance(each, dict) and each}
+    assert kept == {"_resources": {"BE": frozenset({"L3", "MB"})}}
+
+
+def test_groups_of_others_that_come_and_go(node: Node) -> None:
+    """A list of tasks that was open when its group went is no error of all other pods."""
+    pid = node.box.start()
+    node.settings.apply(CLASSES)
+    theirs = node.double.root / "theirs"
+    theirs.mkdir()
+    descriptor = os.open(theirs / "tasks", os.O_RDONLY)
+    try:
+        theirs.rmdir()
+        with pytest.raises(OSError, match="No such device"):
+            os.read(descriptor, 100)
+        assert resctrl._numbers(Path(f"/proc/self/fd/{descriptor}")) == []
+    finally:
+        os.close(descriptor)
+    node.want("BE")
+    assert node.tasks("BE") == {pid}
 
 
 def test_schemata_that_the_kernel_refuses(node: Node) -> None:

@@ -45,6 +45,11 @@ def test_map_keys_are_kept_as_they_are() -> None:
     assert set(place('{"Main": 1, "main": 2}').entries()) == {"Main", "main"}
 
 
+def test_map_keys_are_printable_in_problems() -> None:
+    with pytest.raises(AnnotationError, match=r"spec\[\\x1b\[2J\] is not a whole number"):
+        place('{"\\u001b[2J": "x"}').entries()["\x1b[2J"].integer()
+
+
 def test_null_and_absent_are_the_zero_value() -> None:
     for empty in (place("null").member("a"), place("{}").member("a"), place('{"a": null}').member("a")):
         assert (empty.text(), empty.integer(), empty.quantity()) == ("", 0, 0)

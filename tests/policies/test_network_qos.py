@@ -22,6 +22,7 @@ from runtimeproxy.fields.network import (
     CLASS_FIELD,
     EGRESS_FIELD,
     INGRESS_FIELD,
+    MOST_RECEIVED_BPS,
     NETWORK_QOS,
     OFF,
     POD_MINORS,
@@ -281,6 +282,22 @@ def test_a_pod_has_limits_of_its_own() -> None:
     assert change.cgroup == {CLASS_FIELD: "LS", EGRESS_FIELD: 20_000_000, INGRESS_FIELD: 10_000_000}
     reason = str(change.reasons[EGRESS_FIELD])
     assert reason == (f"limit (annotation {ANNOTATION}) 20000003 bits/s in whole bytes = 20000000")
+
+
+def test_what_nftables_cannot_limit_is_said_and_not_asked_for() -> None:
+    """It would refuse the limits of all other pods with it."""
+    change = NetworkQoS().pod(pod(ingressLimit="200G", egressLimit="200G"), node(total="400G"))
+    assert change is not None
+    assert INGRESS_FIELD not in change.cgroup
+    assert change.cgroup[EGRESS_FIELD] == 200 * GIGABIT
+    (problem,) = change.problems
+    most = f"{MOST_RECEIVED_BPS} bits/s, the most that nftables can limit"
+    assert str(problem) == f"ingressLimit {200 * GIGABIT} is above {most}: it is left out"
+    qos = QoSStrategy(be_class=ClassQoS(network_qos=NetworkOfClass(enable=True, ingress_limit=50)))
+    found, problems = shares(qos, 400 * GIGABIT)
+    assert found.ingress_ceilings_bps == (0, 0, 0)
+    assert [each.partition(" ")[0] for each in problems] == ["beClass:"]
+    assert "most that nftables can limit" in problems[0]
 
 
 def test_cgroup_version_1_has_numbers_of_classes() -> None:

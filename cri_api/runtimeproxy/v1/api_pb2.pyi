@@ -1823,6 +1823,7 @@ class NodeStatus(_message.Message):
     HANGS_SINCE_FIELD_NUMBER: _builtins.int
     STRATEGY_PROBLEMS_FIELD_NUMBER: _builtins.int
     POLLING_REASON_FIELD_NUMBER: _builtins.int
+    KATALYST_TARGETS_FIELD_NUMBER: _builtins.int
     polling_reason: _builtins.str
     """Why files are polled instead of watched by the kernel's events; empty if they are not."""
     @_builtins.property
@@ -1843,6 +1844,10 @@ class NodeStatus(_message.Message):
     def strategy_problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___StrategyProblem]:
         """Problems with strategies: file, key and reason."""
 
+    @_builtins.property
+    def katalyst_targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___KatalystTarget]:
+        """Of Katalyst's dynamic configuration, by name."""
+
     def __init__(
         self,
         *,
@@ -1852,14 +1857,53 @@ class NodeStatus(_message.Message):
         hangs_since: _timestamp_pb2.Timestamp | None = ...,
         strategy_problems: _abc.Iterable[Global___StrategyProblem] | None = ...,
         polling_reason: _builtins.str = ...,
+        katalyst_targets: _abc.Iterable[Global___KatalystTarget] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hangs_since", b"hangs_since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hangs_since", b"hangs_since", "inputs", b"inputs", "notes", b"notes", "polling_reason", b"polling_reason", "problems", b"problems", "strategy_problems", b"strategy_problems"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hangs_since", b"hangs_since", "inputs", b"inputs", "katalyst_targets", b"katalyst_targets", "notes", b"notes", "polling_reason", b"polling_reason", "problems", b"problems", "strategy_problems", b"strategy_problems"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
+
+@_typing.final
+class KatalystTarget(_message.Message):
+    """A target of Katalyst's dynamic configuration: an AdminQoSConfiguration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    IS_APPLIED_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Namespace and name, with a slash between them."""
+    source: _builtins.str
+    """Path of its file, or that it is of the API server."""
+    is_applied: _builtins.bool
+    """Whether the node goes by it."""
+    version: _builtins.str
+    """A hash of its configuration, 12 characters; of one that is applied, of the applied one."""
+    reason: _builtins.str
+    """Why it applies, or why not."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        source: _builtins.str = ...,
+        is_applied: _builtins.bool = ...,
+        version: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_applied", b"is_applied", "name", b"name", "reason", b"reason", "source", b"source", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KatalystTarget: _TypeAlias = KatalystTarget  # noqa: Y015
 
 @_typing.final
 class NodeInput(_message.Message):
@@ -3404,6 +3448,7 @@ class GetNodeResponse(_message.Message):
     HOST_APPLICATIONS_FIELD_NUMBER: _builtins.int
     PLUGIN_STRATEGIES_FIELD_NUMBER: _builtins.int
     CLAIMED_CPUS_FIELD_NUMBER: _builtins.int
+    KATALYST_TARGETS_FIELD_NUMBER: _builtins.int
     KATALYST_POOLS_FIELD_NUMBER: _builtins.int
     KATALYST_PODS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
@@ -3483,6 +3528,10 @@ class GetNodeResponse(_message.Message):
         """
 
     @_builtins.property
+    def katalyst_targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___KatalystTarget]:
+        """As in NodeStatus. What the one that is applied sets is in `strategies`, by its path below `spec.config`."""
+
+    @_builtins.property
     def katalyst_pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___KatalystPool]:
         """Katalyst's pools, and what pods have of them; empty while they are off."""
 
@@ -3517,12 +3566,13 @@ class GetNodeResponse(_message.Message):
         host_applications: _abc.Iterable[Global___HostApplication] | None = ...,
         plugin_strategies: _abc.Iterable[Global___StrategyField] | None = ...,
         claimed_cpus: _builtins.str = ...,
+        katalyst_targets: _abc.Iterable[Global___KatalystTarget] | None = ...,
         katalyst_pools: _abc.Iterable[Global___KatalystPool] | None = ...,
         katalyst_pods: _abc.Iterable[Global___KatalystPod] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "cgroups", b"cgroups", "kubelet", b"kubelet", "normalization_ratio", b"normalization_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "allocatable", b"allocatable", "allocations", b"allocations", "annotations", b"annotations", "capacity", b"capacity", "cgroups", b"cgroups", "claimed_cpus", b"claimed_cpus", "cpus", b"cpus", "features", b"features", "generation", b"generation", "host_applications", b"host_applications", "inputs", b"inputs", "is_unchanged", b"is_unchanged", "katalyst_pods", b"katalyst_pods", "katalyst_pools", b"katalyst_pools", "kernel_version", b"kernel_version", "kubelet", b"kubelet", "labels", b"labels", "memory_bytes", b"memory_bytes", "missing_features", b"missing_features", "name", b"name", "normalization_ratio", b"normalization_ratio", "plugin_strategies", b"plugin_strategies", "pools", b"pools", "problems", b"problems", "qos_class_cgroups", b"qos_class_cgroups", "reserved", b"reserved", "reserved_cpus", b"reserved_cpus", "strategies", b"strategies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "allocatable", b"allocatable", "allocations", b"allocations", "annotations", b"annotations", "capacity", b"capacity", "cgroups", b"cgroups", "claimed_cpus", b"claimed_cpus", "cpus", b"cpus", "features", b"features", "generation", b"generation", "host_applications", b"host_applications", "inputs", b"inputs", "is_unchanged", b"is_unchanged", "katalyst_pods", b"katalyst_pods", "katalyst_pools", b"katalyst_pools", "katalyst_targets", b"katalyst_targets", "kernel_version", b"kernel_version", "kubelet", b"kubelet", "labels", b"labels", "memory_bytes", b"memory_bytes", "missing_features", b"missing_features", "name", b"name", "normalization_ratio", b"normalization_ratio", "plugin_strategies", b"plugin_strategies", "pools", b"pools", "problems", b"problems", "qos_class_cgroups", b"qos_class_cgroups", "reserved", b"reserved", "reserved_cpus", b"reserved_cpus", "strategies", b"strategies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalization_ratio: _TypeAlias = _typing.Literal["normalization_ratio"]  # noqa: Y015
     _WhichOneofArgType__normalization_ratio: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio"]  # noqa: Y015

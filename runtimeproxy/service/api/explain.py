@@ -186,12 +186,13 @@ class Explainer:
             files = found.get(subject.cgroup, FilesRead())
             targets.append(self._target(subject, files, decision, node, strategies))
         label, names = self._policies.skip_label, names_of(pod, node)
-        errors = (each for each in strategy.problems if not each.is_unknown_name)
+        errors = [str(each) for each in strategy.problems if not each.is_unknown_name]
+        left_out = _left_out(filter(None, decisions), known=errors)
         return api_pb2.ExplainResponse(
             pod=self._messages.of(pod),
             targets=targets,
             strategies=strategies,
-            problems=map(str, (*errors, *names.misspelled)),
+            problems=(*errors, *left_out, *map(str, names.misspelled)),
             notes=map(str, names.others),
             time=timestamp(time.time()),
             is_skipped=label is not None and pod.labels.get(label[0]) == label[1],
@@ -708,4 +709,16 @@ def _answer(
                     break
     return api_pb2.PolicyAnswer(
         policy=policy.name, mode=MODES.get(policy.mode, MODES[Mode.ENFORCE]), outcome=outcome, reason=reason
+    )
+
+
+def _left_out(decisions: Iterable[Decision], known: Collection[str]) -> tuple[str, ...]:
+    """Why policies leave out what annotations or strategies ask for, each once; single fields say it."""
+    return tuple(
+        {
+            f"{entry.policy}: {entry.reason}": None
+            for decision in decisions
+            for entry in decision.audit
+            if entry.kind is AuditKind.LEFT_OUT and not entry.field and entry.reason not in known
+        }
     )

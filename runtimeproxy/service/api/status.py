@@ -35,6 +35,7 @@ from runtimeproxy.service.api.claims import EVICTIONS, owner_message
 from runtimeproxy.service.api.katalyst import notes_of_pools, pools_status, problems_of_pools
 from runtimeproxy.service.api.nri import notes_of_nri, nri_status, problems_of_nri
 from runtimeproxy.service.api.qos_manager import notes_of_manager, problems_of_manager, qos_manager_status
+from runtimeproxy.service.api.strategies import target_messages
 from runtimeproxy.service.api.unapplied import unapplied_messages, unapplied_of
 from runtimeproxy.service.api.values import (
     FAILURE_POLICIES,
@@ -655,6 +656,7 @@ def _node(sources: NodeSources, policies: Iterable[LoadedPolicy], settings: Sett
             for each in sources.strategy_problems
         ],
         polling_reason=sources.polling_reason,
+        katalyst_targets=target_messages(sources.katalyst_targets),
     )
 
 
@@ -703,6 +705,7 @@ def _places(settings: Settings) -> dict[Input, str]:
         Input.NODE_OBJECT: node.objects_dir,
         Input.STRATEGIES: node.objects_dir,
         Input.NORMALIZATION: node.objects_dir,
+        Input.KATALYST: node.objects_dir,
         Input.POOLS: pools,
     }
 
