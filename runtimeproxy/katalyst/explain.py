@@ -91,7 +91,8 @@ def _in_pool(state: PoolState, pod: PoolPod) -> str:
     wanted = quantity(millicpu, ratio)
     factor = f" x {ratio:g}" if ratio != 1.0 else ""
     advised = state.advice.sizes.get(pod.owner) if state.advice is not None else None
-    text = f"pool {pod.owner}: {len(members)} pods request {millicpu}m{factor}, that is {wanted} CPUs"
+    who = "1 pod requests" if len(members) == 1 else f"{len(members)} pods request"
+    text = f"pool {pod.owner}: {who} {millicpu}m{factor}, that is {wanted} CPUs"
     if advised is not None:
         text, wanted = f"{text}; the advisor says {advised}", advised
     if pod.owner.startswith(ISOLATION_PREFIX):

@@ -87,7 +87,7 @@ def admit(state: PoolState, pod: PodFacts, *, is_forced: bool = False) -> Outcom
     others leave them. A pod that is admitted already, or is not handled, changes nothing. A pod whose request
     is not known is placed with its main container.
 
-    `is_forced`: it is never refused; if it does not fit, it is one of `share`, and its `problem` says why.
+    `is_forced`: it is never refused; if it does not fit, it is not bound, and its `problem` says why.
     """
     if not pod.is_handled or pod.uid in state.pods:
         return Applied(state)
@@ -122,7 +122,7 @@ def create(state: PoolState, container: ContainerFacts, now_s: float, *, is_forc
                     return placed
                 placed = as_shared(pod, placed.reason)
             pod = placed
-        if pod.is_ramping_up and pod.ramp_up_since_s is None:
+        if pod.is_waiting:
             pod = replace(pod, ramp_up_since_s=now_s)
     return _applied(state, {**admitted.state.pods, pod.uid: pod}, creating=(pod.uid, container.name))
 
@@ -168,7 +168,7 @@ def resize(
     if known.millicpu is None:
         # It is no resize: its request is told for the first time.
         return _applied(state, {**state.pods, uid: _with_request(pod, container, millicpu)})
-    if qos is not None and qos.numa_binding != pod.numa_binding:
+    if qos is not None and qos.numa_binding != pod.numa_binding and not pod.problem:
         return Refusal(RefusalKind.RESIZE, "a resize cannot bind a pod to a NUMA node, or unbind it")
     if pod.level is QosLevel.DEDICATED:
         return Refusal(RefusalKind.RESIZE, "a pod of dedicated_cores cannot be resized while it runs")
@@ -249,6 +249,9 @@ def reconcile(state: PoolState, pods: Iterable[LivePod], in_flight: Collection[s
             known[uid] = pod
         elif uid in live:
             known[uid] = _with_containers_of(live[uid], pod)
+            if known[uid].is_waiting and known[uid].main_container is not None:
+                # Its container was created while calls passed by.
+                del known[uid]
     missing = [each for uid, each in live.items() if uid not in known and uid not in in_flight]
     there = _adopted(replace(state, pods=known), missing)
     waiting = [uid for uid in sorted(there.pods) if there.pods[uid].problem and uid in live]
@@ -288,10 +291,10 @@ def _adopted(state: PoolState, pods: Iterable[LivePod]) -> PoolState:
     handled = [each for each in pods if each.facts.is_handled and each.facts.uid not in found]
     for live in sorted(handled, key=lambda each: _adoption_order(each.facts)):
         pod = _with_containers_of(live, unplaced(live.facts))
-        placed = place(replace(state, pods=found), pod, live.facts, kept=_cpus_of([live])[pod.uid])
-        found[pod.uid] = as_shared(pod, placed.reason) if isinstance(placed, Refusal) else placed
-        if pod.containers:
-            found[pod.uid] = replace(found[pod.uid], is_ramping_up=False)
+        if not waits_for_request(pod) or pod.main_container is not None:
+            placed = place(replace(state, pods=found), pod, live.facts, kept=_cpus_of([live])[pod.uid])
+            pod = as_shared(pod, placed.reason) if isinstance(placed, Refusal) else placed
+        found[pod.uid] = replace(pod, is_ramping_up=pod.is_ramping_up and pod.main_container is None)
     return replace(state, pods=found)
 
 
@@ -311,7 +314,8 @@ def _with_containers_of(live: LivePod, pod: PoolPod) -> PoolPod:
     for each in live.containers:
         known = pod.containers.get(each.name)
         millicpu = known.millicpu if known is not None and each.millicpu is None else each.millicpu
-        containers[each.name] = PoolContainer(each.id, millicpu, each.is_init)
+        is_init = each.is_init or (known is not None and known.is_init)
+        containers[each.name] = PoolContainer(each.id, millicpu, is_init)
     if containers == pod.containers and list(containers) == list(pod.containers):
         return pod
     return replace(pod, containers=containers)

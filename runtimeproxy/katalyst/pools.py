@@ -151,9 +151,17 @@ class PoolPod:
 
     @property
     def main_request(self) -> int:
-        """In millicores: of its main container, else of the whole pod."""
-        main = self.main_container
+        """In millicores: of its main container if that is named, else of the whole pod.
+
+        The first container that was created may be an init container, or restart after the others.
+        """
+        main = self.containers.get(self.main)
         return self.request if main is None or main.millicpu is None else main.millicpu
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its ramp-up has not begun."""
+        return self.is_ramping_up and self.ramp_up_since_s is None
 
     @property
     def main_container(self) -> PoolContainer | None:

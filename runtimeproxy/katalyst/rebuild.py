@@ -114,7 +114,7 @@ def build(before: PoolState, of: Demand) -> Pools:
             built.pools[FALLBACK] = left - ht_balance(topology, left, reserve)
             left -= built.pools[FALLBACK]
     if settings.overlap:
-        left |= _overlapped(before, of, built.pools)
+        left |= _overlapped(before, built)
     if not left:
         usable = free or topology.all_cpus - before.reserved
         left = ht_balance(topology, usable, min(reserve, len(usable))) or topology.all_cpus
@@ -128,6 +128,7 @@ class _Building:
         self._topology, self._settings = before.topology, before.settings
         self._sizes = before.advice.sizes if before.advice is not None else {}
         self.pools: dict[str, frozenset[int]] = {RESERVE: before.reserved}
+        self.requests: dict[str, int] = {}
         self.unbound: list[str] = []
 
     def bound_pools(self, of: Demand, free: frozenset[int]) -> frozenset[int]:
@@ -138,6 +139,7 @@ class _Building:
             counts = {}
             for pool, millicpu in requests.items():
                 name = numa_pool(pool, numa_node)
+                self.requests[name] = millicpu
                 counts[name] = self._size(name, millicpu, self._settings.snb_ratio)
             cpus = self._topology.cpus_of((numa_node,)) & free
             if cpus:
@@ -149,14 +151,15 @@ class _Building:
         """Builds the others, and those of isolated pods if there is room; returns what they leave."""
         names = {ISOLATION_PREFIX + uid: millicpu for uid, (_, millicpu) in of.isolated.items()}
         alone = {name: self._size(name, millicpu) for name, millicpu in names.items()}
-        counts = {name: self._size(name, millicpu) for name, millicpu in of.unbound.items()}
+        requests = dict(of.unbound)
+        counts = {name: self._size(name, millicpu) for name, millicpu in requests.items()}
         if sum(alone.values()) + sum(counts.values()) <= len(free):
             free = self._give(free, alone)
         else:
-            requests = dict(of.unbound)
             for pool, millicpu in of.isolated.values():
                 requests[pool] = requests.get(pool, 0) + millicpu
             counts = {name: self._size(name, millicpu) for name, millicpu in requests.items()}
+        self.requests |= requests
         if not counts or not free:
             return free
         self.unbound = sorted(counts)
@@ -210,18 +213,15 @@ def _ratio(before: Pools, name: str) -> Fraction | None:
     return overlap_ratio(before[name], reclaim)
 
 
-def _overlapped(before: PoolState, of: Demand, pools: Pools) -> frozenset[int]:
+def _overlapped(before: PoolState, built: _Building) -> frozenset[int]:
     """Return the CPUs of the pools of `shared_cores` that `reclaimed_cores` have, too."""
-    requests = {**of.unbound}
-    for numa_node, by_pool in of.bound.items():
-        requests |= {numa_pool(pool, numa_node): millicpu for pool, millicpu in by_pool.items()}
     found = NO_CPUS
-    for name in sorted(filter(is_shared_pool, pools)):
-        size = len(pools[name])
+    for name in sorted(filter(is_shared_pool, built.pools)):
+        size = len(built.pools[name])
         ratio = _ratio(before.pools, name)
         if ratio is None:
-            ratio = max(1 - Fraction(requests[name], 1_000 * size), Fraction())
-        found |= core_balance(before.topology, pools[name], ceil(size * ratio), reverse=True)
+            ratio = max(1 - Fraction(built.requests[name], 1_000 * size), Fraction())
+        found |= core_balance(before.topology, built.pools[name], ceil(size * ratio), reverse=True)
     return found
 
 

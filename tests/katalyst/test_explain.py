@@ -34,8 +34,8 @@ NO_POOL = (
 @pytest.mark.parametrize(
     ("qos", "cpus", "said"),
     [
-        (SHARED, 3, "pool share: 1 pods request 3000m, that is 3 CPUs: 3 CPUs (1,8-9)"),
-        (SNB, 1.2, "pool share-NUMA2: 1 pods request 1200m x 2, that is 3 CPUs: 3 CPUs (4-5,12)"),
+        (SHARED, 3, "pool share: 1 pod requests 3000m, that is 3 CPUs: 3 CPUs (1,8-9)"),
+        (SNB, 1.2, "pool share-NUMA2: 1 pod requests 1200m x 2, that is 3 CPUs: 3 CPUs (4-5,12)"),
         (DNB, 2, "NUMA nodes 0 with 3 CPUs free for 2000m; CPUs 1,9 by topology"),
         (EXCLUSIVE, 2, "NUMA nodes 0 with 3 CPUs free for 2000m; CPUs 1,8-9 all that are free"),
         (UNBOUND, 2, "CPUs 1,9 by topology, of no NUMA node in particular"),

@@ -493,6 +493,8 @@ class TestPools:
         huge = PoolAdvice({"isolation-b": 20}, frozenset({"b"}))
         alone = checked(configure(alone, alone.settings, T16, huge)).state
         assert (alone.pods["b"].owner, len(alone.pods["b"].cpus)) == ("share", 3)
+        overlapping = checked(configure(alone, alone.settings._replace(overlap=True), T16, huge)).state
+        assert len(overlapping.pools["reclaim"]) == 14 - 3
 
     def test_system_pods_are_where_their_pools_are(self) -> None:
         state = ramp_done(running(t16(), facts("a", SHARED, 2)), 30.0).state
@@ -593,6 +595,28 @@ class TestAdoption:
         assert cpus_of(applied.state, "b") == "1,8-9"
         assert applied.state.pods["b"].problem == ""
         assert applied.changes[-1].cpus == cpus("1,8-9")
+
+    @pytest.mark.parametrize(("qos", "count"), [(SHARED, 2), (SHARED, None), (DNB, None), (SNB, None)])
+    def test_a_container_that_was_created_while_calls_passed_by(
+        self, qos: KatalystQos, count: float | None
+    ) -> None:
+        pod = facts("p", qos, count)
+        state = checked(reconcile(admitted(t16(), pod).state, [LivePod(pod)])).state
+        assert state.pods["p"].is_waiting
+        live = [LivePod(pod, (LiveContainer("main", "id", 2_000),))]
+        state = checked(reconcile(state, live)).state
+        assert state.pods["p"].owner in ("share", "dedicated", "share-NUMA2")
+        assert not state.pods["p"].problem
+        assert checked(reconcile(state, live)) == Applied(state)
+
+    def test_a_main_container_that_exits_leaves_the_pool_as_it_is(self) -> None:
+        pod = facts("p", SHARED, 3)
+        state = t16(enable_reclaim=True)
+        for name, millicpu in (("main", 2_500), ("side", 500)):
+            state = checked(create(state, ContainerFacts(pod, name, millicpu), 0.0)).state
+        state = ramp_done(state, 30.0).state
+        after = checked(reconcile(state, [LivePod(pod, (LiveContainer("side", "id", 500),))])).state
+        assert after.pools == state.pools
 
     def test_reconciling_leaves_pods_in_flight(self) -> None:
         pod = facts("new", DNB, 2)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.documents.reading import InputError
@@ -48,7 +49,20 @@ def test_what_a_selector_matches(text: str, labels: dict[str, str], is_match: bo
 @pytest.mark.parametrize(
     "text",
     [
-        *("=b", "a=b,", "a=b,,c", ",a", "a in b", "a in (b", "a in (b c)", "a notin", "a b", "(a)", "!", "!a=b"),
+        *(
+            "=b",
+            "a=b,",
+            "a=b,,c",
+            ",a",
+            "a in b",
+            "a in (b",
+            "a in (b c)",
+            "a notin",
+            "a b",
+            "(a)",
+            "!",
+            "!a=b",
+        ),
         *("a=b=c", "a>", "a>x", "/a=b", "a=-b", "a b=c", f"a={'b' * 64}", "ä=b", "a in (b))"),
         *(f"a in ({','.join(map(str, range(10_000)))})", f"a={' ' * MAX_SELECTOR_CHARS}b"),
         ",".join(f"a{number}" for number in range(2_000)),
@@ -60,12 +74,11 @@ def test_what_kubernetes_refuses_and_what_is_too_long(text: str) -> None:
     assert len(str(caught.value)) < 300
 
 
+@settings(max_examples=50)
 @given(st.text(alphabet="ab=!,() in<>\t\0", max_size=40))
 def test_any_text_is_a_selector_or_refused(text: str) -> None:
-    try:
+    with suppress(InputError):
         parse_selector(text).matches({"a": "b"})
-    except InputError:
-        pass
 
 
 ALLOWED = frozenset({"l1", "l2"})
@@ -123,6 +136,7 @@ def pure_on_a_key(key: str) -> st.SearchStrategy[list[str]]:
 pure = st.builds(lambda one, other: ",".join([*one, *other]), pure_on_a_key("l1"), pure_on_a_key("l2"))
 
 
+@settings(max_examples=60)
 @given(pure, pure)
 def test_an_overlap_is_exact_where_a_key_is_only_named_or_only_forbidden(one: str, other: str) -> None:
     of_key = (None, *VALUES, "another")
