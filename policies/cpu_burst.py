@@ -27,7 +27,6 @@ from runtimeproxy.hooks import (
     Resources,
 )
 from runtimeproxy.hooks.sources import strategy_source
-from runtimeproxy.katalyst.levels import CPU_ENHANCEMENT
 from runtimeproxy.node.snapshot import Feature, Input, Node
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.slo.names import CPU_BURST
@@ -63,7 +62,7 @@ class CpuBurst(Policy):
     name: ClassVar[str] = "cpu-burst"
     selector: ClassVar[PodSelector] = PodSelector(qos_classes=_CLASSES)
     selector_without: ClassVar[Mapping[Input, PodSelector]] = {
-        Input.STRATEGIES: PodSelector(qos_classes=_CLASSES, annotations=(CPU_BURST, CPU_ENHANCEMENT))
+        Input.STRATEGIES: PodSelector(qos_classes=_CLASSES, annotations=(CPU_BURST,))
     }
     inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES})
     strategy_parts: ClassVar[frozenset[str]] = frozenset({"cpu_burst"})

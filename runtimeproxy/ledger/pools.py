@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-POOL_INPUTS: Final = frozenset({Input.CPUS, Input.MEMORY, Input.KUBELET, Input.POD_REQUESTS})
+POOL_INPUTS: Final = frozenset({Input.CPUS, Input.MEMORY, Input.KUBELET, Input.POD_REQUESTS, Input.KATALYST})
 """What pools depend on of the node."""
 FILE: Final = "cpu_pools.json"
 """In the state folder."""
@@ -563,7 +563,7 @@ class NodePools:
             self._show()
 
     def _with_new_containers(self, state: PoolState, live: Collection[LivePod], now_s: float) -> PoolState:
-        """The state with containers of known pods whose creation was no call here: their ramp-up begins now."""
+        """The state with containers that no call has placed: their ramp-up begins now."""
         for pod in live:
             uid = pod.facts.uid
             known = state.pods.get(uid)

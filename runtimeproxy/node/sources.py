@@ -38,7 +38,7 @@ MOST_LINES: Final = 100
 """Lines of the log about problems and notes in a minute; the others are logged later."""
 _MINUTE_S: Final = 60.0
 
-_NOT_MISSED: Final = frozenset({Input.POD_REQUESTS, Input.BLOCK_DEVICES})
+_NOT_MISSED: Final = frozenset({Input.POD_REQUESTS, Input.BLOCK_DEVICES, Input.CPU_POOLS})
 """Inputs that many nodes do not have: kubelets before 1.33 write none, and containers may see no devices."""
 
 
