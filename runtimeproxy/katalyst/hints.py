@@ -15,7 +15,7 @@ cm/topologymanager/policy_numeric.go.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain, combinations, islice
 from typing import Final, NamedTuple
@@ -25,6 +25,7 @@ from runtimeproxy.katalyst.sizes import ImpossibleSizesError, is_sufficient, num
 from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.units import format_cpu_list
 
+NO_NODES: Final[frozenset[int]] = frozenset()
 _MANY_NUMA_NODES: Final = 16
 """With more, sets have one NUMA node more than needed at most. Source: pkg/util/machine, LargeNUMAsPoint."""
 _MAX_SETS: Final = 4_096
@@ -146,60 +147,74 @@ def choose(topology: Topology, bookings: Sequence[NumaBooking], request: HintReq
     """
     by_numa = {booking.numa_node: booking for booking in bookings}
     memory = _memory_need(topology, by_numa, request)
-    best: Hint | None = None
-    best_score, fits = 0, False
-    for hint in cpu_hints(topology, bookings, request):
-        size = len(hint.numa_nodes)
-        # Sizes ascend, and the first that is not preferred ends those that are.
-        if not hint.is_preferred and not request.bind_result and size > (memory.size if memory else 1):
-            break
-        if memory is not None and not memory.agrees(hint.numa_nodes):
-            continue
-        fits = True
-        score = hint.is_preferred + (memory is not None and size == memory.size)
-        if score > best_score or (best is not None and score == best_score and size < len(best.numa_nodes)):
-            best, best_score = hint, score
-        if not request.bind_result and best_score == (1 if memory is None else 2):
+    chosen = request.bind_result
+    is_possible = bool(chosen) and any(_hints(topology, bookings, request, only=chosen))
+    if is_possible and (memory is None or memory.agrees(chosen)):
+        return Choice(chosen, f"{_reason(by_numa, request, chosen)}, the scheduler's choice")
+    best: frozenset[int] | None = None
+    best_score = 0
+    # What neither prefers is no choice: sets of other sizes are not looked at.
+    sizes = {memory.size} if memory else set()
+    for nodes, is_preferred in cpu_hints(topology, bookings, replace(request, bind_result=NO_NODES), sizes):
+        if memory is None or memory.agrees(nodes):
+            score = is_preferred + (memory is not None and len(nodes) == memory.size)
+            if score > best_score or (best and score == best_score and len(nodes) < len(best)):
+                best, best_score = nodes, score
+        if best_score == (1 if memory is None else 2):
             break
     if best is not None:
-        return Choice(best.numa_nodes, _reason(by_numa, request, best.numa_nodes))
-    if request.qos.level is QosLevel.RECLAIMED:
-        others = frozenset(each.numa_node for each in bookings if each.reclaimed_millicpu is None)
-        if others:
-            return Choice(others, "since none alone has headroom")
-    if memory is not None and not fits:
+        return Choice(best, _reason(by_numa, request, best))
+    if memory is not None:
         raise NoRoomError(memory.refusal())
-    raise NoRoomError(
-        f"no NUMA nodes are preferred for {request.millicpu}m of CPU: smaller sets are across sockets, or "
-        "have not what the pod's annotations ask for"
-    )
+    # Only pods of `reclaimed_cores` come here.
+    others = frozenset(each.numa_node for each in bookings if each.reclaimed_millicpu is None)
+    if others:
+        return Choice(others, "since none alone has headroom")
+    raise NoRoomError(_no_cpu(bookings, request))
 
 
-def cpu_hints(topology: Topology, bookings: Sequence[NumaBooking], request: HintRequest) -> Iterator[Hint]:
+def cpu_hints(
+    topology: Topology,
+    bookings: Sequence[NumaBooking],
+    request: HintRequest,
+    sizes: Collection[int] | None = None,
+) -> Iterator[Hint]:
     """Yield the hints of CPU: sets of NUMA nodes from small to large; of `reclaimed_cores` the best first.
+
+    `sizes`: of the sets that are not preferred; None: all. There may be 65,535 of them.
 
     Raises:
         InvalidRequestError: As `choose`.
         NoRoomError: Likewise; there is one hint at least.
     """
-    match request.qos.level:
-        case QosLevel.DEDICATED:
-            hints = _dedicated_hints(topology, bookings, request)
-        case QosLevel.SHARED:
-            hints = iter(_shared_hints(topology, bookings, request))
-        case QosLevel.RECLAIMED:
-            hints = iter(_reclaimed_hints(bookings, request))
-        case _:
-            raise InvalidRequestError(f"pods of {request.qos.level} are bound to no NUMA node by CPU")
-    if request.bind_result:
-        some = list(hints)
-        if any(hint.numa_nodes == request.bind_result for hint in some):
-            some = [Hint(hint.numa_nodes, hint.numa_nodes == request.bind_result) for hint in some]
-        hints = iter(some)
+    hints = _hints(topology, bookings, request, sizes)
+    chosen = request.bind_result
+    if chosen and any(_hints(topology, bookings, request, only=chosen)):
+        hints = (Hint(hint.numa_nodes, hint.numa_nodes == chosen) for hint in hints)
     first = next(hints, None)
     if first is None:
         raise NoRoomError(_no_cpu(bookings, request))
     yield from chain((first,), hints)
+
+
+def _hints(
+    topology: Topology,
+    bookings: Sequence[NumaBooking],
+    request: HintRequest,
+    sizes: Collection[int] | None = None,
+    only: frozenset[int] = NO_NODES,
+) -> Iterator[Hint]:
+    """Yield the hints of CPU. `only`: this one, if it is one; empty: all."""
+    match request.qos.level:
+        case QosLevel.DEDICATED:
+            return _dedicated_hints(topology, bookings, request, sizes, only)
+        case QosLevel.SHARED:
+            hints = _shared_hints(topology, bookings, request)
+        case QosLevel.RECLAIMED:
+            hints = _reclaimed_hints(bookings, request)
+        case _:
+            raise InvalidRequestError(f"pods of {request.qos.level} are bound to no NUMA node by CPU")
+    return (hint for hint in hints if not only or hint.numa_nodes == only)
 
 
 def _unbound_cpus(bookings: Iterable[NumaBooking]) -> int:
@@ -225,7 +240,11 @@ def _candidates(
 
 
 def _dedicated_hints(
-    topology: Topology, bookings: Sequence[NumaBooking], request: HintRequest
+    topology: Topology,
+    bookings: Sequence[NumaBooking],
+    request: HintRequest,
+    wanted: Collection[int] | None,
+    only: frozenset[int],
 ) -> Iterator[Hint]:
     qos, millicpu = request.qos, request.millicpu
     number, least = _numa_number(topology, request)
@@ -234,24 +253,31 @@ def _dedicated_hints(
         for node, booking in sorted(_candidates(bookings, request, number).items())
         if booking.free_count and not (qos.numa_exclusive and (booking.bound or booking.is_taken))
     }
-    largest = list(_sums(sorted(free.values(), reverse=True)))
-    sizes = [size for size, cpus in enumerate(largest, 1) if size >= least and millicpu <= 1_000 * cpus]
-    if not sizes:
+    largest = _sums(sorted(free.values(), reverse=True))
+    enough = [size for size, cpus in enumerate(largest, 1) if size >= least and millicpu <= 1_000 * cpus]
+    preferred = number or (enough[0] if enough else 0)
+    named = {each for each in (only, qos.numa_ids) if each}
+    if len(named) > 1:
         return
-    smallest = sizes[0]
-    if number:
-        sizes = [size for size in sizes if size == number]
-    elif not qos.numa_exclusive:
-        sizes = [size for size in sizes if size == 1]
-    elif len(topology.numa_nodes) > _MANY_NUMA_NODES:
-        sizes = [size for size in sizes if size <= least + 1]
     fit = _Fit(topology, {booking.numa_node: booking for booking in bookings}, request)
-    for size in sizes:
-        for nodes in [tuple(qos.numa_ids)] if qos.numa_ids else _sets(topology, free, size):
-            if all(node in free for node in nodes):
+    for size in enough:
+        if not _is_possible_size(topology, request, size, number, least):
+            continue
+        if not (only or wanted is None or size == preferred or size in wanted):
+            continue
+        for nodes in [tuple(each) for each in named] or _sets(topology, free, size):
+            if len(nodes) == size and all(node in free for node in nodes):
                 cpus = sum(free[node] for node in nodes)
                 if millicpu <= 1_000 * cpus and fit.is_fit(nodes):
-                    yield Hint(frozenset(nodes), size == (number or smallest))
+                    yield Hint(frozenset(nodes), size == preferred)
+
+
+def _is_possible_size(topology: Topology, request: HintRequest, size: int, number: int, least: int) -> bool:
+    if number:
+        return size == number
+    if not request.qos.numa_exclusive:
+        return size == 1
+    return len(topology.numa_nodes) <= _MANY_NUMA_NODES or size <= least + 1
 
 
 def _numa_number(topology: Topology, request: HintRequest) -> tuple[int, int]:
@@ -450,8 +476,6 @@ def _reason(by_numa: Mapping[int, NumaBooking], request: HintRequest, nodes: fro
         case _:
             free = f"{some[0].headroom_millicpu - (some[0].reclaimed_millicpu or 0)}m to reclaim"
     how = f" ({request.policy})" if request.qos.level is QosLevel.SHARED else ""
-    if nodes == request.bind_result:
-        how = " (the scheduler's choice)"
     return f"with {free} for {request.millicpu}m{how}"
 
 

@@ -199,7 +199,7 @@ def test_the_schedulers_choice_is_the_only_one_preferred() -> None:
     assert text(FREE, replace(request, bind_result=frozenset({0, 1}))) == "0F 1F 2T 3T"
     chosen = choose(T16, FREE, replace(request, qos=exclusive(), bind_result=frozenset({2, 3})))
     assert chosen.numa_nodes == {2, 3}
-    assert chosen.reason == "with 8 CPUs free for 1000m (the scheduler's choice)"
+    assert chosen.reason == "with 8 CPUs free for 1000m, the scheduler's choice"
 
 
 HEADROOM = [
