@@ -12,9 +12,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from runtimeproxy.config.validation import places_of
+from runtimeproxy.commands.simulate import level_lines
+from runtimeproxy.config.validation import level_rules, places_of
 from runtimeproxy.documents.reading import InputError, parse_documents, printable
+from runtimeproxy.hooks.levels import LEVELS_POLICY, levels_in_force
 from runtimeproxy.hooks.views import PodView
+from runtimeproxy.katalyst.levels import class_of
 from runtimeproxy.node.derived import normalization_ratio
 from runtimeproxy.node.inputs import state_file
 from runtimeproxy.node.machine import read_processor
@@ -29,7 +32,7 @@ from runtimeproxy.node.objects import (
     Rejected,
     has_incomplete,
 )
-from runtimeproxy.node.snapshot import Input, InputState
+from runtimeproxy.node.snapshot import Input, InputState, Node
 from runtimeproxy.offline import Offline
 from runtimeproxy.pods.checkpoint.codec import Saved
 from runtimeproxy.pods.checkpoint.file import CheckpointError, CheckpointFile
@@ -37,7 +40,9 @@ from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle
 from runtimeproxy.qos import qos_class
 from runtimeproxy.simulate.files import UnusableInputError, content, node_name, object_files, pairs
+from runtimeproxy.simulate.levels import LevelVerdict, level_verdict
 from runtimeproxy.simulate.manifests import read_pods
+from runtimeproxy.simulate.result import level_as_json
 from runtimeproxy.simulate.running import RunningPod, WantedValues, differing_policies, wanted_values
 from runtimeproxy.slo.keys import SECTIONS
 from runtimeproxy.slo.loading import Loaded, NodeSlo, Text, load
@@ -106,8 +111,10 @@ def check(arguments: Namespace, settings: Settings) -> tuple[str, bool]:
     loaded = load(found.texts, node_slo=found.node_slo, labels=labels, annotations=annotations)
     if not found.texts and found.node_slo is None:
         found.notes.append(f"no strategies are in the files, neither a ConfigMap {CONFIG_MAP} nor a NodeSLO")
-    pod = _read_pod(Path(arguments.pod)) if arguments.pod else None
-    strategy = loaded.strategies.for_pod(pod) if pod is not None else None
+    pod = verdict = None
+    if arguments.pod:
+        pod, verdict = _read_pod(Path(arguments.pod), settings)
+    strategy = Node(strategies=loaded.strategies).strategy_for(pod) if pod is not None else None
     if not labels and any(config.nodes for config in loaded.good.values()):
         found.notes.append(_NO_LABELS)
     if pod is not None and _is_skipped(settings, pod.labels):
@@ -115,7 +122,9 @@ def check(arguments: Namespace, settings: Settings) -> tuple[str, bool]:
         found.notes.append(f"the pod's label {key} says that it is left alone")
     present = _present(Path(settings.state.dir), labels, annotations)
     running = _running(settings, loaded.strategies, present, annotations)
-    report = _Report(found, labels, loaded, pod, arguments.pod or "", strategy, running, arguments.strict)
+    report = _Report(
+        found, labels, loaded, pod, arguments.pod or "", strategy, running, arguments.strict, verdict
+    )
     if arguments.output == "json":
         return report.as_json(), report.is_good
     return "\n".join(map(printable, report.as_text())), report.is_good
@@ -131,10 +140,16 @@ class _Report(NamedTuple):
     running: Running | str
     """Or why it is not known."""
     is_strict: bool
+    verdict: LevelVerdict | None
+    """Of the pod; None: it has no level of Katalyst's."""
 
     @property
     def is_good(self) -> bool:
-        return not (self.found.problems or any(map(self._is_error, self._problems())))
+        return not (
+            self.found.problems
+            or any(map(self._is_error, self._problems()))
+            or (self.verdict is not None and self.verdict.is_refused)
+        )
 
     def _is_error(self, problem: Problem) -> bool:
         return not problem.is_warning or (self.is_strict and problem.is_unknown_name)
@@ -156,10 +171,13 @@ class _Report(NamedTuple):
             qos = self.pod.qos or "no QoS class"
             title = f"pod {self.pod.namespace}/{self.pod.name} ({qos}, {self.pod.kube_qos})"
             yield from _table(title, _configured(_rows(self.strategy, self.strategy.provenance)))
+        if self.verdict is not None:
+            yield from (text for _, text in level_lines(self.verdict))
         if unused := dict.fromkeys(each.key for each in self.loaded.problems if not each.is_warning):
             yield f"keys of which a running instance keeps the last good values: {', '.join(unused)}"
         yield from self._running_text()
         count = sum(map(self._is_error, self._problems())) + len(self.found.problems)
+        count += self.verdict is not None and self.verdict.is_refused
         if count:
             yield f"not valid: {count} error{'s' if count > 1 else ''}"
         else:
@@ -195,6 +213,7 @@ class _Report(NamedTuple):
                 "qosClass": self.pod.qos,
                 "kubeQOSClass": self.pod.kube_qos,
                 "strategy": [_as_json(row) for row in _rows(self.strategy, self.strategy.provenance)],
+                "katalyst": level_as_json(self.verdict) if self.verdict is not None else None,
             }
         if isinstance(self.running, str):
             report["runningPods"] = {"unknown": self.running}
@@ -270,7 +289,7 @@ def _take(each: Object | Rejected | Ignored, file: str, found: _Input, *, is_oth
         found.node_slo = NodeSlo(file, each.value.spec)
 
 
-def _read_pod(path: Path) -> PodView:
+def _read_pod(path: Path, settings: Settings) -> tuple[PodView, LevelVerdict | None]:
     try:
         pods = read_pods(parse_documents(content(path)))
     except InputError as error:
@@ -278,7 +297,7 @@ def _read_pod(path: Path) -> PodView:
     if len(pods) != 1:
         raise UnusableInputError(f"{path}: has {len(pods)} pods, not one")
     pod = pods[0]
-    return PodView(
+    view = PodView(
         namespace=pod.namespace,
         name=pod.name,
         labels=pod.labels,
@@ -286,6 +305,12 @@ def _read_pod(path: Path) -> PodView:
         qos=qos_class(pod.labels),
         kube_qos=pod.qos,
     )
+    if LEVELS_POLICY in settings.policies and not _is_skipped(settings, pod.labels):
+        node = Node(levels=level_rules(settings.katalyst))
+        levels = levels_in_force(Offline(settings).policies.policies, node)
+        if levels is not None and (qos := levels.of(view)) is not None:
+            view = replace(view, katalyst=qos, qos=class_of(pod.labels, qos))
+    return view, level_verdict(view, {each.name: each.requests for each in pod.containers})
 
 
 # Running pods

@@ -90,6 +90,8 @@ def show_explanation(found: api_pb2.ExplainResponse, page: Page, *, is_everythin
     qos = ", ".join(part for part in (pod.qos_class or "no QoS class", pod.kube_qos_class) if part)
     page.line((Cell(f"{pod.namespace}/{pod.name}", STRONG), f"  {qos}"))
     page.line(Cell(f"uid {pod.uid}, sandbox {pod.sandbox_id[:_ID_LENGTH]}", FAINT))
+    if pod.HasField("katalyst"):
+        _show_level(pod.katalyst, page)
     if found.is_skipped:
         page.line(Cell("policies leave it alone: it has the skip label", DOUBTFUL))
     for problem in found.problems:
@@ -115,6 +117,13 @@ def show_explanation(found: api_pb2.ExplainResponse, page: Page, *, is_everythin
     if hidden:
         page.gap()
         page.line(Cell(f"{hidden} more that nothing changes: --all", FAINT))
+
+
+def _show_level(level: api_pb2.KatalystLevel, page: Page) -> None:
+    pool = f", pool {level.pool}" if level.pool else ""
+    page.line((Cell(level.level, STRONG), f"{pool}: {level.reason}"))
+    for problem in level.problems:
+        page.entry(Cell("problem", BAD), problem)
 
 
 _WRONG: Final = (api_pb2.PolicyAnswer.OUTCOME_FAILED, api_pb2.PolicyAnswer.OUTCOME_REFUSES)

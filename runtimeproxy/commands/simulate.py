@@ -25,11 +25,13 @@ from runtimeproxy.commands.output import (
     show_fields,
 )
 from runtimeproxy.config.settings import NodeSettings
+from runtimeproxy.config.validation import level_rules
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
     from runtimeproxy.node.snapshot import Node
     from runtimeproxy.simulate.kubelet import PodCalls
+    from runtimeproxy.simulate.levels import LevelVerdict
     from runtimeproxy.simulate.result import (
         PodSimulation,
         PolicyChange,
@@ -89,6 +91,7 @@ def _node(arguments: Namespace, settings: Settings) -> Node:
     is_used = bool(name) and (name != NodeSettings().objects_dir or Path(name).is_dir())
     labels = pairs(arguments.node_labels, "--node-labels")
     node = node_of_files(Path(name) if is_used else None, settings.node.name, labels)
+    node = replace(node, levels=level_rules(settings.katalyst))
     if settings.node.shared_pools == "computed":
         # Of the pods of the node, which no file has.
         node = replace(node, pools=None, states={**node.states, Input.POOLS: InputState.UNKNOWN})
@@ -118,6 +121,9 @@ def _show_pod(pod: PodSimulation, page: Page) -> None:
     qos = f"  {pod.qos or 'no QoS class'}, {pod.kube_qos}"
     page.line((Cell(f"{pod.namespace}/{pod.name}", STRONG), qos))
     page.line(Cell(pod.source, FAINT))
+    if pod.katalyst is not None:
+        for style, words in level_lines(pod.katalyst):
+            page.line(Cell(words, style))
     for each in pod.added:
         page.entry(Cell("webhook", FAINT), each)
     for each in pod.notes:
@@ -125,6 +131,13 @@ def _show_pod(pod: PodSimulation, page: Page) -> None:
     for target in pod.targets:
         page.gap()
         _show_target(target, page)
+
+
+def level_lines(verdict: LevelVerdict) -> Iterator[tuple[str, str]]:
+    """Yields the style and the text of each line about a pod's level."""
+    pool = f", pool {verdict.pool}" if verdict.pool else ""
+    yield "", f"{verdict.level}{pool}: {verdict.reason}"
+    yield from ((BAD, f"problem: {each}") for each in verdict.problems)
 
 
 def _show_target(target: SimulatedTarget, page: Page) -> None:

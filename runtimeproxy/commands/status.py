@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _LABEL_WIDTH: Final = 8
 _GOOD_STATES: Final = frozenset(("loaded", "serving", "known", "ready", "running", "enforce", "leased"))
+_MOST_TARGETS: Final = 20
+"""Targets of Katalyst's dynamic configuration that are shown as text."""
 _MOST_UNAPPLIED: Final = 10
 """Rows about values that are not applied; the answer has more."""
 _BAD_STATES: Final = frozenset(("failed",))
@@ -101,6 +103,12 @@ def show_status(found: api_pb2.GetStatusResponse, page: Page, now: datetime) -> 
     if found.node.inputs:
         page.gap()
         page.table(("INPUT", "STATE", "FROM"), map(_input_row, found.node.inputs))
+    if found.node.katalyst_targets:
+        page.gap()
+        shown = found.node.katalyst_targets[:_MOST_TARGETS]
+        page.table(("KATALYST TARGET", "APPLIED", "VERSION", "WHY"), map(_target_row, shown))
+        if (more := len(found.node.katalyst_targets) - len(shown)) > 0:
+            page.line(Cell(f"{more} more: status --output json has all", FAINT), indent=2)
     _show_unapplied(found.ledger, page)
     _show_problems(found, page)
 
@@ -299,6 +307,10 @@ def _reload_words(found: api_pb2.GetStatusResponse, now: datetime) -> Words:
 
 def _input_row(each: api_pb2.NodeInput) -> Sequence[Words]:
     return each.name, _state(enum_name(api_pb2.NodeInput.State, each.state)), each.source
+
+
+def _target_row(each: api_pb2.KatalystTarget) -> Sequence[Words]:
+    return each.name, Cell("yes", GOOD) if each.is_applied else "no", each.version, each.reason
 
 
 def _policy_row(policy: api_pb2.PolicyStatus, now: datetime) -> Sequence[Words]:

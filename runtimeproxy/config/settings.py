@@ -241,11 +241,45 @@ class KubernetesSettings:
     account of the pod that the daemon runs in."""
     config_namespace: str = "koordinator-system"
     """Namespace of `slo-controller-config`. The default is Koordinator's."""
+    katalyst_targets: bool = False
+    """Whether all AdminQoSConfigurations of the cluster are watched, and the KatalystCustomConfig of them:
+    Katalyst's dynamic configuration."""
     events: bool = True
     """Whether refusals by policies and evictions become Events of their pods."""
     evictions: bool = True
     """Whether pods are evicted by the API server, which honours disruption budgets. False: their containers
     are stopped through the runtime, as without the API server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KatalystSettings:
+    """`[katalyst]`: Katalyst's levels of pods, while the policy `katalyst-qos` is enabled."""
+
+    on_error: Literal["fallback", "reject"] = "fallback"
+    """What happens to a pod whose annotations contradict each other, or ask for what Katalyst refuses:
+    `fallback` treats it as one of `shared_cores` and reports it, `reject` refuses it before it is created. In
+    mode `standalone` nothing is refused. By default no pod that ran without this daemon fails with it."""
+    default_level: Literal["", "shared_cores", "dedicated_cores", "reclaimed_cores", "system_cores"] = ""
+    """Level of pods without an annotation of a level; `shared_cores` in Katalyst. Empty: such pods have none,
+    and keep the class of Koordinator or Kubernetes."""
+    order: tuple[Literal["katalyst", "koordinator"], ...] = ("katalyst", "koordinator")
+    """Whose class is used of a pod that has both Katalyst's annotation and Koordinator's label: the first."""
+    dedicated_selector: tuple[str, ...] = ()
+    """Annotations that name `dedicated_cores` beside `katalyst.kubewharf.io/qos_level`, each `KEY=VALUE`, as
+    of Katalyst's flag `--pod-annotation-qos-level-dedicated-selector`."""
+    shared_selector: tuple[str, ...] = ()
+    """Likewise of `shared_cores`."""
+    reclaimed_selector: tuple[str, ...] = ()
+    """Likewise of `reclaimed_cores`."""
+    system_selector: tuple[str, ...] = ()
+    """Likewise of `system_cores`."""
+    enhancement_aliases: tuple[str, ...] = ()
+    """Other names of the annotations with enhancements, such as
+    `katalyst.kubewharf.io/memory_enhancement=example.com/memory`, as of Katalyst's flag
+    `--pod-annotation-qos-enhancements`."""
+    enhancement_defaults: tuple[str, ...] = ()
+    """Keys of enhancements that pods without them have, such as `numa_exclusive=true`, as of Katalyst's
+    flag `--qos-enhancement-default-values`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -435,6 +469,7 @@ class Settings:
     network: NetworkSettings = field(default_factory=NetworkSettings)
     slo: SloSettings = field(default_factory=SloSettings)
     kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
+    katalyst: KatalystSettings = field(default_factory=KatalystSettings)
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
     state: StateSettings = field(default_factory=StateSettings)
     audit: AuditSettings = field(default_factory=AuditSettings)
@@ -474,7 +509,7 @@ among them. Source: Koordinator pkg/features/koordlet_features.go."""
 
 _STARTED_WITH: Final = (
     *("daemon", "nri", "proxy", "cgroups", "node", "network", "slo"),
-    *("kubernetes", "state", "api", "metrics"),
+    *("kubernetes", "katalyst", "state", "api", "metrics"),
 )
 
 _NEED_RESTART: Final = frozenset(

@@ -24,6 +24,7 @@ from runtimeproxy.config.parsing import (
 from runtimeproxy.config.settings import (
     BUILT_IN_PLUGINS,
     FEATURE_GATES,
+    KatalystSettings,
     KubernetesSettings,
     NriSettings,
     OwnerSettings,
@@ -40,6 +41,7 @@ from runtimeproxy.vocabulary import Mode, Role
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks.owners import Owner
+    from runtimeproxy.katalyst.levels import LevelRules
     from runtimeproxy.node.inputs import InputPlaces
 
 ValueT = TypeVar("ValueT")
@@ -108,6 +110,7 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
         if not _LINK.fullmatch(name) and (name or key != ("link",))
     )
     problems += _kubernetes_problems(settings.kubernetes)
+    problems += _katalyst_problems(settings.katalyst)
     taken = enumerate(settings.ledger.take_from_koordlet)
     problems += (
         (("ledger", "take_from_koordlet", str(index)), f"{name!r} is not a cgroup parameter")
@@ -326,6 +329,65 @@ def _policy_problems(policy: PolicySettings) -> Iterator[Problem]:
         yield place if place[0] == "namespaces" else ("selector", *place), reason
 
 
+def level_rules(katalyst: KatalystSettings) -> LevelRules:
+    """The rules about levels.
+
+    Raises:
+        ValueError: an item is not of the form `KEY=VALUE`, which `checked` has found.
+    """
+    from runtimeproxy.katalyst.levels import LevelRules, OnError, QosLevel, Vocabulary
+
+    selectors = {
+        QosLevel.DEDICATED: katalyst.dedicated_selector,
+        QosLevel.SHARED: katalyst.shared_selector,
+        QosLevel.RECLAIMED: katalyst.reclaimed_selector,
+        QosLevel.SYSTEM: katalyst.system_selector,
+    }
+    return LevelRules(
+        selectors={level: dict(map(_pair, texts)) for level, texts in selectors.items() if texts},
+        aliases={other: usual for usual, other in map(_alias, katalyst.enhancement_aliases)},
+        default_values=dict(map(_pair, katalyst.enhancement_defaults)),
+        default_level=QosLevel(katalyst.default_level) if katalyst.default_level else None,
+        order=tuple(map(Vocabulary, katalyst.order)),
+        on_error=OnError(katalyst.on_error),
+    )
+
+
+_PAIRS: Final = (
+    *("dedicated_selector", "shared_selector", "reclaimed_selector", "system_selector"),
+    "enhancement_defaults",
+)
+
+
+def _katalyst_problems(katalyst: KatalystSettings) -> Iterator[Problem]:
+    wrong: list[Problem] = []
+    for key in _PAIRS:
+        for index, text in enumerate(getattr(katalyst, key)):
+            _parsed(("katalyst", key, str(index)), text, _pair, wrong)
+    for index, text in enumerate(katalyst.enhancement_aliases):
+        _parsed(("katalyst", "enhancement_aliases", str(index)), text, _alias, wrong)
+    if sorted(katalyst.order) != ["katalyst", "koordinator"]:
+        wrong.append((("katalyst", "order"), "must name katalyst and koordinator, each once"))
+    yield from wrong
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """Source: katalyst-core pkg/util/general, ParseMapWithPrefix."""
+    key, *values = (each.strip() for each in text.split("="))
+    if not key or len(values) != 1:
+        raise ValueError(f"{text!r} is not of the form KEY=VALUE")
+    return key, values[0]
+
+
+def _alias(text: str) -> tuple[str, str]:
+    from runtimeproxy.katalyst.levels import ENHANCEMENTS
+
+    usual, other = _pair(text)
+    if usual not in ENHANCEMENTS or not other:
+        raise ValueError(f"{text!r} is not one of {', '.join(ENHANCEMENTS)} with =NAME")
+    return usual, other
+
+
 def places_of(settings: Settings) -> InputPlaces:
     from runtimeproxy.node.inputs import InputPlaces
 
@@ -340,4 +402,5 @@ def places_of(settings: Settings) -> InputPlaces:
         state_dir=Path(settings.state.dir),
         node_name=node.name,
         pools=node.shared_pools,
+        levels=level_rules(settings.katalyst),
     )

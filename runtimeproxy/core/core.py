@@ -26,6 +26,7 @@ from runtimeproxy.core.policies import PolicyEvent, PolicySet, Spawn
 from runtimeproxy.core.services import CoreServices
 from runtimeproxy.core.state import SavedState
 from runtimeproxy.hooks.allocator import SharePools
+from runtimeproxy.hooks.levels import levels_in_force
 from runtimeproxy.hooks.loading import PolicyLoader
 from runtimeproxy.hooks.modes import with_owner_modes
 from runtimeproxy.ledger.allocations import NodeAllocations, allocation_file
@@ -216,7 +217,7 @@ class Core:
             ),
             boot_id,
         )
-        self.state.checkpoint.on_loaded = self.leased.on_books_loaded
+        self.state.checkpoint.on_loaded = self._on_books_loaded
         self.upkeep.configure(settings.ledger)
         self._configure_owners()
         self.upkeep.on_observed = self._on_observed
@@ -325,7 +326,16 @@ class Core:
 
     async def _on_inventory(self) -> None:
         if not self._is_standby():
+            self._take_known()
             await self.upkeep.on_compared()
+
+    def _on_books_loaded(self) -> None:
+        self.leased.on_books_loaded()
+        self._take_known()
+
+    def _take_known(self) -> None:
+        if self.services.network is not None:
+            self.services.network.take_known()
 
     async def _write_missed(self) -> None:
         if not self._is_standby():
@@ -338,6 +348,7 @@ class Core:
                 self._spawn(self.leased.sync_all())
             return
         if event is PolicyEvent.CHAIN:
+            self.store.use_levels(levels_in_force(self.policies.chain.policies, self.node.latest))
             self.services.chain = self.policies.chain
             self.upkeep.on_policies(problem.name for problem in self.policies.loaded.problems)
         self.upkeep.on_servers([policy.name for policy in self.policies.servers.policies])

@@ -21,8 +21,9 @@ from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditSink
 from runtimeproxy.hooks.owners import Owner
 from runtimeproxy.hooks.policy import Hook, Mode
 from runtimeproxy.pods.inventory import RuntimeUnavailableError
+from runtimeproxy.pods.record_views import recorded_class
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
-from runtimeproxy.qos import NEVER_EVICTED, QoSClass, qos_class
+from runtimeproxy.qos import NEVER_EVICTED, QoSClass
 
 if TYPE_CHECKING:
     from runtimeproxy.pods.store import PodStore
@@ -221,7 +222,7 @@ class Evictor:
         history = self.history
         if history.is_handed_over:
             return Result(PodEvictionOutcome.REFUSED, "another process takes over", retry_s=HANDED_OVER_S)
-        return refusal(qos_class(pod.labels), pod.uid, history.evictions, self.bounds, history.now_s())
+        return refusal(recorded_class(pod), pod.uid, history.evictions, self.bounds, history.now_s())
 
     async def _carry_out(
         self, pod: PodRecord, owner: Owner, reason: str, grace_s: float, evicted: Evicted

@@ -98,8 +98,10 @@ class NetworkUpkeep:
             self._changed.clear()
             has_failed = True
             try:
-                self._take_known()
+                self.take_known()
                 await self._ask_addresses()
+                # A pod that is gone before the next look has been seen.
+                self._seen = self._present()
                 sync = partial(self.control.sync, self._running(), is_check=is_check)
                 if await loop.run_in_executor(self._executor, sync):
                     self._changed.set()
@@ -113,11 +115,13 @@ class NetworkUpkeep:
     def look(self) -> None:
         """Sees whether other pods run now; cheap, to be called about every second."""
         if self.control.is_on or self._seen:
-            pods = tuple(self._asked())
-            seen = frozenset((pod.id, pod.addresses) for pod in pods)
-            if seen != self._seen or (self.control.is_on and any(map(self._is_due, pods))):
+            seen = self._present()
+            if seen != self._seen or (self.control.is_on and any(map(self._is_due, self._asked()))):
                 self._seen = seen
                 self._changed.set()
+
+    def _present(self) -> frozenset[tuple[str, object]]:
+        return frozenset((pod.id, pod.addresses) for pod in self._asked())
 
     def _is_due(self, pod: PodRecord) -> bool:
         """Whether the runtime is to be asked for a pod's addresses now."""
@@ -130,8 +134,11 @@ class NetworkUpkeep:
                 if path is not None and self.control.is_asked(path):
                     yield pod
 
-    def _take_known(self) -> None:
-        """Takes what the books want, as of the process before this one: the same is not written again."""
+    def take_known(self) -> None:
+        """Takes what the books want, as of the process before this one: the same is not written again.
+
+        To be called before values are compared: they would seem to have been taken away.
+        """
         for pod in self._store.pods:
             path = path_or_none(pod.cgroup_parent) if pod.state is Lifecycle.RUNNING else None
             if path is not None and not self.control.is_asked(path):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from cri_api.runtime.v1 import api_pb2
 from cri_api.runtimeproxy.v1.api_pb2 import DESCRIPTOR as OWN_API
 from cri_api.runtimeproxy.v1.api_pb2 import (
+    Daemon,
     ExplainedTarget,
     ExplainRequest,
     ExplainResponse,
@@ -78,6 +79,8 @@ START_TIMEOUT_S: Final = 300.0
 CALL_TIMEOUT_S: Final = 20.0
 FOLLOWED_S: Final = 15.0
 """How long a daemon that only follows what runs may take for a pod."""
+_PASSING: Final = frozenset({"turn", "no-cgroup", "cgroup-unknown", "base-unknown", "unreadable"})
+"""Causes of values that are not in force yet, see `ledger.unapplied`."""
 _CRI: Final = api_pb2.DESCRIPTOR.services_by_name
 _PROBE_TIMEOUT_S: Final = 5.0
 _WIDTH: Final = 80
@@ -336,8 +339,7 @@ def _drive(
         ):
             calls: RuntimeServiceStub = kubelet.stub(_CRI["RuntimeService"])
             own: RuntimeProxyStub = client.stub(OWN_API.services_by_name["RuntimeProxy"])
-            if mode == "nri":
-                _wait_for_plugin(own)
+            _wait_until_asked(own, is_plugin=mode == "nri")
             explanations: dict[str, ExplainResponse] = {}
             for pod in DEMO_PODS:
                 running = _run_pod(calls, pod, runtime, cgroups, folder.name)
@@ -357,12 +359,15 @@ def _drive(
     return Shown(changes, live, explanations[EXPLAINED_POD], untouched)
 
 
-def _wait_for_plugin(own: RuntimeProxyStub) -> None:
-    """Waits until the runtime asks the daemon."""
+def _wait_until_asked(own: RuntimeProxyStub, *, is_plugin: bool) -> None:
+    """Waits until policies are asked of each pod: they are loaded, and the runtime asks its plugin."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
-    while not own.GetStatus(GetStatusRequest(), timeout=CALL_TIMEOUT_S).nri.is_connected:
+    while True:
+        status = own.GetStatus(GetStatusRequest(), timeout=CALL_TIMEOUT_S)
+        if status.daemon.state == Daemon.STATE_SERVING and (status.nri.is_connected or not is_plugin):
+            return
         if time.monotonic() > deadline_s:
-            raise DemoError("the runtime does not ask the daemon as its plugin")
+            raise DemoError("the runtime does not ask the daemon as its plugin, or policies are not loaded")
         time.sleep(_POLL_S)
 
 
@@ -394,7 +399,9 @@ def _is_target_applied(target: ExplainedTarget) -> bool:
     fields = [field for field in target.fields if field.claims or field.unapplied]
     owners = {claim.owner for field in fields for claim in field.claims}
     owners |= {owner for field in fields for each in field.unapplied for owner in each.owners}
-    return wanting <= owners and all(field.HasField("applied") or field.unapplied for field in fields)
+    if not wanting <= owners or any(each.cause in _PASSING for field in fields for each in field.unapplied):
+        return False
+    return all(field.HasField("applied") or field.unapplied for field in fields)
 
 
 @contextlib.contextmanager

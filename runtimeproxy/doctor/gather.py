@@ -246,7 +246,7 @@ def ask_api_server(settings: Settings) -> ApiServerFacts:
     absent: list[str] = []
     has_node = True
     try:
-        for kind, resource in resources_of(name, kubernetes.config_namespace).items():
+        for kind, resource in resources_of(name, kubernetes).items():
             query = {"fieldSelector": resource.field_selector, "resourceVersion": "0"}
             try:
                 with client.get(resource.path, query) as response:

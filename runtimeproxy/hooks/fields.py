@@ -37,6 +37,7 @@ from runtimeproxy.hooks.policy import METHOD_HOOKS, Hook
 from runtimeproxy.hooks.reasons import NO_REASONS, Reason
 from runtimeproxy.hooks.settings import ConflictRule
 from runtimeproxy.hooks.views import ClassView, ContainerView, PodView, Resources
+from runtimeproxy.katalyst.levels import class_of
 from runtimeproxy.node.snapshot import Node
 
 View: TypeAlias = PodView | ContainerView | ClassView | Node
@@ -410,7 +411,8 @@ def _changed_pod(pod: PodView, groups: Mapping[str, Mapping[str, Value]]) -> Pod
         changed["annotations"] = _overlaid(pod.annotations, groups[ANNOTATIONS])
     if LABELS in groups:
         labels = _overlaid(pod.labels, groups[LABELS])
-        changed |= {"labels": labels, "qos": qos.qos_class(labels), "priority": qos.priority_class(labels)}
+        of_pod = qos.qos_class(labels) if pod.katalyst is None else class_of(labels, pod.katalyst)
+        changed |= {"labels": labels, "qos": of_pod, "priority": qos.priority_class(labels)}
     if CGROUP_PARENT in groups:
         parent = str(groups[CGROUP_PARENT][""])
         changed |= {"cgroup_parent": parent, "kube_qos": qos.kube_qos_class(parent)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from runtimeproxy.cgroups.paths import has_container_cgroups
 from runtimeproxy.fields.resources import Resources as Resources
+from runtimeproxy.katalyst.levels import KatalystQos
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
 
 
@@ -34,12 +35,14 @@ class PodView:
     resources: Resources = field(default_factory=Resources)
     """The sandbox's resources as requested."""
     qos: QoSClass = QoSClass.NONE
-    """The raw label."""
+    """The raw label's, or that of `katalyst`."""
     kube_qos: KubeQoSClass = KubeQoSClass.GUARANTEED
     """Derived from the cgroup parent."""
     priority: PriorityClass = PriorityClass.NONE
     """From the priority-class label; without one from `spec.priority` if the API server has told it, as the
     CRI does not carry it."""
+    katalyst: KatalystQos | None = None
+    """Its level in Katalyst's terms; None: it has none, or the policy `katalyst-qos` is not in force."""
     is_recovered: bool = False
     """Whether only the runtime knows it, as after a loss of the state folder: its values may be those of
     policies, so a `Scale` or an `Add` has nothing to count on and no effect."""

@@ -15,8 +15,8 @@ from runtimeproxy.kubernetes.events import EventRecorder
 from runtimeproxy.kubernetes.eviction import ApiEvictionOutcome, ApiEvictionResult, ApiEvictor
 from runtimeproxy.kubernetes.watch import USUAL_PACE, Resource, Watch, WatchState, WatchTimes
 from runtimeproxy.logs import FailureLog
-from runtimeproxy.node.api_server import ApiServerInputs, ObjectSink, PodSink
-from runtimeproxy.node.objects import Kind
+from runtimeproxy.node.api_server import ApiServerInputs, KatalystSink, ObjectSink, PodSink
+from runtimeproxy.node.objects import KATALYST_KINDS, Kind
 from runtimeproxy.slo.names import CONFIG_MAP
 
 if TYPE_CHECKING:
@@ -30,20 +30,29 @@ CLOSE_S: Final = 1.0
 PODS: Final = "Pod"
 
 
-def resources_of(node_name: str, config_namespace: str) -> dict[str, Resource]:
-    """The watched resources by kind: this node's objects only."""
+def resources_of(node_name: str, settings: KubernetesSettings) -> dict[str, Resource]:
+    """The watched resources by kind: this node's objects only, and Katalyst's for any node."""
     own = f"metadata.name={node_name}"
-    config_maps = f"/api/v1/namespaces/{config_namespace}/configmaps"
+    config_maps = f"/api/v1/namespaces/{settings.config_namespace}/configmaps"
     topologies = "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies"
     # Source: Koordinator apis/slo/v1alpha1; topology.node.k8s.io/v1alpha1 of the scheduler plugins.
-    found = (
+    found: tuple[Resource, ...] = (
         Resource(Kind.NODE, "/api/v1/nodes", own),
         Resource(Kind.TOPOLOGY, topologies, own, is_optional=True),
         Resource(Kind.NODE_SLO, "/apis/slo.koordinator.sh/v1alpha1/nodeslos", own, is_optional=True),
         Resource(Kind.CONFIG_MAP, config_maps, f"metadata.name={CONFIG_MAP}"),
         Resource(PODS, "/api/v1/pods", f"spec.nodeName={node_name}"),
     )
+    if settings.katalyst_targets:
+        found += tuple(
+            Resource(kind, f"/apis/config.katalyst.kubewharf.io/v1alpha1/{plural}", "", is_optional=True)
+            for kind, plural in _KATALYST.items()
+        )
     return {each.kind: each for each in found}
+
+
+_KATALYST: Final = {Kind.TARGET: "adminqosconfigurations", Kind.CUSTOM_CONFIG: "katalystcustomconfigs"}
+"""Source: katalyst-api pkg/apis/config/v1alpha1/register.go."""
 
 
 class KubernetesSource:
@@ -64,15 +73,17 @@ class KubernetesSource:
         self._pods = PodSink(inputs, node_name)
         self.watches: tuple[Watch, ...] = tuple(
             Watch(client, resource, self._sink(kind), pace, self._failures)
-            for kind, resource in resources_of(node_name, settings.config_namespace).items()
+            for kind, resource in resources_of(node_name, settings).items()
         )
         self.events = EventRecorder(client, node_name) if settings.events else None
         self.evictor = ApiEvictor(client) if settings.evictions else None
         self._evictions = BackgroundThreads(1, "kubernetes-evictions")
 
-    def _sink(self, kind: str) -> ObjectSink | PodSink:
+    def _sink(self, kind: str) -> ObjectSink | PodSink | KatalystSink:
         if kind == PODS:
             return self._pods
+        if kind in KATALYST_KINDS:
+            return KatalystSink(self.inputs, Kind(kind))
         name = CONFIG_MAP if kind == Kind.CONFIG_MAP else self.node_name
         return ObjectSink(self.inputs, Kind(kind), name)
 

@@ -24,11 +24,13 @@ from runtimeproxy.documents.reading import (
 )
 from runtimeproxy.node.object_folder import MAX_NOTES, FolderObjects, first_of
 from runtimeproxy.node.objects import (
+    KATALYST_KINDS,
     ConfigMapObject,
     Kind,
     NodeObject,
     NodeSloObject,
     Object,
+    ObjectsOfKind,
     Reader,
     Rejected,
     TopologyFacts,
@@ -42,7 +44,7 @@ MAX_PODS: Final = 1024
 MAX_ANNOTATION_BYTES: Final = 16 * 1024 * 1024
 """For all pods together: some thousands, with the 2 KiB of a usual pod."""
 
-SPREAD: Final = frozenset({Kind.CONFIG_MAP, Kind.NODE_SLO, Kind.NODE})
+SPREAD: Final = frozenset({Kind.CONFIG_MAP, Kind.NODE_SLO, Kind.NODE}) | KATALYST_KINDS
 """One command may change these on all nodes at once, so each node starts at a time of its own. The
 NodeResourceTopology is published by this node's own koordlet."""
 
@@ -65,9 +67,16 @@ class ApiServerInputs:
     """
 
     def __init__(
-        self, name: str, start_spread_s: float = 0.0, draw: Callable[[], float] = random.random
+        self,
+        name: str,
+        start_spread_s: float = 0.0,
+        draw: Callable[[], float] = random.random,
+        *,
+        kinds: Iterable[Kind] = frozenset(Kind) - KATALYST_KINDS,
     ) -> None:
-        self.found = FolderObjects(unknown=frozenset(Kind))
+        self._kinds = frozenset(kinds)
+        """Those that are watched; of the others the server says nothing."""
+        self.found = FolderObjects(unknown=self._kinds)
         self.pods: Mapping[str, LivePod] = EMPTY
         """By the uid that the runtime knows them by."""
         self.problems: tuple[str, ...] = ()
@@ -178,7 +187,9 @@ class ApiServerInputs:
         self.found = FolderObjects(
             node=first_of(NodeObject, values),
             topology=first_of(TopologyFacts, values),
-            unknown=frozenset(Kind) - self._objects.keys(),
+            targets=self._all_of(Kind.TARGET),
+            custom_configs=self._all_of(Kind.CUSTOM_CONFIG),
+            unknown=self._kinds - self._objects.keys(),
         )
         if config is not None or slo is not None:
             # Only where there is an object, as the import takes time and memory.
@@ -191,8 +202,17 @@ class ApiServerInputs:
             )
         self.problems = (*self._rejected.values(), *self._pod_problems)
 
+    def _all_of(self, kind: Kind) -> tuple[Any, ...]:
+        each = self._objects.get(kind)
+        values = each.value.values if each is not None and isinstance(each.value, ObjectsOfKind) else ()
+        return tuple(
+            value._replace(file=self._name) for value in sorted(values, key=lambda value: value.name)
+        )
+
 
 _FIELDS: Final = {
+    Kind.TARGET: "targets",
+    Kind.CUSTOM_CONFIG: "custom_configs",
     Kind.CONFIG_MAP: "config",
     Kind.NODE: "node",
     Kind.TOPOLOGY: "topology",
@@ -240,6 +260,36 @@ class ObjectSink:
     def _named(self, document: Any) -> Any:  # noqa: ANN401 - JSON
         # The items of a list have no kind.
         return None if document is None else {**document, "kind": self._kind.value}
+
+
+class KatalystSink:
+    """Takes the objects of one of `KATALYST_KINDS` from a watch: all of the cluster."""
+
+    def __init__(self, inputs: ApiServerInputs, kind: Kind) -> None:
+        self._inputs = inputs
+        self._kind = kind
+        self._items: dict[tuple[str, str], Any] = {}
+
+    def on_listed(self, objects: Iterable[Any]) -> None:
+        # All of the list has to be read before anything is taken over.
+        self._items = {_full_name(each): each for each in objects}
+        self._publish()
+
+    def on_changed(self, document: Any) -> None:  # noqa: ANN401 - JSON
+        self._items[_full_name(document)] = document
+        self._publish()
+
+    def on_deleted(self, document: Any) -> None:  # noqa: ANN401 - JSON
+        self._items.pop(_full_name(document), None)
+        self._publish()
+
+    def _publish(self) -> None:
+        self._inputs.put(self._kind, {"kind": f"{self._kind}List", "items": list(self._items.values())})
+
+
+def _full_name(document: object) -> tuple[str, str]:
+    metadata = _metadata_of(document)
+    return str(metadata.get("namespace")), str(metadata.get("name"))
 
 
 def _metadata_of(document: object) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ from runtimeproxy.node.derived import (
     topology_of,
     without_claimed,
 )
+from runtimeproxy.node.dynamic_config import DynamicConfig
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.kubelet import KubeletFolder
 from runtimeproxy.node.machine import (
@@ -53,6 +54,8 @@ from runtimeproxy.slo.strategies import Strategies
 from runtimeproxy.state.state_file import StateFile
 
 if TYPE_CHECKING:
+    from runtimeproxy.katalyst.levels import LevelRules
+    from runtimeproxy.katalyst.targets import TargetState
     from runtimeproxy.slo.reading import Problem as StrategyProblem
 
 _PROCFS: Final = Path("/proc")
@@ -84,6 +87,8 @@ class InputPlaces(NamedTuple):
     node_name: str = ""
     """Name of the Node object; empty for the host's."""
     pools: PoolSource = "nrt"
+    levels: LevelRules | None = None
+    """As `Node.levels`."""
     node_labels: Mapping[str, str] = EMPTY
     """Labels beside those of the Node object, for a node that is described by hand."""
     has_cookies: bool | None = None
@@ -102,6 +107,8 @@ class InputsReading(NamedTuple):
     """Time after which another pass is due even without an event; None: none."""
     needs_polling: bool
     strategy_problems: tuple[StrategyProblem, ...] = ()
+    katalyst_targets: tuple[TargetState, ...] = ()
+    """Of Katalyst's dynamic configuration, each with why it applies or not."""
     shared: SharedCpus | None = None
     """The inputs of computed pools, beside the pods; None: none, or not known yet."""
     changed_pods: frozenset[str] = frozenset()
@@ -126,6 +133,7 @@ class NodeInputs:
         self._objects = ObjectFolder(places.objects_dir) if places.objects_dir else None
         self._claims = CpuClaims(places.cdi_dir) if places.cdi_dir else None
         self._strategies = StrategyTexts()
+        self._dynamic_config = DynamicConfig()
         self._local = _Local()
         self._local_read_s: float | None = None
         self._pools: Pools | None = None
@@ -228,6 +236,8 @@ class NodeInputs:
         strategies = self._strategies.update(found, node)
         has_bad = bool({Kind.CONFIG_MAP, Kind.NODE_SLO} & found.unknown) or self._strategies.is_unknown
         states[Input.STRATEGIES] = _state(strategies is not NO_STRATEGIES, has_bad)
+        katalyst = self._dynamic_config.update(found, self._name, node.labels)
+        states[Input.KATALYST] = _state(bool(katalyst.target), self._dynamic_config.is_unknown)
         states[Input.POOLS] = self._update_pools(found, of_kubelet)
         unknown = {
             each for each in (Input.NODE_OBJECT, Input.STRATEGIES) if states[each] is InputState.UNKNOWN
@@ -259,14 +269,17 @@ class NodeInputs:
             "capacity": node.capacity or None,
             "allocatable": node.allocatable or None,
             "strategies": strategies,
+            "katalyst": katalyst,
             "pools": self._pools,
             "claimed_cpus": self._claims.cpus if self._claims is not None else EMPTY,
             **self._normalization(),
             "requests": requests or {},
             "live_pods": api_server.pods if api_server is not None else EMPTY,
+            "levels": self._places.levels,
         }
         pods_before = self.node.live_pods
         changed = self._publish(Node(facts=facts, **values), states)
+        dynamic = self._dynamic_config
         parts = [part for part in (kubelet, objects, api_server) if part is not None]
         return InputsReading(
             node=self.node,
@@ -275,12 +288,19 @@ class NodeInputs:
                 *(text for part in parts for text in part.problems),
                 *(self._claims.problems if self._claims is not None else ()),
                 *self._strategies.problems,
+                *dynamic.problems,
                 *self._problems,
             ),
-            notes=(*(objects.notes if objects is not None else ()), *notes, *self._strategies.notes),
-            wait_s=min((part.wait_s for part in parts if part.wait_s is not None), default=None),
+            notes=(
+                *(objects.notes if objects is not None else ()),
+                *notes,
+                *self._strategies.notes,
+                *dynamic.notes,
+            ),
+            wait_s=min((part.wait_s for part in (*parts, dynamic) if part.wait_s is not None), default=None),
             needs_polling=any(part.needs_polling for part in (kubelet, objects) if part is not None),
-            strategy_problems=self._strategies.found_problems,
+            strategy_problems=(*self._strategies.found_problems, *dynamic.found_problems),
+            katalyst_targets=dynamic.targets,
             shared=self._shared,
             changed_pods=_changed_pods(pods_before, self.node.live_pods),
         )
@@ -355,6 +375,8 @@ class NodeInputs:
             ratio = saved["normalization_ratio"]
             path = str(saved.get("normalization_path", ""))
             self._ratio = NormalizationRatio(float(ratio), path) if ratio is not None else None
+        if saved.get("katalyst") is not None and (self._objects or self._api_server):
+            self._dynamic_config.restore(saved["katalyst"])
         if self._api_server is not None and saved.get("api_server") is not None:
             self._api_server.restore(saved["api_server"], self._object_reader())
 
@@ -369,6 +391,7 @@ class NodeInputs:
             },
             "strategies": self._strategies.saved(),
             **self._normalization(),
+            "katalyst": self._dynamic_config.saved(),
             "api_server": self._api_server.saved() if self._api_server is not None else None,
         }
 

@@ -17,6 +17,7 @@ from runtimeproxy.node.objects import (
     NodeObject,
     NodeSloObject,
     Object,
+    ObjectKey,
     Reader,
     Rejected,
     TopologyFacts,
@@ -29,6 +30,7 @@ from runtimeproxy.slo.object_names import NODE_NAMES
 from runtimeproxy.slo.strategies import Strategies
 
 if TYPE_CHECKING:
+    from runtimeproxy.katalyst.targets import CustomConfig, Target
     from runtimeproxy.slo.loading import Loaded, NodeSlo, Text
     from runtimeproxy.slo.reading import Problem
 
@@ -51,12 +53,12 @@ _Kind = TypeVar("_Kind")
 class FileObjects(NamedTuple):
     """The objects of one file."""
 
-    objects: Mapping[Kind, Object]
+    objects: Mapping[ObjectKey, Object]
     rejected: frozenset[Kind] = frozenset()
     """Kinds of which the file has an object that cannot be used and has never been good."""
     of_other_nodes: frozenset[Kind] = frozenset()
     """Kinds of which the file has an object of another node."""
-    lost: Mapping[Kind, Object] = EMPTY
+    lost: Mapping[ObjectKey, Object] = EMPTY
     """Previous objects that the file no longer has: it may be half written."""
 
 
@@ -68,6 +70,11 @@ class FolderObjects(NamedTuple):
     node: NodeObject | None = None
     topology: TopologyFacts | None = None
     node_slo: NodeSlo | None = None
+    targets: tuple[Target, ...] = ()
+    """Of Katalyst's dynamic configuration; by name."""
+    gone_targets: frozenset[str] = frozenset()
+    """Names of those that the files have no longer."""
+    custom_configs: tuple[CustomConfig, ...] = ()
     unknown: frozenset[Kind] = frozenset()
     """Kinds that may be in a file that was never good."""
 
@@ -131,7 +138,7 @@ class ObjectFolder:
     def _foreign(self, files: list[WatchedFile[FileObjects]]) -> Iterator[str]:
         """Kinds of which there are only objects of other nodes: the name may be wrong."""
         values = [file.value for file in files if file.value is not None]
-        found = {kind for value in values for kind in (*value.objects, *value.lost)}
+        found = {kind for value in values for kind, _ in (*value.objects, *value.lost)}
         others = {kind for value in values for kind in value.of_other_nodes}
         for kind in sorted(others - found):
             name = self._reader.node_name
@@ -198,7 +205,7 @@ class ObjectFolder:
         return parsed._replace(source=source, later=later, lost=_no_longer(lost))
 
     def _parse_documents(self, documents: list[Any], before: FileObjects | None) -> ParsedInput[FileObjects]:
-        objects: dict[Kind, Object] = {}
+        objects: dict[ObjectKey, Object] = {}
         problems: list[str] = []
         notes: list[str] = []
         known = {**before.lost, **before.objects} if before is not None else {}
@@ -206,14 +213,14 @@ class ObjectFolder:
         of_other_nodes: set[Kind] = set()
         for each in self._reader.read(documents):
             if isinstance(each, Object):
-                if each.kind in objects:
-                    problems.append(f"{each.kind}: is there twice; the first one is used")
-                objects.setdefault(each.kind, each)
+                if each.key in objects:
+                    problems.append(f"{_shown(each.key)}: is there twice; the first one is used")
+                objects.setdefault(each.key, each)
             elif isinstance(each, Rejected):
-                old = known.get(each.kind)
+                old = known.get((each.kind, ""))
                 if old is not None:
-                    objects.setdefault(each.kind, old)
-                elif each.kind not in objects:
+                    objects.setdefault(old.key, old)
+                elif (each.kind, "") not in objects:
                     rejected.add(each.kind)
                 kept = "; what was there before stays" if old is not None else ""
                 problems.append(f"{each.kind}: {each.reason}{kept}")
@@ -223,12 +230,13 @@ class ObjectFolder:
                     of_other_nodes.add(each.of_other_node)
         value = FileObjects(
             objects,
-            rejected=frozenset(rejected - objects.keys()),
+            rejected=frozenset(rejected - {kind for kind, name in objects if not name}),
             of_other_nodes=frozenset(of_other_nodes),
-            lost={kind: each for kind, each in known.items() if kind not in objects},
+            lost={key: each for key, each in known.items() if key not in objects},
         )
         source = [each.source for each in objects.values()]
         notes = _first_of_many(list(dict.fromkeys(notes)), "more objects are not read")
+        problems = _first_of_many(problems, "more problems")
         return ParsedInput(value, source, tuple(problems), tuple(notes))
 
 
@@ -237,8 +245,14 @@ def _first_of_many(texts: list[str], more: str) -> list[str]:
     return texts if rest <= 0 else [*texts[:MAX_NOTES], f"{rest} {more}"]
 
 
-def _no_longer(lost: Iterable[Kind]) -> str:
-    return f"holds no {', '.join(lost)} any more"
+def _no_longer(lost: Iterable[ObjectKey]) -> str:
+    names = _first_of_many(list(map(_shown, lost)), "more")
+    return f"holds no {', '.join(names)} any more"
+
+
+def _shown(key: ObjectKey) -> str:
+    kind, name = key
+    return f"{kind} {shortened(name)}" if name else str(kind)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -263,14 +277,15 @@ def _parse_key(name: str, data: bytes) -> ParsedInput[FileObjects]:
         raise InputError("is empty; delete the file to withdraw what was in it")
     value = ConfigMapObject(data=config_map_data({name: text}))
     document = {"kind": Kind.CONFIG_MAP.value, "metadata": {"name": CONFIG_MAP}, "data": {name: text}}
-    return ParsedInput(FileObjects({Kind.CONFIG_MAP: Object(Kind.CONFIG_MAP, value, document)}), [document])
+    found = Object(Kind.CONFIG_MAP, value, document)
+    return ParsedInput(FileObjects({found.key: found}), [document])
 
 
 class _ObjectPart(NamedTuple):
     """An object, or a key of the ConfigMap, and the path of the file that gives it."""
 
     path: str
-    value: object
+    value: Any
     is_present: bool
 
 
@@ -289,7 +304,7 @@ def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[
             if first is None:
                 parts[kind, key] = _ObjectPart(path, value, is_present)
             elif is_present:
-                what = shortened(key) if kind is Kind.CONFIG_MAP else kind
+                what = shortened(key) if kind is Kind.CONFIG_MAP else _shown((kind, key))
                 problems.append(f"{path}: {what} is in {first.path}, too, which is used")
     values = [part.value for part in parts.values()]
     slo = first_of(NodeSloObject, values)
@@ -302,22 +317,33 @@ def _joined(files: list[WatchedFile[FileObjects]]) -> tuple[FolderObjects, list[
         node=first_of(NodeObject, values),
         topology=first_of(TopologyFacts, values),
         node_slo=NodeSlo(parts[Kind.NODE_SLO, ""].path, slo.spec) if slo is not None else None,
+        targets=_of_kind(Kind.TARGET, parts),
+        gone_targets=frozenset(
+            name for (kind, name), part in parts.items() if kind is Kind.TARGET and not part.is_present
+        ),
+        custom_configs=_of_kind(Kind.CUSTOM_CONFIG, parts),
         unknown=_unknown(files) - {kind for kind, _ in parts},
     )
     return joined, problems, {part.path for part in parts.values() if not part.is_present}
+
+
+def _of_kind(kind: Kind, parts: Mapping[tuple[Kind, str], _ObjectPart]) -> Any:  # noqa: ANN401 - two kinds
+    """The objects of one of `KATALYST_KINDS`, by name, each with its file."""
+    found = sorted((name, part) for (of, name), part in parts.items() if of is kind)
+    return tuple(part.value._replace(file=part.path) for _, part in found)
 
 
 def first_of(kind: type[_Kind], values: Iterable[object]) -> _Kind | None:
     return next((each for each in values if isinstance(each, kind)), None)
 
 
-def _parts_of(objects: Mapping[Kind, Object]) -> Iterator[tuple[tuple[Kind, str], object]]:
+def _parts_of(objects: Mapping[ObjectKey, Object]) -> Iterator[tuple[tuple[Kind, str], object]]:
     # In place of the ConfigMap its keys.
-    for kind, each in objects.items():
+    for key, each in objects.items():
         if isinstance(each.value, ConfigMapObject):
-            yield from (((kind, key), text) for key, text in each.value.data.items())
+            yield from (((each.kind, name), text) for name, text in each.value.data.items())
         else:
-            yield (kind, ""), each.value
+            yield key, each.value
 
 
 def _unknown(files: list[WatchedFile[FileObjects]]) -> frozenset[Kind]:
@@ -329,7 +355,7 @@ def _unknown(files: list[WatchedFile[FileObjects]]) -> frozenset[Kind]:
 
 def _by_presence(
     files: list[WatchedFile[FileObjects]],
-) -> Iterator[tuple[str, Mapping[Kind, Object], bool]]:
+) -> Iterator[tuple[str, Mapping[ObjectKey, Object], bool]]:
     # First those that are there, then those that are gone.
     for is_present in (True, False):
         for file in files:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from runtimeproxy.documents.reading import (
     InputError,
@@ -28,6 +28,9 @@ from runtimeproxy.node.snapshot import EMPTY, Pool
 from runtimeproxy.slo.names import CONFIG_MAP
 from runtimeproxy.spelling import did_you_mean, nearest
 from runtimeproxy.units import format_cpu_list
+
+if TYPE_CHECKING:
+    from runtimeproxy.katalyst.targets import CustomConfig, Target
 
 MAX_ANNOTATIONS_BYTES: Final = 256 * 1024
 """All annotations of an object. Source: Kubernetes apimachinery, TotalAnnotationSizeLimitB."""
@@ -58,6 +61,12 @@ class Kind(StrEnum):
     NODE = "Node"
     TOPOLOGY = "NodeResourceTopology"
     NODE_SLO = "NodeSLO"
+    TARGET = "AdminQoSConfiguration"
+    CUSTOM_CONFIG = "KatalystCustomConfig"
+
+
+KATALYST_KINDS: Final = frozenset({Kind.TARGET, Kind.CUSTOM_CONFIG})
+"""Kinds of which a node uses many objects, of any name."""
 
 
 class NodeObject(NamedTuple):
@@ -103,7 +112,17 @@ class TopologyFacts:
     source: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
 
-ObjectValue: TypeAlias = NodeObject | NodeSloObject | ConfigMapObject | TopologyFacts
+class ObjectsOfKind(NamedTuple):
+    """All objects of one of `KATALYST_KINDS`, in a list of the API server."""
+
+    values: tuple[Target | CustomConfig, ...]
+
+
+ObjectValue: TypeAlias = (
+    "NodeObject | NodeSloObject | ConfigMapObject | TopologyFacts | Target | CustomConfig | ObjectsOfKind"
+)
+ObjectKey: TypeAlias = tuple[Kind, str]
+"""A kind and the object's name, which is empty for kinds of which a node has one."""
 
 
 class Object(NamedTuple):
@@ -113,6 +132,12 @@ class Object(NamedTuple):
     value: ObjectValue
     source: Mapping[str, Any]
     """The object's used parts, as JSON can hold them; `read_object` makes the same of it again."""
+    name: str = ""
+    """Of one of `KATALYST_KINDS`, with its namespace; else empty."""
+
+    @property
+    def key(self) -> ObjectKey:
+        return self.kind, self.name
 
 
 class Rejected(NamedTuple):
@@ -146,6 +171,9 @@ class Reader(NamedTuple):
         if not isinstance(document, dict):
             return Ignored(f"{kind_of(document)} is not a Kubernetes object")
         name = document.get("kind")
+        listed = _LISTS.get(name if isinstance(name, str) else "")
+        if listed is not None:
+            return self._read_list(listed, document)
         try:
             kind = Kind(name if isinstance(name, str) else "")
         except ValueError:
@@ -158,7 +186,23 @@ class Reader(NamedTuple):
         except InputError as error:
             return Rejected(kind, str(error))
 
+    def _read_list(self, kind: Kind, document: Mapping[str, Any]) -> Object | Rejected:
+        values: list[Any] = []
+        sources = []
+        try:
+            with within("items"):
+                for item in list_of(document.get("items")):
+                    found = self._read(kind, mapping_of(item))
+                    if isinstance(found, Object):
+                        values.append(found.value)
+                        sources.append(found.source)
+        except InputError as error:
+            return Rejected(kind, str(error))
+        return Object(kind, ObjectsOfKind(tuple(values)), {"kind": f"{kind}List", "items": sources})
+
     def _read(self, kind: Kind, document: Mapping[str, Any]) -> Object | Ignored:
+        if kind in KATALYST_KINDS:
+            return _of_katalyst(kind, document)
         with within("metadata"):
             metadata = mapping_of(document.get("metadata"))
             with within("name"):
@@ -180,10 +224,25 @@ class Reader(NamedTuple):
                 with within("metadata.annotations"):
                     facts = parse_topology(annotations, self.cpus)
                 return Object(kind, facts, _source(kind, name, metadata={"annotations": facts.source}))
-            case Kind.NODE_SLO:
+            case _:
                 with within("spec"):
                     spec = mapping_of(document.get("spec"))
                 return Object(kind, NodeSloObject(spec=spec), _source(kind, name, spec=spec))
+
+
+_LISTS: Final = {f"{kind}List": kind for kind in KATALYST_KINDS}
+
+
+def _of_katalyst(kind: Kind, document: Mapping[str, Any]) -> Object | Ignored:
+    from runtimeproxy.katalyst.targets import RESOURCE, read_custom_config, read_target
+
+    if kind is Kind.TARGET:
+        target = read_target(document)
+        return Object(kind, target, target.source, target.name)
+    custom = read_custom_config(document)
+    if custom is None:
+        return Ignored(f"a {kind} is not read that is about other objects than {RESOURCE}")
+    return Object(kind, custom, custom.source, custom.name)
 
 
 def config_map_data(value: object) -> dict[str, str]:

@@ -10,6 +10,9 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.fields.anolis import lacking_text
+from runtimeproxy.katalyst.burst import with_level
+from runtimeproxy.katalyst.dynamic_config import NO_CONFIG, KatalystConfig
+from runtimeproxy.katalyst.levels import KatalystQos, LevelRules
 from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import ANY_NODE, NodeFacts
@@ -35,6 +38,9 @@ class Input(StrEnum):
     POOLS = "pools"
     STRATEGIES = "strategies"
     NORMALIZATION = "normalization"
+    KATALYST = "katalyst"
+    """Katalyst's dynamic configuration: what the target that applies to this node sets. Before it is known it
+    is that of the last run."""
     POD_REQUESTS = "pod-requests"
     """`requests`; known or not for each pod."""
     PRIORITY = "priority"
@@ -175,6 +181,7 @@ FIELDS: Final[Mapping[Input, tuple[str, ...]]] = {
     Input.STRATEGIES: ("strategies",),
     Input.NORMALIZATION: ("normalization_ratio", "normalization_path"),
     Input.POD_REQUESTS: ("requests",),
+    Input.KATALYST: ("katalyst",),
 }
 """The fields of `Node` that belong to an input."""
 
@@ -207,6 +214,9 @@ class PodLike(StrategyTraits, Protocol):
 
     @property
     def uid(self) -> str: ...
+
+    @property
+    def katalyst(self) -> KatalystQos | None: ...
 
 
 NO_STRATEGIES: Final = Strategies()
@@ -253,6 +263,10 @@ class Node:
     live_pods: Mapping[str, LivePod] = field(default_factory=dict)
     """The pods of this node as the API server has them, by uid; empty without it."""
     strategies: Strategies = NO_STRATEGIES
+    katalyst: KatalystConfig = NO_CONFIG
+    """Katalyst's dynamic configuration."""
+    levels: LevelRules | None = None
+    """Of Katalyst's levels, as configured; None: not known."""
     states: Mapping[Input, InputState] = field(default_factory=dict)
     """An input that is not in it is known if its values are there, else unknown."""
     generations: Mapping[Input, int] = field(default_factory=dict)
@@ -280,8 +294,9 @@ class Node:
         """The devices of the host that containers may get; None: not known."""
         return self.facts.devices
 
-    def strategy_for(self, pod: StrategyTraits) -> PodStrategy:
-        return self.strategies.for_pod(pod)
+    def strategy_for(self, pod: PodLike) -> PodStrategy:
+        strategy = self.strategies.for_pod(pod)
+        return strategy if pod.katalyst is None else with_level(strategy, pod.katalyst)
 
     def requests_of(self, pod: PodLike) -> Mapping[str, Mapping[str, int]]:
         """The requests of a pod's containers by name, as in `requests`; empty if they are not known."""
@@ -323,6 +338,8 @@ class Node:
             return self.strategies is not NO_STRATEGIES
         if of is Input.POOLS:
             return bool(self.pools)
+        if of is Input.KATALYST:
+            return bool(self.katalyst.target)
         return any(getattr(self, name) for name in FIELDS.get(of, ()))
 
 

@@ -22,6 +22,7 @@ from runtimeproxy.node.inputs import InputPlaces, InputsReading, NodeInputs
 from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus, Pools
 
 if TYPE_CHECKING:
+    from runtimeproxy.katalyst.targets import TargetState
     from runtimeproxy.slo.reading import Problem as StrategyProblem
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class NodeSources:
         self._of_pools: tuple[str, ...] = ()
         self.notes: tuple[str, ...] = ()
         self.strategy_problems: tuple[StrategyProblem, ...] = ()
+        self.katalyst_targets: tuple[TargetState, ...] = ()
         self.look_began_s: float | None = None
         """Begin of the present pass, in seconds since the epoch."""
         self._reported: set[str] = set()
@@ -236,6 +238,7 @@ class NodeSources:
         self._base, self._shared = look.node, look.shared
         self._of_look, self.notes = look.problems, look.notes
         self.strategy_problems = look.strategy_problems
+        self.katalyst_targets = look.katalyst_targets
         self._report(look.problems, logging.WARNING)
         self._report(look.notes, logging.INFO)
         self._reported &= {*self.problems, *look.notes}

@@ -11,6 +11,7 @@ from runtimeproxy.fields.tables import RESOURCE_FIELDS
 from runtimeproxy.hooks.claimants import ClaimantKind
 from runtimeproxy.hooks.fields import RESOURCES, UNIFIED, Field
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
+from runtimeproxy.katalyst.levels import KatalystQos, class_of
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_RESOURCES, overlay
 from runtimeproxy.qos import QoSClass, kube_qos_class, priority_class, qos_class
@@ -28,14 +29,26 @@ class PodSummary(NamedTuple):
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     qos: QoSClass
+    katalyst: KatalystQos | None = None
 
 
 def recorded_summary(record: PodRecord) -> PodSummary:
     labels, annotations = _frozen(record.labels), _frozen(record.annotations)
-    return PodSummary(record.namespace, record.name, labels, annotations, qos_class(labels))
+    qos, katalyst = qos_class(labels), record.katalyst
+    if katalyst is not None:
+        qos = class_of(labels, katalyst)
+    return PodSummary(record.namespace, record.name, labels, annotations, qos, katalyst)
+
+
+def recorded_class(record: PodRecord) -> QoSClass:
+    """The pod's class: the raw label's, or that of its level in Katalyst's terms."""
+    return qos_class(record.labels) if record.katalyst is None else class_of(record.labels, record.katalyst)
 
 
 def recorded_pod(record: PodRecord) -> PodView:
+    qos, katalyst = qos_class(record.labels), record.katalyst
+    if katalyst is not None:
+        qos = class_of(record.labels, katalyst)
     return PodView(
         id=record.id,
         name=record.name,
@@ -48,9 +61,10 @@ def recorded_pod(record: PodRecord) -> PodView:
         cgroup_parent=record.cgroup_parent,
         overhead=record.overhead,
         resources=record.requested,
-        qos=qos_class(record.labels),
+        qos=qos,
         kube_qos=kube_qos_class(record.cgroup_parent),
         priority=priority_class(record.labels, record.priority),
+        katalyst=katalyst,
         is_recovered=record.recovered,
     )
 

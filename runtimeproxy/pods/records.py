@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from runtimeproxy.hooks.algebra import Claim
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, Owners
 from runtimeproxy.hooks.views import Resources
+from runtimeproxy.katalyst.levels import KatalystQos
 from runtimeproxy.node.snapshot import LivePod
 from runtimeproxy.pods.resources import (
     NO_ENTRIES,
@@ -83,6 +84,8 @@ class PodRecord:
     """Whether labels or annotations were left out, since all records together have a bound."""
     created_s: float = field(default=0.0, compare=False)
     """When the runtime made it, in seconds since the epoch; 0.0 if that is not known."""
+    katalyst: KatalystQos | None = field(default=None, compare=False)
+    """What its annotations of Katalyst's say, where these are in use; follows from them, and is not saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,10 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Final, Generic, TypeVar
 
+from runtimeproxy.hooks.levels import PodLevels
 from runtimeproxy.pods.checkpoint.codec import RowKind, Saved
 from runtimeproxy.pods.reconcile import joined_container, joined_pod, newer_container, newer_pod
+from runtimeproxy.pods.record_views import recorded_summary
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.resources import NO_ENTRIES, compact, memory_bytes, read_by_policies
 
@@ -180,6 +182,8 @@ class RecordIndex(Generic[RecordT]):
 
     def _set(self, record: RecordT) -> None:
         store = self._store
+        if store.levels is not None:
+            record = store.with_level(record)
         store.kept_bytes -= self._sizes_bytes.get(record.id, 0)
         size_bytes = record_bytes(record)
         if size_bytes > store.room_bytes:
@@ -228,6 +232,7 @@ class PodStore:
         max_bytes: Most memory of the texts of all records.
         kept_bytes: Their memory now.
         on_change: Called with each new, changed or removed id, and whether an observed call is the cause.
+        levels: How pods get a level of Katalyst's; None: they have none.
         kubelet_root: The kubelet's outermost cgroup where no runtime tells of pods; else empty: they show it.
     """
 
@@ -241,6 +246,7 @@ class PodStore:
         self.event = 0
         self.listings = 0
         self.kubelet_root = ""
+        self.levels: PodLevels | None = None
         self.on_change: Callable[[RowKind, str, bool], None] | None = None
 
     @property
@@ -269,6 +275,24 @@ class PodStore:
             for container in saved.containers
             if self.containers.load(container, since, container_of, outdated=outdated)
         )
+
+    def use_levels(self, levels: PodLevels | None) -> None:
+        """Gives all pods their levels anew; None: they have none any more."""
+        if levels == self.levels:
+            return
+        self.levels = levels
+        for pod in self.pods:
+            self.pods.revise(replace(pod, katalyst=None))
+
+    def with_level(self, record: RecordT) -> RecordT:
+        """The record of a pod with its level; that of a container as it is."""
+        if self.levels is None or not isinstance(record, PodRecord):
+            return record
+        if record.trimmed and record.katalyst is not None:
+            # Its annotations are no longer all there.
+            return record
+        found = self.levels.of(recorded_summary(record))
+        return record if found == record.katalyst else replace(record, katalyst=found)
 
     def remove_pod(self, identity: str) -> PodRecord | None:
         """Drops a removed sandbox, and its containers with it."""

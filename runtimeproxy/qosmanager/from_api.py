@@ -17,7 +17,13 @@ from cri_api.runtimeproxy.v1 import api_pb2
 from runtimeproxy import __version__, api_names
 from runtimeproxy.api_names import plugin_status
 from runtimeproxy.config.schema import validator_of
-from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass, priority_class_with_default
+from runtimeproxy.qos import (
+    QOS_CLASS_LABEL,
+    KubeQoSClass,
+    PriorityClass,
+    QoSClass,
+    priority_class_with_default,
+)
 from runtimeproxy.qosmanager.plugin import Claim, Role, Target
 from runtimeproxy.qosmanager.snapshot import (
     CacheUse,
@@ -60,6 +66,9 @@ def pod_of(message: api_pb2.Pod) -> tuple[Pod, tuple[str, ...]]:
     priority = message.priority if message.HasField("priority") else None
     sub_priority = message.labels.get(_SUB_PRIORITY, "")
     kube_qos = _member(KubeQoSClass, message.kube_qos_class, KubeQoSClass.BURSTABLE)
+    labels: Mapping[str, str] = message.labels
+    if message.HasField("katalyst"):
+        labels = {**labels, QOS_CLASS_LABEL: message.qos_class}
     pod = Pod(
         sandbox_id=message.sandbox_id,
         uid=message.uid,
@@ -67,7 +76,7 @@ def pod_of(message: api_pb2.Pod) -> tuple[Pod, tuple[str, ...]]:
         name=message.name,
         qos=_member(QoSClass, message.qos_class, QoSClass.NONE),
         kube_qos=kube_qos,
-        priority_class=priority_class_with_default(message.labels, priority, kube_qos),
+        priority_class=priority_class_with_default(labels, priority, kube_qos),
         priority=priority,
         sub_priority=int(sub_priority) if _INT32.fullmatch(sub_priority) else None,
         cgroup=next((each.cgroup.rpartition("/")[0] for each in message.containers if each.cgroup), ""),

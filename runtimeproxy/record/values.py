@@ -17,6 +17,8 @@ from typing import Any, Final
 
 from runtimeproxy import labels, qos
 from runtimeproxy.errors import RuntimeProxyError
+from runtimeproxy.katalyst import dynamic_config
+from runtimeproxy.katalyst.levels import QosLevel
 from runtimeproxy.node import devices, facts, snapshot
 from runtimeproxy.node.snapshot import Node
 from runtimeproxy.slo import reading, schema, strategies
@@ -43,10 +45,8 @@ def _plain_classes(*modules: ModuleType) -> Iterator[type]:
                 yield each
 
 
-CLASSES: Final[Mapping[str, type]] = {
-    each.__name__: each
-    for each in _plain_classes(snapshot, facts, devices, labels, qos, schema, strategies, reading)
-}
+_MODULES: Final = (snapshot, facts, devices, labels, qos, schema, strategies, reading, dynamic_config)
+CLASSES: Final[Mapping[str, type]] = {each.__name__: each for each in (*_plain_classes(*_MODULES), QosLevel)}
 """All classes of the snapshot's values, by name."""
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from runtimeproxy.core.eviction import OF_API_SERVER, EvictionMethod, PodEvictionOutcome, Result
 from runtimeproxy.node.api_server import ApiServerInputs
 from runtimeproxy.node.inputs import name_of_node
+from runtimeproxy.node.objects import KATALYST_KINDS, Kind
 
 if TYPE_CHECKING:
     from runtimeproxy.config.settings import Settings
@@ -34,7 +35,8 @@ class KubernetesLink:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.inputs = ApiServerInputs("API server", settings.slo.start_spread_s)
+        kinds = frozenset(Kind) if settings.kubernetes.katalyst_targets else frozenset(Kind) - KATALYST_KINDS
+        self.inputs = ApiServerInputs("API server", settings.slo.start_spread_s, kinds=kinds)
         self.source: KubernetesSource | None = None
         self.evict: EvictByApi | None = self._evict if settings.kubernetes.evictions else None
         self.is_started = False

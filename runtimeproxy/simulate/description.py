@@ -43,6 +43,7 @@ INPUT_TEXTS: Final[Mapping[Input, str]] = {
     Input.POOLS: "the node's CPU pools",
     Input.STRATEGIES: "the strategies",
     Input.NORMALIZATION: "the node's normalization ratio",
+    Input.KATALYST: "Katalyst's dynamic configuration",
     Input.POD_REQUESTS: "whether the kubelet saves requests",
 }
 """Inputs for people. A priority class that no label names is unknown on the node, too."""

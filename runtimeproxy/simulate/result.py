@@ -9,6 +9,7 @@ from typing import Any, Final
 from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
+from runtimeproxy.simulate.levels import LevelVerdict
 from runtimeproxy.vocabulary import Role
 
 
@@ -104,10 +105,13 @@ class PodSimulation:
     added: tuple[str, ...] = ()
     """Changes by Koordinator's webhook, for people."""
     notes: tuple[str, ...] = ()
+    katalyst: LevelVerdict | None = None
+    """None: it has no level of Katalyst's."""
 
     @property
     def is_refused(self) -> bool:
-        return any(each.refusal for each in self.targets)
+        is_by_katalyst = self.katalyst is not None and self.katalyst.is_refused
+        return is_by_katalyst or any(each.refusal for each in self.targets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +143,7 @@ _KEYS: Final = {
     "kube_qos": "kubeQOSClass",
     "priority": "priorityClass",
     "is_changed": "changed",
+    "is_refused": "refused",
     "depends_on": "dependsOn",
     "not_simulated": "notSimulated",
 }
@@ -147,3 +152,7 @@ _KEYS: Final = {
 def _camel_case(items: list[tuple[str, Any]]) -> dict[str, Any]:
     # Texts of enumerations are no plain ones for the writer of YAML.
     return {_KEYS.get(key, key): value.value if isinstance(value, StrEnum) else value for key, value in items}
+
+
+def level_as_json(verdict: LevelVerdict) -> dict[str, Any]:
+    return asdict(verdict, dict_factory=_camel_case)

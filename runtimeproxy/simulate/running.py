@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from runtimeproxy.fields.formats import Value
@@ -11,12 +12,13 @@ from runtimeproxy.fields.tables import NEUTRAL
 from runtimeproxy.hooks.algebra import resolve
 from runtimeproxy.hooks.changes import CLEAR
 from runtimeproxy.hooks.decision import Decision
+from runtimeproxy.hooks.levels import levels_in_force
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.settings import ChainRules
 from runtimeproxy.ledger.answers import by_parameter, claims_of, requested_of_pod
 from runtimeproxy.node.snapshot import FixedNode, Node
 from runtimeproxy.offline import OfflineChain
-from runtimeproxy.pods.record_views import recorded_container, recorded_pod
+from runtimeproxy.pods.record_views import recorded_container, recorded_pod, recorded_summary
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 
 
@@ -43,6 +45,10 @@ def wanted_values(
     pods: Sequence[RunningPod], policies: Iterable[LoadedPolicy], rules: ChainRules, node: Node
 ) -> list[WantedValues]:
     """Returns what policies want of each pod on a node. Not for a thread in which an event loop runs."""
+    policies = tuple(policies)
+    if (levels := levels_in_force(policies, node)) is not None:
+        records = (replace(each.record, katalyst=levels.of(recorded_summary(each.record))) for each in pods)
+        pods = [each._replace(record=record) for each, record in zip(pods, records, strict=True)]
     return asyncio.run(_wanted_values(pods, OfflineChain(policies, rules), rules, node))
 
 

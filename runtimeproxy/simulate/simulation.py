@@ -20,6 +20,7 @@ from runtimeproxy.frontends.cri_proxy.calls.messages import (
 from runtimeproxy.hooks.carried import BY_CALLS, CarriedFields
 from runtimeproxy.hooks.decision import Decision
 from runtimeproxy.hooks.fields import CGROUP_PARENT
+from runtimeproxy.hooks.levels import levels_in_force
 from runtimeproxy.hooks.loaded import LoadedPolicy
 from runtimeproxy.hooks.policy import Hook
 from runtimeproxy.hooks.settings import USUAL_RULES, ChainRules
@@ -30,6 +31,7 @@ from runtimeproxy.pods.resources import read_resources
 from runtimeproxy.qos import KubeQoSClass
 from runtimeproxy.simulate.description import CGROUPS, INPUT_TEXTS, Asked, Description, result_of
 from runtimeproxy.simulate.kubelet import ContainerCreation, PodCalls
+from runtimeproxy.simulate.levels import level_verdict
 from runtimeproxy.simulate.result import PodSimulation, Simulation
 
 _STATIC: Final = "static"
@@ -75,6 +77,7 @@ class _Simulator:
         self._rules = rules
         self._offline = OfflineChain(policies, rules, carried=carried)
         self._chain = self._offline.chain
+        self._levels = levels_in_force(policies, node)
 
     async def run(self, calls: Sequence[PodCalls]) -> Simulation:
         try:
@@ -116,13 +119,14 @@ class _Simulator:
             targets=tuple(describe.target(each, is_skipped=is_skipped) for each in asked),
             added=calls.added,
             notes=tuple(notes),
+            katalyst=None if is_skipped else level_verdict(pod, calls.requests),
         )
 
     async def _ask(self, variant: _Variant) -> list[Asked]:
         """Asks about all requests for a pod, in their order; a refusal ends it."""
         self._chain.node = FixedNode(variant.node)
         calls, asked = variant.calls, list[Asked]()
-        summary = requested_summary(calls.config, None)
+        summary = requested_summary(calls.config, None, self._levels)
         pod = requested_pod(calls.config, None, summary, calls.runtime_handler)
         if calls.runs_sandbox:
             hook = self._carried.first_hook(is_container=False)

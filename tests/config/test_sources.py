@@ -74,6 +74,7 @@ def test_the_defaults() -> None:
             "enabled": False,
             "kubeconfig": "",
             "config_namespace": "koordinator-system",
+            "katalyst_targets": False,
             "events": True,
             "evictions": True,
         },

@@ -66,6 +66,7 @@ class Scene:
     pauses: list[float]
     """How long was waited after each failure."""
     is_idle: bool = False
+    looks: bool = True
 
     def run_pod(self, name: str, *addresses: str, qos: str = "BE") -> PodRecord:
         record = PodRecord(id=name, uid=f"uid-{name}", cgroup_parent=f"/kubepods/{name}")
@@ -79,7 +80,8 @@ class Scene:
     async def wait_for(self, is_so: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S):
             while not is_so():
-                self.upkeep.look()
+                if self.looks:
+                    self.upkeep.look()
                 await asyncio.sleep(0.005)
 
     def told(self) -> dict[str, tuple[str, ...] | None]:
@@ -140,9 +142,10 @@ async def test_what_the_process_before_this_one_wanted_is_known(scene: Scene) ->
     scene.run_pod("a", "10.0.0.1", qos="")
     scene.run_pod("b", "10.0.0.2", qos="")
     scene.control.told.clear()
+    scene.upkeep.take_known()
+    assert scene.control.read_pod(CLASS_FIELD, "a") == "LS"
     scene.is_idle = False
     await scene.wait_for(lambda: scene.told() == {"a": ("10.0.0.1",), "b": None})
-    assert scene.control.read_pod(CLASS_FIELD, "a") == "LS"
     assert scene.control.read_pod(EGRESS_FIELD, "a") == "8000000"
 
 
@@ -167,6 +170,15 @@ async def test_pods_that_end_are_told(scene: Scene) -> None:
     record = scene.run_pod("a", "10.0.0.1")
     await scene.wait_for(lambda: "a" in scene.told())
     scene.store.pods.put(replace(record, state=Lifecycle.STOPPED))
+    await scene.wait_for(lambda: scene.told() == {})
+
+
+async def test_a_pod_that_ends_before_the_next_look_is_told(scene: Scene) -> None:
+    scene.looks = False
+    record = scene.run_pod("a", "10.0.0.1")
+    await scene.wait_for(lambda: scene.told() == {"a": ("10.0.0.1",)})
+    scene.store.pods.put(replace(record, state=Lifecycle.STOPPED))
+    scene.looks = True
     await scene.wait_for(lambda: scene.told() == {})
 
 

@@ -70,20 +70,32 @@ def check_edits(
     """
     cgroup = container.rpartition("/")[0] if live.is_pods else container
     with _reading(live, files, cgroup) as read:
+        check_values(live.key, live.value, (live.before, live.after), read, edit)
 
-        def wait_for(text: str) -> float:
-            started_s = time.monotonic()
-            what = f"{live.file} of {cgroup} is {text}, not {read()}"
-            wait_until(lambda: read() == text or None, what, 60)
-            return time.monotonic() - started_s
 
-        wait_for(live.before)
-        took_s: list[float] = []
-        while not took_s or (min(took_s) > MOST_S and len(took_s) < TRIES):
-            edit({live.key: json.dumps(live.value)})
-            took_s.append(wait_for(live.after))
-            edit({})
-            wait_for(live.before)
+def check_values(
+    key: str,
+    value: object,
+    places: tuple[str, str],
+    read: Callable[[], str],
+    edit: Callable[[Mapping[str, str]], object],
+) -> None:
+    """The same of whatever `read` reads, which is `places` before and after the edit."""
+    before, after = places
+
+    def wait_for(text: str) -> float:
+        started_s = time.monotonic()
+        wait_until(lambda: read() == text or None, f"{key}: {text}, not {read()}", 60)
+        return time.monotonic() - started_s
+
+    wait_for(before)
+    took_s: list[float] = []
+    while not took_s or (min(took_s) > MOST_S and len(took_s) < TRIES):
+        edit({key: json.dumps(value)})
+        took_s.append(wait_for(after))
+        edit({})
+        wait_for(before)
+    print(f"{key}: in force after {min(took_s):.2f} s")
     assert min(took_s) <= MOST_S, took_s
 
 

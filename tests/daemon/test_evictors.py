@@ -179,10 +179,7 @@ def test_pods_go_in_their_order_and_protected_ones_never(
     arithmetic: dict[str, str],
     mode: str,
 ) -> None:
-    kubeconfig = socket_folder / "kubeconfig"
-    contexts = [{"name": "x", "context": {"cluster": "x", "user": ""}}]
-    clusters = [{"name": "x", "cluster": {"server": server.url}}]
-    kubeconfig.write_text(json.dumps({"current-context": "x", "contexts": contexts, "clusters": clusters}))
+    kubeconfig = server.kubeconfig(socket_folder)
     daemon = daemons.start(CONFIG % {"kubeconfig": kubeconfig, "plugin": plugin, "mode": mode})
     cluster = Cluster(server, daemon, cgroup_files)
     manager = ManagerProcess(daemon.folder, daemon.config_file, daemon.socket, daemon.options.environment)

@@ -122,13 +122,7 @@ def cluster(daemons: Daemons, cgroup_files: CgroupFiles, socket_folder: Path) ->
     for folder in ("/kubepods/burstable", "/kubepods/besteffort"):
         cgroup_files.make(folder)
     with ApiServer() as server:
-        kubeconfig = socket_folder / "kubeconfig"
-        document = {
-            "current-context": "x",
-            "contexts": [{"name": "x", "context": {"cluster": "x", "user": ""}}],
-            "clusters": [{"name": "x", "cluster": {"server": server.url}}],
-        }
-        kubeconfig.write_text(json.dumps(document))
+        kubeconfig = server.kubeconfig(socket_folder)
         config = (
             f'[kubernetes]\nenabled = true\nkubeconfig = "{kubeconfig}"\n[slo]\nstart_spread_s = 0\n'
             f'[node]\nname = "node-a"\n{POLICIES}'
@@ -209,13 +203,7 @@ def test_cpus_of_a_running_pod_follow_its_annotation_and_nothing_else(
 
 
 def moving_config(server: ApiServer, folder: Path) -> str:
-    kubeconfig = folder / "kubeconfig"
-    document = {
-        "current-context": "x",
-        "contexts": [{"name": "x", "context": {"cluster": "x", "user": ""}}],
-        "clusters": [{"name": "x", "cluster": {"server": server.url}}],
-    }
-    kubeconfig.write_text(json.dumps(document))
+    kubeconfig = server.kubeconfig(folder)
     kubelet_files(folder / "kubelet", {})
     return (
         f'[kubernetes]\nenabled = true\nkubeconfig = "{kubeconfig}"\n[slo]\nstart_spread_s = 0\n'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -85,13 +84,7 @@ def put_pod(server: ApiServer, spec: PodSpec, annotations: dict[str, str]) -> No
 
 
 def configuration(mode: str, own: Path, server: ApiServer, runtime: Containerd | RuntimeProcess) -> str:
-    kubeconfig = own / "kubeconfig"
-    document = {
-        "current-context": "x",
-        "contexts": [{"name": "x", "context": {"cluster": "x", "user": ""}}],
-        "clusters": [{"name": "x", "cluster": {"server": server.url}}],
-    }
-    kubeconfig.write_text(json.dumps(document))
+    kubeconfig = server.kubeconfig(own)
     text = (
         f'[daemon]\nmode = "{mode}"\nlock = "{own}/front-end.lock"\n'
         f'[kubernetes]\nenabled = true\nkubeconfig = "{kubeconfig}"\n[slo]\nstart_spread_s = 0\n'

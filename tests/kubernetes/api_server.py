@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
@@ -94,6 +95,17 @@ class ApiServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def kubeconfig(self, folder: Path) -> Path:
+        """Writes a kubeconfig of this server, without a user, into a folder; as JSON, which is YAML."""
+        path = folder / "kubeconfig"
+        document = {
+            "current-context": "x",
+            "contexts": [{"name": "x", "context": {"cluster": "x", "user": ""}}],
+            "clusters": [{"name": "x", "cluster": {"server": self.url}}],
+        }
+        path.write_text(json.dumps(document))
+        return path
 
     def put(self, path: str, name: str, **parts: Any) -> None:
         """Makes or changes an object."""

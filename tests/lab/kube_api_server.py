@@ -30,11 +30,12 @@ class KubeApiServer:
 
     Attributes:
         admin: A client that may do everything.
+        port: The API server's, of 127.0.0.1.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._etcd_port, self._peer_port, self._port = _free_ports(3)
+        self._etcd_port, self._peer_port, self.port = _free_ports(3)
         self._etcd: subprocess.Popen[bytes] | None = None
         self._server: subprocess.Popen[bytes] | None = None
         self._certificates = folder / "certificates"
@@ -74,7 +75,7 @@ class KubeApiServer:
                     f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
                     "--bind-address=127.0.0.1",
                     "--advertise-address=127.0.0.1",
-                    f"--secure-port={self._port}",
+                    f"--secure-port={self.port}",
                     f"--cert-dir={self._certificates}",
                     f"--token-auth-file={self._folder / 'tokens.csv'}",
                     "--authorization-mode=RBAC",
@@ -104,7 +105,7 @@ class KubeApiServer:
         path = self._folder / f"{name}.kubeconfig"
         user = {"tokenFile": str(token_file)} if token_file is not None else {"token": token}
         cluster = {
-            "server": f"https://127.0.0.1:{self._port}",
+            "server": f"https://127.0.0.1:{self.port}",
             "certificate-authority": str(self._certificates / "apiserver.crt"),
         }
         document = {

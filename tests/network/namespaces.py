@@ -124,6 +124,13 @@ class PodNamespace(Namespace):
         )
         return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The kernel removes the devices of a namespace some time after its end.
+        self._node.run("ip", "link", "delete", self._outside)
+        super().__exit__(kind, error, trace)
+
 
 class NodeNetwork:
     """A node, its peer, and pods that come and go.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -12,7 +13,14 @@ BUFFER_BYTES = 256 << 10
 BLOCK = bytes(64 << 10)
 
 
+def favour() -> None:
+    """Has the calling thread run before others on a busy machine: a sender without CPU has no rate."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, -15)
+
+
 def main(procs: str, address: str, port: str) -> None:
+    favour()
     # A socket belongs to the cgroup in which it is made.
     Path(procs).write_text(str(os.getpid()))
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -19,7 +19,15 @@ import pytest
 from cri_api.runtime.v1 import api_pb2
 from cri_api.runtimeproxy.v1 import api_pb2 as own_pb2
 from cri_api.runtimeproxy.v1 import api_pb2_grpc as own_grpc
-from runtimeproxy.testing import CgroupDriver, CgroupFiles, FakeRuntime, PodCgroups, RuntimeState
+from runtimeproxy.testing import (
+    CgroupDriver,
+    CgroupFiles,
+    FakeRuntime,
+    NriAdaptation,
+    NriRuntimeState,
+    PodCgroups,
+    RuntimeState,
+)
 from runtimeproxy.testing.builders import pod_sandbox_config
 from tests.daemon.driving import Pod
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
@@ -123,6 +131,8 @@ class Stand:
         without: a program that the daemon does not find.
         wrapper: more words before the daemon's command.
         compares_often: whether the daemon compares every 2 s; usually every minute.
+        mode: of the daemon.
+        config: more of its configuration.
     """
 
     def __init__(
@@ -134,15 +144,20 @@ class Stand:
         without: str = "",
         wrapper: tuple[str, ...] = (),
         compares_often: bool = False,
+        mode: str = "proxy",
+        config: str = "",
     ) -> None:
         self.folder = folder
         self.node = node
         self._without = without
+        self._mode = mode
         self.network = network
         self._files = CgroupFiles(folder / "cgroup", version=2)
         for qos in ("burstable", "besteffort"):
             self._files.make(f"/kubepods/{qos}")
-        state = RuntimeState(PodCgroups(CgroupDriver.CGROUPFS, self._files))
+        cgroups = PodCgroups(CgroupDriver.CGROUPFS, self._files)
+        self.nri = NriAdaptation(folder / "nri.sock") if mode == "nri" else None
+        state = RuntimeState(cgroups) if self.nri is None else NriRuntimeState(self.nri, cgroups)
         self.runtime = FakeRuntime(folder / "runtime.sock", state=state)
         self._gate, self._called = folder / "gate", folder / "called"
         environment = {
@@ -151,7 +166,11 @@ class Stand:
         }
         wrapper = (*node.wrapper, *(hidden(debian_program(without)) if without else ()), *wrapper)
         options = ProxyOptions(
-            str(folder / "runtime.sock"), config=_CONFIG, environment=environment, wrapper=wrapper
+            str(folder / "runtime.sock"),
+            config=f'{_CONFIG}[daemon]\nmode = "{mode}"\nlock = "{folder / "front-end.lock"}"\n'
+            f'[nri]\nsocket = "{folder / "nri.sock"}"\n{config}',
+            environment=environment,
+            wrapper=wrapper,
         )
         self.daemon = (ComparingProcess if compares_often else ProxyProcess)(folder, options)
         self.objects = NodeObjects(self.daemon.objects_folder)
@@ -165,15 +184,22 @@ class Stand:
     def start(self) -> None:
         """Configures and starts the daemon, and waits until the uplink has its classes."""
         self.configure()
-        self.daemon.start()
+        self.start_daemon()
         self.wait_for_classes()
 
+    def start_daemon(self) -> None:
+        """Starts the daemon as it is configured, and waits until it is told of pods."""
+        self.daemon.start()
+        if self.nri is not None:
+            self.nri.wait_for_plugins("50-koord-runtime-proxy", timeout_s=30)
+
     def wait_for_classes(self, timeout_s: float = 30.0) -> Rules:
-        """Waits until the uplink's root qdisc is HTB with its classes."""
+        """Waits until the uplink has HTB with its classes, and nft the table, which comes last."""
 
         def found() -> Rules | None:
             rules = self.rules()
-            return rules if rules.root["kind"] == "htb" and rules.class_count >= 4 else None
+            has_classes = rules.root["kind"] == "htb" and rules.class_count >= 4
+            return rules if has_classes and ("inet", TABLE) in rules.tables else None
 
         return wait_until(found, "classes at the uplink", timeout_s)
 
@@ -195,11 +221,11 @@ class Stand:
         return contents_of(self.rules())
 
     @contextmanager
-    def pod(self, qos: str, limits: Mapping[str, str] | None = None) -> Iterator[RunningPod]:
+    def pod(self, qos: str, limits: Mapping[str, str] | None = None, uid: str = "") -> Iterator[RunningPod]:
         """A pod in a namespace of its own, known to the daemon and to nft."""
         assert self.network is not None
         number = next(self._numbers)
-        uid = str(uuid.uuid4())
+        uid = uid or str(uuid.uuid4())
         annotations = {LIMITS: json.dumps(dict(limits))} if limits else {}
         config = pod_sandbox_config(f"pod{number}", uid=uid, qos=qos, annotations=annotations)
         with self.network.pod(number) as network:
@@ -292,7 +318,7 @@ class Stand:
 
     @property
     def _api(self) -> own_grpc.RuntimeProxyStub:
-        return own_grpc.RuntimeProxyStub(self.client.channel)
+        return own_grpc.RuntimeProxyStub(self._daemon_client.channel)
 
     def _gated_programs(self, folder: Path) -> Path:
         folder.mkdir()
@@ -312,7 +338,9 @@ class Stand:
         with ExitStack() as stack:
             stack.enter_context(self.runtime)
             stack.callback(self.daemon.close)
-            self.client = stack.enter_context(CriClient(self.daemon.socket))
+            self._daemon_client = stack.enter_context(CriClient(self.daemon.socket))
+            kubelets = self.daemon.socket if self._mode == "proxy" else self.runtime.socket_path
+            self.client = stack.enter_context(CriClient(kubelets))
             self._stack = stack.pop_all()
         return self
 

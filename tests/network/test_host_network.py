@@ -14,7 +14,7 @@ import pytest
 from runtimeproxy.testing.builders import pod_sandbox_config
 from tests.lab.deadline import wait_until
 from tests.lab.programs import missing
-from tests.network.load import Flow, Load, steady_mbit
+from tests.network.load import TOLERANCE, Flow, Load, near_mbit, steady_mbit
 from tests.network.namespaces import Family, NodeNetwork
 from tests.network.stand import CEILINGS_MBIT, LIMITS, Stand, need_network_namespaces
 
@@ -60,12 +60,16 @@ def test_pods_of_the_hosts_network_have_their_class_and_limit(socket_folder: Pat
                 stack.callback(stand.remove, stand.run(config))
                 wait_until(partial(has_rules, stand, number), f"{number} rules of cgroups")
             with Load([sent(network, folder, 6) for folder in folders]) as load:
-                plain, limited = steady_mbit(load)
+                plain, limited = steady_mbit(load, is_wanted=is_ceiling)
             with Load([sent(network, folders[1], 4)]) as load:
-                (alone,) = steady_mbit(load)
-    assert plain + limited == pytest.approx(CEILINGS_MBIT["BE"], rel=0.1)
+                (alone,) = near_mbit(load, (8,))
+    assert plain + limited == pytest.approx(CEILINGS_MBIT["BE"], rel=TOLERANCE)
     assert limited < 1.1 * 8
-    assert alone == pytest.approx(8, rel=0.1)
+    assert alone == pytest.approx(8, rel=TOLERANCE)
+
+
+def is_ceiling(rates: list[float]) -> bool:
+    return sum(rates) == pytest.approx(CEILINGS_MBIT["BE"], rel=TOLERANCE)
 
 
 def sent(network: NodeNetwork, cgroup: Path, family: Family) -> tuple[Flow]:

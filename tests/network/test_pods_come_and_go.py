@@ -12,7 +12,7 @@ import pytest
 from runtimeproxy.ledger.network_tools import TIMEOUT_S
 from tests.lab.cri_client import CALL_TIMEOUT_S
 from tests.lab.deadline import time_s, wait_until
-from tests.network.load import Load, greedy, steady_mbit
+from tests.network.load import TOLERANCE, Load, greedy, near_mbit
 from tests.network.rules import assert_others_stay, class_bytes, contents_of
 from tests.network.stand import CEILINGS_MBIT, Stand
 
@@ -32,10 +32,10 @@ def test_pods_come_and_go_under_load_and_leave_nothing(stand: Stand) -> None:
             pods = list(threads.map(stand.addressed_pod, _NUMBERS))
             stand.wait_for_addressed_pods(_NUMBERS)
             assert stand.rules().class_count == before.class_count + len(_NUMBERS) // 3
-            (rate,) = steady_mbit(load)
+            (rate,) = near_mbit(load, (CEILINGS_MBIT["BE"],))
             list(threads.map(stand.remove, pods))
             wait_until(lambda: stand.contents() == with_one, "the rules of one pod")
-        assert rate == pytest.approx(CEILINGS_MBIT["BE"], rel=0.1)
+        assert rate == pytest.approx(CEILINGS_MBIT["BE"], rel=TOLERANCE)
     wait_until(lambda: stand.contents() == contents_of(before), "the rules of before")
     assert_others_stay(before, stand.rules())
 
@@ -48,9 +48,9 @@ def test_restarts_do_not_interrupt_traffic(stand: Stand) -> None:
         with Load([flows]) as load, longest_gap(load) as gap_s:
             for end in (stand.daemon.terminate, stand.daemon.kill):
                 restart(stand, end)
-            (rate,) = steady_mbit(load)
+            (rate,) = near_mbit(load, (20,))
         assert max(gap_s) < _LONGEST_GAP_S
-        assert rate == pytest.approx(20, rel=0.1)
+        assert rate == pytest.approx(20, rel=TOLERANCE)
 
 
 def restart(stand: Stand, end: Callable[[], object]) -> None:

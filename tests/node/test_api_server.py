@@ -16,7 +16,7 @@ from runtimeproxy.node.api_server import ApiServerInputs, ObjectSink, PodSink, r
 from runtimeproxy.node.facts import NodeReader
 from runtimeproxy.node.inputs import SAVE_PODS_S, STATE_FILE, InputPlaces, InputsReading, NodeInputs
 from runtimeproxy.node.object_folder import FolderObjects
-from runtimeproxy.node.objects import Kind, Reader
+from runtimeproxy.node.objects import KATALYST_KINDS, Kind, Reader
 from runtimeproxy.node.snapshot import Input, InputState, LivePod, Node
 from tests.node.objects_of import (
     BURST,
@@ -63,7 +63,7 @@ class Inputs:
 
 def test_what_is_known_first_counts_at_once() -> None:
     it = Inputs()
-    assert it.look().unknown == frozenset(Kind)
+    assert it.look().unknown == frozenset(Kind) - KATALYST_KINDS
     it.inputs.put(Kind.CONFIG_MAP, config_map(cpu_burst_config=BURST))
     it.inputs.put(Kind.NODE, node_object())
     it.inputs.put(Kind.NODE_SLO, None)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.cgroups.mounts import DEFAULT_ROOT
-from runtimeproxy.testing import FakeRuntime
+from runtimeproxy.testing import FakeRuntime, NriAdaptation, NriRuntimeState, RuntimeState
 from runtimeproxy.testing.builders import container_config, create_container_request, pod_sandbox_config
 from tests.cgroups.boxes import Box
 from tests.daemon.scraping import Metrics, scrape
@@ -275,15 +275,21 @@ fields.PROCESSES_VERIFY_S = resctrl.YOUNG_S = 1.0
 
 @contextmanager
 def stand(
-    folder: Path, variant: Variant | None = None, *, mode: str = "proxy", quick: bool = True
+    folder: Path,
+    variant: Variant | None = None,
+    *,
+    mode: str = "proxy",
+    quick: bool = True,
+    more_config: str = "",
 ) -> Iterator[Stand]:
     """A started daemon, with the policy on and no strategy.
 
     Args:
         folder: A new one; its path must be short.
         variant: Of the double.
-        mode: Of the daemon, `proxy` or `standalone`.
+        mode: Of the daemon.
         quick: Whether what is done every 10 s is done every second.
+        more_config: Of the daemon.
     """
     need_controllers_of_v1("pids")
     sysfs, procfs = folder / "sys", folder / "proc"
@@ -292,7 +298,9 @@ def stand(
     variant = variant or Variant()
     with ExitStack() as stack:
         double = stack.enter_context(mounted(sysfs / "fs" / "resctrl", variant))
-        runtime = stack.enter_context(FakeRuntime(folder / "runtime.sock"))
+        nri = NriAdaptation(folder / "nri.sock") if mode == "nri" else None
+        state = RuntimeState() if nri is None else NriRuntimeState(nri)
+        runtime = stack.enter_context(FakeRuntime(folder / "runtime.sock", state=state))
         cgroup = f"/test-{uuid.uuid4().hex[:12]}"
         (DEFAULT_ROOT / "pids" / cgroup[1:]).mkdir()
         stack.callback((DEFAULT_ROOT / "pids" / cgroup[1:]).rmdir)
@@ -301,7 +309,8 @@ def stand(
             f'kubelet_dir = "{folder / "kubelet"}"\n'
             f'[daemon]\nmode = "{mode}"\nlock = "{folder / "lock"}"\n'
             f'[metrics]\nlisten = "unix:{folder / "daemon" / "metrics.sock"}"\n'
-            "[policies.resctrl]\nenabled = true\n"
+            f'[nri]\nsocket = "{folder / "nri.sock"}"\n'
+            f"[policies.resctrl]\nenabled = true\n{more_config}"
         )
         (folder / "daemon").mkdir()
         environment = {}
@@ -314,6 +323,8 @@ def stand(
         objects = NodeObjects(daemon.objects_folder)
         objects.node(capacity={"cpu": "4", "memory": "8Gi"})
         stack.enter_context(daemon)
+        if nri is not None:
+            nri.wait_for_plugins("50-koord-runtime-proxy", timeout_s=30)
         client = stack.enter_context(CriClient(daemon.socket if mode == "proxy" else runtime.socket_path))
         made = Stand(double, daemon, runtime, client, objects, cgroup)
         try:

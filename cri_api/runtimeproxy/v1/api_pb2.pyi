@@ -181,6 +181,9 @@ class GetStatusResponse(_message.Message):
     NRI_FIELD_NUMBER: _builtins.int
     LEFT_UNDONE_FIELD_NUMBER: _builtins.int
     KOORDLETS_FIELD_NUMBER: _builtins.int
+    KATALYST_PROBLEMS_FIELD_NUMBER: _builtins.int
+    KATALYST_PROBLEM_PODS_FIELD_NUMBER: _builtins.int
+    katalyst_problem_pods: _builtins.int
     @_builtins.property
     def daemon(self) -> Global___Daemon: ...
     @_builtins.property
@@ -259,6 +262,12 @@ class GetStatusResponse(_message.Message):
     def koordlets(self) -> _containers.RepeatedCompositeFieldContainer[Global___KoordletProcess]:
         """As they were at most 30 s ago."""
 
+    @_builtins.property
+    def katalyst_problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___PodProblem]:
+        """Pods that Katalyst refuses, or whose label and level differ, by namespace and name; at most 20 of
+        `katalyst_problem_pods`.
+        """
+
     def __init__(
         self,
         *,
@@ -288,10 +297,12 @@ class GetStatusResponse(_message.Message):
         nri: Global___NriStatus | None = ...,
         left_undone: _abc.Iterable[Global___LeftUndone] | None = ...,
         koordlets: _abc.Iterable[Global___KoordletProcess] | None = ...,
+        katalyst_problems: _abc.Iterable[Global___PodProblem] | None = ...,
+        katalyst_problem_pods: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "nri", b"nri", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "koordlets", b"koordlets", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "left_undone", b"left_undone", "node", b"node", "notes", b"notes", "nri", b"nri", "policies", b"policies", "problems", b"problems", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "katalyst_problem_pods", b"katalyst_problem_pods", "katalyst_problems", b"katalyst_problems", "koordlets", b"koordlets", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "left_undone", b"left_undone", "node", b"node", "notes", b"notes", "nri", b"nri", "policies", b"policies", "problems", b"problems", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1717,6 +1728,7 @@ class NodeStatus(_message.Message):
     HANGS_SINCE_FIELD_NUMBER: _builtins.int
     STRATEGY_PROBLEMS_FIELD_NUMBER: _builtins.int
     POLLING_REASON_FIELD_NUMBER: _builtins.int
+    KATALYST_TARGETS_FIELD_NUMBER: _builtins.int
     polling_reason: _builtins.str
     """Why files are polled instead of watched by the kernel's events; empty if they are not."""
     @_builtins.property
@@ -1737,6 +1749,10 @@ class NodeStatus(_message.Message):
     def strategy_problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___StrategyProblem]:
         """Problems with strategies: file, key and reason."""
 
+    @_builtins.property
+    def katalyst_targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___KatalystTarget]:
+        """Of Katalyst's dynamic configuration, by name."""
+
     def __init__(
         self,
         *,
@@ -1746,14 +1762,53 @@ class NodeStatus(_message.Message):
         hangs_since: _timestamp_pb2.Timestamp | None = ...,
         strategy_problems: _abc.Iterable[Global___StrategyProblem] | None = ...,
         polling_reason: _builtins.str = ...,
+        katalyst_targets: _abc.Iterable[Global___KatalystTarget] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hangs_since", b"hangs_since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hangs_since", b"hangs_since", "inputs", b"inputs", "notes", b"notes", "polling_reason", b"polling_reason", "problems", b"problems", "strategy_problems", b"strategy_problems"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hangs_since", b"hangs_since", "inputs", b"inputs", "katalyst_targets", b"katalyst_targets", "notes", b"notes", "polling_reason", b"polling_reason", "problems", b"problems", "strategy_problems", b"strategy_problems"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
+
+@_typing.final
+class KatalystTarget(_message.Message):
+    """A target of Katalyst's dynamic configuration: an AdminQoSConfiguration."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    IS_APPLIED_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Namespace and name, with a slash between them."""
+    source: _builtins.str
+    """Path of its file, or that it is of the API server."""
+    is_applied: _builtins.bool
+    """Whether the node goes by it."""
+    version: _builtins.str
+    """A hash of its configuration, 12 characters; of one that is applied, of the applied one."""
+    reason: _builtins.str
+    """Why it applies, or why not."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        source: _builtins.str = ...,
+        is_applied: _builtins.bool = ...,
+        version: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_applied", b"is_applied", "name", b"name", "reason", b"reason", "source", b"source", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KatalystTarget: _TypeAlias = KatalystTarget  # noqa: Y015
 
 @_typing.final
 class NodeInput(_message.Message):
@@ -2753,6 +2808,7 @@ class Pod(_message.Message):
     STRATEGIES_FIELD_NUMBER: _builtins.int
     REQUESTED_FIELD_NUMBER: _builtins.int
     OVERHEAD_FIELD_NUMBER: _builtins.int
+    KATALYST_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     name: _builtins.str
     uid: _builtins.str
@@ -2762,7 +2818,7 @@ class Pod(_message.Message):
     """How many sandboxes the pod had before."""
     state: Global___Pod.State.ValueType
     qos_class: _builtins.str
-    """Koordinator's: LSE, LSR, LS, BE, SYSTEM; empty without the label."""
+    """Koordinator's: LSE, LSR, LS, BE, SYSTEM, by the label or by Katalyst's level; empty without both."""
     kube_qos_class: _builtins.str
     """Kubernetes': Guaranteed, Burstable, BestEffort."""
     priority_class: _builtins.str
@@ -2808,6 +2864,10 @@ class Pod(_message.Message):
 
     @_builtins.property
     def overhead(self) -> Global___Resources: ...
+    @_builtins.property
+    def katalyst(self) -> Global___KatalystLevel:
+        """Absent without a level of Katalyst's."""
+
     def __init__(
         self,
         *,
@@ -2834,16 +2894,57 @@ class Pod(_message.Message):
         strategies: _abc.Iterable[Global___StrategyField] | None = ...,
         requested: Global___Resources | None = ...,
         overhead: Global___Resources | None = ...,
+        katalyst: Global___KatalystLevel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "created_at", b"created_at", "overhead", b"overhead", "priority", b"priority", "requested", b"requested"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "created_at", b"created_at", "katalyst", b"katalyst", "overhead", b"overhead", "priority", b"priority", "requested", b"requested"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "allocated_cpus", b"allocated_cpus", "annotations", b"annotations", "attempt", b"attempt", "cgroup_parent", b"cgroup_parent", "containers", b"containers", "created_at", b"created_at", "fields", b"fields", "is_recovered", b"is_recovered", "kube_qos_class", b"kube_qos_class", "labels", b"labels", "name", b"name", "namespace", b"namespace", "overhead", b"overhead", "policies", b"policies", "priority", b"priority", "priority_class", b"priority_class", "qos_class", b"qos_class", "requested", b"requested", "runtime_handler", b"runtime_handler", "sandbox_id", b"sandbox_id", "state", b"state", "strategies", b"strategies", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "allocated_cpus", b"allocated_cpus", "annotations", b"annotations", "attempt", b"attempt", "cgroup_parent", b"cgroup_parent", "containers", b"containers", "created_at", b"created_at", "fields", b"fields", "is_recovered", b"is_recovered", "katalyst", b"katalyst", "kube_qos_class", b"kube_qos_class", "labels", b"labels", "name", b"name", "namespace", b"namespace", "overhead", b"overhead", "policies", b"policies", "priority", b"priority", "priority_class", b"priority_class", "qos_class", b"qos_class", "requested", b"requested", "runtime_handler", b"runtime_handler", "sandbox_id", b"sandbox_id", "state", b"state", "strategies", b"strategies", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
 
 Global___Pod: _TypeAlias = Pod  # noqa: Y015
+
+@_typing.final
+class KatalystLevel(_message.Message):
+    """What Katalyst's annotations say of a pod, while the policy katalyst-qos is enforced."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    IS_REFUSED_FIELD_NUMBER: _builtins.int
+    level: _builtins.str
+    """Such as dedicated_cores."""
+    pool: _builtins.str
+    """The pool that the annotations name, without a NUMA node; of system_cores maybe empty."""
+    reason: _builtins.str
+    """Why it has this level."""
+    is_refused: _builtins.bool
+    """Whether Katalyst refuses what they ask for; the level is shared_cores then."""
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is wrong with the annotations, a sentence each."""
+
+    def __init__(
+        self,
+        *,
+        level: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
+        is_refused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_refused", b"is_refused", "level", b"level", "pool", b"pool", "problems", b"problems", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KatalystLevel: _TypeAlias = KatalystLevel  # noqa: Y015
 
 @_typing.final
 class Container(_message.Message):
@@ -3252,6 +3353,7 @@ class GetNodeResponse(_message.Message):
     HOST_APPLICATIONS_FIELD_NUMBER: _builtins.int
     PLUGIN_STRATEGIES_FIELD_NUMBER: _builtins.int
     CLAIMED_CPUS_FIELD_NUMBER: _builtins.int
+    KATALYST_TARGETS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     normalization_ratio: _builtins.float
     """How much faster its CPUs are than those that requests are meant for; absent if that is not known."""
@@ -3328,6 +3430,10 @@ class GetNodeResponse(_message.Message):
         all fields, those that no layer sets with their defaults.
         """
 
+    @_builtins.property
+    def katalyst_targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___KatalystTarget]:
+        """As in NodeStatus. What the one that is applied sets is in `strategies`, by its path below `spec.config`."""
+
     def __init__(
         self,
         *,
@@ -3357,10 +3463,11 @@ class GetNodeResponse(_message.Message):
         host_applications: _abc.Iterable[Global___HostApplication] | None = ...,
         plugin_strategies: _abc.Iterable[Global___StrategyField] | None = ...,
         claimed_cpus: _builtins.str = ...,
+        katalyst_targets: _abc.Iterable[Global___KatalystTarget] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "cgroups", b"cgroups", "kubelet", b"kubelet", "normalization_ratio", b"normalization_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "allocatable", b"allocatable", "allocations", b"allocations", "annotations", b"annotations", "capacity", b"capacity", "cgroups", b"cgroups", "claimed_cpus", b"claimed_cpus", "cpus", b"cpus", "features", b"features", "generation", b"generation", "host_applications", b"host_applications", "inputs", b"inputs", "is_unchanged", b"is_unchanged", "kernel_version", b"kernel_version", "kubelet", b"kubelet", "labels", b"labels", "memory_bytes", b"memory_bytes", "missing_features", b"missing_features", "name", b"name", "normalization_ratio", b"normalization_ratio", "plugin_strategies", b"plugin_strategies", "pools", b"pools", "problems", b"problems", "qos_class_cgroups", b"qos_class_cgroups", "reserved", b"reserved", "reserved_cpus", b"reserved_cpus", "strategies", b"strategies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "allocatable", b"allocatable", "allocations", b"allocations", "annotations", b"annotations", "capacity", b"capacity", "cgroups", b"cgroups", "claimed_cpus", b"claimed_cpus", "cpus", b"cpus", "features", b"features", "generation", b"generation", "host_applications", b"host_applications", "inputs", b"inputs", "is_unchanged", b"is_unchanged", "katalyst_targets", b"katalyst_targets", "kernel_version", b"kernel_version", "kubelet", b"kubelet", "labels", b"labels", "memory_bytes", b"memory_bytes", "missing_features", b"missing_features", "name", b"name", "normalization_ratio", b"normalization_ratio", "plugin_strategies", b"plugin_strategies", "pools", b"pools", "problems", b"problems", "qos_class_cgroups", b"qos_class_cgroups", "reserved", b"reserved", "reserved_cpus", b"reserved_cpus", "strategies", b"strategies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalization_ratio: _TypeAlias = _typing.Literal["normalization_ratio"]  # noqa: Y015
     _WhichOneofArgType__normalization_ratio: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio"]  # noqa: Y015

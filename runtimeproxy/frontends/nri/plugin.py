@@ -345,7 +345,7 @@ class Plugin:
     async def _run_pod_sandbox(self, request: Any, until_s: float) -> Message:  # noqa: ANN401 - two kinds
         core, services, message = self._core, self.services, request.pod
         evaluation = core.evaluator.rounds
-        record = pod_record(message, time.time(), core.priority_of(message.uid))
+        record = core.store.with_level(pod_record(message, time.time(), core.priority_of(message.uid)))
         question = pod_question(Hook.PRE_RUN_POD_SANDBOX, record)
         decision = await services.ask(question, until_s, RUN)
         decided = NOTHING_DECIDED_ON_POD if decision is None else decided_pod(decision)

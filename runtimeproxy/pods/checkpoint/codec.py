@@ -130,7 +130,7 @@ def encode(record: Record) -> str:
     return json_text(document, is_long=entries > SHORT_ENTRIES)
 
 
-_NOT_IN_BODY: Final = frozenset({"id", "evaluation"})
+_NOT_IN_BODY: Final = frozenset({"id", "evaluation", "katalyst"})
 _KEYS: Final[Mapping[str, str]] = {"booked": "applied"}
 """Fields with another name in the file: version 0.1 reads it too, after a failed upgrade or a downgrade."""
 

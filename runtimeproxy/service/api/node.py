@@ -18,7 +18,12 @@ from runtimeproxy.node.snapshot import Feature, Input, InputState
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
 from runtimeproxy.service.api.status import inputs_of
-from runtimeproxy.service.api.strategies import all_fields, strategy_fields
+from runtimeproxy.service.api.strategies import (
+    all_fields,
+    katalyst_fields,
+    strategy_fields,
+    target_messages,
+)
 from runtimeproxy.service.api.values import KOORDINATOR
 from runtimeproxy.slo.host_applications import host_application_cgroup
 from runtimeproxy.slo.schema import CgroupBase, HostApplication
@@ -70,7 +75,8 @@ class NodeFeed:
         allocations = allocations_of(self._store.pods, node)
         holders = _holders(node, allocations)
         names = {uid: name for uid, name in _pod_names(self._store).items() if uid in holders}
-        made_of = (node, settings, self._node.problems, chain, names, cgroups, allocations)
+        targets = self._node.katalyst_targets
+        made_of = (node, settings, self._node.problems, chain, names, cgroups, allocations, targets)
         # A snapshot has many parts, and is another object when one of them has changed.
         is_same = len(self._made_of) == len(made_of) and all(
             one is other or (index > 1 and one == other)
@@ -137,7 +143,11 @@ def node_of(
         annotations=shown_texts(node.annotations),
         capacity=node.capacity or {},
         allocatable=node.allocatable or {},
-        strategies=strategy_fields(node.strategies, node.strategies.provenance),
+        strategies=[
+            *strategy_fields(node.strategies, node.strategies.provenance),
+            *katalyst_fields(node.katalyst, sources.katalyst_targets),
+        ],
+        katalyst_targets=target_messages(sources.katalyst_targets),
         inputs=inputs_of(sources, policies, settings),
         problems=sources.problems,
         kernel_version=uname.release,

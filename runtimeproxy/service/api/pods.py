@@ -13,11 +13,12 @@ from runtimeproxy.fields.tables import QUOTA, RESOURCE_FIELDS, RESOURCE_PARAMETE
 from runtimeproxy.hooks.algebra import resolve
 from runtimeproxy.hooks.claimants import labels_of, texts_of
 from runtimeproxy.hooks.fields import CGROUP, RESOURCES
+from runtimeproxy.katalyst.levels import pod_problems
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
-from runtimeproxy.qos import kube_qos_class, priority_class, qos_class
+from runtimeproxy.qos import kube_qos_class, priority_class
 from runtimeproxy.service.api.strategies import all_fields
 from runtimeproxy.service.api.values import KOORDINATOR, shown, timestamp
 from runtimeproxy.slo.names import EXTENDED_RESOURCE_SPEC, MAX_ANNOTATION_LENGTH
@@ -33,7 +34,7 @@ from runtimeproxy.units import (
 )
 
 if TYPE_CHECKING:
-    from runtimeproxy.hooks.views import Resources
+    from runtimeproxy.hooks.views import PodView, Resources
     from runtimeproxy.ledger.ledger import Ledger
     from runtimeproxy.node.sources import NodeSources
     from runtimeproxy.pods.inventory import Inventory
@@ -174,7 +175,7 @@ class PodMessages:
             sandbox_id=pod.id,
             attempt=pod.attempt,
             state=_POD_STATES.get(pod.state, api_pb2.Pod.STATE_UNSPECIFIED),
-            qos_class=qos_class(pod.labels),
+            qos_class=view.qos,
             kube_qos_class=kube_qos_class(pod.cgroup_parent) if pod.cgroup_parent else "",
             priority_class=priority_class(pod.labels),
             runtime_handler=pod.runtime_handler,
@@ -190,7 +191,21 @@ class PodMessages:
             strategies=_strategy_fields(strategy),
             requested=_resources(pod.requested),
             overhead=_resources(pod.overhead),
+            katalyst=_level(view),
         )
+
+
+def _level(pod: PodView) -> api_pb2.KatalystLevel | None:
+    qos = pod.katalyst
+    if qos is None:
+        return None
+    return api_pb2.KatalystLevel(
+        level=qos.level,
+        pool=qos.pool,
+        reason=qos.reason,
+        problems=pod_problems(pod.labels, qos),
+        is_refused=bool(qos.refusal),
+    )
 
 
 POD_PARTS: Final = ("cpu_burst", "eviction")

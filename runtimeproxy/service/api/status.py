@@ -24,15 +24,17 @@ from runtimeproxy.hooks.fields import KERNEL_SETTINGS, SYSCTL
 from runtimeproxy.hooks.policy import Mode
 from runtimeproxy.hooks.ways import left_undone, shown_name
 from runtimeproxy.http2.server import EarlyEnd
+from runtimeproxy.katalyst.levels import disagreement
 from runtimeproxy.ledger import unapplied as unapplied_values
 from runtimeproxy.ledger.unapplied import UnappliedCause
 from runtimeproxy.logs import dropped_lines
 from runtimeproxy.node.koordlet import HOOKS
 from runtimeproxy.node.snapshot import FIELDS, Input, InputState
-from runtimeproxy.pods.records import Level
+from runtimeproxy.pods.records import Level, PodRecord
 from runtimeproxy.service.api.claims import EVICTIONS, owner_message
 from runtimeproxy.service.api.nri import notes_of_nri, nri_status, problems_of_nri
 from runtimeproxy.service.api.qos_manager import notes_of_manager, problems_of_manager, qos_manager_status
+from runtimeproxy.service.api.strategies import target_messages
 from runtimeproxy.service.api.unapplied import unapplied_messages, unapplied_of
 from runtimeproxy.service.api.values import (
     FAILURE_POLICIES,
@@ -168,6 +170,9 @@ def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
     status.hook_servers.extend(api_pb2.HookServer(name=name, is_unused=True) for name in servers.unused)
     status.notes.extend((*notes_of_manager(status.qos_manager), *notes_of_nri(status.nri)))
     status.notes.extend(_notes_of_koordlets(status))
+    problems = level_problems(store.pods)
+    status.katalyst_problems.extend(problems[:MOST_UNEVALUATED])
+    status.katalyst_problem_pods = len(problems)
     status.problems.extend(problems_of(status))
     return status
 
@@ -600,6 +605,17 @@ def _ledger(
     )
 
 
+def level_problems(pods: Iterable[PodRecord]) -> list[api_pb2.PodProblem]:
+    """The pods that have not the level that their annotations ask for, or another one than by their label."""
+    found = [
+        api_pb2.PodProblem(pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid, reason=reason)
+        for pod in pods
+        if pod.katalyst is not None
+        and (reason := pod.katalyst.refusal or disagreement(pod.labels, pod.katalyst))
+    ]
+    return sorted(found, key=lambda each: (each.pod, each.pod_uid))
+
+
 def _unevaluated(store: PodStore, evaluator: Evaluator) -> list[api_pb2.PodProblem]:
     reasons = evaluator.unevaluated.reasons
     found = [
@@ -637,6 +653,7 @@ def _node(sources: NodeSources, policies: Iterable[LoadedPolicy], settings: Sett
             for each in sources.strategy_problems
         ],
         polling_reason=sources.polling_reason,
+        katalyst_targets=target_messages(sources.katalyst_targets),
     )
 
 
@@ -685,6 +702,7 @@ def _places(settings: Settings) -> dict[Input, str]:
         Input.NODE_OBJECT: node.objects_dir,
         Input.STRATEGIES: node.objects_dir,
         Input.NORMALIZATION: node.objects_dir,
+        Input.KATALYST: node.objects_dir,
         Input.POOLS: pools,
     }
 
@@ -815,6 +833,7 @@ def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
     yield from _problems_of_koordlets(status)
     yield from _problems_of_pods(status.ledger)
     yield from _problems_of_names(status.records)
+    yield from _problems_of_levels(status)
     yield from _problems_of_values(status.ledger)
     yield from _problems_of_unapplied(status.ledger)
     yield from _problems_of_claims(status)
@@ -824,6 +843,12 @@ def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
     if status.node.polling_reason:
         yield f"Node: the kernel reports no changes of files, which are polled: {status.node.polling_reason}."
     yield from (f"Node: {each}." for each in status.node.problems)
+
+
+def _problems_of_levels(status: api_pb2.GetStatusResponse) -> Iterator[str]:
+    yield from (f"Pod {each.pod}: Katalyst's level: {each.reason}." for each in status.katalyst_problems)
+    if more := status.katalyst_problem_pods - len(status.katalyst_problems):
+        yield f"{more} more pods have such problems with Katalyst's level."
 
 
 def _problems_of_koordlets(status: api_pb2.GetStatusResponse) -> Iterator[str]:

@@ -7,11 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.documents.reading import printable
 from runtimeproxy.slo.strategies import BY_DEFAULT
 from runtimeproxy.slo.values import MISSING, as_json, given_values, value_at
 
 if TYPE_CHECKING:
     from runtimeproxy.hooks.reasons import Source
+    from runtimeproxy.katalyst.dynamic_config import KatalystConfig
+    from runtimeproxy.katalyst.targets import TargetState
     from runtimeproxy.slo.strategies import Provenance
 
 
@@ -26,6 +29,28 @@ def strategy_fields(
     """
     for path, value, each in given_values(strategies, provenance):
         yield api_pb2.StrategyField(path=path, value=as_json(value), provenance=provenance_message(each))
+
+
+def katalyst_fields(
+    config: KatalystConfig, targets: Iterable[TargetState]
+) -> Iterator[api_pb2.StrategyField]:
+    """The fields that a target of Katalyst's dynamic configuration sets."""
+    file = next((each.file for each in targets if each.is_applied), "")
+    text = printable(f"{config.target} (version {config.version})" + (f" in {file}" if file else ""))
+    provenance = api_pb2.Provenance(source="Katalyst target", file=file, strategy=config.target, text=text)
+    for path, value in config.fields():
+        yield api_pb2.StrategyField(path=path, value=as_json(value), provenance=provenance)
+
+
+def target_messages(targets: Iterable[TargetState]) -> Iterator[api_pb2.KatalystTarget]:
+    for each in targets:
+        yield api_pb2.KatalystTarget(
+            name=printable(each.name),
+            source=each.file,
+            is_applied=each.is_applied,
+            version=each.version,
+            reason=printable(each.reason),
+        )
 
 
 def source_field(source: Source, pod: object, node: object) -> api_pb2.StrategyField:

@@ -292,6 +292,7 @@ function showNode(node) {
   const listed = [...owners].map(([owner, members]) => [owner, members[0].kind, ranges(members.map((cpu) => cpu.id))]);
   fill("owners", listed, () => listed.map(([owner, kind, list]) => ownerItem(owner, kind, list, marks.get(owner))));
   showStrategies(node.strategies || []);
+  showTargets(node.katalyst_targets || []);
   showInputs(node.inputs || []);
 }
 
@@ -335,6 +336,19 @@ function showStrategies(strategies) {
           h("thead", {}, row("th", "Field", "Value", "From")),
           h("tbody", {}, ...strategies.map((each) =>
             row("td", h("code", {}, each.path), h("code", {}, own(each.value)), own((each.provenance || {}).text || "default")),
+          )),
+        ]
+      : [],
+  );
+}
+
+function showTargets(targets) {
+  fill("target-table", targets, () =>
+    targets.length
+      ? [
+          h("thead", {}, row("th", "Katalyst target", "Applied", "Version", "Why")),
+          h("tbody", {}, ...targets.map((each) =>
+            row("td", own(each.name), each.is_applied ? "yes" : "no", h("code", {}, own(each.version || "-")), own(each.reason)),
           )),
         ]
       : [],

@@ -171,7 +171,8 @@ class CreateContainer(CriCall):
     def before(self) -> Sequence[Question]:
         """May change everything but the container's name and image."""
         if self._request.HasField("sandbox_config"):
-            self._summary = requested_summary(self._request.sandbox_config, self._pod)
+            levels = self.core.store.levels
+            self._summary = requested_summary(self._request.sandbox_config, self._pod, levels)
         pod = self._summary or self._pod_view()
         make_view = partial(self._draft.view, self._pod_view)
         on_decided = self._draft.keep_decision
@@ -233,7 +234,8 @@ class CreateContainer(CriCall):
         config, pod = self._request.sandbox_config, self._pod
         if pod is not None and not self._request.HasField("sandbox_config"):
             return recorded_pod(pod)
-        return requested_pod(config, pod, self._summary or requested_summary(config, pod))
+        levels = self.core.store.levels
+        return requested_pod(config, pod, self._summary or requested_summary(config, pod, levels))
 
     def _edit(self, change: Change) -> bool:
         changed = self._draft.edit(change)

@@ -36,7 +36,9 @@ from runtimeproxy.hooks.changes import (
     plain_path,
 )
 from runtimeproxy.hooks.fields import entry_edits, scalar_edits
+from runtimeproxy.hooks.levels import PodLevels
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
+from runtimeproxy.katalyst.levels import class_of
 from runtimeproxy.node.cpu_claims import claims_among
 from runtimeproxy.pods.record_views import PodSummary
 from runtimeproxy.pods.records import PodRecord
@@ -90,8 +92,13 @@ class LastValues(Mapping[str, bytes]):
         return self._found
 
 
-def requested_summary(config: api_pb2.PodSandboxConfig, known: PodRecord | None) -> PodSummary:
-    """A pod as a request describes it; `known` is the record of the sandbox, if there is one."""
+def requested_summary(
+    config: api_pb2.PodSandboxConfig, known: PodRecord | None, levels: PodLevels | None = None
+) -> PodSummary:
+    """A pod as a request describes it; `known` is the record of the sandbox, if there is one.
+
+    `levels`: those of `PodStore`; a pod with a record has the level of that.
+    """
     about = config.metadata
     labels: Mapping[str, str] = config.labels
     annotations: Mapping[str, str] = config.annotations
@@ -103,7 +110,12 @@ def requested_summary(config: api_pb2.PodSandboxConfig, known: PodRecord | None)
             labels = _ChangedEntries(labels, known.label_changes)
         if known.annotation_changes and annotations is not known.annotations:
             annotations = _ChangedEntries(annotations, known.annotation_changes)
-    return PodSummary(about.namespace, about.name, labels, annotations, qos_class(labels))
+    summary = PodSummary(about.namespace, about.name, labels, annotations, qos_class(labels))
+    if levels is not None:
+        katalyst = levels.of(summary) if known is None else known.katalyst
+        if katalyst is not None:
+            return summary._replace(qos=class_of(labels, katalyst), katalyst=katalyst)
+    return summary
 
 
 def requested_pod(
@@ -143,6 +155,7 @@ def requested_pod(
         qos=summary.qos,
         kube_qos=kube_qos_class(parent),
         priority=priority_class(labels, priority),
+        katalyst=summary.katalyst,
     )
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks import PodView
     from runtimeproxy.hooks.changes import Change, TextEntries
     from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.hooks.levels import PodLevels
 
 
 _Request: TypeAlias = "api_pb2.RunPodSandboxRequest | api_pb2.RestorePodRequest"
@@ -39,25 +40,31 @@ class PodDraft:
 
     Args:
         priority: The pod's `spec.priority`; None if it is not known.
+        levels: As `PodStore.levels`.
     """
 
     def __init__(
-        self, config: api_pb2.PodSandboxConfig, runtime_handler: str, priority: int | None = None
+        self,
+        config: api_pb2.PodSandboxConfig,
+        runtime_handler: str,
+        priority: int | None = None,
+        levels: PodLevels | None = None,
     ) -> None:
         self.config = config
         self.runtime_handler = runtime_handler
         self._priority = priority
+        self._levels = levels
         self.requested = read_resources(config.linux.resources)
         self.decided = NOTHING_DECIDED_ON_POD
         self._make_record: Callable[..., PodRecord] | None = None
 
     def view(self) -> PodView:
         """The pod as the configuration describes it now."""
-        summary = requested_summary(self.config, None)
+        summary = requested_summary(self.config, None, self._levels)
         return requested_pod(self.config, None, summary, self.runtime_handler, self._priority)
 
     def question(self) -> Question:
-        summary = requested_summary(self.config, None)
+        summary = requested_summary(self.config, None, self._levels)
         make_view = partial(requested_pod, self.config, None, summary, self.runtime_handler, self._priority)
         parent = self.config.linux.cgroup_parent
         on_decided = self.keep_decision
@@ -111,7 +118,8 @@ class NewSandbox(CriCall):
     def __init__(self, services: CallServices, request: _Request) -> None:
         super().__init__(services, request)
         priority = services.core.priority_of(request.config.metadata.uid)
-        self._draft = PodDraft(request.config, request.runtime_handler, priority)
+        levels = services.core.store.levels
+        self._draft = PodDraft(request.config, request.runtime_handler, priority, levels)
         self._record: PodRecord | None = None
         self._evaluation = services.core.evaluator.rounds
 

@@ -1,0 +1,1 @@
+"""Katalyst's QoS model: levels of pods, CPU pools, NUMA hints, dynamic configuration. Pure functions."""
