@@ -48,7 +48,20 @@ def test_what_a_selector_matches(text: str, labels: dict[str, str], is_match: bo
 @pytest.mark.parametrize(
     "text",
     [
-        *("=b", "a=b,", "a=b,,c", ",a", "a in b", "a in (b", "a in (b c)", "a notin", "a b", "(a)", "!", "!a=b"),
+        *(
+            "=b",
+            "a=b,",
+            "a=b,,c",
+            ",a",
+            "a in b",
+            "a in (b",
+            "a in (b c)",
+            "a notin",
+            "a b",
+            "(a)",
+            "!",
+            "!a=b",
+        ),
         *("a=b=c", "a>", "a>x", "/a=b", "a=-b", "a b=c", f"a={'b' * 64}", "ä=b", "a in (b))"),
         *(f"a in ({','.join(map(str, range(10_000)))})", f"a={' ' * MAX_SELECTOR_CHARS}b"),
         ",".join(f"a{number}" for number in range(2_000)),
