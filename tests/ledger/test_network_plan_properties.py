@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.fields.network import POD_MINORS, NetworkClass, NetworkShares, Share
@@ -137,7 +137,7 @@ def pods(draw: st.DrawFn) -> tuple[NetworkPod, ...]:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(pods(), min_size=1, max_size=4))
 def test_commands_lead_to_what_was_planned(sets: list[tuple[NetworkPod, ...]]) -> None:
     kernel, minors = Kernel(), dict[str, int]()
@@ -201,7 +201,7 @@ def check_pods(
             assert own.ceiling_bps == min(pod.egress_bps, SHARES.egress[at].ceiling_bps)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.builds(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.resctrl import ResctrlOptions, ResctrlPolicy, bandwidth_value, cache_mask, with_least_bits
@@ -385,7 +385,7 @@ def test_a_machine_without_monitoring_or_with_strange_files(tmp_path: Path) -> N
     assert read_resctrl(tmp_path) == Resctrl(caches={}, closids=8)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.dictionaries(
         st.sampled_from(("L3", "L3CODE", "L3DATA", "MB")),
