@@ -13,6 +13,7 @@ BUILT_IN: Final = (
     "policies.cpuset:Cpuset",
     "policies.gpu_env:GpuEnv",
     "policies.group_identity:GroupIdentity",
+    "policies.katalyst_pools:KatalystPools",
     "policies.katalyst_qos:KatalystLevels",
     "policies.memory_qos:MemoryQoS",
     "policies.network_qos:NetworkQoS",

@@ -2,8 +2,9 @@
 
 The kernel keeps the saved time, up to `cpu.cfs_burst_us` (`cpu.max.burst` in version 2). This policy sets it
 for containers in percent of their CPU limit, and for pods in percent of the sum of these limits, by the
-strategy in `cpu-burst-config`, or by the enhancements of a pod with a level of Katalyst's. The other part of CPU burst, larger quotas for throttled containers, needs
-samples of CPU usage: a plugin of the QoS manager has it.
+strategy in `cpu-burst-config`, and by the enhancements of a pod with a level of Katalyst's. The other part of
+CPU burst, larger quotas for throttled containers, needs samples of CPU usage: a plugin of the QoS manager has
+it.
 Source: Koordinator pkg/koordlet/qosmanager/plugins/cpuburst/cpu_burst.go.
 
 The kernel refuses a burst above the quota. So the ledger bounds it by the resolved quota (`ledger/tree.py`),
@@ -26,7 +27,6 @@ from runtimeproxy.hooks import (
     Resources,
 )
 from runtimeproxy.hooks.sources import strategy_source
-from runtimeproxy.katalyst.levels import CPU_ENHANCEMENT
 from runtimeproxy.node.snapshot import Feature, Input, Node
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.slo.names import CPU_BURST
@@ -62,7 +62,7 @@ class CpuBurst(Policy):
     name: ClassVar[str] = "cpu-burst"
     selector: ClassVar[PodSelector] = PodSelector(qos_classes=_CLASSES)
     selector_without: ClassVar[Mapping[Input, PodSelector]] = {
-        Input.STRATEGIES: PodSelector(qos_classes=_CLASSES, annotations=(CPU_BURST, CPU_ENHANCEMENT))
+        Input.STRATEGIES: PodSelector(qos_classes=_CLASSES, annotations=(CPU_BURST,))
     }
     inputs: ClassVar[frozenset[Input]] = frozenset({Input.STRATEGIES})
     strategy_parts: ClassVar[frozenset[str]] = frozenset({"cpu_burst"})

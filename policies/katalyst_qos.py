@@ -4,7 +4,7 @@ While this policy is enforced, each pod with a level has the class that stands f
 `dedicated_cores` LSE or, without `numa_exclusive`, LSR, `shared_cores` LS, `reclaimed_cores` BE. All other
 policies, and the QoS manager, work on that class. `[katalyst]` of the configuration says how pods get levels,
 and what happens to a pod that Katalyst would refuse. What this policy itself sets is the OOM score, if an
-option says so, and the burst of `dedicated_cores`, which Koordinator's classes of that kind do not have.
+option says so, and the burst that an annotation asks for, which needs no strategy and no class.
 Source: katalyst-core pkg/config/generic/qos.go, pkg/util/qos.
 """
 
@@ -29,20 +29,23 @@ from runtimeproxy.hooks import (
     Resources,
 )
 from runtimeproxy.hooks.levels import LEVELS_POLICY
+from runtimeproxy.katalyst.burst import burst_of_level, wanted_burst
 from runtimeproxy.katalyst.levels import (
     BurstPolicy,
     KatalystQos,
     OnError,
-    QosLevel,
     katalyst_qos,
     oom_score_adj,
     pod_problems,
 )
-from runtimeproxy.node.snapshot import Node
+from runtimeproxy.node.snapshot import Feature, Input, InputState, Node
+from runtimeproxy.slo.schema import CpuBurstStrategy
+from runtimeproxy.units import CPU_PERIOD_US
 
 _SCORE: Final = "oom_score_adj"
 _REASON: Final = "Katalyst's level of the pod"
 _BOUNDS: Final = ScoreBounds()
+_NO_STRATEGY: Final = CpuBurstStrategy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,7 @@ class KatalystLevels(Policy):
 
     name: ClassVar[str] = LEVELS_POLICY
     is_default: ClassVar[bool] = False
+    optional_inputs: ClassVar[frozenset[Input]] = frozenset({Input.CGROUPS, Input.KATALYST})
     sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
         "pod": frozenset({BURST}),
         "container": frozenset({_SCORE, BURST}),
@@ -83,7 +87,7 @@ class KatalystLevels(Policy):
         if qos.refusal and node.levels is not None and node.levels.on_error is OnError.REJECT:
             raise RefusalError(f"Katalyst's QoS: {qos.refusal}", StatusCode.INVALID_ARGUMENT)
         problems = pod_problems(pod.labels, qos)
-        values, reasons = _burst(qos, pod, pod.resources, node)
+        values, reasons = _burst(qos, pod.resources, node)
         if not values and not problems:
             return None
         return PodChange(cgroup=values, problems=problems, reason=_REASON, reasons=reasons)
@@ -94,7 +98,7 @@ class KatalystLevels(Policy):
         qos = _qos_of(pod, node)
         if qos is None:
             return None
-        values, reasons = _burst(qos, pod, container.requested, node)
+        values, reasons = _burst(qos, container.requested, node)
         resources = ResourceChange()
         if self._options.oom_score:
             wanted = oom_score_adj(qos.oom_priority)
@@ -116,20 +120,24 @@ def _qos_of(pod: PodView, node: Node) -> KatalystQos | None:
 
 
 def _burst(
-    qos: KatalystQos, pod: PodView, requested: Resources, node: Node
+    qos: KatalystQos, requested: Resources, node: Node
 ) -> tuple[dict[str, int | str], dict[str, str | Reason]]:
-    """Return the burst of a container or pod of `dedicated_cores`, and its reason.
+    """Return the burst of a container or pod by `cpu_burst_policy` `static`, and its reason.
 
-    Others have it by the policy `cpu-burst`, whose strategy follows the annotation.
+    The strategy of the policy `cpu-burst` is the same then, where that has one for the pod.
     """
-    if qos.level is not QosLevel.DEDICATED or qos.burst_policy is not BurstPolicy.STATIC:
+    policy, _ = wanted_burst(qos, node.katalyst)
+    if policy is not BurstPolicy.STATIC:
         return {}, {}
-    strategy = node.strategy_for(pod).cpu_burst
+    strategy = burst_of_level(_NO_STRATEGY, qos, node.katalyst)
     burst = burst_us(requested.cpu_quota_us, requested.cpu_period_us, strategy)
-    if not burst:
+    is_lacking = Feature.BURST not in node.features and node.state_of(Input.CGROUPS) is InputState.KNOWN
+    if not burst or is_lacking:
         return {}, {}
     percent = strategy.cpu_burst_percent
-    reason = Reason(
-        "cpu_burst_policy static, CPU quota ", requested.cpu_quota_us or 0, " x ", percent, " % = ", burst
-    )
+    what = "cpu_burst_policy" if qos.burst_policy is policy else node.katalyst.target
+    reason = Reason(f"{what} static, CPU quota ", requested.cpu_quota_us or 0)
+    if requested.cpu_period_us not in (None, 0, CPU_PERIOD_US):
+        reason = reason.then(" per ", requested.cpu_period_us or 0, " us x ", CPU_PERIOD_US)
+    reason = reason.then(" x ", percent, " % = ", burst)
     return {BURST: burst}, {BURST: reason}

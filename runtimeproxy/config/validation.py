@@ -111,6 +111,7 @@ def checked(settings: Settings) -> tuple[Settings, list[Problem]]:
     )
     problems += _kubernetes_problems(settings.kubernetes)
     problems += _katalyst_problems(settings.katalyst)
+    problems += _pool_problems(settings)
     taken = enumerate(settings.ledger.take_from_koordlet)
     problems += (
         (("ledger", "take_from_koordlet", str(index)), f"{name!r} is not a cgroup parameter")
@@ -353,6 +354,20 @@ def level_rules(katalyst: KatalystSettings) -> LevelRules:
     )
 
 
+def _pool_problems(settings: Settings) -> Iterator[Problem]:
+    """Two policies that both give pods their CPUs: one would take what the other one gives."""
+    pools, cpuset = settings.policies.get(_POOLS), settings.policies.get(_CPUSET)
+    if pools is None or not pools.enabled:
+        return
+    if cpuset is None or cpuset.enabled is not False:
+        reason = f"and {_CPUSET} both set the CPUs of pods: write [policies.{_CPUSET}] enabled = false"
+        yield ("policies", _POOLS, "enabled"), reason
+    if settings.node.shared_pools == "computed":
+        yield ("node", "shared_pools"), f"is computed for {_CPUSET}: with {_POOLS} the pools are Katalyst's"
+
+
+_POOLS: Final = "katalyst-pools"
+_CPUSET: Final = "cpuset"
 _PAIRS: Final = (
     *("dedicated_selector", "shared_selector", "reclaimed_selector", "system_selector"),
     "enhancement_defaults",

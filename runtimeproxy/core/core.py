@@ -25,10 +25,11 @@ from runtimeproxy.core.network import NetworkUpkeep, PodClient
 from runtimeproxy.core.policies import PolicyEvent, PolicySet, Spawn
 from runtimeproxy.core.services import CoreServices
 from runtimeproxy.core.state import SavedState
-from runtimeproxy.hooks.allocator import SharePools
+from runtimeproxy.hooks.allocator import SharePools, UsesCpuPools
 from runtimeproxy.hooks.levels import levels_in_force
 from runtimeproxy.hooks.loading import PolicyLoader
 from runtimeproxy.hooks.modes import with_owner_modes
+from runtimeproxy.katalyst.levels import LevelRules, OnError
 from runtimeproxy.ledger.allocations import NodeAllocations, allocation_file
 from runtimeproxy.ledger.answer_audit import AnswerAudit
 from runtimeproxy.ledger.change_log import ClaimAudit
@@ -39,12 +40,15 @@ from runtimeproxy.ledger.kernel_settings import KernelSettings
 from runtimeproxy.ledger.leased import LeasedClaims
 from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.network import network_control
+from runtimeproxy.ledger.pools import POOL_INPUTS, NodePools, PoolConfiguration, pools_file
 from runtimeproxy.ledger.upkeep import Upkeep
+from runtimeproxy.node.snapshot import Input
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.inventory import Inventory
 from runtimeproxy.pods.records import Level
 from runtimeproxy.pods.store import PodStore
 from runtimeproxy.slo.host_applications import host_application_cgroup
+from runtimeproxy.vocabulary import Mode
 
 if TYPE_CHECKING:
     from runtimeproxy.background import ThreadPools
@@ -52,9 +56,11 @@ if TYPE_CHECKING:
     from runtimeproxy.core.eviction import EvictByApi
     from runtimeproxy.hooks.audit import AuditEntry, AuditSink
     from runtimeproxy.hooks.carried import CarriedFields
+    from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.node.api_server import ApiServerInputs
-    from runtimeproxy.vocabulary import Mode
+    from runtimeproxy.node.snapshot import Node
+    from runtimeproxy.pods.checkpoint.codec import RowKind
 
 
 class Runtime(ContainerStopper, PodClient, Protocol):
@@ -194,6 +200,17 @@ class Core:
                 self.upkeep.evaluator.move_off,
                 disk,
             )
+        self.pools = NodePools(
+            self.store,
+            self.node,
+            pools_file(folder, boot_id),
+            self._pool_configuration,
+            lambda: self._pool_policy() is not None,
+            self.inventory.recovered.is_set,
+            self._is_idle,
+            self.upkeep.evaluator.evaluate_now,
+            disk,
+        )
         self.services = CoreServices(
             chain=self.policies.chain,
             inventory=self.inventory,
@@ -202,12 +219,14 @@ class Core:
             spawn=spawn,
             evaluator=self.upkeep.evaluator,
             allocations=allocations,
+            pools=self.pools,
             network=network_upkeep,
         )
         self.state = SavedState(
             CheckpointSync(folder, self.inventory, self.ledger, disk, is_standby),
             journal,
             allocations,
+            self.pools,
             sysctls,
             history,
             self.leased,
@@ -221,7 +240,15 @@ class Core:
         self.upkeep.configure(settings.ledger)
         self._configure_owners()
         self.upkeep.on_observed = self._on_observed
-        self.node.on_change = StrategyAudit(self.audit, self.node, self.upkeep.on_node_changed)
+        self.node.on_change = StrategyAudit(self.audit, self.node, self._on_node_changed)
+        note_record = self.store.on_change
+
+        def on_record(kind: RowKind, identity: str, is_observed: bool) -> None:
+            if note_record is not None:
+                note_record(kind, identity, is_observed)
+            self.pools.on_record()
+
+        self.store.on_change = on_record
         moves = CpuMoves(self.store, self.node, self.upkeep, allocations, self._is_idle, spawn)
         self.node.on_pods_changed = moves.on_pods_changed
         self.inventory.on_complete += (moves.on_inventory, self._on_inventory, self._write_missed)
@@ -248,6 +275,7 @@ class Core:
         if (allocations := self.state.allocations) is not None:
             yield allocations.summary
             yield allocations.problem
+        yield self.pools.summary
         yield self.upkeep.summary
         yield self.node.summary
 
@@ -300,6 +328,7 @@ class Core:
         self._spawn(self.upkeep.run())
         if self.services.network is not None:
             self._spawn(self.services.network.run())
+        self._spawn(self.pools.run())
         self._spawn(self.leased.run())
         self._spawn(self.upkeep.verify((Level.NODE, Level.QOS_CLASS)))
         self._spawn(self.upkeep.verify((Level.POD, Level.CONTAINER)))
@@ -323,6 +352,27 @@ class Core:
 
     def _is_idle(self) -> bool:
         return not self.policies.is_loaded or self._is_standby()
+
+    def _pool_policy(self) -> LoadedPolicy | None:
+        """The policy that uses pools; None if it is not loaded, or off."""
+        found = (each for each in self.policies.chain.policies if isinstance(each.policy, UsesCpuPools))
+        return next(found, None)
+
+    def _pool_configuration(self) -> PoolConfiguration:
+        loaded, rules = self._pool_policy(), self.node.latest.levels or LevelRules()
+        if loaded is None or not isinstance(loaded.policy, UsesCpuPools):
+            return PoolConfiguration(rules=rules)
+        # A policy that changes nothing refuses nothing either.
+        is_rejecting = rules.on_error is OnError.REJECT and loaded.mode is Mode.ENFORCE
+        settings = loaded.policy.pool_settings._replace(**self.node.latest.katalyst.pool_settings())
+        return PoolConfiguration(settings, rules, is_rejecting)
+
+    def _on_node_changed(self, node: Node, changed: frozenset[Input]) -> None:
+        if Input.KATALYST in changed and self.policies.is_loaded:
+            self.store.use_levels(levels_in_force(self.policies.chain.policies, node))
+        self.upkeep.on_node_changed(node, changed)
+        if changed & POOL_INPUTS:
+            self.pools.look_soon()
 
     async def _on_inventory(self) -> None:
         if not self._is_standby():
@@ -350,6 +400,7 @@ class Core:
         if event is PolicyEvent.CHAIN:
             self.store.use_levels(levels_in_force(self.policies.chain.policies, self.node.latest))
             self.services.chain = self.policies.chain
+            self.pools.look()
             self.upkeep.on_policies(problem.name for problem in self.policies.loaded.problems)
         self.upkeep.on_servers([policy.name for policy in self.policies.servers.policies])
 

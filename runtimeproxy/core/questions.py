@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from runtimeproxy.errors import RefusalError
 from runtimeproxy.fields.tables import IDLE, OF_PROCESSES
 from runtimeproxy.hooks import CgroupChange, ContainerView, Hook, PodChange, PodView
 from runtimeproxy.hooks.audit import NO_ORIGIN
@@ -264,6 +265,28 @@ def take_cpus(
             problems.report_bug(kind, error)
 
     return run
+
+
+def commit_pools(core: CoreServices, kind: str, uid: str, until_s: float) -> Sequence[Work]:
+    """Saves Katalyst's pools, and waits until other pods have left the CPUs that this one has alone.
+
+    The work raises `RefusalError` if that is not so and the call is to be refused for it.
+
+    `kind`: of the event. `until_s`: when it has to go on, by the loop's clock.
+    """
+    pools = core.pools
+    if pools is None or not pools.needs_commit(uid):
+        return NO_WORK
+
+    async def run() -> None:
+        try:
+            await pools.commit(uid, until_s)
+        except RefusalError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a bug of pools stops no pod
+            core.problems.report_bug(kind, error)
+
+    return (run,)
 
 
 def lower_bursts(

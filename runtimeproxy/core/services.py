@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.chain import Chain
     from runtimeproxy.ledger.allocations import NodeAllocations
     from runtimeproxy.ledger.books import Wanted
+    from runtimeproxy.ledger.pools import NodePools
     from runtimeproxy.pods.inventory import Inventory
     from runtimeproxy.pods.records import Book
     from runtimeproxy.pods.store import PodStore
@@ -127,6 +128,7 @@ class CoreServices:
         executor: These threads.
         evaluator: Of what runs.
         allocations: The CPUs of pods; None where the pools of shared CPUs do not depend on them.
+        pools: Katalyst's pools; None where a front end has none.
         network: Brings running pods to the network's QoS; None where that is not managed.
         pending_updates: Those that the runtime has not answered, oldest first, by container.
         order: Which event waits for which.
@@ -139,6 +141,7 @@ class CoreServices:
     spawn: Spawn
     evaluator: PodEvaluator
     allocations: NodeAllocations | None = None
+    pools: NodePools | None = None
     network: NetworkUpkeep | None = None
     store: PodStore = field(init=False)
     pending_updates: dict[str, list[PendingUpdate]] = field(default_factory=dict)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from runtimeproxy.ledger.journal import Journal
     from runtimeproxy.ledger.kernel_settings import KernelSettings
     from runtimeproxy.ledger.leased import LeasedClaims
+    from runtimeproxy.ledger.pools import NodePools
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class SavedState:
         checkpoint: Records and values.
         journal: Values that the checkpoint does not have yet.
         allocations: The CPUs that pods have for themselves; None where pools are not computed.
+        pools: Katalyst's pools.
         sysctls: None where the daemon leaves them alone.
         modes: Those of policies that operators have set.
         audit: The last audit entries.
@@ -40,6 +42,7 @@ class SavedState:
         checkpoint: CheckpointSync,
         journal: Journal,
         allocations: NodeAllocations | None,
+        pools: NodePools,
         sysctls: KernelSettings | None,
         history: EvictionHistory,
         leased: LeasedClaims,
@@ -50,6 +53,7 @@ class SavedState:
         self.checkpoint = checkpoint
         self.journal = journal
         self.allocations = allocations
+        self.pools = pools
         self.sysctls = sysctls
         self._history = history
         self._leased = leased
@@ -60,7 +64,7 @@ class SavedState:
     @property
     def unusable_files(self) -> list[str]:
         """The files that could not be used at the start, each with the reason."""
-        savers = (self.allocations, self._modes, self._history, self.audit)
+        savers = (self.allocations, self.pools, self._modes, self._history, self.audit)
         files = (
             *self._leased.files,
             *(self.sysctls.files if self.sysctls is not None else ()),
@@ -89,6 +93,7 @@ class SavedState:
     async def _load_others(self) -> None:
         if self.allocations is not None:
             await self.allocations.load()
+        await self.pools.load()
         await self._history.load()
 
     async def flush(self, executor: Executor) -> bool:

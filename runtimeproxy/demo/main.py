@@ -37,7 +37,9 @@ from runtimeproxy.config.parsing import TEMPORARY_SUFFIX_BYTES, parse_endpoint
 from runtimeproxy.demo.live import OBJECTS_FOLDER, PERCENT, LiveChange, show_strategy, write_strategy
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks.audit import TROUBLE, AuditKind
+from runtimeproxy.hooks.levels import LEVELS_POLICY
 from runtimeproxy.http2.client import RpcError
+from runtimeproxy.katalyst.levels import QOS_LEVEL, QosLevel
 from runtimeproxy.stubs import BlockingClient
 from runtimeproxy.testing import (
     CgroupDriver,
@@ -88,6 +90,7 @@ _SOCKET: Final = "proxy.sock"
 _LOCK: Final = "front-end.lock"
 _POLL_S: Final = 0.02
 _NOTIFY_SOCKET: Final = "notify"
+_LEVELS: Final = f"[policies.{LEVELS_POLICY}]\nenabled = true\n"
 _NOTIFICATION_BYTES: Final = 4_096
 
 
@@ -99,13 +102,21 @@ class DemoPod:
         name: of the pod; its container is called `main`.
         qos: Koordinator's QoS class; empty for none.
         kubelet_qos: decides the cgroup parent.
-        annotations: the scheduler's decisions.
+        annotations: the scheduler's decisions, and Katalyst's level.
+        level: Katalyst's level; empty for none.
     """
 
     name: str
     qos: str
     kubelet_qos: KubeletQos
     annotations: Mapping[str, str] = field(default_factory=dict)
+    level: str = ""
+
+    @property
+    def title(self) -> str:
+        if self.level:
+            return f"{self.name}, Katalyst's {self.level}"
+        return f"{self.name}, QoS class {self.qos}" if self.qos else f"{self.name}, no QoS class"
 
 
 _CPUSET: Final = {"scheduling.koordinator.sh/resource-status": json.dumps({"cpuset": "0"})}
@@ -136,10 +147,17 @@ DEMO_PODS: Final = (
     DemoPod("search", "LSR", KubeletQos.GUARANTEED, _CPUSET),
     DemoPod("inference", "LS", KubeletQos.BURSTABLE, _GPU),
     DemoPod("spark", "BE", KubeletQos.BESTEFFORT, _BATCH),
+    DemoPod(
+        "etl",
+        "",
+        KubeletQos.BESTEFFORT,
+        {QOS_LEVEL: QosLevel.RECLAIMED.value, **_BATCH},
+        level=QosLevel.RECLAIMED,
+    ),
     DemoPod("logging", "SYSTEM", KubeletQos.BURSTABLE),
     DemoPod("web", "", KubeletQos.BURSTABLE),
 )
-"""One pod of each class; no policy selects the last two."""
+"""One pod of each class, and one with a level of Katalyst's; no policy selects the last two."""
 
 EXPLAINED_POD: Final = "spark"
 """The pod of which `explain` is shown."""
@@ -414,7 +432,7 @@ def _daemon(
     node = f'[node]\nobjects_dir = "{folder / OBJECTS_FOLDER}"\n'
     daemon = f'[daemon]\nmode = "{mode}"\nlock = "{folder / _LOCK}"\n'
     nri = f'[nri]\nsocket = "{runtime.nri_socket}"\n' if runtime.nri_socket else ""
-    config.write_text(f'{daemon}{nri}[cgroups]\nroot = "{cgroup_root}"\n{node}', encoding="utf-8")
+    config.write_text(f'{daemon}{nri}[cgroups]\nroot = "{cgroup_root}"\n{node}{_LEVELS}', encoding="utf-8")
     command = (
         *(sys.executable, "-m", "runtimeproxy"),
         *("--koord-runtimeproxy-endpoint", str(socket_path)),
@@ -587,8 +605,7 @@ def _report(
     fields = max((len(field) for _, field in places), default=0)
     for pod in DEMO_PODS:
         own = [each for each in changes if each.pod == pod.name]
-        title = f"{pod.name}, QoS class {pod.qos}" if pod.qos else f"{pod.name}, no QoS class"
-        print(f"\n{title}{'' if own else ': untouched'}")
+        print(f"\n{pod.title}{'' if own else ': untouched'}")
         for name, reason in {} if own else untouched.get(pod.name, {}).items():
             print(f"  {name:<{names}}  {reason}")
         for name, group in itertools.groupby(own, key=lambda each: each.policy):

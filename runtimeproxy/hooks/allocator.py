@@ -2,14 +2,16 @@
 
 Policies are functions of what is known. What depends on an order of events, such as the CPUs that are still
 free, belongs to an allocator: its rules are functions from one state to the next. `ledger.allocations` keeps
-the state of this node, which policies see as `node.allocations`.
+the state of this node, which policies see as `node.allocations`. Katalyst's pools are the other allocator:
+their rules are `runtimeproxy.katalyst.pool_operations`, `ledger.pools` keeps their state, which policies see
+as `node.cpu_pools`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.node.derived import pod_cpus
@@ -17,10 +19,20 @@ from runtimeproxy.node.snapshot import PodCpus
 from runtimeproxy.qos import QoSClass
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
 
+if TYPE_CHECKING:
+    from runtimeproxy.katalyst.pools import PoolSettings
+
 Allocations: TypeAlias = Mapping[str, PodCpus]
 """By pod uid, what each pod has for itself."""
 
 NO_ALLOCATIONS: Final[Allocations] = MappingProxyType({})
+
+
+@runtime_checkable
+class UsesCpuPools(Protocol):
+    """The policy that gives pods what they have of Katalyst's pools: while it is loaded, there are pools."""
+
+    pool_settings: PoolSettings
 
 
 class SharePools:

@@ -296,6 +296,23 @@ class Evaluator:
             await self._make_others()
         return is_done
 
+    async def evaluate_now(self, uids: Iterable[str]) -> frozenset[str]:
+        """Evaluates some pods at once, in this order: the rate of changes does not apply.
+
+        Returns:
+            The uids of those of which a value could not be written.
+        """
+        wanted = tuple(uids)
+        if self._is_standby():
+            return frozenset(wanted)
+        self.rounds += 1
+        failed: set[str] = set()
+        for uid in wanted:
+            for pod in self._store.pods.members(uid):
+                if _is_evaluated(pod) and not await self._evaluate_now(pod):
+                    failed.add(uid)
+        return frozenset(failed)
+
     async def _evaluate_now(self, pod: PodRecord) -> bool:
         """Evaluates a pod and writes its values; returns whether none has failed."""
         found = await self._wanted(pod)

@@ -1,7 +1,8 @@
-"""The kubelet's own files: configuration, state of the CPU manager, resources of the pods that it admitted.
+"""The kubelet's own files: configuration, states of its managers, resources of the pods that it admitted.
 
 Checksums are ignored: they are of Go's own picture of the data. Source: kubelet.config.k8s.io/v1beta1
-KubeletConfiguration; Kubernetes pkg/kubelet/cm/cpumanager/state and pkg/kubelet/allocation/state.
+KubeletConfiguration; Kubernetes pkg/kubelet/cm/cpumanager/state, pkg/kubelet/cm/memorymanager/state and
+pkg/kubelet/allocation/state.
 
 What a kubelet with the feature MemoryQoS writes, on cgroup version 2 only, depends on its version. Source:
 Kubernetes 1.34.2, 1.35.0, 1.36.0, 1.37.2, pkg/features and pkg/kubelet, cm and kuberuntime:
@@ -46,12 +47,20 @@ from runtimeproxy.qos import KubeQoSClass
 CONFIG: Final = "config.yaml"
 """Source: kubeadm, KubeletConfigurationFileName."""
 CPU_MANAGER_STATE: Final = "cpu_manager_state"
+MEMORY_MANAGER_STATE: Final = "memory_manager_state"
+"""Kubernetes 1.21 and later."""
 ALLOCATED_PODS_STATE: Final = "allocated_pods_state"
 """Kubernetes 1.33 and later."""
-MAX_BYTES: Final = {CONFIG: 2**20, CPU_MANAGER_STATE: 2**22, ALLOCATED_PODS_STATE: 2**24}
+MAX_BYTES: Final = {
+    CONFIG: 2**20,
+    CPU_MANAGER_STATE: 2**22,
+    MEMORY_MANAGER_STATE: 2**22,
+    ALLOCATED_PODS_STATE: 2**24,
+}
 """Largest file of each name that is read: thousands of pods have a few MiB."""
 
 _CPU_MANAGER_POLICIES: Final = ("none", "static")
+_MEMORY_MANAGER_POLICIES: Final = ("None", "Static", "BestEffort")
 _MEMORY_QOS, _ALL_ALPHA, _ALL_BETA = _GATES = ("MemoryQoS", "AllAlpha", "AllBeta")
 _TIERED: Final = "TieredReservation"
 _BETA_MINOR: Final = 37
@@ -65,6 +74,7 @@ class KubeletConfig(NamedTuple):
 
     cgroup_driver: str | None = None
     cpu_manager_policy: str | None = None
+    memory_manager_policy: str | None = None
     reserved_cpus: frozenset[int] = frozenset()
     reserved: Mapping[str, int] = EMPTY
     """`kubeReserved` and `systemReserved` together, in the units of `Node.capacity`."""
@@ -95,6 +105,7 @@ def parse_config(document: object) -> KubeletConfig:
     return KubeletConfig(
         cgroup_driver=_choice(config, "cgroupDriver", (SYSTEMD, CGROUPFS)),
         cpu_manager_policy=_choice(config, "cpuManagerPolicy", _CPU_MANAGER_POLICIES),
+        memory_manager_policy=_choice(config, "memoryManagerPolicy", _MEMORY_MANAGER_POLICIES),
         reserved_cpus=reserved_cpus,
         reserved=reserved,
         feature_gates=_gates(config),
@@ -119,6 +130,15 @@ def parse_cpu_manager_state(document: object) -> CpuManagerState:
                     with within(shortened(name)):
                         static[uid, name] = cpus_of(cpus)
     return CpuManagerState(policy=policy, static_cpus=static)
+
+
+def parse_memory_manager_state(document: object) -> str:
+    """Reads the policy in `memory_manager_state`. Raises InputError."""
+    with within("policyName"):
+        policy = text_of(mapping_of(document).get("policyName"))
+        if not policy:
+            raise InputError("is missing")
+    return policy
 
 
 def parse_allocated_pods(document: object) -> dict[tuple[str, str], dict[str, int]]:
@@ -198,6 +218,7 @@ _CONFIG_KEYS = (
     "kind",
     "cgroupDriver",
     "cpuManagerPolicy",
+    "memoryManagerPolicy",
     "reservedSystemCPUs",
     "kubeReserved",
     "systemReserved",
@@ -218,13 +239,24 @@ class KubeletFolder:
         self.cpu_manager: WatchedFile[CpuManagerState] = WatchedFile(
             folder / CPU_MANAGER_STATE, MAX_BYTES[CPU_MANAGER_STATE], _read_cpu_manager, settle_s=0
         )
+        self.memory_manager: WatchedFile[str] = WatchedFile(
+            folder / MEMORY_MANAGER_STATE,
+            MAX_BYTES[MEMORY_MANAGER_STATE],
+            _read_memory_manager,
+            settle_s=0,
+        )
         self.allocated_pods: WatchedFile[Requests] = WatchedFile(
             folder / ALLOCATED_PODS_STATE,
             MAX_BYTES[ALLOCATED_PODS_STATE],
             lambda data, _: ParsedInput(parse_allocated_pods(parse_json(data))),
             settle_s=0,
         )
-        self._files: tuple[WatchedFile[Any], ...] = (self.config, self.cpu_manager, self.allocated_pods)
+        self._files: tuple[WatchedFile[Any], ...] = (
+            self.config,
+            self.cpu_manager,
+            self.memory_manager,
+            self.allocated_pods,
+        )
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -253,15 +285,18 @@ class KubeletFolder:
         if config is None and state is None and published.kubelet_policy is None:
             return None
         policy = published.kubelet_policy
+        memory_policy = self.memory_manager.value
         static = published.static_cpus or {}
         if config is not None:
             # Source: kubelet.config.k8s.io/v1beta1, the default of cpuManagerPolicy.
             policy = config.cpu_manager_policy or "none"
+            memory_policy = memory_policy or config.memory_manager_policy or "None"
         if state is not None:
             policy, static = state.policy, state.static_cpus
         reserved_cpus = config.reserved_cpus if config is not None else frozenset()
         return KubeletFacts(
             cpu_manager_policy=policy,
+            memory_manager_policy=memory_policy,
             reserved_cpus=reserved_cpus or published.kubelet_reserved_cpus,
             reserved=config.reserved if config is not None else {},
             static_cpus=static,
@@ -275,7 +310,7 @@ class KubeletFolder:
             "folder": printable(self._folder),
             "files": {
                 file.path.name: {"stamp": file.stamp, "source": file.source}
-                for file in (self.config, self.cpu_manager)
+                for file in (self.config, self.cpu_manager, self.memory_manager)
                 if file.source is not None
             },
         }
@@ -287,6 +322,7 @@ class KubeletFolder:
         files: tuple[tuple[WatchedFile[Any], Callable[[object], object]], ...] = (
             (self.config, parse_config),
             (self.cpu_manager, parse_cpu_manager_state),
+            (self.memory_manager, parse_memory_manager_state),
         )
         for file, parse in files:
             if (entry := saved["files"].get(file.path.name)) is not None:
@@ -311,3 +347,8 @@ def _read_cpu_manager(data: bytes, _: CpuManagerState | None) -> ParsedInput[Cpu
     document = mapping_of(parse_json(data))
     state = parse_cpu_manager_state(document)
     return ParsedInput(state, {key: document[key] for key in ("policyName", "entries") if key in document})
+
+
+def _read_memory_manager(data: bytes, _: str | None) -> ParsedInput[str]:
+    document = mapping_of(parse_json(data))
+    return ParsedInput(parse_memory_manager_state(document), {"policyName": document.get("policyName")})

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from runtimeproxy.fields.anolis import lacking_text
 from runtimeproxy.katalyst.burst import with_level
@@ -19,6 +19,9 @@ from runtimeproxy.node.facts import ANY_NODE, NodeFacts
 from runtimeproxy.node.resctrl import Resctrl
 from runtimeproxy.qos import PRIORITY_CLASS_LABEL, KubeQoSClass, QoSClass
 from runtimeproxy.slo.strategies import PodStrategy, Strategies, StrategyTraits
+
+if TYPE_CHECKING:
+    from runtimeproxy.katalyst.transition import CpuPools
 
 EMPTY: Final[Mapping[Any, Any]] = MappingProxyType({})
 
@@ -36,6 +39,9 @@ class Input(StrEnum):
     KUBELET = "kubelet"
     NODE_OBJECT = "node-object"
     POOLS = "pools"
+    CPU_POOLS = "katalyst-pools"
+    """Katalyst's pools, `cpu_pools`; each pod's part of them is no change of it: their keeper has that pod
+    evaluated."""
     STRATEGIES = "strategies"
     NORMALIZATION = "normalization"
     KATALYST = "katalyst"
@@ -148,6 +154,8 @@ class KubeletFacts(NamedTuple):
     version 2; GUARANTEED stands for that of all pods. All that it may write if `version` is empty."""
     version: str = ""
     """Such as `v1.37.2`; empty: not known."""
+    memory_manager_policy: str | None = None
+    """`None`, `Static` or `BestEffort`; None: not known."""
 
 
 class Pool(NamedTuple):
@@ -260,6 +268,8 @@ class Node:
     """Requests by pod uid and container name, in the units of `capacity`, from the kubelet's own state."""
     allocations: Mapping[str, PodCpus] = field(default_factory=dict)
     """CPUs of pods that have some of their own, by pod uid."""
+    cpu_pools: CpuPools | None = None
+    """Katalyst's pools, and what each pod has of them; None: they are off, or not known."""
     live_pods: Mapping[str, LivePod] = field(default_factory=dict)
     """The pods of this node as the API server has them, by uid; empty without it."""
     strategies: Strategies = NO_STRATEGIES
@@ -296,7 +306,7 @@ class Node:
 
     def strategy_for(self, pod: PodLike) -> PodStrategy:
         strategy = self.strategies.for_pod(pod)
-        return strategy if pod.katalyst is None else with_level(strategy, pod.katalyst)
+        return strategy if pod.katalyst is None else with_level(strategy, pod.katalyst, self.katalyst)
 
     def requests_of(self, pod: PodLike) -> Mapping[str, Mapping[str, int]]:
         """The requests of a pod's containers by name, as in `requests`; empty if they are not known."""
@@ -340,6 +350,8 @@ class Node:
             return bool(self.pools)
         if of is Input.KATALYST:
             return bool(self.katalyst.target)
+        if of is Input.CPU_POOLS:
+            return self.cpu_pools is not None
         return any(getattr(self, name) for name in FIELDS.get(of, ()))
 
 

@@ -23,6 +23,7 @@ from runtimeproxy.node.snapshot import Input, InputState, Node, PodCpus, Pools
 
 if TYPE_CHECKING:
     from runtimeproxy.katalyst.targets import TargetState
+    from runtimeproxy.katalyst.transition import CpuPools
     from runtimeproxy.slo.reading import Problem as StrategyProblem
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ MOST_LINES: Final = 100
 """Lines of the log about problems and notes in a minute; the others are logged later."""
 _MINUTE_S: Final = 60.0
 
-_NOT_MISSED: Final = frozenset({Input.POD_REQUESTS, Input.BLOCK_DEVICES})
+_NOT_MISSED: Final = frozenset({Input.POD_REQUESTS, Input.BLOCK_DEVICES, Input.CPU_POOLS})
 """Inputs that many nodes do not have: kubelets before 1.33 write none, and containers may see no devices."""
 
 
@@ -73,6 +74,8 @@ class NodeSources:
         """End of the last pass, by the clock."""
         self._executor = executor
         self._allocations: Mapping[str, PodCpus] | None = None
+        # Katalyst's pools, with the state of this input.
+        self._cpu_pools: tuple[CpuPools | None, InputState] = (None, InputState.UNKNOWN)
         self._settings = settings or InputWatchSettings()
         self._clock = clock
         self._facts = NodeReader(places.sysfs, places.cgroup_root, clock, places.devfs)
@@ -84,7 +87,7 @@ class NodeSources:
         self.fresh_until_s = 0.0
         # Held while `latest` is made; who reads it needs no lock.
         self._lock = threading.Lock()
-        self._made_of: tuple[object, ...] = (None,) * 4
+        self._made_of: tuple[object, ...] = (None,) * 5
         # What computed pools follow from, and the pools.
         self._shared: SharedCpus | None = None
         self._pools: Pools | None = None
@@ -118,14 +121,19 @@ class NodeSources:
         with self._lock:
             # First, because another thread may read the facts again just now.
             fresh_until_s = self._facts.fresh_until_s
-            base, facts, allocations, shared = made_of = (
+            base, facts, allocations, shared, cpu_pools = made_of = (
                 self._base,
                 self._facts.latest,
                 self._allocations,
                 self._shared,
+                self._cpu_pools,
             )
             if any(new is not old for new, old in zip(made_of, self._made_of, strict=True)):
-                node = replace(base, facts=facts, allocations=allocations or {})
+                placed, state = cpu_pools
+                states = {**base.states, Input.CPU_POOLS: state}
+                node = replace(
+                    base, facts=facts, allocations=allocations or {}, cpu_pools=placed, states=states
+                )
                 if shared is not None and allocations is not None:
                     if (pools := shared.pools(allocations.values())) != self._pools:
                         self._pools = pools
@@ -133,7 +141,7 @@ class NodeSources:
                     node = replace(
                         node,
                         pools=self._pools,
-                        states={**base.states, Input.POOLS: InputState.KNOWN},
+                        states={**states, Input.POOLS: InputState.KNOWN},
                         generations={**base.generations, Input.POOLS: self._pools_generation},
                     )
                 self._made_of, self.latest = made_of, node
@@ -207,6 +215,12 @@ class NodeSources:
         if allocations != self._allocations:
             self._allocations = allocations
             self._announce(frozenset())
+
+    def place(self, pools: CpuPools | None, state: InputState) -> None:
+        """Takes Katalyst's pools; all pods are evaluated again only if the state is another one."""
+        has_changed = state is not self._cpu_pools[1]
+        self._cpu_pools = (pools, state)
+        self._announce(frozenset({Input.CPU_POOLS} if has_changed else ()))
 
     def _look(self, is_first: bool) -> tuple[InputsReading, str | None]:
         """One pass, after the watches are renewed so that no event is missed; in the executor's thread."""

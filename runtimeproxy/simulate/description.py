@@ -41,6 +41,7 @@ INPUT_TEXTS: Final[Mapping[Input, str]] = {
     Input.KUBELET: "the kubelet's configuration",
     Input.NODE_OBJECT: "the Node object",
     Input.POOLS: "the node's CPU pools",
+    Input.CPU_POOLS: "the pools of Katalyst",
     Input.STRATEGIES: "the strategies",
     Input.NORMALIZATION: "the node's normalization ratio",
     Input.KATALYST: "Katalyst's dynamic configuration",

@@ -1,4 +1,7 @@
-"""The row of a call that all policies are asked about, beside one that the three of version 0.1 decide on."""
+"""The row of a call that all policies are asked about, beside one that the three of version 0.1 decide on.
+
+And beside one with Katalyst's pools.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,19 @@ from tests.peers.load_client import LoadError, call
 
 _TURN = 10
 _CALLS_PER_SECOND = 300
-_THREE, _ALL = "three", "all"
+_THREE, _ALL, _WITH_POOLS = "three", "all", "pools"
+_OWNERS_OF_CPUS = frozenset({"cpuset", "katalyst-pools"})
+"""Only one of them can be enabled."""
 _EVERY_POLICY = '[node]\nobjects_dir = "{objects}"\nkubelet_dir = "{kubelet}"\n' + "".join(
     f"[policies.{each.name}]\nenabled = true\n"
     for each in built_in()
     # Not `system-config`, which would write this machine's sysctls.
-    if not {"pod", "container"}.isdisjoint(overridden_methods(each))
+    if each.name not in _OWNERS_OF_CPUS and not {"pod", "container"}.isdisjoint(overridden_methods(each))
 )
+_CONFIGS = {
+    _ALL: f"{_EVERY_POLICY}[policies.cpuset]\nenabled = true\n",
+    _WITH_POOLS: f"{_EVERY_POLICY}[policies.cpuset]\nenabled = false\n[policies.katalyst-pools]\nenabled = true\n",
+}
 _CONTROLLERS = "cpuset cpu io memory hugetlb pids"
 _REQUESTS = {"cpu": "1", "memory": "1Gi"}
 _POOLS = {"node.koordinator.sh/cpu-shared-pools": '[{"socket": 0, "node": 0, "cpuset": "0-1"}]'}
@@ -47,7 +56,7 @@ class EvaluatedRow:
         self._pod: Pod | None = None
 
     def __call__(self, bench: Bench, turn: int) -> None:
-        """Measures one round; the first starts the two proxies."""
+        """Measures one round; the first starts the proxies."""
         if self._pod is None:
             if bench.full.launcher.template is not None:
                 raise LoadError("another proxy's policies are not known")
@@ -55,7 +64,7 @@ class EvaluatedRow:
             requests = {(self._pod.config.metadata.uid, CONTAINER_NAME): _REQUESTS}
             self._ways = {
                 _THREE: _proxy(bench, _THREE, NO_STRATEGIES, requests),
-                _ALL: _proxy(bench, _ALL, _EVERY_POLICY, requests),
+                **{name: _proxy(bench, name, config, requests) for name, config in _CONFIGS.items()},
             }
             # Strategies are first applied to all that runs.
             wait_until_idle([way.pid for way in self._ways.values()])
@@ -79,6 +88,9 @@ class EvaluatedRow:
             "three policies, CPU us": cpu_us[_THREE],
             "all policies, CPU us": cpu_us[_ALL],
             "all policies, CPU x three": cpu_us[_ALL] / cpu_us[_THREE],
+            # Katalyst's pools in place of the shared ones: placed and saved before the call goes on.
+            "with pools, added mean us": added["create"][_WITH_POOLS],
+            "with pools, x without": added["create"][_WITH_POOLS] / all_us,
         }
         bench.results.add(names.EVALUATED, PROXY, figures)
 

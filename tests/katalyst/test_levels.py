@@ -464,7 +464,7 @@ ON = CpuBurstStrategy(policy=CpuBurstPolicy.AUTO, cpu_burst_percent=300)
         (ON, BurstPolicy.DEFAULT, 50.0, (CpuBurstPolicy.AUTO, 50)),
         (ON, BurstPolicy.CLOSED, 50.0, (CpuBurstPolicy.NONE, 300)),
         (ON, BurstPolicy.DYNAMIC, None, (CpuBurstPolicy.NONE, 300)),
-        (ON, BurstPolicy.STATIC, None, (CpuBurstPolicy.CPU_BURST_ONLY, 300)),
+        (ON, BurstPolicy.STATIC, None, (CpuBurstPolicy.CPU_BURST_ONLY, 100)),
         (OFF, BurstPolicy.STATIC, None, (CpuBurstPolicy.CPU_BURST_ONLY, 100)),
         (OFF, BurstPolicy.STATIC, 12.5, (CpuBurstPolicy.CPU_BURST_ONLY, 12)),
     ],

@@ -25,6 +25,7 @@ from policies.cpu_normalization import CpuNormalization
 from policies.cpuset import Cpuset
 from policies.gpu_env import GpuEnv
 from policies.group_identity import GroupIdentity
+from policies.katalyst_qos import KatalystLevels
 from policies.memory_qos import MemoryQoS
 from policies.oom_score import OomScore
 from policies.rdma_devices import RdmaDevices
@@ -39,6 +40,13 @@ from runtimeproxy.hooks import ContainerView, PodView, Policy, Resources, Scale
 from runtimeproxy.hooks.algebra import divided
 from runtimeproxy.hooks.changes import ContainerChange, PodChange
 from runtimeproxy.hooks.loading import built_in
+from runtimeproxy.katalyst.levels import (
+    CPU_ENHANCEMENT,
+    MEMORY_ENHANCEMENT,
+    QOS_LEVEL,
+    LevelRules,
+    Vocabulary,
+)
 from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.devices import HostDevice, HostDevices
 from runtimeproxy.node.facts import NodeFacts
@@ -229,6 +237,18 @@ CASES: Final = {
         {"cpu.cfs_burst_us": POD_QUOTA_US // 5},
         ({"cpu.cfs_burst_us": 60_000}, {"cpu.cfs_burst_us": RESIZED_QUOTA_US // 5}),
     ),
+    "katalyst-qos": Case(
+        KatalystLevels,
+        {name: {"cpu.cfs_burst_us": quota_us // 5} for name, quota_us in QUOTAS.items()},
+        {"cpu.cfs_burst_us": POD_QUOTA_US // 5},
+        ({"cpu.cfs_burst_us": 60_000}, {"cpu.cfs_burst_us": RESIZED_QUOTA_US // 5}),
+        "LSR",
+        annotations={
+            QOS_LEVEL: "dedicated_cores",
+            MEMORY_ENHANCEMENT: '{"numa_binding": "true"}',
+            CPU_ENHANCEMENT: '{"cpu_burst_policy": "static", "cpu_burst_percent": "20"}',
+        },
+    ),
     "cpuset, allocated": Case(
         Cpuset, every(OWN), {"cpu.cfs_quota_us": -1}, (OWN, {"cpu.cfs_quota_us": -1}), "LSR", LSR
     ),
@@ -310,6 +330,7 @@ def node_of(requests: Mapping[str, Mapping[str, int]], cpu_policy: str) -> Node:
         cgroup_driver="cgroupfs",
         facts=NodeFacts(devices=DEVICES, controllers={"blkio": 1}),
         block_devices=BlockDevices({"sda": "8:0"}),
+        levels=LevelRules(order=(Vocabulary.KATALYST, Vocabulary.KOORDINATOR)),
     )
 
 

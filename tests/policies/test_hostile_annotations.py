@@ -30,6 +30,7 @@ from policies.cpu_normalization import CpuNormalization
 from policies.cpuset import Cpuset
 from policies.gpu_env import GpuEnv
 from policies.group_identity import GroupIdentity
+from policies.katalyst_qos import KatalystLevels
 from policies.memory_qos import MemoryQoS
 from policies.network_qos import NetworkQoS
 from policies.oom_score import SCORE, SCORES, OomScore
@@ -37,6 +38,7 @@ from policies.rdma_devices import RdmaDevices
 from policies.resctrl import ResctrlPolicy
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, PodView
+from runtimeproxy.katalyst.levels import ENHANCEMENTS, NUMA_IDS, NUMA_NUMBER, QOS_LEVEL, LevelRules
 from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.node.devices import HostDevices
@@ -161,6 +163,7 @@ TURNS: dict[str, Callable[[ContainerView], object]] = {
     "block-io": lambda view: BlockIO().container(view, NODE),
     "resctrl, pod": lambda view: ResctrlPolicy().pod(view.pod, NODE),
     "oom-score": lambda view: OomScore().container(view, Node()),
+    "katalyst-qos, pod": lambda view: KatalystLevels().pod(view.pod, Node(levels=LevelRules())),
     "network-qos, pod": lambda view: NetworkQoS().pod(view.pod, NETWORK_NODE),
 }
 KEYS = (
@@ -175,6 +178,10 @@ KEYS = (
     RESCTRL,
     SCORE,
     SCORES,
+    QOS_LEVEL,
+    *ENHANCEMENTS,
+    NUMA_IDS,
+    NUMA_NUMBER,
 )
 
 

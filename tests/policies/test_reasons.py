@@ -206,6 +206,20 @@ CASES = [
         {"env[ASCEND_VISIBLE_DEVICES]": "accelerators allocated by the scheduler"},
         id="accelerators",
     ),
+    pytest.param(
+        pod(
+            "bound",
+            "LSR",
+            {"limits": {"cpu": "2"}},
+            {
+                "katalyst.kubewharf.io/qos_level": "dedicated_cores",
+                "katalyst.kubewharf.io/memory_enhancement": '{"numa_binding": "true"}',
+                "katalyst.kubewharf.io/cpu_enhancement": '{"cpu_burst_policy": "static"}',
+            },
+        ),
+        {"cgroup[cpu.cfs_burst_us]": "cpu_burst_policy static, CPU quota 200000 x 100 % = 200000"},
+        id="katalyst-qos",
+    ),
 ]
 
 

@@ -181,6 +181,7 @@ class GetStatusResponse(_message.Message):
     NRI_FIELD_NUMBER: _builtins.int
     LEFT_UNDONE_FIELD_NUMBER: _builtins.int
     KOORDLETS_FIELD_NUMBER: _builtins.int
+    CPU_POOLS_FIELD_NUMBER: _builtins.int
     KATALYST_PROBLEMS_FIELD_NUMBER: _builtins.int
     KATALYST_PROBLEM_PODS_FIELD_NUMBER: _builtins.int
     katalyst_problem_pods: _builtins.int
@@ -263,6 +264,10 @@ class GetStatusResponse(_message.Message):
         """As they were at most 30 s ago."""
 
     @_builtins.property
+    def cpu_pools(self) -> Global___CpuPoolsStatus:
+        """Katalyst's pools; absent without the policy katalyst-pools."""
+
+    @_builtins.property
     def katalyst_problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___PodProblem]:
         """Pods that Katalyst refuses, or whose label and level differ, by namespace and name; at most 20 of
         `katalyst_problem_pods`.
@@ -297,16 +302,106 @@ class GetStatusResponse(_message.Message):
         nri: Global___NriStatus | None = ...,
         left_undone: _abc.Iterable[Global___LeftUndone] | None = ...,
         koordlets: _abc.Iterable[Global___KoordletProcess] | None = ...,
+        cpu_pools: Global___CpuPoolsStatus | None = ...,
         katalyst_problems: _abc.Iterable[Global___PodProblem] | None = ...,
         katalyst_problem_pods: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "nri", b"nri", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "clients", b"clients", "cpu_pools", b"cpu_pools", "daemon", b"daemon", "evictions", b"evictions", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "node", b"node", "nri", b"nri", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "katalyst_problem_pods", b"katalyst_problem_pods", "katalyst_problems", b"katalyst_problems", "koordlets", b"koordlets", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "left_undone", b"left_undone", "node", b"node", "notes", b"notes", "nri", b"nri", "policies", b"policies", "problems", b"problems", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_file", b"audit_file", "breaker", b"breaker", "bypass", b"bypass", "calls", b"calls", "claim_owners", b"claim_owners", "clients", b"clients", "cpu_pools", b"cpu_pools", "daemon", b"daemon", "evictions", b"evictions", "hook_servers", b"hook_servers", "katalyst_problem_pods", b"katalyst_problem_pods", "katalyst_problems", b"katalyst_problems", "koordlets", b"koordlets", "kubernetes", b"kubernetes", "last_reload", b"last_reload", "ledger", b"ledger", "left_undone", b"left_undone", "node", b"node", "notes", b"notes", "nri", b"nri", "policies", b"policies", "problems", b"problems", "qos_manager", b"qos_manager", "recording", b"recording", "records", b"records", "registration_problems", b"registration_problems", "runtime", b"runtime", "tracing", b"tracing", "upgrade", b"upgrade"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class CpuPoolsStatus(_message.Message):
+    """Katalyst's pools, as the policy katalyst-pools gives them to pods."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFF_REASON_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
+    PODS_FIELD_NUMBER: _builtins.int
+    UNWRITTEN_PODS_FIELD_NUMBER: _builtins.int
+    OVERLAPS_FIELD_NUMBER: _builtins.int
+    UNPLACED_FIELD_NUMBER: _builtins.int
+    UNPLACED_PODS_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    off_reason: _builtins.str
+    """Why there are no pools; empty if there are."""
+    problem: _builtins.str
+    """Why the state is not saved; empty if it is."""
+    pods: _builtins.int
+    unwritten_pods: _builtins.int
+    """Pods whose CPUs are not those of the state yet."""
+    unplaced_pods: _builtins.int
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___KatalystPool]:
+        """By name, with what pods have alone as `dedicated`."""
+
+    @_builtins.property
+    def overlaps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """CPUs that a pod has alone, and another one has not left: a sentence each."""
+
+    @_builtins.property
+    def unplaced(self) -> _containers.RepeatedCompositeFieldContainer[Global___PodProblem]:
+        """Pods that have not what they asked for, with the reason; at most 20 of `unplaced_pods`."""
+
+    @_builtins.property
+    def limits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What this mode cannot do, such as to refuse a pod; a sentence each."""
+
+    def __init__(
+        self,
+        *,
+        off_reason: _builtins.str = ...,
+        problem: _builtins.str = ...,
+        pools: _abc.Iterable[Global___KatalystPool] | None = ...,
+        pods: _builtins.int = ...,
+        unwritten_pods: _builtins.int = ...,
+        overlaps: _abc.Iterable[_builtins.str] | None = ...,
+        unplaced: _abc.Iterable[Global___PodProblem] | None = ...,
+        unplaced_pods: _builtins.int = ...,
+        limits: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "off_reason", b"off_reason", "overlaps", b"overlaps", "pods", b"pods", "pools", b"pools", "problem", b"problem", "unplaced", b"unplaced", "unplaced_pods", b"unplaced_pods", "unwritten_pods", b"unwritten_pods"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CpuPoolsStatus: _TypeAlias = CpuPoolsStatus  # noqa: Y015
+
+@_typing.final
+class KatalystPool(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    CPU_COUNT_FIELD_NUMBER: _builtins.int
+    PODS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    cpus: _builtins.str
+    """As a list."""
+    cpu_count: _builtins.int
+    pods: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        cpus: _builtins.str = ...,
+        cpu_count: _builtins.int = ...,
+        pods: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_count", b"cpu_count", "cpus", b"cpus", "name", b"name", "pods", b"pods"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KatalystPool: _TypeAlias = KatalystPool  # noqa: Y015
 
 @_typing.final
 class KoordletProcess(_message.Message):
@@ -3354,6 +3449,8 @@ class GetNodeResponse(_message.Message):
     PLUGIN_STRATEGIES_FIELD_NUMBER: _builtins.int
     CLAIMED_CPUS_FIELD_NUMBER: _builtins.int
     KATALYST_TARGETS_FIELD_NUMBER: _builtins.int
+    KATALYST_POOLS_FIELD_NUMBER: _builtins.int
+    KATALYST_PODS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     normalization_ratio: _builtins.float
     """How much faster its CPUs are than those that requests are meant for; absent if that is not known."""
@@ -3434,6 +3531,12 @@ class GetNodeResponse(_message.Message):
     def katalyst_targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___KatalystTarget]:
         """As in NodeStatus. What the one that is applied sets is in `strategies`, by its path below `spec.config`."""
 
+    @_builtins.property
+    def katalyst_pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___KatalystPool]:
+        """Katalyst's pools, and what pods have of them; empty while they are off."""
+
+    @_builtins.property
+    def katalyst_pods(self) -> _containers.RepeatedCompositeFieldContainer[Global___KatalystPod]: ...
     def __init__(
         self,
         *,
@@ -3464,16 +3567,80 @@ class GetNodeResponse(_message.Message):
         plugin_strategies: _abc.Iterable[Global___StrategyField] | None = ...,
         claimed_cpus: _builtins.str = ...,
         katalyst_targets: _abc.Iterable[Global___KatalystTarget] | None = ...,
+        katalyst_pools: _abc.Iterable[Global___KatalystPool] | None = ...,
+        katalyst_pods: _abc.Iterable[Global___KatalystPod] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "cgroups", b"cgroups", "kubelet", b"kubelet", "normalization_ratio", b"normalization_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "allocatable", b"allocatable", "allocations", b"allocations", "annotations", b"annotations", "capacity", b"capacity", "cgroups", b"cgroups", "claimed_cpus", b"claimed_cpus", "cpus", b"cpus", "features", b"features", "generation", b"generation", "host_applications", b"host_applications", "inputs", b"inputs", "is_unchanged", b"is_unchanged", "katalyst_targets", b"katalyst_targets", "kernel_version", b"kernel_version", "kubelet", b"kubelet", "labels", b"labels", "memory_bytes", b"memory_bytes", "missing_features", b"missing_features", "name", b"name", "normalization_ratio", b"normalization_ratio", "plugin_strategies", b"plugin_strategies", "pools", b"pools", "problems", b"problems", "qos_class_cgroups", b"qos_class_cgroups", "reserved", b"reserved", "reserved_cpus", b"reserved_cpus", "strategies", b"strategies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio", "allocatable", b"allocatable", "allocations", b"allocations", "annotations", b"annotations", "capacity", b"capacity", "cgroups", b"cgroups", "claimed_cpus", b"claimed_cpus", "cpus", b"cpus", "features", b"features", "generation", b"generation", "host_applications", b"host_applications", "inputs", b"inputs", "is_unchanged", b"is_unchanged", "katalyst_pods", b"katalyst_pods", "katalyst_pools", b"katalyst_pools", "katalyst_targets", b"katalyst_targets", "kernel_version", b"kernel_version", "kubelet", b"kubelet", "labels", b"labels", "memory_bytes", b"memory_bytes", "missing_features", b"missing_features", "name", b"name", "normalization_ratio", b"normalization_ratio", "plugin_strategies", b"plugin_strategies", "pools", b"pools", "problems", b"problems", "qos_class_cgroups", b"qos_class_cgroups", "reserved", b"reserved", "reserved_cpus", b"reserved_cpus", "strategies", b"strategies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalization_ratio: _TypeAlias = _typing.Literal["normalization_ratio"]  # noqa: Y015
     _WhichOneofArgType__normalization_ratio: _TypeAlias = _typing.Literal["_normalization_ratio", b"_normalization_ratio"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__normalization_ratio) -> _WhichOneofReturnType__normalization_ratio | None: ...
 
 Global___GetNodeResponse: _TypeAlias = GetNodeResponse  # noqa: Y015
+
+@_typing.final
+class KatalystPod(_message.Message):
+    """A pod in Katalyst's pools."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POD_UID_FIELD_NUMBER: _builtins.int
+    POD_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    MEMORY_NODES_FIELD_NUMBER: _builtins.int
+    OWN_CPUS_FIELD_NUMBER: _builtins.int
+    PRESENT_CPUS_FIELD_NUMBER: _builtins.int
+    NUMA_NODES_FIELD_NUMBER: _builtins.int
+    IS_RAMPING_UP_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    pod_uid: _builtins.str
+    pod: _builtins.str
+    """Namespace and name."""
+    level: _builtins.str
+    """Such as dedicated_cores."""
+    pool: _builtins.str
+    """The pool, `dedicated`, `system-NAME`; empty while it ramps up."""
+    cpus: _builtins.str
+    """What it is to have in the end, and NUMA nodes; as lists."""
+    memory_nodes: _builtins.str
+    own_cpus: _builtins.str
+    """The part of `cpus` that nobody else has."""
+    present_cpus: _builtins.str
+    """What it has until others have left the rest."""
+    numa_nodes: _builtins.str
+    """NUMA nodes that it is bound to, as a list."""
+    is_ramping_up: _builtins.bool
+    reason: _builtins.str
+    """Why these CPUs, and why not what it asked for."""
+    problem: _builtins.str
+    def __init__(
+        self,
+        *,
+        pod_uid: _builtins.str = ...,
+        pod: _builtins.str = ...,
+        level: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        cpus: _builtins.str = ...,
+        memory_nodes: _builtins.str = ...,
+        own_cpus: _builtins.str = ...,
+        present_cpus: _builtins.str = ...,
+        numa_nodes: _builtins.str = ...,
+        is_ramping_up: _builtins.bool = ...,
+        reason: _builtins.str = ...,
+        problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "is_ramping_up", b"is_ramping_up", "level", b"level", "memory_nodes", b"memory_nodes", "numa_nodes", b"numa_nodes", "own_cpus", b"own_cpus", "pod", b"pod", "pod_uid", b"pod_uid", "pool", b"pool", "present_cpus", b"present_cpus", "problem", b"problem", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KatalystPod: _TypeAlias = KatalystPod  # noqa: Y015
 
 @_typing.final
 class GetResctrlRequest(_message.Message):

@@ -29,6 +29,7 @@ from runtimeproxy.core.questions import (
     NOTHING_DECIDED,
     DecidedValues,
     Question,
+    commit_pools,
     container_question,
     decided_values,
     lower_bursts,
@@ -39,6 +40,7 @@ from runtimeproxy.core.questions import (
     take_cpus,
     values_within_bounds,
 )
+from runtimeproxy.errors import RefusalError
 from runtimeproxy.fields.tables import RESOURCE_FIELDS, RESOURCE_PARAMETERS, UPDATABLE
 from runtimeproxy.frontends.nri.messages import (
     CLASSES,
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from runtimeproxy.frontends.nri.services import EventServices
     from runtimeproxy.hooks.changes import Change
     from runtimeproxy.hooks.decision import Decision
+    from runtimeproxy.ledger.pools import NodePools
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +110,8 @@ class Draft:
         is_late: Whether the runtime has had its answer before the decision.
         is_validated: Whether the runtime has shown the answers of all plugins together.
         is_undecided: Whether policies had no answer in time: they are asked again once it starts.
+        pools: Katalyst's pools once they have heard of it; None if they have not, or its call has ended.
+        is_placed: Whether this call has placed it there.
     """
 
     record: ContainerRecord
@@ -116,6 +121,25 @@ class Draft:
     is_late: bool = False
     is_validated: bool = False
     is_undecided: bool = False
+    pools: NodePools | None = None
+    is_placed: bool = False
+
+    def place(self, pools: NodePools | None, pod: PodRecord) -> None:
+        """Places it in Katalyst's pools, before policies are asked."""
+        if pools is not None and pools.is_on:
+            view = recorded_container(replace(self.record, id=""), recorded_pod(pod))
+            self.pools, self.is_placed = pools, pools.create(view)
+
+    def end_place(self, uid: str, *, is_made: bool) -> None:
+        """Its creation has ended; `is_made`: the runtime has it now."""
+        pools, self.pools = self.pools, None
+        if pools is None:
+            return
+        pools.end(uid)
+        if is_made:
+            pools.created(uid, self.record.name, self.record.id)
+        elif self.is_placed:
+            pools.undo(uid, self.record.name)
 
     def edit(self, change: Change) -> bool:
         """Puts a change into the reply; in any thread."""
@@ -189,6 +213,8 @@ class Containers:
         adjustment.by_file = self._resources_by_file(has_failed=self._has_failed(pod, record))
         draft = Draft(record, adjustment)
         self._keep(draft, pod)
+        if not self._services.is_standby():
+            draft.place(core.pools, pod)
 
         def make_view() -> ContainerView:
             # Without the id that it is going to have: by that policies know that it does not exist yet.
@@ -198,10 +224,15 @@ class Containers:
         question = Question(Hook.PRE_CREATE_CONTAINER, recorded_summary(pod), make_view, edit=draft.edit)
         try:
             decision = await self._services.ask(question, until_s, CREATE)
-        except RefusedError:
+            for work in commit_pools(core, CREATE.call, pod.uid, until_s) if draft.pools is not None else ():
+                await work()
+        except (RefusedError, RefusalError) as error:
             # That the runtime does not create it now is no failure of its.
             self._drafts.pop(record.id, None)
             self._unreported.pop((pod.id, record.name), None)
+            draft.end_place(pod.uid, is_made=False)
+            if isinstance(error, RefusalError):
+                raise RefusedError(error.code, error.text) from error
             raise
         if decision is not None:
             draft.decided = decided_values(decision)
@@ -229,6 +260,8 @@ class Containers:
     def _note_not_created(self, draft: Draft) -> None:
         self._state.failed_creates += 1
         pod = self._core.store.pods.get(draft.record.pod_id)
+        if pod is not None:
+            draft.end_place(pod.uid, is_made=False)
         if pod is not None and not draft.adjustment.is_empty:
             self._report_conflicts(draft, pod)
 
@@ -368,6 +401,7 @@ class Containers:
             self._state.undecided_containers += 1
         record = with_others_values(draft, message)
         store.containers.put(record)
+        draft.end_place(pod.uid, is_made=True)
         if draft.decided.fields is not None and (draft.decided.fields or draft.fitted):
             book_container(self._core, pod, record, draft.decided.fields, draft.fitted)
         if draft.is_late or draft.is_undecided:
@@ -481,6 +515,8 @@ class Containers:
         record = core.store.containers.get(message.id) or self.on_created(message, pod)
         sent, evaluation = _updatable(read_resources(asked)), core.evaluator.rounds
         expected = with_updates(record, core.pending_updates.get(record.id, ()))
+        if sent.cpu_shares is not None and not self._services.is_standby():
+            await self._resize_place(recorded_container(expected, recorded_pod(pod), sent), until_s)
         change = _UpdateChange(sent, record.booked if record.detailed and expected is record else None)
         question = container_question(
             core.inventory, Hook.PRE_UPDATE_CONTAINER_RESOURCES, expected, pod, sent
@@ -510,6 +546,23 @@ class Containers:
             return api_pb2.UpdateContainerResponse()
         reply = container_update(record.id, change.values, change.entries)
         return api_pb2.UpdateContainerResponse(update=[reply])
+
+    async def _resize_place(self, view: ContainerView, until_s: float) -> None:
+        """Tells Katalyst's pools the request of a resize; nothing of it is refused in this mode."""
+        pools = self._core.pools
+        if pools is None or not pools.is_on:
+            return
+        try:
+            pools.resize(view)
+            for work in commit_pools(self._core, UPDATE.call, view.pod.uid, until_s):
+                await work()
+        except RefusalError as error:
+            self._core.problems.counts[UPDATE.call, "refusal_not_carried"] += 1
+            name = f"{view.pod.namespace}/{view.pod.name}/{view.name}"
+            text = f"the resize is made all the same: {error.text}"
+            self._core.problems.failures.report(UPDATE.call, error.text, text, container=name)
+        finally:
+            pools.end(view.pod.uid)
 
     def _await_end(
         self,

@@ -28,13 +28,14 @@ from runtimeproxy.core.events import (
 from runtimeproxy.core.questions import (
     NOTHING_DECIDED_ON_POD,
     DecidedValues,
+    commit_pools,
     container_question,
     decided_pod,
     decided_values,
     pod_question,
     take_cpus,
 )
-from runtimeproxy.errors import MESSAGE_PREFIX, StatusCode
+from runtimeproxy.errors import MESSAGE_PREFIX, RefusalError, StatusCode
 from runtimeproxy.frontends.mode_begin import mark_known
 from runtimeproxy.frontends.nri.containers import Containers
 from runtimeproxy.frontends.nri.messages import container_record, pod_record, read_resources
@@ -347,7 +348,22 @@ class Plugin:
         evaluation = core.evaluator.rounds
         record = core.store.with_level(pod_record(message, time.time(), core.priority_of(message.uid)))
         question = pod_question(Hook.PRE_RUN_POD_SANDBOX, record)
-        decision = await services.ask(question, until_s, RUN)
+        pools = core.pools if core.pools is not None and core.pools.is_on else None
+        if services.is_standby():
+            pools = None
+        is_placed = pools is not None and pools.admit(recorded_pod(record))
+        try:
+            decision = await services.ask(question, until_s, RUN)
+            for work in commit_pools(core, RUN.call, record.uid, until_s):
+                await work()
+        except (RefusedError, RefusalError) as error:
+            if pools is not None:
+                pools.end(record.uid)
+                if is_placed:
+                    pools.undo(record.uid)
+            if isinstance(error, RefusalError):
+                raise RefusedError(error.code, error.text) from error
+            raise
         decided = NOTHING_DECIDED_ON_POD if decision is None else decided_pod(decision)
         if core.allocations is not None and RESOURCE_STATUS in record.annotations:
             admit = partial(core.allocations.admit, recorded_pod(record))
@@ -355,6 +371,8 @@ class Plugin:
             core.allocations.settle(record.uid)
         record = replace(record, owners=dict(decided.owners) or record.owners)
         works = on_pod_created(core, record, decided, evaluation, RUN)
+        if pools is not None:
+            pools.end(record.uid)
         services.start_after(RUN.call, record, works)
         return api_pb2.RunPodSandboxResponse()
 

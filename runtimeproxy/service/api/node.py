@@ -17,6 +17,7 @@ from runtimeproxy.node.derived import pod_cpus, reservation_of
 from runtimeproxy.node.snapshot import Feature, Input, InputState
 from runtimeproxy.pods.records import Lifecycle
 from runtimeproxy.qos import KubeQoSClass, kube_qos_class
+from runtimeproxy.service.api.katalyst import pod_messages, pool_messages
 from runtimeproxy.service.api.status import inputs_of
 from runtimeproxy.service.api.strategies import (
     all_fields,
@@ -139,6 +140,8 @@ def node_of(
         missing_features=sorted({str(each) for each in Feature} - features) if is_known else (),
         kubelet=_kubelet(node),
         claimed_cpus=format_cpu_list(claimed_of(node)),
+        katalyst_pools=pool_messages(node.cpu_pools.state) if node.cpu_pools is not None else (),
+        katalyst_pods=pod_messages(node.cpu_pools) if node.cpu_pools is not None else (),
         labels=shown_texts(node.labels),
         annotations=shown_texts(node.annotations),
         capacity=node.capacity or {},

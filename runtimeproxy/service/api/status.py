@@ -32,6 +32,7 @@ from runtimeproxy.node.koordlet import HOOKS
 from runtimeproxy.node.snapshot import FIELDS, Input, InputState
 from runtimeproxy.pods.records import Level, PodRecord
 from runtimeproxy.service.api.claims import EVICTIONS, owner_message
+from runtimeproxy.service.api.katalyst import notes_of_pools, pools_status, problems_of_pools
 from runtimeproxy.service.api.nri import notes_of_nri, nri_status, problems_of_nri
 from runtimeproxy.service.api.qos_manager import notes_of_manager, problems_of_manager, qos_manager_status
 from runtimeproxy.service.api.strategies import target_messages
@@ -158,6 +159,7 @@ def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
         evictions=_evictions(core.evictor),
         qos_manager=qos_manager_status(parts.qos_manager),
         nri=nri_status(parts.nri, settings.nri) if parts.nri is not None else None,
+        cpu_pools=pools_status(core.pools, settings.daemon.mode),
         left_undone=_left_undone(parts.front_end.carried_fields(), policies.chain.policies, core.upkeep),
     )
     in_use = [each.name for each in policies.chain.policies if each.mode is Mode.ENFORCE]
@@ -169,6 +171,7 @@ def status_of(parts: Parts, look: StatusReading) -> api_pb2.GetStatusResponse:
     status.breaker.CopyFrom(_breaker(parts.bypass))
     status.hook_servers.extend(api_pb2.HookServer(name=name, is_unused=True) for name in servers.unused)
     status.notes.extend((*notes_of_manager(status.qos_manager), *notes_of_nri(status.nri)))
+    status.notes.extend(notes_of_pools(status.cpu_pools))
     status.notes.extend(_notes_of_koordlets(status))
     problems = level_problems(store.pods)
     status.katalyst_problems.extend(problems[:MOST_UNEVALUATED])
@@ -836,6 +839,7 @@ def problems_of(status: api_pb2.GetStatusResponse) -> Iterator[str]:
     yield from _problems_of_levels(status)
     yield from _problems_of_values(status.ledger)
     yield from _problems_of_unapplied(status.ledger)
+    yield from problems_of_pools(status.cpu_pools)
     yield from _problems_of_claims(status)
     yield from problems_of_manager(status.qos_manager)
     if status.node.HasField("hangs_since"):

@@ -27,6 +27,8 @@ from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.counts import OTHER
 from runtimeproxy.hooks.decision import unmet_on
 from runtimeproxy.http2.server import EarlyEnd
+from runtimeproxy.katalyst.transition import pool_sizes
+from runtimeproxy.ledger.pools import Cause as PoolCause
 from runtimeproxy.logs import dropped_lines
 from runtimeproxy.pods.records import Level
 from runtimeproxy.service.metrics.table import METRICS, PREFIX
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from runtimeproxy.kubernetes.source import KubernetesSource
     from runtimeproxy.ledger.leased import LeasedClaims
     from runtimeproxy.ledger.ledger import Ledger
+    from runtimeproxy.ledger.pools import NodePools
     from runtimeproxy.ledger.upkeep import Upkeep
     from runtimeproxy.node.sources import NodeSources
     from runtimeproxy.pods.inventory import Inventory
@@ -62,6 +65,9 @@ _ENTRIES: Final = {
     AuditKind.VOID: "policy_void_claims_total",
 }
 """Audit entries that are counted by policy and field."""
+
+_MOST_POOLS: Final = 50
+"""Pools with a time series of their own: authors of pods name them."""
 
 
 class Sample(NamedTuple):
@@ -374,6 +380,30 @@ def _of_upkeep(upkeep: Upkeep, saved: SavedState) -> Iterator[Sample]:
         yield Sample("cpu_owners", allocations.owners)
         yield Sample("cpu_owners_occupied", allocations.occupied)
         yield Sample("cpu_owners_unsaved", not allocations.is_saved)
+    if saved.pools.is_wanted:
+        yield from _of_pools(saved.pools)
+
+
+def _of_pools(pools: NodePools) -> Iterator[Sample]:
+    state = pools.state
+    yield Sample("cpu_pools_off", not pools.is_on)
+    yield Sample("cpu_pools_unsaved", bool(pools.problem))
+    yield Sample("cpu_pools_unwritten_pods", pools.unwritten)
+    yield Sample("cpu_pools_overlaps", len(pools.overlaps))
+    for cause in PoolCause:
+        yield Sample("cpu_pools_refusals_total", pools.counts[cause], (cause,))
+    if state is None:
+        return
+    yield Sample("cpu_pools_unplaced_pods", sum(bool(pod.problem) for pod in state.pods.values()))
+    sizes = {OTHER: [0, 0]}
+    for number, (name, cpus, pods) in enumerate(pool_sizes(state)):
+        # Pods name pools: their number has a bound here.
+        size = sizes.setdefault(name if number < _MOST_POOLS else OTHER, [0, 0])
+        size[0] += len(cpus)
+        size[1] += pods
+    for name, (count, pods) in sizes.items():
+        yield Sample("cpu_pool_cpus", count, (name,))
+        yield Sample("cpu_pool_pods", pods, (name,))
 
 
 def _of_groups(state: SavedState, store: PodStore) -> Iterator[Sample]:

@@ -246,6 +246,18 @@ _TABLE = {
     "cpu_owners": _gauge('Pods that own CPUs (`node.shared_pools = "computed"`)'),
     "cpu_owners_occupied": _gauge("Pods whose CPUs others have not left"),
     "cpu_owners_unsaved": _gauge("1 while the allocations of CPUs cannot be saved"),
+    "cpu_pool_cpus": _gauge("CPUs of each of Katalyst's pools; `dedicated`: what pods have alone", "pool"),
+    "cpu_pool_pods": _gauge("Pods in each of Katalyst's pools", "pool"),
+    "cpu_pools_off": _gauge("1 while there are no pools although the policy katalyst-pools is loaded"),
+    "cpu_pools_unsaved": _gauge("1 while Katalyst's pools cannot be saved"),
+    "cpu_pools_unwritten_pods": _gauge("Pods whose CPUs are not those of Katalyst's pools yet"),
+    "cpu_pools_unplaced_pods": _gauge("Pods that have not what they asked Katalyst's pools for"),
+    "cpu_pools_overlaps": _gauge("Pairs of pods one of which has not left what the other one has alone"),
+    "cpu_pools_refusals_total": _counter(
+        "Calls that Katalyst's pools refused, or that went on without what they need: `invalid`, `no_room`, "
+        "`resize`, `not_ready`, `went_on`",
+        "cause",
+    ),
     # Records and the disk
     "records": _gauge("Pods and containers that are known: `pod`, `container`", "kind"),
     "records_bytes": _gauge("Memory of labels, annotations and other texts in records; at most 64 MiB"),

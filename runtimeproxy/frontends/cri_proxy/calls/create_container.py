@@ -15,6 +15,7 @@ from runtimeproxy.core.questions import (
     NO_WORK,
     NOTHING_DECIDED,
     Question,
+    commit_pools,
     decided_values,
     make_room,
     owners_with_fitted,
@@ -146,6 +147,9 @@ class CreateContainer(CriCall):
         self._summary: PodSummary | None = None
         self._unseen: PodRecord | None = None
         self._new_parent = ""
+        # Its pod's uid, if this call has placed the container in Katalyst's pools.
+        self._placed_uid = ""
+        self._pools_uid = ""
 
     def find_records(self) -> bool:
         request, pod = self._request, self._pod
@@ -174,6 +178,7 @@ class CreateContainer(CriCall):
             levels = self.core.store.levels
             self._summary = requested_summary(self._request.sandbox_config, self._pod, levels)
         pod = self._summary or self._pod_view()
+        self._place()
         make_view = partial(self._draft.view, self._pod_view)
         on_decided = self._draft.keep_decision
         return (Question(Hook.PRE_CREATE_CONTAINER, pod, make_view, edit=self._edit, on_decided=on_decided),)
@@ -185,7 +190,7 @@ class CreateContainer(CriCall):
     def preparations(self, until_s: float) -> Sequence[Work]:
         """Room for the values of the edited request, and the CPUs that the pod has by its record."""
         core, pod = self.core, self._pod
-        works: list[Work] = []
+        works: list[Work] = [*commit_pools(core, "CreateContainer", self._pools_uid, until_s)]
         if core.allocations is not None:
             annotations = self._request.sandbox_config.annotations if pod is None else pod.annotations
             if RESOURCE_STATUS in annotations:
@@ -194,6 +199,35 @@ class CreateContainer(CriCall):
                 taking = partial(core.allocations.create, view)
                 works.append(take_cpus(core.problems, "CreateContainer", until_s, taking))
         return (*works, *make_room(core, pod, self._values))
+
+    def _place(self) -> None:
+        """Places the container in Katalyst's pools, before policies are asked."""
+        pools = self.core.pools
+        if pools is None or not pools.is_on:
+            return
+        requested = read_resources(self._request.config.linux.resources)
+        name = self._request.config.metadata.name
+        view = ContainerView(name=name, pod=self._pod_view(), requested=requested)
+        self._pools_uid = view.pod.uid
+        if pools.create(view):
+            self._placed_uid = view.pod.uid
+
+    def _displace(self) -> None:
+        if self._placed_uid and self.core.pools is not None:
+            self.core.pools.undo(self._placed_uid, self._request.config.metadata.name)
+
+    def on_cancelled(self) -> bool:
+        self._displace()
+        return False
+
+    def on_end(self) -> Sequence[Work]:
+        if self._pools_uid and self.core.pools is not None:
+            self.core.pools.end(self._pools_uid)
+        return NO_WORK
+
+    def on_failure(self) -> Sequence[Work]:
+        self._displace()
+        return NO_WORK
 
     def _values(self) -> Mapping[str, int | str]:
         return by_parameter(read_resources(self._request.config.linux.resources))
@@ -262,6 +296,8 @@ class CreateContainer(CriCall):
         make = self._draft.make_record or self._draft.prepare()
         record = make(id=identity, pod_id=self.pod_key, created_s=time.time())
         store.containers.put(record)
+        if self._pools_uid and self.core.pools is not None:
+            self.core.pools.created(self._pools_uid, record.name, record.id)
         draft, pod = self._draft, store.pods.get(self.pod_key)
         if draft.decided.fields or draft.fitted:
             # In the loop's next turn: the answer goes first.

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from cri_api.parsing import TooManyPartsError, parse
 from runtimeproxy.core.events import write_before
-from runtimeproxy.errors import MESSAGE_PREFIX, RuntimeProxyError, StatusCode
+from runtimeproxy.errors import MESSAGE_PREFIX, RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import check_room, kept_bytes
 from runtimeproxy.frontends.cri_proxy.calls.grpc_framing import (
     COMPRESSED,
@@ -425,8 +425,13 @@ class InterceptedCall:
             run = asyncio.get_running_loop().run_in_executor
             self._is_changed |= await run(self._core.executor, question.edit, change)
             self._is_changed |= call.adjust()
-        for work in works:
-            await work()
+        try:
+            for work in works:
+                await work()
+        except RefusalError as error:
+            if self._call is not None:
+                self._refuse(error.code, error.text)
+            return
         frame = await self._in_worker(partial(self._edited_frame, call)) if call.is_long else None
         if call.is_long:
             await self._prepare_long(call)

@@ -13,6 +13,7 @@ from runtimeproxy.core.questions import (
     NO_WORK,
     NOTHING_DECIDED_ON_POD,
     Question,
+    commit_pools,
     decided_pod,
     take_cpus,
 )
@@ -122,6 +123,9 @@ class NewSandbox(CriCall):
         self._draft = PodDraft(request.config, request.runtime_handler, priority, levels)
         self._record: PodRecord | None = None
         self._evaluation = services.core.evaluator.rounds
+        # The pod's uid once Katalyst's pools have heard of it, and whether this call has placed it there.
+        self._pools_uid = ""
+        self._is_placed = False
 
     def find_records(self) -> bool:
         self.turn_key = self.pod_key = f"uid:{self._draft.config.metadata.uid}"
@@ -129,21 +133,39 @@ class NewSandbox(CriCall):
 
     def preparations(self, until_s: float) -> Sequence[Work]:
         """Takes the CPUs of the pod as policies have changed it."""
-        allocations, config = self.core.allocations, self._draft.config
-        if allocations is None or RESOURCE_STATUS not in config.annotations:
-            return NO_WORK
-        taking = partial(allocations.admit, self._draft.view())
-        return (take_cpus(self.core.problems, type(self).__name__, until_s, taking),)
+        core, config, kind = self.core, self._draft.config, type(self).__name__
+        works = commit_pools(core, kind, self._pools_uid, until_s)
+        if core.allocations is None or RESOURCE_STATUS not in config.annotations:
+            return works
+        taking = partial(core.allocations.admit, self._draft.view())
+        return (*works, take_cpus(core.problems, kind, until_s, taking))
+
+    def on_cancelled(self) -> bool:
+        self._displace()
+        return False
 
     def on_end(self) -> Sequence[Work]:
         if self.core.allocations is not None:
             self.core.allocations.settle(self._draft.config.metadata.uid)
+        if self._pools_uid and self.core.pools is not None:
+            self.core.pools.end(self._pools_uid)
         return NO_WORK
 
     def on_failure(self) -> Sequence[Work]:
         if self.core.allocations is not None:
             self.core.allocations.release(self._draft.config.metadata.uid)
+        self._displace()
         return NO_WORK
+
+    def place(self) -> None:
+        """Places the pod in Katalyst's pools, before policies are asked."""
+        if self.core.pools is not None and self.core.pools.is_on:
+            view = self._draft.view()
+            self._pools_uid, self._is_placed = view.uid, self.core.pools.admit(view)
+
+    def _displace(self) -> None:
+        if self._is_placed and self.core.pools is not None:
+            self.core.pools.undo(self._pools_uid)
 
     @property
     def pod_keys(self) -> tuple[str, ...]:
@@ -176,6 +198,7 @@ class RunPodSandbox(NewSandbox):
 
     def before(self) -> Sequence[Question]:
         # May change labels, annotations, cgroup parent and resources.
+        self.place()
         return (self._draft.question(),)
 
     def on_success(self, response: bytes) -> Sequence[Work]:

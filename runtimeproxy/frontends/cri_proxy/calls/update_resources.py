@@ -21,16 +21,18 @@ from runtimeproxy.core.questions import (
     NOTHING_DECIDED,
     DecidedValues,
     Question,
+    commit_pools,
     decided_values,
     lower_bursts,
     pod_question,
     put_back,
     values_within_bounds,
 )
+from runtimeproxy.errors import RefusalError
 from runtimeproxy.fields.tables import CRI_FIELDS, UPDATABLE
 from runtimeproxy.frontends.cri_proxy.calls.cri_call import ContainerCall, PodCall
 from runtimeproxy.frontends.cri_proxy.calls.messages import edit_entries, edit_resources
-from runtimeproxy.hooks import ContainerChange, Hook, PodChange, Resources
+from runtimeproxy.hooks import ContainerChange, ContainerView, Hook, PodChange, Resources
 from runtimeproxy.ledger.answers import by_parameter
 from runtimeproxy.pods.record_views import is_resize
 from runtimeproxy.pods.resources import NO_ENTRIES, kept_annotations, overlay, read_resources
@@ -78,6 +80,10 @@ class UpdateContainerResources(ContainerCall):
         self._before: ContainerRecord | None = None
         # The record that it was made from, and the one that is valid afterwards.
         self._prepared: tuple[ContainerRecord, ContainerRecord] | None = None
+        # The pod's uid if its Katalyst's pools have heard of it, and the request that they had before.
+        self._pools_uid = ""
+        self._millicpu: int | None = None
+        self._refusal: RefusalError | None = None
 
     def find_records(self) -> bool:
         self._before = self.record
@@ -91,6 +97,7 @@ class UpdateContainerResources(ContainerCall):
         # As long as no policy has to run.
         self._decided = DecidedValues(silent=self.core.chain.unsettled)
         question = self.question(Hook.PRE_UPDATE_CONTAINER_RESOURCES, expected, self._sent)
+        self._resize_place(question)
         question.edit, question.is_deferred, question.on_decided = self._edit, True, self._keep_decision
         return (question,)
 
@@ -103,7 +110,44 @@ class UpdateContainerResources(ContainerCall):
         if record is None or pod is None:
             return NO_WORK
         update = PendingUpdate(self._sent, self._forwarded)
-        return lower_bursts(self.core, record, pod, update, has_pending=bool(self._decided.pending))
+        works = lower_bursts(self.core, record, pod, update, has_pending=bool(self._decided.pending))
+        if self._refusal is not None:
+            return (self._refuse,)
+        if self._millicpu is None:
+            return works
+        return (*works, *commit_pools(self.core, "UpdateContainerResources", self._pools_uid, until_s))
+
+    def _resize_place(self, question: Question) -> None:
+        """Tells Katalyst's pools the request of a resize, before policies are asked."""
+        pools = self.core.pools
+        if pools is None or not pools.is_on or self._sent.cpu_shares is None:
+            return
+        view = question.make_view()
+        if isinstance(view, ContainerView):
+            self._pools_uid = view.pod.uid
+            try:
+                self._millicpu = pools.resize(view)
+            except RefusalError as error:
+                self._refusal = error
+
+    async def _refuse(self) -> None:
+        # Policies cannot refuse an update.
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _undo_resize(self) -> None:
+        record, pools = self.record, self.core.pools
+        if self._millicpu is not None and record is not None and pools is not None:
+            pools.undo_resize(self._pools_uid, record.name, self._millicpu)
+            self._millicpu = None
+
+    def on_cancelled(self) -> bool:
+        self._undo_resize()
+        return False
+
+    def on_failure(self) -> Sequence[Work]:
+        self._undo_resize()
+        return NO_WORK
 
     def _expected(self) -> ContainerRecord | None:
         """The record as it is when the runtime has answered the updates that are on their way."""
@@ -156,6 +200,8 @@ class UpdateContainerResources(ContainerCall):
 
     def on_end(self) -> Sequence[Work]:
         """The pod is resized before or after its containers, as the values rise or fall."""
+        if self._pools_uid and self.core.pools is not None:
+            self.core.pools.end(self._pools_uid)
         all_pending = self.core.pending_updates
         left = [each for each in all_pending.pop(self._update_key, ()) if each is not self._update]
         if left:

@@ -1,0 +1,136 @@
+"""Why a pod has its CPUs, with the arithmetic, and where a pod would go. Pure; for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from runtimeproxy.katalyst.levels import QosLevel
+from runtimeproxy.katalyst.placement import PodFacts
+from runtimeproxy.katalyst.pool_operations import ContainerFacts, create, ramp_done
+from runtimeproxy.katalyst.pools import (
+    DEDICATED,
+    ISOLATION_PREFIX,
+    NO_CPUS,
+    RAMPING_UP,
+    RECLAIM,
+    PoolPod,
+    PoolState,
+    Refusal,
+)
+from runtimeproxy.katalyst.rebuild import reclaim_reserve
+from runtimeproxy.katalyst.sizes import quantity
+from runtimeproxy.units import format_cpu_list
+
+
+class WouldBe(NamedTuple):
+    """Where a pod would go."""
+
+    at_first: PoolPod
+    """With its main container."""
+    later: PoolPod
+    """After its ramp-up."""
+    reasons: tuple[str, ...]
+    """Of `later`."""
+
+
+def where_it_would_go(state: PoolState, pod: PodFacts) -> WouldBe | Refusal | None:
+    """Return where a pod of one container would go now; None: pools leave it alone."""
+    name = pod.main_container or "main"
+    first = create(state, ContainerFacts(pod, name, pod.millicpu), 0.0)
+    if isinstance(first, Refusal):
+        return first
+    if pod.uid not in first.state.pods:
+        return None
+    later = ramp_done(first.state, state.settings.ramp_up_s).state
+    return WouldBe(first.state.pods[pod.uid], later.pods[pod.uid], reasons(later, pod.uid))
+
+
+def reasons(state: PoolState, uid: str) -> tuple[str, ...]:
+    """Return why a pod has its CPUs; empty if it is not in the state."""
+    pod = state.pods.get(uid)
+    return tuple(_reasons(state, pod)) if pod is not None else ()
+
+
+def _reasons(state: PoolState, pod: PoolPod) -> Iterator[str]:
+    if pod.problem:
+        yield f"in the pool {pod.pool} since it has no other place: {pod.problem}"
+    if pod.reason:
+        yield pod.reason
+    if pod.owner == RAMPING_UP:
+        yield _ramping_up(state, pod)
+    elif pod.owner == DEDICATED:
+        kind = (
+            "with the whole NUMA nodes, but for reserved CPUs" if pod.numa_exclusive else "that it requests"
+        )
+        yield f"{pod.level}: it has CPUs alone, {kind}: {pod.request}m"
+    elif pod.level is QosLevel.SYSTEM:
+        which = f"the pools {pod.pool}*" if pod.pool else "all CPUs"
+        yield f"{pod.level}: {which}, {_listed(pod.cpus)}"
+    elif pod.owner == RECLAIM:
+        yield _reclaimed(state, pod)
+    else:
+        yield _in_pool(state, pod)
+    yield f"mems {format_cpu_list(pod.mems)}: {_why_mems(pod)}"
+
+
+def _ramping_up(state: PoolState, pod: PoolPod) -> str:
+    cpus = f"{_listed(pod.cpus)}, which no pod has alone and no NUMA node with bound pods has"
+    if pod.is_ramping_up:
+        return f"it ramps up for {state.settings.ramp_up_s:g} s on {cpus}; then it joins the pool {pod.pool}"
+    if pod.numa_ids:
+        return f"NUMA nodes {format_cpu_list(pod.numa_ids)} have no CPU for it; it is on {cpus}"
+    return f"the pods of the pool {pod.pool} request nothing, so there is no such pool; it is on {cpus}"
+
+
+def _in_pool(state: PoolState, pod: PoolPod) -> str:
+    """Source of the size: `rebuild.build`."""
+    members = [each for each in state.pods.values() if each.owner == pod.owner]
+    ratio = state.settings.snb_ratio if pod.numa_ids else 1.0
+    millicpu = sum(each.request if pod.numa_ids else each.main_request for each in members)
+    wanted = quantity(millicpu, ratio)
+    factor = f" x {ratio:g}" if ratio != 1.0 else ""
+    advised = state.advice.sizes.get(pod.owner) if state.advice is not None else None
+    who = "1 pod requests" if len(members) == 1 else f"{len(members)} pods request"
+    text = f"pool {pod.owner}: {who} {millicpu}m{factor}, that is {wanted} CPUs"
+    if advised is not None:
+        text, wanted = f"{text}; the advisor says {advised}", advised
+    if pod.owner.startswith(ISOLATION_PREFIX):
+        text += "; the advisor keeps it apart"
+    size = len(pod.cpus)
+    if size > wanted:
+        text += "; it has more since " + _why_more(state)
+    elif size < wanted:
+        text += "; it has less: the pools share what there is by their requests"
+    return f"{text}: {_listed(pod.cpus)}"
+
+
+def _why_more(state: PoolState) -> str:
+    if state.settings.overlap:
+        return "reclaimed_cores overlap with it (overlap)"
+    return "it has one CPU at least" if state.settings.enable_reclaim else "reclaim is off"
+
+
+def _reclaimed(state: PoolState, pod: PoolPod) -> str:
+    pool, least = state.pools[RECLAIM], reclaim_reserve(state.topology, state.settings)
+    shared = pool & NO_CPUS.union(*(each.cpus for each in state.pods.values() if each.owner != RECLAIM))
+    text = f"pool {RECLAIM}: {_listed(pool)}, what other pools leave, or {least} CPUs at least"
+    if shared and state.settings.overlap:
+        text += f"; pods of shared_cores have {format_cpu_list(shared)}, too (overlap)"
+    if pod.cpus != pool:
+        text += f"; of these {_listed(pod.cpus)} by NUMA nodes"
+    return text
+
+
+def _why_mems(pod: PoolPod) -> str:
+    if pod.numa_ids:
+        return "the NUMA nodes that it is bound to"
+    if pod.level is QosLevel.SYSTEM:
+        return "all that have memory, but for exclusive ones if it is bound"
+    if pod.level is QosLevel.RECLAIMED:
+        return "those without bound pods of reclaimed_cores"
+    return "those without bound pods"
+
+
+def _listed(cpus: frozenset[int]) -> str:
+    return f"{len(cpus)} CPUs ({format_cpu_list(cpus)})"

@@ -1,0 +1,370 @@
+"""What changes the pools of a node: pure functions from a state to the next, with the changes to containers.
+
+None knows a clock: times are arguments, of any one clock that goes on while pods live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias
+
+from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
+from runtimeproxy.katalyst.pickers import ht_balance
+from runtimeproxy.katalyst.placement import (
+    PodFacts,
+    as_shared,
+    fitted,
+    lacks_room,
+    place,
+    unplaced,
+    waits_for_request,
+)
+from runtimeproxy.katalyst.pools import (
+    NO_CPUS,
+    Applied,
+    Change,
+    PoolAdvice,
+    PoolContainer,
+    PoolPod,
+    PoolSettings,
+    PoolState,
+    Refusal,
+    RefusalKind,
+    Step,
+)
+from runtimeproxy.katalyst.rebuild import settled
+from runtimeproxy.katalyst.topology import Topology
+
+_NOTHING: Final[Mapping[str, frozenset[int]]] = MappingProxyType({})
+
+_MAX_AGAIN: Final = 16
+"""How many pods that have no place of their own are placed anew at a time; others come next time."""
+
+Outcome: TypeAlias = Applied | Refusal
+
+
+class ContainerFacts(NamedTuple):
+    """A container that is about to be created."""
+
+    pod: PodFacts
+    name: str
+    millicpu: int | None = None
+    """Its request; None: not known."""
+    is_init: bool = False
+
+
+class LiveContainer(NamedTuple):
+    """A container that exists, created or running."""
+
+    name: str
+    id: str
+    millicpu: int | None = None
+    is_init: bool = False
+    cpus: frozenset[int] = frozenset()
+    """What it has in the kernel; empty: not known. A pod that has CPUs alone keeps them if it can."""
+
+
+class LivePod(NamedTuple):
+    """A pod whose sandbox exists."""
+
+    facts: PodFacts
+    containers: tuple[LiveContainer, ...] = ()
+    """In the order in which they were created."""
+
+
+def initial(topology: Topology, settings: PoolSettings) -> PoolState:
+    """Return the state of a node without pods."""
+    reserved = reserved_cpus(topology, settings)
+    return settled(PoolState(topology=topology, settings=settings, reserved=reserved), {}, is_new=True)
+
+
+def admit(state: PoolState, pod: PodFacts, *, is_forced: bool = False) -> Outcome:
+    """Places a pod before its sandbox is created.
+
+    A bound pod has its NUMA nodes from now on, one of `dedicated_cores` its CPUs, too: `SHRINK` makes the
+    others leave them. A pod that is admitted already, or is not handled, changes nothing. A pod whose request
+    is not known is placed with its main container.
+
+    `is_forced`: it is never refused; if it does not fit, it is not bound, and its `problem` says why.
+    """
+    if not pod.is_handled or pod.uid in state.pods:
+        return Applied(state)
+    admitted = unplaced(pod)
+    if not waits_for_request(admitted):
+        placed = place(state, admitted, pod)
+        if isinstance(placed, Refusal):
+            if not is_forced:
+                return placed
+            placed = as_shared(admitted, placed.reason)
+        admitted = placed
+    return _applied(state, {**state.pods, pod.uid: admitted})
+
+
+def create(state: PoolState, container: ContainerFacts, now_s: float, *, is_forced: bool = False) -> Outcome:
+    """Adds a container before it is created; admits its pod if that was not.
+
+    The `cpus` and `mems` of its pod in the new state are for the request. A container of that name that is
+    there already (it restarts) keeps its place. A pod that is not in the new state is not handled.
+    """
+    admitted = admit(state, container.pod, is_forced=is_forced)
+    if isinstance(admitted, Refusal) or container.pod.uid not in admitted.state.pods:
+        return admitted
+    known = admitted.state.pods[container.pod.uid]
+    added = PoolContainer("", container.millicpu, container.is_init)
+    pod = _with_container(known, container.name, added)
+    if pod.main_container is added:
+        if waits_for_request(pod) and container.name not in known.containers:
+            placed = place(_without(admitted.state, pod.uid), pod, container.pod)
+            if isinstance(placed, Refusal):
+                if not is_forced:
+                    return placed
+                placed = as_shared(pod, placed.reason)
+            pod = placed
+        if pod.is_waiting:
+            pod = replace(pod, ramp_up_since_s=now_s)
+    return _applied(state, {**admitted.state.pods, pod.uid: pod}, creating=(pod.uid, container.name))
+
+
+def created(state: PoolState, uid: str, container: str, container_id: str) -> PoolState:
+    """Notes the runtime's id of a container that `create` has added."""
+    pod = state.pods.get(uid)
+    known = pod.containers.get(container) if pod is not None else None
+    if pod is None or known is None or known.id == container_id:
+        return state
+    after = _with_container(pod, container, known._replace(id=container_id))
+    return replace(state, pods={**state.pods, uid: after}, generation=state.generation + 1)
+
+
+def ramp_done(state: PoolState, now_s: float) -> Applied:
+    """Makes the pods join their pools whose ramp-up is over."""
+    over = {
+        uid: replace(pod, is_ramping_up=False, ramp_up_since_s=None)
+        for uid, pod in state.pods.items()
+        if pod.ramp_up_since_s is not None and pod.ramp_up_since_s + state.settings.ramp_up_s <= now_s
+    }
+    return _applied(state, {**state.pods, **over}) if over else Applied(state)
+
+
+def ramp_due_s(state: PoolState) -> float | None:
+    """When `ramp_done` has something to do; None: never."""
+    since_s = [pod.ramp_up_since_s for pod in state.pods.values() if pod.ramp_up_since_s is not None]
+    return min(since_s) + state.settings.ramp_up_s if since_s else None
+
+
+def resize(
+    state: PoolState, uid: str, container: str, millicpu: int, qos: KatalystQos | None = None
+) -> Outcome:
+    """Notes another request of a container, from the kubelet's update.
+
+    Refused for `dedicated_cores`, while ramping up, if the pod is bound and was not, or the other way
+    around, and if it has no room.
+    """
+    pod = state.pods.get(uid)
+    known = pod.containers.get(container) if pod is not None else None
+    if pod is None or known is None or known.millicpu == millicpu:
+        return Applied(state)
+    if known.millicpu is None:
+        # It is no resize: its request is told for the first time.
+        return _applied(state, {**state.pods, uid: _with_request(pod, container, millicpu)})
+    if qos is not None and qos.numa_binding != pod.numa_binding and not pod.problem:
+        return Refusal(RefusalKind.RESIZE, "a resize cannot bind a pod to a NUMA node, or unbind it")
+    if pod.level is QosLevel.DEDICATED:
+        return Refusal(RefusalKind.RESIZE, "a pod of dedicated_cores cannot be resized while it runs")
+    if pod.is_ramping_up and pod.level is QosLevel.SHARED:
+        return Refusal(RefusalKind.RESIZE, "a pod cannot be resized while it ramps up")
+    after = _with_request(pod, container, millicpu)
+    if pod.millicpu is not None and not known.is_init:
+        after = replace(after, millicpu=max(0, pod.millicpu + millicpu - known.millicpu))
+    if after.request > pod.request and pod.level is QosLevel.SHARED and not pod.problem:
+        problem = lacks_room(_without(state, uid), after)
+        if problem:
+            return Refusal(RefusalKind.RESIZE, problem)
+    return _applied(state, {**state.pods, uid: after})
+
+
+def remove(state: PoolState, uid: str, container: str = "", container_id: str | None = None) -> Applied:
+    """Removes a container, or the whole pod if none is named; the others have its CPUs at once.
+
+    `container_id`: only if it is that one, not an old one of a container that has restarted; None: whichever
+    it is, such as one whose creation has failed.
+    """
+    pod = state.pods.get(uid)
+    if pod is None:
+        return Applied(state)
+    if not container:
+        return _applied(state, _without(state, uid).pods)
+    known = pod.containers.get(container)
+    if known is None or container_id not in (None, known.id):
+        return Applied(state)
+    left = {name: each for name, each in pod.containers.items() if name != container}
+    return _applied(state, {**state.pods, uid: replace(pod, containers=left)})
+
+
+def adopt(state: PoolState, pods: Iterable[LivePod]) -> Applied:
+    """Places pods that exist and are not known, without ramp-up.
+
+    None is refused: as `admit` with `is_forced`. The order of `pods` does not matter.
+    """
+    live = list(pods)
+    return _applied(state, _adopted(state, live).pods, had=_cpus_of(live))
+
+
+def configure(
+    state: PoolState,
+    settings: PoolSettings,
+    topology: Topology,
+    advice: PoolAdvice | None = None,
+) -> Applied:
+    """Takes other settings, another topology (CPUs go on- and offline), other advice into use.
+
+    Whoever has CPUs alone keeps those that are left, and gets others for those that are not.
+    """
+    reserved = reserved_cpus(topology, settings)
+    after = replace(state, settings=settings, topology=topology, reserved=reserved, advice=advice)
+    is_same_place = reserved == state.reserved and topology == state.topology
+    if is_same_place and settings == state.settings and advice == state.advice:
+        return Applied(state)
+    if is_same_place:
+        return _applied(state, after.pods, after=after)
+    pods = dict(after.pods)
+    for uid in sorted(pods, key=lambda uid: (not pods[uid].numa_exclusive, uid)):
+        if pods[uid].dedicated:
+            pods[uid] = fitted(replace(after, pods=pods), pods[uid])
+    return _applied(state, pods, after=after)
+
+
+def reconcile(state: PoolState, pods: Iterable[LivePod], in_flight: Collection[str] = ()) -> Applied:
+    """Makes the state that of what exists: drops what is gone, adopts what is missing.
+
+    A pod that is in `share` since it had no other place gets its own as soon as there is one.
+
+    `pods`: all that exist. `in_flight`: uids of pods that have calls under way; they are left as they are.
+    """
+    live = {each.facts.uid: each for each in pods}
+    known: dict[str, PoolPod] = {}
+    for uid, pod in state.pods.items():
+        if uid in in_flight:
+            known[uid] = pod
+        elif uid in live:
+            known[uid] = _with_containers_of(live[uid], pod)
+            if known[uid].is_waiting and known[uid].main_container is not None:
+                # Its container was created while calls passed by.
+                del known[uid]
+    missing = [each for uid, each in live.items() if uid not in known and uid not in in_flight]
+    there = _adopted(replace(state, pods=known), missing)
+    waiting = [uid for uid in sorted(there.pods) if there.pods[uid].problem and uid in live]
+    there = _placed_again(there, [live[uid].facts for uid in waiting if uid not in in_flight])
+    return _applied(state, there.pods, had=_cpus_of(missing))
+
+
+def reserved_cpus(topology: Topology, settings: PoolSettings) -> frozenset[int]:
+    """Return the reserved CPUs that are online."""
+    if settings.reserved_cpus:
+        return settings.reserved_cpus & topology.all_cpus
+    return ht_balance(topology, topology.all_cpus, min(settings.reserved_count, len(topology.all_cpus)))
+
+
+def _placed_again(state: PoolState, pods: Sequence[PodFacts]) -> PoolState:
+    """Returns the state with pods where they asked to be, as far as there is room now."""
+    # All that are not bound have room, or none has.
+    loose = [each for each in pods if each.qos.level is QosLevel.SHARED and not each.qos.numa_binding]
+    if loose and not lacks_room(_without(state, loose[0].uid), state.pods[loose[0].uid]):
+        roomy = {each.uid: replace(state.pods[each.uid], problem="") for each in loose}
+        state = replace(state, pods={**state.pods, **roomy})
+    # One that lacks CPUs that are offline stays where it is.
+    others = [each for each in pods if each not in loose and not state.pods[each.uid].dedicated]
+    first = state.generation % len(others) if others else 0
+    for facts in (others[first:] + others[:first])[:_MAX_AGAIN]:
+        pod = state.pods[facts.uid]
+        asked = replace(unplaced(facts), containers=pod.containers)
+        placed = place(_without(state, facts.uid), asked, facts)
+        if not isinstance(placed, Refusal):
+            state = replace(state, pods={**state.pods, facts.uid: placed})
+    return state
+
+
+def _adopted(state: PoolState, pods: Iterable[LivePod]) -> PoolState:
+    """Return the state with pods that were not known, by which of them others must leave room for."""
+    found = dict(state.pods)
+    handled = [each for each in pods if each.facts.is_handled and each.facts.uid not in found]
+    for live in sorted(handled, key=lambda each: _adoption_order(each.facts)):
+        pod = _with_containers_of(live, unplaced(live.facts))
+        if not waits_for_request(pod) or pod.main_container is not None:
+            placed = place(replace(state, pods=found), pod, live.facts, kept=_cpus_of([live])[pod.uid])
+            pod = as_shared(pod, placed.reason) if isinstance(placed, Refusal) else placed
+        found[pod.uid] = replace(pod, is_ramping_up=pod.is_ramping_up and pod.main_container is None)
+    return replace(state, pods=found)
+
+
+def _cpus_of(pods: Iterable[LivePod]) -> dict[str, frozenset[int]]:
+    """Returns what adopted pods run on, by uid."""
+    return {live.facts.uid: NO_CPUS.union(*(each.cpus for each in live.containers)) for live in pods}
+
+
+def _adoption_order(facts: PodFacts) -> tuple[bool, bool, bool, str]:
+    qos = facts.qos
+    is_dedicated = qos.level is QosLevel.DEDICATED
+    return not is_dedicated, not (is_dedicated and qos.numa_exclusive), not qos.numa_binding, facts.uid
+
+
+def _with_containers_of(live: LivePod, pod: PoolPod) -> PoolPod:
+    containers = {}
+    for each in live.containers:
+        known = pod.containers.get(each.name)
+        millicpu = known.millicpu if known is not None and each.millicpu is None else each.millicpu
+        is_init = each.is_init or (known is not None and known.is_init)
+        containers[each.name] = PoolContainer(each.id, millicpu, is_init)
+    if containers == pod.containers and list(containers) == list(pod.containers):
+        return pod
+    return replace(pod, containers=containers)
+
+
+def _without(state: PoolState, uid: str) -> PoolState:
+    return replace(state, pods={other: each for other, each in state.pods.items() if other != uid})
+
+
+def _with_request(pod: PoolPod, container: str, millicpu: int) -> PoolPod:
+    return _with_container(pod, container, pod.containers[container]._replace(millicpu=millicpu))
+
+
+def _with_container(pod: PoolPod, name: str, container: PoolContainer) -> PoolPod:
+    return replace(pod, containers={**pod.containers, name: container})
+
+
+def _applied(
+    before: PoolState,
+    pods: Mapping[str, PoolPod],
+    creating: tuple[str, str] | None = None,
+    after: PoolState | None = None,
+    had: Mapping[str, frozenset[int]] = _NOTHING,
+) -> Applied:
+    # The container that is being created has no change. `after` is settled if more than pods has changed.
+    # `had`: what pods run on that the state did not know.
+    new = settled(before, pods) if after is None else settled(after, pods, is_new=True)
+    return Applied(new, _changes(before, new, creating, had))
+
+
+def _changes(
+    before: PoolState, after: PoolState, creating: tuple[str, str] | None, had: Mapping[str, frozenset[int]]
+) -> tuple[Change, ...]:
+    changes: list[Change] = []
+    for uid, new in after.pods.items():
+        old = before.pods.get(uid)
+        if old is new or not new.containers:
+            continue
+        old_cpus, old_mems = (old.cpus, old.mems) if old is not None else (had.get(uid, NO_CPUS), NO_CPUS)
+        if (old_cpus, old_mems) == (new.cpus, new.mems):
+            continue
+        cpus, mems = old_cpus & new.cpus or new.cpus, old_mems & new.mems or new.mems
+        steps = []
+        if (cpus, mems) != (old_cpus, old_mems):
+            steps.append((Step.SHRINK, cpus, mems))
+        if (cpus, mems) != (new.cpus, new.mems):
+            step = Step.DEDICATED if new.dedicated else Step.GROW
+            steps.append((step, new.cpus, new.mems))
+        for name in new.containers:
+            if (uid, name) != creating:
+                changes += [Change(step, uid, name, *sets) for step, *sets in steps]
+    return tuple(sorted(changes, key=lambda each: (each.step, each.uid, each.container)))

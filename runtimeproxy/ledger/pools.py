@@ -1,0 +1,676 @@
+"""Keeps Katalyst's pools of this node: which pod has which CPUs and NUMA nodes, and when pods go there.
+
+1. A call is decided: `admit`, `create` or `resize` makes the next state, at once and before policies are
+   asked, which see it as `node.cpu_pools`. Pods that have to leave CPUs have less from now on.
+2. Before the call goes on: `commit`. The state is saved, then the pods that leave CPUs are written by file.
+3. The call has ended: `end`. If it has failed: `undo`. What others get follows in the background.
+4. About every second, and whenever a record changes: what has gone is removed, what is there and not known is
+   adopted, ramp-up ends, another configuration is taken. All of it takes the same way: saved, left, grown.
+
+Values of running containers go through the ledger: the policy `katalyst-pools` says them, and the keeper only
+has the right pods asked, in the right order. The runtime is never called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from concurrent.futures import Executor
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from runtimeproxy.errors import RefusalError, StatusCode, described
+from runtimeproxy.hooks.views import ContainerView, PodView
+from runtimeproxy.katalyst import pool_operations as operations
+from runtimeproxy.katalyst import transition
+from runtimeproxy.katalyst.levels import (
+    MAIN_CONTAINER_NAME,
+    RECLAIMED_MILLICPU,
+    SKIP_QRM_ADMIT,
+    KatalystQos,
+    LevelRules,
+    QosLevel,
+    katalyst_qos,
+)
+from runtimeproxy.katalyst.placement import PodFacts
+from runtimeproxy.katalyst.pool_operations import ContainerFacts, LiveContainer, LivePod
+from runtimeproxy.katalyst.pools import PoolSettings, PoolState, Refusal, as_document, from_document
+from runtimeproxy.katalyst.topology import Topology
+from runtimeproxy.katalyst.transition import CpuPools, Overlap, Placement
+from runtimeproxy.logs import FailureLog
+from runtimeproxy.node.snapshot import Input, InputState
+from runtimeproxy.pods.record_views import recorded_pod
+from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.state.state_file import StateFile
+from runtimeproxy.units import SHARES_PER_CPU, parse_cpu_list
+
+if TYPE_CHECKING:
+    from runtimeproxy.node.snapshot import Node
+    from runtimeproxy.pods.store import PodStore
+
+logger = logging.getLogger(__name__)
+
+POOL_INPUTS: Final = frozenset({Input.CPUS, Input.MEMORY, Input.KUBELET, Input.POD_REQUESTS, Input.KATALYST})
+"""What pools depend on of the node."""
+FILE: Final = "cpu_pools.json"
+"""In the state folder."""
+IN_FLIGHT_S: Final = 600.0
+"""How long a call is awaited of which no end is told. Longer than that takes. Source: the kubelet gives the
+runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
+TICK_S: Final = 1.0
+"""Between two comparisons with the records; a change of one is looked at at once."""
+RETRY_S: Final = 5.0
+"""After a state could not be saved, or a pod has not left its CPUs."""
+START_S: Final = 3.0
+"""How long a start waits for the node's CPUs: sysfs may hang."""
+NO_REFUSALS: Final[Mapping[tuple[str, str], Refusal]] = MappingProxyType({})
+
+
+def pools_file(state_folder: Path, boot_id: str) -> StateFile:
+    """Where pools are saved; those of another boot do not apply.
+
+    No container outlives a loss of power, so the file need not either.
+    """
+    effect = "pods are placed anew once the runtime's pods are known"
+    return StateFile(state_folder / FILE, effect, boot_id=boot_id, is_synced=False)
+
+
+class Cause(StrEnum):
+    """Why a call was refused, or what it went on without."""
+
+    INVALID = "invalid"
+    """It can never be placed on this node."""
+    NO_ROOM = "no_room"
+    RESIZE = "resize"
+    """A resize that is not possible."""
+    NOT_READY = "not_ready"
+    """The state could not be saved, or others have not left the pod's CPUs: refused."""
+    WENT_ON = "went_on"
+    """The same, and the container was created all the same."""
+
+
+class PoolConfiguration(NamedTuple):
+    """What is configured at a moment."""
+
+    settings: PoolSettings = PoolSettings()
+    rules: LevelRules = LevelRules()
+    is_rejecting: bool = False
+    """Whether what cannot be placed, saved or left refuses the call (`reject`), or the pod is in `share`."""
+
+
+class PoolNode(Protocol):
+    """Where pools are shown, and what they depend on; see `NodeSources`."""
+
+    @property
+    def latest(self) -> Node: ...
+
+    async def restore(self) -> None: ...
+
+    def place(self, pools: CpuPools | None, state: InputState) -> None: ...
+
+
+class NodePools:
+    """The pools of a node. Used in the event loop's thread, which orders all events.
+
+    Args:
+        configured: The configuration now.
+        is_wanted: Whether the policy `katalyst-pools` is loaded.
+        is_recovered: Whether the records are those of the runtime.
+        is_idle: Whether no policies are loaded, or another process decides.
+        write: Asks the policies about the pods with these uids, and writes what follows; returns those of
+            which something could not be written.
+        executor: One thread for the file.
+
+    Attributes:
+        off_reason: Why there are no pools; empty if there are.
+        problem: Why the state is not saved; empty if it is.
+        counts: Of calls that were refused, or went on without what they should have had, by the cause.
+    """
+
+    def __init__(
+        self,
+        store: PodStore,
+        node: PoolNode,
+        file: StateFile,
+        configured: Callable[[], PoolConfiguration],
+        is_wanted: Callable[[], bool],
+        is_recovered: Callable[[], bool],
+        is_idle: Callable[[], bool],
+        write: Callable[[Collection[str]], Awaitable[frozenset[str]]],
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._node = node
+        self.file = file
+        self._configured = configured
+        self._is_wanted = is_wanted
+        self._is_recovered = is_recovered
+        self._is_idle = is_idle
+        self._write = write
+        self._executor = executor
+        self._now_s = clock
+        self.off_reason = "not started"
+        self.problem = ""
+        self.counts: Counter[Cause] = Counter()
+        self._failures = FailureLog(output=logger)
+        self._state: PoolState | None = None
+        self._saved: PoolState | None = None
+        # Made again only if the node's CPUs are others.
+        self._topology: tuple[object, object, Topology] | None = None
+        # Whether the state is that of records, or of the process before this one.
+        self._is_known = False
+        self._placements: dict[str, Placement] = {}
+        self._refusals: Mapping[tuple[str, str], Refusal] = NO_REFUSALS
+        # What pods were last written with, and those that have to be written.
+        self._written: dict[str, Placement] = {}
+        self._unwritten: set[str] = set()
+        # CPUs that pods still have although they are to leave them, by uid.
+        self._left_over: Mapping[str, frozenset[int]] = transition.NOTHING
+        # By uid, how many calls are under way, and until when they are awaited.
+        self._in_flight: dict[str, tuple[int, float]] = {}
+        # What of a record does not change, by the record's id.
+        self._facts: dict[str, tuple[PodRecord, PodFacts]] = {}
+        self._writing = asyncio.Lock()
+        self._saving = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._has_new_records = True
+        self._retry_save_s = 0.0
+        self._retry_write_s = 0.0
+
+    # --- what is shown -------------------------------------------------------------------------------------
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the policy is loaded."""
+        return self._is_wanted()
+
+    @property
+    def is_on(self) -> bool:
+        return not self.off_reason
+
+    @property
+    def state(self) -> PoolState | None:
+        """The pools; None while they are off."""
+        return self._state if self.is_on else None
+
+    @property
+    def is_saved(self) -> bool:
+        return self._state is self._saved
+
+    @property
+    def unwritten(self) -> int:
+        """How many pods are to leave CPUs, or get some, and have not."""
+        return len(self._unwritten) if self.is_on else 0
+
+    @property
+    def overlaps(self) -> tuple[Overlap, ...]:
+        """CPUs that pods have alone, and others have not left."""
+        return tuple(transition.overlaps(self._left_over, self._state)) if self._state is not None else ()
+
+    @property
+    def summary(self) -> str:
+        """A part of the status line; empty if pools are not wanted."""
+        if not self._is_wanted():
+            return ""
+        if self._state is None or not self.is_on:
+            return f"pools off: {self.off_reason}"
+        count = len(self._state.pods)
+        return f"pools: {'1 pod' if count == 1 else f'{count} pods'}"
+
+    # --- the start -----------------------------------------------------------------------------------------
+
+    async def load(self) -> None:
+        """Takes the saved state, which applies until the records are those of the runtime."""
+        self._state = self._saved = None
+        self._is_known = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_S):
+                await self._node.restore()
+        topology = self._present_topology()
+        if topology is not None:
+            run = asyncio.get_running_loop().run_in_executor
+            found = await run(self._executor, self.file.load, lambda saved: _state_of(saved, topology))
+            if found is not None:
+                self._saved, self._is_known = found, True
+                self._replace(found)
+                # The process before this one may have ended before it was all written.
+                self._unwritten = set(found.pods)
+        self.look()
+
+    def look(self) -> None:
+        """The policies, or their settings, have changed: there may be pools from now on."""
+        self._has_new_records = True
+        self._refresh()
+        self._wake.set()
+
+    def look_soon(self) -> None:
+        """The node has changed."""
+        self._wake.set()
+
+    def on_record(self) -> None:
+        """A record has changed."""
+        self._has_new_records = True
+        self._wake.set()
+
+    def _refresh(self) -> None:
+        """Finds out whether there are pools, and shows them."""
+        node, before = self._node.latest, self.off_reason
+        state, self.off_reason = why_off(node) if self._is_wanted() else (InputState.WITHDRAWN, "not wanted")
+        if not self.off_reason and not self._is_known and not self._is_recovered():
+            state, self.off_reason = InputState.UNKNOWN, "the runtime's pods are not known yet"
+        if not self.off_reason and (topology := self._present_topology()) is not None:
+            settings = self._configured().settings
+            if self._state is None:
+                self._replace(operations.initial(topology, settings))
+            elif self._state.settings != settings or self._state.topology != topology:
+                self._replace(operations.configure(self._state, settings, topology).state)
+        if self.off_reason != before and self._is_wanted():
+            logger.info("katalyst-pools: %s", f"off: {self.off_reason}" if self.off_reason else "on")
+        self._show(state)
+
+    def _present_topology(self) -> Topology | None:
+        node = self._node.latest
+        if not node.cpus:
+            return None
+        made = self._topology
+        if made is None or made[0] is not node.cpus or made[1] is not node.memory_bytes:
+            made = (node.cpus, node.memory_bytes, Topology.of(node.cpus, node.memory_bytes))
+            self._topology = made
+        return made[2]
+
+    # --- calls ---------------------------------------------------------------------------------------------
+
+    def admit(self, pod: PodView) -> bool:
+        """Places a pod whose sandbox is about to be created, before policies are asked about it.
+
+        Returns:
+            Whether this has placed it: then `undo` takes it back.
+        """
+        state = self.state
+        if state is None or not pod.uid:
+            return False
+        self._begin(pod.uid)
+        facts = self._facts_of(pod)
+        outcome = operations.admit(state, facts, is_forced=not self._configured().is_rejecting)
+        return self._take(outcome, pod.uid)
+
+    def create(self, container: ContainerView) -> bool:
+        """The same of a container that is about to be created."""
+        state, pod = self.state, container.pod
+        if state is None or not pod.uid:
+            return False
+        self._begin(pod.uid)
+        facts = ContainerFacts(self._facts_of(pod), container.name, self._container_millicpu(pod, container))
+        is_forced = not self._configured().is_rejecting
+        outcome = operations.create(state, facts, self._now_s(), is_forced=is_forced)
+        return self._take(outcome, pod.uid, container.name)
+
+    def resize(self, container: ContainerView) -> int | None:
+        """Notes the request of an update of a container.
+
+        Returns:
+            The request before, for `undo_resize`; None if this has changed nothing.
+
+        Raises:
+            RefusalError: It is not possible, and the update is to be refused for that.
+        """
+        state, pod, updated = self.state, container.pod, container.updated
+        if state is None or not pod.uid:
+            return None
+        self._begin(pod.uid)
+        placed = state.pods.get(pod.uid)
+        known = placed.containers.get(container.name) if placed is not None else None
+        millicpu = millicpu_of(updated.cpu_shares) if updated is not None else None
+        if known is None or millicpu is None or known.millicpu == millicpu:
+            return None
+        configured = self._configured()
+        outcome = operations.resize(state, pod.uid, container.name, millicpu, pod_qos(pod, configured.rules))
+        if not isinstance(outcome, Refusal):
+            return known.millicpu if self._take(outcome, pod.uid, container.name) else None
+        self.counts[Cause[outcome.kind.name]] += 1
+        if configured.is_rejecting:
+            raise RefusalError(f"katalyst-pools: {outcome.reason}")
+        self._failures.report("a container is resized all the same", outcome.reason, outcome.reason)
+        return None
+
+    def needs_commit(self, uid: str) -> bool:
+        """Whether `commit` has something to do before the call of this pod goes on."""
+        state = self.state
+        return state is not None and uid in state.pods and not (self.is_saved and not self._unwritten)
+
+    async def commit(self, uid: str, until_s: float) -> None:
+        """Saves the state, and waits until others have left what this pod has alone.
+
+        `until_s`: when the call has to go on, by the loop's clock.
+
+        Raises:
+            RefusalError: It is not so, and the call is to be refused for that.
+        """
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self._save()
+                await self._leave()
+            reason = self.problem or self._overlap_of(uid)
+        except TimeoutError:
+            reason = "the state could not be saved, or other pods have not left its CPUs, in time"
+        if not reason:
+            return
+        if self._configured().is_rejecting:
+            self.counts[Cause.NOT_READY] += 1
+            raise RefusalError(f"katalyst-pools: {reason}", StatusCode.UNAVAILABLE)
+        self.counts[Cause.WENT_ON] += 1
+        self._failures.report("a container is created all the same", reason, reason)
+
+    def _overlap_of(self, uid: str) -> str:
+        state = self._state
+        return "; ".join(each.text(state) for each in self.overlaps if each.uid == uid) if state else ""
+
+    def created(self, uid: str, container: str, identity: str) -> None:
+        """The runtime has created a container, with this id."""
+        if (state := self.state) is not None and uid in state.pods:
+            self._replace(operations.created(state, uid, container, identity))
+
+    def undo(self, uid: str, container: str = "") -> None:
+        """The call that has placed a pod, or a container of it, has failed."""
+        if (state := self.state) is not None:
+            self._replace(operations.remove(state, uid, container).state)
+            self._show()
+            self._wake.set()
+
+    def undo_resize(self, uid: str, container: str, millicpu: int) -> None:
+        if (state := self.state) is not None and uid in state.pods:
+            outcome = operations.resize(state, uid, container, millicpu)
+            if not isinstance(outcome, Refusal):
+                self._replace(outcome.state)
+                self._show()
+                self._wake.set()
+
+    def end(self, uid: str) -> None:
+        """A call of a pod has ended in any way; each `admit`, `create` and `resize` has one end."""
+        count, until_s = self._in_flight.pop(uid, (0, 0.0))
+        if count > 1:
+            self._in_flight[uid] = (count - 1, until_s)
+        if any(each == uid for each, _ in self._refusals):
+            self._refusals = MappingProxyType(
+                {key: each for key, each in self._refusals.items() if key[0] != uid}
+            )
+        # The record comes next.
+        self._has_new_records = True
+        self._wake.set()
+
+    def _begin(self, uid: str) -> None:
+        count, _ = self._in_flight.get(uid, (0, 0.0))
+        self._in_flight[uid] = (count + 1, self._now_s() + IN_FLIGHT_S)
+
+    def _take(self, outcome: operations.Outcome, uid: str, container: str = "") -> bool:
+        if isinstance(outcome, Refusal):
+            self.counts[Cause[outcome.kind.name]] += 1
+            self._refusals = MappingProxyType({**self._refusals, (uid, container): outcome})
+            self._show()
+            return False
+        if outcome.state is self._state:
+            return False
+        self._replace(outcome.state)
+        self._show()
+        return True
+
+    # --- what a pod asks for -------------------------------------------------------------------------------
+
+    def _facts_of(self, pod: PodView) -> PodFacts:
+        return pod_facts(pod, self._configured().rules, self._node.latest.requests_of(pod))
+
+    def _container_millicpu(self, pod: PodView, container: ContainerView) -> int | None:
+        known = self._node.latest.requests_of(pod).get(container.name, transition.NOTHING).get("cpu")
+        return known if known is not None else millicpu_of(container.requested.cpu_shares)
+
+    # --- the state and what pods have of it ----------------------------------------------------------------
+
+    def _replace(self, state: PoolState) -> None:
+        """Takes another state: pods have what is left to them at once, and what is new once it is left."""
+        self._state = state
+        before, self._placements = self._placements, transition.after_shrink(self._placements, state)
+        self._unwritten &= self._placements.keys()
+        for uid, each in self._placements.items():
+            known = before.get(uid)
+            # A new one without containers has nothing to be written yet.
+            is_adopted = known is None and any(box.id for box in state.pods[uid].containers.values())
+            if is_adopted or (known is not None and known != each):
+                self._unwritten.add(uid)
+
+    def _show(self, state: InputState = InputState.KNOWN) -> None:
+        pools = None
+        if self._state is not None and self.is_on:
+            shown = MappingProxyType(dict(self._placements))
+            pools = CpuPools(self._state, shown, self._refusals)
+        self._node.place(pools, state)
+
+    async def _save(self) -> None:
+        """Saves the state unless it is saved; `problem` says why it is not."""
+        async with self._saving:
+            state, run = self._state, asyncio.get_running_loop().run_in_executor
+            if state is None or state is self._saved:
+                return
+            try:
+                await run(self._executor, lambda: self.file.save(as_document(state)))
+            except OSError as error:
+                problem = f"the pools cannot be saved: {described(error)}"
+                if problem != self.problem:
+                    logger.warning("katalyst-pools: %s", problem)
+                self.problem, self._retry_save_s = problem, self._now_s() + RETRY_S
+            else:
+                self._saved, self.problem = state, ""
+
+    async def _leave(self) -> None:
+        """Has all pods written that have less now, or that could not be written before."""
+        async with self._writing:
+            await self._write_pods()
+
+    async def _write_pods(self) -> None:
+        todo, self._unwritten = self._unwritten, set()
+        if not todo:
+            return
+        now = {uid: each for uid in todo if (each := self._placements.get(uid)) is not None}
+        failed = frozenset(todo)
+        try:
+            failed = await self._write(sorted(now))
+        finally:
+            # Also if it was cancelled.
+            self._unwritten |= failed & self._placements.keys()
+            self._written.update((uid, each) for uid, each in now.items() if uid not in failed)
+            self._written = {uid: each for uid, each in self._written.items() if uid in self._placements}
+            self._left_over = {
+                uid: rest
+                for uid in self._unwritten
+                if uid in self._written and (rest := self._written[uid].cpus - self._placements[uid].cpus)
+            }
+            if self._unwritten:
+                self._retry_write_s = self._now_s() + RETRY_S
+
+    async def _grow(self) -> None:
+        """Gives pods what others have left, those that have CPUs alone first."""
+        async with self._writing:
+            state = self._state
+            if state is None:
+                return
+            waiting = tuple(transition.growing(self._placements, state))
+            if not waiting:
+                return
+            wanted = transition.of_state(state)
+            self._placements.update((uid, wanted[uid]) for uid in waiting)
+            self._unwritten.update(waiting)
+            self._show()
+            await self._write_pods()
+
+    # --- in the background ---------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follows the records, and ends ramp-up; never returns."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s()):
+                    await self._wake.wait()
+            self._wake.clear()
+            if self._is_idle():
+                continue
+            try:
+                await self._round()
+            except Exception:  # a bug costs this round, not the next one
+                logger.exception("katalyst-pools: pods could not be placed")
+                await asyncio.sleep(TICK_S)
+
+    def _pause_s(self) -> float:
+        state = self.state
+        due_s = operations.ramp_due_s(state) if state is not None else None
+        return TICK_S if due_s is None else min(TICK_S, max(0.01, due_s - self._now_s()))
+
+    async def _round(self) -> None:
+        self._refresh()
+        if self.state is None:
+            return
+        self._follow()
+        now_s = self._now_s()
+        if self._state is not self._saved and (not self.problem or now_s >= self._retry_save_s):
+            await self._save()
+        if self._unwritten and now_s >= self._retry_write_s:
+            await self._leave()
+        await self._grow()
+
+    def _follow(self) -> None:
+        """Makes the state that of the records, and ends the ramp-up of pods whose time is over."""
+        state, now_s = self._state, self._now_s()
+        if state is None:
+            return
+        before = state
+        self._in_flight = {uid: each for uid, each in self._in_flight.items() if each[1] > now_s}
+        if self._has_new_records and self._is_recovered():
+            self._has_new_records = False
+            self._is_known = True
+            live = self._live_pods()
+            state = self._with_new_containers(state, live, now_s)
+            state = operations.reconcile(state, live, self._in_flight.keys()).state
+        due_s = operations.ramp_due_s(state)
+        if due_s is not None and due_s <= now_s:
+            state = operations.ramp_done(state, now_s).state
+        if state is not before:
+            self._replace(state)
+            self._show()
+
+    def _with_new_containers(self, state: PoolState, live: Collection[LivePod], now_s: float) -> PoolState:
+        """The state with containers that no call has placed: their ramp-up begins now."""
+        for pod in live:
+            uid = pod.facts.uid
+            known = state.pods.get(uid)
+            if known is None or uid in self._in_flight:
+                continue
+            for box in pod.containers:
+                if box.name not in known.containers:
+                    facts = ContainerFacts(pod.facts, box.name, box.millicpu)
+                    outcome = operations.create(state, facts, now_s, is_forced=True)
+                    if not isinstance(outcome, Refusal):
+                        state = operations.created(outcome.state, uid, box.name, box.id)
+        return state
+
+    def _live_pods(self) -> list[LivePod]:
+        records = [pod for pod in self._store.pods if pod.state is Lifecycle.RUNNING and pod.uid]
+        self._facts = {pod.id: found for pod in records if (found := self._facts.get(pod.id)) is not None}
+        by_uid: dict[str, tuple[PodFacts, list[LiveContainer]]] = {}
+        for pod in records:
+            known = self._facts.get(pod.id)
+            if known is None or known[0] is not pod:
+                known = self._facts[pod.id] = (pod, self._facts_of(recorded_pod(pod)))
+            _, containers = by_uid.setdefault(pod.uid, (known[1], []))
+            members = self._store.containers.members(pod.id)
+            containers += [live_container(each) for each in members if each.state is not Lifecycle.STOPPED]
+        return [LivePod(facts, tuple(containers)) for facts, containers in by_uid.values()]
+
+
+def live_container(record: ContainerRecord) -> LiveContainer:
+    cpus: frozenset[int] = frozenset()
+    with suppress(ValueError):
+        cpus = parse_cpu_list(record.booked.cpuset_cpus or "")
+    return LiveContainer(record.name, record.id, millicpu_of(record.requested.cpu_shares), cpus=cpus)
+
+
+def why_off(node: Node) -> tuple[InputState, str]:
+    """Return the state of pools on a node, and why they are off; empty if they are on.
+
+    The kubelet's managers would move containers themselves, every 10 s. Source: Kubernetes
+    pkg/kubelet/cm/cpumanager, reconcileState.
+    """
+    if not node.cpus:
+        return InputState.UNKNOWN, "the node's CPUs are not known"
+    kubelet = node.kubelet
+    policies = (
+        ("CPU manager", "none", None if kubelet is None else kubelet.cpu_manager_policy),
+        ("memory manager", "None", None if kubelet is None else kubelet.memory_manager_policy),
+    )
+    for name, wanted, policy in policies:
+        if policy is None:
+            return InputState.UNKNOWN, f"the kubelet's {name} policy is not known, it has to be {wanted}"
+        if policy != wanted:
+            return InputState.WITHDRAWN, f"the kubelet's {name} policy is {policy}, it has to be {wanted}"
+    return InputState.KNOWN, ""
+
+
+def pod_qos(pod: PodView, rules: LevelRules) -> KatalystQos:
+    """What a pod's annotations say; without a level it is one of `shared_cores` like any other."""
+    return pod.katalyst or katalyst_qos(pod.annotations, rules) or KatalystQos()
+
+
+def pod_facts(pod: PodView, rules: LevelRules, requests: Mapping[str, Mapping[str, int]]) -> PodFacts:
+    """Return what pools depend on of a pod.
+
+    Args:
+        pod: The pod.
+        rules: How its annotations are read.
+        requests: Of its containers by name, in the units of `Node.capacity`; empty if they are not known.
+    """
+    qos, annotations = pod_qos(pod, rules), pod.annotations
+    reclaimed = _sum_of(requests, RECLAIMED_MILLICPU)
+    if reclaimed is None and qos.level is QosLevel.RECLAIMED:
+        text = annotations.get(RECLAIMED_MILLICPU, "")
+        reclaimed = int(text) if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS else None
+    millicpu = _sum_of(requests, "cpu")
+    return PodFacts(
+        pod.uid,
+        qos,
+        pod.namespace,
+        pod.name,
+        millicpu=millicpu if millicpu is not None else millicpu_of(pod.resources.cpu_shares),
+        reclaimed_millicpu=reclaimed,
+        memory_bytes=_sum_of(requests, "memory"),
+        main_container=annotations.get(MAIN_CONTAINER_NAME, ""),
+        is_handled=annotations.get(SKIP_QRM_ADMIT) != "true",
+    )
+
+
+_MOST_DIGITS: Final = 10
+_NO_REQUEST_SHARES: Final = 2
+"""What the kubelet sends for no request. Source: pkg/kubelet/cm/helpers_linux.go, MinShares."""
+
+
+def millicpu_of(shares: int | None) -> int | None:
+    """Return the CPU request that shares stand for; None: not known.
+
+    Exact for requests of 3 to 256000 millicores. Source: kubelet pkg/kubelet/cm/helpers_linux.go,
+    MilliCPUToShares, turned round.
+    """
+    if not shares:
+        return None
+    return 0 if shares <= _NO_REQUEST_SHARES else -(-shares * 1000 // SHARES_PER_CPU)
+
+
+def _sum_of(requests: Mapping[str, Mapping[str, int]], name: str) -> int | None:
+    found = [each[name] for each in requests.values() if name in each]
+    return sum(found) if found else None
+
+
+def _state_of(saved: Any, topology: Topology) -> PoolState:  # noqa: ANN401 - JSON
+    return from_document(saved, topology)

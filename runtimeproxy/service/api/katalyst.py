@@ -1,0 +1,92 @@
+"""Katalyst's pools in the messages of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from cri_api.runtimeproxy.v1 import api_pb2
+from runtimeproxy.katalyst.transition import name_of, pool_sizes
+from runtimeproxy.units import format_cpu_list
+
+if TYPE_CHECKING:
+    from runtimeproxy.katalyst.pools import PoolState
+    from runtimeproxy.katalyst.transition import CpuPools
+    from runtimeproxy.ledger.pools import NodePools
+
+MOST_UNPLACED: Final = 20
+_LIMITS: Final = {
+    "standalone": (
+        "no pod is refused: one without room is in the pool share",
+        "a pod is placed once it runs, and runs anywhere until then",
+    ),
+    "nri": ("the sandbox's own process has the CPUs that the runtime gives it",),
+}
+"""By mode, what it cannot do for pools."""
+
+
+def pools_status(pools: NodePools, mode: str) -> api_pb2.CpuPoolsStatus | None:
+    """Return the pools for the status; None if they are not wanted."""
+    if not pools.is_wanted:
+        return None
+    found = api_pb2.CpuPoolsStatus(
+        off_reason=pools.off_reason, problem=pools.problem, limits=_LIMITS.get(mode, ())
+    )
+    state = pools.state
+    if state is not None:
+        with_problem = ((uid, pod) for uid, pod in state.pods.items() if pod.problem)
+        unplaced = sorted((name_of(pod, uid), uid, pod.problem) for uid, pod in with_problem)
+        found.pools.extend(pool_messages(state))
+        found.pods = len(state.pods)
+        found.unwritten_pods = pools.unwritten
+        found.overlaps.extend(each.text(state) for each in pools.overlaps)
+        found.unplaced_pods = len(unplaced)
+        found.unplaced.extend(
+            api_pb2.PodProblem(pod=name, pod_uid=uid, reason=reason)
+            for name, uid, reason in unplaced[:MOST_UNPLACED]
+        )
+    return found
+
+
+def problems_of_pools(status: api_pb2.CpuPoolsStatus) -> Iterator[str]:
+    """What of the pools needs an operator's attention."""
+    if status.off_reason:
+        yield f"katalyst-pools: there are no pools: {status.off_reason}."
+    if status.problem:
+        yield f"katalyst-pools: {status.problem}."
+    yield from (f"katalyst-pools: {each}." for each in status.overlaps)
+    for each in status.unplaced:
+        yield f"katalyst-pools: pod {each.pod}: {each.reason}."
+    if (more := status.unplaced_pods - len(status.unplaced)) > 0:
+        yield f"katalyst-pools: {more} more pods have not what they asked for."
+
+
+def notes_of_pools(status: api_pb2.CpuPoolsStatus) -> Iterator[str]:
+    """What an operator may want to know of them."""
+    yield from (f"katalyst-pools: {each}." for each in status.limits)
+
+
+def pool_messages(state: PoolState) -> Iterator[api_pb2.KatalystPool]:
+    """Return the pools by name."""
+    for name, cpus, pods in pool_sizes(state):
+        yield api_pb2.KatalystPool(name=name, cpus=format_cpu_list(cpus), cpu_count=len(cpus), pods=pods)
+
+
+def pod_messages(pools: CpuPools) -> Iterator[api_pb2.KatalystPod]:
+    """Return what pods have of the pools, by uid."""
+    for uid, pod in sorted(pools.state.pods.items()):
+        now = pools.placements.get(uid)
+        yield api_pb2.KatalystPod(
+            pod_uid=uid,
+            pod=f"{pod.namespace}/{pod.name}",
+            level=pod.level.value,
+            pool=pod.owner,
+            cpus=format_cpu_list(pod.cpus),
+            memory_nodes=format_cpu_list(pod.mems),
+            own_cpus=format_cpu_list(pod.dedicated),
+            present_cpus=format_cpu_list(now.cpus) if now is not None else "",
+            numa_nodes=format_cpu_list(pod.numa_ids),
+            is_ramping_up=pod.is_ramping_up,
+            reason=pod.reason,
+            problem=pod.problem,
+        )
