@@ -95,6 +95,8 @@ class KatalystLevels(Policy):
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the OOM score of the container, and its burst."""
         pod = container.pod
+        if pod.katalyst is None and node.levels is None:
+            return None
         qos = _qos_of(pod, node)
         if qos is None:
             return None

@@ -22,7 +22,7 @@ MOST_OUTPUT_BYTES: Final = 32 << 20
 """Our table with all pods of a node is some 100 KiB."""
 _PIECE_BYTES: Final = 1 << 16
 _END_S: Final = 1.0
-"""How long the end of a process is waited for that has been killed, or has nothing more to print."""
+"""How long the end of a process is waited for that has been killed."""
 DROP_IN: Final = "koord-runtime-proxy.service.d/60-network.conf"
 """In the folder `systemd`."""
 _MOST_ERROR: Final = 300
@@ -67,11 +67,12 @@ class Programs:
             )
         assert process.stdout is not None  # noqa: S101 - for the type checker
         assert process.stderr is not None  # noqa: S101 - as above
+        end_s = time.monotonic() + TIMEOUT_S
         try:
             with process.stdout as output, process.stderr as error:
-                texts = _read_all((output.fileno(), error.fileno()), arguments[0])
+                texts = _read_all((output.fileno(), error.fileno()), arguments[0], end_s)
             text, problem = (each.decode("utf-8", "replace") for each in texts)
-            return Output(text, problem, process.wait(_END_S))
+            return Output(text, problem, process.wait(max(end_s - time.monotonic(), 0)))
         except subprocess.TimeoutExpired:
             raise _late(arguments[0]) from None
         finally:
@@ -82,10 +83,9 @@ class Programs:
                 self._unended = process
 
 
-def _read_all(pipes: Sequence[int], name: str) -> list[bytearray]:
+def _read_all(pipes: Sequence[int], name: str, end_s: float) -> list[bytearray]:
     """Return what a program prints, up to its end; raises OSError if that is too much, or late."""
     found = {each: bytearray() for each in pipes}
-    end_s = time.monotonic() + TIMEOUT_S
     with selectors.DefaultSelector() as selector:
         for each in pipes:
             selector.register(each, selectors.EVENT_READ)

@@ -14,20 +14,19 @@ from runtimeproxy.ledger import network_tools
 from runtimeproxy.ledger.network_tools import NetworkTools, Output, Programs
 
 SHELL = "/bin/sh"
+LONG_S = 60.0
+"""More than a busy machine needs."""
 
 
-@pytest.fixture(autouse=True)
-def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network_tools, "_END_S", 0.05)
-
-
-def test_a_program_reads_its_commands_and_prints() -> None:
+def test_a_program_reads_its_commands_and_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_tools, "TIMEOUT_S", LONG_S)
     found = Programs().run((SHELL, "-c", "cat; echo bad >&2; exit 3"), "a\n" * 100_000)
     assert found == Output("a\n" * 100_000, "bad\n", 3)
 
 
 def test_a_program_that_prints_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_tools, "MOST_OUTPUT_BYTES", 1 << 20)
+    monkeypatch.setattr(network_tools, "TIMEOUT_S", LONG_S)
     with pytest.raises(OSError, match="prints more than 1 MiB") as caught:
         Programs().run((SHELL, "-c", "exec cat /dev/zero"), "")
     assert caught.value.errno == errno.EFBIG
@@ -37,9 +36,11 @@ def test_a_program_that_prints_without_end_is_ended(monkeypatch: pytest.MonkeyPa
 def test_a_program_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, does: str) -> None:
     """Also one without output, and one whose child keeps it."""
     monkeypatch.setattr(network_tools, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(network_tools, "_END_S", LONG_S)
     programs = Programs()
     with pytest.raises(TimeoutError, match="has not ended after"):
         programs.run((SHELL, "-c", does), "")
+    monkeypatch.setattr(network_tools, "TIMEOUT_S", LONG_S)
     assert programs.run((SHELL, "-c", "echo x"), "") == Output("x\n", "", 0)
 
 
@@ -71,6 +72,7 @@ def test_beside_one_that_cannot_be_ended_no_other_is_started(
     monkeypatch: pytest.MonkeyPatch, deaf: list[Deaf]
 ) -> None:
     monkeypatch.setattr(network_tools, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(network_tools, "_END_S", 0.05)
     programs = Programs()
     with pytest.raises(TimeoutError, match="has not ended after"):
         programs.run((SHELL, "-c", "exec sleep 600"), "")
@@ -80,7 +82,7 @@ def test_beside_one_that_cannot_be_ended_no_other_is_started(
     assert len(deaf) == 1
     os.kill(deaf[0].pid, signal.SIGKILL)
     os.waitid(os.P_PID, deaf[0].pid, os.WEXITED | os.WNOWAIT)
-    monkeypatch.setattr(network_tools, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(network_tools, "TIMEOUT_S", LONG_S)
     assert programs.run((SHELL, "-c", "echo x"), "").text == "x\n"
 
 

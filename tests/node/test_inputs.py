@@ -174,6 +174,7 @@ def test_everything_is_read(watched: Watched) -> None:
     assert {each for each in Input if node.state_of(each) is not KNOWN} == {
         Input.BLOCK_DEVICES,
         Input.CGROUPS,
+        Input.CPU_POOLS,
         Input.KATALYST,
         Input.PRIORITY,
     }

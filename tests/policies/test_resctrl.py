@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from policies.resctrl import ResctrlOptions, ResctrlPolicy, bandwidth_value, cache_mask, with_least_bits
-from runtimeproxy.cgroups.resctrl import GROUP_FIELD, MONITOR_FIELD, schemata_text
+from runtimeproxy.cgroups.resctrl import GROUP_FIELD, MONITOR_FIELD, parse_schemata, schemata_text
 from runtimeproxy.fields.kernel_settings import RESCTRL_SCHEMATA, kernel_setting
 from runtimeproxy.fields.tables import check_value
 from runtimeproxy.hooks import NodeChange, PodChange, PodView
@@ -381,3 +383,28 @@ def test_a_machine_without_monitoring_or_with_strange_files(tmp_path: Path) -> N
         L3__num_closids="many",
     )
     assert read_resctrl(tmp_path) == Resctrl(caches={}, closids=8)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.dictionaries(
+        st.sampled_from(("L3", "L3CODE", "L3DATA", "MB")),
+        st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**32 - 1), min_size=1, max_size=4),
+    ),
+    st.integers(0, 12),
+)
+def test_schemata_are_read_as_they_are_written(lines: dict[str, dict[int, int]], width: int) -> None:
+    """Also as kernels before 6.14 pad them, and beside lines of other resources."""
+    text = schemata_text(lines)
+    assert parse_schemata(text.replace(",", "\n")) == lines
+    padded = "".join(
+        f"{name:>8}:"
+        + ";".join(
+            f"{each}={value:{width or 1}d}" if name == "MB" else f"{each}={value:0{width or 1}x}"
+            for each, value in its.items()
+        )
+        + "\n"
+        for name, its in lines.items()
+    )
+    assert parse_schemata(f"    L2:0=ff\n{padded}SMBA:0=2048\nnone\n") == lines
+    assert schemata_text(parse_schemata(padded)) == text

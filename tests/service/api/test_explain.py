@@ -251,6 +251,16 @@ def test_names_that_are_not_known(explained: tuple[Any, ProxyProcess, CriClient]
     ]
 
 
+def test_what_a_policy_leaves_out(explained: tuple[Any, ProxyProcess, CriClient]) -> None:
+    """Of what the strategies say already, nothing is said twice."""
+    api, _, client = explained
+    annotations = {"scheduling.koordinator.sh/device-allocated": "x", "koordinator.sh/cpuBurst": "x"}
+    named_pod(client, "left", annotations=annotations).run().create()
+    first, second = explain(api, "default/left").problems
+    assert first.startswith("koordinator.sh/cpuBurst is not valid JSON")
+    assert second.startswith("gpu-env: annotation scheduling.koordinator.sh/device-allocated is not valid")
+
+
 def test_one_container_only(explained: tuple[Any, ProxyProcess, CriClient]) -> None:
     api, _, client = explained
     made = batch_pod(client, "one").run().create()
