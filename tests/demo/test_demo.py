@@ -89,7 +89,7 @@ def test_it_shows_what_changes_and_why_the_rest_does_not(fake_runtime: FakeRunti
     assert ["group-identity", "this", "node", "has", "no", "strategies"] in shown["web"]
     assert ["memory-qos", "off", "by", "default"] in shown["web"]
     # This runtime makes no cgroups, so the strategy has no files to change.
-    assert "\n7 pods ran through the proxy: 4 changed, 3 untouched\n" in done.stdout
+    assert "\n8 pods ran through the proxy: 5 changed, 3 untouched\n" in done.stdout
     assert "\ndemo/spark  BE, BestEffort\n" in done.stdout
     assert max(map(len, done.stdout.splitlines()[1:])) <= 80
     assert "\x1b" not in done.stdout
@@ -101,12 +101,12 @@ def test_it_shows_what_changes_and_why_the_rest_does_not(fake_runtime: FakeRunti
     [
         (
             "nri",
-            5,
+            6,
             ("main  resources.cpu_shares           2 -> 512", "env[NVIDIA_VISIBLE_DEVICES]    - -> <set>"),
         ),
         (
             "standalone",
-            4,
+            5,
             ("main  cpu.shares             2 -> 512", "where mode standalone does not carry it"),
         ),
     ],
@@ -169,7 +169,7 @@ def test_other_lines_in_the_daemons_log_are_no_changes() -> None:
 
 
 def test_one_pod_of_each_qos_class() -> None:
-    assert [pod.qos for pod in DEMO_PODS] == ["LSE", "LSR", "LS", "BE", "SYSTEM", ""]
+    assert [pod.qos for pod in DEMO_PODS] == ["LSE", "LSR", "LS", "BE", "", "SYSTEM", ""]
     assert len({pod.name for pod in DEMO_PODS}) == len(DEMO_PODS)
 
 
@@ -192,7 +192,7 @@ def test_a_failure_of_a_policy_is_shown_and_is_no_change(capsys: pytest.CaptureF
     assert _report([ShownChange("web", "p", "left-out: r", "main", "f", "")], []) == 1
     shown = capsys.readouterr().out
     assert "web, no QoS class\n  p\n    main  f\n            left-out: r\n" in shown
-    assert "0 changed, 7 untouched" in shown
+    assert "0 changed, 8 untouched" in shown
 
 
 @pytest.mark.parametrize(("values", "changed"), [(("0",), 0), (("0", "50000"), 1), (("0", "50000", "0"), 1)])
@@ -201,7 +201,7 @@ def test_the_pod_of_the_strategy_counts_if_it_was_changed(
 ) -> None:
     assert _report([], [LiveChange("pod", "cpu.max.burst", values)]) == int(not changed)
     shown = capsys.readouterr().out
-    assert shown.endswith(f"7 pods ran through the proxy: {changed} changed, {7 - changed} untouched\n")
+    assert shown.endswith(f"8 pods ran through the proxy: {changed} changed, {8 - changed} untouched\n")
 
 
 class TestFindRuntime:
