@@ -176,8 +176,9 @@ class _Report(NamedTuple):
             yield f"{'error' if self._is_error(each) else 'warning'}: {each}"
         for title, rows in self._sections():
             yield from _table(title, _configured(rows))
-        for each in self.targets.targets:
-            yield f"target {each.name}: {'applies' if each.is_applied else 'does not apply'}: {each.reason}"
+        for target in self.targets.targets:
+            applies = "applies" if target.is_applied else "does not apply"
+            yield f"target {target.name}: {applies}: {target.reason}"
         for path, value in self.targets.config.fields():
             yield f"  {path}  {_shown(value)}"
         if self.pod is not None and self.strategy is not None:
