@@ -40,7 +40,8 @@ _EVERY_POLICY = '[node]\nobjects_dir = "{objects}"\nkubelet_dir = "{kubelet}"\n'
 )
 _CONFIGS = {
     _ALL: f"{_EVERY_POLICY}[policies.cpuset]\nenabled = true\n",
-    _WITH_POOLS: f"{_EVERY_POLICY}[policies.cpuset]\nenabled = false\n[policies.katalyst-pools]\nenabled = true\n",
+    _WITH_POOLS: f"{_EVERY_POLICY}[policies.cpuset]\nenabled = false\n"
+    "[policies.katalyst-pools]\nenabled = true\n",
 }
 _CONTROLLERS = "cpuset cpu io memory hugetlb pids"
 _REQUESTS = {"cpu": "1", "memory": "1Gi"}
