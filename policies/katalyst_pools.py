@@ -25,6 +25,7 @@ from runtimeproxy.hooks import (
     Reason,
     ResourceChange,
 )
+from runtimeproxy.katalyst.hints import HintPolicy
 from runtimeproxy.katalyst.pools import PoolPod, PoolSettings, RefusalKind
 from runtimeproxy.katalyst.transition import Placement
 from runtimeproxy.node.snapshot import Input, Node
@@ -94,7 +95,7 @@ class KatalystPoolsOptions:
             reclaim_reserve=self.reclaim_reserve,
             snb_ratio=self.snb_ratio,
             ramp_up_s=self.ramp_up_s,
-            numa_hint_policy=self.numa_hint_policy,
+            numa_hint_policy=HintPolicy(self.numa_hint_policy),
             enable_reclaim_numa_binding=self.enable_reclaim_numa_binding,
         )
 
