@@ -7,6 +7,8 @@ PYTHON ?= $(shell $(SYSTEM_PYTHON) -c '$(CAN_BE_USED)' 2>/dev/null && echo $(SYS
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# What the program itself needs, a quarter of them.
+DEPENDENCIES := $(VENV)/.dependencies
 # Two more than there are cores: many tests wait for a process or a timer.
 TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)')
 # Of `make test-python`.
@@ -47,8 +49,13 @@ $(INSTALLED): requirements.lock pyproject.toml | $(BIN)/pip
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-run: $(INSTALLED)  ## drive a pod of each QoS class through the proxy and show what changed; MODE=nri, MODE=standalone
-	@$(if $(MODE),KOORD_RUNTIMEPROXY_DAEMON_MODE=$(MODE)) $(BIN)/koord-runtime-proxy demo
+$(DEPENDENCIES): $(PACKAGES)/requirements.lock | $(BIN)/pip
+	@echo "installing $$(grep -c '^[a-z].*==' $<) packages into $(VENV): once, a few seconds to half a minute" >&2
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+run: $(or $(wildcard $(INSTALLED)),$(DEPENDENCIES))  ## drive a pod of each QoS class through the proxy and show what changed; MODE=nri, MODE=standalone
+	@$(if $(MODE),KOORD_RUNTIMEPROXY_DAEMON_MODE=$(MODE)) $(BIN)/python -m runtimeproxy demo
 
 test: $(INSTALLED)  ## the tests of every change, in all cores; 4 minutes on two
 	TMPDIR=$(TEST_FOLDER) $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder -m "not slow" \

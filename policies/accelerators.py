@@ -75,7 +75,7 @@ CAMBRICON: Final = Accelerator(
 )
 """Source: cambricon-k8s-device-plugin device-plugin/pkg/mlu/const.go, server.go."""
 METAX: Final = Accelerator(vendor="metax", annotations=("metax-tech.com/gpu-devices-allocated",))
-"""Nothing is given: its device plugin is not public, so variable and nodes of one GPU are not known."""
+"""Nothing is given: no file tells which nodes belong to an index of `mx-smi`, see the README."""
 OTHERS: Final = (HUAWEI, CAMBRICON, METAX)
 
 

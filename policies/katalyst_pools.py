@@ -160,7 +160,7 @@ def _check(node: Node, uid: str, container: str = "") -> None:
     """
     refusal = node.cpu_pools.refusals.get((uid, container)) if node.cpu_pools is not None else None
     if refusal is not None:
-        raise RefusalError(f"katalyst-pools: {refusal.reason}", _CODES[refusal.kind])
+        raise RefusalError(refusal.reason, _CODES[refusal.kind])
 
 
 def _placed(node: Node, uid: str) -> tuple[PoolPod, Placement] | None:

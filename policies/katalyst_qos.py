@@ -29,7 +29,7 @@ from runtimeproxy.hooks import (
     Resources,
 )
 from runtimeproxy.hooks.levels import LEVELS_POLICY
-from runtimeproxy.katalyst.burst import burst_of_level
+from runtimeproxy.katalyst.burst import burst_of_level, wanted_burst
 from runtimeproxy.katalyst.levels import (
     BurstPolicy,
     KatalystQos,
@@ -63,7 +63,7 @@ class KatalystLevels(Policy):
 
     name: ClassVar[str] = LEVELS_POLICY
     is_default: ClassVar[bool] = False
-    optional_inputs: ClassVar[frozenset[Input]] = frozenset({Input.CGROUPS})
+    optional_inputs: ClassVar[frozenset[Input]] = frozenset({Input.CGROUPS, Input.KATALYST})
     sets_fields: ClassVar[Mapping[str, frozenset[str]]] = {
         "pod": frozenset({BURST}),
         "container": frozenset({_SCORE, BURST}),
@@ -126,15 +126,17 @@ def _burst(
 
     The strategy of the policy `cpu-burst` is the same then, where that has one for the pod.
     """
-    if qos.burst_policy is not BurstPolicy.STATIC:
+    policy, _ = wanted_burst(qos, node.katalyst)
+    if policy is not BurstPolicy.STATIC:
         return {}, {}
-    strategy = burst_of_level(_NO_STRATEGY, qos)
+    strategy = burst_of_level(_NO_STRATEGY, qos, node.katalyst)
     burst = burst_us(requested.cpu_quota_us, requested.cpu_period_us, strategy)
     is_lacking = Feature.BURST not in node.features and node.state_of(Input.CGROUPS) is InputState.KNOWN
     if not burst or is_lacking:
         return {}, {}
     percent = strategy.cpu_burst_percent
-    reason = Reason("cpu_burst_policy static, CPU quota ", requested.cpu_quota_us or 0)
+    what = "cpu_burst_policy" if qos.burst_policy is policy else node.katalyst.target
+    reason = Reason(f"{what} static, CPU quota ", requested.cpu_quota_us or 0)
     if requested.cpu_period_us not in (None, 0, CPU_PERIOD_US):
         reason = reason.then(" per ", requested.cpu_period_us or 0, " us x ", CPU_PERIOD_US)
     reason = reason.then(" x ", percent, " % = ", burst)

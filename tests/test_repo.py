@@ -67,33 +67,48 @@ PYTHON = """\
 #!/bin/sh
 # The interpreter and pip of an environment in the last argument, or of nothing.
 case "$*" in
-*venv*) for folder; do :; done; mkdir -p "$folder/bin"; cp "$0" "$folder/bin/pip"; exit ;;
+*venv*) for folder; do :; done; mkdir -p "$folder/bin"
+    for name in pip python; do cp "$0" "$folder/bin/$name"; done ;;
 *requirements.lock) echo "pip: dependencies" >&2 ;;
-*" -e .") echo "pip: project" >&2; printf '#!/bin/sh\necho ran\n' >.venv/bin/koord-runtime-proxy
-    chmod +x .venv/bin/koord-runtime-proxy ;;
+*" -e .") echo "pip: project" >&2 ;;
+"-m runtimeproxy demo") echo ran ;;
 esac
 """
 
 
 def test_make_says_what_it_does_while_it_installs(tmp_path: Path) -> None:
-    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+    for name in ("Makefile", "requirements.lock", "pyproject.toml", "systemd/packages/requirements.lock"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
-    command = ["make", "-C", str(tmp_path), "--no-print-directory", "run", f"PYTHON={tmp_path}/python"]
+    command = ["make", "-C", str(tmp_path), "--no-print-directory", f"PYTHON={tmp_path}/python"]
     # Without what a make that runs the tests hands down.
     env = {
         name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "VENV"))
     }
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
-    environment, dependencies, pip, project, *_ = done.stderr.splitlines()
+
+    def made(target: str) -> tuple[str, list[str]]:
+        done = subprocess.run([*command, target], capture_output=True, text=True, check=False, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr.splitlines()
+
+    shown, (environment, dependencies, pip) = made("run")
+    assert shown == "ran\n"
     assert environment == "making a Python environment in .venv"
-    assert re.fullmatch(r"installing \d\d packages .* into \.venv: once, half a minute to two", dependencies)
-    assert (pip, project) == ("pip: dependencies", "installing this project into .venv")
+    assert re.fullmatch(r"installing \d\d packages into \.venv: once, .*", dependencies)
+    assert pip == "pip: dependencies"
     # The next time nothing is installed.
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert (done.stdout, done.stderr) == ("ran\n", "")
+    assert made("run") == ("ran\n", [])
+    # What tests need as well comes into the same environment, which the demo then takes as it is.
+    _, (dependencies, pip, project, after) = made(".venv/.installed")
+    assert re.fullmatch(r"installing \d\d packages .* into \.venv: once, half a minute to two", dependencies)
+    assert (pip, project, after) == (
+        "pip: dependencies",
+        "installing this project into .venv",
+        "pip: project",
+    )
+    assert made("run") == ("ran\n", [])
 
 
 def test_links_lead_somewhere() -> None:

@@ -208,14 +208,15 @@ COMMANDS: Final = (
         "checks:check_slo",
         "show what strategies say, where each value comes from, and what is wrong",
         ". FILE holds Kubernetes objects (the ConfigMap slo-controller-config, this node's Node and "
-        "NodeSLO), or is a folder of such files or of a mounted ConfigMap. Nothing is changed, and no "
-        "instance need run; the exit code is 1 if something cannot be used, or a file holds nothing that is "
-        "read.",
-        "FILE... [--node-labels K=V,...] [--node-annotations K=V,...] [--pod FILE] [--strict] "
-        "[--output text|json] ",
+        "NodeSLO, Katalyst's AdminQoSConfigurations), or is a folder of such files or of a mounted "
+        "ConfigMap. Nothing is changed, and no instance need run; the exit code is 1 if something cannot be "
+        "used, or a file holds nothing that is read.",
+        "FILE... [--node-labels K=V,...] [--node-name NAME] [--node-annotations K=V,...] [--pod FILE] "
+        "[--strict] [--output text|json] ",
         {
             "files": _option("FILE", "file or folder with the objects", nargs="+"),
             **_NODE_LABELS,
+            "--node-name": _option("NAME", "name of the node, else that of its Node object"),
             "--node-annotations": _option("K=V,...", "annotations of the node, in the same way", **_REPEATED),
             "--pod": _option("FILE", "also show what applies to the Pod in this file"),
             "--strict": _switch("names of keys and fields that Koordinator does not have are errors, too"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from runtimeproxy.documents.reading import InputError, parse_documents, printabl
 from runtimeproxy.hooks.levels import LEVELS_POLICY, levels_in_force
 from runtimeproxy.hooks.views import PodView
 from runtimeproxy.katalyst.levels import class_of
+from runtimeproxy.katalyst.targets import CustomConfig, NodeTraits, Resolved, Target, resolve
 from runtimeproxy.node.derived import normalization_ratio
 from runtimeproxy.node.inputs import state_file
 from runtimeproxy.node.machine import read_processor
@@ -99,6 +101,9 @@ class _Input:
     texts: dict[str, Text] = field(default_factory=dict)
     node: NodeObject = field(default_factory=NodeObject)
     node_slo: NodeSlo | None = None
+    node_name: str = ""
+    targets: list[Target] = field(default_factory=list)
+    custom_configs: list[CustomConfig] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -109,7 +114,8 @@ def check(arguments: Namespace, settings: Settings) -> tuple[str, bool]:
     labels = {**found.node.labels, **pairs(arguments.node_labels, "--node-labels")}
     annotations = {**found.node.annotations, **pairs(arguments.node_annotations, "--node-annotations")}
     loaded = load(found.texts, node_slo=found.node_slo, labels=labels, annotations=annotations)
-    if not found.texts and found.node_slo is None:
+    targets = _targets(found, arguments.node_name or found.node_name, labels)
+    if not found.texts and found.node_slo is None and not found.targets:
         found.notes.append(f"no strategies are in the files, neither a ConfigMap {CONFIG_MAP} nor a NodeSLO")
     pod = verdict = None
     if arguments.pod:
@@ -123,7 +129,7 @@ def check(arguments: Namespace, settings: Settings) -> tuple[str, bool]:
     present = _present(Path(settings.state.dir), labels, annotations)
     running = _running(settings, loaded.strategies, present, annotations)
     report = _Report(
-        found, labels, loaded, pod, arguments.pod or "", strategy, running, arguments.strict, verdict
+        found, labels, loaded, pod, arguments.pod or "", strategy, running, arguments.strict, verdict, targets
     )
     if arguments.output == "json":
         return report.as_json(), report.is_good
@@ -142,6 +148,8 @@ class _Report(NamedTuple):
     is_strict: bool
     verdict: LevelVerdict | None
     """Of the pod; None: it has no level of Katalyst's."""
+    targets: Resolved
+    """Katalyst's dynamic configuration."""
 
     @property
     def is_good(self) -> bool:
@@ -158,7 +166,8 @@ class _Report(NamedTuple):
         of_pod = self.strategy.problems if self.strategy else ()
         if self.pod is not None:
             of_pod = (*of_pod, *name_problems(POD_NAMES, self.pod.labels, self.pod.annotations))
-        return [*self.loaded.problems, *(each._replace(file=self.pod_file) for each in of_pod)]
+        of_targets = self.targets.config_problems
+        return [*self.loaded.problems, *of_targets, *(each._replace(file=self.pod_file) for each in of_pod)]
 
     def as_text(self) -> Iterator[str]:
         yield from (f"note: {each}" for each in self.found.notes)
@@ -167,6 +176,10 @@ class _Report(NamedTuple):
             yield f"{'error' if self._is_error(each) else 'warning'}: {each}"
         for title, rows in self._sections():
             yield from _table(title, _configured(rows))
+        for each in self.targets.targets:
+            yield f"target {each.name}: {'applies' if each.is_applied else 'does not apply'}: {each.reason}"
+        for path, value in self.targets.config.fields():
+            yield f"  {path}  {_shown(value)}"
         if self.pod is not None and self.strategy is not None:
             qos = self.pod.qos or "no QoS class"
             title = f"pod {self.pod.namespace}/{self.pod.name} ({qos}, {self.pod.kube_qos})"
@@ -181,7 +194,8 @@ class _Report(NamedTuple):
         if count:
             yield f"not valid: {count} error{'s' if count > 1 else ''}"
         else:
-            yield "valid" if self.found.texts or self.found.node_slo is not None else "nothing to check"
+            is_any = self.found.texts or self.found.node_slo is not None or self.found.targets
+            yield "valid" if is_any else "nothing to check"
 
     def _running_text(self) -> Iterator[str]:
         running = self.running
@@ -206,6 +220,18 @@ class _Report(NamedTuple):
             "nodeLabels": self.labels,
             "strategies": {title: [_as_json(row) for row in rows] for title, rows in self._sections()},
         }
+        if self.targets.targets:
+            report["katalystTargets"] = [
+                {
+                    "name": each.name,
+                    "file": each.file,
+                    "isApplied": each.is_applied,
+                    "version": each.version,
+                    "reason": each.reason,
+                }
+                for each in self.targets.targets
+            ]
+            report["katalystConfig"] = {path: _plain(value) for path, value in self.targets.config.fields()}
         if self.pod is not None and self.strategy is not None:
             report["pod"] = {
                 "namespace": self.pod.namespace,
@@ -255,7 +281,8 @@ def _read_files(names: Sequence[str]) -> _Input:
                 found.texts.setdefault(path.name, Text(str(path), data.decode("utf-8-sig")))
             except UnicodeDecodeError:
                 found.problems.append(f"{path}: is not UTF-8")
-    reader = Reader(node_name(document for documents in files.values() for document in documents))
+    found.node_name = node_name(document for documents in files.values() for document in documents)
+    reader = Reader(found.node_name)
     for file, documents in files.items():
         if not documents:
             found.problems.append(f"{file}: is empty")
@@ -283,10 +310,30 @@ def _take(each: Object | Rejected | Ignored, file: str, found: _Input, *, is_oth
             if key in found.texts:
                 found.problems.append(f"{file}: {key}: is in {found.texts[key].file}, too, which is used")
             found.texts.setdefault(key, Text(file, text))
+    elif isinstance(each.value, Target | CustomConfig):
+        _take_target(each.value, file, found)
     elif isinstance(each.value, NodeObject):
         found.node = each.value
     elif isinstance(each.value, NodeSloObject):
         found.node_slo = NodeSlo(file, each.value.spec)
+
+
+def _take_target(value: Target | CustomConfig, file: str, found: _Input) -> None:
+    of_kind: list[Any] = found.targets if isinstance(value, Target) else found.custom_configs
+    if any(other.name == value.name for other in of_kind):
+        found.problems.append(f"{file}: {value.name}: is there twice; the first one is used")
+    else:
+        of_kind.append(value._replace(file=file))
+
+
+def _targets(found: _Input, name: str, labels: Mapping[str, str]) -> Resolved:
+    """What a node with this name and these labels gets of the targets; problems go to `found`."""
+    resolved = resolve(found.targets, found.custom_configs, NodeTraits(name, labels), time.time())
+    found.problems += resolved.problems
+    found.notes += resolved.notes
+    if not name and any(each.node_names for each in found.targets):
+        found.notes.append("no name of a node is known, so no target by nodeNames applies: give --node-name")
+    return resolved
 
 
 def _read_pod(path: Path, settings: Settings) -> tuple[PodView, LevelVerdict | None]:

@@ -42,6 +42,7 @@ from runtimeproxy.ledger.ledger import Ledger
 from runtimeproxy.ledger.network import network_control
 from runtimeproxy.ledger.pools import POOL_INPUTS, NodePools, PoolConfiguration, pools_file
 from runtimeproxy.ledger.upkeep import Upkeep
+from runtimeproxy.node.snapshot import Input
 from runtimeproxy.node.sources import NodeSources
 from runtimeproxy.pods.inventory import Inventory
 from runtimeproxy.pods.records import Level
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from runtimeproxy.hooks.loaded import LoadedPolicy
     from runtimeproxy.hooks.remote.server_state import Servers
     from runtimeproxy.node.api_server import ApiServerInputs
-    from runtimeproxy.node.snapshot import Input, Node
+    from runtimeproxy.node.snapshot import Node
     from runtimeproxy.pods.checkpoint.codec import RowKind
 
 
@@ -369,6 +370,8 @@ class Core:
         return PoolConfiguration(settings, rules, is_rejecting)
 
     def _on_node_changed(self, node: Node, changed: frozenset[Input]) -> None:
+        if Input.KATALYST in changed and self.policies.is_loaded:
+            self.store.use_levels(levels_in_force(self.policies.chain.policies, node))
         self.upkeep.on_node_changed(node, changed)
         if changed & POOL_INPUTS:
             self.pools.look_soon()

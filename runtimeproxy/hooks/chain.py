@@ -470,7 +470,7 @@ class ChainRun:
                 self._start_worker((), progress, now_s)
                 return
             try:
-                self.apply(decision)
+                decision = self._with_written(decision, self.apply(decision) or {})
             except Exception as error:  # noqa: BLE001 - whatever it raises, the call gets an answer
                 decision = self._with_unwritten(decision, error_texts(error, self.subject.view)[0])
         self._conclude(decision)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from runtimeproxy.cgroups.paths import has_container_cgroups
 from runtimeproxy.fields.resources import Resources as Resources
-from runtimeproxy.katalyst.levels import KatalystQos
 from runtimeproxy.qos import KubeQoSClass, PriorityClass, QoSClass
+
+if TYPE_CHECKING:
+    from runtimeproxy.katalyst.levels import KatalystQos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

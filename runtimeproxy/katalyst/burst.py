@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from runtimeproxy.katalyst.levels import CPU_ENHANCEMENT, BurstPolicy, KatalystQos
+from runtimeproxy.katalyst.dynamic_config import NO_CONFIG, KatalystConfig
+from runtimeproxy.katalyst.levels import CPU_ENHANCEMENT, BurstPolicy, KatalystQos, QosLevel
 from runtimeproxy.slo.schema import CpuBurstPolicy, CpuBurstStrategy
 from runtimeproxy.slo.strategies import Layer, PodStrategy, Provenance
 
@@ -18,16 +19,31 @@ USUAL_PERCENT: Final = 100
 _BY_ENHANCEMENT: Final = Provenance(Layer.ANNOTATION, key=CPU_ENHANCEMENT)
 
 
-def burst_of_level(node: CpuBurstStrategy, qos: KatalystQos) -> CpuBurstStrategy:
+def wanted_burst(qos: KatalystQos, config: KatalystConfig) -> tuple[BurstPolicy, float | None]:
+    """Return policy and percent of a pod: its own, else those of the dynamic configuration; None: neither's.
+
+    Source: enableDedicatedCoresDefaultCPUBurst and defaultCPUBurstPercent, which are for that level alone.
+    """
+    policy, percent = qos.burst_policy, qos.burst_percent
+    if policy is BurstPolicy.DEFAULT and qos.level is QosLevel.DEDICATED:
+        if config.cpu_burst_enable is not None:
+            policy = BurstPolicy.STATIC if config.cpu_burst_enable else BurstPolicy.CLOSED
+        percent = config.cpu_burst_percent if percent is None else percent
+    return policy, percent
+
+
+def burst_of_level(
+    node: CpuBurstStrategy, qos: KatalystQos, config: KatalystConfig = NO_CONFIG
+) -> CpuBurstStrategy:
     """Return the strategy of one pod.
 
     `static` is burst without larger quotas, whatever the node has; `closed` is none, and so is `dynamic`,
-    which Katalyst does not support either; `default` is what the node has.
+    which Katalyst does not support either; `default` is what the node has, of `dedicated_cores` what the
+    dynamic configuration has.
     """
-    policy = qos.burst_policy
+    policy, percent = wanted_burst(qos, config)
     if policy in (BurstPolicy.CLOSED, BurstPolicy.DYNAMIC):
         return replace(node, policy=CpuBurstPolicy.NONE)
-    percent = qos.burst_percent
     if policy is BurstPolicy.STATIC:
         used = USUAL_PERCENT if percent is None else int(percent)
         return replace(node, policy=CpuBurstPolicy.CPU_BURST_ONLY, cpu_burst_percent=used)
@@ -36,10 +52,10 @@ def burst_of_level(node: CpuBurstStrategy, qos: KatalystQos) -> CpuBurstStrategy
     return replace(node, cpu_burst_percent=int(percent))
 
 
-def with_level(strategy: PodStrategy, qos: KatalystQos) -> PodStrategy:
+def with_level(strategy: PodStrategy, qos: KatalystQos, config: KatalystConfig = NO_CONFIG) -> PodStrategy:
     """Return a pod's strategy with the burst that its level asks for."""
     before = strategy.cpu_burst
-    burst = burst_of_level(before, qos)
+    burst = burst_of_level(before, qos, config)
     if burst == before:
         return strategy
     changed: dict[str, Any] = {

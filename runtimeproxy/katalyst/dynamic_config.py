@@ -7,24 +7,15 @@ program's own, and can be in a file only: an API server drops what a CustomResou
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, get_type_hints
 
-from runtimeproxy.katalyst.levels import QosLevel
+from runtimeproxy.katalyst.levels import LevelRules, OnError, QosLevel
 from runtimeproxy.slo.reading import MAX_PROBLEMS, Problem, Report, build, child, read_overlay
 from runtimeproxy.slo.schema import Quantity, Range
 
 MAX_CPUS: Final = 1 << 16
 """Many times those of a node."""
-
-
-class ErrorPolicy(StrEnum):
-    """What a pod gets whose annotations are refused."""
-
-    FALLBACK = "fallback"
-    """What a pod without annotations gets."""
-    REJECT = "reject"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +36,7 @@ class KatalystConfig:
     """The burst of pods that name none, in percent of their quota, 0 to 100."""
     default_level: QosLevel | None = None
     """The level of pods without an annotation."""
-    on_error: ErrorPolicy | None = None
+    on_error: OnError | None = None
     target: str = ""
     """Which target: its kind, namespace and name; empty: none."""
     version: str = ""
@@ -55,6 +46,14 @@ class KatalystConfig:
         """Return those that are set, by the names that the settings of pools have."""
         found = {name: getattr(self, name) for name in _OF_POOLS}
         return {name: value for name, value in found.items() if value is not None}
+
+    def level_rules(self, configured: LevelRules) -> LevelRules:
+        """Return the rules of levels with those that are set."""
+        return replace(
+            configured,
+            default_level=self.default_level or configured.default_level,
+            on_error=self.on_error or configured.on_error,
+        )
 
     def fields(self) -> Iterator[tuple[str, object]]:
         """The fields that are set, by their path in `spec.config`."""
@@ -137,7 +136,7 @@ class _RuntimeProxy:
 
     snb_ratio: Annotated[float, Range(1, 100)] | None = None
     default_level: QosLevel | None = None
-    on_error: ErrorPolicy | None = None
+    on_error: OnError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,8 @@ class ComparedSelector:
         A key separates two selectors if both name values for it and have none in common, or one names values
         that the other one all forbids. Exact unless a selector both names and forbids values of one key.
         """
+        if not all((*self._wanted.values(), *other._wanted.values())):
+            return False  # one of them selects nothing
         return not (self._is_apart(other) or other._forbids(self))
 
     def _is_apart(self, other: ComparedSelector) -> bool:

@@ -215,15 +215,18 @@ def _with_spec(found: Target, spec: Mapping[str, Any]) -> Target:
             found = found._replace(node_names=_node_names(ephemeral.get("nodeNames")))
         with within("lastDuration"):
             found = found._replace(last_duration_s=_duration_s(ephemeral.get("lastDuration")))
-    if text:
-        with within("nodeLabelSelector"):
-            found = found._replace(selector=parse_selector(text))
     try:
         size = len(json.dumps(config))
     except (TypeError, ValueError, RecursionError):
         raise InputError("cannot be read", "config") from None
     if size > MAX_CONFIG_CHARS:
         raise InputError(f"is longer than {MAX_CONFIG_CHARS} characters", "config")
+    if text:
+        try:
+            with within("spec.nodeLabelSelector"):
+                return found._replace(selector=parse_selector(text))
+        except InputError as error:
+            return found._replace(problem=str(error))
     return found
 
 
@@ -465,6 +468,8 @@ class Resolved(NamedTuple):
     """The last targets of which all were valid, to be passed again."""
     problems: tuple[str, ...] = ()
     """Why the node has not what the targets say."""
+    notes: tuple[str, ...] = ()
+    """The same where the target itself says so."""
     config_problems: tuple[Problem, ...] = ()
     """Of the configuration that applies."""
     end_s: float | None = None
@@ -530,7 +535,8 @@ def resolve(
         raw=raw,
         targets=tuple(states),
         good=good,
-        problems=tuple(_problems(invalid, choice, held)),
+        problems=tuple(_problems(invalid, choice)),
+        notes=(f"{TARGET_KIND} {shortened(winner.name)}: {held}",) if winner is not None and held else (),
         config_problems=config_problems,
         end_s=min(ends, default=None),
     )
@@ -590,7 +596,7 @@ def _held(target: Target, present: KatalystConfig, version: str) -> str:
     return ""
 
 
-def _problems(invalid: Mapping[str, str], choice: Choice, held: str) -> Iterator[str]:
+def _problems(invalid: Mapping[str, str], choice: Choice) -> Iterator[str]:
     for name, reason in sorted(invalid.items())[:_MAX_NAMED]:
         yield f"{TARGET_KIND} {shortened(name)}: {reason}"
     if invalid:
@@ -598,5 +604,3 @@ def _problems(invalid: Mapping[str, str], choice: Choice, held: str) -> Iterator
         yield f"{TARGET_KIND}: {more}; the node goes by the last ones that all were"
     if choice.is_ambiguous:
         yield f"{TARGET_KIND}: {choice.conflict}"
-    if held and choice.target is not None:
-        yield f"{TARGET_KIND} {shortened(choice.target.name)}: {held}"

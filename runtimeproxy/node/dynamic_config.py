@@ -119,4 +119,5 @@ class DynamicConfig:
         self.targets = resolved.targets
         self.found_problems = tuple(each for each in resolved.config_problems if each.needs_attention)
         self.problems = (*map(printable, resolved.problems), *map(str, self.found_problems))
-        self.notes = tuple(str(each) for each in resolved.config_problems if not each.needs_attention)
+        others = (str(each) for each in resolved.config_problems if not each.needs_attention)
+        self.notes = (*map(printable, resolved.notes), *others)

@@ -275,7 +275,7 @@ class NodeInputs:
             **self._normalization(),
             "requests": requests or {},
             "live_pods": api_server.pods if api_server is not None else EMPTY,
-            "levels": self._places.levels,
+            "levels": katalyst.level_rules(levels) if (levels := self._places.levels) is not None else None,
         }
         pods_before = self.node.live_pods
         changed = self._publish(Node(facts=facts, **values), states)

@@ -306,7 +306,7 @@ class Node:
 
     def strategy_for(self, pod: PodLike) -> PodStrategy:
         strategy = self.strategies.for_pod(pod)
-        return strategy if pod.katalyst is None else with_level(strategy, pod.katalyst)
+        return strategy if pod.katalyst is None else with_level(strategy, pod.katalyst, self.katalyst)
 
     def requests_of(self, pod: PodLike) -> Mapping[str, Mapping[str, int]]:
         """The requests of a pod's containers by name, as in `requests`; empty if they are not known."""

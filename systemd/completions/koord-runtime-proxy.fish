@@ -51,7 +51,7 @@ function _shtab_koord_runtime_proxy_using
 end
 
 set -g _shtab_koord_runtime_proxy_commands status pods explain audit policy doctor check-config check-slo simulate record replay list-policies version demo bypass upgrade restore check-removal
-set -g _shtab_koord_runtime_proxy_opts_with_value --admin-socket --backend-runtime-mode --config --endpoint --file --for --hook-config-dir --kind --koord-runtimeproxy-endpoint --limit --log-format --log-level --max-size --namespace --node-annotations --node-labels --node-objects-dir --out --output --pod --policies-dir --policy --reason --record-tree --remote-image-service-endpoint --remote-runtime-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --selector --since --state-dir --timeout --tracing-endpoint --until -f
+set -g _shtab_koord_runtime_proxy_opts_with_value --admin-socket --backend-runtime-mode --config --endpoint --file --for --hook-config-dir --kind --koord-runtimeproxy-endpoint --limit --log-format --log-level --max-size --namespace --node-annotations --node-labels --node-name --node-objects-dir --out --output --pod --policies-dir --policy --reason --record-tree --remote-image-service-endpoint --remote-runtime-service-endpoint --runtime-hook-server-key --runtime-hook-server-val --selector --since --state-dir --timeout --tracing-endpoint --until -f
 
 complete -c koord-runtime-proxy -e
 complete -c koord-runtime-proxy -f
@@ -136,6 +136,7 @@ complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using; and test $
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-slo' -s h -l help -d 'show this help message and exit'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-slo' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'configuration file in TOML (default: /etc/koord-runtime-proxy/config.toml, if there)'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-slo' -l node-labels -x -d 'labels of the node, beside those of its Node object'
+complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-slo' -l node-name -x -d 'name of the node, else that of its Node object'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-slo' -l node-annotations -x -d 'annotations of the node, in the same way'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-slo' -l pod -xka "(__fish_complete_path (commandline -ct))" -d 'also show what applies to the Pod in this file'
 complete -c koord-runtime-proxy -n '_shtab_koord_runtime_proxy_using check-slo' -l strict -d 'names of keys and fields that Koordinator does not have are errors, too'

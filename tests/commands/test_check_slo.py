@@ -23,9 +23,11 @@ from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
 from runtimeproxy.qosmanager.manager import BUILT_IN
 from runtimeproxy.slo.loading import Text
 from tests.cgroups.trees import make_v2
+from tests.katalyst.objects import custom_config, target
 
 DOCUMENT = Path(__file__).parents[2] / "policies" / "STRATEGIES.md"
 
+KINDS = "ConfigMap, Node, NodeResourceTopology, NodeSLO, AdminQoSConfiguration, KatalystCustomConfig"
 CONFIG_MAP = {
     "apiVersion": "v1",
     "kind": "ConfigMap",
@@ -99,11 +101,11 @@ NOTHING_THAT_IS_READ = {
     ),
     "a misspelled kind": (
         json.dumps({**CONFIG_MAP, "kind": "ConfigMpa"}),
-        "ConfigMpa is not read; ConfigMap, Node, NodeResourceTopology, NodeSLO are; did you mean ConfigMap?",
+        f"ConfigMpa is not read; {KINDS} are; did you mean ConfigMap?",
     ),
     "another kind": (
         json.dumps({"kind": "Deployment", "metadata": {"name": "a"}}),
-        "Deployment is not read; ConfigMap, Node, NodeResourceTopology, NodeSLO are",
+        f"Deployment is not read; {KINDS} are",
     ),
     "empty": ("", "is empty"),
     "comments": ("# strategies\n", "is empty"),
@@ -492,3 +494,33 @@ def test_nothing_else_loads_what_the_command_needs() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_targets_of_katalysts_dynamic_configuration(run: Run) -> None:
+    """Which one applies to a node of this name and with these labels; an invalid one is an error."""
+    on = {"reclaimedResourceConfig": {"enableReclaim": True}, "evictionConfig": {}}
+    file = write(
+        "targets.yaml",
+        custom_config({0: ["pool"]}),
+        target("all"),
+        target("gold", selector="pool=gold", config=on),
+        target("one", nodes=["node-9"], last="876000h"),
+    )
+    code, out, _ = run(file, "--node-labels", "pool=gold", "--node-name", "node-1")
+    assert code == 0
+    lines = out.splitlines()
+    assert "target all: does not apply: gold applies by nodeLabelSelector, which goes before global" in lines
+    assert "target gold: applies: selects the node by its labels" in lines
+    assert "  reclaimedResourceConfig.enableReclaim  true" in lines
+    assert "target one: does not apply: ephemeralSelector.nodeNames has no node-1" in lines
+    place = f"{file}: AdminQoSConfiguration gold: spec.config.evictionConfig"
+    assert f"warning: {place} is not supported, and is not used" in lines
+    assert lines[-1] == "valid"
+    _, out, _ = run(file, "--node-name", "node-9", "--output", "json")
+    report = json.loads(out)
+    applied = [each["name"] for each in report["katalystTargets"] if each["isApplied"]]
+    assert (applied, report["katalystConfig"], report["valid"]) == (["one"], {}, True)
+    assert "give --node-name" in run(file)[1]
+    code, out, _ = run(write("more.yaml", target("all"), target("other")))
+    assert code == 1
+    assert "error: AdminQoSConfiguration other: is for all nodes, as all is" in out

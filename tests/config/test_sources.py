@@ -78,6 +78,17 @@ def test_the_defaults() -> None:
             "events": True,
             "evictions": True,
         },
+        "katalyst": {
+            "on_error": "fallback",
+            "default_level": "",
+            "order": ("katalyst", "koordinator"),
+            "dedicated_selector": (),
+            "shared_selector": (),
+            "reclaimed_selector": (),
+            "system_selector": (),
+            "enhancement_aliases": (),
+            "enhancement_defaults": (),
+        },
         "ledger": {
             "pods_per_s": 50.0,
             "large_change_percent": 10.0,

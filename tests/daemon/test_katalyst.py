@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import grpc
@@ -81,7 +80,8 @@ TABLE = {
     "differ": Row(
         *("BE", {LEVEL: "shared_cores"}, "LS", "shared_cores", "share"),
         score=501,
-        problem="label koordinator.sh/qosClass BE and shared_cores, which is treated as LS, differ: LS is used",
+        problem="label koordinator.sh/qosClass BE and shared_cores, which is treated as LS, differ: LS is "
+        "used",
     ),
     "refused": Row(
         *("", {LEVEL: "dedicated_cores"}, "LS", "shared_cores", "share"),
@@ -103,6 +103,7 @@ class Node:
     """A daemon, as kubelet and operator use it."""
 
     def __init__(self, daemon: ProxyProcess, files: CgroupFiles) -> None:
+        self.socket = daemon.socket
         self.client = CriClient(daemon.socket)
         self.api = api_pb2_grpc.RuntimeProxyStub(self.client.channel)
         self._files = files
@@ -126,8 +127,8 @@ class Node:
         return f"{pod.linux.cgroup_parent}/{container}", container
 
     def pods(self) -> dict[str, api_pb2.Pod]:
-        found = self.api.ListPods(api_pb2.ListPodsRequest(), timeout=CALL_TIMEOUT_S).pods
-        return {each.name: each for each in found}
+        parts = self.api.WatchPods(api_pb2.WatchPodsRequest(snapshot_only=True), timeout=CALL_TIMEOUT_S)
+        return {pod.name: pod for part in parts for pod in part.snapshot.pods}
 
     def status(self) -> api_pb2.GetStatusResponse:
         return self.api.GetStatus(api_pb2.GetStatusRequest(), timeout=CALL_TIMEOUT_S)
@@ -202,9 +203,8 @@ def test_a_refused_pod_never_gets_to_the_runtime(nodes: Nodes, runtime: FakeRunt
     node.run("reclaimed", TABLE["reclaimed"])
 
 
-def test_pods_have_no_level_while_the_policy_is_off_or_only_looks(
-    nodes: Nodes, runtime: FakeRuntime, socket_folder: Path
-) -> None:
+@pytest.mark.slow
+def test_pods_have_no_level_while_the_policy_only_looks(nodes: Nodes, runtime: FakeRuntime) -> None:
     node = nodes.start(config(mode="dry-run", on_error="reject"))
     _, container = node.run("refused", TABLE["refused"])
     node.run("reclaimed", TABLE["reclaimed"])
@@ -215,7 +215,9 @@ def test_pods_have_no_level_while_the_policy_is_off_or_only_looks(
     assert node.status().katalyst_problem_pods == 0
     # An operator that has the policy enforced changes the class of what runs.
     request = api_pb2.SetPolicyModeRequest(policy="katalyst-qos", mode=api_pb2.MODE_ENFORCE)
-    with grpc.insecure_channel(f"unix://{socket_folder}/admin/api.sock") as channel:
-        api_pb2_grpc.RuntimeProxyStub(channel).SetPolicyMode(request, timeout=CALL_TIMEOUT_S)
+    with CriClient(node.socket.parent / "admin" / "api.sock") as client:
+        api_pb2_grpc.AdminStub(client.channel).SetPolicyMode(
+            request, timeout=CALL_TIMEOUT_S, wait_for_ready=True
+        )
     assert node.pods()["reclaimed"].qos_class == "BE"
     assert node.status().katalyst_problem_pods == 1

@@ -117,7 +117,7 @@ def test_each_mode_is_shown(mode: str, changed: int, texts: tuple[str, ...]) -> 
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, env=environ)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"runtime: the built-in fake (in mode {mode} ")
-    ran = f"7 pods ran in mode {mode}: {changed} changed, {7 - changed} untouched"
+    ran = f"8 pods ran in mode {mode}: {changed} changed, {8 - changed} untouched"
     assert ran in done.stdout, done.stdout
     for text in (*texts, "pod   cpu.max.burst", "0 -> 50000 -> 0"):
         assert text in done.stdout

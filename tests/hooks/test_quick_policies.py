@@ -9,7 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from runtimeproxy.cgroups.writer import WriteOutcome, WriteResult
 from runtimeproxy.hooks import ContainerView
+from runtimeproxy.hooks.audit import AuditKind
 from runtimeproxy.hooks.chain import OVER_CPU_LIMIT, Chain
 from runtimeproxy.hooks.cpu_limit import CpuLimit, OverCpuLimitError
 from runtimeproxy.hooks.decision import Decision
@@ -73,6 +75,15 @@ async def test_quick_policies_need_no_worker_thread(workers: Workers) -> None:
     assert shares_of(decision) == 5
     assert is_here(first.names + second.names + applied)
     assert workers.threads == 0
+
+
+async def test_values_that_wait_are_no_changes_in_the_audit(workers: Workers) -> None:
+    waiting = WriteResult("", "cpu.cfs_burst_us", 5, WriteOutcome.PENDING)
+    chain = Chain([quick("a", cgroup(cpu_cfs_burst_us=5))], workers)
+    decision = await decide(chain, apply=lambda _: {waiting.name: waiting}, has_writes=lambda _: False)
+    assert [(each.field, each.kind) for each in decision.audit] == [
+        ("cgroup[cpu.cfs_burst_us]", AuditKind.PENDING)
+    ]
 
 
 async def test_writes_of_quick_policies_take_a_worker_thread(workers: Workers) -> None:

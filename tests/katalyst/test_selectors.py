@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.documents.reading import InputError
@@ -73,12 +74,11 @@ def test_what_kubernetes_refuses_and_what_is_too_long(text: str) -> None:
     assert len(str(caught.value)) < 300
 
 
+@settings(max_examples=50)
 @given(st.text(alphabet="ab=!,() in<>\t\0", max_size=40))
 def test_any_text_is_a_selector_or_refused(text: str) -> None:
-    try:
+    with suppress(InputError):
         parse_selector(text).matches({"a": "b"})
-    except InputError:
-        pass
 
 
 ALLOWED = frozenset({"l1", "l2"})
@@ -130,6 +130,7 @@ def pure_on_a_key(key: str) -> st.SearchStrategy[list[str]]:
 pure = st.builds(lambda one, other: ",".join([*one, *other]), pure_on_a_key("l1"), pure_on_a_key("l2"))
 
 
+@settings(max_examples=60)
 @given(pure, pure)
 def test_an_overlap_is_exact_where_a_key_is_only_named_or_only_forbidden(one: str, other: str) -> None:
     of_key = (None, *VALUES, "another")

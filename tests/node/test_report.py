@@ -59,6 +59,16 @@ def test_an_own_kernel_has_no_initrd_and_cores_with_two_threads() -> None:
     assert "threads=2" in own
 
 
+def test_two_numa_nodes_have_a_socket_and_half_of_the_memory_each() -> None:
+    image = Image(Path("disk"), Path("kernel"), Path("initrd"))
+    words = command(image, Path("share"), has_numa=True)
+    assert "8,sockets=2,cores=2,threads=2" in words
+    nodes = [word for word in words if word.startswith("node,")]
+    assert nodes == ["node,nodeid=0,cpus=0-3,memdev=memory0", "node,nodeid=1,cpus=4-7,memdev=memory1"]
+    sizes = [int(word.rpartition("=")[2].rstrip("M")) for word in words if word.startswith("memory-backend")]
+    assert sum(sizes) == int(words[words.index("-m") + 1])
+
+
 def test_the_other_architecture_has_another_emulator_and_console() -> None:
     image = Image(Path("disk"), Path("kernel"), Path("initrd"), "arm64")
     words = command(image, Path("share"))

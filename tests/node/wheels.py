@@ -19,9 +19,6 @@ Architecture = Literal["amd64", "arm64"]
 _PYTHON = "3.11"
 _PLATFORMS = ("manylinux_2_35", "manylinux_2_28", "manylinux_2_17", "manylinux2014", "linux")
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-_FROM_SOURCE = ("argparse-manpage",)
-"""What the index has no wheel of, and what builds one of it."""
-_BUILDERS = ("setuptools", "wheel", "packaging")
 
 
 def gather_wheels(folder: Path, architecture: Architecture = "amd64") -> Path:
@@ -40,16 +37,10 @@ def gather_wheels(folder: Path, architecture: Architecture = "amd64") -> Path:
 
 
 def gather_locked(folder: Path, architecture: Architecture) -> None:
-    """Downloads all of `requirements.lock`, with its hashes, for `make run` on a machine without network."""
+    """Downloads what the program needs, with its hashes, for `make run` on a machine without network."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = (REPOSITORY / "requirements.lock").read_text()
-    entries = re.split(r"^(?=[a-z])", lock, flags=re.MULTILINE)
-    binaries = (each for each in entries if not each.startswith(_FROM_SOURCE))
-    locked = folder / "binaries.lock"
-    locked.write_text("".join(binaries))
-    _pip("download", *_target(architecture), "--no-deps", "--require-hashes", "--dest", folder, "-r", locked)
-    sources = [each for each in pinned(lock).split() if each.startswith(_FROM_SOURCE)]
-    _pip("download", "--no-deps", "--dest", folder, *sources, *_BUILDERS)
+    lock = REPOSITORY / "systemd" / "packages" / "requirements.lock"
+    _pip("download", *_target(architecture), "--no-deps", "--require-hashes", "--dest", folder, "-r", lock)
 
 
 def _target(architecture: Architecture) -> list[str]:

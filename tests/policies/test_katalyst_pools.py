@@ -87,10 +87,10 @@ def test_what_pools_do_not_handle_is_left_alone(with_web: PoolState) -> None:
 def test_what_pools_refuse_is_refused(with_web: PoolState, kind: RefusalKind, code: StatusCode) -> None:
     refusals = {("own", ""): Refusal(kind, "why"), ("web", "main"): Refusal(kind, "why")}
     node = Node(cpu_pools=CpuPools(with_web, of_state(with_web), refusals))
-    with pytest.raises(RefusalError, match="katalyst-pools: why") as error:
+    with pytest.raises(RefusalError, match="why") as error:
         KatalystPools().pod(view("own").pod, node)
     assert error.value.code is code
-    with pytest.raises(RefusalError, match="katalyst-pools: why"):
+    with pytest.raises(RefusalError, match="why"):
         KatalystPools().container(view("web"), node)
 
 

@@ -10,6 +10,7 @@ from cri_api.runtimeproxy.v1.api_pb2 import GetStatusResponse, NodeInput
 from runtimeproxy.node.inputs import name_of_node
 from tests.daemon.driving import pod
 from tests.daemon.failures.scene import Row, Scene, has_node_problem, state_of
+from tests.katalyst.objects import target
 from tests.lab.cri_client import CriClient
 from tests.lab.proxy_process import ProxyProcess
 from tests.node.objects_of import BURST, config_map, node_object, write
@@ -49,6 +50,17 @@ def object_file_is_cut(scene: Scene) -> ProxyProcess:
     write(file, config_map(cpu_burst_config="{}"))
     scene.wait_for(daemon, "node_input_state", input="strategies", state="known")
     file.write_text("apiVersion: v1\ndata:\n  cpu-burst-config: '{}'\n")
+    scene.wait_for(daemon, "node_problems")
+    return daemon
+
+
+def target_is_not_valid(scene: Scene) -> ProxyProcess:
+    daemon = scene.start()
+    daemon.objects_folder.mkdir(exist_ok=True)
+    file = daemon.objects_folder / "katalyst.yaml"
+    write(file, target("all"))
+    scene.wait_for(daemon, "node_input_state", input="katalyst", state="known")
+    write(file, target("all"), target("other"))
     scene.wait_for(daemon, "node_problems")
     return daemon
 
@@ -194,6 +206,14 @@ ROWS: Final = {
             [each.reason.rpartition("; ")[2] for each in s.node.strategy_problems]
             == ["did you mean node.koordinator.sh/reservation?"]
             and any("node.koordinator.sh/newer" in each for each in s.node.notes)
+        ),
+    ),
+    "a target of Katalyst's dynamic configuration is not valid, more than one applies": Row(
+        target_is_not_valid,
+        lambda s: (
+            state_of(s, "katalyst") == NodeInput.STATE_KNOWN
+            and [(each.name, each.is_applied) for each in s.node.katalyst_targets]
+            == [("all", True), ("other", False)]
         ),
     ),
     "a file is cut off": Row(object_file_is_cut, has_node_problem),

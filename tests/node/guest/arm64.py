@@ -29,9 +29,9 @@ _LIMIT_S = 3000.0
 
 
 def the_environment_is_made(_: Node) -> str:
-    """`make .venv/.installed`, which `make run` does first: with the packages of the lock from a folder."""
+    """`make .venv/.dependencies`, which `make run` does first, with packages from a folder."""
     shutil.copytree(_SHARED, _SOURCE)
-    took_s = _make(".venv/.installed")[1]
+    took_s = _make(".venv/.dependencies")[1]
     packages = len(list(_LOCKED.glob("*.whl")))
     return f"{platform.machine()}, Linux {platform.release()}: {packages} packages, {took_s:.0f} s"
 

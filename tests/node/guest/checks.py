@@ -18,6 +18,7 @@ from tests.node.guest import (
     network,
     packages,
     pods,
+    pools,
     qos_manager,
     removal,
     scores,
@@ -31,6 +32,7 @@ ARM64 = "arm64"
 CORE_SCHED = "core-sched"
 KUBELETS = "kubelets"
 MODES = "modes"
+POOLS = "pools"
 BOOTS: Mapping[str, tuple[Check, ...]] = {
     "cgroup-v2": (
         *installation.CHECKS,
@@ -68,6 +70,7 @@ BOOTS: Mapping[str, tuple[Check, ...]] = {
         *qos_manager.LAST,
     ),
     MODES: (modes.RUNTIME, *installation.CHECKS, *modes.CHECKS, *removal.LAST),
+    POOLS: (modes.RUNTIME, *installation.CHECKS, *pools.CHECKS, *removal.LAST),
     CORE_SCHED: (*installation.CHECKS, *core_sched.CHECKS, *removal.LAST),
     KUBELETS: (*installation.CHECKS, *kubelets.CHECKS),
     ARM64: (*installation.CHECKS, *arm64.CHECKS, *pods.CHECKS, *tree.CHECKS),

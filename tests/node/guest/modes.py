@@ -104,6 +104,8 @@ exec sleep 1000000
 """
 _FEW_S = 60.0
 """On an emulated CPU."""
+_FOUND_S = 60.0 + PATIENCE_S
+"""A pod that came past a daemon in mode `proxy` is found by its next comparison with the runtime."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def starts_in(mode: Mode, _: Node) -> str:
     CONFIG.write_text(_configuration(mode))
     checked = run(PROGRAM, "check-config")
     systemctl("start", SOCKET_UNIT)
-    took_s = _restart(mode)
+    took_s = restart(mode)
     # No problem, or the exit code is 1.
     run(PROGRAM, "status", *PATIENTLY)
     return f"{checked.splitlines()[0]}; serves after {took_s:.1f} s"
@@ -187,18 +189,18 @@ def _configuration(mode: Mode) -> str:
     return f'[daemon]\nmode = "{mode}"\n[ledger]\nlower_memory_limits = true\n'
 
 
-def _restart(mode: Mode) -> float:
+def restart(mode: Mode) -> float:
     """Restarts the unit; returns how long it took until the daemon serves in the mode, with its records."""
     began_s = time.monotonic()
     systemctl("restart", SERVICE)
-    _wait_for_daemon(mode)
+    wait_for_daemon(mode)
     return time.monotonic() - began_s
 
 
-def _wait_for_daemon(mode: Mode) -> own_pb2.GetStatusResponse:
+def wait_for_daemon(mode: Mode) -> own_pb2.GetStatusResponse:
     def serving() -> own_pb2.GetStatusResponse | None:
         try:
-            status = _status()
+            status = daemon_status()
         except grpc.RpcError:
             # The socket is there before its services.
             return None
@@ -210,7 +212,7 @@ def _wait_for_daemon(mode: Mode) -> own_pb2.GetStatusResponse:
     return found
 
 
-def _status() -> own_pb2.GetStatusResponse:
+def daemon_status() -> own_pb2.GetStatusResponse:
     with CriClient(ENDPOINT) as client:
         api = own_grpc.RuntimeProxyStub(client.channel)
         request = own_pb2.GetStatusRequest()
@@ -224,7 +226,7 @@ def _explain(pod: Pod) -> own_pb2.ExplainResponse:
         return api.Explain(request, timeout=PATIENCE_S, wait_for_ready=True)
 
 
-def _kubelets_endpoint(mode: Mode) -> Path:
+def kubelets_endpoint(mode: Mode) -> Path:
     return ENDPOINT if mode == "proxy" else CONTAINERD
 
 
@@ -265,14 +267,14 @@ def _run(mode: Mode, case: Case, node: Node) -> Pod:
         mounts={"/lab/out": str(out)},
     )
     spec = replace(spec, containers=(container,))
-    _make_slice(spec, requested)
-    with CriClient(_kubelets_endpoint(mode)) as client:
+    make_slice(spec, requested)
+    with CriClient(kubelets_endpoint(mode)) as client:
         sandbox, container_id = run_pod(client, spec, str(out), handler="")
     cgroup = ROOT / spec.cgroup_parent.lstrip("/")
     return Pod(spec, sandbox, container_id, cgroup, cgroup / f"cri-containerd-{container_id}.scope")
 
 
-def _make_slice(spec: SlicePodSpec, requested: pods.V1Values) -> None:
+def make_slice(spec: SlicePodSpec, requested: pods.V1Values) -> None:
     """The pod's slice, with the properties that the kubelet sets."""
     files = as_v2(requested)
     properties = [f"{name}Accounting=yes" for name in ("CPU", "Memory", "IO", "Tasks")]
@@ -319,7 +321,7 @@ def _differences(wanted: Mapping[str, tuple[Files, Files]], node: Node) -> Itera
 
 def updates_keep_the_policy(mode: Mode, node: Node) -> str:
     """The kubelet writes the shares of a batch pod, and moves a pinned one."""
-    with CriClient(_kubelets_endpoint(mode)) as client:
+    with CriClient(kubelets_endpoint(mode)) as client:
         shares = api_pb2.LinuxContainerResources(cpu_period=100000, cpu_shares=2)
         update(client, node.pods["BE"].container_id, shares)
         update(client, node.pods["LSR"].container_id, api_pb2.LinuxContainerResources(cpuset_cpus="0-1"))
@@ -354,10 +356,10 @@ def a_killed_daemon_comes_back(mode: Mode, node: Node) -> str:
     killed = main_pid()
     os.kill(killed, signal.SIGKILL)
     wait_for_another_process(killed)
-    expect("pods after kill -9", _wait_for_daemon(mode).records.pods, len(node.pods))
+    expect("pods after kill -9", wait_for_daemon(mode).records.pods, len(node.pods))
     after_kill_s = _wait_for_values(_cases_of(node), node, _FEW_S)
-    took_s = _restart(mode)
-    expect("containers after the restart", _status().records.containers, len(node.pods))
+    took_s = restart(mode)
+    expect("containers after the restart", daemon_status().records.containers, len(node.pods))
     _wait_for_values(_cases_of(node), node, _FEW_S)
     return f"killed: right after {after_kill_s:.1f} s; restarted in {took_s:.1f} s"
 
@@ -399,11 +401,11 @@ def gives_back(node: Node, cases: Mapping[str, Case] | None = None) -> str:
         expect("a second restore", run(PROGRAM, "restore"), "nothing to restore")
     finally:
         # Those of the next mode have the same names.
-        _remove_all(node)
+        remove_all(node)
     return f"{len(printed) - 1} values of {len(wanted)} pods"
 
 
-def _remove_all(node: Node) -> None:
+def remove_all(node: Node) -> None:
     with CriClient(CONTAINERD) as client:
         for title in list(node.pods):
             remove_pod(client, node.pods.pop(title).sandbox_id)
@@ -455,9 +457,9 @@ class _Load:
         with self._begun:
             pod = self._node.pods[title] = _run(self.mode, case, self._node)
         try:
-            self.times_s.append(_wait_for_values({title: case}, self._node))
+            self.times_s.append(_wait_for_values({title: case}, self._node, _FOUND_S))
         finally:
-            with self._begun, CriClient(_kubelets_endpoint(self.mode)) as client:
+            with self._begun, CriClient(kubelets_endpoint(self.mode)) as client:
                 remove_pod(client, pod.sandbox_id)
 
 
@@ -496,7 +498,7 @@ def goes_on(former: Mode, mode: Mode, node: Node) -> str:
             # As the kubelet is given the runtime's socket before the proxy goes.
             load.use(mode)
         CONFIG.write_text(_configuration(mode))
-        took_s = _restart(mode)
+        took_s = restart(mode)
         load.use(mode)
         right_s = _wait_for_values(_KEPT, node, _FEW_S)
         expect("originals", _originals(node), node.before)
@@ -506,7 +508,9 @@ def goes_on(former: Mode, mode: Mode, node: Node) -> str:
         load.wait_for_pods(2)
     expect("pods that failed", load.failures, [])
     # The lease may have lapsed meanwhile.
-    problems = [each for each in _status().problems if not each.startswith("cpu-suppress does not renew")]
+    problems = [
+        each for each in daemon_status().problems if not each.startswith("cpu-suppress does not renew")
+    ]
     expect("problems", problems, [])
     pods = f"{len(load.times_s)} pods came and went, right after {max(load.times_s):.1f} s at most"
     return f"serves after {took_s:.1f} s, right {right_s:.1f} s later; {pods}"
@@ -552,7 +556,7 @@ def leaving_the_proxy_is_refused(_: Node) -> str:
     """While a kubelet's endpoint is our socket: `check-config` and the start say so."""
     systemctl("start", SOCKET_UNIT)
     CONFIG.write_text(_configuration("proxy"))
-    _restart("proxy")
+    restart("proxy")
     with _kubelet(f"--container-runtime-endpoint=unix://{ENDPOINT}"):
         CONFIG.write_text(_configuration("nri"))
         refused = run(PROGRAM, "check-config", code=2)
@@ -562,7 +566,7 @@ def leaving_the_proxy_is_refused(_: Node) -> str:
         journal.wait_for("daemon.mode: a kubelet still uses the proxy's socket")
         CONFIG.write_text(_configuration("proxy"))
         # systemd has gone on trying.
-        _wait_for_daemon("proxy")
+        wait_for_daemon("proxy")
         with CriClient(ENDPOINT) as client:
             client.wait_until_serving(PATIENCE_S)
     return refused.splitlines()[0]
