@@ -359,12 +359,14 @@ class Core:
         return next(found, None)
 
     def _pool_configuration(self) -> PoolConfiguration:
-        loaded, rules = self._pool_policy(), self.node.latest.levels or LevelRules()
+        node, loaded = self.node.latest, self._pool_policy()
+        rules, dynamic = node.levels or LevelRules(), node.katalyst
         if loaded is None or not isinstance(loaded.policy, UsesCpuPools):
             return PoolConfiguration(rules=rules)
         # A policy that changes nothing refuses nothing either.
-        is_rejecting = rules.on_error is OnError.REJECT and loaded.mode is Mode.ENFORCE
-        settings = loaded.policy.pool_settings._replace(**self.node.latest.katalyst.pool_settings())
+        on_error = OnError(dynamic.on_error) if dynamic.on_error else rules.on_error
+        is_rejecting = on_error is OnError.REJECT and loaded.mode is Mode.ENFORCE
+        settings = loaded.policy.pool_settings._replace(**dynamic.pool_settings())
         return PoolConfiguration(settings, rules, is_rejecting)
 
     def _on_node_changed(self, node: Node, changed: frozenset[Input]) -> None:

@@ -40,7 +40,7 @@ from runtimeproxy.katalyst.levels import (
 )
 from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import ContainerFacts, LiveContainer, LivePod
-from runtimeproxy.katalyst.pools import PoolSettings, PoolState, Refusal, as_document, from_document
+from runtimeproxy.katalyst.pools import NO_CPUS, PoolSettings, PoolState, Refusal, as_document, from_document
 from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.katalyst.transition import CpuPools, Overlap, Placement
 from runtimeproxy.logs import FailureLog
@@ -376,6 +376,8 @@ class NodePools:
         """The runtime has created a container, with this id."""
         if (state := self.state) is not None and uid in state.pods:
             self._replace(operations.created(state, uid, container, identity))
+            # That is what the message had.
+            self._written.setdefault(uid, self._placements[uid])
 
     def undo(self, uid: str, container: str = "") -> None:
         """The call that has placed a pod, or a container of it, has failed."""
@@ -485,10 +487,13 @@ class NodePools:
             self._unwritten |= failed & self._placements.keys()
             self._written.update((uid, each) for uid, each in now.items() if uid not in failed)
             self._written = {uid: each for uid, each in self._written.items() if uid in self._placements}
+            everything = NO_CPUS if self._state is None else self._state.topology.all_cpus
             self._left_over = {
-                uid: rest
-                for uid in self._unwritten
-                if uid in self._written and (rest := self._written[uid].cpus - self._placements[uid].cpus)
+                # What a pod has that was not written by this process is not known.
+                uid: (self._written[uid].cpus if uid in self._written else everything)
+                - self._placements[uid].cpus
+                for uid in self._unwritten & failed
+                if uid in self._placements
             }
             if self._unwritten:
                 self._retry_write_s = self._now_s() + RETRY_S

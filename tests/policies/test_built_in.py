@@ -62,6 +62,7 @@ def test_built_in_policies_are_on_where_koordinators_gate_is() -> None:
         "core-sched",
         "cpu-idle",
         "cpu-normalization",
+        "katalyst-pools",
         "katalyst-qos",
         "memory-qos",
         "network-qos",

@@ -269,6 +269,60 @@ def allocations_cannot_be_saved(scene: Scene) -> ProxyProcess:
     return daemon
 
 
+def start_with_katalysts_pools(scene: Scene) -> ProxyProcess:
+    machine = Machine(scene.folder / "machine", 4)
+    kubelet_files(scene.folder / "kubelet", {})
+    scene.daemons.environment["KOORD_RUNTIMEPROXY_NODE_SYSFS_ROOT"] = str(machine.sysfs)
+    switched = "[policies.cpuset]\nenabled = false\n[policies.katalyst-pools]\nenabled = true\n"
+    return scene.start(f"[node]\nkubelet_dir = '{scene.folder}/kubelet'\n{switched}")
+
+
+def dedicated_pod(scene: Scene, client: CriClient) -> Pod:
+    annotations = {
+        "katalyst.kubewharf.io/qos_level": "dedicated_cores",
+        "katalyst.kubewharf.io/memory_enhancement": '{"numa_binding": "true", "numa_exclusive": "true"}',
+    }
+    config = pod_sandbox_config("own", uid="uid-own", annotations=annotations)
+    config.linux.resources.cpu_shares = 2048
+    scene.files.make(config.linux.cgroup_parent)
+    return Pod(client, config)
+
+
+def pools_cannot_be_saved(scene: Scene) -> ProxyProcess:
+    daemon = start_with_katalysts_pools(scene)
+    scene.wait_for_zero(daemon, "cpu_pools_off")
+    with CriClient(daemon.socket) as client:
+        (daemon.state_folder / "cpu_pools.json").unlink(missing_ok=True)
+        (daemon.state_folder / "cpu_pools.json").mkdir()
+        dedicated_pod(scene, client).run()
+        scene.wait_for(daemon, "cpu_pools_unsaved")
+        scene.wait_for(daemon, "cpu_pools_refusals_total", cause="went_on")
+    return daemon
+
+
+def pod_does_not_leave(scene: Scene) -> ProxyProcess:
+    daemon = start_with_katalysts_pools(scene)
+    scene.wait_for_zero(daemon, "cpu_pools_off")
+    with CriClient(daemon.socket) as client:
+        web = pod_of(scene, client, "web", "LS").run().create().start()
+        path = scene.files.folder(f"{web.config.linux.cgroup_parent}/{web.container}") / "cpuset.cpus"
+        wait_until(lambda: bool(path.read_text().strip()), "CPUs of a pool")
+        path.unlink()
+        path.mkdir()
+        dedicated_pod(scene, client).run()
+        scene.wait_for(daemon, "cpu_pools_overlaps")
+        scene.wait_for(daemon, "cpu_pools_refusals_total", cause="went_on")
+    return daemon
+
+
+def kubelet_manages_memory(scene: Scene) -> ProxyProcess:
+    daemon = start_with_katalysts_pools(scene)
+    config = scene.folder / "kubelet" / "config.yaml"
+    config.write_text(f"{config.read_text()}memoryManagerPolicy: Static\n")
+    scene.wait_for(daemon, "cpu_pools_off", 1)
+    return daemon
+
+
 def pod_cannot_be_evaluated(scene: Scene) -> ProxyProcess:
     daemon = scene.start()
     with CriClient(daemon.socket) as client:
@@ -438,6 +492,15 @@ ROWS: Final = {
     "the CPUs of a new pod": Row(cpus_are_not_left, lambda s: s.ledger.occupied_pods > 0),
     "the CPUs allocated to a new pod": Row(
         allocations_cannot_be_saved, lambda s: bool(s.ledger.allocation_problem)
+    ),
+    "Katalyst's pools cannot be saved": Row(
+        pools_cannot_be_saved, lambda s: "cannot be saved" in s.cpu_pools.problem
+    ),
+    "a pod cannot be made to leave CPUs": Row(
+        pod_does_not_leave, lambda s: "default/web has not left" in str(s.cpu_pools.overlaps)
+    ),
+    "the kubelet's CPU manager or memory manager": Row(
+        kubelet_manages_memory, lambda s: "memory manager policy is Static" in s.cpu_pools.off_reason
     ),
     "the node is rebooted": Row(cgroup_is_made_anew, lambda s: s.ledger.counts.renewed > 0),
 }
