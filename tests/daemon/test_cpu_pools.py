@@ -46,7 +46,7 @@ def refusal_of(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     """The error that a call ends with."""
     with pytest.raises(grpc.RpcError) as error:
         call()
-    return error.value.code(), error.value.details()  # type: ignore[attr-defined]
+    return error.value.code(), error.value.details() or ""
 
 
 def update(site: PoolSite, pod: Pod, **resources: object) -> None:
@@ -224,6 +224,7 @@ def test_the_state_survives_kill_9(site: PoolSite) -> None:
     """20 times: while a sandbox is made, while a container is, and between calls."""
     site.wait_for(site.start("web", SHARED, 2), ALONE)
     own: Pod | None = None
+    made = site.pod("own-0", OWN, 4)
     for number in range(20):
         method = ("RunPodSandbox", "CreateContainer", "", "")[number % 4]
         if method:
