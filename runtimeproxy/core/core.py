@@ -129,6 +129,7 @@ class Core:
         self.node = NodeSources(places_of(settings), threads.make("node"), api_server=inputs)
         self.audit = AuditQueues(sinks, (api_server.on_audit,) if api_server is not None else ())
         self.policies = PolicySet(settings, loader or PolicyLoader(), self.node, self.audit, servers, carried)
+        self._pool_policy_of: tuple[object, LoadedPolicy | None] = (None, None)
         self.policies.on_event.append(self._on_policies)
         journal = Journal(folder, boot_id)
         groups = ResctrlGroups(Path(settings.node.sysfs_root) / RESCTRL)
@@ -355,8 +356,12 @@ class Core:
 
     def _pool_policy(self) -> LoadedPolicy | None:
         """The policy that uses pools; None if it is not loaded, or off."""
-        found = (each for each in self.policies.chain.policies if isinstance(each.policy, UsesCpuPools))
-        return next(found, None)
+        policies = self.policies.chain.policies
+        if policies is not self._pool_policy_of[0]:
+            # Asked for each record that changes, and checks of a protocol are slow.
+            found = (each for each in policies if isinstance(each.policy, UsesCpuPools))
+            self._pool_policy_of = policies, next(found, None)
+        return self._pool_policy_of[1]
 
     def _pool_configuration(self) -> PoolConfiguration:
         node, loaded = self.node.latest, self._pool_policy()

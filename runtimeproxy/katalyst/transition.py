@@ -33,6 +33,11 @@ class CpuPools(NamedTuple):
     refusals: Mapping[tuple[str, str], Refusal] = NOTHING
     """Of calls under way, by the pod's uid and the container's name, which is empty for the pod itself."""
 
+    def is_as(self, other: CpuPools) -> bool:
+        """Whether another one says the same; quicker than a comparison, as each change makes a new state."""
+        is_same = self.state is other.state and self.refusals is other.refusals
+        return is_same and self.placements == other.placements
+
 
 def shrunk(before: Placement, after: Placement) -> Placement:
     """The first step from one placement to another: without what it is to leave, and nothing new yet.

@@ -167,6 +167,7 @@ class NodePools:
         # Whether the state is that of records, or of the process before this one.
         self._is_known = False
         self._placements: dict[str, Placement] = {}
+        self._shown: CpuPools | None = None
         self._refusals: Mapping[tuple[str, str], Refusal] = NO_REFUSALS
         # What pods were last written with, and those that have to be written.
         self._written: dict[str, Placement] = {}
@@ -257,7 +258,8 @@ class NodePools:
     def on_record(self) -> None:
         """A record has changed."""
         self._has_new_records = True
-        self._wake.set()
+        if self._is_wanted():
+            self._wake.set()
 
     def _refresh(self) -> None:
         """Finds out whether there are pools, and shows them."""
@@ -447,10 +449,14 @@ class NodePools:
                 self._unwritten.add(uid)
 
     def _show(self, state: InputState = InputState.KNOWN) -> None:
-        pools = None
+        pools, before = None, self._shown
         if self._state is not None and self.is_on:
-            shown = MappingProxyType(dict(self._placements))
-            pools = CpuPools(self._state, shown, self._refusals)
+            pools = CpuPools(self._state, self._placements, self._refusals)
+            if before is not None and pools.is_as(before):
+                pools = before
+            else:
+                pools = pools._replace(placements=MappingProxyType(dict(self._placements)))
+        self._shown = pools
         self._node.place(pools, state)
 
     async def _save(self) -> None:

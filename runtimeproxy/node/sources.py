@@ -218,7 +218,10 @@ class NodeSources:
 
     def place(self, pools: CpuPools | None, state: InputState) -> None:
         """Takes Katalyst's pools; all pods are evaluated again only if the state is another one."""
-        has_changed = state is not self._cpu_pools[1]
+        placed, before = self._cpu_pools
+        has_changed = state is not before
+        if pools is placed and not has_changed:
+            return
         self._cpu_pools = (pools, state)
         self._announce(frozenset({Input.CPU_POOLS} if has_changed else ()))
 
