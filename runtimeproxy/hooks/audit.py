@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -279,16 +279,16 @@ class AuditNote(NamedTuple):
     new: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class DecisionAudit(Sequence[AuditEntry]):
-    """The entries about one decision, made when they are read: the call has gone on by then."""
+class _Entries(Sequence[AuditEntry]):
+    """Entries that are made when they are read: the call has gone on by then."""
 
-    _subject: Subject
-    _notes: Sequence[AuditNote]
-    _entries: tuple[AuditEntry, ...] | None = None
+    __slots__ = ()
+
+    def _made(self) -> tuple[AuditEntry, ...]:
+        raise NotImplementedError
 
     def __len__(self) -> int:
-        return len(self._notes)
+        return len(self._made())
 
     @overload
     def __getitem__(self, index: int) -> AuditEntry: ...
@@ -303,6 +303,18 @@ class DecisionAudit(Sequence[AuditEntry]):
         return isinstance(other, Sequence) and self._made() == tuple(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(slots=True, eq=False)
+class DecisionAudit(_Entries):
+    """The entries about one decision."""
+
+    _subject: Subject
+    _notes: Sequence[AuditNote]
+    _entries: tuple[AuditEntry, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self._notes)
 
     @property
     def reasons(self) -> list[tuple[str, str | Reason]]:
@@ -351,28 +363,46 @@ def kind_of_write(result: WriteResult) -> AuditKind:
     return _KINDS.get(result.outcome, AuditKind.FAILED)
 
 
-def with_written(
-    entries: Iterable[AuditEntry], owners: Owners, written: Mapping[str, WriteResult]
-) -> tuple[AuditEntry, ...]:
-    """Return a decision's audit after its cgroup values were written.
+@dataclass(slots=True, eq=False)
+class WrittenAudit(_Entries):
+    """A decision's audit after its cgroup values were written.
 
     Entries of values that the files held already are left out, and so are those of values that another
     policy replaced: the entry about their conflict reports that.
 
-    `written`: by cgroup parameter; entries of others stay as they are.
+    Attributes:
+        decided: The entries before.
+        owners: Of the decision.
+        written: By cgroup parameter; entries of others stay as they are.
     """
-    updated = []
-    by_field = {str(Field(CGROUP, name)): value for name, value in written.items()}
-    for entry in entries:
-        value = by_field.get(entry.field) if entry.kind is AuditKind.CHANGED else None
-        if value is None:
-            updated.append(entry)
-        elif value.outcome is not WriteOutcome.UNCHANGED and (
-            entry.field not in owners or any(each.name == entry.policy for each in owners[entry.field])
-        ):
-            old, reason = entry.old or value.old_text, value.error or entry.reason
-            updated.append(entry._replace(kind=kind_of_write(value), old=old, reason=reason))
-    return tuple(updated)
+
+    decided: Sequence[AuditEntry]
+    owners: Owners
+    written: Mapping[str, WriteResult]
+    _entries: tuple[AuditEntry, ...] | None = None
+
+    @property
+    def reasons(self) -> Sequence[tuple[str, str | Reason]]:
+        """As those of the decision's audit; empty if it has none."""
+        return self.decided.reasons if isinstance(self.decided, DecisionAudit) else ()
+
+    def _made(self) -> tuple[AuditEntry, ...]:
+        if self._entries is None:
+            self._entries = tuple(self._updated())
+        return self._entries
+
+    def _updated(self) -> Iterator[AuditEntry]:
+        by_field = {str(Field(CGROUP, name)): value for name, value in self.written.items()}
+        owners = self.owners
+        for entry in self.decided:
+            value = by_field.get(entry.field) if entry.kind is AuditKind.CHANGED else None
+            if value is None:
+                yield entry
+            elif value.outcome is not WriteOutcome.UNCHANGED and (
+                entry.field not in owners or any(each.name == entry.policy for each in owners[entry.field])
+            ):
+                old, reason = entry.old or value.old_text, value.error or entry.reason
+                yield entry._replace(kind=kind_of_write(value), old=old, reason=reason)
 
 
 class AuditQueue:

@@ -34,7 +34,7 @@ from runtimeproxy.hooks.audit import (
     Origin,
     PolicyRun,
     Subject,
-    with_written,
+    WrittenAudit,
 )
 from runtimeproxy.hooks.carried import BY_CALLS, NOT_CARRIED, CarriedFields
 from runtimeproxy.hooks.claimants import labels_of
@@ -735,7 +735,7 @@ class ChainRun:
         """Return the decision after its writes; refused if one failed whose policy must not fail."""
         if not written:
             return decision
-        decision = replace(decision, audit=with_written(decision.audit, decision.owners, written))
+        decision = replace(decision, audit=WrittenAudit(decision.audit, decision.owners, written))
         failed = [each for each in written.values() if each.outcome in FAILURES]
         if not failed or not self.subject.is_refusable:
             return decision

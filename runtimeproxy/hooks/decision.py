@@ -15,7 +15,15 @@ from typing import Final, NamedTuple
 
 from runtimeproxy.errors import RefusalError, RuntimeProxyError, StatusCode
 from runtimeproxy.hooks.algebra import ClaimOutcome, Resolved, Role
-from runtimeproxy.hooks.audit import AuditEntry, AuditKind, AuditNote, DecisionAudit, Subject, shown
+from runtimeproxy.hooks.audit import (
+    AuditEntry,
+    AuditKind,
+    AuditNote,
+    DecisionAudit,
+    Subject,
+    WrittenAudit,
+    shown,
+)
 from runtimeproxy.hooks.carried import NOT_CARRIED
 from runtimeproxy.hooks.changes import Change, PodChange
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind, Owners, texts_of
@@ -101,7 +109,7 @@ class Decision:
         given = [
             (claim.owner.name, claim.reason) for each in self.merged.fields.values() for claim in each.claims
         ]
-        given += self.audit.reasons if isinstance(self.audit, DecisionAudit) else ()
+        given += self.audit.reasons if isinstance(self.audit, DecisionAudit | WrittenAudit) else ()
         found = (each for name, each in given if name == policy and isinstance(each, Reason))
         return next((each.sources for each in found if str(each) == reason), None)
 

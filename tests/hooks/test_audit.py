@@ -16,7 +16,7 @@ from runtimeproxy.hooks import (
     MountSpec,
     Policy,
 )
-from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject, shown, with_written
+from runtimeproxy.hooks.audit import AuditEntry, AuditKind, Subject, WrittenAudit, shown
 from runtimeproxy.hooks.chain import Chain
 from runtimeproxy.hooks.claimants import Claimant, ClaimantKind
 from runtimeproxy.hooks.decision import Decision
@@ -81,7 +81,7 @@ def result(
 
 
 def after(decision: Decision, written: dict[str, WriteResult]) -> Decision:
-    return replace(decision, audit=with_written(decision.audit, decision.owners, written))
+    return replace(decision, audit=WrittenAudit(decision.audit, decision.owners, written))
 
 
 def told(decision: Decision) -> dict[str, tuple[AuditKind, str, str]]:
