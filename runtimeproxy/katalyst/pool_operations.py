@@ -23,16 +23,16 @@ from runtimeproxy.katalyst.placement import (
 )
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
-    Applied,
     Change,
+    ChangeStep,
     PoolAdvice,
     PoolContainer,
     PoolPod,
     PoolSettings,
     PoolState,
+    PoolUpdate,
     Refusal,
     RefusalKind,
-    Step,
 )
 from runtimeproxy.katalyst.rebuild import settled
 from runtimeproxy.katalyst.topology import Topology
@@ -42,7 +42,7 @@ _NOTHING: Final[Mapping[str, frozenset[int]]] = MappingProxyType({})
 _MAX_AGAIN: Final = 16
 """How many pods that have no place of their own are placed anew at a time; others come next time."""
 
-Outcome: TypeAlias = Applied | Refusal
+Outcome: TypeAlias = PoolUpdate | Refusal
 
 
 class ContainerFacts(NamedTuple):
@@ -66,7 +66,7 @@ class LiveContainer(NamedTuple):
     """What it has in the kernel; empty: not known. A pod that has CPUs alone keeps them if it can."""
 
 
-class LivePod(NamedTuple):
+class ObservedPod(NamedTuple):
     """A pod whose sandbox exists."""
 
     facts: PodFacts
@@ -90,7 +90,7 @@ def admit(state: PoolState, pod: PodFacts, *, is_forced: bool = False) -> Outcom
     `is_forced`: it is never refused; if it does not fit, it is not bound, and its `problem` says why.
     """
     if not pod.is_handled or pod.uid in state.pods:
-        return Applied(state)
+        return PoolUpdate(state)
     admitted = unplaced(pod)
     if not waits_for_request(admitted):
         placed = place(state, admitted, pod)
@@ -137,14 +137,14 @@ def created(state: PoolState, uid: str, container: str, container_id: str) -> Po
     return replace(state, pods={**state.pods, uid: after}, generation=state.generation + 1)
 
 
-def ramp_done(state: PoolState, now_s: float) -> Applied:
+def ramp_done(state: PoolState, now_s: float) -> PoolUpdate:
     """Makes the pods join their pools whose ramp-up is over."""
     over = {
         uid: replace(pod, is_ramping_up=False, ramp_up_since_s=None)
         for uid, pod in state.pods.items()
         if pod.ramp_up_since_s is not None and pod.ramp_up_since_s + state.settings.ramp_up_s <= now_s
     }
-    return _applied(state, {**state.pods, **over}) if over else Applied(state)
+    return _applied(state, {**state.pods, **over}) if over else PoolUpdate(state)
 
 
 def ramp_due_s(state: PoolState) -> float | None:
@@ -164,7 +164,7 @@ def resize(
     pod = state.pods.get(uid)
     known = pod.containers.get(container) if pod is not None else None
     if pod is None or known is None or known.millicpu == millicpu:
-        return Applied(state)
+        return PoolUpdate(state)
     if known.millicpu is None:
         # It is no resize: its request is told for the first time.
         return _applied(state, {**state.pods, uid: _with_request(pod, container, millicpu)})
@@ -184,7 +184,7 @@ def resize(
     return _applied(state, {**state.pods, uid: after})
 
 
-def remove(state: PoolState, uid: str, container: str = "", container_id: str | None = None) -> Applied:
+def remove(state: PoolState, uid: str, container: str = "", container_id: str | None = None) -> PoolUpdate:
     """Removes a container, or the whole pod if none is named; the others have its CPUs at once.
 
     `container_id`: only if it is that one, not an old one of a container that has restarted; None: whichever
@@ -192,17 +192,17 @@ def remove(state: PoolState, uid: str, container: str = "", container_id: str | 
     """
     pod = state.pods.get(uid)
     if pod is None:
-        return Applied(state)
+        return PoolUpdate(state)
     if not container:
         return _applied(state, _without(state, uid).pods)
     known = pod.containers.get(container)
     if known is None or container_id not in (None, known.id):
-        return Applied(state)
+        return PoolUpdate(state)
     left = {name: each for name, each in pod.containers.items() if name != container}
     return _applied(state, {**state.pods, uid: replace(pod, containers=left)})
 
 
-def adopt(state: PoolState, pods: Iterable[LivePod]) -> Applied:
+def adopt(state: PoolState, pods: Iterable[ObservedPod]) -> PoolUpdate:
     """Places pods that exist and are not known, without ramp-up.
 
     None is refused: as `admit` with `is_forced`. The order of `pods` does not matter.
@@ -216,7 +216,7 @@ def configure(
     settings: PoolSettings,
     topology: Topology,
     advice: PoolAdvice | None = None,
-) -> Applied:
+) -> PoolUpdate:
     """Takes other settings, another topology (CPUs go on- and offline), other advice into use.
 
     Whoever has CPUs alone keeps those that are left, and gets others for those that are not.
@@ -225,7 +225,7 @@ def configure(
     after = replace(state, settings=settings, topology=topology, reserved=reserved, advice=advice)
     is_same_place = reserved == state.reserved and topology == state.topology
     if is_same_place and settings == state.settings and advice == state.advice:
-        return Applied(state)
+        return PoolUpdate(state)
     if is_same_place:
         return _applied(state, after.pods, after=after)
     pods = dict(after.pods)
@@ -235,7 +235,7 @@ def configure(
     return _applied(state, pods, after=after)
 
 
-def reconcile(state: PoolState, pods: Iterable[LivePod], in_flight: Collection[str] = ()) -> Applied:
+def reconcile(state: PoolState, pods: Iterable[ObservedPod], in_flight: Collection[str] = ()) -> PoolUpdate:
     """Makes the state that of what exists: drops what is gone, adopts what is missing.
 
     A pod that is in `share` since it had no other place gets its own as soon as there is one.
@@ -285,7 +285,7 @@ def _placed_again(state: PoolState, pods: Sequence[PodFacts]) -> PoolState:
     return state
 
 
-def _adopted(state: PoolState, pods: Iterable[LivePod]) -> PoolState:
+def _adopted(state: PoolState, pods: Iterable[ObservedPod]) -> PoolState:
     """Return the state with pods that were not known, by which of them others must leave room for."""
     found = dict(state.pods)
     handled = [each for each in pods if each.facts.is_handled and each.facts.uid not in found]
@@ -298,7 +298,7 @@ def _adopted(state: PoolState, pods: Iterable[LivePod]) -> PoolState:
     return replace(state, pods=found)
 
 
-def _cpus_of(pods: Iterable[LivePod]) -> dict[str, frozenset[int]]:
+def _cpus_of(pods: Iterable[ObservedPod]) -> dict[str, frozenset[int]]:
     """Returns what adopted pods run on, by uid."""
     return {live.facts.uid: NO_CPUS.union(*(each.cpus for each in live.containers)) for live in pods}
 
@@ -309,7 +309,7 @@ def _adoption_order(facts: PodFacts) -> tuple[bool, bool, bool, str]:
     return not is_dedicated, not (is_dedicated and qos.numa_exclusive), not qos.numa_binding, facts.uid
 
 
-def _with_containers_of(live: LivePod, pod: PoolPod) -> PoolPod:
+def _with_containers_of(live: ObservedPod, pod: PoolPod) -> PoolPod:
     containers = {}
     for each in live.containers:
         known = pod.containers.get(each.name)
@@ -339,11 +339,11 @@ def _applied(
     creating: tuple[str, str] | None = None,
     after: PoolState | None = None,
     had: Mapping[str, frozenset[int]] = _NOTHING,
-) -> Applied:
+) -> PoolUpdate:
     # The container that is being created has no change. `after` is settled if more than pods has changed.
     # `had`: what pods run on that the state did not know.
     new = settled(before, pods) if after is None else settled(after, pods, is_new=True)
-    return Applied(new, _changes(before, new, creating, had))
+    return PoolUpdate(new, _changes(before, new, creating, had))
 
 
 def _changes(
@@ -360,9 +360,9 @@ def _changes(
         cpus, mems = old_cpus & new.cpus or new.cpus, old_mems & new.mems or new.mems
         steps = []
         if (cpus, mems) != (old_cpus, old_mems):
-            steps.append((Step.SHRINK, cpus, mems))
+            steps.append((ChangeStep.SHRINK, cpus, mems))
         if (cpus, mems) != (new.cpus, new.mems):
-            step = Step.DEDICATED if new.dedicated else Step.GROW
+            step = ChangeStep.DEDICATED if new.dedicated else ChangeStep.GROW
             steps.append((step, new.cpus, new.mems))
         for name in new.containers:
             if (uid, name) != creating:

@@ -199,7 +199,7 @@ class PoolState:
                 yield pod, name, container
 
 
-class Step(IntEnum):
+class ChangeStep(IntEnum):
     """When a change is applied: all of one step before those of the next."""
 
     SHRINK = 1
@@ -212,7 +212,7 @@ class Step(IntEnum):
 class Change(NamedTuple):
     """What a running container is to have after a step."""
 
-    step: Step
+    step: ChangeStep
     uid: str
     container: str
     """Its name; its id is in the state."""
@@ -220,7 +220,7 @@ class Change(NamedTuple):
     mems: frozenset[int]
 
 
-class Applied(NamedTuple):
+class PoolUpdate(NamedTuple):
     """What an operation has done."""
 
     state: PoolState

@@ -67,7 +67,7 @@ _UNIT_S: Final = {
 """Source: Go time.ParseDuration."""
 
 
-class Step(StrEnum):
+class ChoiceStep(StrEnum):
     """How a target names its nodes; the first step at which one applies decides."""
 
     NODE_NAMES = "nodeNames"
@@ -104,10 +104,10 @@ class Target(NamedTuple):
     """The used parts of its object, of which `read_target` makes the same again."""
 
     @property
-    def step(self) -> Step:
+    def step(self) -> ChoiceStep:
         if self.node_names:
-            return Step.NODE_NAMES
-        return Step.SELECTOR if self.selector_text else Step.GLOBAL
+            return ChoiceStep.NODE_NAMES
+        return ChoiceStep.SELECTOR if self.selector_text else ChoiceStep.GLOBAL
 
     @property
     def end_s(self) -> float | None:
@@ -377,14 +377,14 @@ def _clashes(targets: list[Target], allowed: Mapping[int, frozenset[str]]) -> It
             yield each.name, f"names the node {shared}, as {first} does"
             yield first, f"names the node {shared}, as {each.name} does"
         by_node |= dict.fromkeys(each.node_names, each.name)
-    general = [each.name for each in targets if each.step is Step.GLOBAL]
+    general = [each.name for each in targets if each.step is ChoiceStep.GLOBAL]
     for name in general if len(general) > 1 else ():
         other = next(each for each in general if each != name)
         yield name, f"is for all nodes, as {other} is"
     by_priority: dict[int, list[tuple[str, ComparedSelector]]] = {}
     for each in targets:
         rest()
-        if each.step is Step.SELECTOR and each.selector is not None:
+        if each.step is ChoiceStep.SELECTOR and each.selector is not None:
             compared = ComparedSelector(each.selector, allowed.get(each.priority, frozenset()))
             same = by_priority.setdefault(each.priority, [])
             for name, other_selector in same:
@@ -402,7 +402,7 @@ class Choice(NamedTuple):
 
     target: Target | None
     """None: none does, or which one cannot be said."""
-    step: Step | None
+    step: ChoiceStep | None
     """At which step it was decided; None: no target applies."""
     reasons: Mapping[str, str]
     """Why the others do not apply, by name."""
@@ -426,11 +426,11 @@ def choose(targets: Iterable[Target], node_name: str, labels: Mapping[str, str])
         else:
             text = shortened(each.selector_text)
             reasons[each.name] = f"the node's labels do not match nodeLabelSelector {text}"
-    for step in Step:
+    for step in ChoiceStep:
         there = [each for each in matching if each.step is step]
         if not there:
             continue
-        highest = max(each.priority for each in there) if step is Step.SELECTOR else None
+        highest = max(each.priority for each in there) if step is ChoiceStep.SELECTOR else None
         winners = [each for each in there if highest is None or each.priority == highest]
         names = ", ".join(sorted(shortened(each.name) for each in winners)[:4])
         for each in matching:
@@ -546,9 +546,9 @@ _MAX_NAMED: Final = 8
 """Targets that are named in problems; all are in the status."""
 _OTHERS_INVALID: Final = "another target is not valid, and the last valid ones are used"
 _BY_STEP: Final = {
-    Step.NODE_NAMES: "names the node",
-    Step.SELECTOR: "selects the node by its labels",
-    Step.GLOBAL: "is for all nodes",
+    ChoiceStep.NODE_NAMES: "names the node",
+    ChoiceStep.SELECTOR: "selects the node by its labels",
+    ChoiceStep.GLOBAL: "is for all nodes",
 }
 
 

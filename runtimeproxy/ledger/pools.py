@@ -39,7 +39,7 @@ from runtimeproxy.katalyst.levels import (
     katalyst_qos,
 )
 from runtimeproxy.katalyst.placement import PodFacts
-from runtimeproxy.katalyst.pool_operations import ContainerFacts, LiveContainer, LivePod
+from runtimeproxy.katalyst.pool_operations import ContainerFacts, LiveContainer, ObservedPod
 from runtimeproxy.katalyst.pools import NO_CPUS, PoolSettings, PoolState, Refusal, as_document, from_document
 from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.katalyst.transition import CpuPools, Overlap, Placement
@@ -81,7 +81,7 @@ def pools_file(state_folder: Path, boot_id: str) -> StateFile:
     return StateFile(state_folder / FILE, effect, boot_id=boot_id, is_synced=False)
 
 
-class Cause(StrEnum):
+class PoolCause(StrEnum):
     """Why a call was refused, or what it went on without."""
 
     INVALID = "invalid"
@@ -158,7 +158,7 @@ class NodePools:
         self._now_s = clock
         self.off_reason = "not started"
         self.problem = ""
-        self.counts: Counter[Cause] = Counter()
+        self.counts: Counter[PoolCause] = Counter()
         self._failures = FailureLog(output=logger)
         self._state: PoolState | None = None
         self._saved: PoolState | None = None
@@ -336,7 +336,7 @@ class NodePools:
         outcome = operations.resize(state, pod.uid, container.name, millicpu, pod_qos(pod, configured.rules))
         if not isinstance(outcome, Refusal):
             return known.millicpu if self._take(outcome, pod.uid, container.name) else None
-        self.counts[Cause[outcome.kind.name]] += 1
+        self.counts[PoolCause[outcome.kind.name]] += 1
         if configured.is_rejecting:
             raise RefusalError(f"katalyst-pools: {outcome.reason}")
         self._failures.report("a container is resized all the same", outcome.reason, outcome.reason)
@@ -365,9 +365,9 @@ class NodePools:
         if not reason:
             return
         if self._configured().is_rejecting:
-            self.counts[Cause.NOT_READY] += 1
+            self.counts[PoolCause.NOT_READY] += 1
             raise RefusalError(f"katalyst-pools: {reason}", StatusCode.UNAVAILABLE)
-        self.counts[Cause.WENT_ON] += 1
+        self.counts[PoolCause.WENT_ON] += 1
         self._failures.report("a container is created all the same", reason, reason)
 
     def _overlap_of(self, uid: str) -> str:
@@ -415,7 +415,7 @@ class NodePools:
 
     def _take(self, outcome: operations.Outcome, uid: str, container: str = "") -> bool:
         if isinstance(outcome, Refusal):
-            self.counts[Cause[outcome.kind.name]] += 1
+            self.counts[PoolCause[outcome.kind.name]] += 1
             self._refusals = MappingProxyType({**self._refusals, (uid, container): outcome})
             self._show()
             return False
@@ -573,7 +573,9 @@ class NodePools:
             self._replace(state)
             self._show()
 
-    def _with_new_containers(self, state: PoolState, live: Collection[LivePod], now_s: float) -> PoolState:
+    def _with_new_containers(
+        self, state: PoolState, live: Collection[ObservedPod], now_s: float
+    ) -> PoolState:
         """The state with containers that no call has placed: their ramp-up begins now."""
         for pod in live:
             uid = pod.facts.uid
@@ -588,7 +590,7 @@ class NodePools:
                         state = operations.created(outcome.state, uid, box.name, box.id)
         return state
 
-    def _live_pods(self) -> list[LivePod]:
+    def _live_pods(self) -> list[ObservedPod]:
         records = [pod for pod in self._store.pods if pod.state is Lifecycle.RUNNING and pod.uid]
         self._facts = {pod.id: found for pod in records if (found := self._facts.get(pod.id)) is not None}
         by_uid: dict[str, tuple[PodFacts, list[LiveContainer]]] = {}
@@ -599,7 +601,7 @@ class NodePools:
             _, containers = by_uid.setdefault(pod.uid, (known[1], []))
             members = self._store.containers.members(pod.id)
             containers += [live_container(each) for each in members if each.state is not Lifecycle.STOPPED]
-        return [LivePod(facts, tuple(containers)) for facts, containers in by_uid.values()]
+        return [ObservedPod(facts, tuple(containers)) for facts, containers in by_uid.values()]
 
 
 def live_container(record: ContainerRecord) -> LiveContainer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
 from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import ContainerFacts, admit, create, initial
-from runtimeproxy.katalyst.pools import Applied, Change, PoolSettings, PoolState, Refusal, problems
+from runtimeproxy.katalyst.pools import Change, PoolSettings, PoolState, PoolUpdate, Refusal, problems
 from runtimeproxy.katalyst.topology import Topology, TopologyCpu
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
 
@@ -49,17 +49,17 @@ def facts(uid: str, qos: KatalystQos = SHARED, cpus: float | None = 1, **rest: o
     return made._replace(**rest)  # type: ignore[arg-type]
 
 
-def checked(outcome: Applied | Refusal) -> Applied:
-    assert isinstance(outcome, Applied), outcome
+def checked(outcome: PoolUpdate | Refusal) -> PoolUpdate:
+    assert isinstance(outcome, PoolUpdate), outcome
     assert problems(outcome.state) == ()
     return outcome
 
 
-def admitted(state: PoolState, pod: PodFacts) -> Applied:
+def admitted(state: PoolState, pod: PodFacts) -> PoolUpdate:
     return checked(admit(state, pod))
 
 
-def refused(outcome: Applied | Refusal) -> str:
+def refused(outcome: PoolUpdate | Refusal) -> str:
     assert isinstance(outcome, Refusal), outcome
     return outcome.reason
 

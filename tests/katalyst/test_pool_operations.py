@@ -13,7 +13,7 @@ from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import (
     ContainerFacts,
     LiveContainer,
-    LivePod,
+    ObservedPod,
     admit,
     adopt,
     configure,
@@ -27,10 +27,10 @@ from runtimeproxy.katalyst.pool_operations import (
     resize,
 )
 from runtimeproxy.katalyst.pools import (
-    Applied,
     PoolAdvice,
     PoolSettings,
     PoolState,
+    PoolUpdate,
     Refusal,
     RefusalKind,
     as_document,
@@ -100,9 +100,9 @@ def test_b1_an_init_container_is_in_no_pool() -> None:
 @pytest.mark.parametrize("what", ["B2", "skip_qrm_admit"])
 def test_a_pod_that_is_not_handled_changes_nothing(what: str) -> None:
     state, pod = t16(), facts(what, DNB, is_handled=False)
-    assert admitted(state, pod) == Applied(state)
-    assert checked(create(state, ContainerFacts(pod, "main", 1_000), 0.0)) == Applied(state)
-    assert adopt(state, [LivePod(pod)]) == Applied(state)
+    assert admitted(state, pod) == PoolUpdate(state)
+    assert checked(create(state, ContainerFacts(pod, "main", 1_000), 0.0)) == PoolUpdate(state)
+    assert adopt(state, [ObservedPod(pod)]) == PoolUpdate(state)
 
 
 def test_b19_whole_cores_that_are_not_there() -> None:
@@ -113,7 +113,7 @@ def test_b19_whole_cores_that_are_not_there() -> None:
 def test_b22_a_pod_leaves_ramp_up() -> None:
     state = running(t16(), facts("a", SHARED, 2))
     assert ramp_due_s(state) == 30.0
-    assert ramp_done(state, 29.9) == Applied(state)
+    assert ramp_done(state, 29.9) == PoolUpdate(state)
     done = checked(ramp_done(state, 30.0))
     assert listed(done.changes) == [("SHRINK", "a", "1,3-11")]
     assert pools_of(done.state) == {"reserve": "0,2", "share": "1,3-11", "reclaim": "12-15"}
@@ -128,7 +128,7 @@ def test_b23_d18_reclaimed_pods_keep_their_part_of_a_pool() -> None:
     state = replace(state, settings=settings, pools={**state.pools, "reclaim": cpus("1,3-5")})
     # Such pools are none of ours: CPUs 12 to 15 are in none.
     ramping = create(state, ContainerFacts(facts("b", SHARED, 2), "main", 2_000), 0.0)
-    assert isinstance(ramping, Applied)
+    assert isinstance(ramping, PoolUpdate)
     done = checked(ramp_done(ramping.state, 30.0))
     assert pools_of(done.state) == {"reserve": "0,2", "share": "1,3-15", "reclaim": "1,3,5,9,11,13"}
     assert listed(done.changes) == [
@@ -197,7 +197,7 @@ def test_608_a_pod_is_placed_once() -> None:
     state = running(state, first)
     assert state.pods["a"].cpus == topology.by_numa[0]
     # The kubelet creates sandbox and container once more.
-    assert admitted(state, first) == Applied(state)
+    assert admitted(state, first) == PoolUpdate(state)
     again = checked(create(state, ContainerFacts(first, "main", 20_000), 50.0))
     assert again.state.pods["a"].cpus == topology.by_numa[0]
     assert again.changes == ()
@@ -209,7 +209,7 @@ def test_608_a_pod_is_placed_once() -> None:
 def test_608_a_container_with_all_cpus_is_not_adopted_with_them() -> None:
     topology = machine(96, 2, 2)
     container = LiveContainer("main", "id", 20_000, cpus=topology.all_cpus)
-    live = LivePod(facts("a", EXCLUSIVE, 20), (container,))
+    live = ObservedPod(facts("a", EXCLUSIVE, 20), (container,))
     applied = checked(adopt(initial(topology, PoolSettings()), [live]))
     assert applied.state.pods["a"].cpus == topology.by_numa[0]
     assert listed(applied.changes) == [("SHRINK", "a", cpus_of(applied.state, "a"))]
@@ -295,8 +295,8 @@ def test_pr_556_dedicated_pods_share_a_numa_node_unless_they_do_not_want_to(
     state = initial(machine(8, 1, 1), PoolSettings())
     state = running(state, facts("s", replace(SNB, numa_share=numa_share), 1))
     outcome = admit(state, facts("d", DNB, 2))
-    assert isinstance(outcome, Applied) == shares
-    if isinstance(outcome, Applied):
+    assert isinstance(outcome, PoolUpdate) == shares
+    if isinstance(outcome, PoolUpdate):
         assert problems(outcome.state) == ()
         assert outcome.state.pods["s"].cpus.isdisjoint(outcome.state.pods["d"].cpus)
 
@@ -308,7 +308,7 @@ def test_cri_resource_manager_527_966_all_but_the_requester_and_the_deleted_have
     state = ramp_done(state, 30.0).state
     applied = checked(create(state, ContainerFacts(facts("d", EXCLUSIVE, 2), "main", 2_000), 31.0))
     assert {each.uid for each in applied.changes} == {"a", "b", "c"}
-    live = [LivePod(facts(uid, SHARED, 1), (LiveContainer("main", f"id-{uid}"),)) for uid in "ac"]
+    live = [ObservedPod(facts(uid, SHARED, 1), (LiveContainer("main", f"id-{uid}"),)) for uid in "ac"]
     after = checked(reconcile(applied.state, live))
     assert after.state.pods.keys() == {"a", "c"}
     assert {each.uid for each in after.changes} == {"a", "c"}
@@ -362,9 +362,9 @@ class TestContainers:
         again = checked(create(state, ContainerFacts(pod, "main", 2_000), 60.0))
         assert again.state.pools == state.pools
         assert cpus_of(again.state, "p") == cpus_of(state, "p")
-        assert checked(remove(again.state, "p", "main", "first")) == Applied(again.state)
+        assert checked(remove(again.state, "p", "main", "first")) == PoolUpdate(again.state)
         state = created(again.state, "p", "main", "second")
-        assert checked(remove(state, "p", "main", "first")) == Applied(state)
+        assert checked(remove(state, "p", "main", "first")) == PoolUpdate(state)
         assert checked(remove(state, "p", "main", "second")).state.pods["p"].containers == {}
 
     def test_a_container_whose_creation_failed_leaves_the_pod(self) -> None:
@@ -376,7 +376,7 @@ class TestContainers:
 
 
 class TestResize:
-    def resized(self, qos: KatalystQos, cpus: float, to: float, ramp_s: float = 30.0) -> Applied | Refusal:
+    def resized(self, qos: KatalystQos, cpus: float, to: float, ramp_s: float = 30.0) -> PoolUpdate | Refusal:
         state = ramp_done(running(t16(enable_reclaim=True), facts("p", qos, cpus)), ramp_s).state
         return resize(state, "p", "main", round(to * 1_000))
 
@@ -413,8 +413,8 @@ class TestResize:
 
     def test_the_same_request_is_none(self) -> None:
         state = running(t16(), facts("p", DNB, 2))
-        assert checked(resize(state, "p", "main", 2_000)) == Applied(state)
-        assert checked(resize(state, "p", "unknown", 2_000)) == Applied(state)
+        assert checked(resize(state, "p", "main", 2_000)) == PoolUpdate(state)
+        assert checked(resize(state, "p", "unknown", 2_000)) == PoolUpdate(state)
 
 
 class TestReclaim:
@@ -435,7 +435,7 @@ class TestReclaim:
         off = checked(configure(on.state, state.settings, T16))
         assert off.state.pools == state.pools
         assert {each.step.name for each in off.changes} == {"GROW"}
-        assert configure(off.state, state.settings, T16) == Applied(off.state)
+        assert configure(off.state, state.settings, T16) == PoolUpdate(off.state)
 
     def test_overlap_on_what_is_not_requested(self) -> None:
         state = ramp_done(running(t16(), facts("a", SHARED, 7)), 30.0).state
@@ -551,9 +551,9 @@ class TestTopology:
 
 
 class TestAdoption:
-    def live(self, uid: str, qos: KatalystQos, count: float, has: str = "") -> LivePod:
+    def live(self, uid: str, qos: KatalystQos, count: float, has: str = "") -> ObservedPod:
         container = LiveContainer("main", f"id-{uid}", round(count * 1_000), cpus=cpus(has))
-        return LivePod(facts(uid, qos, count), (container,))
+        return ObservedPod(facts(uid, qos, count), (container,))
 
     def test_pods_stay_where_they_are(self) -> None:
         live = [
@@ -590,7 +590,7 @@ class TestAdoption:
     def test_it_gets_its_place_once_there_is_room(self) -> None:
         live = [self.live("a", EXCLUSIVE, 14), self.live("b", EXCLUSIVE, 2)]
         state = checked(adopt(t16(), live)).state
-        assert reconcile(state, live) == Applied(state)
+        assert reconcile(state, live) == PoolUpdate(state)
         applied = checked(reconcile(state, live[1:]))
         assert cpus_of(applied.state, "b") == "1,8-9"
         assert applied.state.pods["b"].problem == ""
@@ -601,13 +601,13 @@ class TestAdoption:
         self, qos: KatalystQos, count: float | None
     ) -> None:
         pod = facts("p", qos, count)
-        state = checked(reconcile(admitted(t16(), pod).state, [LivePod(pod)])).state
+        state = checked(reconcile(admitted(t16(), pod).state, [ObservedPod(pod)])).state
         assert state.pods["p"].is_waiting
-        live = [LivePod(pod, (LiveContainer("main", "id", 2_000),))]
+        live = [ObservedPod(pod, (LiveContainer("main", "id", 2_000),))]
         state = checked(reconcile(state, live)).state
         assert state.pods["p"].owner in ("share", "dedicated", "share-NUMA2")
         assert not state.pods["p"].problem
-        assert checked(reconcile(state, live)) == Applied(state)
+        assert checked(reconcile(state, live)) == PoolUpdate(state)
 
     def test_a_main_container_that_exits_leaves_the_pool_as_it_is(self) -> None:
         pod = facts("p", SHARED, 3)
@@ -615,18 +615,18 @@ class TestAdoption:
         for name, millicpu in (("main", 2_500), ("side", 500)):
             state = checked(create(state, ContainerFacts(pod, name, millicpu), 0.0)).state
         state = ramp_done(state, 30.0).state
-        after = checked(reconcile(state, [LivePod(pod, (LiveContainer("side", "id", 500),))])).state
+        after = checked(reconcile(state, [ObservedPod(pod, (LiveContainer("side", "id", 500),))])).state
         assert after.pools == state.pools
 
     def test_reconciling_leaves_pods_in_flight(self) -> None:
         pod = facts("new", DNB, 2)
         state = running(t16(), pod)
-        assert checked(reconcile(state, [], {"new"})) == Applied(state)
-        live = [LivePod(pod, (LiveContainer("main", "id", 2_000),))]
+        assert checked(reconcile(state, [], {"new"})) == PoolUpdate(state)
+        live = [ObservedPod(pod, (LiveContainer("main", "id", 2_000),))]
         after = checked(reconcile(state, live)).state
         assert after.pods["new"].containers["main"].id == "id"
         assert after.pods["new"].cpus == state.pods["new"].cpus
-        assert checked(reconcile(after, live)) == Applied(after)
+        assert checked(reconcile(after, live)) == PoolUpdate(after)
         assert checked(reconcile(after, [])).state.pods == {}
 
 

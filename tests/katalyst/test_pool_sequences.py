@@ -16,7 +16,7 @@ from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import (
     ContainerFacts,
     LiveContainer,
-    LivePod,
+    ObservedPod,
     Outcome,
     admit,
     adopt,
@@ -29,12 +29,12 @@ from runtimeproxy.katalyst.pool_operations import (
     resize,
 )
 from runtimeproxy.katalyst.pools import (
-    Applied,
     Change,
+    ChangeStep,
     PoolAdvice,
     PoolSettings,
     PoolState,
-    Step,
+    PoolUpdate,
     as_document,
     from_document,
     problems,
@@ -105,9 +105,9 @@ class Sequence:
         self.known[pod.uid] = pod
         return pod
 
-    def live(self) -> list[LivePod]:
+    def live(self) -> list[ObservedPod]:
         return [
-            LivePod(
+            ObservedPod(
                 self.known[uid],
                 tuple(
                     LiveContainer(name, each.id, each.millicpu, each.is_init, pod.cpus)
@@ -142,7 +142,7 @@ class Sequence:
         lost = [each for each in self.live() if self.draw.random() < 0.8]
         return reconcile(self.state, lost, self.draw.sample(uids, 1)), None
 
-    def configured(self) -> Applied:
+    def configured(self) -> PoolUpdate:
         count = len(self.topology.cpus)
         off = set(self.draw.sample(range(count), self.draw.choice([0, 0, count // 4])))
         if len(self.topology.numa_nodes) > 1 and self.draw.random() < 0.3:
@@ -153,29 +153,29 @@ class Sequence:
         )
         return configure(self.state, self.other_settings(self.state.settings), topology, advice)
 
-    def restarted(self) -> Applied:
+    def restarted(self) -> PoolUpdate:
         """On the node as it was at first, with what was saved."""
         saved = json.loads(json.dumps(as_document(self.state)))
         read = from_document(saved, self.topology)
         assert read == self.state
         return configure(read, read.settings, self.topology, read.advice)
 
-    def run(self, events: int) -> Iterator[tuple[PoolState, Applied, tuple[str, str] | None]]:
+    def run(self, events: int) -> Iterator[tuple[PoolState, PoolUpdate, tuple[str, str] | None]]:
         for _ in range(events):
             before = self.state
             outcome, creating = self.next_outcome()
-            if isinstance(outcome, Applied):
+            if isinstance(outcome, PoolUpdate):
                 self.state = outcome.state
                 yield before, outcome, creating
 
 
-def check_changes(before: PoolState, applied: Applied, creating: tuple[str, str] | None) -> None:
+def check_changes(before: PoolState, applied: PoolUpdate, creating: tuple[str, str] | None) -> None:
     has = {(pod.uid, name): (pod.cpus, pod.mems) for pod, name, _ in before.containers()}
     assert [each.step for each in applied.changes] == sorted(each.step for each in applied.changes)
-    shrunk = [each for each in applied.changes if each.step is Step.SHRINK]
+    shrunk = [each for each in applied.changes if each.step is ChangeStep.SHRINK]
     apply(has, shrunk)
     check_alone(applied.state, has, creating)
-    apply(has, [each for each in applied.changes if each.step is not Step.SHRINK])
+    apply(has, [each for each in applied.changes if each.step is not ChangeStep.SHRINK])
     for pod, name, _ in applied.state.containers():
         if (pod.uid, name) != creating:
             assert has[pod.uid, name] == (pod.cpus, pod.mems)

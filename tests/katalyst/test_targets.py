@@ -16,9 +16,9 @@ from runtimeproxy.katalyst.levels import QosLevel
 from runtimeproxy.katalyst.targets import (
     MAX_TARGETS,
     NOTHING,
+    ChoiceStep,
     NodeTraits,
     Resolved,
-    Step,
     Target,
     choose,
     config_hash,
@@ -165,7 +165,7 @@ def test_more_targets_than_are_compared() -> None:
 
 def test_g2_two_that_name_the_node() -> None:
     choice = choose(read(target("one", nodes=[NODE]), target("two", nodes=[NODE])), NODE, LABELS)
-    assert (choice.target, choice.step) == (None, Step.NODE_NAMES)
+    assert (choice.target, choice.step) == (None, ChoiceStep.NODE_NAMES)
     assert choice.conflict == "more than one applies by nodeNames (one, two): the node keeps what it has"
 
 

@@ -18,7 +18,7 @@ from tests.readability.source import (
 )
 
 MANY_NAMES = 24
-MANY_ATTRIBUTES = 12
+MANY_ATTRIBUTES = 14
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,10 @@ def stand() -> Iterator[Stand]:
         (folder / "node.d/node.json").write_text(json.dumps({"kind": "List", "items": items}))
         (folder / "kubelet").mkdir()
         (folder / "kubelet/config.yaml").write_text(KUBELET)
-        chosen = {each.name: PolicySettings(enabled=True) for each in built_in()}
+        # Katalyst's pools take the place of the policy cpuset.
+        chosen = {
+            each.name: PolicySettings(enabled=True) for each in built_in() if each.name != "katalyst-pools"
+        }
         chosen["dry"] = PolicySettings(mode=Mode.DRY_RUN)
         files = CgroupFiles(folder / "cgroup", version=2)
         files.make("/kubepods")

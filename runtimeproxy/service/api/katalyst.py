@@ -29,23 +29,25 @@ def pools_status(pools: NodePools, mode: str) -> api_pb2.CpuPoolsStatus | None:
     """Return the pools for the status; None if they are not wanted."""
     if not pools.is_wanted:
         return None
-    found = api_pb2.CpuPoolsStatus(
-        off_reason=pools.off_reason, problem=pools.problem, limits=_LIMITS.get(mode, ())
-    )
-    state = pools.state
-    if state is not None:
-        with_problem = ((uid, pod) for uid, pod in state.pods.items() if pod.problem)
-        unplaced = sorted((name_of(pod, uid), uid, pod.problem) for uid, pod in with_problem)
-        found.pools.extend(pool_messages(state))
-        found.pods = len(state.pods)
-        found.unwritten_pods = pools.unwritten
-        found.overlaps.extend(each.text(state) for each in pools.overlaps)
-        found.unplaced_pods = len(unplaced)
-        found.unplaced.extend(
+    limits, state = _LIMITS.get(mode, ()), pools.state
+    if state is None:
+        return api_pb2.CpuPoolsStatus(off_reason=pools.off_reason, problem=pools.problem, limits=limits)
+    with_problem = ((uid, pod) for uid, pod in state.pods.items() if pod.problem)
+    unplaced = sorted((name_of(pod, uid), uid, pod.problem) for uid, pod in with_problem)
+    return api_pb2.CpuPoolsStatus(
+        off_reason=pools.off_reason,
+        problem=pools.problem,
+        limits=limits,
+        pools=pool_messages(state),
+        pods=len(state.pods),
+        unwritten_pods=pools.unwritten,
+        overlaps=[each.text(state) for each in pools.overlaps],
+        unplaced_pods=len(unplaced),
+        unplaced=[
             api_pb2.PodProblem(pod=name, pod_uid=uid, reason=reason)
             for name, uid, reason in unplaced[:MOST_UNPLACED]
-        )
-    return found
+        ],
+    )
 
 
 def problems_of_pools(status: api_pb2.CpuPoolsStatus) -> Iterator[str]:

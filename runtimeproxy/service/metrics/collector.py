@@ -28,7 +28,7 @@ from runtimeproxy.hooks.counts import OTHER
 from runtimeproxy.hooks.decision import unmet_on
 from runtimeproxy.http2.server import EarlyEnd
 from runtimeproxy.katalyst.transition import pool_sizes
-from runtimeproxy.ledger.pools import Cause as PoolCause
+from runtimeproxy.ledger.pools import PoolCause
 from runtimeproxy.logs import dropped_lines
 from runtimeproxy.pods.records import Level
 from runtimeproxy.service.metrics.table import METRICS, PREFIX

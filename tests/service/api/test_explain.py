@@ -140,6 +140,8 @@ def test_each_policy_says_why_it_changes_nothing(explained: tuple[Any, ProxyProc
         "memory-qos": (answer.OUTCOME_OFF, "off by default"),
         "block-io": (answer.OUTCOME_OFF, "off by default"),
         "oom-score": (answer.OUTCOME_OFF, "off by default"),
+        "katalyst-pools": (answer.OUTCOME_OFF, "off by default"),
+        "katalyst-qos": (answer.OUTCOME_OFF, "off by default"),
     }
     assert "gpu-env" not in {each.policy for each in pod.policies}
     shown, everything = (run_command(daemon, "explain", "plain", *more) for more in ((), ("--all",)))

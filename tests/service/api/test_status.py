@@ -382,6 +382,8 @@ def filled() -> Iterator[tuple[str, str]]:
     """The fields that the API's code sets: keywords of messages, and what it sets in a status."""
     for path in (*Path(status_module.__file__).parent.glob("*.py"), Path(api_names.__file__)):
         for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("status."):
+                yield "GetStatusResponse", ast.unparse(node.targets[0]).removeprefix("status.")
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 yield from ((node.func.attr, each.arg) for each in node.keywords if each.arg)
                 # Such as status.problems.extend(...)
