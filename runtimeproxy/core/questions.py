@@ -275,7 +275,7 @@ def commit_pools(core: CoreServices, kind: str, uid: str, until_s: float) -> Seq
     `kind`: of the event. `until_s`: when it has to go on, by the loop's clock.
     """
     pools = core.pools
-    if pools is None or not pools.needs_commit(uid):
+    if not uid or pools is None or not pools.needs_commit(uid):
         return NO_WORK
 
     async def run() -> None:

@@ -182,6 +182,8 @@ class NodePools:
         self._saving = asyncio.Lock()
         self._wake = asyncio.Event()
         self._has_new_records = True
+        # Whether there may be pools: else nobody has to look at records.
+        self._follows = False
         self._retry_save_s = 0.0
         self._retry_write_s = 0.0
 
@@ -258,13 +260,14 @@ class NodePools:
     def on_record(self) -> None:
         """A record has changed."""
         self._has_new_records = True
-        if self._is_wanted():
+        if self._follows:
             self._wake.set()
 
     def _refresh(self) -> None:
         """Finds out whether there are pools, and shows them."""
         node, before = self._node.latest, self.off_reason
-        state, self.off_reason = why_off(node) if self._is_wanted() else (InputState.WITHDRAWN, "not wanted")
+        self._follows = self._is_wanted()
+        state, self.off_reason = why_off(node) if self._follows else (InputState.WITHDRAWN, "not wanted")
         if not self.off_reason and not self._is_known and not self._is_recovered():
             state, self.off_reason = InputState.UNKNOWN, "the runtime's pods are not known yet"
         if not self.off_reason and (topology := self._present_topology()) is not None:
