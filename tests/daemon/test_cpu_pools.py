@@ -87,6 +87,23 @@ def test_others_leave_dedicated_cpus_before_the_runtime_makes_the_pod(site: Pool
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("text", ['{"version": 1, "pods": 7}', "[" * 10_000, "{}", "\x00"])
+def test_a_state_that_cannot_be_read_is_made_anew_of_what_runs(site: PoolSite, text: str) -> None:
+    web, own = site.start("web", SHARED, 2), site.pod("own", OWN, 4).run().create().start()
+    site.wait_for(own, "2-5")
+    site.wait_for(web, BESIDE_OWN)
+    for _ in range(2):
+        site.daemon.kill()
+        (site.daemon.state_folder / "cpu_pools.json").write_text(text)
+        site.daemon.start()
+        wait_until(lambda: site.status().cpu_pools.pods == 2, "both pods in the pools")
+        site.wait_for(own, "2-5")
+        site.wait_for(web, BESIDE_OWN)
+        problems = site.status().problems
+        assert any("cpu_pools.json" in each and "not usable" in each for each in problems), problems
+
+
+@pytest.mark.slow
 def test_each_level_has_its_pool_and_what_has_no_room_is_refused(sites: Sites) -> None:
     with sites(options="enable_reclaim = true") as site:
         runtime = site.runtime

@@ -264,7 +264,6 @@ def test_rows_of_the_checkpoint_that_cannot_be_read(
 
 FILES = {
     "allocations.json": (DEEP, '{"pods": 7}'),
-    "cpu_pools.json": (DEEP, '{"version": 1, "pods": 7}'),
     "modes.json": (DEEP, '{"version": 1, "overrides": [{"set_s": 1e999}]}'),
     "evictions.json": (DEEP, '{"version": 1, "evictions": [[1e999, 1]]}'),
     "unrenewed.json": (DEEP, '{"plugin": "x"}'),

@@ -69,7 +69,9 @@ def specs(folder: Path, of_each: int) -> list[PodSpec]:
 def daemon(mode: Mode, runtime: Containerd, config: str = "") -> Iterator[Node]:
     """The daemon in this mode with all policies on, and strategies for them."""
     own = {"cpu-burst", "cpu-normalization", "group-identity", "memory-qos"}
-    more = "".join(f"[policies.{name}]\nenabled = true\n" for name in NAMES if name not in own)
+    more = "".join(
+        f"[policies.{name}]\nenabled = true\n" for name in NAMES if name not in (*own, "katalyst-pools")
+    )
     more += "[ledger]\nlower_memory_limits = true\n"
     with node(mode, runtime, config=more + config) as here:
         here.objects.strategies(STRATEGIES)
