@@ -30,8 +30,11 @@ def precise_ceil(cpus: float) -> int:
 
 
 def quantity(millicpu: int, ratio: float = 1.0) -> int:
-    """Return the CPUs for the requests of a pool. Source: state.GetPoolQuantity, `snb_ratio` is 2.0."""
-    return precise_ceil(millicpu * ratio / 1_000)
+    """Return the CPUs for the requests of a pool. Source: state.GetPoolQuantity, `snb_ratio` is 2.0.
+
+    As `precise_ceil` of the CPUs, but 1001 millicores are 2 CPUs: 1.001 x 1000 is below 1001 as a number.
+    """
+    return -(-int(millicpu * ratio) // 1_000)
 
 
 def is_sufficient(requested: float, available: float) -> bool:

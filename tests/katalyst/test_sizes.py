@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtimeproxy.katalyst.sizes import (
@@ -55,6 +55,7 @@ def test_quantities_of_pools_d3() -> None:
 
 
 @settings(max_examples=40)
+@example(1001)
 @given(st.integers(0, 10**6))
 def test_whole_millicores_lose_nothing(millicpu: int) -> None:
     assert quantity(millicpu) == -(-millicpu // 1_000)
