@@ -56,7 +56,7 @@ class PodFacts(NamedTuple):
     main_container: str = ""
     """`kubernetes.io/main-container-name`; empty: the first that is created."""
     is_handled: bool = True
-    """False: pools leave it alone (`katalyst.kubewharf.io/skip_qrm_admit`, pods for debugging)."""
+    """False: pools leave it alone (`katalyst.kubewharf.io/skip_qrm_admit`)."""
 
 
 def unplaced(facts: PodFacts) -> PoolPod:
@@ -346,7 +346,10 @@ def _settled(pod: PoolPod) -> PoolPod:
 
 
 def fitted(state: PoolState, pod: PoolPod) -> PoolPod:
-    """Return a pod that has CPUs alone with those that the node has now; the state has it, too."""
+    """Return a pod that has CPUs alone with those of them that are left, and with others for the rest.
+
+    `state`: with the pod, and of the node as it is now.
+    """
     others = {uid: each for uid, each in state.pods.items() if uid != pod.uid}
     of = demand(others.values(), state.advice)
     free = available_cpus(state.topology, state.reserved, of)

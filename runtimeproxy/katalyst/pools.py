@@ -78,7 +78,10 @@ DEFAULT_SETTINGS: Final = PoolSettings()
 
 
 class PoolAdvice(NamedTuple):
-    """Sizes that an advisor has computed from usage; without it they follow from requests."""
+    """Sizes that an advisor has computed from usage; without it they follow from requests.
+
+    The daemon has no advisor, so it has no isolated pods either.
+    """
 
     sizes: Mapping[str, int] = MappingProxyType({})
     """CPUs by name of the pool; one that is not in it has its requests."""
@@ -94,6 +97,7 @@ class PoolContainer(NamedTuple):
     millicpu: int | None = None
     """Its request; None: not known."""
     is_init: bool = False
+    """No call to the runtime says so: in the daemon it is always False."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +207,8 @@ class ChangeStep(IntEnum):
     """When a change is applied: all of one step before those of the next."""
 
     SHRINK = 1
-    """Old and new CPUs have in common (if none, the new ones): all that goes is left by it."""
+    """To what old and new CPUs have in common, or to the new ones if that is nothing: all have left then what
+    they lose."""
     DEDICATED = 2
     """What pods have alone; the container that is being created is created after `SHRINK`."""
     GROW = 3

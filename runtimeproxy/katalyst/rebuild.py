@@ -46,17 +46,19 @@ class Demand(NamedTuple):
     dedicated: frozenset[int]
     """CPUs that pods have alone."""
     exclusive_numas: frozenset[int]
+    """NUMA nodes that pods have alone."""
     bound_numas: frozenset[int]
     """NUMA nodes with bound pods of `shared_cores` or `dedicated_cores`."""
     bound: Mapping[int, Mapping[str, int]]
-    """By NUMA node and pool."""
+    """What bound pods of `shared_cores` request, by NUMA node and pool."""
     unbound: Mapping[str, int]
-    """By pool; without those of the next."""
+    """What the others in their pools request, by pool; without isolated ones."""
     isolated: Mapping[str, tuple[str, int]]
     """By uid: the pool that it is split off, and the request."""
 
 
 def demand(pods: Iterable[PoolPod], advice: PoolAdvice | None = None) -> Demand:
+    """Return what the pools depend on, of these pods."""
     isolated_uids = advice.isolated if advice is not None else frozenset()
     dedicated: set[int] = set()
     exclusive: set[int] = set()
@@ -88,7 +90,10 @@ def numa_pool(pool: str, numa_node: int) -> str:
 
 
 def reclaim_reserve(topology: Topology, settings: PoolSettings) -> int:
-    """Source: 4 CPUs (minReclaimedResourceForAllocate), or one for each NUMA node."""
+    """Return the least size of the pool `reclaim`, in CPUs.
+
+    Source: 4 CPUs (minReclaimedResourceForAllocate), or one for each NUMA node.
+    """
     least = 4 if settings.reclaim_reserve is None else settings.reclaim_reserve
     return max(least, len(topology.numa_nodes))
 

@@ -61,12 +61,12 @@ POOL_INPUTS: Final = frozenset({Input.CPUS, Input.MEMORY, Input.KUBELET, Input.P
 FILE: Final = "cpu_pools.json"
 """In the state folder."""
 IN_FLIGHT_S: Final = 600.0
-"""How long a call is awaited of which no end is told. Longer than that takes. Source: the kubelet gives the
-runtime 2 x 2 minutes for it (pkg/kubelet/cri/remote)."""
+"""How long the records change nothing of a pod whose call has no `end`. Longer than any call takes: the
+kubelet gives the runtime 2 x 2 minutes. Source: Kubernetes pkg/kubelet/cri/remote."""
 TICK_S: Final = 1.0
 """Between two comparisons with the records; a change of one is looked at at once."""
 RETRY_S: Final = 5.0
-"""After a state could not be saved, or a pod has not left its CPUs."""
+"""Until the next try, after a state could not be saved, or a pod could not be made to leave CPUs."""
 START_S: Final = 3.0
 """How long a start waits for the node's CPUs: sysfs may hang."""
 NO_REFUSALS: Final[Mapping[tuple[str, str], Refusal]] = MappingProxyType({})
