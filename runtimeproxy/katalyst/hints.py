@@ -224,7 +224,7 @@ def _unbound_cpus(bookings: Iterable[NumaBooking]) -> int:
 def _candidates(
     bookings: Sequence[NumaBooking], request: HintRequest, numa_number: int = 0
 ) -> dict[int, NumaBooking]:
-    """Return the NUMA nodes on which a pod may be bound beside what is there."""
+    """Return the NUMA nodes that a pod may be bound to, by what is bound there already."""
     unbound, unbound_cpus = -(-request.unbound_millicpu // 1_000), _unbound_cpus(bookings)
     found = {}
     for booking in bookings:

@@ -4,8 +4,8 @@
    asked, which see it as `node.cpu_pools`. Pods that have to leave CPUs have less from now on.
 2. Before the call goes on: `commit`. The state is saved, then the pods that leave CPUs are written by file.
 3. The call has ended: `end`. If it has failed: `undo`. What others get follows in the background.
-4. About every second, and whenever a record changes: what has gone is removed, what is there and not known is
-   adopted, ramp-up ends, another configuration is taken. All of it takes the same way: saved, left, grown.
+4. About every second, and whenever a record changes: pods that have gone are removed, unknown ones adopted,
+   ramp-up ends, another configuration is taken. All of it takes the same way: saved, left, grown.
 
 Values of running containers go through the ledger: the policy `katalyst-pools` says them, and the keeper only
 has the right pods asked, in the right order. The runtime is never called.
@@ -182,7 +182,7 @@ class NodePools:
         self._saving = asyncio.Lock()
         self._wake = asyncio.Event()
         self._has_new_records = True
-        # Whether there may be pools: else nobody has to look at records.
+        # Whether the policy is loaded; without it records are not looked at.
         self._follows = False
         self._retry_save_s = 0.0
         self._retry_write_s = 0.0

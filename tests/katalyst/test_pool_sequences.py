@@ -193,7 +193,7 @@ def check_alone(
     has: dict[tuple[str, str], tuple[frozenset[int], frozenset[int]]],
     creating: tuple[str, str] | None,
 ) -> None:
-    """Once the others have shrunk, nobody is on CPUs that a pod has alone but who may be."""
+    """Once the others have shrunk, no other pod runs on the CPUs that a pod has alone."""
     for pod, name, _ in after.containers():
         others = after.dedicated - pod.dedicated
         is_system_or_reclaimed = pod.level in (QosLevel.SYSTEM, QosLevel.RECLAIMED)
