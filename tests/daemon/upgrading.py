@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from runtimeproxy.frontends.cri_proxy.handover.protocol import VARIABLE
 from runtimeproxy.listener import lock_path, read_lock
 from runtimeproxy.signals import UPGRADE
 from tests.lab.deadline import wait_until
@@ -62,8 +63,14 @@ class Family:
 
     def starting(self) -> int:
         """The successor that was started last, when it is there; it may not serve yet."""
-        seen = set(self._processes)
-        pid = wait_until(lambda: next(iter(children(self.serving) - seen), 0), "a successor", WAIT_S)
+
+        def found() -> int:
+            # The daemon runs other programs, too.
+            return next(
+                (pid for pid in children(self.serving) - set(self._processes) if _is_successor(pid)), 0
+            )
+
+        pid = wait_until(found, "a successor", WAIT_S)
         self._processes[pid] = os.pidfd_open(pid)
         return pid
 
@@ -106,6 +113,13 @@ def children(pid: int) -> set[int]:
     """The processes that one has started."""
     numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
     return {number for number in numbers if _parent(number) == pid}
+
+
+def _is_successor(pid: int) -> bool:
+    try:
+        return f"{VARIABLE}=".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
 
 
 def _parent(pid: int) -> int:
