@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -186,8 +188,8 @@ class NodePools:
         self._left_over: Mapping[str, frozenset[int]] = transition.NOTHING
         # By uid, how many calls are under way, and until when they are awaited.
         self._in_flight: dict[str, tuple[int, float]] = {}
-        # What of a record does not change, by the record's id.
-        self._facts: dict[str, tuple[PodRecord, PodFacts]] = {}
+        # By the id of a pod's record.
+        self._observed: dict[str, _Observed] = {}
         self._writing = asyncio.Lock()
         # The last save, and whether the thread has not begun it.
         self._saving: asyncio.Future[PoolState | None] | None = None
@@ -641,24 +643,55 @@ class NodePools:
         return state
 
     def _live_pods(self) -> list[ObservedPod]:
-        records = [pod for pod in self._store.pods if pod.state is Lifecycle.RUNNING and pod.uid]
-        self._facts = {pod.id: found for pod in records if (found := self._facts.get(pod.id)) is not None}
-        by_uid: dict[str, tuple[PodFacts, list[LiveContainer]]] = {}
-        for pod in records:
-            known = self._facts.get(pod.id)
-            if known is None or known[0] is not pod:
-                known = self._facts[pod.id] = (pod, self._facts_of(recorded_pod(pod)))
-            _, containers = by_uid.setdefault(pod.uid, (known[1], []))
-            members = self._store.containers.members(pod.id)
-            containers += [live_container(each) for each in members if each.state is not Lifecycle.STOPPED]
-        return [ObservedPod(facts, tuple(containers)) for facts, containers in by_uid.values()]
+        known, self._observed = self._observed, {}
+        by_uid: dict[str, list[ObservedPod]] = {}
+        for pod in self._store.pods:
+            if pod.state is not Lifecycle.RUNNING or not pod.uid:
+                continue
+            members, found = self._store.containers.members(pod.id), known.get(pod.id)
+            if found is None or not found.is_of(pod, members):
+                found = self._observe(pod, members, found)
+            self._observed[pod.id] = found
+            by_uid.setdefault(pod.uid, []).append(found.pod)
+        return [each[0] if len(each) == 1 else _joined(each) for each in by_uid.values()]
+
+    def _observe(
+        self, pod: PodRecord, members: Sequence[ContainerRecord], before: _Observed | None
+    ) -> _Observed:
+        is_same = before is not None and before.record is pod
+        facts = before.pod.facts if before and is_same else self._facts_of(recorded_pod(pod))
+        containers = tuple(live_container(each) for each in members if each.state is not Lifecycle.STOPPED)
+        return _Observed(pod, tuple(members), ObservedPod(facts, containers))
+
+
+class _Observed(NamedTuple):
+    """What the pools see of a pod's records."""
+
+    record: PodRecord
+    members: tuple[ContainerRecord, ...]
+    pod: ObservedPod
+
+    def is_of(self, record: PodRecord, members: Sequence[ContainerRecord]) -> bool:
+        """Whether these records are the same ones: another state of one is another object."""
+        is_same = self.record is record and len(self.members) == len(members)
+        return is_same and all(map(operator.is_, self.members, members))
+
+
+def _joined(sandboxes: Sequence[ObservedPod]) -> ObservedPod:
+    """A pod with several sandboxes, as one."""
+    return ObservedPod(sandboxes[0].facts, tuple(box for each in sandboxes for box in each.containers))
 
 
 def live_container(record: ContainerRecord) -> LiveContainer:
-    cpus: frozenset[int] = frozenset()
-    with suppress(ValueError):
-        cpus = parse_cpu_list(record.booked.cpuset_cpus or "")
+    cpus = _parsed_cpus(record.booked.cpuset_cpus or "")
     return LiveContainer(record.name, record.id, millicpu_of(record.requested.cpu_shares), cpus=cpus)
+
+
+@lru_cache(maxsize=64)
+def _parsed_cpus(text: str) -> frozenset[int]:
+    with suppress(ValueError):
+        return parse_cpu_list(text)
+    return NO_CPUS
 
 
 def why_off(node: Node) -> tuple[InputState, str]:
