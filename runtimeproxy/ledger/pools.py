@@ -38,12 +38,14 @@ from runtimeproxy.katalyst.levels import (
     KatalystQos,
     LevelRules,
     QosLevel,
+    effective_class,
     katalyst_qos,
 )
 from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import ContainerFacts, LiveContainer, ObservedPod
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
+    RECLAIM,
     PoolSettings,
     PoolState,
     Refusal,
@@ -56,6 +58,7 @@ from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import Input, InputState
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.qos import QoSClass, qos_class
 from runtimeproxy.state.slot_file import VALUE, SlotFile
 from runtimeproxy.units import SHARES_PER_CPU, parse_cpu_list
 
@@ -74,7 +77,7 @@ IN_FLIGHT_S: Final = 600.0
 kubelet gives the runtime 2 x 2 minutes. Source: Kubernetes pkg/kubelet/cri/remote."""
 TICK_S: Final = 1.0
 """Between two comparisons with the records; a change of one is looked at at once."""
-ROUND_S: Final = 0.1
+ROUND_S: Final = 0.25
 """The least time between two rounds: what calls wait for is done in them, the rest of many calls at once."""
 RETRY_S: Final = 5.0
 """Until the next try, after a state could not be saved, or a pod could not be made to leave CPUs."""
@@ -628,18 +631,23 @@ class NodePools:
     def _with_new_containers(
         self, state: PoolState, live: Collection[ObservedPod], now_s: float
     ) -> PoolState:
-        """The state with containers that no call has placed: their ramp-up begins now."""
+        """The state with containers, and requests, that no call has told: their ramp-up begins now."""
         for pod in live:
             uid = pod.facts.uid
             known = state.pods.get(uid)
             if known is None or uid in self._in_flight:
                 continue
             for box in pod.containers:
-                if box.name not in known.containers:
-                    facts = ContainerFacts(pod.facts, box.name, box.millicpu)
-                    outcome = operations.create(state, facts, now_s, is_forced=True)
-                    if not isinstance(outcome, Refusal):
-                        state = operations.created(outcome, uid, box.name, box.id)
+                if (there := known.containers.get(box.name)) is not None:
+                    if box.millicpu not in (None, there.millicpu) and box.id == there.id:
+                        # One that is refused changes nothing, until it is possible.
+                        resized = operations.resize(state, uid, box.name, box.millicpu or 0)
+                        state = state if isinstance(resized, Refusal) else resized
+                    continue
+                facts = ContainerFacts(pod.facts, box.name, box.millicpu)
+                outcome = operations.create(state, facts, now_s, is_forced=True)
+                if not isinstance(outcome, Refusal):
+                    state = operations.created(outcome, uid, box.name, box.id)
         return state
 
     def _live_pods(self) -> list[ObservedPod]:
@@ -716,8 +724,22 @@ def why_off(node: Node) -> tuple[InputState, str]:
 
 
 def pod_qos(pod: PodView, rules: LevelRules) -> KatalystQos:
-    """What a pod's annotations say; without a level it is one of `shared_cores` like any other."""
-    return pod.katalyst or katalyst_qos(pod.annotations, rules) or KatalystQos()
+    """What a pod's annotations say; without a level its label's class decides, then it is `shared_cores`.
+
+    A label of Koordinator comes first where `order` says so, as for all policies: BE is `reclaimed_cores`,
+    SYSTEM `system_cores`. LSE and LSR are `shared_cores`: CPUs of one's own need `numa_binding`.
+    """
+    qos = pod.katalyst or katalyst_qos(pod.annotations, rules)
+    named = qos_class(pod.labels) if qos is None or qos.yields else QoSClass.NONE
+    own = qos or KatalystQos()
+    is_own = effective_class(own) is named or {effective_class(own), named} <= {QoSClass.LSE, QoSClass.LSR}
+    return own if not named or is_own else _OF_CLASS.get(named, KatalystQos())
+
+
+_OF_CLASS: Final[Mapping[QoSClass, KatalystQos]] = {
+    QoSClass.BE: KatalystQos(level=QosLevel.RECLAIMED, pool=RECLAIM),
+    QoSClass.SYSTEM: KatalystQos(level=QosLevel.SYSTEM, pool=""),
+}
 
 
 def pod_facts(pod: PodView, rules: LevelRules, requests: Mapping[str, Mapping[str, int]]) -> PodFacts:
