@@ -621,6 +621,7 @@ class NodePools:
             live = self._live_pods()
             state = self._with_new_containers(state, live, now_s)
             state = operations.reconcile(state, live, self._in_flight.keys())
+            state = self._with_requests(state, live)
         due_s = operations.ramp_due_s(state)
         if due_s is not None and due_s <= now_s:
             state = operations.ramp_done(state, now_s)
@@ -631,23 +632,33 @@ class NodePools:
     def _with_new_containers(
         self, state: PoolState, live: Collection[ObservedPod], now_s: float
     ) -> PoolState:
-        """The state with containers, and requests, that no call has told: their ramp-up begins now."""
+        """The state with containers that no call has placed: their ramp-up begins now."""
         for pod in live:
             uid = pod.facts.uid
             known = state.pods.get(uid)
             if known is None or uid in self._in_flight:
                 continue
             for box in pod.containers:
-                if (there := known.containers.get(box.name)) is not None:
-                    if box.millicpu not in (None, there.millicpu) and box.id == there.id:
-                        # One that is refused changes nothing, until it is possible.
-                        resized = operations.resize(state, uid, box.name, box.millicpu or 0)
-                        state = state if isinstance(resized, Refusal) else resized
-                    continue
-                facts = ContainerFacts(pod.facts, box.name, box.millicpu)
-                outcome = operations.create(state, facts, now_s, is_forced=True)
-                if not isinstance(outcome, Refusal):
-                    state = operations.created(outcome, uid, box.name, box.id)
+                if box.name not in known.containers:
+                    facts = ContainerFacts(pod.facts, box.name, box.millicpu)
+                    outcome = operations.create(state, facts, now_s, is_forced=True)
+                    if not isinstance(outcome, Refusal):
+                        state = operations.created(outcome, uid, box.name, box.id)
+        return state
+
+    def _with_requests(self, state: PoolState, live: Collection[ObservedPod]) -> PoolState:
+        """The state with the requests of the records; one that is refused waits until it is possible."""
+        for pod in live:
+            uid = pod.facts.uid
+            known = state.pods.get(uid)
+            for box in pod.containers if known is not None and uid not in self._in_flight else ():
+                there = known.containers.get(box.name) if known is not None else None
+                if there is not None and box.millicpu is not None and box.millicpu != there.millicpu:
+                    outcome = operations.resize(state, uid, box.name, box.millicpu)
+                    if isinstance(outcome, Refusal):
+                        self._has_new_records = True
+                    else:
+                        state = outcome
         return state
 
     def _live_pods(self) -> list[ObservedPod]:
