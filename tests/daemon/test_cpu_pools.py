@@ -74,7 +74,7 @@ def test_others_leave_dedicated_cpus_before_the_runtime_makes_the_pod(site: Pool
     own.start()
     # What is bound leaves its NUMA node to none that is not.
     site.wait_for(web, BESIDE_OWN)
-    assert site.mems(web) == "1"
+    wait_until(lambda: site.mems(web) == "1", "the other NUMA node")
     # The kubelet's own update does not move it.
     update(site, web, cpuset_cpus="0-15", cpuset_mems="0-1")
     sent = runtime.recorded.of("UpdateContainerResources")[-1].message.linux
@@ -138,7 +138,7 @@ def test_each_level_has_its_pool_and_what_has_no_room_is_refused(sites: Sites) -
         )
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert not runtime.recorded.of("UpdateContainerResources")
-        assert not site.problems
+        wait_until(lambda: not site.problems, "the end of all problems")
 
 
 def block(site: PoolSite, pod: Pod) -> Path:
@@ -193,7 +193,7 @@ def test_where_nothing_is_refused_pods_are_created_and_the_status_says_what_is_w
         own = site.start("own", OWN, 4)
         site.wait_for(own, "2-5")
         wait_until(lambda: "cannot be saved" in str(site.problems), "the problem of the file")
-        assert "default/web has not left CPUs 2-5" in str(site.problems)
+        wait_until(lambda: "default/web has not left CPUs 2-5" in str(site.problems), "that of the pod")
         unblock(path)
         file.rmdir()
         wait_until(lambda: not site.status().cpu_pools.overlaps, "the end of the overlap", 60)
@@ -201,7 +201,7 @@ def test_where_nothing_is_refused_pods_are_created_and_the_status_says_what_is_w
         wait_until(lambda: not site.status().cpu_pools.problem, "the end of the file's problem")
         late = site.start("late", WHOLE, 14)
         wait_until(lambda: site.status().cpu_pools.unplaced_pods == 1, "the pod that has no room")
-        assert "default/late" in str(site.problems)
+        wait_until(lambda: "default/late" in str(site.problems), "its problem")
         assert parse_cpu_list(site.cpus(late)).isdisjoint({2, 3, 4, 5})
 
 
@@ -233,7 +233,7 @@ def test_pools_go_and_come_while_pods_run(site: PoolSite) -> None:
     site.daemon.signal(signal.SIGHUP)
     site.wait_for(late, BESIDE_OWN)
     site.wait_for(own, "2-5")
-    assert not site.problems
+    wait_until(lambda: not site.problems, "the end of all problems")
 
 
 @pytest.mark.slow
@@ -277,4 +277,4 @@ def test_the_state_survives_kill_9(site: PoolSite) -> None:
             assert pools["dedicated"] == "2-5"
             assert pools["share"] == saved["pools"]["share"] == BESIDE_OWN
             assert site.cpus(own) == "2-5"
-    assert not site.problems
+    wait_until(lambda: not site.problems, "the end of all problems")
