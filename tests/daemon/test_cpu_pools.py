@@ -277,4 +277,4 @@ def test_the_state_survives_kill_9(site: PoolSite) -> None:
             assert pools["dedicated"] == "2-5"
             assert pools["share"] == saved["pools"]["share"] == BESIDE_OWN
             assert site.cpus(own) == "2-5"
-    assert not site.problems
+    wait_until(lambda: not site.problems, "the end of all problems")
