@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
@@ -14,12 +15,14 @@ import grpc
 import pytest
 
 from cri_api.runtime.v1 import api_pb2 as cri
+from runtimeproxy.katalyst.pools import from_document
+from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
 from runtimeproxy.units import SHARES_PER_CPU, parse_cpu_list
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import Pod
 from tests.daemon.pool_site import BOUND, DEDICATED, EXCLUSIVE, RECLAIMED, SHARED, SYSTEM, PoolSite, pool_site
-from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
+from tests.lab.cri_client import CALL_TIMEOUT_S
 from tests.lab.deadline import wait_until
 
 OWN = {**DEDICATED, **BOUND}
@@ -139,6 +142,39 @@ def test_each_level_has_its_pool_and_what_has_no_room_is_refused(sites: Sites) -
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert not runtime.recorded.of("UpdateContainerResources")
         assert not site.problems
+
+
+@pytest.mark.slow
+def test_a_ramp_up_is_not_begun_anew(sites: Sites) -> None:
+    """After `kill -9`, and after a restart: it began when the container was created."""
+    with sites(ramp_up_s=3600.0) as site:
+        web = site.start("web", SHARED, 2)
+        everything = "1-7,9-15"
+        site.wait_for(web, everything)
+
+        def since_s() -> float | None:
+            return from_document(site.saved, Topology(())).pods["uid-web"].ramp_up_since_s
+
+        began_s = wait_until(since_s, "the start of its ramp-up in the file")
+        assert 0 <= time.monotonic() - began_s < CALL_TIMEOUT_S
+        for end in (site.daemon.kill, site.daemon.terminate):
+            end()
+            site.daemon.start()
+            site.connect()
+            found = wait_until(lambda: site.in_pools(web), "the pod in the pools")
+            assert (found.is_ramping_up, found.cpus, site.cpus(web)) == (True, everything, everything)
+            own = site.start("own", OWN, 4)
+            site.wait_for(own, "2-5")
+            own.remove()
+            site.wait_for(web, everything)
+            # All of this was saved, and so is the old start.
+            assert since_s() == began_s
+        site.daemon.terminate()
+        config = site.daemon.config_file
+        config.write_text(config.read_text().replace("ramp_up_s = 3600.0", "ramp_up_s = 0.0"))
+        site.daemon.start()
+        site.wait_for(web, ALONE)
+        assert since_s() is None
 
 
 def block(site: PoolSite, pod: Pod) -> Path:
@@ -268,8 +304,7 @@ def test_the_state_survives_kill_9(site: PoolSite) -> None:
             site.daemon.kill()
         saved = site.saved
         site.daemon.start()
-        site.client.channel.close()
-        site.client = CriClient(site.daemon.socket)
+        site.connect()
         made.client = site.client
         pools = {each.name: each.cpus for each in site.status().cpu_pools.pools}
         if own is not None:
