@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,7 +20,9 @@ from cri_api.runtime.v1 import api_pb2 as cri
 from runtimeproxy.katalyst.pools import from_document
 from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.testing import CallError, CgroupFiles, FakeRuntime
+from runtimeproxy.testing.builders import container_config, default_resources, pod_sandbox_config
 from runtimeproxy.units import SHARES_PER_CPU, parse_cpu_list
+from tests.bench.procfs import cpu_ns, wait_until_idle
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import Pod
 from tests.daemon.pool_site import BOUND, DEDICATED, EXCLUSIVE, RECLAIMED, SHARED, SYSTEM, PoolSite, pool_site
@@ -31,6 +35,8 @@ ALONE = "1-6,9-12"
 """CPUs of `share` on a node of 16 while no other pod is there: 0 and 8 are reserved, 4 are for `reclaim`."""
 BESIDE_OWN = "1,6-7,9-11"
 """The same beside a pod that has 2 to 5 for itself."""
+BESIDE_OWN_30 = "6-7,10-13"
+"""The same while pods of `share` request 6 CPUs."""
 Sites: TypeAlias = Callable[..., AbstractContextManager[PoolSite]]
 
 
@@ -313,3 +319,43 @@ def test_the_state_survives_kill_9(site: PoolSite) -> None:
             assert pools["share"] == saved["pools"]["share"] == BESIDE_OWN
             assert site.cpus(own) == "2-5"
     assert not site.problems
+
+
+@pytest.mark.slow
+def test_30_containers_are_moved_by_file_alone(sites: Sites, runtime: FakeRuntime) -> None:
+    """Adopted at the start, moved when a pod with CPUs of its own comes, and when it goes."""
+    state, resources = runtime.state, default_resources()
+    resources.cpu_shares = SHARES_PER_CPU // 5
+    cgroups = []
+    for number in range(30):
+        config = pod_sandbox_config(f"web-{number}", uid=f"uid-web-{number}", annotations=SHARED)
+        sandbox = state.run_sandbox(config).id
+        container = state.create_container(
+            sandbox, container_config("main", pod=config, resources=resources), config
+        )
+        state.start_container(container.id)
+        cgroups.append(f"{config.linux.cgroup_parent}/{container.id}")
+    with sites() as site:
+
+        def wait_for(cpus: str) -> int:
+            """Returns the CPU time of the daemon once they all have these, and it has nothing more to do."""
+
+            def have_moved() -> bool:
+                return {site.files.read(cgroup, "cpuset.cpus") for cgroup in cgroups} == {cpus}
+
+            wait_until(have_moved, f"{cpus} as CPUs of all")
+            wait_until_idle([site.daemon.pid])
+            return cpu_ns(site.daemon.pid)
+
+        used_ns = [wait_for(ALONE)]
+        before = len(runtime.recorded)
+        own = site.start("own", OWN, 4)
+        used_ns.append(wait_for(BESIDE_OWN_30))
+        own.remove()
+        used_ns.append(wait_for(ALONE))
+        asked = Counter(call.method for call in list(runtime.recorded)[before:])
+        assert not asked.keys() & {"UpdateContainerResources", "UpdatePodSandboxResources"}
+        come_ms, gone_ms = ((after - before) / 1e6 for before, after in pairwise(used_ns))
+        print(f"CPU time of the daemon: {come_ms:.0f} ms to make room with the calls, {gone_ms:.0f} ms after")
+        # The goal is 100 ms; this is no measurement, other work of the daemon is in it.
+        assert max(come_ms, gone_ms) < 2_000
