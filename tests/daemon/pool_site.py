@@ -11,6 +11,9 @@ from typing import Any, Final
 
 from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.ledger.journal import read_boot_id
+from runtimeproxy.ledger.pools import pools_file
+from runtimeproxy.state.slot_file import VALUE
 from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from runtimeproxy.testing.builders import KubeletQos, default_resources, pod_sandbox_config
 from runtimeproxy.units import SHARES_PER_CPU
@@ -100,7 +103,7 @@ class PoolSite:
     @property
     def saved(self) -> Any:
         """What is in the file of the pools."""
-        return json.loads((self.daemon.state_folder / "cpu_pools.json").read_text())
+        return pools_file(self.daemon.state_folder, read_boot_id()).load(lambda saved: saved[VALUE])
 
     def in_pools(self, pod: Pod) -> api_pb2.KatalystPod | None:
         """What the pools have of it; None: it is in none."""
