@@ -1,4 +1,4 @@
-"""Accelerators of all vendors: one table, and a policy for the whole NPUs and MLUs of vendors beside NVIDIA.
+"""Accelerators of all vendors: one table, and a policy for whole ones of vendors beside NVIDIA.
 
 Koordinator's scheduler allocates them as GPUs; its DevicePluginAdaption adds an annotation for the vendor's
 device plugin, which gives the pod its devices. A part of one is made by that plugin only, so pods with a part
@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
-from policies.annotations import DEVICE_ALLOCATED, AnnotationError
-from policies.device_allocations import allocated_gpus
+from policies.annotations import DEVICE_ALLOCATED, AnnotationError, parse, remembered
+from policies.device_allocations import Gpu, allocated_gpus, pci_address
+from runtimeproxy.documents.reading import printable
 from runtimeproxy.hooks import ContainerChange, ContainerView, DeviceSpec, PodSelector, PodView, Policy
 from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.snapshot import Input, Node
@@ -43,6 +44,9 @@ class Accelerator:
     """Environment variable with the numbers that the vendor's runtime makes visible; empty: it has none."""
     device: str = ""
     """Node of one accelerator, with `{}` for its number; empty: not known."""
+    inventory: str = ""
+    """Annotation of the Node in which the vendor's device plugin lists UUID and PCI address of each, whose
+    nodes are those of the kernel in /dev/dri; empty: they have names of the vendor, with the number."""
     beside: tuple[str, ...] = ()
     """Further nodes of one, where the host has them."""
     shared: tuple[str, ...] = ()
@@ -74,8 +78,14 @@ CAMBRICON: Final = Accelerator(
     shared=("/dev/cambricon_ctl", "/dev/cambricon_gdr"),
 )
 """Source: cambricon-k8s-device-plugin device-plugin/pkg/mlu/const.go, server.go."""
-METAX: Final = Accelerator(vendor="metax", annotations=("metax-tech.com/gpu-devices-allocated",))
-"""Nothing is given: no file tells which nodes belong to an index of `mx-smi`, see the README."""
+METAX: Final = Accelerator(
+    vendor="metax",
+    annotations=("metax-tech.com/gpu-devices-allocated",),
+    inventory="metax-tech.com/node-gpu-devices",
+    shared=("/dev/mxcd", "/dev/mxnd", "/dev/mxgd"),
+)
+"""No runtime of MetaX reads a variable. Source: HAMi pkg/device/metax/protocol.go, MetaxSDeviceInfo;
+GPUStack, device plugin of MetaX."""
 OTHERS: Final = (HUAWEI, CAMBRICON, METAX)
 
 
@@ -97,6 +107,53 @@ class DeviceNodes(NamedTuple):
     """Why there are none at all; empty if there are some."""
 
 
+@remembered
+def _inventory(text: str) -> Mapping[str, str]:
+    """Return the PCI addresses of a node's accelerators by UUID, without those that cannot be read."""
+    found: dict[str, str] = {}
+    for item in parse(METAX.inventory, text).items():
+        try:
+            found[item.member("uuid").text()] = pci_address(item.member("bdf"))
+        except AnnotationError:
+            continue
+    return found
+
+
+def drm_nodes(
+    row: Accelerator, gpus: Iterable[Gpu], node_annotations: Mapping[str, str], host: HostDevices
+) -> DeviceNodes:
+    """Return the nodes of GPUs by their UUIDs, those that all need last."""
+    left = "so its devices are left to the vendor's device plugin"
+    text = node_annotations.get(row.inventory)
+    if text is None:
+        return DeviceNodes(unseen=f"the Node has no annotation {row.inventory}, {left}")
+    try:
+        addresses = _inventory(text)
+    except AnnotationError as error:
+        return DeviceNodes(unseen=f"of the Node, {error}, {left}")
+    specs: dict[str, DeviceSpec] = {}
+    missing: list[str] = []
+    for gpu in gpus:
+        address = addresses.get(gpu.uuid)
+        if address is None:
+            missing.append(
+                f"the Node's {row.inventory} has no PCI address of the GPU {printable(gpu.uuid[:64])!r}"
+            )
+        elif not (nodes := host.drm.get(address)):
+            missing.append(f"PCI device {address} has no nodes of a GPU on this node (class/drm in sysfs)")
+        else:
+            specs |= {each.path: _spec(each.path, (each.major, each.minor)) for each in nodes}
+    if not specs:
+        return DeviceNodes(missing=tuple(missing))
+    shared = [path for path in row.shared if path in host.accelerators]
+    unseen = "" if shared else _UNSEEN.format(row.shared[0])
+    return DeviceNodes((*specs.values(), *map(_spec, shared)), tuple(missing), unseen)
+
+
+def _spec(path: str, numbers: tuple[int, int] | None = None) -> DeviceSpec:
+    return DeviceSpec(host_path=path, container_path=path, permissions=_PERMISSIONS, numbers=numbers)
+
+
 def device_nodes(row: Accelerator, numbers: Iterable[int], host: HostDevices) -> DeviceNodes:
     """Return the nodes of accelerators by their numbers, those that all need last."""
     prefix = row.device.partition("{}")[0]
@@ -112,25 +169,23 @@ def device_nodes(row: Accelerator, numbers: Iterable[int], host: HostDevices) ->
             missing.append(f"this node has no {path}")
         paths |= dict.fromkeys(beside.format(number) for beside in row.beside)
     paths |= dict.fromkeys(row.shared)
-    specs = (
-        DeviceSpec(host_path=path, container_path=path, permissions=_PERMISSIONS)
-        for path in paths
-        if path in host.accelerators
-    )
-    return DeviceNodes(tuple(specs), tuple(missing))
+    return DeviceNodes(tuple(_spec(path) for path in paths if path in host.accelerators), tuple(missing))
 
 
 def accelerator_change(
-    container: ContainerView, node_labels: Mapping[str, str], host: HostDevices | None
+    container: ContainerView,
+    node_labels: Mapping[str, str],
+    node_annotations: Mapping[str, str],
+    host: HostDevices | None,
 ) -> ContainerChange | None:
-    """Return the environment and devices of a container; None if its pod has no whole NPU or MLU.
+    """Return the environment and devices of a container; None if its pod has no whole accelerator of these.
 
     `host`: None if its devices are not known.
     """
     pod = container.pod
     text = pod.annotations.get(DEVICE_ALLOCATED)
     row = other_vendor(pod, node_labels)
-    if text is None or row is None or not row.variable:
+    if text is None or row is None:
         return None
     try:
         gpus, problems, _ = allocated_gpus(text)
@@ -141,9 +196,14 @@ def accelerator_change(
         # What cannot be read may say that it is a share.
         return ContainerChange(problems=problems) if problems else None
     numbers = [gpu.minor for gpu in gpus]
-    nodes = device_nodes(row, numbers, host) if host is not None else DeviceNodes()
+    if host is None:
+        nodes = DeviceNodes()
+    elif row.inventory:
+        nodes = drm_nodes(row, gpus, node_annotations, host)
+    else:
+        nodes = device_nodes(row, numbers, host)
     return ContainerChange(
-        env={row.variable: ",".join(map(str, numbers))},
+        env={row.variable: ",".join(map(str, numbers))} if row.variable else {},
         devices=nodes.devices,
         problems=(nodes.unseen,) if nodes.unseen else (),
         missing=nodes.missing,
@@ -152,7 +212,7 @@ def accelerator_change(
 
 
 class Accelerators(Policy):
-    """Gives whole NPUs and MLUs: the variable of the vendor's runtime, and the nodes."""
+    """Gives whole accelerators: the variable of the vendor's runtime, and the nodes."""
 
     name: ClassVar[str] = "accelerators"
     is_default: ClassVar[bool] = False
@@ -163,4 +223,4 @@ class Accelerators(Policy):
 
     def container(self, container: ContainerView, node: Node) -> ContainerChange | None:
         """Return the environment and devices of a container."""
-        return accelerator_change(container, node.labels, node.devices)
+        return accelerator_change(container, node.labels, node.annotations, node.devices)

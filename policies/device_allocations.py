@@ -25,6 +25,8 @@ class Gpu:
     """One allocated GPU or other accelerator; None where the allocation has no readable value."""
 
     minor: int
+    uuid: str = ""
+    """The vendor's name of it; empty: the allocation has none that can be read."""
     core_percent: int | None = None
     memory_bytes: int | None = None
     memory_percent: int | None = None
@@ -76,6 +78,7 @@ def _gpu(item: Place, problems: list[str]) -> Gpu | None:
         return None
     return Gpu(
         minor=minor,
+        uuid=_uuid(item),
         core_percent=_amount(item, GPU_CORE, problems),
         memory_bytes=_amount(item, GPU_MEMORY, problems),
         memory_percent=_amount(item, GPU_MEMORY_RATIO, problems),
@@ -90,6 +93,14 @@ def _amount(item: Place, resource: str, problems: list[str]) -> int | None:
     except AnnotationError as error:
         problems.append(str(error))
         return None
+
+
+def _uuid(item: Place) -> str:
+    try:
+        return item.member("id").text()
+    except AnnotationError:
+        # Most vendors' are chosen by number: this is reported where it is needed.
+        return ""
 
 
 def _template(item: Place, problems: list[str]) -> str:
@@ -119,13 +130,14 @@ def allocated_rdma(text: str) -> RdmaFunctions:
             continue
         for place in places:
             try:
-                addresses[_pci_address(place)] = None
+                addresses[pci_address(place)] = None
             except AnnotationError as error:
                 problems.append(str(error))
     return RdmaFunctions(tuple(addresses), tuple(problems), bool(items))
 
 
-def _pci_address(place: Place) -> str:
+def pci_address(place: Place) -> str:
+    """Return the PCI address in a text, in lower case. Raises AnnotationError."""
     address = place.text().lower()
     if not _PCI_ADDRESS.fullmatch(address):
         place.fail("is not a PCI address such as 0000:1f:00.2")

@@ -38,6 +38,7 @@ from runtimeproxy.katalyst.levels import (
     KatalystQos,
     LevelRules,
     QosLevel,
+    bind_result,
     effective_class,
     katalyst_qos,
 )
@@ -767,6 +768,9 @@ def pod_facts(pod: PodView, rules: LevelRules, requests: Mapping[str, Mapping[st
         text = annotations.get(RECLAIMED_MILLICPU, "")
         reclaimed = int(text) if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS else None
     millicpu = _sum_of(requests, "cpu")
+    chosen = NO_CPUS
+    with suppress(ValueError):  # the level's problems have it
+        chosen = bind_result(annotations)
     return PodFacts(
         pod.uid,
         qos,
@@ -775,6 +779,7 @@ def pod_facts(pod: PodView, rules: LevelRules, requests: Mapping[str, Mapping[st
         millicpu=millicpu if millicpu is not None else millicpu_of(pod.resources.cpu_shares),
         reclaimed_millicpu=reclaimed,
         memory_bytes=_sum_of(requests, "memory"),
+        bind_result=chosen,
         main_container=annotations.get(MAIN_CONTAINER_NAME, ""),
         is_handled=annotations.get(SKIP_QRM_ADMIT) != "true",
     )

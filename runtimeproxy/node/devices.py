@@ -18,7 +18,11 @@ _UVERBS: Final = "class/infiniband_verbs"
 _RDMA_CM: Final = "class/misc/rdma_cm"
 _NVIDIA_DRIVER: Final = "bus/pci/drivers/nvidia"
 """Source: Linux Documentation/ABI/stable/sysfs-class-infiniband; Documentation/ABI/testing/sysfs-bus-pci."""
-_ACCELERATOR: Final = re.compile(r"(?:nvidia|davinci|devmm_svm|hisi_hdc|cambricon)[\w-]*", re.ASCII)
+_DRM: Final = "class/drm"
+_DRM_FOLDER: Final = "/dev/dri"
+_DRM_NODE: Final = re.compile(r"(?:card|renderD)[0-9]+", re.ASCII)
+"""Others in the folder are connectors and the file `version`. Source: Linux drivers/gpu/drm/drm_sysfs.c."""
+_ACCELERATOR: Final = re.compile(r"(?:nvidia|davinci|devmm_svm|hisi_hdc|cambricon)[\w-]*|mx[cng]d", re.ASCII)
 """The names of accelerators' nodes that are looked for: `policies/accelerators.py` has them by vendor."""
 _NUMBERS: Final = re.compile(r"([0-9]{1,7}):([0-9]{1,7})\s*", re.ASCII)
 _MAX_DEVICES: Final = 4_096
@@ -43,6 +47,8 @@ class HostDevices:
     several the first by name, as in Koordinator."""
     rdma_cm: HostDevice | None = None
     """The connection manager; None: its module is not loaded."""
+    drm: Mapping[str, tuple[HostDevice, ...]] = field(default_factory=dict)
+    """The nodes of a GPU in /dev/dri, by name, by the PCI address of its function, in lower case."""
     accelerators: frozenset[str] = frozenset()
     """Paths of the nodes of GPUs and NPUs; empty also where the daemon does not see the host's /dev."""
     has_nvidia_driver: bool = False
@@ -55,6 +61,7 @@ def read_devices(sysfs: Path, devfs: Path) -> HostDevices | None:
     return HostDevices(
         rdma=_uverbs(sysfs / _UVERBS),
         rdma_cm=_device(sysfs / _RDMA_CM, RDMA_CM),
+        drm=_drm(sysfs / _DRM),
         accelerators=_accelerators(devfs),
         has_nvidia_driver=os.path.isdir(sysfs / _NVIDIA_DRIVER),  # noqa: PTH112 - no permission is no driver
     )
@@ -64,14 +71,29 @@ def _uverbs(folder: Path) -> Mapping[str, HostDevice]:
     """Source: Koordinator pkg/koordlet/runtimehooks/hooks/rdma/rdma.go, getUVerbsViaPciAdd."""
     found: dict[str, HostDevice] = {}
     for name in _names(folder):
-        try:
-            address = os.path.basename(os.readlink(folder / name / "device")).lower()  # noqa: PTH119, PTH115
-        except OSError:
-            continue
+        address = _address(folder / name)
         device = _device(folder / name, f"{_RDMA_FOLDER}/{name}")
-        if device is not None:
+        if address and device is not None:
             found.setdefault(address, device)
     return found
+
+
+def _drm(folder: Path) -> Mapping[str, tuple[HostDevice, ...]]:
+    found: dict[str, tuple[HostDevice, ...]] = {}
+    for name in filter(_DRM_NODE.fullmatch, _names(folder)):
+        address = _address(folder / name)
+        device = _device(folder / name, f"{_DRM_FOLDER}/{name}")
+        if address and device is not None:
+            found[address] = (*found.get(address, ()), device)
+    return found
+
+
+def _address(folder: Path) -> str:
+    """The PCI address of a class device's function; empty if it has none."""
+    try:
+        return os.path.basename(os.readlink(folder / "device")).lower()  # noqa: PTH119, PTH115
+    except OSError:
+        return ""
 
 
 def _accelerators(devfs: Path) -> frozenset[str]:

@@ -1,156 +1,156 @@
-"""The keeper of Katalyst's pools, beside records of pods."""
+"""The keeper of Katalyst's pools, with the file of the state and a clock that the test sets."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from concurrent.futures import Executor, Future
+from collections.abc import AsyncIterator, Collection
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import pytest
 
-from runtimeproxy.hooks.views import PodView, Resources
-from runtimeproxy.katalyst.levels import QOS_LEVEL, LevelRules, QosLevel, Vocabulary
-from runtimeproxy.katalyst.pools import PoolSettings
+from runtimeproxy.hooks.views import ContainerView, PodView, Resources
+from runtimeproxy.katalyst.pools import PoolPod, PoolSettings
 from runtimeproxy.katalyst.transition import CpuPools
-from runtimeproxy.ledger.pools import NodePools, PoolConfiguration, pod_qos, pools_file
+from runtimeproxy.ledger.pools import NodePools, PoolConfiguration, pools_file
 from runtimeproxy.node.snapshot import Cpu, InputState, KubeletFacts, Node
 from runtimeproxy.pods.records import ContainerRecord, PodRecord
 from runtimeproxy.pods.store import PodStore
-from runtimeproxy.qos import QOS_CLASS_LABEL
-from runtimeproxy.state.slot_file import VALUE
-from tests.katalyst.pool_doubles import T16
 
-
-class OfNode:
-    """A node of 16 CPUs, whose kubelet's managers are off."""
-
-    def __init__(self) -> None:
-        cpus = tuple(Cpu(*each) for each in T16.cpus)
-        kubelet = KubeletFacts(cpu_manager_policy="none", memory_manager_policy="None")
-        self.latest = Node(cpus=cpus, memory_bytes=T16.memory_bytes, kubelet=kubelet)
-
-    async def restore(self) -> None:
-        """All is there."""
-
-    def place(self, pools: CpuPools | None, state: InputState) -> None:
-        """Nothing reads it."""
-
-
-class AtOnce(Executor):
-    """A thread that is quicker than the loop."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
+CPUS: Final = tuple(Cpu(cpu, cpu % 8 // 2, cpu % 8 // 4, cpu % 8 // 4, cpu % 8 // 4) for cpu in range(16))
+KUBELET: Final = KubeletFacts("none", memory_manager_policy="None")
+TWO_CPUS: Final = Resources(cpu_shares=2048)
+RAMP_UP_S: Final = 30.0
+DEADLINE_S: Final = 30.0
 
 
 class Site:
-    def __init__(self, folder: Path) -> None:
-        async def write(uids: Collection[str]) -> frozenset[str]:
-            return frozenset()
+    """A node on which daemons run one after the other.
 
-        self.store, self.folder = PodStore(), folder
-        settings = PoolSettings(enable_reclaim=True, ramp_up_s=0.0)
-        self.keeper = NodePools(
+    Attributes:
+        now_s: The clock.
+        written: Uids in the order in which their pods were written.
+    """
+
+    def __init__(self, folder: Path, executor: Executor) -> None:
+        self.latest = Node(cpus=CPUS, kubelet=KUBELET)
+        self.now_s = 1_000.0
+        self.written: list[str] = []
+        self.is_recovered = False
+        self.store = PodStore()
+        self._folder = folder
+        self._executor = executor
+        self._shown = asyncio.Event()
+
+    async def restore(self) -> None:
+        """All of the node is known."""
+
+    def place(self, pools: CpuPools | None, state: InputState) -> None:
+        self._shown.set()
+
+    async def write(self, uids: Collection[str]) -> frozenset[str]:
+        self.written += uids
+        return frozenset()
+
+    @asynccontextmanager
+    async def daemon(self) -> AsyncIterator[NodePools]:
+        """One process, which is killed at the end: it saves nothing more."""
+        settings = PoolSettings(reserved_count=2, ramp_up_s=RAMP_UP_S)
+        pools = NodePools(
             self.store,
-            OfNode(),
-            pools_file(folder, "boot"),
+            self,
+            pools_file(self._folder, "boot"),
             lambda: PoolConfiguration(settings),
             lambda: True,
-            lambda: True,
+            lambda: self.is_recovered,
             lambda: False,
-            write,
-            AtOnce(),
+            self.write,
+            self._executor,
+            clock=lambda: self.now_s,
         )
-        self.store.on_change = lambda *_: self.keeper.on_record()
+        await pools.load()
+        running = asyncio.create_task(pools.run())  # noqa: TID251 - ended below
+        try:
+            yield pools
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
 
-    def put(self, uid: str, shares: int) -> None:
-        self.store.pods.put(PodRecord(id=uid, uid=uid, name=uid, requested=Resources(cpu_shares=shares)))
-        self.put_container(uid, shares)
+    async def until(self, pools: NodePools, now_s: float) -> None:
+        """Sets the clock, and waits until a whole round has been made at that time."""
+        self.now_s = now_s
+        # A round that is under way may show its pools once more; each one does when it begins.
+        for _ in range(3):
+            self._shown.clear()
+            pools.look_soon()
+            async with asyncio.timeout(DEADLINE_S):
+                await self._shown.wait()
 
-    def put_container(self, uid: str, shares: int) -> None:
-        requested = Resources(cpu_shares=shares)
-        self.store.containers.put(
-            ContainerRecord(id=f"{uid}-c", pod_id=uid, name="main", requested=requested)
-        )
-
-    def follow(self) -> dict[str, int]:
-        """Returns the sizes of pools after what the background does."""
-
-        async def rounds() -> None:
-            if self.keeper.state is None:
-                await self.keeper.load()
-            for _ in range(2):
-                await self.keeper._round()
-
-        asyncio.run(rounds())
-        assert self.keeper.state is not None
-        return {name: len(cpus) for name, cpus in self.keeper.state.pools.items()}
-
-    def saved_pods(self) -> set[str]:
-        found = pools_file(self.folder, "boot").load(lambda saved: saved[VALUE]["pods"])
-        return {each[0] for each in found or ()}
+    def has_container(self, uid: str) -> None:
+        """The record of a pod with one container."""
+        self.store.pods.put(PodRecord(id=f"pod-{uid}", uid=uid, requested=TWO_CPUS))
+        record = ContainerRecord(id=f"main-{uid}", pod_id=f"pod-{uid}", name="main", requested=TWO_CPUS)
+        self.store.containers.put(record)
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+async def create(pools: NodePools, uid: str) -> None:
+    """The calls that make a pod of one container."""
+    pod = PodView(uid=uid, name=uid, namespace="default", resources=TWO_CPUS)
+    until_s = asyncio.get_running_loop().time() + DEADLINE_S
+    assert pools.admit(pod)
+    await pools.commit(uid, until_s)
+    pools.end(uid)
+    assert pools.create(ContainerView(name="main", pod=pod, requested=TWO_CPUS))
+    await pools.commit(uid, until_s)
+    pools.end(uid)
+    pools.created(uid, "main", f"main-{uid}")
 
 
-def test_each_state_is_saved_however_quick_the_thread_is(site: Site) -> None:
-    for uid in ("a", "b", "c"):
-        site.put(uid, 1024)
-        site.follow()
-        assert uid in site.saved_pods()
-        assert site.keeper.is_saved
+def placed(pools: NodePools, uid: str) -> PoolPod:
+    state = pools.state
+    assert state is not None
+    return state.pods[uid]
 
 
-def test_a_resize_that_is_refused_changes_no_pool_until_it_is_possible(site: Site) -> None:
-    site.put("a", 2048)
-    site.put("b", 12 * 1024)
-    assert site.follow()["share"] == 14
-    site.put_container("a", 6 * 1024)
-    assert site.follow()["share"] == 14
-    site.store.remove_pod("b")
-    assert site.follow()["share"] == 6
+@pytest.mark.parametrize("is_recovered", [True, False], ids=["records", "no records yet"])
+async def test_a_ramp_up_goes_on_where_the_process_before_was_killed(
+    tmp_path: Path, executor: Executor, is_recovered: bool
+) -> None:
+    """What is left of the 30 s, and not 30 s anew; twice, as the second one saves it, too."""
+    site = Site(tmp_path, executor)
+    site.is_recovered = True
+    async with site.daemon() as pools:
+        await create(pools, "web")
+        site.has_container("web")
+        everything = placed(pools, "web").cpus
+    site.is_recovered = is_recovered
+    for later_s in (12.0, 29.0):
+        site.now_s = 1_000.0 + later_s
+        async with site.daemon() as pools:
+            await site.until(pools, 1_000.0 + later_s)
+            web = placed(pools, "web")
+            assert (web.ramp_up_since_s, web.is_ramping_up, web.cpus) == (1_000.0, True, everything)
+    async with site.daemon() as pools:
+        await site.until(pools, 1_029.999)
+        assert placed(pools, "web").is_ramping_up
+        site.written.clear()
+        await site.until(pools, 1_030.0)
+        web = placed(pools, "web")
+        assert (web.is_ramping_up, web.owner) == (False, "share")
+        assert web.cpus < everything
+        assert site.written[:1] == ["web"]
 
 
-def test_a_request_that_another_has_changed_is_that_of_the_record(site: Site) -> None:
-    site.put("a", 2048)
-    assert site.follow()["share"] == 2
-    site.put_container("a", 4096)
-    assert site.follow()["share"] == 4
-    site.put_container("a", 1024)
-    assert site.follow()["share"] == 1
-
-
-BOTH = (Vocabulary.KATALYST, Vocabulary.KOORDINATOR)
-TURNED = BOTH[::-1]
-
-
-@pytest.mark.parametrize(
-    ("label", "level", "rules", "expected"),
-    [
-        ("", "", LevelRules(), "shared_cores"),
-        ("LS", "", LevelRules(), "shared_cores"),
-        ("BE", "", LevelRules(), "reclaimed_cores"),
-        ("SYSTEM", "", LevelRules(), "system_cores"),
-        ("LSE", "", LevelRules(), "shared_cores"),
-        ("LSR", "", LevelRules(), "shared_cores"),
-        ("BE", "", LevelRules(default_level=QosLevel.SHARED), "reclaimed_cores"),
-        ("", "", LevelRules(default_level=QosLevel.RECLAIMED), "reclaimed_cores"),
-        ("LS", "", LevelRules(default_level=QosLevel.RECLAIMED), "shared_cores"),
-        ("BE", "shared_cores", LevelRules(order=BOTH), "shared_cores"),
-        ("BE", "shared_cores", LevelRules(order=TURNED), "reclaimed_cores"),
-        ("LS", "reclaimed_cores", LevelRules(order=TURNED), "shared_cores"),
-        ("", "reclaimed_cores", LevelRules(order=TURNED), "reclaimed_cores"),
-    ],
-)
-def test_one_class_decides(label: str, level: str, rules: LevelRules, expected: str) -> None:
-    labels, annotations = {QOS_CLASS_LABEL: label} if label else {}, {QOS_LEVEL: level} if level else {}
-    qos = pod_qos(PodView(labels=labels, annotations=annotations), rules)
-    assert qos.level == expected
-    assert qos.pool == {"shared_cores": "share", "reclaimed_cores": "reclaim", "system_cores": ""}[expected]
+async def test_a_ramp_up_that_was_over_while_no_process_ran_ends_at_the_start(
+    tmp_path: Path, executor: Executor
+) -> None:
+    site = Site(tmp_path, executor)
+    site.is_recovered = True
+    async with site.daemon() as pools:
+        await create(pools, "web")
+        site.has_container("web")
+    async with site.daemon() as pools:
+        await site.until(pools, 5_000.0)
+        assert placed(pools, "web").owner == "share"

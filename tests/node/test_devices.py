@@ -83,9 +83,35 @@ def test_connection_manager_and_driver(host: Host) -> None:
     assert found.has_nvidia_driver
 
 
+def test_nodes_of_gpus_by_the_address_of_their_function(host: Host) -> None:
+    addresses = {"renderD129": "0000:0E:00.0", "card1": "0000:0E:00.0", "card2": "0000:0f:00.0"}
+    for name, address in addresses.items():
+        own = host.sysfs / "class/drm" / name
+        own.mkdir(parents=True)
+        (own / "dev").write_text(f"226:{name.removeprefix('renderD').removeprefix('card')}\n")
+        (own / "device").symlink_to(f"../../../{address}")
+    (host.sysfs / "class/drm/version").write_text("drm 1.1.0\n")
+    connector = host.sysfs / "class/drm/card2-DP-1"
+    connector.mkdir()
+    (connector / "device").symlink_to("../../card2")
+    (host.sysfs / "class/drm/card3").mkdir()
+    assert host.read().drm == {
+        "0000:0e:00.0": (HostDevice("/dev/dri/card1", 226, 1), HostDevice("/dev/dri/renderD129", 226, 129)),
+        "0000:0f:00.0": (HostDevice("/dev/dri/card2", 226, 2),),
+    }
+
+
 def test_of_dev_the_accelerators_alone(host: Host) -> None:
-    names = ("nvidia0", "nvidiactl", "nvidia-uvm-tools", "davinci7", "davinci_manager", "cambricon_dev0")
-    for name in (*names, "sda", "null", "loop0", "tty1", "xnvidia0", "nvidia 0"):
+    names = (
+        "nvidia0",
+        "nvidiactl",
+        "nvidia-uvm-tools",
+        "davinci7",
+        "davinci_manager",
+        "cambricon_dev0",
+        "mxcd",
+    )
+    for name in (*names, "mxed", "mxcd0", "sda", "null", "loop0", "tty1", "xnvidia0", "nvidia 0"):
         (host.devfs / name).touch()
     assert host.read().accelerators == {f"/dev/{name}" for name in names}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from policies.accelerators import (
 from policies.annotations import DEVICE_ALLOCATED
 from policies.device_allocations import GPU_MEMORY_RATIO
 from runtimeproxy.hooks import ContainerChange, ContainerView, PodView
-from runtimeproxy.node.devices import HostDevices
+from runtimeproxy.node.devices import HostDevice, HostDevices
 from runtimeproxy.node.facts import NodeFacts
 from runtimeproxy.node.snapshot import Node
 
@@ -52,7 +53,7 @@ def host(*nodes: str) -> HostDevices:
 
 
 def change_of(view: ContainerView, *nodes: str, vendor: str = "") -> ContainerChange | None:
-    return accelerator_change(view, {GPU_VENDOR_LABEL: vendor} if vendor else {}, host(*nodes))
+    return accelerator_change(view, {GPU_VENDOR_LABEL: vendor} if vendor else {}, {}, host(*nodes))
 
 
 def paths(change: ContainerChange) -> list[str]:
@@ -161,7 +162,6 @@ def test_a_vendor_is_known_by_the_pods_annotation_or_the_nodes_label(
             id="cambricon",
         ),
         pytest.param("cambricon", {"CAMBRICON_DSMLU_PROFILE": "0_50_64"}, None, [], id="cambricon-share"),
-        pytest.param("metax", {}, None, [], id="metax"),
         pytest.param("nvidia", {}, None, [], id="nvidia-is-gpu-envs"),
         pytest.param("", {}, None, [], id="not-known"),
     ],
@@ -172,6 +172,83 @@ def test_the_other_rows(
     change = change_of(container(annotations, npu(0), npu(1)), *MLUS, vendor=vendor)
     assert (change.env if change is not None else None) == env
     assert (paths(change) if change is not None else []) == nodes
+
+
+METAX_POD = {"metax-tech.com/gpu-devices-allocated": '[[{"uuid":"GPU-a","compute":100,"vRam":65536}]]'}
+METAX_HOST = HostDevices(
+    drm={
+        "0000:0e:00.0": (HostDevice("/dev/dri/card1", 226, 1), HostDevice("/dev/dri/renderD129", 226, 129)),
+        "0000:0f:00.0": (HostDevice("/dev/dri/card2", 226, 2), HostDevice("/dev/dri/renderD130", 226, 130)),
+    },
+    accelerators=frozenset({"/dev/mxcd", "/dev/mxgd", "/dev/nvidia0"}),
+)
+
+
+def metax_change(
+    *devices: object, node: object = None, on: HostDevices = METAX_HOST, annotated: bool = True
+) -> ContainerChange:
+    listed = [{"uuid": "GPU-a", "bdf": "0000:0E:00.0", "numa": 0}, {"uuid": "GPU-b", "bdf": "0000:0f:00.0"}]
+    node_annotations = {METAX.inventory: json.dumps(listed if node is None else node)} if annotated else {}
+    change = accelerator_change(container(METAX_POD, *devices), {}, node_annotations, on)
+    assert change is not None
+    return change
+
+
+def test_metaxs_gpus_are_found_by_the_inventory_of_the_node() -> None:
+    change = metax_change(npu(7, id="GPU-b"), npu(0, id="GPU-a"))
+    assert change.env == {}
+    assert [(each.host_path, each.numbers) for each in change.devices] == [
+        ("/dev/dri/card2", (226, 2)),
+        ("/dev/dri/renderD130", (226, 130)),
+        ("/dev/dri/card1", (226, 1)),
+        ("/dev/dri/renderD129", (226, 129)),
+        ("/dev/mxcd", None),
+        ("/dev/mxgd", None),
+    ]
+    assert paths(change)
+    assert (change.problems, change.missing) == ((), ())
+
+
+def test_a_part_of_metaxs_gpu_is_left_to_its_plugin() -> None:
+    view = container(METAX_POD, npu(0, {GPU_MEMORY_RATIO: "50"}, id="GPU-a"))
+    assert accelerator_change(view, {}, {METAX.inventory: "[]"}, METAX_HOST) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda: metax_change(npu(0, id="GPU-c")), "no PCI address of the GPU 'GPU-c'"),
+        (lambda: metax_change(npu(0)), "no PCI address of the GPU ''"),
+        (lambda: metax_change(npu(0, id=5)), "no PCI address of the GPU ''"),
+        (lambda: metax_change(npu(0, id="GPU-a"), node=[{"uuid": "GPU-a", "bdf": "../0"}]), "no PCI address"),
+        (lambda: metax_change(npu(0, id="GPU-a"), node=[{"uuid": "GPU-a"}, {"uuid": 1}]), "no PCI address"),
+        (lambda: metax_change(npu(0, id="GPU-a"), on=HostDevices()), "PCI device 0000:0e:00.0 has no nodes"),
+    ],
+)
+def test_metaxs_gpus_that_are_not_found_are_missing(
+    change: Callable[[], ContainerChange], reason: str
+) -> None:
+    found = change()
+    assert (found.devices, found.problems) == ((), ())
+    assert reason in found.missing[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda: metax_change(npu(0, id="GPU-a"), annotated=False), f"has no annotation {METAX.inventory}"),
+        (lambda: metax_change(npu(0, id="GPU-a"), node={}), "is not a list"),
+        (lambda: metax_change(npu(0, id="GPU-a"), node=["x", None]), "is null"),
+        (
+            lambda: metax_change(npu(0, id="GPU-a"), on=HostDevices(drm=METAX_HOST.drm)),
+            "the daemon sees none of the host's /dev/mxcd",
+        ),
+    ],
+)
+def test_what_is_left_to_metaxs_plugin_is_reported(
+    change: Callable[[], ContainerChange], problem: str
+) -> None:
+    assert problem in change().problems[0]
 
 
 def test_each_vendor_has_one_row() -> None:
@@ -196,6 +273,11 @@ def test_the_policy_takes_what_is_known_of_the_node() -> None:
     view = container({}, npu(0))
     known = Node(labels={GPU_VENDOR_LABEL: "huawei"}, facts=NodeFacts(devices=host(*NPUS)))
     assert Accelerators().container(view, known) == change_of(view, *NPUS, vendor="huawei")
+    listed = json.dumps([{"uuid": "GPU-a", "bdf": "0000:0e:00.0"}])
+    with_inventory = Node(annotations={METAX.inventory: listed}, facts=NodeFacts(devices=METAX_HOST))
+    change = Accelerators().container(container(METAX_POD, npu(0, id="GPU-a")), with_inventory)
+    assert change is not None
+    assert len(change.devices) == 4
     assert Accelerators().container(view, Node()) is None
     unknown = Accelerators().container(container(HUAWEI_POD, npu(0)), Node())
     assert unknown is not None
