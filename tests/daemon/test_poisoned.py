@@ -121,7 +121,7 @@ def test_cgroup_parents_that_cannot_be(
         follows.both_ways()
         for number in range(len(IMPOSSIBLE)):
             problem_of(status, f"Pod default/bad{number} cannot be evaluated: ")
-        assert status().ledger.unevaluated_pods == len(IMPOSSIBLE)
+        wait_until(lambda: status().ledger.unevaluated_pods == len(IMPOSSIBLE), "all of them")
         assert not status().daemon.internal_errors
         assert "Traceback" not in "".join(daemon.log)
         daemon.restart()

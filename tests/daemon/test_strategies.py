@@ -185,7 +185,7 @@ def test_every_key_of_a_wrong_type(wrong: str, site: Site) -> None:
 
 def wait_for_log(site: Site, begun: int, *words: str) -> None:
     """Waits for a record of the log, not one of the first `begun`, that has all these words."""
-    wait_until(lambda: site.log_has(*words, after=begun), f"a line of the log with {words}", 20)
+    wait_until(lambda: site.log_has(*words, after=begun), f"a line of the log with {words}")
 
 
 def back_to_good(site: Site) -> None:
@@ -340,7 +340,7 @@ def test_an_annotation_of_a_megabyte(site: Site, runtime: FakeRuntime) -> None:
         )
         container = run(site.daemon, site.files, pod)
         has_burst = partial(lambda path: site.files.read(path, "cpu.max.burst") == str(BURST_US), container)
-        wait_until(has_burst, "the class's burst", 10)
+        wait_until(has_burst, "the class's burst")
     assert not any(len(line) > 100_000 for line in site.daemon.log)
 
 
@@ -397,10 +397,10 @@ def test_after_a_reboot_nothing_of_before_counts(
     )
     try:
         daemon.start()
-        wait_until(lambda: file.read_text() == f"{BURST_US}\n", "the strategy counts again", 20)
+        wait_until(lambda: file.read_text() == f"{BURST_US}\n", "the strategy counts again")
         site.objects.strategies({})
         original = "1000\n" if rebooted else "0\n"
-        wait_until(lambda: file.read_text() == original, f"{original!r}, not {file.read_text()!r}", 20)
+        wait_until(lambda: file.read_text() == original, f"{original!r}, not {file.read_text()!r}")
     finally:
         print("\n".join(daemon.log[-30:]))
         daemon.close()

@@ -15,7 +15,7 @@ from tests.lab.programs import CONTAINERDS_WITH_EVENTS
 from tests.lab.proxy_process import ProxyProcess
 
 # Each case waits, and none makes a pod: on a worker of its own, with another containerd.
-pytestmark = [pytest.mark.golang, pytest.mark.timeout(300), pytest.mark.xdist_group("h2spec")]
+pytestmark = [pytest.mark.golang, pytest.mark.xdist_group("h2spec")]
 
 HELD = "/runtime.v1.RuntimeService/CreateContainer"
 # A few cases depend on whether the last frame or the end of the connection is seen first: seen on

@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 _PACE_S = 0.02
 
 
-def wait_until(condition: Callable[[], Result | None], what: str, timeout_s: float = 30.0) -> Result:
+def wait_until(condition: Callable[[], Result | None], what: str, timeout_s: float = 60.0) -> Result:
     """Asks again and again until the answer is true, and returns it.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 Line = dict[str, Any]
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 60.0
 
 
 class JsonProcess:

@@ -17,9 +17,9 @@ from tests.lab.notify_socket import NotifySocket
 from tests.lab.programs import REPOSITORY
 
 _PREFIX = "KOORD_RUNTIMEPROXY_"
-_READY_TIMEOUT_S = 40.0
-_END_TIMEOUT_S = 30.0
-_COMMAND_TIMEOUT_S = 60.0
+_READY_TIMEOUT_S = 90.0
+_END_TIMEOUT_S = 60.0
+_COMMAND_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tests.lab.busybox_image import IMAGE
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 90.0
 
 
 class RuntimeProcess:

@@ -20,7 +20,7 @@ from tests.restarts.stands import Stand, stand
 from tests.restarts.supervisors import Kind
 from tests.restarts.verdicts import managed_faults, proxy_faults, runtime_faults, versions_faults
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 RESTARTS = 5
 RUNTIME_RESTARTS = 3

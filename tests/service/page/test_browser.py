@@ -20,7 +20,7 @@ from tests.lab.busy_node import NODE_NAME, PODS, STRATEGIES, WORKLOADS, BusyNode
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
 
-pytestmark = [pytest.mark.debian, pytest.mark.xdist_group("chromium"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.debian, pytest.mark.xdist_group("chromium")]
 
 CORES = 64
 """In each of two sockets: 256 CPUs."""

@@ -1,0 +1,156 @@
+"""The keeper of Katalyst's pools, with the file of the state and a clock that the test sets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from runtimeproxy.hooks.views import ContainerView, PodView, Resources
+from runtimeproxy.katalyst.pools import PoolPod, PoolSettings
+from runtimeproxy.katalyst.transition import CpuPools
+from runtimeproxy.ledger.pools import NodePools, PoolConfiguration, pools_file
+from runtimeproxy.node.snapshot import Cpu, InputState, KubeletFacts, Node
+from runtimeproxy.pods.records import ContainerRecord, PodRecord
+from runtimeproxy.pods.store import PodStore
+
+CPUS: Final = tuple(Cpu(cpu, cpu % 8 // 2, cpu % 8 // 4, cpu % 8 // 4, cpu % 8 // 4) for cpu in range(16))
+KUBELET: Final = KubeletFacts("none", memory_manager_policy="None")
+TWO_CPUS: Final = Resources(cpu_shares=2048)
+RAMP_UP_S: Final = 30.0
+DEADLINE_S: Final = 30.0
+
+
+class Site:
+    """A node on which daemons run one after the other.
+
+    Attributes:
+        now_s: The clock.
+        written: Uids in the order in which their pods were written.
+    """
+
+    def __init__(self, folder: Path, executor: Executor) -> None:
+        self.latest = Node(cpus=CPUS, kubelet=KUBELET)
+        self.now_s = 1_000.0
+        self.written: list[str] = []
+        self.is_recovered = False
+        self.store = PodStore()
+        self._folder = folder
+        self._executor = executor
+        self._shown = asyncio.Event()
+
+    async def restore(self) -> None:
+        """All of the node is known."""
+
+    def place(self, pools: CpuPools | None, state: InputState) -> None:
+        self._shown.set()
+
+    async def write(self, uids: Collection[str]) -> frozenset[str]:
+        self.written += uids
+        return frozenset()
+
+    @asynccontextmanager
+    async def daemon(self) -> AsyncIterator[NodePools]:
+        """One process, which is killed at the end: it saves nothing more."""
+        settings = PoolSettings(reserved_count=2, ramp_up_s=RAMP_UP_S)
+        pools = NodePools(
+            self.store,
+            self,
+            pools_file(self._folder, "boot"),
+            lambda: PoolConfiguration(settings),
+            lambda: True,
+            lambda: self.is_recovered,
+            lambda: False,
+            self.write,
+            self._executor,
+            clock=lambda: self.now_s,
+        )
+        await pools.load()
+        running = asyncio.create_task(pools.run())  # noqa: TID251 - ended below
+        try:
+            yield pools
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    async def until(self, pools: NodePools, now_s: float) -> None:
+        """Sets the clock, and waits until a whole round has been made at that time."""
+        self.now_s = now_s
+        # A round that is under way may show its pools once more; each one does when it begins.
+        for _ in range(3):
+            self._shown.clear()
+            pools.look_soon()
+            async with asyncio.timeout(DEADLINE_S):
+                await self._shown.wait()
+
+    def has_container(self, uid: str) -> None:
+        """The record of a pod with one container."""
+        self.store.pods.put(PodRecord(id=f"pod-{uid}", uid=uid, requested=TWO_CPUS))
+        record = ContainerRecord(id=f"main-{uid}", pod_id=f"pod-{uid}", name="main", requested=TWO_CPUS)
+        self.store.containers.put(record)
+
+
+async def create(pools: NodePools, uid: str) -> None:
+    """The calls that make a pod of one container."""
+    pod = PodView(uid=uid, name=uid, namespace="default", resources=TWO_CPUS)
+    until_s = asyncio.get_running_loop().time() + DEADLINE_S
+    assert pools.admit(pod)
+    await pools.commit(uid, until_s)
+    pools.end(uid)
+    assert pools.create(ContainerView(name="main", pod=pod, requested=TWO_CPUS))
+    await pools.commit(uid, until_s)
+    pools.end(uid)
+    pools.created(uid, "main", f"main-{uid}")
+
+
+def placed(pools: NodePools, uid: str) -> PoolPod:
+    state = pools.state
+    assert state is not None
+    return state.pods[uid]
+
+
+@pytest.mark.parametrize("is_recovered", [True, False], ids=["records", "no records yet"])
+async def test_a_ramp_up_goes_on_where_the_process_before_was_killed(
+    tmp_path: Path, executor: Executor, is_recovered: bool
+) -> None:
+    """What is left of the 30 s, and not 30 s anew; twice, as the second one saves it, too."""
+    site = Site(tmp_path, executor)
+    site.is_recovered = True
+    async with site.daemon() as pools:
+        await create(pools, "web")
+        site.has_container("web")
+        everything = placed(pools, "web").cpus
+    site.is_recovered = is_recovered
+    for later_s in (12.0, 29.0):
+        site.now_s = 1_000.0 + later_s
+        async with site.daemon() as pools:
+            await site.until(pools, 1_000.0 + later_s)
+            web = placed(pools, "web")
+            assert (web.ramp_up_since_s, web.is_ramping_up, web.cpus) == (1_000.0, True, everything)
+    async with site.daemon() as pools:
+        await site.until(pools, 1_029.999)
+        assert placed(pools, "web").is_ramping_up
+        site.written.clear()
+        await site.until(pools, 1_030.0)
+        web = placed(pools, "web")
+        assert (web.is_ramping_up, web.owner) == (False, "share")
+        assert web.cpus < everything
+        assert site.written[:1] == ["web"]
+
+
+async def test_a_ramp_up_that_was_over_while_no_process_ran_ends_at_the_start(
+    tmp_path: Path, executor: Executor
+) -> None:
+    site = Site(tmp_path, executor)
+    site.is_recovered = True
+    async with site.daemon() as pools:
+        await create(pools, "web")
+        site.has_container("web")
+    async with site.daemon() as pools:
+        await site.until(pools, 5_000.0)
+        assert placed(pools, "web").owner == "share"
