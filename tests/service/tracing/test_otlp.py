@@ -189,7 +189,7 @@ async def test_no_error_code_of_a_collector_ends_more_than_its_batch(
     socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(otlp, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(otlp, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(otlp, "TIMEOUT_S", 0.3)
     codes, path = Codes(), socket_folder / "codes.sock"
     async with RawServer(path, *codes.scripts):
         sender = OtlpSender(str(path), FailureLog())
