@@ -15,7 +15,7 @@ CODES: Final = (*range(16), 0xFF, 2**32 - 1)
 
 
 class Codes:
-    """A script that sends each code as GOAWAY and as RST_STREAM; it ends its connection after the first call.
+    """Scripts that send each code as GOAWAY and as RST_STREAM; each ends its connection after the first call.
 
     Attributes:
         all_sent: set when every code has been sent.
@@ -26,7 +26,8 @@ class Codes:
         both = (frames.GOAWAY, frames.RST_STREAM)
         self._left = sorted(((kind, code) for code in codes for kind in both), reverse=True)
         self._sent = self._left[-1]
-        self.scripts: list[Script] = [self._end_call]
+        # One for each; the last one serves all that follow.
+        self.scripts: list[Script] = [self._end_call] * len(self._left)
 
     async def _end_call(self, peer: Peer) -> None:
         stream_id, _ = await peer.request()
