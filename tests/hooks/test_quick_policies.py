@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -29,6 +29,14 @@ from tests.hooks.policy_classes import Hanging, cgroup, scripted, shares
 
 def quick(name: str, answer: Callable[[ContainerView], object]) -> LoadedPolicy:
     return replace(scripted(name, answer), is_quick=True)
+
+
+@pytest.fixture(autouse=True)
+def no_search_for_garbage() -> Iterator[None]:
+    """One of this process's whole memory takes longer than quick policies may."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 class Threads:
