@@ -305,15 +305,29 @@ def _adoption_order(facts: PodFacts) -> tuple[bool, bool, bool, str]:
 
 
 def _with_containers_of(live: ObservedPod, pod: PoolPod) -> PoolPod:
+    if len(live.containers) == len(pod.containers) and all(
+        map(_is_as, live.containers, pod.containers.items())
+    ):
+        return pod
     containers = {}
     for each in live.containers:
         known = pod.containers.get(each.name)
-        millicpu = known.millicpu if known is not None and each.millicpu is None else each.millicpu
+        # Another request of the same container is for `resize`, which may refuse it.
+        is_same = known is not None and known.id in ("", each.id) and known.millicpu is not None
+        is_kept = known is not None and (is_same or each.millicpu is None)
+        millicpu = known.millicpu if known is not None and is_kept else each.millicpu
         is_init = each.is_init or (known is not None and known.is_init)
         containers[each.name] = PoolContainer(each.id, millicpu, is_init)
     if containers == pod.containers and list(containers) == list(pod.containers):
         return pod
     return replace(pod, containers=containers)
+
+
+def _is_as(live: LiveContainer, known: tuple[str, PoolContainer]) -> bool:
+    name, container = known
+    is_same = live.name == name and live.id == container.id
+    is_known = live.millicpu is None or container.millicpu is not None
+    return is_same and is_known and live.is_init <= container.is_init
 
 
 def _without(state: PoolState, uid: str) -> PoolState:

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -37,12 +39,14 @@ from runtimeproxy.katalyst.levels import (
     LevelRules,
     QosLevel,
     bind_result,
+    effective_class,
     katalyst_qos,
 )
 from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import ContainerFacts, LiveContainer, ObservedPod
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
+    RECLAIM,
     PoolSettings,
     PoolState,
     Refusal,
@@ -55,6 +59,7 @@ from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import Input, InputState
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
+from runtimeproxy.qos import QoSClass, qos_class
 from runtimeproxy.state.slot_file import VALUE, SlotFile
 from runtimeproxy.units import SHARES_PER_CPU, parse_cpu_list
 
@@ -73,7 +78,7 @@ IN_FLIGHT_S: Final = 600.0
 kubelet gives the runtime 2 x 2 minutes. Source: Kubernetes pkg/kubelet/cri/remote."""
 TICK_S: Final = 1.0
 """Between two comparisons with the records; a change of one is looked at at once."""
-ROUND_S: Final = 0.1
+ROUND_S: Final = 0.25
 """The least time between two rounds: what calls wait for is done in them, the rest of many calls at once."""
 RETRY_S: Final = 5.0
 """Until the next try, after a state could not be saved, or a pod could not be made to leave CPUs."""
@@ -187,8 +192,8 @@ class NodePools:
         self._left_over: Mapping[str, frozenset[int]] = transition.NOTHING
         # By uid, how many calls are under way, and until when they are awaited.
         self._in_flight: dict[str, tuple[int, float]] = {}
-        # What of a record does not change, by the record's id.
-        self._facts: dict[str, tuple[PodRecord, PodFacts]] = {}
+        # By the id of a pod's record.
+        self._observed: dict[str, _Observed] = {}
         self._writing = asyncio.Lock()
         # The last save, and whether the thread has not begun it.
         self._saving: asyncio.Future[PoolState | None] | None = None
@@ -617,6 +622,7 @@ class NodePools:
             live = self._live_pods()
             state = self._with_new_containers(state, live, now_s)
             state = operations.reconcile(state, live, self._in_flight.keys())
+            state = self._with_requests(state, live)
         due_s = operations.ramp_due_s(state)
         if due_s is not None and due_s <= now_s:
             state = operations.ramp_done(state, now_s)
@@ -641,25 +647,71 @@ class NodePools:
                         state = operations.created(outcome, uid, box.name, box.id)
         return state
 
+    def _with_requests(self, state: PoolState, live: Collection[ObservedPod]) -> PoolState:
+        """The state with the requests of the records; one that is refused waits until it is possible."""
+        for pod in live:
+            uid = pod.facts.uid
+            known = state.pods.get(uid)
+            for box in pod.containers if known is not None and uid not in self._in_flight else ():
+                there = known.containers.get(box.name) if known is not None else None
+                if there is not None and box.millicpu is not None and box.millicpu != there.millicpu:
+                    outcome = operations.resize(state, uid, box.name, box.millicpu)
+                    if isinstance(outcome, Refusal):
+                        self._has_new_records = True
+                    else:
+                        state = outcome
+        return state
+
     def _live_pods(self) -> list[ObservedPod]:
-        records = [pod for pod in self._store.pods if pod.state is Lifecycle.RUNNING and pod.uid]
-        self._facts = {pod.id: found for pod in records if (found := self._facts.get(pod.id)) is not None}
-        by_uid: dict[str, tuple[PodFacts, list[LiveContainer]]] = {}
-        for pod in records:
-            known = self._facts.get(pod.id)
-            if known is None or known[0] is not pod:
-                known = self._facts[pod.id] = (pod, self._facts_of(recorded_pod(pod)))
-            _, containers = by_uid.setdefault(pod.uid, (known[1], []))
-            members = self._store.containers.members(pod.id)
-            containers += [live_container(each) for each in members if each.state is not Lifecycle.STOPPED]
-        return [ObservedPod(facts, tuple(containers)) for facts, containers in by_uid.values()]
+        known, self._observed = self._observed, {}
+        by_uid: dict[str, list[ObservedPod]] = {}
+        for pod in self._store.pods:
+            if pod.state is not Lifecycle.RUNNING or not pod.uid:
+                continue
+            members, found = self._store.containers.members(pod.id), known.get(pod.id)
+            if found is None or not found.is_of(pod, members):
+                found = self._observe(pod, members, found)
+            self._observed[pod.id] = found
+            by_uid.setdefault(pod.uid, []).append(found.pod)
+        return [each[0] if len(each) == 1 else _joined(each) for each in by_uid.values()]
+
+    def _observe(
+        self, pod: PodRecord, members: Sequence[ContainerRecord], before: _Observed | None
+    ) -> _Observed:
+        is_same = before is not None and before.record is pod
+        facts = before.pod.facts if before and is_same else self._facts_of(recorded_pod(pod))
+        containers = tuple(live_container(each) for each in members if each.state is not Lifecycle.STOPPED)
+        return _Observed(pod, tuple(members), ObservedPod(facts, containers))
+
+
+class _Observed(NamedTuple):
+    """What the pools see of a pod's records."""
+
+    record: PodRecord
+    members: tuple[ContainerRecord, ...]
+    pod: ObservedPod
+
+    def is_of(self, record: PodRecord, members: Sequence[ContainerRecord]) -> bool:
+        """Whether these records are the same ones: another state of one is another object."""
+        is_same = self.record is record and len(self.members) == len(members)
+        return is_same and all(map(operator.is_, self.members, members))
+
+
+def _joined(sandboxes: Sequence[ObservedPod]) -> ObservedPod:
+    """A pod with several sandboxes, as one."""
+    return ObservedPod(sandboxes[0].facts, tuple(box for each in sandboxes for box in each.containers))
 
 
 def live_container(record: ContainerRecord) -> LiveContainer:
-    cpus: frozenset[int] = frozenset()
-    with suppress(ValueError):
-        cpus = parse_cpu_list(record.booked.cpuset_cpus or "")
+    cpus = _parsed_cpus(record.booked.cpuset_cpus or "")
     return LiveContainer(record.name, record.id, millicpu_of(record.requested.cpu_shares), cpus=cpus)
+
+
+@lru_cache(maxsize=64)
+def _parsed_cpus(text: str) -> frozenset[int]:
+    with suppress(ValueError):
+        return parse_cpu_list(text)
+    return NO_CPUS
 
 
 def why_off(node: Node) -> tuple[InputState, str]:
@@ -684,8 +736,22 @@ def why_off(node: Node) -> tuple[InputState, str]:
 
 
 def pod_qos(pod: PodView, rules: LevelRules) -> KatalystQos:
-    """What a pod's annotations say; without a level it is one of `shared_cores` like any other."""
-    return pod.katalyst or katalyst_qos(pod.annotations, rules) or KatalystQos()
+    """What a pod's annotations say; without a level its label's class decides, then it is `shared_cores`.
+
+    A label of Koordinator comes first where `order` says so, as for all policies: BE is `reclaimed_cores`,
+    SYSTEM `system_cores`. LSE and LSR are `shared_cores`: CPUs of one's own need `numa_binding`.
+    """
+    qos = pod.katalyst or katalyst_qos(pod.annotations, rules)
+    named = qos_class(pod.labels) if qos is None or qos.yields else QoSClass.NONE
+    own = qos or KatalystQos()
+    is_own = effective_class(own) is named or {effective_class(own), named} <= {QoSClass.LSE, QoSClass.LSR}
+    return own if not named or is_own else _OF_CLASS.get(named, KatalystQos())
+
+
+_OF_CLASS: Final[Mapping[QoSClass, KatalystQos]] = {
+    QoSClass.BE: KatalystQos(level=QosLevel.RECLAIMED, pool=RECLAIM),
+    QoSClass.SYSTEM: KatalystQos(level=QosLevel.SYSTEM, pool=""),
+}
 
 
 def pod_facts(pod: PodView, rules: LevelRules, requests: Mapping[str, Mapping[str, int]]) -> PodFacts:

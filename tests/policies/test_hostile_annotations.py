@@ -270,7 +270,7 @@ ENHANCED = {
 @pytest.mark.parametrize("level", list(QosLevel))
 @pytest.mark.parametrize("value", ENHANCED.values(), ids=ENHANCED.keys())
 def test_a_key_of_an_enhancement(level: QosLevel, value: str) -> None:
-    """A bound pod with each key: it is placed, as it asks for or in `share`, and what is saved can be read."""
+    """A bound pod with each key: it is placed as it asks for or in `share`; what is saved can be read."""
     for key in ENHANCEMENT_KEYS:
         enhancement = json.dumps({"numa_binding": "true", key: value})
         annotations = {QOS_LEVEL: level.value, MEMORY_ENHANCEMENT: enhancement, NUMA_BIND_RESULT: value}
