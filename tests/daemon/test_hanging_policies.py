@@ -119,7 +119,8 @@ def test_an_upgrade_ends_a_thread_that_computes(daemons: Daemons) -> None:
 
 @pytest.mark.parametrize("when", ["import", "constructor"])
 def test_a_policy_that_hangs_while_it_is_loaded(daemons: Daemons, fifo: Path, when: str) -> None:
-    daemon = daemons.prepare("[hooks]\nload_timeout_s = 0.2\n")
+    daemon = daemons.prepare()
+    daemons.environment["KOORD_RUNTIMEPROXY_HOOKS_LOAD_TIMEOUT_S"] = "0.2"
     daemons.environment["KOORD_RUNTIMEPROXY_METRICS_LISTEN"] = str(socket_of(daemon))
     opens = f"open({str(fifo)!r}).read()"
     if when == "import":
