@@ -76,7 +76,7 @@ def audit(proxy: ProxyProcess, uid: str, kind: str, hook: str) -> dict[str, str]
 
 
 def is_told(proxy: ProxyProcess, uid: str) -> bool:
-    """Whether the log has the container's shares: after its start, or as written when the cgroup was there."""
+    """Whether the log has the container's shares: after its start, or as soon as its cgroup was there."""
     lines = [each for each in proxy.log_records if each.get("uid") == uid and each.get("kind") != "pending"]
     changes = [change for each in lines for change in each.get("changes", ())]
     return any("cpu.shares" in each["field"] and each["to"] == "301" for each in changes)
