@@ -30,6 +30,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # A script's background job ignores SIGINT, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Below `nohup` SIGHUP is ignored in the same way.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _TESTS = Path(__file__).parent
 _NEED_MORE_THAN_PYTHON = ("containerd", "debian", "golang")

@@ -210,7 +210,7 @@ class Core:
             self.inventory.recovered.is_set,
             self._is_idle,
             self.upkeep.evaluator.evaluate_now,
-            disk,
+            threads.make("pools"),
         )
         self.services = CoreServices(
             chain=self.policies.chain,

@@ -40,10 +40,10 @@ def where_it_would_go(state: PoolState, pod: PodFacts) -> WouldBe | Refusal | No
     first = create(state, ContainerFacts(pod, name, pod.millicpu), 0.0)
     if isinstance(first, Refusal):
         return first
-    if pod.uid not in first.state.pods:
+    if pod.uid not in first.pods:
         return None
-    later = ramp_done(first.state, state.settings.ramp_up_s).state
-    return WouldBe(first.state.pods[pod.uid], later.pods[pod.uid], reasons(later, pod.uid))
+    later = ramp_done(first, state.settings.ramp_up_s)
+    return WouldBe(first.pods[pod.uid], later.pods[pod.uid], reasons(later, pod.uid))
 
 
 def reasons(state: PoolState, uid: str) -> tuple[str, ...]:

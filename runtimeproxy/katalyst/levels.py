@@ -197,6 +197,10 @@ def katalyst_qos(annotations: Mapping[str, str], rules: LevelRules) -> KatalystQ
     source = "" if is_default else next((each for each in names if each in annotations), "")
     keys = _Keys(annotations, rules)
     found = _read(level, keys)
+    try:
+        bind_result(annotations)
+    except ValueError as error:
+        keys.report(NUMA_BIND_RESULT, f"{error}, and is not used")
     problems = (*keys.problems, *_refused_combinations(found, keys))
     if any(each.is_refused for each in problems):
         found = KatalystQos()
@@ -399,6 +403,15 @@ def parse_numa_ids(text: str, nodes: Collection[int] | None = None) -> frozenset
     if missing:
         raise ValueError(f"the node has no NUMA node {missing[0]}")
     return found
+
+
+def bind_result(annotations: Mapping[str, str]) -> frozenset[int]:
+    """Return the NUMA nodes that Katalyst's scheduler chose for a pod; empty: none.
+
+    Raises:
+        ValueError: the annotation is no list of them.
+    """
+    return parse_numa_ids(annotations.get(NUMA_BIND_RESULT, ""))
 
 
 _OOM_RANGES: Final[Mapping[QosLevel, range]] = {

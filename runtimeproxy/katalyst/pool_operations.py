@@ -1,13 +1,14 @@
-"""What changes the pools of a node: pure functions from a state to the next, with the changes to containers.
+"""What changes the pools of a node: pure functions from a state to the next.
+
+What containers have meanwhile, and in which order they change, is in `transition`.
 
 None knows a clock: times are arguments, of any one clock that goes on while pods live.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Final, NamedTuple, TypeAlias
 
 from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
@@ -23,26 +24,21 @@ from runtimeproxy.katalyst.placement import (
 )
 from runtimeproxy.katalyst.pools import (
     NO_CPUS,
-    Change,
-    ChangeStep,
     PoolAdvice,
     PoolContainer,
     PoolPod,
     PoolSettings,
     PoolState,
-    PoolUpdate,
     Refusal,
     RefusalKind,
 )
 from runtimeproxy.katalyst.rebuild import settled
 from runtimeproxy.katalyst.topology import Topology
 
-_NOTHING: Final[Mapping[str, frozenset[int]]] = MappingProxyType({})
-
 _MAX_AGAIN: Final = 16
 """How many pods that have no place of their own are placed anew at a time; others come next time."""
 
-Outcome: TypeAlias = PoolUpdate | Refusal
+Outcome: TypeAlias = PoolState | Refusal
 
 
 class ContainerFacts(NamedTuple):
@@ -90,7 +86,7 @@ def admit(state: PoolState, pod: PodFacts, *, is_forced: bool = False) -> Outcom
     `is_forced`: it is never refused; if it does not fit, it is not bound, and its `problem` says why.
     """
     if not pod.is_handled or pod.uid in state.pods:
-        return PoolUpdate(state)
+        return state
     admitted = unplaced(pod)
     if not waits_for_request(admitted):
         placed = place(state, admitted, pod)
@@ -99,7 +95,7 @@ def admit(state: PoolState, pod: PodFacts, *, is_forced: bool = False) -> Outcom
                 return placed
             placed = as_shared(admitted, placed.reason)
         admitted = placed
-    return _applied(state, {**state.pods, pod.uid: admitted})
+    return settled(state, {**state.pods, pod.uid: admitted})
 
 
 def create(state: PoolState, container: ContainerFacts, now_s: float, *, is_forced: bool = False) -> Outcome:
@@ -109,14 +105,14 @@ def create(state: PoolState, container: ContainerFacts, now_s: float, *, is_forc
     there already (it restarts) keeps its place. A pod that is not in the new state is not handled.
     """
     admitted = admit(state, container.pod, is_forced=is_forced)
-    if isinstance(admitted, Refusal) or container.pod.uid not in admitted.state.pods:
+    if isinstance(admitted, Refusal) or container.pod.uid not in admitted.pods:
         return admitted
-    known = admitted.state.pods[container.pod.uid]
+    known = admitted.pods[container.pod.uid]
     added = PoolContainer("", container.millicpu, container.is_init)
     pod = _with_container(known, container.name, added)
     if pod.main_container is added:
         if waits_for_request(pod) and container.name not in known.containers:
-            placed = place(_without(admitted.state, pod.uid), pod, container.pod)
+            placed = place(_without(admitted, pod.uid), pod, container.pod)
             if isinstance(placed, Refusal):
                 if not is_forced:
                     return placed
@@ -124,7 +120,7 @@ def create(state: PoolState, container: ContainerFacts, now_s: float, *, is_forc
             pod = placed
         if pod.is_waiting:
             pod = replace(pod, ramp_up_since_s=now_s)
-    return _applied(state, {**admitted.state.pods, pod.uid: pod}, creating=(pod.uid, container.name))
+    return settled(state, {**admitted.pods, pod.uid: pod})
 
 
 def created(state: PoolState, uid: str, container: str, container_id: str) -> PoolState:
@@ -137,14 +133,14 @@ def created(state: PoolState, uid: str, container: str, container_id: str) -> Po
     return replace(state, pods={**state.pods, uid: after}, generation=state.generation + 1)
 
 
-def ramp_done(state: PoolState, now_s: float) -> PoolUpdate:
+def ramp_done(state: PoolState, now_s: float) -> PoolState:
     """Makes the pods join their pools whose ramp-up is over."""
     over = {
         uid: replace(pod, is_ramping_up=False, ramp_up_since_s=None)
         for uid, pod in state.pods.items()
         if pod.ramp_up_since_s is not None and pod.ramp_up_since_s + state.settings.ramp_up_s <= now_s
     }
-    return _applied(state, {**state.pods, **over}) if over else PoolUpdate(state)
+    return settled(state, {**state.pods, **over}) if over else state
 
 
 def ramp_due_s(state: PoolState) -> float | None:
@@ -164,10 +160,10 @@ def resize(
     pod = state.pods.get(uid)
     known = pod.containers.get(container) if pod is not None else None
     if pod is None or known is None or known.millicpu == millicpu:
-        return PoolUpdate(state)
+        return state
     if known.millicpu is None:
         # It is no resize: its request is told for the first time.
-        return _applied(state, {**state.pods, uid: _with_request(pod, container, millicpu)})
+        return settled(state, {**state.pods, uid: _with_request(pod, container, millicpu)})
     if qos is not None and qos.numa_binding != pod.numa_binding and not pod.problem:
         return Refusal(RefusalKind.RESIZE, "a resize cannot bind a pod to a NUMA node, or unbind it")
     if pod.level is QosLevel.DEDICATED:
@@ -181,10 +177,10 @@ def resize(
         problem = lacks_room(_without(state, uid), after)
         if problem:
             return Refusal(RefusalKind.RESIZE, problem)
-    return _applied(state, {**state.pods, uid: after})
+    return settled(state, {**state.pods, uid: after})
 
 
-def remove(state: PoolState, uid: str, container: str = "", container_id: str | None = None) -> PoolUpdate:
+def remove(state: PoolState, uid: str, container: str = "", container_id: str | None = None) -> PoolState:
     """Removes a container, or the whole pod if none is named; the others have its CPUs at once.
 
     `container_id`: only if it is that one, not an old one of a container that has restarted; None: whichever
@@ -192,23 +188,22 @@ def remove(state: PoolState, uid: str, container: str = "", container_id: str | 
     """
     pod = state.pods.get(uid)
     if pod is None:
-        return PoolUpdate(state)
+        return state
     if not container:
-        return _applied(state, _without(state, uid).pods)
+        return settled(state, _without(state, uid).pods)
     known = pod.containers.get(container)
     if known is None or container_id not in (None, known.id):
-        return PoolUpdate(state)
+        return state
     left = {name: each for name, each in pod.containers.items() if name != container}
-    return _applied(state, {**state.pods, uid: replace(pod, containers=left)})
+    return settled(state, {**state.pods, uid: replace(pod, containers=left)})
 
 
-def adopt(state: PoolState, pods: Iterable[ObservedPod]) -> PoolUpdate:
+def adopt(state: PoolState, pods: Iterable[ObservedPod]) -> PoolState:
     """Places pods that exist and are not known, without ramp-up.
 
     None is refused: as `admit` with `is_forced`. The order of `pods` does not matter.
     """
-    live = list(pods)
-    return _applied(state, _adopted(state, live).pods, had=_cpus_of(live))
+    return settled(state, _adopted(state, pods).pods)
 
 
 def configure(
@@ -216,7 +211,7 @@ def configure(
     settings: PoolSettings,
     topology: Topology,
     advice: PoolAdvice | None = None,
-) -> PoolUpdate:
+) -> PoolState:
     """Takes other settings, another topology (CPUs go on- and offline), other advice into use.
 
     Whoever has CPUs alone keeps those that are left, and gets others for those that are not.
@@ -225,17 +220,17 @@ def configure(
     after = replace(state, settings=settings, topology=topology, reserved=reserved, advice=advice)
     is_same_place = reserved == state.reserved and topology == state.topology
     if is_same_place and settings == state.settings and advice == state.advice:
-        return PoolUpdate(state)
+        return state
     if is_same_place:
-        return _applied(state, after.pods, after=after)
+        return settled(after, after.pods, is_new=True)
     pods = dict(after.pods)
     for uid in sorted(pods, key=lambda uid: (not pods[uid].numa_exclusive, uid)):
         if pods[uid].dedicated:
             pods[uid] = fitted(replace(after, pods=pods), pods[uid])
-    return _applied(state, pods, after=after)
+    return settled(after, pods, is_new=True)
 
 
-def reconcile(state: PoolState, pods: Iterable[ObservedPod], in_flight: Collection[str] = ()) -> PoolUpdate:
+def reconcile(state: PoolState, pods: Iterable[ObservedPod], in_flight: Collection[str] = ()) -> PoolState:
     """Makes the state that of what exists: drops what is gone, adopts what is missing.
 
     A pod that is in `share` since it had no other place gets its own as soon as there is one.
@@ -256,7 +251,7 @@ def reconcile(state: PoolState, pods: Iterable[ObservedPod], in_flight: Collecti
     there = _adopted(replace(state, pods=known), missing)
     waiting = [uid for uid in sorted(there.pods) if there.pods[uid].problem and uid in live]
     there = _placed_again(there, [live[uid].facts for uid in waiting if uid not in in_flight])
-    return _applied(state, there.pods, had=_cpus_of(missing))
+    return settled(state, there.pods)
 
 
 def reserved_cpus(topology: Topology, settings: PoolSettings) -> frozenset[int]:
@@ -310,15 +305,29 @@ def _adoption_order(facts: PodFacts) -> tuple[bool, bool, bool, str]:
 
 
 def _with_containers_of(live: ObservedPod, pod: PoolPod) -> PoolPod:
+    if len(live.containers) == len(pod.containers) and all(
+        map(_is_as, live.containers, pod.containers.items())
+    ):
+        return pod
     containers = {}
     for each in live.containers:
         known = pod.containers.get(each.name)
-        millicpu = known.millicpu if known is not None and each.millicpu is None else each.millicpu
+        # Another request of the same container is for `resize`, which may refuse it.
+        is_same = known is not None and known.id in ("", each.id) and known.millicpu is not None
+        is_kept = known is not None and (is_same or each.millicpu is None)
+        millicpu = known.millicpu if known is not None and is_kept else each.millicpu
         is_init = each.is_init or (known is not None and known.is_init)
         containers[each.name] = PoolContainer(each.id, millicpu, is_init)
     if containers == pod.containers and list(containers) == list(pod.containers):
         return pod
     return replace(pod, containers=containers)
+
+
+def _is_as(live: LiveContainer, known: tuple[str, PoolContainer]) -> bool:
+    name, container = known
+    is_same = live.name == name and live.id == container.id
+    is_known = live.millicpu is None or container.millicpu is not None
+    return is_same and is_known and live.is_init <= container.is_init
 
 
 def _without(state: PoolState, uid: str) -> PoolState:
@@ -331,40 +340,3 @@ def _with_request(pod: PoolPod, container: str, millicpu: int) -> PoolPod:
 
 def _with_container(pod: PoolPod, name: str, container: PoolContainer) -> PoolPod:
     return replace(pod, containers={**pod.containers, name: container})
-
-
-def _applied(
-    before: PoolState,
-    pods: Mapping[str, PoolPod],
-    creating: tuple[str, str] | None = None,
-    after: PoolState | None = None,
-    had: Mapping[str, frozenset[int]] = _NOTHING,
-) -> PoolUpdate:
-    # The container that is being created has no change. `after` is settled if more than pods has changed.
-    # `had`: what pods run on that the state did not know.
-    new = settled(before, pods) if after is None else settled(after, pods, is_new=True)
-    return PoolUpdate(new, _changes(before, new, creating, had))
-
-
-def _changes(
-    before: PoolState, after: PoolState, creating: tuple[str, str] | None, had: Mapping[str, frozenset[int]]
-) -> tuple[Change, ...]:
-    changes: list[Change] = []
-    for uid, new in after.pods.items():
-        old = before.pods.get(uid)
-        if old is new or not new.containers:
-            continue
-        old_cpus, old_mems = (old.cpus, old.mems) if old is not None else (had.get(uid, NO_CPUS), NO_CPUS)
-        if (old_cpus, old_mems) == (new.cpus, new.mems):
-            continue
-        cpus, mems = old_cpus & new.cpus or new.cpus, old_mems & new.mems or new.mems
-        steps = []
-        if (cpus, mems) != (old_cpus, old_mems):
-            steps.append((ChangeStep.SHRINK, cpus, mems))
-        if (cpus, mems) != (new.cpus, new.mems):
-            step = ChangeStep.DEDICATED if new.dedicated else ChangeStep.GROW
-            steps.append((step, new.cpus, new.mems))
-        for name in new.containers:
-            if (uid, name) != creating:
-                changes += [Change(step, uid, name, *sets) for step, *sets in steps]
-    return tuple(sorted(changes, key=lambda each: (each.step, each.uid, each.container)))

@@ -9,8 +9,8 @@ pkg/agent/qrm-plugins/commonstate/pool.go.
 
 from __future__ import annotations
 
-import hashlib
 import json
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -203,38 +203,6 @@ class PoolState:
                 yield pod, name, container
 
 
-class ChangeStep(IntEnum):
-    """When a change is applied: all of one step before those of the next."""
-
-    SHRINK = 1
-    """To what old and new CPUs have in common, or to the new ones if that is nothing: all have left then what
-    they lose."""
-    DEDICATED = 2
-    """What pods have alone; the container that is being created is created after `SHRINK`."""
-    GROW = 3
-
-
-class Change(NamedTuple):
-    """What a running container is to have after a step."""
-
-    step: ChangeStep
-    uid: str
-    container: str
-    """Its name; its id is in the state."""
-    cpus: frozenset[int]
-    mems: frozenset[int]
-
-
-class PoolUpdate(NamedTuple):
-    """What an operation has done."""
-
-    state: PoolState
-    """The same object if nothing has changed."""
-    changes: tuple[Change, ...] = ()
-    """In the order of steps; without the container that is being created, which has the `cpus` and `mems` of
-    its pod in the state."""
-
-
 class RefusalKind(IntEnum):
     """Whether to ask again."""
 
@@ -253,55 +221,76 @@ class Refusal(NamedTuple):
     reason: str
 
 
-def as_document(state: PoolState) -> dict[str, object]:
-    """Return what is saved of a state, with a checksum."""
-    texts: dict[frozenset[int], str] = {}
+class StateEncoder:
+    """Makes the texts of states, one after the other: of a pod that is as before none is made again."""
 
-    def listed(numbers: frozenset[int]) -> str:
-        # Most pods have one of a few sets.
-        text = texts.get(numbers)
-        if text is None:
-            text = texts[numbers] = format_cpu_list(numbers)
-        return text
+    def __init__(self) -> None:
+        self._pods: dict[str, tuple[PoolPod, str]] = {}
+        # What pods stand in, and the values that it is of.
+        self._frame: tuple[tuple[object, ...], str] = ((), "")
 
+    def text(self, state: PoolState) -> str:
+        """Return what is saved of a state: a JSON object on one line, for `from_document`."""
+        texts: dict[frozenset[int], str] = {}
+
+        def listed(numbers: frozenset[int]) -> str:
+            # Most pods have one of a few sets.
+            text = texts.get(numbers)
+            if text is None:
+                text = texts[numbers] = format_cpu_list(numbers)
+            return text
+
+        known, self._pods = self._pods, {}
+        for uid, pod in state.pods.items():
+            found = known.get(uid)
+            is_same = found is not None and found[0] is pod
+            self._pods[uid] = found if found and is_same else (pod, _JSON.encode(_as_list(pod, listed)))
+        made_of = (state.topology, state.settings, state.advice, state.reserved, state.pools)
+        if len(self._frame[0]) != len(made_of) or any(map(operator.is_not, made_of, self._frame[0])):
+            self._frame = made_of, _JSON.encode(_frame(state, listed))[1:-1]
+        pods = ",".join([text for _, text in self._pods.values()])
+        return f'{{"generation":{state.generation},{self._frame[1]},"pods":[{pods}]}}'
+
+
+_JSON: Final = json.JSONEncoder(separators=(",", ":"))
+
+
+def _frame(state: PoolState, listed: Callable[[frozenset[int]], str]) -> dict[str, object]:
+    """What is saved of all but the pods."""
     advice = state.advice
-    document: dict[str, object] = {
+    return {
         "version": VERSION,
-        "generation": state.generation,
-        "settings": {
-            **state.settings._asdict(),
-            "reserved_cpus": listed(state.settings.reserved_cpus),
-        },
+        "settings": {**state.settings._asdict(), "reserved_cpus": listed(state.settings.reserved_cpus)},
         "advice": advice and {"sizes": dict(advice.sizes), "isolated": sorted(advice.isolated)},
         "cpus": state.topology.cpus,
         "memory_bytes": {str(node): size for node, size in state.topology.memory_bytes.items()},
         "reserved": listed(state.reserved),
         "pools": {name: listed(cpus) for name, cpus in state.pools.items()},
-        "pods": [
-            [
-                pod.uid,
-                pod.namespace,
-                pod.name,
-                pod.level,
-                pod.pool,
-                pod.owner,
-                [pod.numa_binding, pod.numa_exclusive, pod.numa_share, pod.is_ramping_up],
-                listed(pod.numa_ids),
-                pod.millicpu,
-                {str(number): size for number, size in pod.booked_bytes.items()},
-                listed(pod.dedicated),
-                listed(pod.cpus),
-                listed(pod.mems),
-                pod.main,
-                pod.ramp_up_since_s,
-                [[name, *each] for name, each in pod.containers.items()],
-                pod.reason,
-                pod.problem,
-            ]
-            for pod in state.pods.values()
-        ],
     }
-    return {**document, "checksum": _checksum(document)}
+
+
+def _as_list(pod: PoolPod, listed: Callable[[frozenset[int]], str]) -> list[object]:
+    """What is saved of a pod, in the order of the parameters of `_pod_from`."""
+    return [
+        pod.uid,
+        pod.namespace,
+        pod.name,
+        pod.level,
+        pod.pool,
+        pod.owner,
+        [pod.numa_binding, pod.numa_exclusive, pod.numa_share, pod.is_ramping_up],
+        listed(pod.numa_ids),
+        pod.millicpu,
+        {str(number): size for number, size in pod.booked_bytes.items()},
+        listed(pod.dedicated),
+        listed(pod.cpus),
+        listed(pod.mems),
+        pod.main,
+        pod.ramp_up_since_s,
+        [[name, *each] for name, each in pod.containers.items()],
+        pod.reason,
+        pod.problem,
+    ]
 
 
 def from_document(saved: Mapping[str, Any], topology: Topology) -> PoolState:
@@ -310,13 +299,10 @@ def from_document(saved: Mapping[str, Any], topology: Topology) -> PoolState:
     `topology`: that of the node now. If the saved one is another, `pool_operations.configure` fits the state.
 
     Raises:
-        One of `UNLIKE_OURS`: it is no saved state, or the checksum is another.
+        One of `UNLIKE_OURS`: it is no saved state.
     """
-    document = {name: value for name, value in saved.items() if name not in ("checksum", "boot_id")}
     if saved["version"] != VERSION:
         raise ValueError(f"version {saved['version']!r} is not {VERSION}")
-    if saved["checksum"] != _checksum(document):
-        raise ValueError("the checksum is that of another content")
     sets: dict[str, frozenset[int]] = {}
 
     def parsed(text: str) -> frozenset[int]:
@@ -387,11 +373,6 @@ def _pod_from(
         reason=reason,
         problem=problem,
     )
-
-
-def _checksum(document: Mapping[str, object]) -> str:
-    text = json.dumps(document, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def problems(state: PoolState) -> tuple[str, ...]:

@@ -295,6 +295,8 @@ def settled(before: PoolState, pods: Mapping[str, PoolPod], *, is_new: bool = Fa
 
     `is_new`: pools are built even if the demand is that of before.
     """
+    if not is_new and (unmoved := _unmoved(before, pods)) is not None:
+        return unmoved
     of = demand(pods.values(), before.advice)
     pools = before.pools
     if is_new or of != demand(before.pods.values(), before.advice):
@@ -311,6 +313,34 @@ def settled(before: PoolState, pods: Mapping[str, PoolPod], *, is_new: bool = Fa
     if not is_new and after == before.pods and pools == before.pools:
         return before
     return replace(before, pools=pools, pods=after, generation=before.generation + 1)
+
+
+def _unmoved(before: PoolState, pods: Mapping[str, PoolPod]) -> PoolState | None:
+    """Return the state with these pods if none of them moves; None: they may, or others are there.
+
+    A container that comes or goes mostly moves none, and calls wait for it.
+    """
+    if pods.keys() != before.pods.keys():
+        return None
+    changed = {uid: pod for uid, pod in pods.items() if pod is not before.pods[uid]}
+    others = [before.pods[uid] for uid in changed]
+    if any(map(_moves, others, changed.values())):
+        return None
+    if demand(changed.values(), before.advice) != demand(others, before.advice):
+        return None
+    if list(changed.values()) == others:
+        return before
+    return replace(before, pods={**before.pods, **changed}, generation=before.generation + 1)
+
+
+def _moves(before: PoolPod, after: PoolPod) -> bool:
+    # By all that `_Places.of` looks at.
+    return (
+        (before.owner, before.cpus, before.mems) != (after.owner, after.cpus, after.mems)
+        or (before.level, before.pool, before.numa_ids) != (after.level, after.pool, after.numa_ids)
+        or (before.dedicated, before.numa_binding) != (after.dedicated, after.numa_binding)
+        or before.is_ramping_up != after.is_ramping_up
+    )
 
 
 def _kept(before: Pools, after: Pools) -> Pools:

@@ -53,12 +53,21 @@ def of_state(state: PoolState) -> dict[str, Placement]:
     return {uid: Placement(pod.cpus, pod.mems) for uid, pod in state.pods.items()}
 
 
-def after_shrink(now: Placements, state: PoolState) -> dict[str, Placement]:
-    """The placements once all pods have left what is not theirs any more; new pods have theirs already."""
-    return {
-        uid: wanted if (before := now.get(uid)) is None or before == wanted else shrunk(before, wanted)
-        for uid, wanted in of_state(state).items()
-    }
+def after_shrink(
+    now: Placements, state: PoolState, known: Mapping[str, PoolPod] = NOTHING
+) -> dict[str, Placement]:
+    """The placements once all pods have left what is not theirs any more; new pods have theirs already.
+
+    `known`: the pods of the state that `now` is of: whose pod is the same has the same placement.
+    """
+    found: dict[str, Placement] = {}
+    for uid, pod in state.pods.items():
+        before = now.get(uid)
+        if before is None or known.get(uid) is not pod:
+            wanted = Placement(pod.cpus, pod.mems)
+            before = wanted if before is None else before if before == wanted else shrunk(before, wanted)
+        found[uid] = before
+    return found
 
 
 def growing(now: Placements, state: PoolState) -> Iterator[str]:

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -36,18 +38,29 @@ from runtimeproxy.katalyst.levels import (
     KatalystQos,
     LevelRules,
     QosLevel,
+    bind_result,
+    effective_class,
     katalyst_qos,
 )
 from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import ContainerFacts, LiveContainer, ObservedPod
-from runtimeproxy.katalyst.pools import NO_CPUS, PoolSettings, PoolState, Refusal, as_document, from_document
+from runtimeproxy.katalyst.pools import (
+    NO_CPUS,
+    RECLAIM,
+    PoolSettings,
+    PoolState,
+    Refusal,
+    StateEncoder,
+    from_document,
+)
 from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.katalyst.transition import CpuPools, Overlap, Placement
 from runtimeproxy.logs import FailureLog
 from runtimeproxy.node.snapshot import Input, InputState
 from runtimeproxy.pods.record_views import recorded_pod
 from runtimeproxy.pods.records import ContainerRecord, Lifecycle, PodRecord
-from runtimeproxy.state.state_file import StateFile
+from runtimeproxy.qos import QoSClass, qos_class
+from runtimeproxy.state.slot_file import VALUE, SlotFile
 from runtimeproxy.units import SHARES_PER_CPU, parse_cpu_list
 
 if TYPE_CHECKING:
@@ -65,6 +78,8 @@ IN_FLIGHT_S: Final = 600.0
 kubelet gives the runtime 2 x 2 minutes. Source: Kubernetes pkg/kubelet/cri/remote."""
 TICK_S: Final = 1.0
 """Between two comparisons with the records; a change of one is looked at at once."""
+ROUND_S: Final = 0.25
+"""The least time between two rounds: what calls wait for is done in them, the rest of many calls at once."""
 RETRY_S: Final = 5.0
 """Until the next try, after a state could not be saved, or a pod could not be made to leave CPUs."""
 START_S: Final = 3.0
@@ -72,13 +87,13 @@ START_S: Final = 3.0
 NO_REFUSALS: Final[Mapping[tuple[str, str], Refusal]] = MappingProxyType({})
 
 
-def pools_file(state_folder: Path, boot_id: str) -> StateFile:
+def pools_file(state_folder: Path, boot_id: str) -> SlotFile:
     """Where pools are saved; those of another boot do not apply.
 
     No container outlives a loss of power, so the file need not either.
     """
     effect = "pods are placed anew once the runtime's pods are known"
-    return StateFile(state_folder / FILE, effect, boot_id=boot_id, is_synced=False)
+    return SlotFile(state_folder / FILE, effect, boot_id=boot_id)
 
 
 class PoolCause(StrEnum):
@@ -125,7 +140,7 @@ class NodePools:
         is_idle: Whether no policies are loaded, or another process decides.
         write: Asks the policies about the pods with these uids, and writes what follows; returns those of
             which something could not be written.
-        executor: One thread for the file.
+        executor: A thread for the file alone: calls wait for it, and the checkpoint's is busy with its disk.
 
     Attributes:
         off_reason: Why there are no pools; empty if there are.
@@ -137,7 +152,7 @@ class NodePools:
         self,
         store: PodStore,
         node: PoolNode,
-        file: StateFile,
+        file: SlotFile,
         configured: Callable[[], PoolConfiguration],
         is_wanted: Callable[[], bool],
         is_recovered: Callable[[], bool],
@@ -160,6 +175,7 @@ class NodePools:
         self.problem = ""
         self.counts: Counter[PoolCause] = Counter()
         self._failures = FailureLog(output=logger)
+        self._encoder = StateEncoder()
         self._state: PoolState | None = None
         self._saved: PoolState | None = None
         # Made again only if the node's CPUs are others.
@@ -176,14 +192,18 @@ class NodePools:
         self._left_over: Mapping[str, frozenset[int]] = transition.NOTHING
         # By uid, how many calls are under way, and until when they are awaited.
         self._in_flight: dict[str, tuple[int, float]] = {}
-        # What of a record does not change, by the record's id.
-        self._facts: dict[str, tuple[PodRecord, PodFacts]] = {}
+        # By the id of a pod's record.
+        self._observed: dict[str, _Observed] = {}
         self._writing = asyncio.Lock()
-        self._saving = asyncio.Lock()
+        # The last save, and whether the thread has not begun it.
+        self._saving: asyncio.Future[PoolState | None] | None = None
+        self._is_queued = False
         self._wake = asyncio.Event()
         self._has_new_records = True
         # Whether the policy is loaded; without it records are not looked at.
         self._follows = False
+        # When the last round ended.
+        self._round_s = 0.0
         self._retry_save_s = 0.0
         self._retry_write_s = 0.0
 
@@ -275,7 +295,7 @@ class NodePools:
             if self._state is None:
                 self._replace(operations.initial(topology, settings))
             elif self._state.settings != settings or self._state.topology != topology:
-                self._replace(operations.configure(self._state, settings, topology).state)
+                self._replace(operations.configure(self._state, settings, topology))
         if self.off_reason != before and self._is_wanted():
             logger.info("katalyst-pools: %s", f"off: {self.off_reason}" if self.off_reason else "on")
         self._show(state)
@@ -348,7 +368,9 @@ class NodePools:
     def needs_commit(self, uid: str) -> bool:
         """Whether `commit` has something to do before the call of this pod goes on."""
         state = self.state
-        return state is not None and uid in state.pods and not (self.is_saved and not self._unwritten)
+        if state is None or (pod := state.pods.get(uid)) is None:
+            return False
+        return not self.is_saved or bool(pod.dedicated and self._unwritten)
 
     async def commit(self, uid: str, until_s: float) -> None:
         """Saves the state, and waits until others have left what this pod has alone.
@@ -361,7 +383,9 @@ class NodePools:
         try:
             async with asyncio.timeout_at(until_s):
                 await self._save()
-                await self._leave()
+                # Others share what a pod has not alone.
+                if (state := self._state) is not None and uid in state.pods and state.pods[uid].dedicated:
+                    await self._leave()
             reason = self.problem or self._overlap_of(uid)
         except TimeoutError:
             reason = "the state could not be saved, or other pods have not left its CPUs, in time"
@@ -387,7 +411,7 @@ class NodePools:
     def undo(self, uid: str, container: str = "") -> None:
         """The call that has placed a pod, or a container of it, has failed."""
         if (state := self.state) is not None:
-            self._replace(operations.remove(state, uid, container).state)
+            self._replace(operations.remove(state, uid, container))
             self._show()
             self._wake.set()
 
@@ -395,7 +419,7 @@ class NodePools:
         if (state := self.state) is not None and uid in state.pods:
             outcome = operations.resize(state, uid, container, millicpu)
             if not isinstance(outcome, Refusal):
-                self._replace(outcome.state)
+                self._replace(outcome)
                 self._show()
                 self._wake.set()
 
@@ -422,10 +446,13 @@ class NodePools:
             self._refusals = MappingProxyType({**self._refusals, (uid, container): outcome})
             self._show()
             return False
-        if outcome.state is self._state:
+        if outcome is self._state:
             return False
-        self._replace(outcome.state)
+        self._replace(outcome)
+        # Policies are asked meanwhile.
+        self._begin_save()
         self._show()
+        self._wake.set()
         return True
 
     # --- what a pod asks for -------------------------------------------------------------------------------
@@ -441,14 +468,17 @@ class NodePools:
 
     def _replace(self, state: PoolState) -> None:
         """Takes another state: pods have what is left to them at once, and what is new once it is left."""
-        self._state = state
-        before, self._placements = self._placements, transition.after_shrink(self._placements, state)
+        known = self._state.pods if self._state is not None else transition.NOTHING
+        before, self._state = self._placements, state
+        self._placements = transition.after_shrink(before, state, known)
         self._unwritten &= self._placements.keys()
         for uid, each in self._placements.items():
-            known = before.get(uid)
+            found = before.get(uid)
+            if found is each:
+                continue
             # A new one without containers has nothing to be written yet.
-            is_adopted = known is None and any(box.id for box in state.pods[uid].containers.values())
-            if is_adopted or (known is not None and known != each):
+            is_adopted = found is None and any(box.id for box in state.pods[uid].containers.values())
+            if is_adopted or (found is not None and found != each):
                 self._unwritten.add(uid)
 
     def _show(self, state: InputState = InputState.KNOWN) -> None:
@@ -462,21 +492,39 @@ class NodePools:
         self._shown = pools
         self._node.place(pools, state)
 
+    def _begin_save(self) -> asyncio.Future[PoolState | None]:
+        """Has the thread save what the state is by then; returns the job, which other changes may share."""
+        if self._saving is None or not self._is_queued:
+            # First: the thread may be quicker than this one.
+            self._is_queued = True
+            self._saving = asyncio.get_running_loop().run_in_executor(self._executor, self._save_in_thread)
+            self._saving.add_done_callback(self._on_saved)
+        return self._saving
+
+    def _save_in_thread(self) -> PoolState | None:
+        # In this order: a change after this is for another job.
+        self._is_queued = False
+        state = self._state
+        if state is not None and state is not self._saved:
+            self.file.save(self._encoder.text(state))
+        return state
+
+    def _on_saved(self, job: asyncio.Future[PoolState | None]) -> None:
+        if job.cancelled():
+            return
+        error = job.exception()
+        if error is None:
+            self._saved, self.problem = job.result(), ""
+            return
+        problem = f"the pools cannot be saved: {described(error)}"
+        if problem != self.problem:
+            logger.warning("katalyst-pools: %s", problem)
+        self.problem, self._retry_save_s = problem, self._now_s() + RETRY_S
+
     async def _save(self) -> None:
         """Saves the state unless it is saved; `problem` says why it is not."""
-        async with self._saving:
-            state, run = self._state, asyncio.get_running_loop().run_in_executor
-            if state is None or state is self._saved:
-                return
-            try:
-                await run(self._executor, lambda: self.file.save(as_document(state)))
-            except OSError as error:
-                problem = f"the pools cannot be saved: {described(error)}"
-                if problem != self.problem:
-                    logger.warning("katalyst-pools: %s", problem)
-                self.problem, self._retry_save_s = problem, self._now_s() + RETRY_S
-            else:
-                self._saved, self.problem = state, ""
+        if self._state is not self._saved:
+            await asyncio.wait({self._begin_save()})
 
     async def _leave(self) -> None:
         """Has all pods written that have less now, or that could not be written before."""
@@ -533,8 +581,13 @@ class NodePools:
             self._wake.clear()
             if self._is_idle():
                 continue
+            pause_s = self._round_s + ROUND_S - self._now_s()
+            if pause_s > 0:
+                await asyncio.sleep(pause_s)
+                self._wake.clear()
             try:
                 await self._round()
+                self._round_s = self._now_s()
             except Exception:  # a bug costs this round, not the next one
                 logger.exception("katalyst-pools: pods could not be placed")
                 await asyncio.sleep(TICK_S)
@@ -568,10 +621,11 @@ class NodePools:
             self._is_known = True
             live = self._live_pods()
             state = self._with_new_containers(state, live, now_s)
-            state = operations.reconcile(state, live, self._in_flight.keys()).state
+            state = operations.reconcile(state, live, self._in_flight.keys())
+            state = self._with_requests(state, live)
         due_s = operations.ramp_due_s(state)
         if due_s is not None and due_s <= now_s:
-            state = operations.ramp_done(state, now_s).state
+            state = operations.ramp_done(state, now_s)
         if state is not before:
             self._replace(state)
             self._show()
@@ -590,28 +644,74 @@ class NodePools:
                     facts = ContainerFacts(pod.facts, box.name, box.millicpu)
                     outcome = operations.create(state, facts, now_s, is_forced=True)
                     if not isinstance(outcome, Refusal):
-                        state = operations.created(outcome.state, uid, box.name, box.id)
+                        state = operations.created(outcome, uid, box.name, box.id)
+        return state
+
+    def _with_requests(self, state: PoolState, live: Collection[ObservedPod]) -> PoolState:
+        """The state with the requests of the records; one that is refused waits until it is possible."""
+        for pod in live:
+            uid = pod.facts.uid
+            known = state.pods.get(uid)
+            for box in pod.containers if known is not None and uid not in self._in_flight else ():
+                there = known.containers.get(box.name) if known is not None else None
+                if there is not None and box.millicpu is not None and box.millicpu != there.millicpu:
+                    outcome = operations.resize(state, uid, box.name, box.millicpu)
+                    if isinstance(outcome, Refusal):
+                        self._has_new_records = True
+                    else:
+                        state = outcome
         return state
 
     def _live_pods(self) -> list[ObservedPod]:
-        records = [pod for pod in self._store.pods if pod.state is Lifecycle.RUNNING and pod.uid]
-        self._facts = {pod.id: found for pod in records if (found := self._facts.get(pod.id)) is not None}
-        by_uid: dict[str, tuple[PodFacts, list[LiveContainer]]] = {}
-        for pod in records:
-            known = self._facts.get(pod.id)
-            if known is None or known[0] is not pod:
-                known = self._facts[pod.id] = (pod, self._facts_of(recorded_pod(pod)))
-            _, containers = by_uid.setdefault(pod.uid, (known[1], []))
-            members = self._store.containers.members(pod.id)
-            containers += [live_container(each) for each in members if each.state is not Lifecycle.STOPPED]
-        return [ObservedPod(facts, tuple(containers)) for facts, containers in by_uid.values()]
+        known, self._observed = self._observed, {}
+        by_uid: dict[str, list[ObservedPod]] = {}
+        for pod in self._store.pods:
+            if pod.state is not Lifecycle.RUNNING or not pod.uid:
+                continue
+            members, found = self._store.containers.members(pod.id), known.get(pod.id)
+            if found is None or not found.is_of(pod, members):
+                found = self._observe(pod, members, found)
+            self._observed[pod.id] = found
+            by_uid.setdefault(pod.uid, []).append(found.pod)
+        return [each[0] if len(each) == 1 else _joined(each) for each in by_uid.values()]
+
+    def _observe(
+        self, pod: PodRecord, members: Sequence[ContainerRecord], before: _Observed | None
+    ) -> _Observed:
+        is_same = before is not None and before.record is pod
+        facts = before.pod.facts if before and is_same else self._facts_of(recorded_pod(pod))
+        containers = tuple(live_container(each) for each in members if each.state is not Lifecycle.STOPPED)
+        return _Observed(pod, tuple(members), ObservedPod(facts, containers))
+
+
+class _Observed(NamedTuple):
+    """What the pools see of a pod's records."""
+
+    record: PodRecord
+    members: tuple[ContainerRecord, ...]
+    pod: ObservedPod
+
+    def is_of(self, record: PodRecord, members: Sequence[ContainerRecord]) -> bool:
+        """Whether these records are the same ones: another state of one is another object."""
+        is_same = self.record is record and len(self.members) == len(members)
+        return is_same and all(map(operator.is_, self.members, members))
+
+
+def _joined(sandboxes: Sequence[ObservedPod]) -> ObservedPod:
+    """A pod with several sandboxes, as one."""
+    return ObservedPod(sandboxes[0].facts, tuple(box for each in sandboxes for box in each.containers))
 
 
 def live_container(record: ContainerRecord) -> LiveContainer:
-    cpus: frozenset[int] = frozenset()
-    with suppress(ValueError):
-        cpus = parse_cpu_list(record.booked.cpuset_cpus or "")
+    cpus = _parsed_cpus(record.booked.cpuset_cpus or "")
     return LiveContainer(record.name, record.id, millicpu_of(record.requested.cpu_shares), cpus=cpus)
+
+
+@lru_cache(maxsize=64)
+def _parsed_cpus(text: str) -> frozenset[int]:
+    with suppress(ValueError):
+        return parse_cpu_list(text)
+    return NO_CPUS
 
 
 def why_off(node: Node) -> tuple[InputState, str]:
@@ -636,8 +736,22 @@ def why_off(node: Node) -> tuple[InputState, str]:
 
 
 def pod_qos(pod: PodView, rules: LevelRules) -> KatalystQos:
-    """What a pod's annotations say; without a level it is one of `shared_cores` like any other."""
-    return pod.katalyst or katalyst_qos(pod.annotations, rules) or KatalystQos()
+    """What a pod's annotations say; without a level its label's class decides, then it is `shared_cores`.
+
+    A label of Koordinator comes first where `order` says so, as for all policies: BE is `reclaimed_cores`,
+    SYSTEM `system_cores`. LSE and LSR are `shared_cores`: CPUs of one's own need `numa_binding`.
+    """
+    qos = pod.katalyst or katalyst_qos(pod.annotations, rules)
+    named = qos_class(pod.labels) if qos is None or qos.yields else QoSClass.NONE
+    own = qos or KatalystQos()
+    is_own = effective_class(own) is named or {effective_class(own), named} <= {QoSClass.LSE, QoSClass.LSR}
+    return own if not named or is_own else _OF_CLASS.get(named, KatalystQos())
+
+
+_OF_CLASS: Final[Mapping[QoSClass, KatalystQos]] = {
+    QoSClass.BE: KatalystQos(level=QosLevel.RECLAIMED, pool=RECLAIM),
+    QoSClass.SYSTEM: KatalystQos(level=QosLevel.SYSTEM, pool=""),
+}
 
 
 def pod_facts(pod: PodView, rules: LevelRules, requests: Mapping[str, Mapping[str, int]]) -> PodFacts:
@@ -654,6 +768,9 @@ def pod_facts(pod: PodView, rules: LevelRules, requests: Mapping[str, Mapping[st
         text = annotations.get(RECLAIMED_MILLICPU, "")
         reclaimed = int(text) if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS else None
     millicpu = _sum_of(requests, "cpu")
+    chosen = NO_CPUS
+    with suppress(ValueError):  # the level's problems have it
+        chosen = bind_result(annotations)
     return PodFacts(
         pod.uid,
         qos,
@@ -662,6 +779,7 @@ def pod_facts(pod: PodView, rules: LevelRules, requests: Mapping[str, Mapping[st
         millicpu=millicpu if millicpu is not None else millicpu_of(pod.resources.cpu_shares),
         reclaimed_millicpu=reclaimed,
         memory_bytes=_sum_of(requests, "memory"),
+        bind_result=chosen,
         main_container=annotations.get(MAIN_CONTAINER_NAME, ""),
         is_handled=annotations.get(SKIP_QRM_ADMIT) != "true",
     )
@@ -689,4 +807,4 @@ def _sum_of(requests: Mapping[str, Mapping[str, int]], name: str) -> int | None:
 
 
 def _state_of(saved: Any, topology: Topology) -> PoolState:  # noqa: ANN401 - JSON
-    return from_document(saved, topology)
+    return from_document(saved[VALUE], topology)

@@ -25,14 +25,13 @@ MAX_BYTES: Final = 16 * 1024 * 1024
 ResultT = TypeVar("ResultT")
 
 
-class StateFile:
-    """Reads and writes one object. Used in one worker thread at a time.
+class SavedFile:
+    """Reads one object. Used in one worker thread at a time.
 
     Args:
         effect: What follows if the file cannot be used, for `unusable`.
         version: What its member `version` says; None: it has none.
         boot_id: What its member `boot_id` says if it is of this boot, and counts at all; None: it has none.
-        is_synced: As in `replace_file`.
 
     Attributes:
         unusable: Why the file could not be used when it was read last; empty if it could.
@@ -40,13 +39,7 @@ class StateFile:
     """
 
     def __init__(
-        self,
-        path: Path,
-        effect: str,
-        *,
-        version: int | None = None,
-        boot_id: str | None = None,
-        is_synced: bool = True,
+        self, path: Path, effect: str, *, version: int | None = None, boot_id: str | None = None
     ) -> None:
         self.path = path
         self.unusable = ""
@@ -54,7 +47,6 @@ class StateFile:
         self._effect = effect
         self._version = version
         self._boot_id = boot_id
-        self._is_synced = is_synced
 
     def load(self, parse: Callable[[Any], ResultT]) -> ResultT | None:
         """What is saved; None if there is nothing that counts. What cannot be used is logged.
@@ -72,8 +64,7 @@ class StateFile:
             self._report(str(error))
             return None
         try:
-            document = parse_json(data.decode())
-            check_document(document)
+            document = self._document(data)
             if self._version is not None and document["version"] != self._version:
                 version = shortened(repr(document["version"]))
                 raise InputError(f"version {version} is not {self._version}")  # noqa: TRY301
@@ -83,6 +74,35 @@ class StateFile:
         except Exception as error:  # noqa: BLE001 - whatever the file holds, the process starts
             self._report(str(error) if isinstance(error, InputError) else described(error))
             return None
+
+    def _document(self, data: bytes) -> Any:  # noqa: ANN401 - JSON
+        """The object in a file. Raises anything if there is none."""
+        document = parse_json(data.decode())
+        check_document(document)
+        return document
+
+    def _report(self, reason: str) -> None:
+        self.unusable = f"{printable(self.path)} is not usable: {self._effect}: {shortened(reason)}"
+        logger.warning("%s", self.unusable)
+
+
+class StateFile(SavedFile):
+    """Reads and writes one object.
+
+    `is_synced`: as in `replace_file`; all else as in `SavedFile`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        effect: str,
+        *,
+        version: int | None = None,
+        boot_id: str | None = None,
+        is_synced: bool = True,
+    ) -> None:
+        super().__init__(path, effect, version=version, boot_id=boot_id)
+        self._is_synced = is_synced
 
     def save(self, members: Mapping[str, Any]) -> None:
         """Replaces the file.
@@ -99,7 +119,3 @@ class StateFile:
         if len(data) > MAX_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(self.path))
         replace_file(self.path, data, is_synced=self._is_synced)
-
-    def _report(self, reason: str) -> None:
-        self.unusable = f"{printable(self.path)} is not usable: {self._effect}: {shortened(reason)}"
-        logger.warning("%s", self.unusable)

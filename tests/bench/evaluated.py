@@ -92,6 +92,8 @@ class EvaluatedRow:
             # Katalyst's pools in place of the shared ones: placed and saved before the call goes on.
             "with pools, added mean us": added["create"][_WITH_POOLS],
             "with pools, x without": added["create"][_WITH_POOLS] / all_us,
+            "with pools, CPU us": cpu_us[_WITH_POOLS],
+            "with pools, CPU x without": cpu_us[_WITH_POOLS] / cpu_us[_ALL],
         }
         bench.results.add(names.EVALUATED, PROXY, figures)
 

@@ -90,6 +90,8 @@ GOALS = (
     _most(names.EVALUATED, "all policies, x three", 1.5, "x three"),
     _most(names.EVALUATED, "all policies, CPU x three", 1.5, "x three"),
     _most(names.EVALUATED, "all policies, x passing", 5, "x passing"),
+    _most(names.EVALUATED, "with pools, x without", 1.5, "x without"),
+    _most(names.EVALUATED, "with pools, CPU x without", 1.5, "x without"),
     Goal(names.NRI, "all policies, added mean us", 1, "x proxy mode", _over_proxy_mode),
     _most(names.NRI, "all policies, p99 us", 2000, " us"),
     _most(names.SYNCHRONIZE, "all policies, s", 1, " s"),

@@ -15,7 +15,8 @@ from tests.lab.block_io import LoopDevice, write_rate
 from tests.lab.programs import missing, need_controllers_of_v1, need_loop_devices
 
 READ, WRITE, IOPS = (f"blkio.throttle.{each}_device" for each in ("read_bps", "write_bps", "write_iops"))
-LIMIT_BPS = 4 << 20
+LIMIT_BPS = 2 << 20
+"""A third of what a slow disk of a busy machine does."""
 TRIES = 5
 
 
@@ -40,6 +41,14 @@ def device(tmp_path: Path) -> Iterator[LoopDevice]:
     need_loop_devices()
     with LoopDevice(tmp_path, 64 << 20) as made:
         yield made
+
+
+def unlimited(device: LoopDevice, procs: Path) -> float:
+    """The best rate of a few tries: others may use the disk or the CPUs for a while."""
+    rates: list[float] = []
+    while not rates or (rates[-1] <= 2 * LIMIT_BPS and len(rates) < 2 * TRIES):
+        rates.append(write_rate(device.path, procs, 3 * LIMIT_BPS))
+    return max(rates)
 
 
 def text(cgroup: str, name: str) -> str:
@@ -78,11 +87,11 @@ def test_the_rate_of_direct_writes_follows_the_limit(pod: str, device: LoopDevic
         assert rates[-1] < 1.2 * LIMIT_BPS
     assert rates[-1] > 0.8 * LIMIT_BPS, rates
     writer.write(pod, {WRITE: f"{device.number} 0"})
-    assert write_rate(device.path, procs, 3 * LIMIT_BPS) > 2 * LIMIT_BPS
+    assert unlimited(device, procs) > 2 * LIMIT_BPS
 
 
 def test_a_limit_does_not_apply_below_the_cgroup(pod: str, device: LoopDevice) -> None:
     """Why `block-io` gives containers the limits of their pod and class on version 1."""
     CgroupWriter().write(pod, {WRITE: f"{device.number} {LIMIT_BPS}"})
     procs = DEFAULT_ROOT / "blkio" / pod[1:] / "box" / "cgroup.procs"
-    assert write_rate(device.path, procs, 3 * LIMIT_BPS) > 2 * LIMIT_BPS
+    assert unlimited(device, procs) > 2 * LIMIT_BPS

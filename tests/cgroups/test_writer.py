@@ -11,6 +11,7 @@ from runtimeproxy.cgroups.paths import CgroupPathError, cgroup_path
 from runtimeproxy.cgroups.writer import CgroupValues, CgroupWriter, WriteOutcome
 from runtimeproxy.fields.formats import Value
 from tests.cgroups.trees import POD, V2_FILES, fill, make_v1, make_v2, outcomes
+from tests.lab.procfs import open_below
 
 BATCH: dict[str, Value] = {
     "cpu.shares": 512,
@@ -147,26 +148,22 @@ def test_symbolic_links_are_not_followed(tmp_path: Path) -> None:
     assert text(tmp_path, "outside", "cpu.weight") == "100"
 
 
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def test_a_batch_opens_each_cgroup_once_and_only_so_many(tmp_path: Path) -> None:
     boxes = [f"{POD}/box{number}" for number in range(100)]
     writer = CgroupWriter(make_v2(tmp_path, POD, *boxes))
     paths = [cgroup_path(each) for each in (POD, *boxes)]
     assert writer.look(paths[0], ["cpu.shares"])
-    before = open_files()
+    before = open_below(tmp_path)
     with writer.keeping_open():
         assert writer.look(paths[0], ["cpu.shares"])
-        assert open_files() == before + 1
+        assert open_below(tmp_path) == before + 1
         with writer.keeping_open():
             assert outcomes(writer.write(POD, BATCH)) == dict.fromkeys(BATCH, "written")
-        assert open_files() == before + 1
+        assert open_below(tmp_path) == before + 1
         assert all(writer.look(path, ["cpu.shares"])["cpu.shares"].text == "100\n" for path in paths[1:])
         assert outcomes(writer.write(boxes[0], BATCH)) == dict.fromkeys(BATCH, "written")
-        assert before < open_files() < before + 20
-    assert open_files() == before
+        assert before < open_below(tmp_path) < before + 20
+    assert open_below(tmp_path) == before
 
 
 def test_a_batch_finds_no_cgroup_behind_a_link_and_none_that_is_gone(tmp_path: Path) -> None:

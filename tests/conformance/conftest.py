@@ -20,6 +20,7 @@ from tests.peers.scripted_server import ScriptedServer
 
 CONFIG = """
 [hooks]
+load_timeout_s = 30.0
 budget_s = 60.0
 [cgroups]
 enabled = false

@@ -19,6 +19,7 @@ from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 PATIENT = {
     "KOORD_RUNTIMEPROXY_HOOKS_BUDGET_S": "60",
     "KOORD_RUNTIMEPROXY_HOOKS_SERVER_TIMEOUT_S": "30",
+    "KOORD_RUNTIMEPROXY_HOOKS_LOAD_TIMEOUT_S": "30",
 }
 """No hook is hurried, however slow the machine is. These count more than the configuration's file."""
 

@@ -11,6 +11,9 @@ from typing import Any, Final
 
 from cri_api.runtime.v1 import api_pb2 as cri
 from cri_api.runtimeproxy.v1 import api_pb2, api_pb2_grpc
+from runtimeproxy.ledger.journal import read_boot_id
+from runtimeproxy.ledger.pools import pools_file
+from runtimeproxy.state.slot_file import VALUE
 from runtimeproxy.testing import CgroupFiles, FakeRuntime
 from runtimeproxy.testing.builders import KubeletQos, default_resources, pod_sandbox_config
 from runtimeproxy.units import SHARES_PER_CPU
@@ -47,7 +50,7 @@ enabled = true
 
 [policies.katalyst-pools.options]
 reserved_count = 2
-ramp_up_s = 0.0
+ramp_up_s = {ramp_up_s}
 {options}
 """
 
@@ -77,6 +80,11 @@ class PoolSite:
         """A pod that runs."""
         return self.pod(name, annotations, cores).run().create().start()
 
+    def connect(self) -> None:
+        """Has the kubelet connect to another process of the daemon, without its backoff."""
+        self.client.channel.close()
+        self.client = CriClient(self.daemon.socket)
+
     def cpus(self, pod: Pod) -> str:
         """The CPUs of its container by the file."""
         return self._read(pod, "cpuset.cpus")
@@ -95,7 +103,15 @@ class PoolSite:
     @property
     def saved(self) -> Any:
         """What is in the file of the pools."""
-        return json.loads((self.daemon.state_folder / "cpu_pools.json").read_text())
+        return pools_file(self.daemon.state_folder, read_boot_id()).load(lambda saved: saved[VALUE])
+
+    def in_pools(self, pod: Pod) -> api_pb2.KatalystPod | None:
+        """What the pools have of it; None: it is in none."""
+        with CriClient(self.daemon.socket) as client:
+            stub = api_pb2_grpc.RuntimeProxyStub(client.channel)
+            found = stub.GetNode(api_pb2.GetNodeRequest(), timeout=30, wait_for_ready=True)
+        uid = pod.config.metadata.uid
+        return next((each for each in found.katalyst_pods if each.pod_uid == uid), None)
 
     def status(self) -> api_pb2.GetStatusResponse:
         with CriClient(self.daemon.socket) as client:
@@ -124,6 +140,7 @@ def pool_site(
     cores: int = 4,
     on_error: str = "reject",
     options: str = "",
+    ramp_up_s: float = 0.0,
     more: str = "",
     at_runtime: bool = False,
 ) -> Iterator[PoolSite]:
@@ -135,7 +152,8 @@ def pool_site(
     machine, kubelet = Machine(folder / "machine", cores), folder / "kubelet"
     kubelet_files(kubelet, {})
     daemons.environment["KOORD_RUNTIMEPROXY_NODE_SYSFS_ROOT"] = str(machine.sysfs)
-    daemon = daemons.start(CONFIG.format(kubelet=kubelet, on_error=on_error, options=options) + more)
+    text = CONFIG.format(kubelet=kubelet, on_error=on_error, options=options, ramp_up_s=ramp_up_s)
+    daemon = daemons.start(text + more)
     client = CriClient(Path(runtime.socket_path) if at_runtime else daemon.socket)
     site = PoolSite(daemon, client, files, runtime, kubelet)
     while "pools: " not in daemon.wait_for_state("STATUS"):

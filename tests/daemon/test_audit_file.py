@@ -19,9 +19,14 @@ from tests.lab.deadline import wait_until
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The lines of the file, if it is there; without one that is just being written."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
 def pods(path: Path) -> set[str]:
-    rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-    return {row["pod"] for row in rows if "pod" in row}
+    return {row["pod"] for row in rows_of(path) if "pod" in row}
 
 
 def test_decisions_are_in_the_file_with_the_kubelets_trace(daemons: Daemons, socket_folder: Path) -> None:
@@ -36,8 +41,8 @@ def test_decisions_are_in_the_file_with_the_kubelets_trace(daemons: Daemons, soc
             timeout=CALL_TIMEOUT_S,
             metadata=(("traceparent", f"00-{TRACE}-00f067aa0ba902b7-01"),),
         )
-        wait_until(lambda: TRACE in (path.read_text() if path.exists() else ""), "the line of the call")
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        wait_until(lambda: any(each.get("trace_id") == TRACE for each in rows_of(path)), "the call's line")
+        rows = rows_of(path)
         (row,) = [each for each in rows if each.get("trace_id") == TRACE]
         assert (row["call"], row["pod"], row["container"]) == ("CreateContainer", "first", "main")
         changes = {each["field"]: each for each in row["changes"]}
@@ -68,9 +73,11 @@ def test_values_of_running_pods_are_in_the_file_and_in_the_api(
         made.run().create().start()
         (daemon.folder / "config.toml").write_text(config)
         daemon.signal(signal.SIGHUP)
-        wait_until(lambda: "evaluate_container" in (path.read_text() if path.exists() else ""), "the audit")
+        wait_until(
+            lambda: any(each.get("hook") == "evaluate_container" for each in rows_of(path)), "the audit"
+        )
         request = runtimeproxy_pb2.WatchAuditRequest(pod="default/batch", policy="batch-resource")
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = rows_of(path)
     of_pod, of_box = (row for row in rows if row.get("hook", "").startswith("evaluate_"))
     assert (of_pod["namespace"], of_pod["pod"], of_pod["sandbox_id"]) == ("default", "batch", made.id)
     assert (of_pod["hook"], of_box["hook"]) == ("evaluate_pod", "evaluate_container")

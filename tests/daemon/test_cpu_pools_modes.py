@@ -62,7 +62,7 @@ def test_nri(
         site.daemon.restart()
         own.remove()
         site.wait_for(web, ALONE)
-        assert not site.problems
+        wait_until(lambda: not site.problems, "the end of all problems")
 
 
 def test_standalone(

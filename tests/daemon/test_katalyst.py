@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import grpc
@@ -100,13 +101,21 @@ def config(mode: str = "enforce", on_error: str = "fallback") -> str:
 
 
 class Node:
-    """A daemon, as kubelet and operator use it."""
+    """A daemon, as kubelet and operator use it.
 
-    def __init__(self, daemon: ProxyProcess, files: CgroupFiles) -> None:
-        self.socket = daemon.socket
+    `endpoint`: the kubelet's, if that is not the daemon's socket.
+    """
+
+    def __init__(self, daemon: ProxyProcess, files: CgroupFiles, endpoint: Path | None = None) -> None:
+        self.daemon, self.socket = daemon, daemon.socket
         self.client = CriClient(daemon.socket)
         self.api = api_pb2_grpc.RuntimeProxyStub(self.client.channel)
+        self._kubelet = self.client if endpoint is None else CriClient(endpoint)
         self._files = files
+
+    def close(self) -> None:
+        for each in {self.client, self._kubelet}:
+            each.channel.close()
 
     def run(self, name: str, row: Row) -> tuple[str, str]:
         """Runs a pod with one container; returns the cgroup of the container, and its id."""
@@ -115,15 +124,15 @@ class Node:
         pod = pod_sandbox_config(name, qos=row.label, kubelet_qos=kubelet_qos, annotations=annotations)
         self._files.make(pod.linux.cgroup_parent)
         run = cri.RunPodSandboxRequest(config=pod)
-        pod_id = self.client.runtime.RunPodSandbox(run, timeout=CALL_TIMEOUT_S).pod_sandbox_id
+        pod_id = self._kubelet.runtime.RunPodSandbox(run, timeout=CALL_TIMEOUT_S).pod_sandbox_id
         resources = cri.LinuxContainerResources(
             cpu_period=100_000, cpu_quota=QUOTA_US, cpu_shares=2, oom_score_adj=1000
         )
         made = container_config("main", pod=pod, resources=resources)
         create = create_container_request(pod_id, made, pod)
-        container = self.client.runtime.CreateContainer(create, timeout=CALL_TIMEOUT_S).container_id
+        container = self._kubelet.runtime.CreateContainer(create, timeout=CALL_TIMEOUT_S).container_id
         start = cri.StartContainerRequest(container_id=container)
-        self.client.runtime.StartContainer(start, timeout=CALL_TIMEOUT_S)
+        self._kubelet.runtime.StartContainer(start, timeout=CALL_TIMEOUT_S)
         return f"{pod.linux.cgroup_parent}/{container}", container
 
     def pods(self) -> dict[str, api_pb2.Pod]:
@@ -145,8 +154,8 @@ class Nodes:
         self._files = files
         self.made: list[Node] = []
 
-    def start(self, text: str) -> Node:
-        node = Node(self._daemons.start(text), self._files)
+    def start(self, text: str, endpoint: Path | None = None) -> Node:
+        node = Node(self._daemons.start(text), self._files, endpoint)
         self.made.append(node)
         return node
 
@@ -156,7 +165,7 @@ def nodes(daemons: Daemons, cgroup_files: CgroupFiles) -> Iterator[Nodes]:
     made = Nodes(daemons, cgroup_files)
     yield made
     for each in made.made:
-        each.client.channel.close()
+        each.close()
 
 
 def test_both_vocabularies_on_one_node(

@@ -14,6 +14,8 @@ from tests.daemon.scraping import get, parsed, scrape, socket_of, wait_for
 from tests.daemon.upgrading import Family
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
+from tests.lab.ports import free_port
+from tests.lab.procfs import thread_names
 from tests.lab.proxy_process import ProxyProcess
 
 
@@ -51,14 +53,12 @@ def test_calls_policies_and_values_are_counted(daemons: Daemons) -> None:
 
 def test_nothing_is_loaded_or_served_by_default(daemon: ProxyProcess) -> None:
     maps = Path(f"/proc/{daemon.pid}/maps").read_text()
-    threads = [each.read_text().strip() for each in Path(f"/proc/{daemon.pid}/task").glob("*/comm")]
-    assert "metrics" not in maps + " ".join(threads)
+    assert "metrics" not in maps + " ".join(thread_names(daemon.pid))
     assert not any("metrics" in line for line in daemon.log)
 
 
 def test_tcp_and_openmetrics(daemons: Daemons) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     daemon = daemons.start(f"[metrics]\nlisten = '{port}'\n")
     wait_until(lambda: any("metrics are served on" in line for line in daemon.log), "metrics")
     with socket.create_connection(("127.0.0.1", port), 30) as client:

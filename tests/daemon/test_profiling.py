@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 import urllib.request
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.daemon.conftest import Daemons
 from tests.daemon.driving import batch_pod
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
+from tests.lab.ports import free_port
 from tests.lab.proxy_process import ManagerProcess
 
 CONFIG = """\
@@ -60,12 +60,6 @@ class QuickManager(ManagerProcess):
     def command(self) -> list[str]:
         program, _, _, *words = super().command()
         return [program, "-c", QUICK, *words]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @pytest.mark.slow

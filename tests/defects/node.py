@@ -19,6 +19,7 @@ from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
 PATIENT = """
 [hooks]
+load_timeout_s = 30.0
 budget_s = 60.0
 server_timeout_s = 30.0
 """

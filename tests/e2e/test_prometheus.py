@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -17,17 +16,12 @@ from cri_api.runtime.v1 import api_pb2
 from runtimeproxy.testing import FakeRuntime
 from tests.lab.cri_client import CALL_TIMEOUT_S, CriClient
 from tests.lab.deadline import wait_until
+from tests.lab.ports import free_port
 from tests.lab.programs import debian_program
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 from tests.systemd.test_monitoring import RULES, rules
 
 pytestmark = pytest.mark.debian
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 @pytest.fixture

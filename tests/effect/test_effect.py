@@ -13,8 +13,8 @@ from tests.effect import workloads
 from tests.effect.load import Generator, is_served
 from tests.effect.report import Round, Way, draw, percentile, table
 from tests.effect.workloads import counted
-from tests.lab.busy_node import free_port
 from tests.lab.deadline import wait_until
+from tests.lab.ports import free_port
 
 
 class Held(asyncio.Protocol):

@@ -371,11 +371,12 @@ def test_a_policy_that_is_made_too_late_is_not_made_again(distribution: Installe
     distribution.module.write_text(THIRD_PARTY + slow)
     loader, is_late = PolicyLoader(), threading.Event()
     loader.on_late = is_late.set
-    assert names(loaded(loader, timeout_s=0.05)) == BUILT_IN
+    # It is imported in time, also on a busy machine, and not made.
+    assert names(loaded(loader, timeout_s=1.0)) == BUILT_IN
     gate.set()
     assert is_late.wait(60)
     gate.clear()
-    assert names(loaded(loader, timeout_s=0.05)) == BUILT_IN | {"policed"}
+    assert names(loaded(loader, timeout_s=30.0)) == BUILT_IN | {"policed"}
     gate.set()
 
 

@@ -184,7 +184,8 @@ def test_a_file_that_hangs_keeps_no_other_waiting(loader: PolicyLoader, folder: 
     write(folder / "hangs.py", quiet("hangs") + "\nimport sys\nsys.policy_file_gate.wait()\n")
     write(folder / "quiet.py", quiet())
     try:
-        assert set(of_files(load(loader, folder, timeout_s=0.05))) == {"quiet"}
+        # Enough for the other one, also on a busy machine.
+        assert set(of_files(load(loader, folder, timeout_s=1.0))) == {"quiet"}
     finally:
         gate.set()
     assert is_late.wait(60)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import itertools
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -24,6 +29,14 @@ from tests.hooks.policy_classes import Hanging, cgroup, scripted, shares
 
 def quick(name: str, answer: Callable[[ContainerView], object]) -> LoadedPolicy:
     return replace(scripted(name, answer), is_quick=True)
+
+
+@pytest.fixture(autouse=True)
+def no_search_for_garbage() -> Iterator[None]:
+    """One of this process's whole memory takes longer than quick policies may."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 class Threads:
@@ -159,6 +172,66 @@ def test_a_limit_ends_code_that_computes_and_nothing_else() -> None:
     # Nothing interrupts what follows.
     assert compute(0.05) == "done"
     assert limit.run(compute, 0.0) == "done"
+
+
+def busy(cpu_s: float) -> None:
+    until_s = time.thread_time() + cpu_s
+    while time.thread_time() < until_s:
+        pass
+
+
+def in_a_finalizer() -> None:
+    class Slow:
+        def __del__(self) -> None:
+            busy(0.1)
+
+    Slow()
+
+
+def after_a_long_search_for_garbage() -> None:
+    def on_searched(phase: str, _: dict[str, int]) -> None:
+        if phase == "stop":
+            busy(0.1)
+
+    gc.callbacks.append(on_searched)
+    try:
+        gc.collect()
+    finally:
+        gc.callbacks.remove(on_searched)
+
+
+def in_a_callback_of_a_weak_reference() -> None:
+    class Kept:
+        pass
+
+    one = Kept()
+    every = weakref.WeakSet([one])
+    values = itertools.chain(range(3_000_000), [one])
+    del one
+    # One long step, at the end of which the object goes.
+    deque(values, 0)
+    assert not every
+
+
+def with_all_caught() -> None:
+    with contextlib.suppress(BaseException):
+        busy(60.0)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [in_a_finalizer, after_a_long_search_for_garbage, in_a_callback_of_a_weak_reference, with_all_caught],
+)
+def test_an_interruption_is_not_lost(code: Callable[[], None]) -> None:
+    """As Python loses it in callbacks, which a long search for garbage calls: the limit held no longer."""
+
+    def compute() -> None:
+        code()
+        busy(60.0)
+
+    with pytest.raises(OverCpuLimitError):
+        CpuLimit(0.01).run(compute)
+    busy(0.05)
 
 
 def test_cpu_time_of_other_threads_does_not_count() -> None:

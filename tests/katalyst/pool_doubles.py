@@ -5,8 +5,9 @@ from __future__ import annotations
 from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
 from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import ContainerFacts, admit, create, initial
-from runtimeproxy.katalyst.pools import Change, PoolSettings, PoolState, PoolUpdate, Refusal, problems
+from runtimeproxy.katalyst.pools import PoolSettings, PoolState, Refusal, problems
 from runtimeproxy.katalyst.topology import Topology, TopologyCpu
+from runtimeproxy.katalyst.transition import after_shrink, growing, of_state
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
 
 GIB = 1 << 30
@@ -49,17 +50,17 @@ def facts(uid: str, qos: KatalystQos = SHARED, cpus: float | None = 1, **rest: o
     return made._replace(**rest)  # type: ignore[arg-type]
 
 
-def checked(outcome: PoolUpdate | Refusal) -> PoolUpdate:
-    assert isinstance(outcome, PoolUpdate), outcome
-    assert problems(outcome.state) == ()
+def checked(outcome: PoolState | Refusal) -> PoolState:
+    assert isinstance(outcome, PoolState), outcome
+    assert problems(outcome) == ()
     return outcome
 
 
-def admitted(state: PoolState, pod: PodFacts) -> PoolUpdate:
+def admitted(state: PoolState, pod: PodFacts) -> PoolState:
     return checked(admit(state, pod))
 
 
-def refused(outcome: PoolUpdate | Refusal) -> str:
+def refused(outcome: PoolState | Refusal) -> str:
     assert isinstance(outcome, Refusal), outcome
     return outcome.reason
 
@@ -67,7 +68,7 @@ def refused(outcome: PoolUpdate | Refusal) -> str:
 def running(state: PoolState, pod: PodFacts, *, now_s: float = 0.0, name: str = "main") -> PoolState:
     """With a pod of one container."""
     container = ContainerFacts(pod, name, pod.millicpu)
-    return checked(create(admitted(state, pod).state, container, now_s)).state
+    return checked(create(admitted(state, pod), container, now_s))
 
 
 def cpus_of(state: PoolState, uid: str) -> str:
@@ -86,5 +87,15 @@ def cpus(text: str) -> frozenset[int]:
     return parse_cpu_list(text)
 
 
-def listed(changes: tuple[Change, ...]) -> list[tuple[str, str, str]]:
-    return [(each.step.name, each.uid, format_cpu_list(each.cpus)) for each in changes]
+def steps(before: PoolState, after: PoolState) -> list[tuple[str, str, str]]:
+    """What pods of `before` have on the way to another state, in its order: the step, the uid, the CPUs."""
+    now = of_state(before)
+    shrunk = after_shrink(now, after)
+    found = [
+        ("SHRINK", uid, format_cpu_list(each.cpus))
+        for uid, each in shrunk.items()
+        if uid in now and each.cpus != now[uid].cpus
+    ]
+    grown = [uid for uid in growing(shrunk, after) if shrunk[uid].cpus != after.pods[uid].cpus]
+    step = {uid: "DEDICATED" if after.pods[uid].dedicated else "GROW" for uid in grown}
+    return found + [(step[uid], uid, cpus_of(after, uid)) for uid in grown]

@@ -45,14 +45,14 @@ NO_POOL = (
     ],
 )
 def test_why_a_pod_has_its_cpus(qos: KatalystQos, cpus: float, said: str) -> None:
-    state = ramp_done(running(t16(enable_reclaim=True), facts("p", qos, cpus)), 30.0).state
+    state = ramp_done(running(t16(enable_reclaim=True), facts("p", qos, cpus)), 30.0)
     assert said in reasons(state, "p")
 
 
 def test_why_a_pool_has_more_or_less() -> None:
-    state = ramp_done(running(t16(), facts("p", SHARED, 3)), 30.0).state
+    state = ramp_done(running(t16(), facts("p", SHARED, 3)), 30.0)
     assert "it has more since reclaim is off: 10 CPUs" in reasons(state, "p")[0]
-    advised = checked(configure(state, state.settings, T16, PoolAdvice({"share": 5}))).state
+    advised = checked(configure(state, state.settings, T16, PoolAdvice({"share": 5})))
     assert "the advisor says 5" in reasons(advised, "p")[0]
     crowded = running(state, facts("s", replace(SNB, numa_ids=frozenset({1})), 2.5))
     assert "2500m x 2, that is 5 CPUs; it has less" in reasons(crowded, "s")[1]
@@ -61,7 +61,7 @@ def test_why_a_pool_has_more_or_less() -> None:
 def test_a_pod_that_ramps_up_and_one_without_a_place() -> None:
     state = running(t16(), facts("p", SHARED, 3))
     assert reasons(state, "p")[0].startswith("it ramps up for 30 s on 14 CPUs (1,3-15)")
-    state = checked(admit(state, facts("x", EXCLUSIVE, 20), is_forced=True)).state
+    state = checked(admit(state, facts("x", EXCLUSIVE, 20), is_forced=True))
     assert reasons(state, "x")[0].startswith("in the pool share since it has no other place: ")
     assert reasons(state, "unknown") == ()
 
@@ -72,6 +72,6 @@ def test_where_a_pod_would_go() -> None:
     assert isinstance(would, WouldBe)
     assert len(would.at_first.cpus) == 14
     assert (would.later.owner, len(would.later.cpus)) == ("share", 10)
-    assert would.reasons == reasons(ramp_done(running(state, facts("p", SHARED, 2)), 30.0).state, "p")
+    assert would.reasons == reasons(ramp_done(running(state, facts("p", SHARED, 2)), 30.0), "p")
     assert isinstance(where_it_would_go(state, facts("p", EXCLUSIVE, 20)), Refusal)
     assert where_it_would_go(state, facts("p", DNB, is_handled=False)) is None

@@ -1,13 +1,15 @@
-"""Random sequences of events: all invariants hold after each, and changes lead from state to state."""
+"""Random sequences of events: all invariants hold after each, and while pods follow from state to state."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runtimeproxy.katalyst.explain import reasons
 from runtimeproxy.katalyst.hints import HintPolicy
@@ -29,17 +31,15 @@ from runtimeproxy.katalyst.pool_operations import (
     resize,
 )
 from runtimeproxy.katalyst.pools import (
-    Change,
-    ChangeStep,
     PoolAdvice,
     PoolSettings,
     PoolState,
-    PoolUpdate,
-    as_document,
+    StateEncoder,
     from_document,
     problems,
 )
 from runtimeproxy.katalyst.topology import Topology
+from runtimeproxy.katalyst.transition import Placement, after_shrink, growing, of_state
 from tests.katalyst.pool_doubles import GIB, T16, machine
 
 MACHINES = {
@@ -52,8 +52,8 @@ MACHINES = {
 }
 
 
-class Sequence:
-    """Events on one node, drawn by a seed."""
+class Events:
+    """Events on one node, each drawn by a seed of its own: without one the others stay what they are."""
 
     def __init__(self, topology: Topology, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -117,32 +117,32 @@ class Sequence:
             for uid, pod in self.state.pods.items()
         ]
 
-    def next_outcome(self) -> tuple[Outcome, tuple[str, str] | None]:
-        """What the next event does, and the container that it creates."""
+    def next_outcome(self) -> Outcome:
+        """What the next event does."""
         self.now_s += self.draw.uniform(0, 10)
         uids, kind = sorted(self.state.pods), self.draw.random()
         is_forced = self.draw.random() < 0.2
         if kind < 0.4 or not uids:
-            return admit(self.state, self.pod(), is_forced=is_forced), None
+            return admit(self.state, self.pod(), is_forced=is_forced)
         uid = self.draw.choice(uids)
         if kind < 0.62:
             name, pod = self.draw.choice(["main", "side"]), self.known[uid]
             container = ContainerFacts(pod, name, pod.millicpu)
-            return create(self.state, container, self.now_s, is_forced=is_forced), (uid, name)
+            return create(self.state, container, self.now_s, is_forced=is_forced)
         if kind < 0.72:
-            return ramp_done(self.state, self.now_s), None
+            return ramp_done(self.state, self.now_s)
         if kind < 0.8:
-            return resize(self.state, uid, "main", self.draw.choice([0, 500, 3_000])), None
+            return resize(self.state, uid, "main", self.draw.choice([0, 500, 3_000]))
         if kind < 0.9:
-            return remove(self.state, uid, *self.draw.choice([(), (), ("main",)])), None
+            return remove(self.state, uid, *self.draw.choice([(), (), ("main",)]))
         if kind < 0.95:
-            return self.configured(), None
+            return self.configured()
         if kind < 0.96:
-            return self.restarted(), None
+            return self.restarted()
         lost = [each for each in self.live() if self.draw.random() < 0.8]
-        return reconcile(self.state, lost, self.draw.sample(uids, 1)), None
+        return reconcile(self.state, lost, self.draw.sample(uids, 1))
 
-    def configured(self) -> PoolUpdate:
+    def configured(self) -> PoolState:
         count = len(self.topology.cpus)
         off = set(self.draw.sample(range(count), self.draw.choice([0, 0, count // 4])))
         if len(self.topology.numa_nodes) > 1 and self.draw.random() < 0.3:
@@ -153,89 +153,101 @@ class Sequence:
         )
         return configure(self.state, self.other_settings(self.state.settings), topology, advice)
 
-    def restarted(self) -> PoolUpdate:
+    def restarted(self) -> PoolState:
         """On the node as it was at first, with what was saved."""
-        saved = json.loads(json.dumps(as_document(self.state)))
+        saved = json.loads(StateEncoder().text(self.state))
         read = from_document(saved, self.topology)
         assert read == self.state
         return configure(read, read.settings, self.topology, read.advice)
 
-    def run(self, events: int) -> Iterator[tuple[PoolState, PoolUpdate, tuple[str, str] | None]]:
-        for _ in range(events):
+    def run(self, events: Sequence[int]) -> Iterator[tuple[PoolState, PoolState]]:
+        for seed in events:
+            self.draw.seed(seed)
             before = self.state
-            outcome, creating = self.next_outcome()
-            if isinstance(outcome, PoolUpdate):
-                self.state = outcome.state
-                yield before, outcome, creating
+            outcome = self.next_outcome()
+            if isinstance(outcome, PoolState):
+                self.state = outcome
+                yield before, outcome
 
 
-def check_changes(before: PoolState, applied: PoolUpdate, creating: tuple[str, str] | None) -> None:
-    has = {(pod.uid, name): (pod.cpus, pod.mems) for pod, name, _ in before.containers()}
-    assert [each.step for each in applied.changes] == sorted(each.step for each in applied.changes)
-    shrunk = [each for each in applied.changes if each.step is ChangeStep.SHRINK]
-    apply(has, shrunk)
-    check_alone(applied.state, has, creating)
-    apply(has, [each for each in applied.changes if each.step is not ChangeStep.SHRINK])
-    for pod, name, _ in applied.state.containers():
-        if (pod.uid, name) != creating:
-            assert has[pod.uid, name] == (pod.cpus, pod.mems)
+class Pods:
+    """What pods have while pools change: some get the rest before the next change, some do not."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self._draw = draw
+        self.has: dict[str, Placement] = {}
+
+    def follow(self, before: PoolState, after: PoolState) -> None:
+        known, now = self.has, after_shrink(self.has, after, before.pods)
+        assert now == after_shrink(known, after)
+        for uid in now.keys() & known.keys():
+            # First nobody has more, unless nothing is left of what it had.
+            assert now[uid].cpus
+            assert now[uid].cpus <= known[uid].cpus or not known[uid].cpus & after.pods[uid].cpus
+        check_alone(after, now)
+        order = list(growing(now, after))
+        assert order == sorted(order, key=lambda uid: (not after.pods[uid].dedicated, uid))
+        assert set(order) == {uid for uid, each in of_state(after).items() if now[uid] != each}
+        for uid in order[: self._draw.randint(0, len(order))]:
+            now[uid] = of_state(after)[uid]
+            check_alone(after, now)
+        self.has = now
+
+    def finish(self, state: PoolState) -> None:
+        self.has |= {uid: of_state(state)[uid] for uid in growing(self.has, state)}
+        assert self.has == of_state(state)
 
 
-def apply(has: dict[tuple[str, str], tuple[frozenset[int], frozenset[int]]], changes: list[Change]) -> None:
-    for each in changes:
-        place = (each.cpus, each.mems)
-        assert has.get((each.uid, each.container)) != place
-        has[each.uid, each.container] = place
-
-
-def check_alone(
-    after: PoolState,
-    has: dict[tuple[str, str], tuple[frozenset[int], frozenset[int]]],
-    creating: tuple[str, str] | None,
-) -> None:
-    """Once the others have shrunk, no other pod runs on the CPUs that a pod has alone."""
-    for pod, name, _ in after.containers():
+def check_alone(after: PoolState, has: dict[str, Placement]) -> None:
+    """No pod runs on the CPUs that another one has alone, unless the state says so."""
+    for uid, pod in after.pods.items():
         others = after.dedicated - pod.dedicated
         is_system_or_reclaimed = pod.level in (QosLevel.SYSTEM, QosLevel.RECLAIMED)
-        if (pod.uid, name) != creating and not is_system_or_reclaimed and not pod.cpus & others:
-            assert not has.get((pod.uid, name), (frozenset(),))[0] & others
+        if not is_system_or_reclaimed and not pod.cpus & others:
+            assert not has[uid].cpus & others
 
 
-def check(topology: Topology, seed: int, events: int) -> None:
-    sequence = Sequence(topology, seed)
-    for before, applied, creating in sequence.run(events):
-        state = applied.state
-        assert problems(state) == (), f"seed {seed}"
-        check_changes(before, applied, creating)
-        assert from_document(json.loads(json.dumps(as_document(state))), state.topology) == state
+def check(topology: Topology, events: Sequence[int]) -> None:
+    sequence, encoder = Events(topology, events[0]), StateEncoder()
+    pods = Pods(sequence.draw)
+    for before, state in sequence.run(events):
+        assert problems(state) == ()
+        pods.follow(before, state)
+        assert from_document(json.loads(encoder.text(state)), state.topology) == state
+    pods.finish(sequence.state)
     assert all(reasons(sequence.state, uid) for uid in sequence.state.pods)
     # A restart, with what was saved and without.
     live = sequence.live()
     again = reconcile(sequence.state, live)
-    assert problems(again.state) == ()
+    assert problems(again) == ()
     # A pod without the place that it asked for may get one.
-    assert again.state == sequence.state or any(pod.problem for pod in sequence.state.pods.values())
+    assert again == sequence.state or any(pod.problem for pod in sequence.state.pods.values())
     anew = [
-        adopt(initial(sequence.state.topology, sequence.state.settings), order).state
+        adopt(initial(sequence.state.topology, sequence.state.settings), order)
         for order in (live, live[::-1])
     ]
     assert anew[0] == anew[1]
     assert problems(anew[0]) == ()
 
 
+SEEDS = st.integers(0, 2**32 - 1)
+
+
 @pytest.mark.parametrize("topology", MACHINES.values(), ids=MACHINES)
-def test_invariants_hold(topology: Topology) -> None:
-    for seed in range(2):
-        check(topology, seed, 60)
+@given(events=st.lists(SEEDS, min_size=30, max_size=60))
+@settings(max_examples=2)
+def test_invariants_hold(topology: Topology, events: list[int]) -> None:
+    check(topology, events)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", MACHINES.values(), ids=MACHINES)
-def test_invariants_hold_for_long(topology: Topology) -> None:
-    for seed in range(100, 112):
-        check(topology, seed, 200)
+@given(events=st.lists(SEEDS, min_size=100, max_size=200))
+@settings(max_examples=14)
+def test_invariants_hold_for_long(topology: Topology, events: list[int]) -> None:
+    check(topology, events)
 
 
 def test_the_same_events_give_the_same_states() -> None:
-    runs = [[applied for _, applied, _ in Sequence(T16, 7).run(80)] for _ in range(2)]
+    runs = [[after for _, after in Events(T16, 7).run(range(80))] for _ in range(2)]
     assert runs[0] == runs[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import socket
 import threading
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from runtimeproxy.kubernetes.access import load_access
 from runtimeproxy.kubernetes.client import ApiClient, ApiError, Timeouts
 from tests.kubernetes.api_server import ApiServer, cutting, hanging, refusing
 from tests.kubernetes.conftest import FAST, WriteKubeconfig
+from tests.lab.ports import free_port
 
 PATH = "/api/v1/pods"
 
@@ -77,9 +77,7 @@ def test_a_kubeconfig_that_goes_bad_says_so(server: ApiServer, write_kubeconfig:
 
 
 def test_a_server_that_is_away(write_kubeconfig: WriteKubeconfig) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    path = write_kubeconfig(f"http://127.0.0.1:{port}")
+    path = write_kubeconfig(f"http://127.0.0.1:{free_port()}")
     client = ApiClient(lambda: load_access(path), FAST)
     with pytest.raises(ApiError, match="Connection refused"):
         _body(client)

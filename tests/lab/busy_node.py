@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from runtimeproxy.testing.builders import (
 from tests.daemon.driving import Pod
 from tests.lab.cri_client import CriClient
 from tests.lab.node_objects import NodeObjects, kubelet_files, strategy_policies
+from tests.lab.ports import free_port
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 from tests.node.objects_of import Machine
 
@@ -199,10 +199,3 @@ class BusyNode:
                 yield self.pod(f"{workload.name}-{number}", workload)
         for number in count(WORKLOADS[-1].share):
             yield self.pod(f"{WORKLOADS[-1].name}-{number}", WORKLOADS[-1])
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.lab.deadline import wait_until
+from tests.lab.ports import free_port
 from tests.lab.programs import debian_program, go_tool, run
 
 VERSION = "/runtime.v1.RuntimeService/Version"
@@ -58,7 +59,7 @@ def _parse(junit: Path) -> Report:
 
 @contextmanager
 def _bridge(endpoint: Path) -> Iterator[int]:
-    port = _free_port()
+    port = free_port()
     listen = f"TCP-LISTEN:{port},bind=127.0.0.1,fork,reuseaddr"
     command = [str(debian_program("socat")), listen, f"UNIX-CONNECT:{endpoint}"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as bridge:
@@ -67,12 +68,6 @@ def _bridge(endpoint: Path) -> Iterator[int]:
             yield port
         finally:
             bridge.terminate()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _accepts(port: int) -> bool:

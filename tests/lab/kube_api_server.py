@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import urllib.request
 from http import HTTPStatus
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from runtimeproxy.kubernetes.access import load_access
 from runtimeproxy.kubernetes.client import ApiClient, ApiError
 from tests.lab.deadline import wait_until
+from tests.lab.ports import free_port
 from tests.lab.programs import go_tool
 
 NAMESPACE: Final = "koordinator-system"
@@ -35,7 +35,7 @@ class KubeApiServer:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._etcd_port, self._peer_port, self.port = _free_ports(3)
+        self._etcd_port, self._peer_port, self.port = (free_port() for _ in range(3))
         self._etcd: subprocess.Popen[bytes] | None = None
         self._server: subprocess.Popen[bytes] | None = None
         self._certificates = folder / "certificates"
@@ -204,11 +204,3 @@ def _end(process: subprocess.Popen[bytes] | None) -> None:
     if process is not None:
         process.kill()
         process.wait(_END_S)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

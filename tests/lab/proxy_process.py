@@ -93,8 +93,10 @@ class ServiceProcess:
 
     @property
     def log_records(self) -> list[dict[str, Any]]:
-        """The lines that are JSON objects, decoded."""
-        return [json.loads(line) for line in self.log if line.startswith("{")]
+        """The lines that are JSON objects, decoded; without one that is just being written."""
+        text = self._log_file.read_text(errors="replace")
+        whole = text[: text.rfind("\n") + 1]
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
 
     @property
     def states(self) -> list[str]:

@@ -15,7 +15,7 @@ CODES: Final = (*range(16), 0xFF, 2**32 - 1)
 
 
 class Codes:
-    """A script for each code as GOAWAY and as RST_STREAM; each ends its connection after the first call.
+    """Scripts that send each code as GOAWAY and as RST_STREAM; each ends its connection after the first call.
 
     Attributes:
         all_sent: set when every code has been sent.
@@ -23,18 +23,21 @@ class Codes:
 
     def __init__(self, codes: Iterable[int] = CODES) -> None:
         self.all_sent = asyncio.Event()
-        self._left = {(kind, code) for code in codes for kind in (frames.GOAWAY, frames.RST_STREAM)}
-        self.scripts: list[Script] = [self._script(kind, code) for kind, code in sorted(self._left)]
+        both = (frames.GOAWAY, frames.RST_STREAM)
+        self._left = sorted(((kind, code) for code in codes for kind in both), reverse=True)
+        self._sent = self._left[-1]
+        # One for each; the last one serves all that follow.
+        self.scripts: list[Script] = [self._end_call] * len(self._left)
 
-    def _script(self, kind: int, code: int) -> Script:
-        async def end_call(peer: Peer) -> None:
-            stream_id, _ = await peer.request()
-            if kind == frames.GOAWAY:
-                peer.send(frames.goaway(stream_id, code))
-            else:
-                peer.send(frames.rst_stream(stream_id, code))
-            self._left.discard((kind, code))
-            if not self._left:
-                self.all_sent.set()
-
-        return end_call
+    async def _end_call(self, peer: Peer) -> None:
+        stream_id, _ = await peer.request()
+        # Not before: on a busy machine a client in a hurry may be gone before it has asked.
+        if self._left:
+            self._sent = self._left.pop()
+        kind, code = self._sent
+        if kind == frames.GOAWAY:
+            peer.send(frames.goaway(stream_id, code))
+        else:
+            peer.send(frames.rst_stream(stream_id, code))
+        if not self._left:
+            self.all_sent.set()

@@ -38,13 +38,29 @@ from policies.rdma_devices import RdmaDevices
 from policies.resctrl import ResctrlPolicy
 from runtimeproxy.errors import RuntimeProxyError
 from runtimeproxy.hooks import ContainerView, PodView
-from runtimeproxy.katalyst.levels import ENHANCEMENTS, NUMA_IDS, NUMA_NUMBER, QOS_LEVEL, LevelRules
+from runtimeproxy.katalyst.levels import (
+    ENHANCEMENTS,
+    MAIN_CONTAINER_NAME,
+    MEMORY_ENHANCEMENT,
+    NUMA_BIND_RESULT,
+    NUMA_IDS,
+    NUMA_NUMBER,
+    QOS_LEVEL,
+    RECLAIMED_MILLICPU,
+    LevelRules,
+    QosLevel,
+)
+from runtimeproxy.katalyst.pool_operations import ContainerFacts, create, initial
+from runtimeproxy.katalyst.pools import PoolSettings, PoolState, StateEncoder, from_document
+from runtimeproxy.katalyst.pools import problems as pool_problems
+from runtimeproxy.katalyst.topology import Topology
+from runtimeproxy.ledger.pools import pod_facts
 from runtimeproxy.node.block_devices import BlockDevices
 from runtimeproxy.node.derived import pod_cpus
 from runtimeproxy.node.devices import HostDevices
 from runtimeproxy.node.facts import NodeFacts
 from runtimeproxy.node.resctrl import BandwidthAllocation, BandwidthUnit, CacheAllocation, Resctrl
-from runtimeproxy.node.snapshot import Feature, Node
+from runtimeproxy.node.snapshot import Cpu, Feature, Node
 from runtimeproxy.qos import QOS_CLASS_LABEL, QoSClass
 from runtimeproxy.slo.names import (
     BLKIO_QOS,
@@ -145,6 +161,25 @@ WITH_DEVICES = Node(
     facts=NodeFacts(devices=HostDevices(accelerators=frozenset({"/dev/davinci0", "/dev/davinci_manager"}))),
 )
 
+LEVELS_NODE = Node(levels=LevelRules())
+CPUS = tuple(Cpu(cpu, cpu % 8 // 2, cpu % 8 // 4, cpu % 8 // 4, cpu % 8 // 4) for cpu in range(16))
+NO_PODS = initial(Topology.of(CPUS), PoolSettings(reserved_count=2))
+
+
+def dedicated(view: ContainerView) -> PodView:
+    """The pod with a level, without which nothing else of Katalyst's is read."""
+    return replace(view.pod, uid="u", annotations={**view.pod.annotations, QOS_LEVEL: "dedicated_cores"})
+
+
+def in_pools(pod: PodView) -> PoolState:
+    """Pools with one container of the pod, wherever it is placed."""
+    facts = ContainerFacts(pod_facts(pod, LevelRules(), {"main": {"cpu": 2_000}}), "main", 2_000)
+    state = create(NO_PODS, facts, 0.0, is_forced=True)
+    assert isinstance(state, PoolState)
+    assert pool_problems(state) == ()
+    return state
+
+
 TURNS: dict[str, Callable[[ContainerView], object]] = {
     "batch-resource, pod": lambda view: BatchResource().pod(view.pod, Node()),
     "batch-resource": lambda view: BatchResource().container(view, Node()),
@@ -165,6 +200,8 @@ TURNS: dict[str, Callable[[ContainerView], object]] = {
     "oom-score": lambda view: OomScore().container(view, Node()),
     "katalyst-qos, pod": lambda view: KatalystLevels().pod(view.pod, Node(levels=LevelRules())),
     "network-qos, pod": lambda view: NetworkQoS().pod(view.pod, NETWORK_NODE),
+    "katalyst-qos, enhancements": lambda view: KatalystLevels().pod(dedicated(view), LEVELS_NODE),
+    "katalyst-pools": lambda view: in_pools(dedicated(view)),
 }
 KEYS = (
     RESOURCE_STATUS,
@@ -182,6 +219,9 @@ KEYS = (
     *ENHANCEMENTS,
     NUMA_IDS,
     NUMA_NUMBER,
+    NUMA_BIND_RESULT,
+    MAIN_CONTAINER_NAME,
+    RECLAIMED_MILLICPU,
 )
 
 
@@ -200,6 +240,47 @@ def test_a_turn_takes_as_long_as_the_text_is(turn: Callable[[ContainerView], obj
                 turn(view)
             took_s.append(time.thread_time() - before_s)
         assert min(took_s) < MOST_CPU_S
+
+
+ENHANCEMENT_KEYS = (
+    *("numa_binding", "numa_exclusive", "numa_share", "oom_priority", "rss_overuse_threshold", "cpuset_pool"),
+    *("suppression_tolerance_rate", "cpu_burst_policy", "cpu_burst_percent", NUMA_NUMBER, NUMA_IDS),
+)
+ENHANCED = {
+    "digits": "9" * 4_000,
+    "a sign and digits": "-" + "9" * 4_000,
+    "an exponent": "1e999999",
+    "a long fraction": "0." + "0" * 4_000 + "1",
+    "NUMA nodes": "0-8191",
+    "groups of NUMA nodes": ",".join(f"{first}-8191:2/4" for first in range(0, 8_000, 8)),
+    "a range beyond all": "0-99999999999999999999",
+    "a range backwards": "8-0",
+    "no NUMA node": ",",
+    "a pool as long as can be": "a" * 8_000,
+    "the part of a pool": "share-NUMA0",
+    "a path": "../../../etc/passwd",
+    "a line": "share\n0-15",
+    "half a pair": "\ud800",
+    "another alphabet": "\u0661",
+    "empty": "",
+}
+"""Values of keys; all of them are texts, as they have to be."""
+
+
+@pytest.mark.parametrize("level", list(QosLevel))
+@pytest.mark.parametrize("value", ENHANCED.values(), ids=ENHANCED.keys())
+def test_a_key_of_an_enhancement(level: QosLevel, value: str) -> None:
+    """A bound pod with each key: it is placed as it asks for or in `share`; what is saved can be read."""
+    for key in ENHANCEMENT_KEYS:
+        enhancement = json.dumps({"numa_binding": "true", key: value})
+        annotations = {QOS_LEVEL: level.value, MEMORY_ENHANCEMENT: enhancement, NUMA_BIND_RESULT: value}
+        pod = PodView(uid="u", annotations=annotations, cgroup_parent="/kubepods/pod1")
+        before_s = time.thread_time()
+        state = in_pools(pod)
+        KatalystLevels().pod(pod, LEVELS_NODE)
+        assert time.thread_time() - before_s < MOST_CPU_S * TRIES
+        assert state.pods["u"].cpus
+        assert from_document(json.loads(StateEncoder().text(state)), state.topology) == state
 
 
 def longest(begin: str, item: str, end: str) -> str:

@@ -10,7 +10,7 @@ from runtimeproxy.hooks import ContainerView, PodView
 from runtimeproxy.katalyst.levels import KatalystQos, QosLevel
 from runtimeproxy.katalyst.placement import PodFacts
 from runtimeproxy.katalyst.pool_operations import ContainerFacts, admit, create, initial
-from runtimeproxy.katalyst.pools import PoolSettings, PoolState, PoolUpdate, Refusal, RefusalKind
+from runtimeproxy.katalyst.pools import PoolSettings, PoolState, Refusal, RefusalKind
 from runtimeproxy.katalyst.topology import Topology
 from runtimeproxy.katalyst.transition import (
     CpuPools,
@@ -29,9 +29,9 @@ WEB = PodFacts("web", KatalystQos(), "default", "web", 2000)
 OWN = PodFacts("own", DEDICATED, "default", "own", 2000)
 
 
-def applied(outcome: PoolUpdate | Refusal) -> PoolState:
-    assert isinstance(outcome, PoolUpdate)
-    return outcome.state
+def applied(outcome: PoolState | Refusal) -> PoolState:
+    assert isinstance(outcome, PoolState)
+    return outcome
 
 
 @pytest.fixture

@@ -101,7 +101,10 @@ class Peer:
 
 
 @pytest.fixture
-def peer(socket_folder: Path) -> Iterator[Peer]:
+def peer(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
+    # No plugin is hurried, however slow the machine is.
+    monkeypatch.setattr(remote, "DESCRIBE_S", 30.0)
+    monkeypatch.setattr(remote, "DECIDE_S", 30.0)
     made = Peer(socket_folder / "own.sock")
     made.start()
     yield made

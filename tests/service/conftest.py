@@ -13,6 +13,14 @@ from tests.daemon.conftest import cgroup_files, client, daemon, daemons, fifo, i
 from tests.lab.cri_client import CriClient
 from tests.lab.proxy_process import ProxyOptions, ProxyProcess
 
+PATIENT = """\
+[hooks]
+budget_s = 60.0
+[cgroups]
+enabled = false
+"""
+"""No policy is hurried, however slow the machine is; no cgroups are written."""
+
 __all__ = ["cgroup_files", "client", "daemon", "daemons", "fifo", "installed", "loop", "runtime"]
 
 
@@ -31,7 +39,7 @@ def module_runtime(module_folder: Path) -> Iterator[FakeRuntime]:
 
 @pytest.fixture(scope="module")
 def module_daemon(module_folder: Path, module_runtime: FakeRuntime) -> Iterator[ProxyProcess]:
-    options = ProxyOptions(str(module_runtime.socket_path), config="[cgroups]\nenabled = false\n")
+    options = ProxyOptions(str(module_runtime.socket_path), config=PATIENT)
     with ProxyProcess(module_folder, options) as running:
         yield running
 

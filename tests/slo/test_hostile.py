@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 import tracemalloc
@@ -161,9 +162,13 @@ def test_the_largest_config_map_takes_a_bounded_time(name: str) -> None:
 def test_annotations_of_a_pod_take_a_bounded_time(key: str, text: str) -> None:
     node, one = load({}).strategies, pod("LS", {key: text})
     node.for_pod(pod("LS"))  # imports what is needed
-    start = time.process_time()
+    # A search of this process's whole memory for garbage may take as long.
+    gc.disable()
+    start = time.thread_time()
     strategy = node.for_pod(one)
-    assert time.process_time() - start < 0.05
+    took_s = time.thread_time() - start
+    gc.enable()
+    assert took_s < 0.05
     assert strategy.problems
     assert node.for_pod(pod("LS")).problems == ()
 

@@ -168,6 +168,8 @@ class _Update(NamedTuple):
     released: Collection[str]
     evaluation: int
     timer: asyncio.TimerHandle
+    pools_uid: str
+    """The pod's, if Katalyst's pools wait for the end: if it fails, they take back the request then."""
 
 
 class Containers:
@@ -515,8 +517,10 @@ class Containers:
         record = core.store.containers.get(message.id) or self.on_created(message, pod)
         sent, evaluation = _updatable(read_resources(asked)), core.evaluator.rounds
         expected = with_updates(record, core.pending_updates.get(record.id, ()))
+        pools_uid = ""
         if sent.cpu_shares is not None and not self._services.is_standby():
-            await self._resize_place(recorded_container(expected, recorded_pod(pod), sent), until_s)
+            view = recorded_container(expected, recorded_pod(pod), sent)
+            pools_uid = await self._resize_place(view, until_s)
         change = _UpdateChange(sent, record.booked if record.detailed and expected is record else None)
         question = container_question(
             core.inventory, Hook.PRE_UPDATE_CONTAINER_RESOURCES, expected, pod, sent
@@ -524,7 +528,11 @@ class Containers:
         question.edit, question.is_deferred = change.edit, True
         # As long as no policy has to run.
         decided = DecidedValues(silent=core.chain.unsettled)
-        decision = await self._services.ask(question, until_s, UPDATE)
+        try:
+            decision = await self._services.ask(question, until_s, UPDATE)
+        except BaseException:
+            self._end_resize(pools_uid)
+            raise
         if decision is not None:
             decided = decided_values(decision, is_deferred=True)
         released: Collection[str] = ()
@@ -541,17 +549,25 @@ class Containers:
         room = make_room(core, pod, lambda: by_parameter(change.forwarded))
         for work in (*lower_bursts(core, record, pod, pending, has_pending=bool(decided.pending)), *room):
             await work()
-        self._await_end(record.id, pending, decided, fitted, released, evaluation)
+        self._await_end(record.id, pending, decided, fitted, released, evaluation, pools_uid)
         if not (change.values or change.entries):
             return api_pb2.UpdateContainerResponse()
         reply = container_update(record.id, change.values, change.entries)
         return api_pb2.UpdateContainerResponse(update=[reply])
 
-    async def _resize_place(self, view: ContainerView, until_s: float) -> None:
-        """Tells Katalyst's pools the request of a resize; nothing of it is refused in this mode."""
+    def _end_resize(self, uid: str) -> None:
+        if uid and self._core.pools is not None:
+            self._core.pools.end(uid)
+
+    async def _resize_place(self, view: ContainerView, until_s: float) -> str:
+        """Tells Katalyst's pools the request of a resize; nothing of it is refused in this mode.
+
+        Returns:
+            The pod's uid if they wait for the end of the update; else empty.
+        """
         pools = self._core.pools
-        if pools is None or not pools.is_on:
-            return
+        if pools is None or not pools.is_on or not view.pod.uid:
+            return ""
         try:
             pools.resize(view)
             for work in commit_pools(self._core, UPDATE.call, view.pod.uid, until_s):
@@ -561,8 +577,10 @@ class Containers:
             name = f"{view.pod.namespace}/{view.pod.name}/{view.name}"
             text = f"the resize is made all the same: {error.text}"
             self._core.problems.failures.report(UPDATE.call, error.text, text, container=name)
-        finally:
+        except BaseException:
             pools.end(view.pod.uid)
+            raise
+        return view.pod.uid
 
     def _await_end(
         self,
@@ -572,12 +590,15 @@ class Containers:
         fitted: Mapping[str, int | str],
         released: Collection[str],
         evaluation: int,
+        pools_uid: str,
     ) -> None:
         core = self._core
         # One of which no end was told has failed, and the kubelet repeats it.
         self._forget_update(container_id)
         timer = asyncio.get_running_loop().call_later(CONFIRM_S, self._confirm_soon, container_id, pending)
-        self._updates[container_id] = _Update(pending, decided, fitted, released, evaluation, timer)
+        self._updates[container_id] = _Update(
+            pending, decided, fitted, released, evaluation, timer, pools_uid
+        )
         core.pending_updates.setdefault(container_id, []).append(pending)
 
     def _confirm_soon(self, container_id: str, pending: PendingUpdate) -> None:
@@ -601,6 +622,7 @@ class Containers:
         update = self._updates.pop(container_id, None)
         if update is not None:
             update.timer.cancel()
+            self._end_resize(update.pools_uid)
             pending = self._core.pending_updates
             left = [each for each in pending.pop(container_id, ()) if each is not update.pending]
             if left:

@@ -6,6 +6,9 @@ import os
 import signal
 from typing import Final
 
+import grpc
+import pytest
+
 from cri_api.runtimeproxy.v1.api_pb2 import PolicyStatus
 from policies.annotations import DEVICE_ALLOCATED
 from tests.daemon.driving import batch_pod, pod
@@ -62,6 +65,19 @@ def fails_for_what_runs(scene: Scene) -> ProxyProcess:
         scene.wait_for(daemon, "policy_failures_total", policy="broken", hook="evaluate_container")
         scene.wait_for(daemon, "policy_off_total")
         assert made.container
+    return daemon
+
+
+def katalyst_refuses(scene: Scene) -> ProxyProcess:
+    daemon = scene.start("[policies.katalyst-qos]\nenabled = true\n")
+    annotations = {"katalyst.kubewharf.io/qos_level": "dedicated_cores"}
+    with CriClient(daemon.socket) as client:
+        pod(client, "accepted", annotations=annotations).run()
+        scene.wait_for(daemon, "policy_fields_left_out_total", policy="katalyst-qos")
+        scene.reject_what_katalyst_refuses(daemon)
+        with pytest.raises(grpc.RpcError):
+            pod(client, "refused", annotations=annotations).run()
+        scene.wait_for(daemon, "policy_refusals_total", policy="katalyst-qos")
     return daemon
 
 
@@ -157,6 +173,9 @@ ROWS: Final = {
         lambda s: failures(s, "broken").raised > 0 and any(each.hanging_threads for each in s.policies),
     ),
     "a field of its answer": Row(field_left_out, lambda s: failures(s, "batch-resource").left_out > 0),
+    "Katalyst refuses what a pod's": Row(
+        katalyst_refuses, lambda s: [each.pod for each in s.katalyst_problems] == ["default/accepted"]
+    ),
     "the node cannot give": Row(device_missing, lambda s: failures(s, "rdma-devices").left_out > 0),
     "the policies are not loaded in time": Row(not_loaded_in_time, lambda s: s.calls.undecided > 0),
     "the proxy's own code keeps failing": Row(

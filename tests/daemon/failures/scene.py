@@ -15,9 +15,11 @@ from tests.daemon import scraping
 from tests.daemon.conftest import Daemons
 from tests.daemon.driving import Pod, batch_pod
 from tests.daemon.scraping import Metrics, scrape, socket_of
+from tests.katalyst.objects import target
 from tests.lab.cri_client import CriClient
 from tests.lab.deadline import wait_until
 from tests.lab.proxy_process import ProxyProcess
+from tests.node.objects_of import write
 
 OF_PROMETHEUS: Final = frozenset({"up", "process_start_time_seconds"})
 """Metrics that Prometheus, or any client of it, has by itself."""
@@ -83,6 +85,13 @@ class Scene:
         """Waits until a gauge is 0."""
         self.looked.add(name)
         wait_until(lambda: (name, ()) in (found := scrape(daemon)) and found.of(name) == 0, f"{name} of 0")
+
+    def reject_what_katalyst_refuses(self, daemon: ProxyProcess) -> None:
+        """Sets `katalyst.on_error` by Katalyst's dynamic configuration."""
+        daemon.objects_folder.mkdir(exist_ok=True)
+        config = {"runtimeProxyConfig": {"onError": "reject"}}
+        write(daemon.objects_folder / "katalyst.yaml", target("all", config=config))
+        self.wait_for(daemon, "node_input_state", input="katalyst", state="known")
 
     def run_batch_pod(self, client: CriClient, name: str = "batch") -> tuple[Pod, Path]:
         """A pod with values of a policy, and the file of its weight, which held 100 before."""

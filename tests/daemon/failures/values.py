@@ -7,6 +7,9 @@ import os
 import signal
 from typing import Final
 
+import grpc
+import pytest
+
 from runtimeproxy.testing.builders import KubeletQos, pod_sandbox_config
 from tests.daemon.driving import Pod, batch_pod, pod
 from tests.daemon.failures.scene import Row, Scene, write_policy
@@ -277,12 +280,12 @@ def start_with_katalysts_pools(scene: Scene) -> ProxyProcess:
     return scene.start(f"[node]\nkubelet_dir = '{scene.folder}/kubelet'\n{switched}")
 
 
-def dedicated_pod(scene: Scene, client: CriClient) -> Pod:
+def dedicated_pod(scene: Scene, client: CriClient, name: str = "own") -> Pod:
     annotations = {
         "katalyst.kubewharf.io/qos_level": "dedicated_cores",
         "katalyst.kubewharf.io/memory_enhancement": '{"numa_binding": "true", "numa_exclusive": "true"}',
     }
-    config = pod_sandbox_config("own", uid="uid-own", annotations=annotations)
+    config = pod_sandbox_config(name, uid=f"uid-{name}", annotations=annotations)
     config.linux.resources.cpu_shares = 2048
     scene.files.make(config.linux.cgroup_parent)
     return Pod(client, config)
@@ -297,6 +300,20 @@ def pools_cannot_be_saved(scene: Scene) -> ProxyProcess:
         dedicated_pod(scene, client).run()
         scene.wait_for(daemon, "cpu_pools_unsaved")
         scene.wait_for(daemon, "cpu_pools_refusals_total", cause="went_on")
+    return daemon
+
+
+def pod_has_no_room(scene: Scene) -> ProxyProcess:
+    daemon = start_with_katalysts_pools(scene)
+    scene.wait_for_zero(daemon, "cpu_pools_off")
+    with CriClient(daemon.socket) as client:
+        for name in ("one", "two", "three"):
+            dedicated_pod(scene, client, name).run()
+        scene.wait_for(daemon, "cpu_pools_unplaced_pods")
+        scene.reject_what_katalyst_refuses(daemon)
+        with pytest.raises(grpc.RpcError):
+            dedicated_pod(scene, client, "four").run()
+        scene.wait_for(daemon, "cpu_pools_refusals_total", cause="no_room")
     return daemon
 
 
@@ -495,6 +512,9 @@ ROWS: Final = {
     ),
     "Katalyst's pools cannot be saved": Row(
         pools_cannot_be_saved, lambda s: "cannot be saved" in s.cpu_pools.problem
+    ),
+    "a pod has no room in Katalyst's pools": Row(
+        pod_has_no_room, lambda s: [each.pod for each in s.cpu_pools.unplaced] == ["default/three"]
     ),
     "a pod cannot be made to leave CPUs": Row(
         pod_does_not_leave, lambda s: "default/web has not left" in str(s.cpu_pools.overlaps)

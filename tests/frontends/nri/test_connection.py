@@ -211,7 +211,7 @@ async def test_a_peer_that_reads_nothing_loses_its_connection(monkeypatch: pytes
 
 
 async def test_a_peer_that_reads_slowly_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "UNREAD_S", 0.3)
+    monkeypatch.setattr(connections, "UNREAD_S", 1.0)
     async with bare_peer() as (plugin, peer):
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(peer, requests(1))
@@ -219,7 +219,7 @@ async def test_a_peer_that_reads_slowly_keeps_it(monkeypatch: pytest.MonkeyPatch
         left = 2_000_000
         paced = asyncio.Event()
         while left > 0:
-            left -= len(await loop.sock_recv(peer, 50_000))
+            left -= len(await loop.sock_recv(peer, 20_000))
             loop.call_later(0.015, paced.set)
             await paced.wait()
             paced.clear()

@@ -26,7 +26,11 @@ from runtimeproxy.katalyst.levels import (
 )
 from runtimeproxy.katalyst.pools import PoolPod, PoolState, from_document, problems
 from runtimeproxy.katalyst.topology import Topology
+from runtimeproxy.ledger.journal import read_boot_id
+from runtimeproxy.ledger.pools import FILE as POOLS_FILE
+from runtimeproxy.ledger.pools import pools_file
 from runtimeproxy.node.machine import read_cpus, read_memory
+from runtimeproxy.state.slot_file import VALUE
 from runtimeproxy.units import format_cpu_list, parse_cpu_list
 from tests.e2e.values import MIB, as_resources
 from tests.lab.cri_client import CriClient
@@ -61,7 +65,7 @@ from tests.node.guest.modes import (
 from tests.node.guest.node import Check, Node, Pod
 from tests.node.guest.pods import SlicePodSpec, V1Values
 
-_STATE = Path("/var/lib/koord-runtime-proxy/cpu_pools.json")
+_STATE = Path("/var/lib/koord-runtime-proxy", POOLS_FILE)
 _KUBELET = Path("/var/lib/kubelet")
 _RESERVED = "0"
 _RAMP_UP_S = 20
@@ -272,7 +276,12 @@ def _expect_alone(title: str, node: Node) -> None:
 
 
 def _state() -> PoolState:
-    return from_document(json.loads(_STATE.read_text()), _topology())
+    topology = _topology()
+    file = pools_file(_STATE.parent, read_boot_id())
+    found = file.load(lambda saved: from_document(saved[VALUE], topology))
+    if found is None:
+        raise UnexpectedError("no state of the pools is saved")
+    return found
 
 
 def _wait_for_agreement(node: Node) -> PoolState:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import socket
 import time
 import urllib.error
 import urllib.request
@@ -38,6 +37,7 @@ from runtimeproxy.qosmanager.snapshot import (
     Window,
 )
 from runtimeproxy.slo.schema import Colocation, MemoryCollectPolicy
+from tests.lab.ports import free_port
 from tests.qosmanager.snapshots import FixedMetrics, container_of, node_of, pod_of
 
 GIB = 1 << 30
@@ -243,13 +243,6 @@ def test_a_pod_that_went_is_forgotten() -> None:
     plugin.run(snapshot_of(), state)
     plugin.run(replace(snapshot_of(1), pods=snapshot_of().pods[:1]), state)
     assert set(state.histories) == {"web"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def scraped(port: int, path: str = "metrics") -> str:

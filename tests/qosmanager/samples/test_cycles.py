@@ -16,6 +16,7 @@ from runtimeproxy.qosmanager.samples.cycles import (
     open_event,
     perf_event_folder,
 )
+from tests.lab.procfs import open_below
 
 
 def counts(cycles: int, instructions: int, enabled: int = 100, running: int = 100) -> bytes:
@@ -52,10 +53,6 @@ def test_hierarchy(mounts: dict[str, Mount], expected: Path | None) -> None:
     assert perf_event_folder(mounts) == expected
 
 
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 class Kernel:
     """Opens files in place of events; each cgroup's ratio is in the name of its folder."""
 
@@ -79,9 +76,9 @@ class Kernel:
 def kernel(tmp_path: Path) -> Iterator[Kernel]:
     for name in ("1", "2", "3"):
         (tmp_path / "cgroup" / name).mkdir(parents=True)
-    before = open_files()
+    before = open_below(tmp_path)
     yield Kernel(tmp_path)
-    assert open_files() == before
+    assert open_below(tmp_path) == before
 
 
 def test_cgroups_take_turns(kernel: Kernel, tmp_path: Path) -> None:

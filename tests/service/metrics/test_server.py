@@ -17,6 +17,7 @@ from runtimeproxy.config.parsing import TcpAddress
 from runtimeproxy.service.metrics import server as module
 from runtimeproxy.service.metrics.collector import Exposition
 from runtimeproxy.service.metrics.server import MAX_HEAD_BYTES, MOST_CLIENTS, MetricsServer
+from tests.lab.ports import free_port
 from tests.peers.aio import until
 
 
@@ -116,7 +117,7 @@ async def test_what_is_no_socket_is_left_alone(socket_folder: Path, caplog: pyte
 
 async def test_a_port_in_use_is_taken_once_it_is_free(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    with socket.create_server(("127.0.0.1", 0)) as other:
+    with socket.create_server(("127.0.0.1", free_port())) as other:
         address = TcpAddress(*other.getsockname())
         server = MetricsServer(address, read)
         await server.open()
@@ -219,8 +220,7 @@ async def test_scrapes_beside_a_flood(caplog: pytest.LogCaptureFixture) -> None:
     async def long(accept: str) -> Exposition:
         return Exposition("text/plain", bytes(300_000))
 
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     server = MetricsServer(TcpAddress("127.0.0.1", port), long)
     await server.open()
     flood = await asyncio.create_subprocess_exec(

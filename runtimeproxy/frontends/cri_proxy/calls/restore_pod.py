@@ -41,6 +41,7 @@ class RestorePod(NewSandbox):
 
     def before(self) -> Sequence[Question]:
         """First the pod, then each container with the pod as it will be."""
+        self.place()
         pod = self._draft.question()
         # A container may be refused yet: the pod's cgroup values are written when all is decided.
         pod.is_deferred = True

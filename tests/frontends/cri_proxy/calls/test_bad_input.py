@@ -136,7 +136,7 @@ async def test_calls_before_the_policies_are_loaded_wait_for_them(desk: Surround
 @pytest.mark.parametrize("on_failure", list(FailurePolicy))
 async def test_policies_that_do_not_come(on_failure: FailurePolicy) -> None:
     # Enough for the message to be read before it ends, also on a busy machine.
-    async with surroundings(CallSettings(budget_s=0.3, on_failure=on_failure)) as desk:
+    async with surroundings(CallSettings(budget_s=1.0, on_failure=on_failure)) as desk:
         call = desk.call("CreateContainer", create())
         await call.reply.done()
         if on_failure is FailurePolicy.IGNORE:

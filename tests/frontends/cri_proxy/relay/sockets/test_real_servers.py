@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from tests.frontends.cri_proxy.relay.playbook import HELD, PASSING, forward_as_it_came
 from tests.frontends.cri_proxy.relay.sockets.stage import Stage
+from tests.lab.ports import free_port
 from tests.lab.programs import debian_program
 from tests.peers.aio import Peer, soon, until
 from tests.peers.wire import message
@@ -320,10 +321,7 @@ class Nghttpd:
 
     async def __aenter__(self) -> Nghttpd:
         program = str(debian_program("nghttpd"))
-        probe = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-        self._port = probe.sockets[0].getsockname()[1]
-        probe.close()
-        await probe.wait_closed()
+        self._port = free_port()
         self._child = await asyncio.create_subprocess_exec(
             *(program, "--no-tls", "-a", "127.0.0.1", "-d", str(self._folder / "www"), str(self._port))
         )

@@ -1,0 +1,111 @@
+"""A small JSON file that is saved while calls wait: of two slots the older one is overwritten.
+
+Nothing is synced or renamed. A rename over a file has ext4 write its blocks first, which takes milliseconds
+(Source: Linux fs/ext4/namei.c, ext4_rename, and ext4(5), auto_da_alloc); an overwrite stays in memory. So the
+value outlives the end of the process, `kill -9` too, and no loss of power. A write that is cut short leaves
+the other slot, which is the value before it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+from zlib import crc32
+
+from runtimeproxy.documents.files import replace_file
+from runtimeproxy.documents.reading import InputError, check_document, parse_json
+from runtimeproxy.state.state_file import MAX_BYTES, SavedFile
+
+VALUE: Final = "value"
+"""The member of the object that has what was saved."""
+_LEAST_BYTES: Final = 16 * 1024
+"""Of a slot."""
+_PAGE_BYTES: Final = 4096
+_CHECKSUM: Final = b',"checksum":'
+
+
+class SlotFile(SavedFile):
+    """Reads and writes one value, the member `value` of what `load` parses.
+
+    Each slot is a line: an object, and blanks to the slot's end.
+    """
+
+    def __init__(self, path: Path, effect: str, *, boot_id: str) -> None:
+        super().__init__(path, effect, boot_id=boot_id)
+        self._head = f'{{"boot_id":{json.dumps(boot_id)},"serial":'
+        self._serial = 0
+        # The file that this has made; one that is there in its place is replaced as a whole.
+        self._descriptor = -1
+        self._slot_bytes = 0
+        # How much of each slot is no blanks.
+        self._used_bytes = [0, 0]
+
+    def save(self, text: str) -> None:
+        """Saves a value.
+
+        `text`: as JSON on one line.
+
+        Raises:
+            OSError: It cannot be written; the value before it stays.
+        """
+        serial = self._serial + 1
+        head = f'{self._head}{serial},"{VALUE}":{text}'.encode()
+        data = b"%b%b%d}" % (head, _CHECKSUM, crc32(head))
+        if 2 * (len(data) + 1) > MAX_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(self.path))
+        if not self._overwrite(data, serial % 2):
+            self._replace(data, serial % 2)
+        self._serial = serial
+
+    def close(self) -> None:
+        """Closes the file; the next `save` makes another one."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _overwrite(self, data: bytes, slot: int) -> bool:
+        """Writes a slot; returns whether the file is there, and the slot is large enough."""
+        size, before = self._slot_bytes, self._used_bytes[slot]
+        if self._descriptor < 0 or len(data) >= size:
+            return False
+        about = os.fstat(self._descriptor)
+        if about.st_nlink != 1 or about.st_size != 2 * size:
+            return False
+        self._used_bytes[slot] = max(before, len(data))
+        written = os.pwrite(self._descriptor, data.ljust(before), slot * size)
+        if written < max(before, len(data)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        self._used_bytes[slot] = len(data)
+        return True
+
+    def _replace(self, data: bytes, slot: int) -> None:
+        self.close()
+        size = max(_LEAST_BYTES, -(-2 * len(data) // _PAGE_BYTES) * _PAGE_BYTES)
+        size = max(len(data) + 1, min(size, MAX_BYTES // 2))
+        slots = [_slot(b"", size), _slot(b"", size)]
+        slots[slot] = _slot(data, size)
+        replace_file(self.path, b"".join(slots), is_synced=False)
+        self._slot_bytes, self._used_bytes = size, [0, 0]
+        self._used_bytes[slot] = len(data)
+        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def _document(self, data: bytes) -> Any:  # noqa: ANN401 - JSON
+        found: list[dict[str, Any]] = []
+        for line in data.splitlines():
+            head, _, checksum = line.rstrip().rpartition(_CHECKSUM)
+            if head and checksum == b"%d}" % crc32(head):
+                with suppress(InputError, UnicodeDecodeError):
+                    document = parse_json(line.decode())
+                    check_document(document)
+                    found.append(document)
+        if not found:
+            raise InputError("no slot has a whole object")
+        return max(found, key=lambda each: int(each["serial"]))
+
+
+def _slot(data: bytes, size: int) -> bytes:
+    return data.ljust(size - 1) + b"\n"
