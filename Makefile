@@ -13,7 +13,7 @@ DEPENDENCIES := $(VENV)/.dependencies
 TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)')
 # Of `make test-python`.
 VERSION ?= 3.13
-# Of `make test`: where its files lie. In memory if a GiB is free there: what must survive a crash waits for the disk,
+# Of the tests: where their files lie. In memory if a GiB is free there: what must survive a crash waits for the disk,
 # thousands of times.
 IN_MEMORY := import os, tempfile; path = "/dev/shm"; found = os.access(path, os.W_OK) and os.statvfs(path); \
 	print(path if found and not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize > 1 << 30 else tempfile.gettempdir())
@@ -62,7 +62,8 @@ test: $(INSTALLED)  ## the tests of every change, in all cores; 4 minutes on two
 		-o tmp_path_retention_policy=failed
 
 test-slow: $(INSTALLED) tools  ## the others: a real containerd, the second event loop, long runs; 10 minutes
-	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup -m slow
+	TMPDIR=$(TEST_FOLDER) $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup -m slow \
+		-o tmp_path_retention_policy=failed
 
 test-python:  ## `make test` on Python 3.13, which is installed if need be (VERSION=3.12: another one)
 	python=$$(sh tests/lab/install_python.sh $(VERSION)) && \

@@ -144,7 +144,9 @@ def test_a_plugin_that_the_runtime_starts(socket_folder: Path, cgroup_files: Cgr
         f" --hook-config-dir {plugins} 2>{socket_folder}/started.log\n"
     )
     program.chmod(0o755)
-    runtime = NriAdaptation(socket_folder, NriRuntimeOptions(plugins=plugins))
+    # A start takes a second, and much longer on a busy machine.
+    options = NriRuntimeOptions(plugins=plugins, registration_timeout_s=90.0)
+    runtime = NriAdaptation(socket_folder, options)
     for _ in range(2):
         with runtime:
             runtime.run_pod(POD)

@@ -75,12 +75,20 @@ def audit(proxy: ProxyProcess, uid: str, kind: str, hook: str) -> dict[str, str]
     return {change["field"]: change["reason"] for line in lines for change in line["changes"]}
 
 
+def is_told(proxy: ProxyProcess, uid: str) -> bool:
+    """Whether the log has the container's shares: after its start, or as soon as its cgroup was there."""
+    lines = [each for each in proxy.log_records if each.get("uid") == uid and each.get("kind") != "pending"]
+    changes = [change for each in lines for change in each.get("changes", ())]
+    return any("cpu.shares" in each["field"] and each["to"] == "301" for each in changes)
+
+
 def test_a_policy_that_answers_what_the_node_lacks(daring: ProxyProcess, logs: Path) -> None:
     spec = PodSpec("daring", "burstable", containers=(ContainerSpec(resources=ASKED),))
     with CriClient(daring.socket) as client, running_pod(client, spec, logs) as running:
         uid = running.spec.uid
-        wait_until(lambda: bool(audit(daring, uid, "changed", "post_start_container")), "audit")
-        assert running.values() == CgroupValues(301, -1, 64 * MIB, "0")
+        expected = CgroupValues(301, -1, 64 * MIB, "0")
+        wait_until(lambda: running.values() == expected, f"{expected}, not {running.values()}")
+        wait_until(lambda: is_told(daring, uid), "a line about it")
         assert cgroup_v1.read("cpu", running.spec.cgroup_parent, "cpu.shares") == "300"
         assert "ADDED=1" in environment(running)
         assert oom_score_adj(running) == 500
