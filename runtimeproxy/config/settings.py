@@ -264,6 +264,9 @@ class KatalystSettings:
     and keep the class of Koordinator or Kubernetes."""
     order: tuple[Literal["katalyst", "koordinator"], ...] = ("katalyst", "koordinator")
     """Whose class is used of a pod that has both Katalyst's annotation and Koordinator's label: the first."""
+    allow_unbound_dedicated: bool = False
+    """Whether pods of `dedicated_cores` without `numa_binding`, which Katalyst refuses, are of class LSE and
+    have as many CPUs of their own as they request, of any NUMA nodes, with the policy `katalyst-pools`."""
     dedicated_selector: tuple[str, ...] = ()
     """Annotations that name `dedicated_cores` beside `katalyst.kubewharf.io/qos_level`, each `KEY=VALUE`, as
     of Katalyst's flag `--pod-annotation-qos-level-dedicated-selector`."""

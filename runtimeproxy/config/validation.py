@@ -351,6 +351,7 @@ def level_rules(katalyst: KatalystSettings) -> LevelRules:
         default_level=QosLevel(katalyst.default_level) if katalyst.default_level else None,
         order=tuple(map(Vocabulary, katalyst.order)),
         on_error=OnError(katalyst.on_error),
+        allow_unbound_dedicated=katalyst.allow_unbound_dedicated,
     )
 
 

@@ -117,6 +117,8 @@ class LevelRules:
         default_values: Of keys of enhancements that a pod lacks.
         default_level: Of pods without any annotation about a level; None: they have none.
         order: Whose class is used of a pod that has both: the first.
+        allow_unbound_dedicated: Whether `dedicated_cores` without `numa_binding` are CPUs of any NUMA nodes.
+            Katalyst refuses such pods.
     """
 
     selectors: Mapping[QosLevel, Mapping[str, str]] = field(default_factory=dict)
@@ -125,6 +127,7 @@ class LevelRules:
     default_level: QosLevel | None = None
     order: tuple[Vocabulary, ...] = (Vocabulary.KATALYST, Vocabulary.KOORDINATOR)
     on_error: OnError = OnError.FALLBACK
+    allow_unbound_dedicated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +204,7 @@ def katalyst_qos(annotations: Mapping[str, str], rules: LevelRules) -> KatalystQ
         bind_result(annotations)
     except ValueError as error:
         keys.report(NUMA_BIND_RESULT, f"{error}, and is not used")
-    problems = (*keys.problems, *_refused_combinations(found, keys))
+    problems = (*keys.problems, *_refused_combinations(found, keys, rules))
     if any(each.is_refused for each in problems):
         found = KatalystQos()
     return replace(
@@ -355,9 +358,9 @@ def is_share_pool(name: str) -> bool:
     return not is_reserved and not _NUMA_PART.search(name)
 
 
-def _refused_combinations(qos: KatalystQos, keys: _Keys) -> Iterator[LevelProblem]:
+def _refused_combinations(qos: KatalystQos, keys: _Keys, rules: LevelRules) -> Iterator[LevelProblem]:
     """Source: pkg/agent/qrm-plugins/cpu/dynamicpolicy, hint and allocation handlers."""
-    if qos.level is QosLevel.DEDICATED and not qos.numa_binding:
+    if qos.level is QosLevel.DEDICATED and not qos.numa_binding and not rules.allow_unbound_dedicated:
         yield LevelProblem("numa_binding", f"{QosLevel.DEDICATED} needs it: 'true'")
     if qos.numa_exclusive and qos.distribute_evenly:
         yield LevelProblem("distribute_evenly_across_numa", "does not go with numa_exclusive")
@@ -606,7 +609,7 @@ def disagreement(labels: Mapping[str, str], qos: KatalystQos) -> str:
 def effective_class(qos: KatalystQos) -> QoSClass:
     """Return the class of Koordinator that a pod of this level is treated as."""
     if qos.level is QosLevel.DEDICATED:
-        return QoSClass.LSE if qos.numa_exclusive else QoSClass.LSR
+        return QoSClass.LSE if qos.numa_exclusive or not qos.numa_binding else QoSClass.LSR
     return _CLASSES[qos.level]
 
 

@@ -73,7 +73,7 @@ class SlotFile(SavedFile):
         if self._descriptor < 0 or len(data) >= size:
             return False
         about = os.fstat(self._descriptor)
-        if about.st_nlink != 1 or about.st_size != 2 * size:
+        if about.st_size != 2 * size or not self._is_there(about):
             return False
         self._used_bytes[slot] = max(before, len(data))
         written = os.pwrite(self._descriptor, data.ljust(before), slot * size)
@@ -81,6 +81,13 @@ class SlotFile(SavedFile):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         self._used_bytes[slot] = len(data)
         return True
+
+    def _is_there(self, about: os.stat_result) -> bool:
+        """Whether the file is still the one that a restart reads."""
+        try:
+            return os.path.samestat(about, os.lstat(self.path))
+        except OSError:
+            return False
 
     def _replace(self, data: bytes, slot: int) -> None:
         self.close()

@@ -82,6 +82,7 @@ def test_the_defaults() -> None:
             "on_error": "fallback",
             "default_level": "",
             "order": ("katalyst", "koordinator"),
+            "allow_unbound_dedicated": False,
             "dedicated_selector": (),
             "shared_selector": (),
             "reclaimed_selector": (),

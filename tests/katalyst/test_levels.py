@@ -424,6 +424,7 @@ def test_aliases_and_defaults() -> None:
         (KatalystQos(level=QosLevel.SYSTEM), QoSClass.SYSTEM),
         (KatalystQos(level=QosLevel.DEDICATED, numa_binding=True, numa_exclusive=True), QoSClass.LSE),
         (KatalystQos(level=QosLevel.DEDICATED, numa_binding=True), QoSClass.LSR),
+        (KatalystQos(level=QosLevel.DEDICATED), QoSClass.LSE),
         (KatalystQos(), QoSClass.LS),
         (KatalystQos(numa_binding=True), QoSClass.LS),
         (KatalystQos(level=QosLevel.RECLAIMED), QoSClass.BE),
@@ -431,6 +432,21 @@ def test_aliases_and_defaults() -> None:
 )
 def test_the_class_of_a_level(qos: KatalystQos, expected: QoSClass) -> None:
     assert effective_class(qos) is expected
+
+
+def test_dedicated_cpus_of_any_numa_nodes_are_for_those_who_allow_them() -> None:
+    """Users ask for CPUs of their own without a NUMA node (kubewharf/katalyst-core #608)."""
+    refused = qos_of(annotated("dedicated_cores"), LevelRules())
+    assert (refused.level, [each.place for each in refused.problems]) == (QosLevel.SHARED, ["numa_binding"])
+    rules = LevelRules(allow_unbound_dedicated=True)
+    allowed = qos_of(annotated("dedicated_cores"), rules)
+    assert (allowed.level, allowed.pool, allowed.problems) == (QosLevel.DEDICATED, "dedicated", ())
+    assert effective_class(allowed) is QoSClass.LSE
+    # All else is refused as before.
+    pairs = annotated(
+        "dedicated_cores", memory=BOUND | {"numa_exclusive": "true"}, cpu={"full_pcpus_pairing": "true"}
+    )
+    assert qos_of(pairs, rules).refusal
 
 
 def test_a_pod_of_both_vocabularies() -> None:
