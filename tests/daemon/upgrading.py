@@ -84,7 +84,12 @@ class Family:
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
         """Waits for something that may take as long as a start."""
-        wait_until(condition, what, WAIT_S)
+        try:
+            wait_until(condition, what, WAIT_S)
+        except TimeoutError as error:
+            lines = "\n".join(self.daemon.log[-60:])
+            error.add_note(f"the note in the lock file is {self.note!r}; the log:\n{lines}")
+            raise
 
     def logs(self, text: str) -> bool:
         """Whether the text is in the log, which all processes share."""

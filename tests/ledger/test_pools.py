@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Collection, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Final
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from runtimeproxy.errors import RefusalError
 from runtimeproxy.hooks.views import ContainerView, PodView, Resources
 from runtimeproxy.katalyst.levels import (
     MEMORY_ENHANCEMENT,
@@ -20,7 +26,7 @@ from runtimeproxy.katalyst.levels import (
     LevelRules,
     katalyst_qos,
 )
-from runtimeproxy.katalyst.pools import PoolPod, PoolSettings
+from runtimeproxy.katalyst.pools import PoolPod, PoolSettings, problems
 from runtimeproxy.katalyst.transition import CpuPools
 from runtimeproxy.ledger.pools import NodePools, PoolConfiguration, pod_facts, pools_file
 from runtimeproxy.node.snapshot import Cpu, InputState, KubeletFacts, Node
@@ -45,13 +51,16 @@ class Site:
     Attributes:
         now_s: The clock.
         written: Uids in the order in which their pods were written.
+        unwritable: Uids of pods of which something cannot be written.
     """
 
     def __init__(self, folder: Path, executor: Executor) -> None:
         self.latest = Node(cpus=CPUS, kubelet=KUBELET)
         self.now_s = 1_000.0
         self.written: list[str] = []
+        self.unwritable: set[str] = set()
         self.is_recovered = False
+        self.is_rejecting = False
         self.settings = PoolSettings(reserved_count=2, ramp_up_s=RAMP_UP_S)
         self.store = PodStore()
         self._folder = folder
@@ -66,7 +75,7 @@ class Site:
 
     async def write(self, uids: Collection[str]) -> frozenset[str]:
         self.written += uids
-        return frozenset()
+        return frozenset(uids) & self.unwritable
 
     @asynccontextmanager
     async def daemon(self) -> AsyncIterator[NodePools]:
@@ -75,7 +84,7 @@ class Site:
             self.store,
             self,
             pools_file(self._folder, "boot"),
-            lambda: PoolConfiguration(self.settings),
+            lambda: PoolConfiguration(self.settings, is_rejecting=self.is_rejecting),
             lambda: True,
             lambda: self.is_recovered,
             lambda: False,
@@ -170,7 +179,97 @@ async def test_a_ramp_up_that_was_over_while_no_process_ran_ends_at_the_start(
         assert placed(pools, "web").owner == "share"
 
 
+OWN: Final = {QOS_LEVEL: "dedicated_cores", MEMORY_ENHANCEMENT: '{"numa_binding":"true"}'}
+RECLAIMED: Final = {QOS_LEVEL: "reclaimed_cores"}
 BOUND: Final = {QOS_LEVEL: "shared_cores", MEMORY_ENHANCEMENT: '{"numa_binding":"true"}'}
+EVENTS: Final = ("pod", "failed pod", "gone", "later", "settings", "unwritable", "unsaved pod", "kill")
+
+
+@given(events=st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3)), min_size=1, max_size=12))
+@settings(max_examples=6, derandomize=True)
+def test_a_killed_process_loses_nothing_that_a_call_was_told(events: list[tuple[str, int]]) -> None:
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(1) as executor:
+        asyncio.run(follow(Path(folder), executor, events))
+
+
+@pytest.mark.slow
+@given(events=st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3)), min_size=20, max_size=60))
+@settings(max_examples=30, derandomize=True)
+def test_a_killed_process_loses_nothing_that_many_calls_were_told(events: list[tuple[str, int]]) -> None:
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(1) as executor:
+        asyncio.run(follow(Path(folder), executor, events))
+
+
+async def follow(folder: Path, executor: Executor, events: list[tuple[str, int]]) -> None:
+    """Makes events; the process is killed after each `kill`, and then reads what was saved."""
+    site = Site(folder, executor)
+    site.is_recovered = site.is_rejecting = True
+    waiting = [*events, ("kill", 0)]
+    made: list[str] = []
+    while waiting:
+        async with site.daemon() as pools:
+            while waiting:
+                kind, number = waiting.pop(0)
+                if kind == "kill":
+                    break
+                await one_event(site, pools, kind, number, made)
+                check(pools, made)
+            told = {uid: placed(pools, uid) for uid in made}
+        async with site.daemon() as pools:
+            check(pools, made)
+            for uid, pod in told.items():
+                found = placed(pools, uid)
+                assert (found.dedicated, found.numa_ids) == (pod.dedicated, pod.numa_ids)
+                # Its end may not be saved yet, and comes again.
+                assert pod.ramp_up_since_s is None or found.ramp_up_since_s in (pod.ramp_up_since_s, None)
+
+
+async def one_event(site: Site, pools: NodePools, kind: str, number: int, made: list[str]) -> None:
+    if kind in ("pod", "failed pod", "unsaved pod"):
+        uid = f"{len(site.store.pods)}-{len(site.written)}-{site.now_s:g}"
+        # For those there is always room, so there is something to save.
+        annotations = RECLAIMED if kind == "unsaved pod" else (OWN, {}, RECLAIMED, BOUND)[number]
+        pod = PodView(uid=uid, name=uid, namespace="default", resources=TWO_CPUS, annotations=annotations)
+        if kind == "unsaved pod":
+            # Whatever is being saved is over; then the disk is full.
+            await site.until(pools, site.now_s)
+            with patch.object(pools.file, "save", side_effect=OSError(errno.ENOSPC, "full")):
+                assert await is_placed(pools, pod) is False
+        elif await is_placed(pools, pod) and kind == "pod":
+            site.has_container(uid, annotations)
+            made.append(uid)
+        if uid not in made:
+            pools.undo(uid)
+        pools.end(uid)
+        # Long enough for another try.
+        site.now_s += 10.0
+    elif kind == "gone" and made:
+        uid = made.pop(number % len(made))
+        site.store.remove_pod(f"pod-{uid}")
+        pools.on_record()
+    elif kind == "settings":
+        site.settings = site.settings._replace(enable_reclaim=bool(number & 1), overlap=bool(number & 2))
+    elif kind == "unwritable":
+        site.unwritable = set(made[: number % 3])
+    await site.until(pools, site.now_s + (20.0 if kind == "later" else 0.01))
+
+
+async def is_placed(pools: NodePools, pod: PodView) -> bool:
+    """The first part of a call: whether it goes on with a place for the pod."""
+    if not pools.admit(pod):
+        return False
+    try:
+        await pools.commit(pod.uid, asyncio.get_running_loop().time() + DEADLINE_S)
+    except RefusalError:
+        return False
+    return True
+
+
+def check(pools: NodePools, made: list[str]) -> None:
+    state = pools.state
+    assert state is not None
+    assert problems(state) == ()
+    assert set(made) <= state.pods.keys()
 
 
 @pytest.mark.parametrize(("text", "nodes"), [("1", {1}), ("0-1", {0, 1}), ("", set()), ("one", set())])

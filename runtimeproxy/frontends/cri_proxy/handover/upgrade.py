@@ -111,6 +111,9 @@ class Upgrade:
         self._predecessor = predecessor
         self._successor: Successor | None = None
         self._running: asyncio.Task[None] | None = None
+        # Whether its failure is known already.
+        self._has_failed = False
+        self._is_stopped = False
         self.failures = 0
         self.last: tuple[float, str] | None = None
         self.moved = serving.moved
@@ -130,6 +133,11 @@ class Upgrade:
         Args:
             changing: held while this process and its successor both must stay as they are.
         """
+        if self._running is not None and self._has_failed:
+            # Who asks again has read that in the lock file.
+            await asyncio.wait((self._running,))
+            if self._is_stopped:
+                return
         is_followed = self._predecessor is not None and self._predecessor.is_draining
         if is_followed or self._running is not None:
             refusal = "the process before this one still drains" if is_followed else "one is in progress"
@@ -145,9 +153,11 @@ class Upgrade:
                 await self._retire(successor)
         finally:
             self._running = None
+            self._has_failed = False
 
     async def stop(self) -> None:
         """Kills a successor that does not serve yet, because this process is to end."""
+        self._is_stopped = True
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait((self._running,))
@@ -242,6 +252,7 @@ class Upgrade:
             await self._successor.kill()
             self._successor = None
         self.failures += 1
+        self._has_failed = True
         logger.error("upgrade failed: %s; this process continues to serve", reason)
         self.last = time.time(), reason
         serving.listener.own(note(f"upgrade failed: {reason}"))

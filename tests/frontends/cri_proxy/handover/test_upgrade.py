@@ -63,7 +63,7 @@ class Old:
         self.resuming = asyncio.Event()
         self.resuming.set()
         self.changing = asyncio.Lock()
-        self._folder = folder
+        self.folder = folder
 
     async def flush(self) -> None:
         await self.flushing.wait()
@@ -88,7 +88,7 @@ class Old:
             serve_s=serve_s,
             flush_s=flush_s,
         )
-        return Upgrade(Program(program, str(self._folder), dict(os.environ)), serving)
+        return Upgrade(Program(program, str(self.folder), dict(os.environ)), serving)
 
     async def run(self, upgrade: Upgrade) -> None:
         await upgrade.run(self.changing)
@@ -180,6 +180,40 @@ async def test_clients_wait_until_it_is_known_what_the_successor_did(old: Old) -
     await until(lambda: old.server.connection_count > before)
     for writer in (kept, waiting):
         writer.close()
+
+
+async def test_who_has_read_of_a_failure_may_ask_again_at_once(old: Old) -> None:
+    """The state may still be taken back then."""
+    upgrade = old.upgrade(
+        f"os.path.exists('fails') and sys.exit(1); {SERVES}; assert hear() == 'drained'; hear()"
+    )
+    mark = old.folder / "fails"
+    mark.touch()
+    old.resuming.clear()
+    first = asyncio.ensure_future(old.run(upgrade))
+    await until(lambda: old.note == "upgrade failed: it ended with exit code 1 before it was loaded")
+    mark.unlink()
+    second = asyncio.ensure_future(old.run(upgrade))
+    await until(lambda: old.resumed == 1)
+    assert not first.done()
+    assert not second.done()
+    old.resuming.set()
+    await asyncio.wait((first, second))
+    assert upgrade.has_moved
+    await old.part(upgrade)
+
+
+async def test_a_process_that_ends_starts_none_after_a_failure(old: Old) -> None:
+    upgrade = old.upgrade("sys.exit(1)")
+    old.resuming.clear()
+    first = asyncio.ensure_future(old.run(upgrade))
+    await until(lambda: old.resumed == 1)
+    second = asyncio.ensure_future(old.run(upgrade))
+    await asyncio.sleep(0)
+    await upgrade.stop()
+    await asyncio.wait((first, second))
+    assert upgrade.failures == 1
+    assert second.exception() is None
 
 
 @pytest.mark.parametrize(
