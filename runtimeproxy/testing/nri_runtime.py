@@ -323,6 +323,11 @@ class NriAdaptation:
         self._plugins.clear()
         for connection in list(self._connections):
             connection.close()
+        # The loop makes a task of a client that it has just accepted.
+        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(tasks, timeout=_END_S)
+        for connection in list(self._connections):
+            connection.close()
         if self._connections:
             self._is_empty.clear()
             with contextlib.suppress(TimeoutError):

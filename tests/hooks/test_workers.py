@@ -30,12 +30,12 @@ class Job:
         self.let_go = threading.Event()
         if not waits:
             self.let_go.set()
-        self.thread = ""
+        self.thread: threading.Thread | None = None
         self.finished = asyncio.Event()
         self.was_dropped = False
 
     def run(self) -> None:
-        self.thread = threading.current_thread().name
+        self.thread = threading.current_thread()
         self.entered.set()
         self.let_go.wait(30)
 
@@ -131,7 +131,9 @@ async def test_threads_do_not_keep_the_process_alive() -> None:
     job = Job()
     workers.submit(job)
     await job.finished.wait()
-    (thread,) = (each for each in threading.enumerate() if each.name == job.thread and each.daemon)
+    thread = job.thread
+    assert thread is not None
+    assert thread.daemon
     workers.close()
     await asyncio.to_thread(thread.join, 30)
     assert not thread.is_alive()
