@@ -412,7 +412,7 @@ def bind_result(annotations: Mapping[str, str]) -> frozenset[int]:
     """Return the NUMA nodes that Katalyst's scheduler chose for a pod; empty: none.
 
     Raises:
-        ValueError: the annotation is no list of them.
+        ValueError: the annotation is not a list of NUMA nodes.
     """
     return parse_numa_ids(annotations.get(NUMA_BIND_RESULT, ""))
 

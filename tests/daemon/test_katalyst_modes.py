@@ -115,7 +115,7 @@ def test_all_levels(
         assert "late" not in node.pods()
     else:
         node.run("late", refused)
-        late = wait_until(lambda: node.pods().get("late"), "the pod that nobody refuses here")
+        late = wait_until(lambda: node.pods().get("late"), "the pod, which stand-alone mode does not refuse")
         assert late.qos_class == "LS"
         assert f"Pod default/late: Katalyst's level: {refused.problem}." in node.status().problems
         wait_until(lambda: refused.problem in refusal_by_policy(node, "late"), "the reason")

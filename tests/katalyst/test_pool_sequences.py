@@ -181,7 +181,7 @@ class Pods:
         known, now = self.has, after_shrink(self.has, after, before.pods)
         assert now == after_shrink(known, after)
         for uid in now.keys() & known.keys():
-            # First nobody has more, unless nothing is left of what it had.
+            # In the first step no pod gains CPUs, unless it keeps none of its own.
             assert now[uid].cpus
             assert now[uid].cpus <= known[uid].cpus or not known[uid].cpus & after.pods[uid].cpus
         check_alone(after, now)

@@ -66,7 +66,7 @@ REFUSED: Final = {
         {"suppression_tolerance_rate": "1.5"},
         said="suppression_tolerance_rate: is for reclaimed_cores only",
     ),
-    "a tolerance that is no number": Row(
+    "a tolerance that is not a number": Row(
         "reclaimed_cores",
         {"suppression_tolerance_rate": "much"},
         said="suppression_tolerance_rate: 'much' is not a number",
